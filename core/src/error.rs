@@ -1,0 +1,85 @@
+//! Every error of the core. A bug asserts instead; what input, device or peer can cause is here.
+
+use thiserror::Error;
+
+/// How a device or backend failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum IoError {
+    /// The medium or transport reported a failure; what it holds now is unknown.
+    #[error("input/output error")]
+    Failed,
+    /// No space left on the device or in the quota.
+    #[error("no space left on device")]
+    NoSpace,
+    /// The device or backend is not there at present.
+    #[error("device or backend is not reachable")]
+    Unreachable,
+}
+
+/// Why a request was refused or failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RequestError {
+    /// The range is empty, unaligned, or beyond the end of the volume.
+    #[error("range is outside the volume or not a whole number of 512-byte sectors")]
+    BadRange,
+    /// The data could not be read or made durable.
+    #[error("input/output error")]
+    Io,
+    /// A checksum did not match and no good copy is left.
+    #[error("data failed its checksum and no good copy is left")]
+    Corrupt,
+    /// The log is full, the backend does not take data, and the volume's choice is `error`.
+    #[error("the write log is full and the backend takes no data")]
+    LogFull,
+    /// The volume refuses writes because an earlier log write failed; reopen it to recover.
+    #[error("the volume is read-only after a failed log write; reopen it to recover")]
+    ReadOnly,
+    /// The volume is closing.
+    #[error("the volume is closing")]
+    Closing,
+    /// No memory for another buffer within the cap; try again.
+    #[error("out of buffers")]
+    NoBuffers,
+}
+
+/// Why an on-disk structure was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FormatError {
+    /// The magic is not ours: the place was never formatted, or belongs to something else.
+    #[error("not an HDCS structure (magic does not match)")]
+    Magic,
+    /// Written by a newer program.
+    #[error("format version {found} is newer than the supported version {supported}")]
+    Newer {
+        /// On the medium.
+        found: u16,
+        /// The newest that this program reads.
+        supported: u16,
+    },
+    /// A checksum does not match its content.
+    #[error("checksum does not match")]
+    Checksum,
+    /// A field is outside its bounds.
+    #[error("field `{0}` is out of bounds")]
+    Field(&'static str),
+    /// It belongs to another volume or device.
+    #[error("identity does not match: it belongs to another volume or device")]
+    Identity,
+}
+
+/// Why a volume could not be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OpenError {
+    /// Neither superblock of the log can be used; the first one's reason.
+    #[error("write log: no usable superblock: {0}")]
+    Superblock(FormatError),
+    /// Acknowledged data in the middle of the log does not match its checksum.
+    #[error("write log: acknowledged data at log position {position} is corrupt")]
+    CorruptLog {
+        /// Log position in blocks of the first span that is lost.
+        position: u64,
+    },
+    /// The log could not be read or written.
+    #[error("write log: {0}")]
+    Io(IoError),
+}

@@ -1,0 +1,356 @@
+//! Every on-disk structure. docs/FORMATS.md is generated from this file.
+//!
+//! All integers are little-endian. Every structure carries a magic, a version and a checksum, has
+//! no padding, and zeroes what is reserved. Readers check in this order: magic, version, checksum,
+//! identity, bounds; nothing is used before that.
+//!
+//! # Write log
+//!
+//! ```text
+//! block 0, 1      LogSuperblock, written in turn; the valid one with the higher sequence counts
+//! block 2..8      zero
+//! block 8..       the ring: `ring_blocks` blocks of 4 KiB
+//! ```
+//!
+//! A *position* counts ring blocks since the log was made and never wraps; block
+//! `8 + position % ring_blocks` holds it. A *span* is `control_blocks` blocks (a [`SpanHeader`],
+//! its [`SpanEntry`]s, then one CRC-32C for each data block) followed by `data_blocks` blocks of
+//! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`.
+//! Data block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place,
+//! with zeroes outside the entry.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::FormatError;
+use crate::limits::{BLOCK_BYTES, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+
+/// One field of an on-disk structure, for the generated documentation.
+#[derive(Debug)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: &'static str,
+    /// Offset in bytes.
+    pub offset: usize,
+    /// Size in bytes.
+    pub bytes: usize,
+    /// What it means.
+    pub doc: &'static [&'static str],
+}
+
+/// One on-disk structure, for the generated documentation.
+#[derive(Debug)]
+pub struct Structure {
+    /// Its name.
+    pub name: &'static str,
+    /// Size in bytes.
+    pub bytes: usize,
+    /// What it is.
+    pub doc: &'static [&'static str],
+    /// Its fields in order.
+    pub fields: &'static [Field],
+}
+
+/// Define an on-disk structure of a fixed size: no padding (`IntoBytes` refuses it), the size
+/// asserted, the layout described.
+macro_rules! on_disk {
+    ($(#[doc = $doc:literal])* $name:ident: $size:literal bytes {
+        $($(#[doc = $field_doc:literal])* $field:ident: $kind:ty,)*
+    }) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+        #[repr(C)]
+        pub struct $name { $($(#[doc = $field_doc])* pub $field: $kind,)* }
+        const _: () = assert!(size_of::<$name>() == $size);
+        impl $name {
+            /// The layout, for the generated documentation.
+            pub const STRUCTURE: Structure = Structure {
+                name: stringify!($name),
+                bytes: $size,
+                doc: &[$($doc),*],
+                fields: &[$(Field {
+                    name: stringify!($field),
+                    kind: stringify!($kind),
+                    offset: core::mem::offset_of!($name, $field),
+                    bytes: size_of::<$kind>(),
+                    doc: &[$($field_doc),*],
+                }),*],
+            };
+        }
+    };
+}
+
+/// Every structure, in the order of the documentation.
+pub const STRUCTURES: &[Structure] = &[
+    LogSuperblock::STRUCTURE,
+    SpanHeader::STRUCTURE,
+    SpanEntry::STRUCTURE,
+];
+
+/// CRC-32C (Castagnoli, RFC 3720): the checksum of one data block.
+pub fn block_checksum(block: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(block)
+}
+
+/// CRC-64/NVME: the checksum of a control structure, and the link of the chain.
+pub fn control_checksum(bytes: &[u8]) -> u64 {
+    crc_fast::crc64_nvme(bytes)
+}
+
+/// Blocks before the ring.
+pub const LOG_HEADER_BLOCKS: u64 = 8;
+/// First bytes of a log superblock.
+pub const LOG_MAGIC: [u8; 8] = *b"HDCSLOG\0";
+/// First bytes of a span.
+pub const SPAN_MAGIC: [u8; 8] = *b"HDCSSPAN";
+/// The newest version of the log's structures.
+pub const LOG_VERSION: u16 = 1;
+
+on_disk! {
+    /// The root of a write log: who it belongs to and where replay begins.
+    LogSuperblock: 4096 bytes {
+        /// `HDCSLOG\0`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Zero.
+        reserved_a: [u8; 6],
+        /// CRC-64/NVME of the block with this field zero.
+        checksum: U64,
+        /// UUID of the volume.
+        volume: [u8; 16],
+        /// Random number of this log, repeated in its spans.
+        log: U64,
+        /// Counts superblock writes; the higher one counts.
+        sequence: U64,
+        /// Counts openings; a span of an opening that the superblock does not know is not valid.
+        incarnation: U64,
+        /// Fencing number of the replication group.
+        epoch: U64,
+        /// Blocks in the ring.
+        ring_blocks: U64,
+        /// Position of the first span that is not retired; replay begins there.
+        tail: U64,
+        /// Checksum of the span before the tail (0 for the first).
+        tail_chain: U64,
+        /// Position after the last span when the log was closed cleanly, else all ones.
+        clean_head: U64,
+        /// Sync points retired since the log was made.
+        sync_points: U64,
+        /// Zero.
+        reserved_b: [u8; 3984],
+    }
+}
+
+on_disk! {
+    /// The head of a span's control part.
+    SpanHeader: 128 bytes {
+        /// `HDCSSPAN`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Blocks of the control part.
+        control_blocks: U16,
+        /// Blocks of data.
+        data_blocks: U16,
+        /// Entries.
+        entries: U16,
+        /// CRC-64/NVME of the control part with this field zero.
+        checksum: U64,
+        /// Checksum of the span before.
+        chain: U64,
+        /// Random number of the log.
+        log: U64,
+        /// Opening that wrote it.
+        incarnation: U64,
+        /// Fencing number when it was written.
+        epoch: U64,
+        /// Position of its first block.
+        position: U64,
+        /// Every span below this position was durable when this one was sealed.
+        durable: U64,
+        /// Sync points in the log before this span.
+        sync_points: U64,
+        /// Zero.
+        reserved: [u8; 48],
+    }
+}
+
+on_disk! {
+    /// One write of a span.
+    SpanEntry: 32 bytes {
+        /// First sector (of 512 bytes) on the volume.
+        start: U64,
+        /// Number of sectors.
+        sectors: U64,
+        /// Index of its first data block among the span's.
+        data_block: U32,
+        /// 1 write, 2 write-zeroes, 3 discard, 4 sync point.
+        kind: u8,
+        /// Bit 0: keep the backend's space (write-zeroes).
+        flags: u8,
+        /// Zero.
+        reserved: [u8; 10],
+    }
+}
+
+/// What an entry of a span is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// Data.
+    Write,
+    /// Zeroes, without data.
+    WriteZeroes,
+    /// Given back; reads as zeroes.
+    Discard,
+    /// Everything before goes to the backend before everything after.
+    SyncPoint,
+}
+
+impl EntryKind {
+    /// The byte on the medium.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Write => 1,
+            Self::WriteZeroes => 2,
+            Self::Discard => 3,
+            Self::SyncPoint => 4,
+        }
+    }
+
+    /// The kind of a byte on the medium.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Write,
+            2 => Self::WriteZeroes,
+            3 => Self::Discard,
+            4 => Self::SyncPoint,
+            _ => return None,
+        })
+    }
+}
+
+/// [`SpanEntry::flags`]: keep the backend's space allocated.
+pub const ENTRY_NO_HOLE: u8 = 1;
+
+/// Check magic, version and checksum of a structure whose checksum field is at `checksum_offset`.
+fn verify(
+    bytes: &[u8],
+    magic: [u8; 8],
+    version: u16,
+    supported: u16,
+    checksum_offset: usize,
+) -> Result<(), FormatError> {
+    if bytes[..8] != magic {
+        return Err(FormatError::Magic);
+    }
+    if version > supported {
+        return Err(FormatError::Newer {
+            found: version,
+            supported,
+        });
+    }
+    if version == 0 {
+        return Err(FormatError::Field("version"));
+    }
+    let stored = &bytes[checksum_offset..checksum_offset + 8];
+    if stored != checksum_without(bytes, checksum_offset).to_le_bytes() {
+        return Err(FormatError::Checksum);
+    }
+    Ok(())
+}
+
+/// [`control_checksum`] of `bytes` with the eight bytes at `offset` taken as zero.
+fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    digest.update(&bytes[..offset]);
+    digest.update(&[0; 8]);
+    digest.update(&bytes[offset + 8..]);
+    digest.finalize()
+}
+
+impl LogSuperblock {
+    /// Fill in the checksum.
+    pub fn seal(&mut self) {
+        let offset = core::mem::offset_of!(Self, checksum);
+        self.checksum = U64::new(checksum_without(self.as_bytes(), offset));
+    }
+
+    /// The superblock in `block`, checked but for its identity.
+    pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
+        let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(block, LOG_MAGIC, this.version.get(), LOG_VERSION, offset)?;
+        let ring_blocks = this.ring_blocks.get();
+        if ring_blocks < 4 * SPAN_DATA_BLOCKS_MAX as u64 || ring_blocks > u64::from(u32::MAX) {
+            return Err(FormatError::Field("ring_blocks"));
+        }
+        Ok(this)
+    }
+}
+
+impl SpanHeader {
+    /// Bytes of control for so many entries and data blocks.
+    pub const fn control_bytes(entries: usize, data_blocks: usize) -> usize {
+        size_of::<Self>() + entries * size_of::<SpanEntry>() + data_blocks * 4
+    }
+
+    /// Blocks of control for so many entries and data blocks.
+    pub const fn control_blocks_for(entries: usize, data_blocks: usize) -> usize {
+        Self::control_bytes(entries, data_blocks).div_ceil(BLOCK_BYTES)
+    }
+
+    /// The header at the start of a block, with its counts checked: enough to know how many blocks
+    /// the control part has. Its checksum is not.
+    pub fn peek(block: &[u8]) -> Result<Self, FormatError> {
+        let (this, _) = Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
+        if this.magic != SPAN_MAGIC {
+            return Err(FormatError::Magic);
+        }
+        let version = this.version.get();
+        if version > LOG_VERSION {
+            return Err(FormatError::Newer {
+                found: version,
+                supported: LOG_VERSION,
+            });
+        }
+        let (entries, data_blocks) = (this.entries.get() as usize, this.data_blocks.get() as usize);
+        if entries == 0 || entries > SPAN_ENTRIES_MAX {
+            return Err(FormatError::Field("entries"));
+        }
+        if data_blocks > SPAN_DATA_BLOCKS_MAX {
+            return Err(FormatError::Field("data_blocks"));
+        }
+        let control_blocks = Self::control_blocks_for(entries, data_blocks);
+        if usize::from(this.control_blocks.get()) != control_blocks {
+            return Err(FormatError::Field("control_blocks"));
+        }
+        Ok(this)
+    }
+
+    /// Check the whole control part against the checksum in its header.
+    pub fn verify(control: &[u8]) -> Result<Self, FormatError> {
+        let this = Self::peek(control)?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(control, SPAN_MAGIC, this.version.get(), LOG_VERSION, offset)?;
+        Ok(this)
+    }
+
+    /// Compute and store the checksum of a control part; returns it.
+    pub fn seal(control: &mut [u8]) -> u64 {
+        let offset = core::mem::offset_of!(Self, checksum);
+        let checksum = checksum_without(control, offset);
+        control[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
+        checksum
+    }
+}
+
+const _: () = assert!(size_of::<LogSuperblock>() == BLOCK_BYTES);
+const _: () = assert!(SPAN_ENTRIES_MAX <= u16::MAX as usize);
+const _: () = assert!(
+    SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) * BLOCK_BYTES
+        <= 64 << 10,
+    "the largest control part is one small buffer"
+);

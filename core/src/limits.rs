@@ -1,0 +1,59 @@
+//! Every bound of the system, with the reason for its value and the relations between them.
+
+/// The unit in which devices, the log and the caches are addressed. It matches the page size and
+/// the physical sector of current drives, so that no write is a read-modify-write on the medium.
+pub const BLOCK_BYTES: usize = 4096;
+/// The unit of a client's request: the smallest that block protocols and file systems ask for.
+pub const SECTOR_BYTES: usize = 512;
+/// Sectors in one block.
+pub const BLOCK_SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
+
+/// The largest piece in which a request reaches a volume, aligned to its own size. A frontend cuts
+/// larger requests; a bounded piece bounds every buffer, span and stall behind it.
+pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// Blocks in the largest request.
+pub const REQUEST_BLOCKS_MAX: usize = REQUEST_BYTES_MAX / BLOCK_BYTES;
+/// The largest request that a protocol may announce (NBD's customary maximum).
+pub const PROTOCOL_REQUEST_BYTES_MAX: usize = 32 << 20;
+
+/// The smallest volume: one block.
+pub const VOLUME_BYTES_MIN: u64 = BLOCK_BYTES as u64;
+/// The largest volume. [`crate::io::BlockKey`] has 40 bits for the block.
+pub const VOLUME_BYTES_MAX: u64 = 1 << 50;
+/// The largest volume number. [`crate::io::BlockKey`] has 24 bits for the volume.
+pub const VOLUME_NUMBER_MAX: u32 = (1 << 24) - 1;
+/// The longest volume name: it must fit a file name, an NBD export name and a metric's label.
+pub const VOLUME_NAME_BYTES_MAX: usize = 64;
+
+/// The smallest write log: room for several of the largest spans, so that appending and
+/// destaging overlap.
+pub const LOG_BYTES_MIN: u64 = 16 << 20;
+/// The largest write log. Its index lives in memory (about 100 bytes per logged write).
+pub const LOG_BYTES_MAX: u64 = 1 << 40;
+/// Data blocks in one span at most: one full request, or many small ones.
+pub const SPAN_DATA_BLOCKS_MAX: usize = 512;
+/// Entries in one span at most.
+pub const SPAN_ENTRIES_MAX: usize = 512;
+/// Spans being written at once at most: enough to keep a device busy with large writes.
+pub const SPANS_IN_FLIGHT_MAX: usize = 8;
+
+/// Requests of one volume in flight at most; more wait in their frontend.
+pub const VOLUME_REQUESTS_MAX: usize = 1024;
+
+/// A segment of the SSD cache: written at once, large enough to be sequential for the device.
+pub const SEGMENT_BYTES: usize = 1 << 20;
+
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(SECTOR_BYTES));
+const _: () = assert!(
+    SPAN_DATA_BLOCKS_MAX >= REQUEST_BLOCKS_MAX,
+    "any request fits one span"
+);
+const _: () = assert!(
+    LOG_BYTES_MIN >= 4 * (SPAN_DATA_BLOCKS_MAX * BLOCK_BYTES) as u64,
+    "a log holds several of the largest spans"
+);
+const _: () = assert!(
+    VOLUME_BYTES_MAX / BLOCK_BYTES as u64 <= 1 << 40,
+    "a block number fits a key"
+);
+const _: () = assert!(PROTOCOL_REQUEST_BYTES_MAX.is_multiple_of(REQUEST_BYTES_MAX));

@@ -1,0 +1,3 @@
+//! The HDCS program.
+
+fn main() {}
