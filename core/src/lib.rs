@@ -11,9 +11,13 @@
 extern crate alloc;
 
 pub mod buf;
+pub mod destage;
 pub mod error;
+pub mod extent_index;
 pub mod format;
 pub mod io;
 pub mod limits;
 pub mod read_cache;
+pub mod replay;
 pub mod volume;
+pub mod write_log;

@@ -1,0 +1,460 @@
+//! Opening a write log: choose a superblock, read the ring from its tail, rebuild [`WriteLog`].
+//!
+//! ```text
+//!  superblocks ──► spans ──(a span is not valid here)──► next lap? ──no──► evidence ──► done
+//!                    ▲ │ valid: take it                     │ valid there        │
+//!                    └─┴──────────────────────────────────◄─┘                    └──► corrupt
+//! ```
+//!
+//! Blocks are parsed one by one in order of position, from chunks that are read ahead in parallel.
+//!
+//! Invariants:
+//! 1. A span counts only if its magic, version, position, log number, chain, incarnation, control
+//!    checksum and every data checksum agree.
+//! 2. All allocation follows from the spans that counted; nothing else of the device is believed.
+//! 3. Where the spans end, the blocks that follow are searched for a span which says that the end
+//!    had been durable. If there is one, acknowledged data has rotted: the log refuses to open.
+//!
+//! It must not write: a failed opening leaves the device as it was.
+
+use alloc::collections::VecDeque;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use zerocopy::FromBytes;
+
+use crate::buf::{BufMut, Pool};
+use crate::error::{FormatError, IoError, OpenError};
+use crate::extent_index::Sequence;
+use crate::format::{
+    EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+};
+use crate::io::{Nanos, SectorRange};
+use crate::limits::{
+    BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
+};
+use crate::write_log::{SPAN_BLOCKS_MAX, WriteLog};
+
+/// Chunks read ahead at once.
+const CHUNKS_IN_FLIGHT_MAX: usize = 4;
+/// How far past the end a span is searched that proves the end wrong: far beyond the spans that
+/// can have been in flight together, and quick to read.
+const EVIDENCE_BLOCKS_MAX: u64 = 32 * SPAN_BLOCKS_MAX;
+
+/// A read that the replay wants.
+#[derive(Debug)]
+pub struct ReplayRead {
+    /// Names the chunk in [`Replay::read_done`].
+    pub chunk: u64,
+    /// Offset in bytes on the log's region.
+    pub offset: u64,
+    /// To be filled.
+    pub buf: BufMut,
+}
+
+/// What a step of the replay found.
+#[derive(Debug)]
+pub enum Found {
+    /// The entries of one more span, in order; they are in the log already.
+    Entries(Range<Sequence>),
+    /// The log is whole.
+    Done,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    id: u64,
+    position: u64,
+    blocks: u64,
+    data: Option<BufMut>,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum Mode {
+    /// A span should begin at the cursor; `end` is where the last one ended, if this is the next
+    /// lap's start.
+    Span { end: Option<u64> },
+    /// Collecting a control part.
+    Control { end: Option<u64> },
+    /// Checking the data blocks of the span in `control`.
+    Data { end: Option<u64>, index: usize },
+    /// Looking for proof that the end at `end` had been durable.
+    Evidence { end: u64 },
+    /// Collecting the control part of a possible proof.
+    EvidenceControl { end: u64 },
+}
+
+/// The opening of one write log.
+#[derive(Debug)]
+pub struct Replay {
+    volume: [u8; 16],
+    region_blocks: u64,
+    log: Option<WriteLog>,
+    superblock: Option<LogSuperblock>,
+    chunks: VecDeque<Chunk>,
+    next_chunk: u64,
+    /// Position of the next block to parse, and of the next to read.
+    cursor: u64,
+    ahead: u64,
+    /// No block at or after this position is wanted.
+    limit: u64,
+    mode: Mode,
+    incarnation: u64,
+    chain: u64,
+    control: Vec<u8>,
+    checksums: Vec<u32>,
+}
+
+impl Replay {
+    /// Begin to open the log of `volume` in a region of so many bytes.
+    pub fn new(volume: [u8; 16], region_bytes: u64) -> Self {
+        Self {
+            volume,
+            region_blocks: region_bytes / BLOCK_BYTES as u64,
+            log: None,
+            superblock: None,
+            chunks: VecDeque::new(),
+            next_chunk: 0,
+            cursor: 0,
+            ahead: 0,
+            limit: 0,
+            mode: Mode::Span { end: None },
+            incarnation: 0,
+            chain: 0,
+            control: Vec::new(),
+            checksums: Vec::new(),
+        }
+    }
+
+    /// The next read to perform, if there is room for one. Without a free buffer there is none;
+    /// ask again later.
+    pub fn next_read(&mut self, pool: &Rc<Pool>) -> Option<ReplayRead> {
+        let Some(superblock) = &self.superblock else {
+            return self.superblock_read(pool);
+        };
+        if self.chunks.len() >= CHUNKS_IN_FLIGHT_MAX || self.ahead >= self.limit {
+            return None;
+        }
+        let slot = self.ahead % superblock.ring_blocks.get();
+        let left = (superblock.ring_blocks.get() - slot).min(self.limit - self.ahead);
+        let want = left.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as u64);
+        let buf = [want, want.min(16), 1]
+            .into_iter()
+            .find_map(|blocks| pool.alloc(blocks as usize * BLOCK_BYTES))?;
+        let blocks = (buf.len() / BLOCK_BYTES) as u64;
+        let position = self.ahead;
+        self.ahead += blocks;
+        let offset = (LOG_HEADER_BLOCKS + slot) * BLOCK_BYTES as u64;
+        Some(self.issue(position, blocks, offset, buf))
+    }
+
+    /// Both superblocks, in one read.
+    fn superblock_read(&mut self, pool: &Rc<Pool>) -> Option<ReplayRead> {
+        if !self.chunks.is_empty() {
+            return None;
+        }
+        let buf = pool.alloc(2 * BLOCK_BYTES)?;
+        Some(self.issue(0, 2, 0, buf))
+    }
+
+    fn issue(&mut self, position: u64, blocks: u64, offset: u64, buf: BufMut) -> ReplayRead {
+        let id = self.next_chunk;
+        self.next_chunk += 1;
+        self.chunks.push_back(Chunk {
+            id,
+            position,
+            blocks,
+            data: None,
+        });
+        ReplayRead {
+            chunk: id,
+            offset,
+            buf,
+        }
+    }
+
+    /// A read ended. `found` is told what follows from it, in order.
+    pub fn read_done(
+        &mut self,
+        now: Nanos,
+        chunk: u64,
+        result: Result<BufMut, IoError>,
+        mut found: impl FnMut(&WriteLog, Found),
+    ) -> Result<(), OpenError> {
+        // A chunk that the parser jumped over is no longer wanted.
+        let Some(place) = self.chunks.iter_mut().find(|waiting| waiting.id == chunk) else {
+            return Ok(());
+        };
+        place.data = Some(result.map_err(OpenError::Io)?);
+        if self.superblock.is_none() {
+            let chunk = self.chunks.pop_front().expect("the superblocks were read");
+            return self.choose(&chunk.data.expect("just filled"));
+        }
+        while let Some(chunk) = self.chunks.pop_front_if(|chunk| chunk.data.is_some()) {
+            let data = chunk.data.as_ref().expect("checked");
+            for (position, block) in (chunk.position..).zip(data.chunks_exact(BLOCK_BYTES)) {
+                debug_assert_eq!(position, self.cursor);
+                if self.block(now, block, &mut found)? {
+                    found(self.log.as_ref().expect("superblock chosen"), Found::Done);
+                    self.limit = 0;
+                    self.chunks.clear();
+                    return Ok(());
+                }
+                if self.cursor != position + 1 {
+                    self.jump();
+                    break;
+                }
+            }
+            debug_assert!(chunk.blocks > 0);
+        }
+        Ok(())
+    }
+
+    /// The log, once [`Found::Done`] was told.
+    pub fn into_log(self) -> WriteLog {
+        self.log.expect("done")
+    }
+
+    /// Start reading anew at the cursor.
+    fn jump(&mut self) {
+        self.chunks.clear();
+        self.ahead = self.cursor;
+    }
+
+    fn choose(&mut self, blocks: &[u8]) -> Result<(), OpenError> {
+        let mut best: Result<LogSuperblock, FormatError> = Err(FormatError::Magic);
+        for block in blocks.chunks_exact(BLOCK_BYTES) {
+            let parsed = LogSuperblock::parse(block)
+                .and_then(|superblock| self.fits(&superblock).map(|()| superblock));
+            best = match (best, parsed) {
+                (Ok(a), Ok(b)) if b.sequence.get() > a.sequence.get() => Ok(b),
+                (Ok(a), _) => Ok(a),
+                (Err(_), Ok(b)) => Ok(b),
+                // The more telling of two reasons: anything but "never formatted".
+                (Err(FormatError::Magic), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
+            };
+        }
+        let superblock = best.map_err(OpenError::Superblock)?;
+        self.cursor = superblock.tail.get();
+        self.ahead = self.cursor;
+        self.limit = self.cursor + superblock.ring_blocks.get();
+        self.chain = superblock.tail_chain.get();
+        self.log = Some(WriteLog::new(superblock));
+        self.superblock = Some(superblock);
+        Ok(())
+    }
+
+    fn fits(&self, superblock: &LogSuperblock) -> Result<(), FormatError> {
+        if superblock.volume != self.volume {
+            return Err(FormatError::Identity);
+        }
+        if superblock.ring_blocks.get() + LOG_HEADER_BLOCKS > self.region_blocks {
+            return Err(FormatError::Field("ring_blocks"));
+        }
+        Ok(())
+    }
+
+    fn superblock(&self) -> &LogSuperblock {
+        self.superblock
+            .as_ref()
+            .expect("chosen before any block is parsed")
+    }
+
+    /// Parse the block at the cursor and move the cursor. Returns whether the log is whole.
+    fn block(
+        &mut self,
+        now: Nanos,
+        block: &[u8],
+        found: &mut impl FnMut(&WriteLog, Found),
+    ) -> Result<bool, OpenError> {
+        match self.mode {
+            Mode::Span { end } => {
+                if !self.is_next(block) {
+                    return self.not_a_span(self.cursor, end);
+                }
+                self.control.clear();
+                self.mode = Mode::Control { end };
+                self.block(now, block, found)
+            }
+            Mode::Control { end } => {
+                self.control.extend_from_slice(block);
+                self.cursor += 1;
+                let header = self.header();
+                if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
+                    return Ok(false);
+                }
+                if SpanHeader::verify(&self.control).is_err() || !self.entries_fit() {
+                    return self.not_a_span(header.position.get(), end);
+                }
+                if header.data_blocks.get() == 0 {
+                    return Ok(self.accept(now, found));
+                }
+                self.checksums = stored_checksums(&self.control, &header);
+                self.mode = Mode::Data { end, index: 0 };
+                Ok(false)
+            }
+            Mode::Data { end, index } => {
+                if block_checksum(block) != self.checksums[index] {
+                    return self.not_a_span(self.header().position.get(), end);
+                }
+                self.cursor += 1;
+                self.mode = Mode::Data {
+                    end,
+                    index: index + 1,
+                };
+                Ok(index + 1 == self.checksums.len() && self.accept(now, found))
+            }
+            Mode::Evidence { end } => {
+                if self.may_prove(block) {
+                    self.control.clear();
+                    self.mode = Mode::EvidenceControl { end };
+                    return self.block(now, block, found);
+                }
+                self.cursor += 1;
+                Ok(self.evidence_ends())
+            }
+            Mode::EvidenceControl { end } => {
+                self.control.extend_from_slice(block);
+                self.cursor += 1;
+                let header = self.header();
+                if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
+                    return Ok(self.evidence_ends());
+                }
+                if SpanHeader::verify(&self.control).is_ok() && header.durable.get() > end {
+                    return Err(OpenError::CorruptLog { position: end });
+                }
+                self.mode = Mode::Evidence { end };
+                Ok(self.evidence_ends())
+            }
+        }
+    }
+
+    fn header(&self) -> SpanHeader {
+        SpanHeader::read_from_prefix(&self.control)
+            .expect("a control part has a header")
+            .0
+    }
+
+    /// Whether `block` begins the span that follows in the chain.
+    fn is_next(&self, block: &[u8]) -> bool {
+        let superblock = self.superblock();
+        let ring_blocks = superblock.ring_blocks.get();
+        SpanHeader::peek(block).is_ok_and(|header| {
+            let blocks =
+                u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get());
+            header.position.get() == self.cursor
+                && header.log == superblock.log
+                && header.chain.get() == self.chain
+                && (self.incarnation..=superblock.incarnation.get())
+                    .contains(&header.incarnation.get())
+                && self.cursor % ring_blocks + blocks <= ring_blocks
+                && self.cursor + blocks <= superblock.tail.get() + ring_blocks
+        })
+    }
+
+    /// Whether `block` may begin a span of this log that was written at or after the cursor; also
+    /// one of a later lap, which a superblock older than the device's last one would miss.
+    fn may_prove(&self, block: &[u8]) -> bool {
+        let superblock = self.superblock();
+        SpanHeader::peek(block).is_ok_and(|header| {
+            let position = header.position.get();
+            header.log == superblock.log
+                && position >= self.cursor
+                && (position - self.cursor).is_multiple_of(superblock.ring_blocks.get())
+        })
+    }
+
+    /// Whether every entry of the control part is within bounds.
+    fn entries_fit(&self) -> bool {
+        let header = self.header();
+        let data_blocks = u64::from(header.data_blocks.get());
+        entries(&self.control, &header)
+            .iter()
+            .enumerate()
+            .all(|(index, entry)| {
+                let range = SectorRange::new(entry.start.get(), entry.sectors.get());
+                let in_volume = range
+                    .start
+                    .checked_add(range.count)
+                    .is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64);
+                match EntryKind::from_code(entry.kind) {
+                    Some(EntryKind::SyncPoint) => index == 0,
+                    Some(EntryKind::Write) => {
+                        in_volume
+                            && !range.is_empty()
+                            && range.count <= data_blocks * BLOCK_SECTORS
+                            && u64::from(entry.data_block.get()) + range.block_count()
+                                <= data_blocks
+                    }
+                    Some(_) => in_volume && !range.is_empty(),
+                    None => false,
+                }
+            })
+    }
+
+    fn accept(&mut self, now: Nanos, found: &mut impl FnMut(&WriteLog, Found)) -> bool {
+        let header = self.header();
+        let log = self.log.as_mut().expect("superblock chosen");
+        let sequences = log.replay_span(
+            now,
+            &header,
+            entries(&self.control, &header),
+            &self.checksums,
+        );
+        found(log, Found::Entries(sequences));
+        self.checksums.clear();
+        self.chain = header.checksum.get();
+        self.incarnation = header.incarnation.get();
+        self.mode = Mode::Span { end: None };
+        self.cursor == self.limit
+    }
+
+    /// No valid span begins at `position`: try the next lap, then take the end for the end.
+    fn not_a_span(&mut self, position: u64, end: Option<u64>) -> Result<bool, OpenError> {
+        self.checksums.clear();
+        let ring_blocks = self.superblock().ring_blocks.get();
+        let lap = position.next_multiple_of(ring_blocks);
+        if end.is_none() && lap != position && lap < self.limit {
+            self.cursor = lap;
+            self.mode = Mode::Span {
+                end: Some(position),
+            };
+            return Ok(false);
+        }
+        let end = end.unwrap_or(position);
+        let clean_head = self.superblock().clean_head.get();
+        if clean_head != u64::MAX {
+            return if end == clean_head {
+                Ok(true)
+            } else {
+                Err(OpenError::CorruptLog { position: end })
+            };
+        }
+        self.mode = Mode::Evidence { end };
+        self.cursor = end + 1;
+        self.limit = self.limit.min(end + EVIDENCE_BLOCKS_MAX);
+        Ok(self.evidence_ends())
+    }
+
+    fn evidence_ends(&self) -> bool {
+        self.cursor >= self.limit
+    }
+}
+
+/// The entries of a control part whose counts were checked.
+pub fn entries<'a>(control: &'a [u8], header: &SpanHeader) -> &'a [SpanEntry] {
+    let count = usize::from(header.entries.get());
+    let bytes = &control[size_of::<SpanHeader>()..];
+    <[SpanEntry]>::ref_from_bytes(&bytes[..count * size_of::<SpanEntry>()])
+        .expect("entries have no alignment")
+}
+
+/// The data checksums of a control part whose counts were checked.
+pub fn stored_checksums(control: &[u8], header: &SpanHeader) -> Vec<u32> {
+    let start = SpanHeader::control_bytes(usize::from(header.entries.get()), 0);
+    control[start..][..usize::from(header.data_blocks.get()) * 4]
+        .chunks_exact(4)
+        .map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+        .collect()
+}

@@ -1,0 +1,831 @@
+//! One volume: routes requests over the write log, the read cache and the backend.
+//!
+//! ```text
+//!  Opening ──replayed──► Open ──Close──► Closing ──all in place──► Closed
+//!     └──not openable──► Failed
+//! ```
+//!
+//! Invariants:
+//! 1. Every request is answered exactly once.
+//! 2. The index names, for each dirty sector, the last write accepted for it; a sector that it does
+//!    not name is in the backend as a reader shall see it.
+//! 3. What is acknowledged as durable lies below the log's durable position.
+//! 4. A generation is retired only when the backend holds it durably, the cache has durably
+//!    forgotten what it overwrote, and the superblock is durable that says so.
+//! 5. Log space that a read in flight needs is not written over.
+//!
+//! A failed log write latches: writes are refused, reads and destage of what is durable go on.
+//! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
+//! memory of their own, so that they can always go on.
+//!
+//! The parts: `write` (admission, acknowledgement), `read` (lookup, fetches, promotion, extents),
+//! `destaging` (the backend side).
+
+mod destaging;
+mod read;
+mod write;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+
+use slab::Slab;
+use zerocopy::IntoBytes;
+
+use crate::buf::{Buf, Pool};
+use crate::destage::{Destage, Stage};
+use crate::error::{IoError, OpenError, RequestError};
+use crate::extent_index::{ExtentIndex, Sequence};
+use crate::io::{
+    Action, BlockKey, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange,
+    Token,
+};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::read_cache::{ReadCache, SsdRead};
+use crate::replay::{Found, Replay};
+use crate::write_log::WriteLog;
+
+/// When a write counts as durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persist {
+    /// Before its acknowledgement.
+    OnWrite,
+    /// At the client's next flush; what is not yet durable is bounded in bytes and age.
+    OnFlush,
+    /// On write until the client's first flush shows that it knows barriers, then on flush.
+    Auto,
+}
+
+/// What a write gets when the log is full and the backend takes no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It waits.
+    Wait,
+    /// It fails with [`crate::error::RequestError::LogFull`].
+    Error,
+}
+
+/// What a volume is and how it behaves.
+#[derive(Clone, Debug)]
+pub struct VolumeConfig {
+    /// Number of the volume on its node, never reused: its identity in the read cache.
+    pub number: u32,
+    /// Identity of the volume everywhere.
+    pub uuid: [u8; 16],
+    /// Size, a multiple of 512.
+    pub bytes: u64,
+    /// Size of the log's region on its device, a multiple of 4096.
+    pub log_bytes: u64,
+    /// When a write counts as durable.
+    pub persist: Persist,
+    /// What a write gets when nothing can be taken.
+    pub when_full: WhenFull,
+    /// Most bytes acknowledged but not durable, under persist-on-flush.
+    pub unpersisted_bytes_max: u64,
+    /// Longest time that an acknowledged write stays not durable, under persist-on-flush.
+    pub unpersisted_age_max: Nanos,
+    /// Deadline of destage: the oldest dirty data is never meant to be older.
+    pub dirty_age_max: Nanos,
+    /// Below this share of the log in use, in percent, destage waits for data to age.
+    pub dirty_ratio_min: u8,
+    /// At this share of the log in use, in percent, writes begin to be slowed.
+    pub dirty_ratio_max: u8,
+    /// Backend writes in flight at most during destage.
+    pub destage_depth_max: usize,
+    /// A sequential read stream longer than this stops filling the read cache.
+    pub sequential_cutoff_bytes: u64,
+    /// Largest read-ahead of a sequential stream; 0 turns it off.
+    pub read_ahead_bytes_max: u64,
+    /// Memory for recently logged data, so that reading or destaging it needs no device.
+    pub resident_bytes_max: u64,
+    /// Whether the backend answers `BackendExtents`.
+    pub backend_extents: bool,
+}
+
+/// What happens to a volume.
+#[derive(Debug)]
+pub enum Event {
+    /// A client asks. One [`Action::Reply`] follows, now or later.
+    Request {
+        /// Echoed in the reply.
+        id: RequestId,
+        /// What is asked.
+        request: Request,
+    },
+    /// One of the volume's actions ended.
+    Completed(Completion),
+    /// The end of a batch of events, or [`Volume::next_wakeup`] has come. The volume does its
+    /// group work here: a driver must poll after every batch.
+    Poll,
+    /// Destage all that is dirty now, at full speed. Progress is in [`VolumeStats`].
+    DestageAll,
+    /// Return to destaging by policy.
+    CancelDestageAll,
+    /// Stop taking requests, make everything durable, with `destage` also destage everything, and
+    /// close the log cleanly; the phase becomes [`Phase::Closed`].
+    Close {
+        /// Whether the backend must hold everything first.
+        destage: bool,
+    },
+    /// Change the size. Shrinking needs an empty log beyond the new size: destage first.
+    Resize {
+        /// The new size, a multiple of 512.
+        bytes: u64,
+    },
+    /// Change the behaviour; identity and sizes are kept.
+    Reconfigure(VolumeConfig),
+}
+
+/// Where a volume is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Replaying the log; requests wait.
+    Opening,
+    /// It could not be opened; requests are refused.
+    Failed(OpenError),
+    /// Serving.
+    Open,
+    /// Finishing what was asked before `Close`.
+    Closing,
+    /// Everything is in place; the volume can be dropped.
+    Closed,
+}
+
+/// The five states of a core. The first three serve, the last two refuse writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// All is well.
+    Healthy,
+    /// Serving with the backend failing: data is kept in the log.
+    Degraded,
+    /// A log write failed: reads and destage go on, writes are refused until it is reopened.
+    ReadOnly,
+    /// Dirty data in the log is corrupt: destage has stopped before it.
+    Inconsistent,
+    /// Not open.
+    Error,
+}
+
+/// Counters and gauges of one volume. Counters only grow while it is open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeStats {
+    /// Requests answered: read, write, write-zeroes, discard, flush.
+    pub reads: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Write-zeroes and discards answered.
+    pub trims: u64,
+    /// Flushes answered.
+    pub flushes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Bytes read by clients.
+    pub read_bytes: u64,
+    /// Bytes written by clients.
+    pub write_bytes: u64,
+    /// 4 KiB blocks read from the log's data in memory or on its device.
+    pub log_hit_blocks: u64,
+    /// 4 KiB blocks read from DRAM.
+    pub dram_hit_blocks: u64,
+    /// 4 KiB blocks read from the SSD cache.
+    pub ssd_hit_blocks: u64,
+    /// 4 KiB blocks read from the backend for a client.
+    pub miss_blocks: u64,
+    /// 4 KiB blocks read ahead.
+    pub read_ahead_blocks: u64,
+    /// Clean cached blocks that failed their checksum and were fetched again.
+    pub cache_corrupt_blocks: u64,
+    /// Dirty blocks that failed their checksum.
+    pub log_corrupt_blocks: u64,
+    /// Blocks of the ring in use, control and padding included.
+    pub log_used_blocks: u64,
+    /// Blocks of the ring.
+    pub log_ring_blocks: u64,
+    /// Bytes written to the log's device.
+    pub log_written_bytes: u64,
+    /// Spans written.
+    pub log_spans: u64,
+    /// Bytes in the log that the backend does not have.
+    pub dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub dirty_age: Nanos,
+    /// Bytes acknowledged and not yet durable.
+    pub unpersisted_bytes: u64,
+    /// Bytes written to the backend by destage.
+    pub destaged_bytes: u64,
+    /// Dirty bytes that needed no backend write because a later write covered them.
+    pub coalesced_bytes: u64,
+    /// Sync points in the log since it was made.
+    pub sync_points: u64,
+    /// Of a running [`Event::DestageAll`]: bytes still to go.
+    pub destage_all_remaining_bytes: u64,
+    /// Requests waiting for room in the log.
+    pub throttled_requests: u64,
+    /// Time that requests have waited for room, in all.
+    pub throttled_time: Nanos,
+    /// Requests not answered yet.
+    pub requests_in_flight: u64,
+    /// Backend operations that failed.
+    pub backend_errors: u64,
+    /// Bytes of memory in the volume's indexes.
+    pub index_bytes: u64,
+    /// Bytes of buffers held for recently logged data.
+    pub resident_bytes: u64,
+    /// What the last opening replayed: entries.
+    pub replayed_entries: u64,
+    /// What the last opening replayed: bytes of data.
+    pub replayed_bytes: u64,
+    /// How long the last opening took.
+    pub replay_time: Nanos,
+}
+
+/// What a volume works with during one step.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The node's read cache.
+    pub cache: &'a mut ReadCache,
+    /// Where buffers come from.
+    pub pool: &'a Rc<Pool>,
+    /// Where effects go.
+    pub actions: &'a mut Vec<Action>,
+}
+
+/// How soon work that found no buffer is tried again.
+const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
+
+/// Which request a reply is for, so that its counters can be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read(u64),
+    Write(u64),
+    Trim,
+    Flush,
+    Other,
+}
+
+/// An acknowledgement that waits for durability.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    /// Answered once every entry before this sequence is durable.
+    until: Sequence,
+    id: RequestId,
+    kind: Kind,
+}
+
+/// What an outstanding action is for.
+#[derive(Debug)]
+enum Op {
+    Replay {
+        chunk: u64,
+    },
+    OpeningSuperblock,
+    Span {
+        end: u64,
+    },
+    ReadLog {
+        read: usize,
+        range: SectorRange,
+        position: u64,
+    },
+    ReadSsd {
+        read: usize,
+        range: SectorRange,
+        permission: SsdRead,
+    },
+    Fetch {
+        fetch: usize,
+    },
+    Extents {
+        id: RequestId,
+        range: SectorRange,
+    },
+    DestageRead {
+        item: usize,
+        part: usize,
+        position: u64,
+    },
+    DestageWrite {
+        item: usize,
+    },
+    DestageFlush,
+    Superblock,
+    ClosingSuperblock,
+}
+
+/// The state of one open volume.
+#[derive(Debug)]
+pub struct Volume {
+    config: VolumeConfig,
+    phase: Phase,
+    replay: Option<Replay>,
+    log: Option<WriteLog>,
+    index: ExtentIndex,
+    ops: Slab<Op>,
+    /// Requests that came while the log was being replayed.
+    early: VecDeque<(RequestId, Request)>,
+    writes: write::Writes,
+    reads: read::Reads,
+    destage: Destage,
+    destaging: destaging::Destaging,
+    /// Positions that reads in flight need, with their number.
+    log_pins: BTreeMap<u64, u32>,
+    log_failed: bool,
+    log_corrupt: bool,
+    close: Option<bool>,
+    closing_superblock: bool,
+    /// Work waits for memory that others will give back: poll again then.
+    memory_wait: Option<Nanos>,
+    open_started: Nanos,
+    stats: VolumeStats,
+}
+
+impl Volume {
+    /// The first block of a new log's region; the rest of the region is zero. `log` is a random
+    /// number that no other log has.
+    pub fn format_log(config: &VolumeConfig, log: u64) -> [u8; 4096] {
+        let superblock = WriteLog::format(config.uuid, log, config.log_bytes);
+        superblock
+            .as_bytes()
+            .try_into()
+            .expect("a superblock is one block")
+    }
+
+    /// Begin to open a volume whose log was made by [`Self::format_log`].
+    pub fn open(config: VolumeConfig, now: Nanos, cx: &mut Context<'_>) -> Self {
+        let mut volume = Self {
+            replay: Some(Replay::new(config.uuid, config.log_bytes)),
+            log: None,
+            phase: Phase::Opening,
+            index: ExtentIndex::default(),
+            ops: Slab::new(),
+            early: VecDeque::new(),
+            writes: write::Writes::default(),
+            reads: read::Reads::new(),
+            destage: Destage::default(),
+            destaging: destaging::Destaging::default(),
+            log_pins: BTreeMap::new(),
+            log_failed: false,
+            log_corrupt: false,
+            close: None,
+            closing_superblock: false,
+            memory_wait: None,
+            open_started: now,
+            stats: VolumeStats::default(),
+            config,
+        };
+        volume.read_log_ahead(cx);
+        volume
+    }
+
+    /// Take one event; push what follows from it.
+    pub fn step(&mut self, now: Nanos, event: Event, cx: &mut Context<'_>) {
+        match event {
+            Event::Request { id, request } => self.request(now, id, request, cx),
+            Event::Completed(completion) => self.completed(now, completion, cx),
+            Event::Poll => self.poll(now, cx),
+            Event::DestageAll => self.destage_all(),
+            Event::CancelDestageAll => self.destaging.target = None,
+            Event::Close { destage } => self.close = Some(destage),
+            Event::Resize { bytes } => self.resize(bytes),
+            Event::Reconfigure(config) => {
+                let (number, uuid) = (self.config.number, self.config.uuid);
+                let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);
+                self.config = VolumeConfig {
+                    number,
+                    uuid,
+                    bytes,
+                    log_bytes,
+                    ..config
+                };
+            }
+        }
+        if let Some(log) = &self.log {
+            log.check_invariants();
+        }
+    }
+
+    fn request(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
+        match self.phase {
+            Phase::Opening if self.close.is_none() => {
+                self.stats.requests_in_flight += 1;
+                self.early.push_back((id, request));
+            }
+            Phase::Open if self.close.is_none() => {
+                self.stats.requests_in_flight += 1;
+                self.serve(now, id, request, cx);
+            }
+            _ => cx.actions.push(Action::Reply {
+                request: id,
+                result: Err(RequestError::Closing),
+            }),
+        }
+    }
+
+    fn serve(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
+        if !self.is_valid(&request) {
+            return self.reply(id, Kind::Other, Err(RequestError::BadRange), cx);
+        }
+        match request {
+            Request::Read { range } => self.read(id, range, cx),
+            Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
+                self.accept_write(now, id, request, cx);
+            }
+            Request::Flush => self.flush(id, cx),
+            Request::Promote { range } => self.promote(id, range, cx),
+            Request::Evict { range } => {
+                let first = BlockKey::new(self.config.number, range.first_block());
+                cx.cache.invalidate(first, range.block_count());
+                self.reply(id, Kind::Other, Ok(Reply::Done), cx);
+            }
+            Request::Extents {
+                range,
+                kind: ExtentKind::Cache,
+            } => {
+                let extents = self.cache_extents(range, cx);
+                self.reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
+            }
+            Request::Extents {
+                range,
+                kind: ExtentKind::Allocation,
+            } => {
+                self.allocation_extents(id, range, cx);
+            }
+        }
+    }
+
+    fn is_valid(&self, request: &Request) -> bool {
+        let (range, bounded) = match request {
+            Request::Flush => return true,
+            Request::Read { range } | Request::Write { range, .. } => (range, true),
+            Request::WriteZeroes { range, .. }
+            | Request::Discard { range, .. }
+            | Request::Promote { range }
+            | Request::Evict { range }
+            | Request::Extents { range, .. } => (range, false),
+        };
+        let sectors = self.config.bytes / SECTOR_BYTES as u64;
+        let inside =
+            !range.is_empty() && range.start < sectors && range.count <= sectors - range.start;
+        // Only of a range inside is the length known to be computable.
+        let sized = || !bounded || range.block_count() as usize * BLOCK_BYTES <= REQUEST_BYTES_MAX;
+        let data = match request {
+            Request::Write { data, .. } => inside && data.len() == range.bytes(),
+            _ => true,
+        };
+        inside && sized() && data
+    }
+
+    fn completed(&mut self, now: Nanos, completion: Completion, cx: &mut Context<'_>) {
+        let Completion { token, result } = completion;
+        match self.ops.remove(token.0 as usize) {
+            Op::Replay { chunk } => self.replayed(now, chunk, result, cx),
+            Op::OpeningSuperblock => self.opened(now, result, cx),
+            Op::Span { end } => self.span_written(end, result, cx),
+            Op::ReadLog {
+                read,
+                range,
+                position,
+            } => {
+                self.unpin(position);
+                self.log_was_read(read, range, position, result, cx);
+            }
+            Op::ReadSsd {
+                read,
+                range,
+                permission,
+            } => {
+                self.ssd_was_read(read, range, permission, result, cx);
+            }
+            Op::Fetch { fetch } => self.fetched(fetch, result, cx),
+            Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
+            Op::DestageRead {
+                item,
+                part,
+                position,
+            } => {
+                self.unpin(position);
+                self.destage_was_read(now, item, part, position, result, cx);
+            }
+            Op::DestageWrite { item } => self.destage_was_written(now, item, result),
+            Op::DestageFlush => self.destage_was_flushed(now, result, cx),
+            Op::Superblock => self.superblock_written(now, result, cx),
+            Op::ClosingSuperblock => {
+                self.log_failed |= result.is_err();
+                self.phase = Phase::Closed;
+            }
+        }
+    }
+
+    /// Group work: what many events together allow.
+    fn poll(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        match self.phase {
+            Phase::Opening if self.close.is_some() && self.ops.is_empty() => {
+                self.refuse_early(RequestError::Closing, cx);
+                self.phase = Phase::Closed;
+            }
+            Phase::Opening => self.read_log_ahead(cx),
+            Phase::Failed(_) if self.close.is_some() => self.phase = Phase::Closed,
+            Phase::Failed(_) | Phase::Closed => {}
+            Phase::Open | Phase::Closing => {
+                if self.close.is_some() {
+                    self.begin_close(cx);
+                }
+                self.relieve_pool(cx);
+                self.admit_writes(now, cx);
+                self.write_spans(now, cx);
+                self.retry_reads(cx);
+                self.destage_poll(now, cx);
+                // Destage may have given back the space that writes wait for.
+                self.admit_writes(now, cx);
+                self.write_spans(now, cx);
+                if self.close.is_some() {
+                    self.finish_close(cx);
+                }
+            }
+        }
+        let waits = match self.phase {
+            Phase::Opening => self.replay.is_some() && self.ops.is_empty(),
+            Phase::Open | Phase::Closing => {
+                !self.reads.starved.is_empty() || self.destage.is_postponed()
+            }
+            Phase::Failed(_) | Phase::Closed => false,
+        };
+        self.memory_wait = waits.then(|| now.plus(MEMORY_WAIT));
+    }
+
+    fn token(&mut self, op: Op) -> Token {
+        Token(self.ops.insert(op) as u64)
+    }
+
+    fn log(&self) -> &WriteLog {
+        self.log
+            .as_ref()
+            .expect("the log is there once the volume is open")
+    }
+
+    fn log_mut(&mut self) -> &mut WriteLog {
+        self.log
+            .as_mut()
+            .expect("the log is there once the volume is open")
+    }
+
+    fn reply(
+        &mut self,
+        id: RequestId,
+        kind: Kind,
+        result: Result<Reply, RequestError>,
+        cx: &mut Context<'_>,
+    ) {
+        self.stats.requests_in_flight -= 1;
+        match (kind, &result) {
+            (_, Err(_)) => self.stats.errors += 1,
+            (Kind::Read(bytes), Ok(_)) => {
+                self.stats.reads += 1;
+                self.stats.read_bytes += bytes;
+            }
+            (Kind::Write(bytes), Ok(_)) => {
+                self.stats.writes += 1;
+                self.stats.write_bytes += bytes;
+            }
+            (Kind::Trim, Ok(_)) => self.stats.trims += 1,
+            (Kind::Flush, Ok(_)) => self.stats.flushes += 1,
+            (Kind::Other, Ok(_)) => {}
+        }
+        cx.actions.push(Action::Reply {
+            request: id,
+            result,
+        });
+    }
+
+    // Opening and closing.
+
+    fn read_log_ahead(&mut self, cx: &mut Context<'_>) {
+        while let Some(read) = self
+            .replay
+            .as_mut()
+            .and_then(|replay| replay.next_read(cx.pool))
+        {
+            let token = self.token(Op::Replay { chunk: read.chunk });
+            cx.actions.push(Action::LogRead {
+                token,
+                offset: read.offset,
+                buf: read.buf,
+            });
+        }
+    }
+
+    fn replayed(
+        &mut self,
+        now: Nanos,
+        chunk: u64,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(replay) = &mut self.replay else {
+            return;
+        };
+        let result = result.map(|done| match done {
+            Done::Read(buf) => buf,
+            _ => unreachable!("a read brings a buffer"),
+        });
+        let (index, stats) = (&mut self.index, &mut self.stats);
+        let mut whole = false;
+        let outcome = replay.read_done(now, chunk, result, |log, found| match found {
+            Found::Entries(sequences) => {
+                for sequence in sequences {
+                    index.insert(log.entry(sequence).range, sequence);
+                    stats.replayed_entries += 1;
+                }
+            }
+            Found::Done => whole = true,
+        });
+        match outcome {
+            Err(error) => {
+                self.replay = None;
+                self.index = ExtentIndex::default();
+                self.phase = Phase::Failed(error);
+                self.refuse_early(RequestError::Io, cx);
+            }
+            Ok(()) if whole => {
+                let mut log = self.replay.take().expect("just used").into_log();
+                log.check_allocation();
+                self.stats.replayed_bytes = log.bytes().appended;
+                let (offset, block) = log.superblock_for_opening();
+                self.log = Some(log);
+                let token = self.token(Op::OpeningSuperblock);
+                cx.actions.push(Action::LogWrite {
+                    token,
+                    offset,
+                    data: Vec::from([block]),
+                });
+            }
+            Ok(()) => self.read_log_ahead(cx),
+        }
+    }
+
+    fn opened(&mut self, now: Nanos, result: Result<Done, IoError>, cx: &mut Context<'_>) {
+        if let Err(error) = result {
+            self.phase = Phase::Failed(OpenError::Io(error));
+            return self.refuse_early(RequestError::Io, cx);
+        }
+        self.phase = Phase::Open;
+        self.stats.replay_time = now.since(self.open_started);
+        self.writes.resident_from = self.log().next_sequence();
+        for (id, request) in core::mem::take(&mut self.early) {
+            self.serve(now, id, request, cx);
+        }
+    }
+
+    fn refuse_early(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        for (id, _) in core::mem::take(&mut self.early) {
+            self.reply(id, Kind::Other, Err(error), cx);
+        }
+    }
+
+    fn begin_close(&mut self, cx: &mut Context<'_>) {
+        self.phase = Phase::Closing;
+        self.refuse_waiting_writes(RequestError::Closing, cx);
+        self.cancel_promotions(cx);
+    }
+
+    fn finish_close(&mut self, cx: &mut Context<'_>) {
+        let destage = self.close == Some(true) && !self.log_failed && !self.log_corrupt;
+        let stuck = self.log_failed || self.log_corrupt;
+        let idle = self.destage.stage() == Stage::Idle || stuck;
+        let answered = self.stats.requests_in_flight == 0;
+        if self.closing_superblock || !idle || !answered || !self.ops.is_empty() {
+            return;
+        }
+        if self.log_failed {
+            self.phase = Phase::Closed;
+            return;
+        }
+        if self.log().flights() > 0 || (destage && !self.log().spans().is_empty()) {
+            return;
+        }
+        debug_assert!(
+            self.log().open_since().is_none(),
+            "closing seals what is open"
+        );
+        let tail = self.log().tail_after(0);
+        let (offset, block) = self.log_mut().superblock_for(&tail, true);
+        self.closing_superblock = true;
+        let token = self.token(Op::ClosingSuperblock);
+        cx.actions.push(Action::LogWrite {
+            token,
+            offset,
+            data: Vec::from([block]),
+        });
+    }
+
+    fn resize(&mut self, bytes: u64) {
+        if bytes < self.config.bytes {
+            let beyond = SectorRange::between(
+                bytes / SECTOR_BYTES as u64,
+                self.config.bytes / SECTOR_BYTES as u64,
+            );
+            self.index.remove_before(beyond, Sequence::MAX);
+        }
+        self.config.bytes = bytes;
+    }
+
+    fn pin(&mut self, position: u64) {
+        *self.log_pins.entry(position).or_default() += 1;
+    }
+
+    fn unpin(&mut self, position: u64) {
+        let count = self.log_pins.get_mut(&position).expect("a pinned position");
+        *count -= 1;
+        if *count == 0 {
+            self.log_pins.remove(&position);
+        }
+    }
+
+    /// Key of a block of this volume in the read cache.
+    fn key(&self, block: u64) -> BlockKey {
+        BlockKey::new(self.config.number, block)
+    }
+
+    /// Whole blocks of the volume; a last partial block is not cached.
+    fn whole_blocks(&self) -> u64 {
+        self.config.bytes / SECTOR_BYTES as u64 / BLOCK_SECTORS
+    }
+
+    // What others see.
+
+    /// When [`Event::Poll`] is due at the latest, if nothing happens before.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        if !matches!(self.phase, Phase::Open | Phase::Closing) {
+            return self.memory_wait;
+        }
+        let wakeups = [self.write_wakeup(), self.destage_wakeup(), self.memory_wait];
+        wakeups.into_iter().flatten().min()
+    }
+
+    /// Where the volume is in its life.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Which of the five states it is in.
+    pub fn state(&self) -> State {
+        match self.phase {
+            Phase::Failed(_) | Phase::Opening | Phase::Closed => State::Error,
+            _ if self.log_corrupt => State::Inconsistent,
+            _ if self.log_failed => State::ReadOnly,
+            _ if self.destage.is_failing() => State::Degraded,
+            _ => State::Healthy,
+        }
+    }
+
+    /// What it is and how it behaves.
+    pub fn config(&self) -> &VolumeConfig {
+        &self.config
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self, now: Nanos) -> VolumeStats {
+        let mut stats = self.stats.clone();
+        stats.throttled_requests = self.writes.admission.len() as u64;
+        stats.index_bytes = self.index.memory_bytes() as u64;
+        stats.resident_bytes = self.writes.resident_bytes;
+        if let Some(log) = &self.log {
+            let bytes = log.bytes();
+            stats.log_used_blocks = log.used_blocks();
+            stats.log_ring_blocks = log.ring_blocks();
+            stats.dirty_bytes = bytes.appended - bytes.retired;
+            stats.dirty_age = log
+                .oldest_since()
+                .map_or(Nanos(0), |since| now.since(since));
+            stats.unpersisted_bytes = self.unpersisted_bytes();
+            stats.sync_points = log.sync_points();
+            stats.index_bytes += log.memory_bytes() as u64;
+            stats.destage_all_remaining_bytes = self
+                .destaging
+                .target
+                .map_or(0, |target| target.bytes.saturating_sub(bytes.retired));
+        }
+        stats
+    }
+
+    /// Assert what must always hold. Cheap checks run after every step; this runs them all.
+    pub fn check_invariants(&self) {
+        let Some(log) = &self.log else { return };
+        log.check_invariants();
+        log.check_allocation();
+        for (range, sequence) in self.index.iter() {
+            let entry = log.entry(sequence);
+            assert!(
+                entry.range.start <= range.start && range.end() <= entry.range.end(),
+                "the index names entries that hold the sectors"
+            );
+        }
+        let resident: usize = (log.first_sequence()..log.next_sequence())
+            .filter_map(|sequence| log.entry(sequence).data.as_ref().map(Buf::held_bytes))
+            .sum();
+        assert_eq!(
+            resident as u64, self.writes.resident_bytes,
+            "resident data is counted"
+        );
+    }
+}

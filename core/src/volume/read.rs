@@ -1,0 +1,735 @@
+//! Reads: the dirty index, the read cache, fetches from the backend; promotion; extents.
+//!
+//! A read is cut into pieces. What memory holds is copied at once; each other piece becomes an
+//! action, and the reply follows the last one. A piece for which there was no buffer lets the read
+//! start over later.
+//!
+//! A *fetch* reads whole cache lines from the backend. Reads that miss the same line share one. A
+//! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
+//! nobody may join it and it does not fill the cache.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use slab::Slab;
+
+use super::{Context, Kind, Op, Volume};
+use crate::buf::{Buf, BufMut, Pool};
+use crate::error::{IoError, RequestError};
+use crate::extent_index::Sequence;
+use crate::format::{EntryKind, block_checksum};
+use crate::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use crate::read_cache::{Lookup, SsdRead, Tier};
+
+/// Largest fetch in blocks: large enough for a sequential stream, small enough to find a buffer.
+const FETCH_BLOCKS_MAX: u64 = 64;
+/// Fetches of one promotion in flight.
+const PROMOTE_FETCHES_MAX: usize = 4;
+/// Extents in one answer, and blocks looked at for it.
+const EXTENTS_MAX: usize = 256;
+const EXTENT_BLOCKS_MAX: u64 = 4096;
+
+/// A read under way.
+#[derive(Debug)]
+struct Read {
+    id: RequestId,
+    range: SectorRange,
+    buf: BufMut,
+    pending: usize,
+    error: Option<RequestError>,
+    /// A piece found no buffer: read everything again.
+    again: bool,
+}
+
+/// A backend read of whole blocks.
+#[derive(Debug)]
+struct Fetch {
+    first_block: u64,
+    blocks: u64,
+    stale: bool,
+    fill: bool,
+    waiters: Vec<(usize, SectorRange)>,
+    promotion: Option<usize>,
+}
+
+/// A promotion under way.
+#[derive(Debug)]
+struct Promotion {
+    id: RequestId,
+    next: u64,
+    end: u64,
+    fetches: usize,
+    failed: bool,
+}
+
+/// The read side of a volume.
+#[derive(Debug)]
+pub(super) struct Reads {
+    active: Slab<Read>,
+    fetches: Slab<Fetch>,
+    /// Fetches by their first block; a stale one may have been replaced.
+    by_block: BTreeMap<u64, usize>,
+    promotions: Slab<Promotion>,
+    /// Reads of what is not durable yet, by the sequence that must become durable.
+    undurable: VecDeque<(Sequence, RequestId, SectorRange)>,
+    /// Reads that found no buffer.
+    pub(super) starved: VecDeque<(RequestId, SectorRange)>,
+}
+
+impl Reads {
+    pub(super) fn new() -> Self {
+        Self {
+            active: Slab::new(),
+            fetches: Slab::new(),
+            by_block: BTreeMap::new(),
+            promotions: Slab::new(),
+            undurable: VecDeque::new(),
+            starved: VecDeque::new(),
+        }
+    }
+}
+
+/// Where a piece of a read comes from, if not from memory.
+enum Source {
+    Done,
+    Log { position: u64 },
+}
+
+impl Volume {
+    pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
+        if let Some(until) = self.undurable_in(range) {
+            self.reads.undurable.push_back((until, id, range));
+            return;
+        }
+        if range.block_count() == 1 && self.index.is_clear(range) {
+            // The common case: one block, from memory, without a copy.
+            let block = range.first_block();
+            match cx.cache.lookup(self.key(block)) {
+                Lookup::Dram(data) => {
+                    self.stats.dram_hit_blocks += 1;
+                    let start = range.offset_in_block();
+                    let data = data.slice(start..start + range.bytes());
+                    let kind = Kind::Read(range.bytes() as u64);
+                    return self.reply(id, kind, Ok(Reply::Data(data)), cx);
+                }
+                Lookup::Ssd(permission) => {
+                    let Some(read) = self.begin_read(id, range, cx) else {
+                        return give_back(permission, cx);
+                    };
+                    self.read_ssd(read, range, permission, cx);
+                    return self.finish_read(read, cx);
+                }
+                Lookup::Miss => {}
+            }
+        }
+        let Some(read) = self.begin_read(id, range, cx) else {
+            return;
+        };
+        let pieces: Vec<_> = self.index.pieces(range).collect();
+        for (piece, sequence) in pieces {
+            match sequence {
+                Some(sequence) => self.read_dirty(read, piece, sequence, cx),
+                None => self.read_clean(read, piece, cx),
+            }
+        }
+        self.finish_read(read, cx);
+    }
+
+    /// Under persist-on-write, the sequence after the last write in `range` that is not durable.
+    fn undurable_in(&self, range: SectorRange) -> Option<Sequence> {
+        let durable = self.log().durable_sequence();
+        if self.log_failed || !self.is_on_write() || durable == self.log().next_sequence() {
+            return None;
+        }
+        let last = self
+            .index
+            .overlaps(range)
+            .map(|(_, sequence)| sequence + 1)
+            .max()?;
+        (last > durable).then_some(last)
+    }
+
+    /// A place for a read's data, or the read waits for memory.
+    fn begin_read(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        cx: &mut Context<'_>,
+    ) -> Option<usize> {
+        let Some(buf) = cx.pool.alloc(range.bytes()) else {
+            self.reads.starved.push_back((id, range));
+            return None;
+        };
+        let read = Read {
+            id,
+            range,
+            buf,
+            pending: 1,
+            error: None,
+            again: false,
+        };
+        Some(self.reads.active.insert(read))
+    }
+
+    /// One piece is in place (or the beginning is done); reply after the last.
+    fn finish_read(&mut self, read: usize, cx: &mut Context<'_>) {
+        let state = &mut self.reads.active[read];
+        state.pending -= 1;
+        if state.pending > 0 {
+            return;
+        }
+        let Read {
+            id,
+            range,
+            buf,
+            error,
+            again,
+            ..
+        } = self.reads.active.remove(read);
+        let kind = Kind::Read(range.bytes() as u64);
+        match error {
+            Some(error) => self.reply(id, kind, Err(error), cx),
+            None if again => self.reads.starved.push_back((id, range)),
+            None => self.reply(id, kind, Ok(Reply::Data(buf.freeze())), cx),
+        }
+    }
+
+    /// The place of `piece` in the read's data.
+    fn place(&mut self, read: usize, piece: SectorRange) -> &mut [u8] {
+        let state = &mut self.reads.active[read];
+        let start = (piece.start - state.range.start) as usize * SECTOR_BYTES;
+        &mut state.buf[start..start + piece.bytes()]
+    }
+
+    fn read_dirty(
+        &mut self,
+        read: usize,
+        piece: SectorRange,
+        sequence: Sequence,
+        cx: &mut Context<'_>,
+    ) {
+        self.stats.log_hit_blocks += piece.block_count();
+        let entry = self.log().entry(sequence);
+        let source = match (&entry.data, entry.kind) {
+            (Some(data), _) => {
+                let start = (piece.start - entry.range.start) as usize * SECTOR_BYTES;
+                let data = data.slice(start..start + piece.bytes());
+                self.place(read, piece).copy_from_slice(&data);
+                Source::Done
+            }
+            (None, EntryKind::Write) => Source::Log {
+                position: entry.position + piece.first_block() - entry.range.first_block(),
+            },
+            (None, _) => {
+                self.place(read, piece).fill(0);
+                Source::Done
+            }
+        };
+        if let Source::Log { position } = source {
+            let bytes = piece.block_count() as usize * BLOCK_BYTES;
+            let Some(buf) = cx.pool.alloc(bytes) else {
+                self.reads.active[read].again = true;
+                return;
+            };
+            self.reads.active[read].pending += 1;
+            self.pin(position);
+            let (offset, _) = self.log().locate(position);
+            let token = self.token(Op::ReadLog {
+                read,
+                range: piece,
+                position,
+            });
+            cx.actions.push(Action::LogRead { token, offset, buf });
+        }
+    }
+
+    pub(super) fn log_was_read(
+        &mut self,
+        read: usize,
+        piece: SectorRange,
+        position: u64,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        match result {
+            Ok(Done::Read(data)) if self.blocks_match(&data, position) => {
+                let start = piece.offset_in_block();
+                self.place(read, piece)
+                    .copy_from_slice(&data[start..start + piece.bytes()]);
+            }
+            Ok(_) => {
+                self.log_corrupt = true;
+                self.stats.log_corrupt_blocks += 1;
+                self.reads.active[read].error = Some(RequestError::Corrupt);
+            }
+            Err(_) => self.reads.active[read].error = Some(RequestError::Io),
+        }
+        self.finish_read(read, cx);
+    }
+
+    /// Whether every block of `data`, read from the log at `position`, has its checksum.
+    pub(super) fn blocks_match(&self, data: &[u8], position: u64) -> bool {
+        (position..)
+            .zip(data.chunks_exact(BLOCK_BYTES))
+            .all(|(at, block)| block_checksum(block) == self.log().checksum(at))
+    }
+
+    /// Read a piece that is not dirty: block by block from the cache, what is missing in fetches.
+    fn read_clean(&mut self, read: usize, piece: SectorRange, cx: &mut Context<'_>) {
+        let mut missing: Option<SectorRange> = None;
+        for block in piece.first_block()..piece.first_block() + piece.block_count() {
+            let part = block_range(block).intersect(piece);
+            match cx.cache.lookup(self.key(block)) {
+                Lookup::Dram(data) => {
+                    self.stats.dram_hit_blocks += 1;
+                    let start = part.offset_in_block();
+                    let data = &data[start..start + part.bytes()];
+                    self.place(read, part).copy_from_slice(data);
+                }
+                Lookup::Ssd(permission) => self.read_ssd(read, part, permission, cx),
+                Lookup::Miss => {
+                    self.stats.miss_blocks += 1;
+                    missing = match missing {
+                        Some(run) if run.end() == part.start => {
+                            Some(SectorRange::between(run.start, part.end()))
+                        }
+                        Some(run) => {
+                            self.read_missing(read, run, cx);
+                            Some(part)
+                        }
+                        None => Some(part),
+                    };
+                }
+            }
+        }
+        if let Some(run) = missing {
+            self.read_missing(read, run, cx);
+        }
+    }
+
+    fn read_ssd(
+        &mut self,
+        read: usize,
+        part: SectorRange,
+        permission: SsdRead,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(buf) = cx.pool.alloc(BLOCK_BYTES) else {
+            self.reads.active[read].again = true;
+            return give_back(permission, cx);
+        };
+        self.reads.active[read].pending += 1;
+        let offset = permission.offset;
+        let token = self.token(Op::ReadSsd {
+            read,
+            range: part,
+            permission,
+        });
+        cx.actions.push(Action::CacheRead { token, offset, buf });
+    }
+
+    pub(super) fn ssd_was_read(
+        &mut self,
+        read: usize,
+        part: SectorRange,
+        permission: SsdRead,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let data = match &result {
+            Ok(Done::Read(data)) => Some(&**data),
+            _ => None,
+        };
+        let good = cx.cache.finish_ssd_read(permission, data).is_ok();
+        if let (true, Some(data)) = (good, data) {
+            self.stats.ssd_hit_blocks += 1;
+            let start = part.offset_in_block();
+            self.place(read, part)
+                .copy_from_slice(&data[start..start + part.bytes()]);
+        } else {
+            // Clean data has another copy: the backend's.
+            self.stats.cache_corrupt_blocks += 1;
+            self.stats.miss_blocks += 1;
+            self.read_missing(read, part, cx);
+        }
+        self.finish_read(read, cx);
+    }
+
+    /// Let `read` have `run` from the backend, through fetches that others may share.
+    fn read_missing(&mut self, read: usize, run: SectorRange, cx: &mut Context<'_>) {
+        let mut at = run.start;
+        while at < run.end() {
+            let rest = SectorRange::between(at, run.end());
+            let fetch = match self.joinable(rest.first_block()) {
+                Some(fetch) => Some(fetch),
+                None => self.begin_fetch(rest, None, cx),
+            };
+            let Some(fetch) = fetch else {
+                self.reads.active[read].again = true;
+                return;
+            };
+            let fetch = &mut self.reads.fetches[fetch];
+            let covered = SectorRange::new(
+                fetch.first_block * BLOCK_SECTORS,
+                fetch.blocks * BLOCK_SECTORS,
+            );
+            let part = rest.intersect(covered);
+            fetch.waiters.push((read, part));
+            self.reads.active[read].pending += 1;
+            at = part.end();
+        }
+    }
+
+    /// A fetch under way that covers `block` and is not stale.
+    fn joinable(&self, block: u64) -> Option<usize> {
+        let (_, &key) = self.reads.by_block.range(..=block).next_back()?;
+        let fetch = &self.reads.fetches[key];
+        (!fetch.stale && block < fetch.first_block + fetch.blocks).then_some(key)
+    }
+
+    /// Fetch at least the first block of `run`, in whole lines, bounded.
+    fn begin_fetch(
+        &mut self,
+        run: SectorRange,
+        promotion: Option<usize>,
+        cx: &mut Context<'_>,
+    ) -> Option<usize> {
+        let line = cx.cache.line_blocks();
+        let volume_blocks = (self.config.bytes / SECTOR_BYTES as u64).div_ceil(BLOCK_SECTORS);
+        let first_block = run.first_block() / line * line;
+        let end = (run.first_block() + run.block_count())
+            .next_multiple_of(line)
+            .min(first_block + FETCH_BLOCKS_MAX.max(line))
+            .min(volume_blocks)
+            .min(self.next_fetch_after(run.first_block()));
+        let (buf, first_block, blocks) =
+            fetch_buffer(cx.pool, first_block, end, run.first_block())?;
+        // A fetch before it may reach into the line, if that one was cut short.
+        let range = SectorRange::new(first_block * BLOCK_SECTORS, blocks * BLOCK_SECTORS)
+            .intersect(SectorRange::new(0, self.config.bytes / SECTOR_BYTES as u64));
+        let buf = buf.narrow(0..range.bytes());
+        let fetch = self.reads.fetches.insert(Fetch {
+            first_block,
+            blocks,
+            stale: false,
+            fill: true,
+            waiters: Vec::new(),
+            promotion,
+        });
+        self.reads.by_block.insert(first_block, fetch);
+        let token = self.token(Op::Fetch { fetch });
+        cx.actions.push(Action::BackendRead {
+            token,
+            offset: range.byte_offset(),
+            buf,
+        });
+        Some(fetch)
+    }
+
+    /// First block after `block` that a fetch under way covers, so that fetches do not overlap.
+    fn next_fetch_after(&self, block: u64) -> u64 {
+        self.reads
+            .by_block
+            .range(block + 1..)
+            .next()
+            .map_or(u64::MAX, |(&first, _)| first)
+    }
+
+    pub(super) fn fetched(
+        &mut self,
+        key: usize,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let fetch = self.reads.fetches.remove(key);
+        if self.reads.by_block.get(&fetch.first_block) == Some(&key) {
+            self.reads.by_block.remove(&fetch.first_block);
+        }
+        let data = if let Ok(Done::Read(data)) = result {
+            Some(data.freeze())
+        } else {
+            None
+        };
+        self.stats.backend_errors += u64::from(data.is_none());
+        for (read, part) in fetch.waiters {
+            if let Some(data) = &data {
+                let start =
+                    (part.start - fetch.first_block * BLOCK_SECTORS) as usize * SECTOR_BYTES;
+                self.place(read, part)
+                    .copy_from_slice(&data[start..start + part.bytes()]);
+            } else {
+                self.reads.active[read].error = Some(RequestError::Io);
+            }
+            self.finish_read(read, cx);
+        }
+        let failed = data.is_none();
+        if let Some(data) = data.filter(|_| fetch.fill && !fetch.stale) {
+            let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
+            if whole > 0 {
+                cx.cache
+                    .fill(self.key(fetch.first_block), &data.slice(0..whole));
+            }
+        }
+        if let Some(promotion) = fetch.promotion {
+            let state = &mut self.reads.promotions[promotion];
+            state.fetches -= 1;
+            state.failed |= failed;
+            self.go_on_promoting(promotion, cx);
+        }
+    }
+
+    /// The backend's content of `range` has changed: fetches that overlap it are stale.
+    pub(super) fn mark_fetches_stale(&mut self, range: SectorRange) {
+        for (_, fetch) in &mut self.reads.fetches {
+            let covered = SectorRange::new(
+                fetch.first_block * BLOCK_SECTORS,
+                fetch.blocks * BLOCK_SECTORS,
+            );
+            fetch.stale |= covered.overlaps(range);
+        }
+    }
+
+    pub(super) fn wake_durable_reads(&mut self, durable: Sequence, cx: &mut Context<'_>) {
+        let waiting = core::mem::take(&mut self.reads.undurable);
+        for (until, id, range) in waiting {
+            if until <= durable {
+                self.read(id, range, cx);
+            } else {
+                self.reads.undurable.push_back((until, id, range));
+            }
+        }
+    }
+
+    /// Try again what found no buffer, and what waits for durability no longer.
+    pub(super) fn retry_reads(&mut self, cx: &mut Context<'_>) {
+        if !self.is_on_write() && !self.reads.undurable.is_empty() {
+            self.wake_durable_reads(Sequence::MAX, cx);
+        }
+        for _ in 0..self.reads.starved.len() {
+            let (id, range) = self.reads.starved.pop_front().expect("counted");
+            if cx.pool.free_bytes() < 2 * range.bytes() {
+                self.reads.starved.push_front((id, range));
+                break;
+            }
+            self.read(id, range, cx);
+        }
+        let stalled: Vec<usize> = self
+            .reads
+            .promotions
+            .iter()
+            .filter_map(|(key, promotion)| (promotion.fetches == 0).then_some(key))
+            .collect();
+        for key in stalled {
+            self.go_on_promoting(key, cx);
+        }
+    }
+
+    // Promotion.
+
+    pub(super) fn promote(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
+        let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
+        let promotion = Promotion {
+            id,
+            next: range.first_block(),
+            end,
+            fetches: 0,
+            failed: false,
+        };
+        let key = self.reads.promotions.insert(promotion);
+        self.go_on_promoting(key, cx);
+    }
+
+    pub(super) fn cancel_promotions(&mut self, cx: &mut Context<'_>) {
+        let keys: Vec<usize> = self.reads.promotions.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let promotion = &mut self.reads.promotions[key];
+            promotion.end = promotion.end.min(promotion.next);
+            self.go_on_promoting(key, cx);
+        }
+    }
+
+    fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
+        while let Some(&Promotion {
+            id,
+            next,
+            end,
+            fetches,
+            failed,
+        }) = self.reads.promotions.get(key)
+        {
+            if next >= end || failed {
+                if fetches == 0 {
+                    self.reads.promotions.remove(key);
+                    let result = if failed {
+                        Err(RequestError::Io)
+                    } else {
+                        Ok(Reply::Done)
+                    };
+                    self.reply(id, Kind::Other, result, cx);
+                }
+                return;
+            }
+            if fetches >= PROMOTE_FETCHES_MAX {
+                return;
+            }
+            let absent = cx.cache.probe(self.key(next)) == Tier::Absent;
+            if !absent || self.joinable(next).is_some() {
+                self.reads.promotions[key].next = next + 1;
+                continue;
+            }
+            let run = SectorRange::between(next * BLOCK_SECTORS, end * BLOCK_SECTORS);
+            let Some(fetch) = self.begin_fetch(run, Some(key), cx) else {
+                return;
+            };
+            let fetch = &self.reads.fetches[fetch];
+            let promotion = &mut self.reads.promotions[key];
+            promotion.next = fetch.first_block + fetch.blocks;
+            promotion.fetches += 1;
+        }
+    }
+
+    // Extents.
+
+    /// Dirty, clean or cold, from the start of `range` on, bounded.
+    pub(super) fn cache_extents(&self, range: SectorRange, cx: &mut Context<'_>) -> Vec<Extent> {
+        let mut extents = Vec::new();
+        let mut looked = 0;
+        for (piece, sequence) in self.index.pieces(range) {
+            if sequence.is_some() {
+                push_extent(&mut extents, piece, ExtentState::Dirty);
+            } else {
+                for block in piece.first_block()..piece.first_block() + piece.block_count() {
+                    let state = match cx.cache.probe(self.key(block)) {
+                        Tier::Absent => ExtentState::Cold,
+                        Tier::Dram | Tier::Ssd => ExtentState::Clean,
+                    };
+                    push_extent(&mut extents, block_range(block).intersect(piece), state);
+                    looked += 1;
+                    if looked >= EXTENT_BLOCKS_MAX {
+                        return extents;
+                    }
+                }
+            }
+            if extents.len() >= EXTENTS_MAX {
+                break;
+            }
+        }
+        extents
+    }
+
+    pub(super) fn allocation_extents(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        cx: &mut Context<'_>,
+    ) {
+        if self.config.backend_extents {
+            let token = self.token(Op::Extents { id, range });
+            cx.actions.push(Action::BackendExtents { token, range });
+        } else {
+            let whole = Extent {
+                range,
+                state: ExtentState::Data,
+            };
+            self.overlay_extents(id, range, &[whole], cx);
+        }
+    }
+
+    pub(super) fn backend_extents(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        if let Ok(Done::Extents(extents)) = result {
+            self.overlay_extents(id, range, &extents, cx);
+        } else {
+            self.stats.backend_errors += 1;
+            self.reply(id, Kind::Other, Err(RequestError::Io), cx);
+        }
+    }
+
+    /// What the log holds over what the backend says.
+    fn overlay_extents(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        backend: &[Extent],
+        cx: &mut Context<'_>,
+    ) {
+        let known = backend
+            .last()
+            .map_or(range.start, |extent| extent.range.end());
+        let mut extents = Vec::new();
+        for (piece, sequence) in self.index.pieces(SectorRange::between(range.start, known)) {
+            if let Some(sequence) = sequence {
+                let entry = self.log().entry(sequence);
+                let state = match entry.kind {
+                    EntryKind::Write | EntryKind::SyncPoint => ExtentState::Data,
+                    EntryKind::WriteZeroes if entry.no_hole => ExtentState::Zero,
+                    EntryKind::WriteZeroes | EntryKind::Discard => ExtentState::Hole,
+                };
+                push_extent(&mut extents, piece, state);
+            } else {
+                for extent in backend.iter().filter(|extent| extent.range.overlaps(piece)) {
+                    push_extent(&mut extents, extent.range.intersect(piece), extent.state);
+                }
+            }
+            if extents.len() >= EXTENTS_MAX {
+                break;
+            }
+        }
+        let result = if extents.is_empty() {
+            Err(RequestError::Io)
+        } else {
+            Ok(Reply::Extents(extents))
+        };
+        self.reply(id, Kind::Other, result, cx);
+    }
+}
+
+/// The sectors of one block.
+fn block_range(block: u64) -> SectorRange {
+    SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)
+}
+
+/// A permission that cannot be used: the block stays where it is.
+fn give_back(permission: SsdRead, cx: &mut Context<'_>) {
+    // Without data the cache counts a failed read and forgets the block, which is harmless.
+    let _ = cx.cache.finish_ssd_read(permission, None);
+}
+
+/// A buffer for the blocks from `first` to `end`, or for fewer from `wanted` on while memory is
+/// short.
+fn fetch_buffer(pool: &Pool, first: u64, end: u64, wanted: u64) -> Option<(BufMut, u64, u64)> {
+    let mut blocks = end - first;
+    while first + blocks > wanted && blocks > 0 {
+        if let Some(buf) = pool.alloc(blocks as usize * BLOCK_BYTES) {
+            return Some((buf, first, blocks));
+        }
+        blocks /= 2;
+    }
+    pool.alloc(BLOCK_BYTES).map(|buf| (buf, wanted, 1))
+}
+
+fn push_extent(extents: &mut Vec<Extent>, range: SectorRange, state: ExtentState) {
+    match extents.last_mut() {
+        Some(last) if last.state == state && last.range.end() == range.start => {
+            last.range.count += range.count;
+        }
+        _ => extents.push(Extent { range, state }),
+    }
+}
+
+/// Whether a read-only view of destaged data may be kept: all of one block.
+pub(super) fn whole_blocks_of(range: SectorRange) -> core::ops::Range<u64> {
+    range.start.div_ceil(BLOCK_SECTORS)..range.end() / BLOCK_SECTORS
+}
+
+/// The bytes of one block within the data of an entry that covers it.
+pub(super) fn block_of(data: &Buf, range: SectorRange, block: u64) -> Buf {
+    let start = (block * BLOCK_SECTORS - range.start) as usize * SECTOR_BYTES;
+    data.slice(start..start + BLOCK_BYTES)
+}

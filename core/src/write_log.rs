@@ -1,0 +1,737 @@
+//! The write log of one volume: an append-only ring of spans. Format: [`crate::format`].
+//!
+//! ```text
+//!   tail            durable            head
+//!    │ durable spans  │ spans in flight  │ open span (in memory)
+//!    ├────────────────┼──────────────────┼ ─ ─ ─ ─
+//!  append → open ──seal──► sealed ──submit──► in flight ──all before it complete──► durable
+//!  durable ──generation destaged, superblock written──► retired (space free again)
+//! ```
+//!
+//! Invariants:
+//! 1. `tail <= durable <= head <= tail + ring`: a span is written only over space before the tail
+//!    that the superblock on the device names.
+//! 2. Spans become durable in order of position, whatever the order in which their writes end.
+//! 3. A span holds no sync point but as its first entry, so generations are whole spans.
+//! 4. Every span is written once; a failed log write latches: nothing is appended any more.
+//!
+//! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
+
+use alloc::collections::VecDeque;
+use alloc::rc::Rc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::buf::{Buf, Pool};
+use crate::extent_index::Sequence;
+use crate::format::{
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_VERSION, LogSuperblock, SPAN_MAGIC,
+    SpanEntry, SpanHeader, block_checksum,
+};
+use crate::io::{Nanos, SectorRange};
+use crate::limits::{
+    BLOCK_BYTES, REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
+};
+
+/// Blocks of the largest control part.
+const CONTROL_BLOCKS_MAX: u64 =
+    SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) as u64;
+/// Blocks of the largest span.
+pub const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + CONTROL_BLOCKS_MAX;
+/// Spans sealed and not yet durable at most: the caller appends nothing beyond, so that the
+/// control pool covers them.
+pub const FLIGHTS_MAX: usize = 2 * SPANS_IN_FLIGHT_MAX;
+
+/// One accepted write, zeroing or discard that is not retired.
+#[derive(Debug)]
+pub struct Entry {
+    /// Which sectors.
+    pub range: SectorRange,
+    /// What it is; never [`EntryKind::SyncPoint`].
+    pub kind: EntryKind,
+    /// Whether a zeroing keeps the backend's space.
+    pub no_hole: bool,
+    /// Position of its first data block; known once its span is sealed.
+    pub position: u64,
+    /// Its data, while memory holds it: exactly the bytes of `range`.
+    pub data: Option<Buf>,
+}
+
+/// One sealed span that is not retired.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Position of its first block.
+    pub position: u64,
+    /// Its blocks.
+    pub blocks: u64,
+    /// Checksum of its control part.
+    pub checksum: u64,
+    /// Sequence of the first entry after it.
+    pub end_sequence: Sequence,
+    /// Sync points in the log up to and including this span's first entry.
+    pub sync_points: u64,
+    /// When its oldest entry was accepted.
+    pub since: Nanos,
+    /// Data bytes accepted by the log up to the end of this span.
+    pub bytes_end: u64,
+}
+
+impl Span {
+    /// The first position after it.
+    pub fn end(&self) -> u64 {
+        self.position + self.blocks
+    }
+}
+
+/// The span that collects entries in memory.
+#[derive(Debug, Default)]
+struct OpenSpan {
+    entries: Vec<SpanEntry>,
+    checksums: Vec<u32>,
+    data: Vec<Buf>,
+    first_sequence: Sequence,
+    since: Nanos,
+}
+
+/// A sealed span on its way to the device.
+#[derive(Debug)]
+struct Flight {
+    end: u64,
+    end_sequence: Sequence,
+    offset: u64,
+    blocks: Vec<Buf>,
+    issued: bool,
+    done: bool,
+}
+
+/// A log write for the driver.
+#[derive(Debug)]
+pub struct SpanWrite {
+    /// Names the span in [`WriteLog::span_written`].
+    pub end: u64,
+    /// Offset in bytes on the log's region.
+    pub offset: u64,
+    /// Control part and data.
+    pub data: Vec<Buf>,
+}
+
+/// The write log of one open volume.
+#[derive(Debug)]
+pub struct WriteLog {
+    superblock: LogSuperblock,
+    ring_blocks: u64,
+    head: u64,
+    durable: u64,
+    /// The tail that the device's superblock names.
+    tail: u64,
+    chain: u64,
+    sync_points: u64,
+    /// A flush came after the last entry: the next entry begins a generation.
+    sync_pending: bool,
+    open: OpenSpan,
+    open_bytes: usize,
+    flights: VecDeque<Flight>,
+    spans: VecDeque<Span>,
+    entries: VecDeque<Entry>,
+    /// Sequence of `entries[0]`.
+    first: Sequence,
+    durable_sequence: Sequence,
+    bytes_appended: u64,
+    bytes_retired: u64,
+    bytes_durable: u64,
+    /// CRC-32C of each ring block that holds live data.
+    checksums: Vec<u32>,
+    /// Control parts and superblocks come from here, so that a full pool cannot stop the log.
+    control_pool: Rc<Pool>,
+}
+
+impl WriteLog {
+    /// The superblock of a new log.
+    pub fn format(volume: [u8; 16], log: u64, region_bytes: u64) -> LogSuperblock {
+        let mut superblock = LogSuperblock {
+            magic: LOG_MAGIC,
+            version: U16::new(LOG_VERSION),
+            reserved_a: [0; 6],
+            checksum: U64::new(0),
+            volume,
+            log: U64::new(log),
+            sequence: U64::new(1),
+            incarnation: U64::new(0),
+            epoch: U64::new(0),
+            ring_blocks: U64::new(region_bytes / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS),
+            tail: U64::new(0),
+            tail_chain: U64::new(0),
+            clean_head: U64::new(0),
+            sync_points: U64::new(0),
+            reserved_b: [0; 3984],
+        };
+        superblock.seal();
+        superblock
+    }
+
+    /// An empty log at the tail of `superblock`; replay fills it through [`Self::replay_span`].
+    pub fn new(superblock: LogSuperblock) -> Self {
+        let ring_blocks = superblock.ring_blocks.get();
+        let tail = superblock.tail.get();
+        Self {
+            superblock,
+            ring_blocks,
+            head: tail,
+            durable: tail,
+            tail,
+            chain: superblock.tail_chain.get(),
+            sync_points: superblock.sync_points.get(),
+            sync_pending: false,
+            open: OpenSpan::default(),
+            open_bytes: 0,
+            flights: VecDeque::new(),
+            spans: VecDeque::new(),
+            entries: VecDeque::new(),
+            first: 0,
+            durable_sequence: 0,
+            bytes_appended: 0,
+            bytes_retired: 0,
+            bytes_durable: 0,
+            checksums: vec![0; ring_blocks as usize],
+            control_pool: Pool::new(REQUEST_BYTES_MAX),
+        }
+    }
+
+    /// Take a span that replay found valid, with the checksums of its data blocks. Returns the
+    /// sequences of its entries.
+    pub fn replay_span(
+        &mut self,
+        now: Nanos,
+        header: &SpanHeader,
+        entries: &[SpanEntry],
+        checksums: &[u32],
+    ) -> core::ops::Range<Sequence> {
+        let position = header.position.get();
+        let data_position = position + u64::from(header.control_blocks.get());
+        let from = self.next_sequence();
+        self.sync_points = header.sync_points.get();
+        for entry in entries {
+            let kind = EntryKind::from_code(entry.kind).expect("replay checked the kind");
+            if kind == EntryKind::SyncPoint {
+                self.sync_points += 1;
+                continue;
+            }
+            let range = SectorRange::new(entry.start.get(), entry.sectors.get());
+            if kind == EntryKind::Write {
+                self.bytes_appended += range.bytes() as u64;
+            }
+            self.entries.push_back(Entry {
+                range,
+                kind,
+                no_hole: entry.flags & ENTRY_NO_HOLE != 0,
+                position: data_position + u64::from(entry.data_block.get()),
+                data: None,
+            });
+        }
+        for (block, checksum) in (data_position..).zip(checksums) {
+            let slot = self.slot(block);
+            self.checksums[slot] = *checksum;
+        }
+        let span = Span {
+            position,
+            blocks: u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get()),
+            checksum: header.checksum.get(),
+            end_sequence: self.next_sequence(),
+            sync_points: self.sync_points,
+            since: now,
+            bytes_end: self.bytes_appended,
+        };
+        self.head = span.end();
+        self.durable = self.head;
+        self.durable_sequence = span.end_sequence;
+        self.bytes_durable = self.bytes_appended;
+        self.chain = span.checksum;
+        self.spans.push_back(span);
+        from..self.next_sequence()
+    }
+
+    /// Accept an entry into the open span. `data` mirrors the range within its blocks. The caller
+    /// has checked [`Self::has_room`].
+    pub fn append(
+        &mut self,
+        now: Nanos,
+        kind: EntryKind,
+        range: SectorRange,
+        no_hole: bool,
+        data: Option<Buf>,
+    ) -> Sequence {
+        let data_blocks = if data.is_some() {
+            range.block_count() as usize
+        } else {
+            0
+        };
+        let sync = core::mem::take(&mut self.sync_pending);
+        if sync
+            || self.open.entries.len() == SPAN_ENTRIES_MAX
+            || self.open.checksums.len() + data_blocks > SPAN_DATA_BLOCKS_MAX
+        {
+            self.seal();
+        }
+        if self.open.entries.is_empty() {
+            self.open.since = now;
+            self.open.first_sequence = self.next_sequence();
+        }
+        if sync {
+            self.sync_points += 1;
+            self.open.entries.push(span_entry(
+                EntryKind::SyncPoint,
+                SectorRange::new(0, 0),
+                0,
+                0,
+            ));
+        }
+        let flags = if no_hole { ENTRY_NO_HOLE } else { 0 };
+        self.open.entries.push(span_entry(
+            kind,
+            range,
+            self.open.checksums.len() as u32,
+            flags,
+        ));
+        if let Some(data) = &data {
+            debug_assert_eq!(data.len(), range.bytes());
+            let blocks = data.covering_blocks();
+            debug_assert_eq!(blocks.len(), data_blocks * BLOCK_BYTES);
+            self.open
+                .checksums
+                .extend(blocks.chunks_exact(BLOCK_BYTES).map(block_checksum));
+            self.open.data.push(blocks);
+            self.open_bytes += data.len();
+            self.bytes_appended += data.len() as u64;
+        }
+        self.entries.push_back(Entry {
+            range,
+            kind,
+            no_hole,
+            position: u64::MAX,
+            data,
+        });
+        self.next_sequence() - 1
+    }
+
+    /// Put a sync point before the next entry, if anything was accepted since the last one.
+    pub fn sync_point(&mut self) {
+        if !self.open.entries.is_empty()
+            || self
+                .spans
+                .back()
+                .is_some_and(|span| span.sync_points == self.sync_points)
+        {
+            self.sync_pending = true;
+        }
+    }
+
+    /// Close the open span, if it has entries, and queue it for writing.
+    pub fn seal(&mut self) {
+        if self.open.entries.is_empty() {
+            return;
+        }
+        let open = core::mem::take(&mut self.open);
+        self.open_bytes = 0;
+        let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
+        let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
+        let blocks = (control_blocks + data_blocks) as u64;
+        let position = self.place(blocks);
+        let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
+        let header = SpanHeader {
+            magic: SPAN_MAGIC,
+            version: U16::new(LOG_VERSION),
+            control_blocks: U16::new(control_blocks as u16),
+            data_blocks: U16::new(data_blocks as u16),
+            entries: U16::new(entries as u16),
+            checksum: U64::new(0),
+            chain: U64::new(self.chain),
+            log: self.superblock.log,
+            incarnation: self.superblock.incarnation,
+            epoch: self.superblock.epoch,
+            position: U64::new(position),
+            durable: U64::new(self.durable),
+            sync_points: U64::new(self.sync_points - u64::from(leads_with_sync)),
+            reserved: [0; 48],
+        };
+        let mut control = self
+            .control_pool
+            .alloc(control_blocks * BLOCK_BYTES)
+            .expect("the control pool covers every span that may be sealed at once");
+        write_control(&mut control, &header, &open.entries, &open.checksums);
+        self.chain = SpanHeader::seal(&mut control);
+        self.place_entries(&open, position + control_blocks as u64);
+        let mut data = Vec::with_capacity(1 + open.data.len());
+        data.push(control.freeze());
+        data.extend(open.data);
+        let end_sequence = self.next_sequence();
+        self.flights.push_back(Flight {
+            end: position + blocks,
+            end_sequence,
+            offset: (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64,
+            blocks: data,
+            issued: false,
+            done: false,
+        });
+        self.spans.push_back(Span {
+            position,
+            blocks,
+            checksum: self.chain,
+            end_sequence,
+            sync_points: self.sync_points,
+            since: open.since,
+            bytes_end: self.bytes_appended,
+        });
+        self.head = position + blocks;
+        assert!(
+            self.head - self.tail <= self.ring_blocks,
+            "a span never covers live space"
+        );
+    }
+
+    /// Tell each entry of the span where its data is, and each ring block its checksum.
+    fn place_entries(&mut self, open: &OpenSpan, data_position: u64) {
+        let written = open
+            .entries
+            .iter()
+            .filter(|entry| entry.kind != EntryKind::SyncPoint.code());
+        for (sequence, entry) in (open.first_sequence..).zip(written) {
+            let index = (sequence - self.first) as usize;
+            self.entries[index].position = data_position + u64::from(entry.data_block.get());
+        }
+        for (block, &checksum) in (data_position..).zip(&open.checksums) {
+            let slot = self.slot(block);
+            self.checksums[slot] = checksum;
+        }
+    }
+
+    /// Where a span of so many blocks goes: at the head, or at the next lap if it would wrap.
+    fn place(&self, blocks: u64) -> u64 {
+        let left = self.ring_blocks - self.head % self.ring_blocks;
+        if blocks <= left {
+            self.head
+        } else {
+            self.head + left
+        }
+    }
+
+    /// The next sealed span to write, while fewer than `in_flight_max` are being written.
+    pub fn next_write(&mut self, in_flight_max: usize) -> Option<SpanWrite> {
+        let issued = self
+            .flights
+            .iter()
+            .filter(|flight| flight.issued && !flight.done)
+            .count();
+        if issued >= in_flight_max.min(SPANS_IN_FLIGHT_MAX) {
+            return None;
+        }
+        let flight = self.flights.iter_mut().find(|flight| !flight.issued)?;
+        flight.issued = true;
+        Some(SpanWrite {
+            end: flight.end,
+            offset: flight.offset,
+            data: core::mem::take(&mut flight.blocks),
+        })
+    }
+
+    /// The span that ends at `end` is on the device. Returns whether more became durable.
+    pub fn span_written(&mut self, end: u64) -> bool {
+        let flight = self
+            .flights
+            .iter_mut()
+            .find(|flight| flight.end == end)
+            .expect("a completed span was in flight");
+        flight.done = true;
+        let before = self.durable;
+        while let Some(flight) = self.flights.front().filter(|flight| flight.done) {
+            self.durable = flight.end;
+            self.durable_sequence = flight.end_sequence;
+            self.flights.pop_front();
+        }
+        if let Some(span) = self
+            .spans
+            .iter()
+            .rev()
+            .find(|span| span.end() == self.durable)
+        {
+            self.bytes_durable = span.bytes_end;
+        }
+        self.durable != before
+    }
+
+    /// A superblock that names `tail` as the tail, to be written durably at the returned offset
+    /// before [`Self::retire`]. With `clean`, it says that the log ends at its head.
+    pub fn superblock_for(&mut self, tail: &Tail, clean: bool) -> (u64, Buf) {
+        self.superblock.tail = U64::new(tail.position);
+        self.superblock.tail_chain = U64::new(tail.chain);
+        self.superblock.sync_points = U64::new(tail.sync_points);
+        self.superblock.clean_head = U64::new(if clean { self.head } else { u64::MAX });
+        self.next_superblock()
+    }
+
+    /// The superblock of a new opening, to be written durably before the first append.
+    pub fn superblock_for_opening(&mut self) -> (u64, Buf) {
+        self.superblock
+            .incarnation
+            .set(self.superblock.incarnation.get() + 1);
+        self.superblock.clean_head = U64::new(u64::MAX);
+        self.next_superblock()
+    }
+
+    fn next_superblock(&mut self) -> (u64, Buf) {
+        let sequence = self.superblock.sequence.get() + 1;
+        self.superblock.sequence = U64::new(sequence);
+        self.superblock.seal();
+        let mut block = self
+            .control_pool
+            .alloc(BLOCK_BYTES)
+            .expect("one superblock is written at a time");
+        block.copy_from_slice(self.superblock.as_bytes());
+        (sequence % 2 * BLOCK_BYTES as u64, block.freeze())
+    }
+
+    /// The tail after the first `spans` spans.
+    pub fn tail_after(&self, spans: usize) -> Tail {
+        match spans.checked_sub(1).map(|last| &self.spans[last]) {
+            Some(last) => Tail {
+                position: last.end(),
+                chain: last.checksum,
+                sync_points: last.sync_points,
+            },
+            None => Tail {
+                position: self.superblock.tail.get(),
+                chain: self.superblock.tail_chain.get(),
+                sync_points: self.superblock.sync_points.get(),
+            },
+        }
+    }
+
+    /// Forget the first `spans` spans: a superblock with the tail after them is durable. Returns
+    /// their entries.
+    pub fn retire(&mut self, spans: usize) -> impl Iterator<Item = Entry> + '_ {
+        let last = self
+            .spans
+            .drain(..spans)
+            .next_back()
+            .expect("something to retire");
+        assert!(last.end() <= self.durable, "only durable spans are retired");
+        self.tail = last.end();
+        self.bytes_retired = last.bytes_end;
+        let count = (last.end_sequence - self.first) as usize;
+        self.first = last.end_sequence;
+        self.entries.drain(..count)
+    }
+
+    fn slot(&self, position: u64) -> usize {
+        (position % self.ring_blocks) as usize
+    }
+
+    /// The checksum that the data block at `position` must have.
+    pub fn checksum(&self, position: u64) -> u32 {
+        self.checksums[self.slot(position)]
+    }
+
+    /// Offset in bytes on the log's region of the block at `position`, and how many blocks follow
+    /// it before the ring's end.
+    pub fn locate(&self, position: u64) -> (u64, u64) {
+        let slot = position % self.ring_blocks;
+        (
+            (LOG_HEADER_BLOCKS + slot) * BLOCK_BYTES as u64,
+            self.ring_blocks - slot,
+        )
+    }
+
+    /// Whether an entry with so many data blocks can be appended and sealed without covering live
+    /// space from `oldest` (a position that readers still need) or the tail.
+    pub fn has_room(&self, data_blocks: u64, oldest: Option<u64>) -> bool {
+        let from = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
+        // The open span and this entry may become two spans, one of them after a jump to the next
+        // lap over less than its own length.
+        self.head + self.open_blocks() + data_blocks + 2 * CONTROL_BLOCKS_MAX + SPAN_BLOCKS_MAX
+            <= from + self.ring_blocks
+    }
+
+    fn open_blocks(&self) -> u64 {
+        self.open.checksums.len() as u64
+    }
+
+    /// The entry of a sequence that is not retired.
+    pub fn entry(&self, sequence: Sequence) -> &Entry {
+        &self.entries[(sequence - self.first) as usize]
+    }
+
+    /// As [`Self::entry`].
+    pub fn entry_mut(&mut self, sequence: Sequence) -> &mut Entry {
+        &mut self.entries[(sequence - self.first) as usize]
+    }
+
+    /// The sealed spans that are not retired, oldest first.
+    pub fn spans(&self) -> &VecDeque<Span> {
+        &self.spans
+    }
+
+    /// Sequence of the oldest entry that is not retired.
+    pub fn first_sequence(&self) -> Sequence {
+        self.first
+    }
+
+    /// Sequence that the next entry gets.
+    pub fn next_sequence(&self) -> Sequence {
+        self.first + self.entries.len() as u64
+    }
+
+    /// Every entry before this sequence is durable.
+    pub fn durable_sequence(&self) -> Sequence {
+        self.durable_sequence
+    }
+
+    /// Position before which everything is durable.
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Blocks in the ring.
+    pub fn ring_blocks(&self) -> u64 {
+        self.ring_blocks
+    }
+
+    /// Blocks of the ring that are in use, jumps and what is open included.
+    pub fn used_blocks(&self) -> u64 {
+        self.head - self.tail + self.open_blocks()
+    }
+
+    /// Data bytes in the open span.
+    pub fn open_bytes(&self) -> usize {
+        self.open_bytes
+    }
+
+    /// When the open span's oldest entry was accepted, if it has one.
+    pub fn open_since(&self) -> Option<Nanos> {
+        (!self.open.entries.is_empty()).then_some(self.open.since)
+    }
+
+    /// When the oldest entry that is not retired was accepted, if there is one.
+    pub fn oldest_since(&self) -> Option<Nanos> {
+        self.spans
+            .front()
+            .map(|span| span.since)
+            .or_else(|| self.open_since())
+    }
+
+    /// Spans sealed and not yet durable.
+    pub fn flights(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Spans being written.
+    pub fn writes_in_flight(&self) -> usize {
+        self.flights
+            .iter()
+            .filter(|flight| flight.issued && !flight.done)
+            .count()
+    }
+
+    /// Data bytes accepted, durable, and retired since the log was opened.
+    pub fn bytes(&self) -> LogBytes {
+        LogBytes {
+            appended: self.bytes_appended,
+            durable: self.bytes_durable,
+            retired: self.bytes_retired,
+        }
+    }
+
+    /// Sync points since the log was made.
+    pub fn sync_points(&self) -> u64 {
+        self.sync_points
+    }
+
+    /// Memory of the log's tables in bytes, data not included.
+    pub fn memory_bytes(&self) -> usize {
+        self.checksums.len() * 4
+            + self.entries.capacity() * size_of::<Entry>()
+            + self.spans.capacity() * size_of::<Span>()
+            + self.control_pool.total_bytes()
+    }
+
+    /// Assert what must always hold.
+    pub fn check_invariants(&self) {
+        assert!(self.tail <= self.durable && self.durable <= self.head);
+        assert!(self.head - self.tail <= self.ring_blocks);
+        assert!(self.durable_sequence <= self.next_sequence());
+        assert!(self.bytes_retired <= self.bytes_durable);
+        assert!(self.bytes_durable <= self.bytes_appended);
+    }
+
+    /// Assert, by going through every span, that allocation follows from the spans alone.
+    pub fn check_allocation(&self) {
+        let (mut at, mut sync_points) = (self.tail, 0);
+        let mut sequence = self.first;
+        for span in &self.spans {
+            let lap = at.next_multiple_of(self.ring_blocks);
+            assert!(
+                span.position == at || span.position == lap,
+                "spans follow one another"
+            );
+            assert!(span.position % self.ring_blocks + span.blocks <= self.ring_blocks);
+            assert!(span.end_sequence >= sequence && span.sync_points >= sync_points);
+            (at, sequence, sync_points) = (span.end(), span.end_sequence, span.sync_points);
+        }
+        assert_eq!(at, self.head, "the head follows the last span");
+        assert!(self.head - self.tail <= self.ring_blocks);
+    }
+}
+
+/// Where replay begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Tail {
+    /// Position of the first span that counts.
+    pub position: u64,
+    /// Checksum of the span before it.
+    pub chain: u64,
+    /// Sync points before it.
+    pub sync_points: u64,
+}
+
+/// Data bytes since the log was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct LogBytes {
+    /// Accepted.
+    pub appended: u64,
+    /// Durable.
+    pub durable: u64,
+    /// Retired.
+    pub retired: u64,
+}
+
+fn span_entry(kind: EntryKind, range: SectorRange, data_block: u32, flags: u8) -> SpanEntry {
+    SpanEntry {
+        start: U64::new(range.start),
+        sectors: U64::new(range.count),
+        data_block: U32::new(data_block),
+        kind: kind.code(),
+        flags,
+        reserved: [0; 10],
+    }
+}
+
+/// Lay out a control part; its checksum is still to be sealed.
+fn write_control(out: &mut [u8], header: &SpanHeader, entries: &[SpanEntry], checksums: &[u32]) {
+    let used = SpanHeader::control_bytes(entries.len(), checksums.len());
+    let (head, rest) = out.split_at_mut(size_of::<SpanHeader>());
+    head.copy_from_slice(header.as_bytes());
+    let (list, rest) = rest.split_at_mut(size_of_val(entries));
+    list.copy_from_slice(entries.as_bytes());
+    for (place, checksum) in rest.chunks_exact_mut(4).zip(checksums) {
+        place.copy_from_slice(&checksum.to_le_bytes());
+    }
+    out[used..].fill(0);
+}
+
+// Every span that may be sealed at once, the one that an append seals, and a superblock.
+const _: () = assert!(
+    (FLIGHTS_MAX + 4) * (CONTROL_BLOCKS_MAX as usize).next_power_of_two() * BLOCK_BYTES
+        <= REQUEST_BYTES_MAX,
+    "the control pool covers the spans in flight"
+);
