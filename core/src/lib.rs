@@ -16,4 +16,5 @@ pub mod format;
 pub mod io;
 pub mod limits;
 pub mod read_cache;
+pub mod tiering;
 pub mod volume;
