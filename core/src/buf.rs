@@ -6,9 +6,9 @@
 //!
 //! Invariants:
 //! 1. A block with count 0 is reachable through the arena alone.
-//! 2. A `BufMut` is the sole handle of its run of blocks: every count in the run is 1.
-//! 3. `Buf`s of one run share the count of the run's first block; the others stay 1 until it
-//!    reaches 0, so no run overlaps another.
+//! 2. A `BufMut` is the sole handle of its run of blocks: every count in the run is `EXCLUSIVE`.
+//! 3. `Buf`s of one run share the count of the run's first block; the others stay `EXCLUSIVE` until
+//!    it reaches 0, so no run overlaps another and no part of one can be shared on its own.
 //! 4. Blocks are zeroed when the arena is made and hold whatever was last written thereafter.
 //!
 //! Single-threaded by design (`Rc`, `Cell`): a shard owns its memory. No I/O, no growth.
@@ -27,6 +27,9 @@ use core::ptr::NonNull;
 
 use crate::io::SectorRange;
 use crate::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
+
+/// The count of a block that is being written, or that belongs to the block before it.
+const EXCLUSIVE: u16 = u16::MAX;
 
 /// A fixed array of 4 KiB blocks, aligned to 4 KiB, with a reference count each.
 pub struct Arena {
@@ -88,7 +91,7 @@ impl Arena {
             return None;
         }
         for count in run {
-            count.set(1);
+            count.set(EXCLUSIVE);
         }
         Some(BufMut {
             handle: Handle {
@@ -98,6 +101,28 @@ impl Arena {
             },
             start: 0,
             len: (blocks * BLOCK_BYTES) as u32,
+        })
+    }
+
+    /// The present content of one block, shared; `None` if somebody can write it, if it is an inner
+    /// part of a longer run, or if its count is exhausted. This is how the owner of an arena hands
+    /// out what it keeps there without holding a handle for each block. Meant for arenas that are
+    /// claimed one block at a time: of the first block of a longer run it would keep the rest.
+    pub fn share(self: &Rc<Self>, block: usize) -> Option<Buf> {
+        let cell = &self.references[block];
+        let count = cell.get();
+        if count >= EXCLUSIVE - 1 {
+            return None;
+        }
+        cell.set(count + 1);
+        Some(Buf {
+            handle: Handle {
+                arena: Rc::clone(self),
+                block: block as u32,
+                blocks: 1,
+            },
+            start: 0,
+            len: BLOCK_BYTES as u32,
         })
     }
 
@@ -136,8 +161,8 @@ impl Handle {
 impl Clone for Handle {
     fn clone(&self) -> Self {
         let count = self.count().get();
-        self.count()
-            .set(count.checked_add(1).expect("references to one buffer"));
+        assert!(count < EXCLUSIVE - 1, "references to one buffer");
+        self.count().set(count + 1);
         Self {
             arena: Rc::clone(&self.arena),
             ..*self
@@ -147,9 +172,9 @@ impl Clone for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let count = self.count().get() - 1;
-        if count > 0 {
-            self.count().set(count);
+        let count = self.count().get();
+        if count > 1 && count != EXCLUSIVE {
+            self.count().set(count - 1);
             return;
         }
         let start = self.block as usize;
@@ -175,6 +200,7 @@ pub struct BufMut {
 impl BufMut {
     /// Share the bytes; nobody can write them any more.
     pub fn freeze(self) -> Buf {
+        self.handle.count().set(1);
         Buf {
             start: self.start,
             len: self.len,
@@ -443,6 +469,38 @@ mod tests {
         assert_eq!(&*part, &[7; 4]);
         drop(part);
         assert!(arena.claim(0, 4).is_some());
+    }
+
+    #[test]
+    fn arena_share_needs_no_writer_and_holds_the_block() {
+        let arena = Arena::new(2);
+        let mut held = arena.claim(0, 1).unwrap();
+        assert!(arena.share(0).is_none(), "a writer has it");
+        held.fill(3);
+        drop(held);
+        assert!(
+            arena.is_free(0),
+            "the owner keeps the content without a handle"
+        );
+        let (one, two) = (arena.share(0).unwrap(), arena.share(0).unwrap());
+        assert!(one.iter().chain(&two[..]).all(|&byte| byte == 3));
+        assert!(arena.claim(0, 1).is_none(), "readers have it");
+        drop(one);
+        assert!(!arena.is_free(0));
+        drop(two);
+        let run = arena.claim(0, 2).unwrap().freeze();
+        assert!(arena.share(1).is_none(), "an inner block goes with its run");
+        drop(run);
+        assert!(arena.share(1).is_some());
+    }
+
+    #[test]
+    fn arena_share_is_refused_when_the_count_is_exhausted() {
+        let arena = Arena::new(1);
+        let held: Vec<Buf> = core::iter::from_fn(|| arena.share(0)).collect();
+        assert_eq!(held.len(), usize::from(EXCLUSIVE) - 1);
+        drop(held);
+        assert!(arena.claim(0, 1).is_some());
     }
 
     #[test]

@@ -19,5 +19,6 @@ pub mod io;
 pub mod limits;
 pub mod read_cache;
 pub mod replay;
+pub mod tiering;
 pub mod volume;
 pub mod write_log;

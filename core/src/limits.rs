@@ -43,6 +43,9 @@ pub const VOLUME_REQUESTS_MAX: usize = 1024;
 /// A segment of the SSD cache: written at once, large enough to be sequential for the device.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 
+/// Frames that one insert into the DRAM tier looks at to find one to reuse: bounds its time.
+pub const DRAM_SWEEP_FRAMES_MAX: usize = 256;
+
 const _: () = assert!(BLOCK_BYTES.is_multiple_of(SECTOR_BYTES));
 const _: () = assert!(
     SPAN_DATA_BLOCKS_MAX >= REQUEST_BLOCKS_MAX,

@@ -1,10 +1,16 @@
 //! The read cache of a node: a DRAM tier over content-addressed segments on SSD.
 
+mod dram;
+mod ghost;
+mod table;
+
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 use crate::buf::{Buf, Pool};
 use crate::io::{Action, BlockKey, Completion, Nanos};
+use crate::limits::BLOCK_BYTES;
+use dram::Dram;
 
 /// Sizes of a read cache.
 #[derive(Clone, Debug)]
@@ -116,6 +122,7 @@ pub struct CacheStats {
 #[derive(Debug)]
 pub struct ReadCache {
     config: CacheConfig,
+    dram: Dram,
 }
 
 impl ReadCache {
@@ -123,7 +130,8 @@ impl ReadCache {
     /// that is read, lookups miss and fills go to DRAM alone.
     pub fn new(config: CacheConfig, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Self {
         let _ = (pool, actions);
-        Self { config }
+        let dram = Dram::new(config.dram_blocks);
+        Self { config, dram }
     }
 
     /// Take one event; push what follows from it.
@@ -151,13 +159,17 @@ impl ReadCache {
 
     /// Find a block for a client's read; counts as a use.
     pub fn lookup(&mut self, key: BlockKey) -> Lookup {
-        let _ = key;
-        Lookup::Miss
+        match self.dram.lookup(key) {
+            Some(buf) => Lookup::Dram(buf),
+            None => Lookup::Miss,
+        }
     }
 
     /// Find a block without counting a use.
     pub fn probe(&self, key: BlockKey) -> Tier {
-        let _ = key;
+        if self.dram.contains(key) {
+            return Tier::Dram;
+        }
         Tier::Absent
     }
 
@@ -171,22 +183,30 @@ impl ReadCache {
     /// Take consecutive whole blocks from the backend, starting at `first`. Complete lines among
     /// them may go to the SSD tier; blocks go to the DRAM tier.
     pub fn fill(&mut self, first: BlockKey, data: &Buf) {
-        let _ = (first, data);
+        for (index, block) in data.chunks_exact(BLOCK_BYTES).enumerate() {
+            self.dram.insert(BlockKey(first.0 + index as u64), block);
+        }
     }
 
     /// Take one whole block that was just destaged, into the DRAM tier only.
     pub fn fill_block(&mut self, key: BlockKey, data: &[u8]) {
-        let _ = (key, data);
+        self.dram.insert(key, data);
     }
 
     /// Forget `blocks` blocks from `first`: the backend's content has changed.
     pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {
-        let _ = (first, blocks);
+        let end = first.0.saturating_add(blocks);
+        if blocks > self.dram.frames() as u64 {
+            self.dram
+                .invalidate_where(|key| (first.0..end).contains(&key.0));
+        } else {
+            (first.0..end).for_each(|key| self.dram.invalidate(BlockKey(key)));
+        }
     }
 
     /// Forget every block of a volume.
     pub fn forget_volume(&mut self, volume: u32) {
-        let _ = volume;
+        self.dram.invalidate_where(|key| key.volume() == volume);
     }
 
     /// The point after all invalidations so far. Once [`Self::persisted`] has reached it, no
@@ -202,9 +222,18 @@ impl ReadCache {
 
     /// Counters and gauges.
     pub fn stats(&self) -> CacheStats {
-        CacheStats::default()
+        CacheStats {
+            dram_used_blocks: self.dram.used() as u64,
+            dram_blocks: self.dram.frames() as u64,
+            dram_evicted_blocks: self.dram.evicted(),
+            line_blocks: self.line_blocks(),
+            index_bytes: self.dram.index_bytes() as u64,
+            ..CacheStats::default()
+        }
     }
 
     /// Assert what must always hold; for tests and the simulator.
-    pub fn check_invariants(&self) {}
+    pub fn check_invariants(&self) {
+        self.dram.check_invariants();
+    }
 }

@@ -1,0 +1,413 @@
+//! The DRAM tier: 4 KiB frames with a scan-resistant, list-free eviction.
+//!
+//! The policy is S3-FIFO laid over places instead of queues. The first frames are the *small* ring,
+//! where a block starts; the rest is the *main* ring, for blocks that were used again. A hand goes
+//! round in each; a frame's place in its ring is its age, so no queue is stored and a hit only
+//! raises a two-bit count that lies in the word which had to be read to verify the key.
+//!
+//! ```text
+//! insert ── remembered by the ghost? ── no ──► small ──(used again)──► main ◄──┐ used: count - 1
+//!                    └───────── yes ───────────────────────────────────►│      │
+//!                                              small ──(not used)──► ghost     main ──► gone
+//! ```
+//!
+//! Invariants:
+//! 1. A frame is in the table under its key, or it is empty.
+//! 2. A frame is written only while nobody holds it (`Arena::claim` refuses otherwise); a frame that
+//!    is held is passed over by the hands.
+//! 3. Empty main frames are in the free list or were never used; empty small frames wait for the hand.
+//! 4. Moving from small to main copies 4 KiB. That is paid only by blocks that have proved useful,
+//!    and spares 4 bytes per frame and a write to shared lines on every hit.
+//!
+//! Memory per frame: 8 key and count, 4.9 table, 2 reference count, 1 ghost.
+
+use alloc::rc::Rc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::ghost::Ghost;
+use super::table::{Table, mix};
+use crate::buf::{Arena, Buf};
+use crate::io::BlockKey;
+use crate::limits::{BLOCK_BYTES, DRAM_SWEEP_FRAMES_MAX, VOLUME_BYTES_MAX};
+
+/// Two bits of a key that no block number uses: 0 for an empty frame, else the use count plus 1.
+const COUNT_SHIFT: u32 = 38;
+const COUNT_MASK: u64 = 3 << COUNT_SHIFT;
+const COUNT_ONE: u64 = 1 << COUNT_SHIFT;
+const _: () = assert!(VOLUME_BYTES_MAX / BLOCK_BYTES as u64 <= COUNT_ONE);
+
+/// One frame in so many belongs to the small ring.
+const SMALL_SHARE: usize = 10;
+/// How far into the free list to look for a frame that nobody holds.
+const FREE_LOOK: usize = 8;
+/// The end of the free list.
+const NONE: u32 = u32::MAX;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Dram {
+    arena: Option<Rc<Arena>>,
+    /// Key and count of each frame; of an empty main frame, the next one of the free list.
+    keys: Vec<u64>,
+    table: Table,
+    ghost: Ghost,
+    /// Frames of the small ring: `0..small`.
+    small: usize,
+    small_hand: usize,
+    main_hand: usize,
+    free: u32,
+    /// Frames from here on were never used; the main ring is taken in order.
+    fresh: usize,
+    evicted: u64,
+}
+
+impl Dram {
+    pub fn new(frames: usize) -> Self {
+        let small = (frames / SMALL_SHARE).max(1).min(frames);
+        Self {
+            arena: (frames > 0).then(|| Arena::new(frames)),
+            keys: vec![0; frames],
+            table: Table::new(frames),
+            ghost: Ghost::new(frames / 2),
+            small,
+            small_hand: 0,
+            main_hand: small,
+            free: NONE,
+            fresh: small,
+            evicted: 0,
+        }
+    }
+
+    pub fn frames(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn used(&self) -> usize {
+        self.table.len()
+    }
+
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    pub fn index_bytes(&self) -> usize {
+        self.keys.len() * 8
+            + self.table.bytes()
+            + self.ghost.bytes()
+            + self
+                .arena
+                .as_ref()
+                .map_or(0, |arena| arena.overhead_bytes())
+    }
+
+    fn find(&self, key: BlockKey, hash: u64) -> Option<usize> {
+        // A key that uses the bits of the count names no block; it must not match another's.
+        if key.0 & COUNT_MASK != 0 {
+            return None;
+        }
+        self.table
+            .find(hash, |id| self.keys[id as usize] & !COUNT_MASK == key.0)
+            .map(|id| id as usize)
+    }
+
+    pub fn contains(&self, key: BlockKey) -> bool {
+        self.find(key, mix(key.0)).is_some()
+    }
+
+    /// The block, shared; counts as a use.
+    pub fn lookup(&mut self, key: BlockKey) -> Option<Buf> {
+        let frame = self.find(key, mix(key.0))?;
+        if self.keys[frame] & COUNT_MASK != COUNT_MASK {
+            self.keys[frame] += COUNT_ONE;
+        }
+        self.arena.as_ref()?.share(frame)
+    }
+
+    /// Take one whole block; refused when every frame in reach is held.
+    pub fn insert(&mut self, key: BlockKey, data: &[u8]) {
+        if self.arena.is_none() || key.0 & COUNT_MASK != 0 {
+            return;
+        }
+        let hash = mix(key.0);
+        if let Some(frame) = self.find(key, hash) {
+            if self.write(frame, data) {
+                return;
+            }
+            self.vacate(frame);
+        }
+        let Some(frame) = self.take_frame(hash) else {
+            return;
+        };
+        let written = self.write(frame, data);
+        assert!(written, "a frame that was taken is not held");
+        self.keys[frame] = key.0 | COUNT_ONE;
+        self.table.insert(hash, frame as u32);
+    }
+
+    fn write(&self, frame: usize, data: &[u8]) -> bool {
+        let claimed = self.arena.as_ref().and_then(|arena| arena.claim(frame, 1));
+        claimed.is_some_and(|mut buf| {
+            buf.copy_from_slice(data);
+            true
+        })
+    }
+
+    fn is_held(&self, frame: usize) -> bool {
+        !self
+            .arena
+            .as_ref()
+            .is_some_and(|arena| arena.is_free(frame))
+    }
+
+    /// An empty frame that nobody holds and that is in no list.
+    fn take_frame(&mut self, hash: u64) -> Option<usize> {
+        let remembered = self.ghost.remove(hash);
+        if let Some(frame) = self.take_free() {
+            return Some(frame);
+        }
+        if remembered && let Some(frame) = self.sweep_main() {
+            return Some(frame);
+        }
+        self.sweep_small().or_else(|| self.sweep_main())
+    }
+
+    fn take_free(&mut self) -> Option<usize> {
+        if self.fresh < self.frames() {
+            self.fresh += 1;
+            return Some(self.fresh - 1);
+        }
+        // What was invalidated while a reply holds it is free with the reply; until then others
+        // behind it in the list serve.
+        let (mut before, mut frame) = (NONE, self.free);
+        for _ in 0..FREE_LOOK {
+            if frame == NONE {
+                break;
+            }
+            let next = self.keys[frame as usize];
+            if !self.is_held(frame as usize) {
+                match before {
+                    NONE => self.free = next as u32,
+                    _ => self.keys[before as usize] = next,
+                }
+                self.keys[frame as usize] = 0;
+                return Some(frame as usize);
+            }
+            (before, frame) = (frame, next as u32);
+        }
+        None
+    }
+
+    fn sweep_small(&mut self) -> Option<usize> {
+        for _ in 0..self.small.min(DRAM_SWEEP_FRAMES_MAX) {
+            let frame = self.small_hand;
+            self.small_hand = (frame + 1) % self.small;
+            if self.is_held(frame) {
+                continue;
+            }
+            let word = self.keys[frame];
+            if word & COUNT_MASK == 0 {
+                return Some(frame);
+            }
+            if word & COUNT_MASK == COUNT_ONE || !self.promote(frame) {
+                self.ghost.insert(mix(word & !COUNT_MASK));
+                self.vacate(frame);
+                self.evicted += 1;
+            }
+            return Some(frame);
+        }
+        None
+    }
+
+    /// Copy a small frame into the main ring; its old frame becomes empty.
+    fn promote(&mut self, from: usize) -> bool {
+        let Some(to) = self.take_free().or_else(|| self.sweep_main()) else {
+            return false;
+        };
+        let source = self.arena.as_ref().and_then(|arena| arena.share(from));
+        if !source.is_some_and(|source| self.write(to, &source)) {
+            return false;
+        }
+        let key = self.keys[from] & !COUNT_MASK;
+        self.table.replace(mix(key), from as u32, to as u32);
+        self.keys[to] = key | COUNT_ONE;
+        self.keys[from] = 0;
+        true
+    }
+
+    fn sweep_main(&mut self) -> Option<usize> {
+        let main = self.frames() - self.small;
+        // A second chance has been paid for by a hit, so the sweep is short on average; its bound
+        // keeps one insert from paying for all of them.
+        for step in 0..(3 * main).min(DRAM_SWEEP_FRAMES_MAX) {
+            let frame = self.main_hand;
+            self.main_hand = if frame + 1 == self.frames() {
+                self.small
+            } else {
+                frame + 1
+            };
+            let word = self.keys[frame];
+            if word & COUNT_MASK == 0 || self.is_held(frame) {
+                continue;
+            }
+            if word & COUNT_MASK > COUNT_ONE && step + 1 < DRAM_SWEEP_FRAMES_MAX {
+                self.keys[frame] -= COUNT_ONE;
+                continue;
+            }
+            let key = word & !COUNT_MASK;
+            self.table.remove(mix(key), frame as u32);
+            self.keys[frame] = 0;
+            self.evicted += 1;
+            return Some(frame);
+        }
+        None
+    }
+
+    /// Take a frame out of the table; it becomes empty.
+    fn vacate(&mut self, frame: usize) {
+        let key = self.keys[frame] & !COUNT_MASK;
+        self.table.remove(mix(key), frame as u32);
+        if frame < self.small {
+            self.keys[frame] = 0;
+        } else {
+            self.keys[frame] = u64::from(self.free);
+            self.free = frame as u32;
+        }
+    }
+
+    pub fn invalidate(&mut self, key: BlockKey) {
+        if let Some(frame) = self.find(key, mix(key.0)) {
+            self.vacate(frame);
+        }
+    }
+
+    /// Drop every block whose key `matches`.
+    pub fn invalidate_where(&mut self, matches: impl Fn(BlockKey) -> bool) {
+        for frame in 0..self.frames() {
+            let word = self.keys[frame];
+            if word & COUNT_MASK != 0 && matches(BlockKey(word & !COUNT_MASK)) {
+                self.vacate(frame);
+            }
+        }
+    }
+
+    pub fn check_invariants(&self) {
+        let mut used = 0;
+        for (frame, &word) in self.keys.iter().enumerate() {
+            if word & COUNT_MASK != 0 {
+                used += 1;
+                let key = BlockKey(word & !COUNT_MASK);
+                assert_eq!(self.find(key, mix(key.0)), Some(frame), "frame and table");
+            }
+        }
+        assert_eq!(used, self.table.len(), "frames in the table");
+        let (mut free, mut next) = (0, self.free);
+        while next != NONE {
+            let word = self.keys[next as usize];
+            assert!(word & COUNT_MASK == 0 && next as usize >= self.small);
+            free += 1;
+            assert!(free <= self.frames(), "the free list ends");
+            next = word as u32;
+        }
+        let empty = (self.small..self.fresh)
+            .filter(|&frame| self.keys[frame] & COUNT_MASK == 0)
+            .count();
+        assert_eq!(empty, free, "empty main frames are in the free list");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeMap;
+
+    fn key(block: u64) -> BlockKey {
+        BlockKey::new(3, block)
+    }
+
+    #[test]
+    fn dram_returns_what_was_last_filled_or_misses() {
+        for frames in [0, 1, 2, 7, 64, 1000] {
+            let mut random = fastrand::Rng::with_seed(frames as u64);
+            let mut dram = Dram::new(frames);
+            let mut model: BTreeMap<u64, u8> = BTreeMap::new();
+            let mut held: Vec<(Buf, u8)> = Vec::new();
+            let mut hits = 0;
+            for step in 0..20_000u32 {
+                let block = random.u64(..2 * frames as u64 + 2);
+                match random.u8(..10) {
+                    0..3 => {
+                        dram.insert(key(block), &[step as u8; BLOCK_BYTES]);
+                        model.insert(block, step as u8);
+                    }
+                    3 => {
+                        dram.invalidate(key(block));
+                        model.remove(&block);
+                        assert!(!dram.contains(key(block)));
+                    }
+                    4 if random.u8(..50) == 0 => {
+                        dram.invalidate_where(|found| found.block() < block);
+                        model.retain(|&found, _| found >= block);
+                    }
+                    _ => {
+                        if let Some(found) = dram.lookup(key(block)) {
+                            assert!(found.iter().all(|byte| Some(byte) == model.get(&block)));
+                            hits += 1;
+                            held.push((found, model[&block]));
+                        }
+                    }
+                }
+                if held.len() > frames / 2 {
+                    let (buf, mark) = held.swap_remove(random.usize(..held.len()));
+                    assert!(buf.iter().all(|&byte| byte == mark), "held data changed");
+                }
+                if step % 1000 == 0 {
+                    dram.check_invariants();
+                }
+            }
+            assert!(frames < 7 || hits > 500, "{hits} hits with {frames} frames");
+        }
+    }
+
+    #[test]
+    fn dram_keeps_what_is_used_through_a_scan() {
+        let mut dram = Dram::new(1000);
+        for _ in 0..3 {
+            for block in 0..500 {
+                if dram.lookup(key(block)).is_none() {
+                    dram.insert(key(block), &[1; BLOCK_BYTES]);
+                }
+            }
+        }
+        (10_000..20_000).for_each(|block| dram.insert(key(block), &[2; BLOCK_BYTES]));
+        let kept = (0..500).filter(|&block| dram.contains(key(block))).count();
+        assert!(kept >= 450, "{kept} of 500 used blocks survived the scan");
+    }
+
+    #[test]
+    fn dram_uses_every_frame_before_it_drops_one() {
+        let mut dram = Dram::new(1000);
+        (0..900).for_each(|block| dram.insert(key(block), &[1; BLOCK_BYTES]));
+        assert_eq!((dram.used(), dram.evicted()), (900, 0));
+        (900..1000).for_each(|block| dram.insert(key(block), &[1; BLOCK_BYTES]));
+        assert_eq!((dram.used(), dram.evicted()), (1000, 0));
+    }
+
+    #[test]
+    fn dram_never_matches_a_key_beyond_the_largest_volume() {
+        let mut dram = Dram::new(10);
+        dram.insert(key(5), &[1; BLOCK_BYTES]);
+        let beyond = BlockKey(key(5).0 | COUNT_ONE);
+        assert!(dram.lookup(beyond).is_none());
+        dram.insert(beyond, &[2; BLOCK_BYTES]);
+        assert_eq!(dram.lookup(key(5)).unwrap()[0], 1);
+        assert_eq!(dram.used(), 1);
+    }
+
+    #[test]
+    fn dram_index_is_within_16_bytes_per_frame() {
+        let frames = 1 << 16;
+        let bytes = Dram::new(frames).index_bytes();
+        assert!(bytes <= 16 * frames, "{bytes} bytes for {frames} frames");
+    }
+}

@@ -1,0 +1,81 @@
+//! What was evicted a short while ago, by 16-bit fingerprint.
+//!
+//! A set-associative FIFO: a fingerprint enters at the front of its set and pushes the oldest out.
+//! A false positive (about 1 in 2,000) promotes a block needlessly, which costs nothing but room.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+const WAYS: usize = 32;
+
+/// One cache line of fingerprints, newest first; 0 is none.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Set([u16; WAYS]);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ghost {
+    sets: Vec<Set>,
+}
+
+impl Ghost {
+    /// Room for about `entries` fingerprints.
+    pub fn new(entries: usize) -> Self {
+        Self {
+            sets: vec![Set([0; WAYS]); entries / WAYS + usize::from(entries < WAYS)],
+        }
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> usize {
+        self.sets.len() * size_of::<Set>()
+    }
+
+    fn place(&self, hash: u64) -> (usize, u16) {
+        let set = ((u128::from(hash) * self.sets.len() as u128) >> 64) as usize;
+        (set, (hash as u16).max(1))
+    }
+
+    /// Remember what has this hash.
+    pub fn insert(&mut self, hash: u64) {
+        let (set, fingerprint) = self.place(hash);
+        let ways = &mut self.sets[set].0;
+        ways.copy_within(..WAYS - 1, 1);
+        ways[0] = fingerprint;
+    }
+
+    /// Forget what has this hash; whether it was remembered.
+    pub fn remove(&mut self, hash: u64) -> bool {
+        let (set, fingerprint) = self.place(hash);
+        let ways = &mut self.sets[set].0;
+        let Some(way) = ways.iter().position(|&way| way == fingerprint) else {
+            return false;
+        };
+        ways.copy_within(way + 1.., way);
+        ways[WAYS - 1] = 0;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read_cache::table::mix;
+
+    #[test]
+    fn ghost_remembers_the_recent_and_forgets_the_old() {
+        let mut ghost = Ghost::new(1024);
+        (0..10_000).for_each(|key| ghost.insert(mix(key)));
+        let recent = (9_700..10_000)
+            .filter(|&key| ghost.remove(mix(key)))
+            .count();
+        assert!(recent >= 295, "{recent} of the last 300");
+        let again = (9_700..10_000)
+            .filter(|&key| ghost.remove(mix(key)))
+            .count();
+        assert!(again <= 3, "{again} of them twice");
+        let old = (0..5_000).filter(|&key| ghost.remove(mix(key))).count();
+        assert!(old <= 10, "{old} of the first 5000");
+    }
+}
