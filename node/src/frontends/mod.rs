@@ -5,6 +5,9 @@
 //! requests through its [`Host`], and formats replies. So every protocol is tested and fuzzed
 //! without a socket.
 
+pub mod memory;
+pub mod nbd;
+
 use std::collections::VecDeque;
 
 use hdcs_core::buf::{Buf, BufMut};
@@ -47,8 +50,9 @@ pub trait Host {
 pub enum Receive<'a> {
     /// Receive up to this many bytes, here.
     Into(&'a mut [u8]),
-    /// Nothing at present: too much is in flight, or no buffer is free. The shard asks again after
-    /// every completion.
+    /// Nothing at present: too much is in flight or waits to be sent, or no buffer is free. The
+    /// shard asks again after every completion and every send of this connection, and when buffers
+    /// become free.
     Wait,
     /// Nothing any more: send what is left and close.
     Close,
@@ -71,10 +75,15 @@ pub trait Session {
     fn received(&mut self, bytes: usize, host: &mut dyn Host);
     /// A submitted request ended.
     fn completed(&mut self, id: RequestId, result: Result<Reply, RequestError>);
-    /// What is to be sent, in order; the shard takes chunks from the front.
+    /// What is to be sent, in order; the shard takes chunks from the front. A chunk that it has not
+    /// taken may still grow.
     fn output(&mut self) -> &mut VecDeque<Chunk>;
     /// Requests submitted and not yet completed: a connection is dropped only when this is 0.
     fn in_flight(&self) -> usize;
+    /// The volume that this connection has open, if any.
+    fn volume(&self) -> Option<VolumeNumber> {
+        None
+    }
     /// Stop taking requests, answer what is in flight, then close (the node stops).
     fn shut_down(&mut self);
 }

@@ -1,0 +1,48 @@
+//! The replies of a session on their way out.
+
+use std::collections::VecDeque;
+
+use hdcs_core::buf::Buf;
+use smallvec::SmallVec;
+
+use crate::frontends::Chunk;
+
+/// Bytes that a [`Chunk`] holds without an allocation of its own.
+const INLINE_BYTES: usize = 64;
+
+/// A queue of chunks that joins what is short.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// What is to be sent, in order.
+    pub chunks: VecDeque<Chunk>,
+}
+
+impl Output {
+    /// Append bytes; short ones join the last chunk, so that a batch of replies is few chunks.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        if let Some(Chunk::Bytes(last)) = self.chunks.back_mut()
+            && last.len() + bytes.len() <= INLINE_BYTES
+        {
+            last.extend_from_slice(bytes);
+            return;
+        }
+        self.chunks
+            .push_back(Chunk::Bytes(SmallVec::from_slice(bytes)));
+    }
+
+    /// Append data, without a copy.
+    pub fn data(&mut self, data: Buf) {
+        self.chunks.push_back(Chunk::Data(data));
+    }
+
+    /// Memory that waits to be sent.
+    pub fn queued_bytes(&self) -> usize {
+        self.chunks
+            .iter()
+            .map(|chunk| match chunk {
+                Chunk::Bytes(bytes) => bytes.len(),
+                Chunk::Data(data) => data.held_bytes(),
+            })
+            .sum()
+    }
+}
