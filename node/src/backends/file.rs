@@ -1,0 +1,353 @@
+//! The file backend: a raw image, byte for byte what the volume's clients wrote, sparse where
+//! nothing was written; or a block device.
+//!
+//! Invariants:
+//! 1. The image is locked while it is open, so two volumes or two nodes never share it.
+//! 2. Either all I/O is direct, which needs a device whose alignment is a sector, or all of it is
+//!    buffered. Mixing them on one file could bring back a stale page over a direct write.
+//! 3. An image is never created in the place of one that should be there, and never resized
+//!    unless that was asked for.
+//!
+//! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
+//! device does neither. Extents and resizing run on the ring's worker, since both may block.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use hdcs_core::buf::{Arena, Buf};
+use hdcs_core::error::IoError;
+use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+
+use super::{Absent, Ask, Backend, BackendError, Operation, Port};
+use crate::device::Errno;
+use crate::device::file::{self as device, DeviceError, Direct, Opened};
+use crate::device::ring::Outcome;
+use crate::device::worker::JobOutput;
+
+/// Blocks of the buffer that zeroes are written from.
+const ZERO_BLOCKS: usize = 16;
+/// Bytes in one write of zeroes.
+const ZERO_PIECE_BYTES: u64 = 4 << 20;
+/// Runs in one answer about extents; a client asks again from where it ended.
+const EXTENTS_MAX: usize = 256;
+
+/// An image that is open and locked.
+pub struct Prepared {
+    opened: Opened,
+}
+
+/// Open the image, or make it if it may be made. Blocks.
+pub fn open(
+    path: &Path,
+    bytes: u64,
+    direct: bool,
+    absent: Absent,
+) -> Result<Prepared, BackendError> {
+    let new = match std::fs::metadata(path) {
+        Ok(_) => false,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if absent == Absent::Refuse {
+                return Err(BackendError::Absent(path.to_path_buf()));
+            }
+            true
+        }
+        Err(error) => return Err(DeviceError::io("open", path, error).into()),
+    };
+    if new {
+        create(path, bytes)?;
+    }
+    let direct = if direct {
+        Direct::UpTo(SECTOR_BYTES as u64)
+    } else {
+        Direct::Off
+    };
+    let opened = device::open_file(path, direct)?;
+    device::lock(&opened, 0, 0)?;
+    let has = opened.bytes;
+    let path = path.to_path_buf();
+    if has < bytes && absent == Absent::Refuse {
+        return Err(BackendError::Shrunk {
+            path,
+            has,
+            needs: bytes,
+        });
+    }
+    // A device may be larger than its volume. A file that is larger when its volume is made was
+    // hardly meant for it; later, it is what an interrupted resize leaves.
+    let fits = if absent == Absent::Create && !opened.block_device {
+        has == bytes
+    } else {
+        has >= bytes
+    };
+    if !fits {
+        return Err(BackendError::Size {
+            path,
+            has,
+            needs: bytes,
+        });
+    }
+    Ok(Prepared { opened })
+}
+
+fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|e| DeviceError::io("create", path, e))?;
+    let sized = file.set_len(bytes).and_then(|()| file.sync_all());
+    if let Err(error) = sized {
+        // The error that matters is the first one.
+        let _ = std::fs::remove_file(path);
+        return Err(DeviceError::io("size", path, error));
+    }
+    Ok(())
+}
+
+/// Zeroes that are being written because nothing else makes the range zero.
+struct Zeroing {
+    token: Token,
+    offset: u64,
+    end: u64,
+}
+
+/// See the module.
+pub struct FileBackend {
+    file: Arc<File>,
+    block_device: bool,
+    /// Cleared once `fallocate` was refused.
+    can_punch: bool,
+    can_zero: bool,
+    zeroes: Buf,
+    /// Zero requests under way: few, so a search is short.
+    zeroing: Vec<(Zeroing, Way)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Punch,
+    ZeroRange,
+    Write,
+}
+
+impl FileBackend {
+    /// Put an open image to use.
+    pub fn new(prepared: Prepared) -> Self {
+        let zeroes = Arena::new(ZERO_BLOCKS)
+            .claim(0, ZERO_BLOCKS)
+            .expect("a new arena is free")
+            .freeze();
+        Self {
+            file: prepared.opened.file,
+            block_device: prepared.opened.block_device,
+            can_punch: true,
+            can_zero: true,
+            zeroes,
+            zeroing: Vec::new(),
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Begin or go on with a zero request by the best way that is left.
+    fn zero(&mut self, index: usize, port: &mut Port<'_>) {
+        let fd = self.fd();
+        let (zeroing, way) = &mut self.zeroing[index];
+        if *way == Way::Punch && !self.can_punch {
+            *way = Way::ZeroRange;
+        }
+        if *way == Way::ZeroRange && !self.can_zero {
+            *way = Way::Write;
+        }
+        let (token, offset, bytes) = (zeroing.token, zeroing.offset, zeroing.end - zeroing.offset);
+        let keep = libc::FALLOC_FL_KEEP_SIZE;
+        match way {
+            Way::Punch => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | keep;
+                port.ring
+                    .allocate(port.owner, token, fd, mode, offset, bytes);
+            }
+            Way::ZeroRange => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | keep;
+                port.ring
+                    .allocate(port.owner, token, fd, mode, offset, bytes);
+            }
+            Way::Write => {
+                let piece = bytes.min(ZERO_PIECE_BYTES);
+                zeroing.offset += piece;
+                let whole = (ZERO_BLOCKS * BLOCK_BYTES) as u64;
+                let mut data = vec![self.zeroes.clone(); (piece / whole) as usize];
+                if !piece.is_multiple_of(whole) {
+                    data.push(self.zeroes.slice(0..(piece % whole) as usize));
+                }
+                port.ring.write(port.owner, token, fd, offset, data, None);
+            }
+        }
+    }
+
+    /// A step of a zero request ended.
+    fn zeroed(&mut self, index: usize, result: Result<Done, Errno>, port: &mut Port<'_>) {
+        let (zeroing, way) = &self.zeroing[index];
+        let refused = matches!(
+            result,
+            Err(Errno(
+                libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS | libc::ENODEV
+            ))
+        );
+        match way {
+            Way::Punch if refused => {
+                self.can_punch = false;
+                return self.zero(index, port);
+            }
+            Way::ZeroRange if refused => {
+                self.can_zero = false;
+                return self.zero(index, port);
+            }
+            Way::Write if result.is_ok() && zeroing.offset < zeroing.end => {
+                return self.zero(index, port);
+            }
+            _ => {}
+        }
+        let token = zeroing.token;
+        self.zeroing.swap_remove(index);
+        port.end(token, result.map_err(IoError::from));
+    }
+}
+
+impl Backend for FileBackend {
+    fn submit(&mut self, _now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Operation { token, ask } = operation;
+        let fd = self.fd();
+        match ask {
+            Ask::Read { offset, buf } => port.ring.read(port.owner, token, fd, offset, buf),
+            Ask::Write { offset, data } => {
+                port.ring.write(port.owner, token, fd, offset, data, None);
+            }
+            Ask::Flush => port.ring.sync(port.owner, token, fd),
+            Ask::Zero { bytes: 0, .. } => port.end(token, Ok(Done::Written)),
+            Ask::Zero {
+                offset,
+                bytes,
+                unmap,
+            } => {
+                // A device's discard promises no zeroes everywhere; the kernel's punch does, but
+                // it works on whole logical blocks, and what it refuses is written.
+                let way = if unmap { Way::Punch } else { Way::ZeroRange };
+                let end = offset + bytes;
+                self.zeroing.push((Zeroing { token, offset, end }, way));
+                self.zero(self.zeroing.len() - 1, port);
+            }
+            Ask::Extents { range } if self.block_device => {
+                let state = ExtentState::Data;
+                port.end(token, Ok(Done::Extents(vec![Extent { range, state }])));
+            }
+            Ask::Extents { range } => {
+                let file = Arc::clone(&self.file);
+                let job = move || JobOutput::Extents(extents(&file, range));
+                port.ring.job(port.owner, token, Box::new(job));
+            }
+            Ask::Resize { bytes } => {
+                let (file, block_device) = (Arc::clone(&self.file), self.block_device);
+                let job = move || JobOutput::Unit(resize(&file, block_device, bytes));
+                port.ring.job(port.owner, token, Box::new(job));
+            }
+        }
+    }
+
+    fn completed(&mut self, _now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
+        let result = match outcome {
+            Outcome::Device(result) => {
+                let zeroing = self
+                    .zeroing
+                    .iter()
+                    .position(|(zero, _)| zero.token == token);
+                if let Some(index) = zeroing {
+                    return self.zeroed(index, result, port);
+                }
+                result
+            }
+            Outcome::Job(JobOutput::Unit(result)) => result.map(|()| Done::Written),
+            Outcome::Job(JobOutput::Extents(result)) => result.map(Done::Extents),
+            other => unreachable!("a file backend starts nothing that ends in {other:?}"),
+        };
+        port.end(token, result.map_err(IoError::from));
+    }
+
+    fn poll(&mut self, _now: Nanos, _port: &mut Port<'_>) {}
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn has_extents(&self) -> bool {
+        !self.block_device
+    }
+}
+
+fn resize(file: &File, block_device: bool, bytes: u64) -> Result<(), Errno> {
+    if block_device {
+        // A device has the size it has; it must hold the volume.
+        use std::io::{Seek, SeekFrom};
+        let has = (&*file)
+            .seek(SeekFrom::End(0))
+            .map_err(|e| Errno::from(&e))?;
+        return if has >= bytes {
+            Ok(())
+        } else {
+            Err(Errno(libc::ENOSPC))
+        };
+    }
+    file.set_len(bytes)
+        .and_then(|()| file.sync_all())
+        .map_err(|e| Errno::from(&e))
+}
+
+/// The allocation of a file from the start of `range`.
+fn extents(file: &File, range: SectorRange) -> Result<Vec<Extent>, Errno> {
+    let seek = |offset: u64, whence: i32| {
+        // SAFETY: a system call on a descriptor that is held.
+        let found = unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence) };
+        if found >= 0 {
+            return Ok(Some(found as u64));
+        }
+        match Errno::last() {
+            Errno(libc::ENXIO) => Ok(None),
+            errno => Err(errno),
+        }
+    };
+    let sector = SECTOR_BYTES as u64;
+    let (mut runs, mut at): (Vec<Extent>, u64) = (Vec::new(), range.start);
+    while at < range.end() && runs.len() < EXTENTS_MAX {
+        let data = match seek(at * sector, libc::SEEK_DATA) {
+            Ok(found) => found.map_or(range.end(), |byte| byte / sector),
+            // A file system that cannot tell holds data everywhere.
+            Err(Errno(libc::EINVAL | libc::EOPNOTSUPP)) => at,
+            Err(errno) => return Err(errno),
+        };
+        let (end, state) = if data > at {
+            (data, ExtentState::Hole)
+        } else {
+            // The file may have a hole that ends within a sector: that sector holds data.
+            let hole = seek(at * sector, libc::SEEK_HOLE).unwrap_or(None);
+            let hole = hole.map_or(range.end(), |byte| byte.div_ceil(sector));
+            (hole.max(at + 1), ExtentState::Data)
+        };
+        let end = end.min(range.end());
+        match runs.last_mut() {
+            Some(last) if last.state == state => last.range.count += end - at,
+            _ => runs.push(Extent {
+                range: SectorRange::between(at, end),
+                state,
+            }),
+        }
+        at = end;
+    }
+    Ok(runs)
+}

@@ -1,0 +1,733 @@
+//! An io_uring with the table of everything that is under way in it.
+//!
+//! Invariants:
+//! 1. An operation's memory lives in its slot until the kernel has ended it; dropping the ring
+//!    cancels what is under way, waits for it, and rather leaks memory than frees it too early.
+//! 2. Every operation that was started ends in exactly one [`Finished`] (a multishot accept: in
+//!    several, of which the last says so).
+//! 3. A transfer is whole or failed: short ones continue where they stopped, a transfer of zero
+//!    bytes fails with `EIO`, `EINTR` and `EAGAIN` are repeated a bounded number of times.
+//! 4. A durable write finishes when the medium has it.
+//!
+//! One thread owns a ring. Nothing here allocates once the table has grown to the largest number
+//! of operations under way, except for jobs (which run on the [`Worker`]).
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use hdcs_core::buf::{Buf, BufMut};
+use hdcs_core::io::{Done, Token};
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+
+use super::Errno;
+use super::durability::Durability;
+use super::worker::{Job, JobOutput, Waker, Worker};
+
+/// How often an operation that made no progress is repeated before it fails.
+const RETRIES_MAX: u32 = 1000;
+/// A transfer that moved too little to continue behind it counts as so many repetitions.
+const NO_PROGRESS_COST: u32 = 100;
+/// Vectors in one transfer at most: the kernel's `UIO_MAXIOV`.
+const VECTORS_MAX: usize = 1024;
+/// A short direct transfer continues at a multiple of this: no device that is accepted needs more.
+const RESTART_ALIGN: u64 = 4096;
+/// How long a dropped ring waits for the kernel.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+/// Completions under this number belong to no operation.
+const NO_OPERATION: u64 = u64::MAX;
+
+/// When queued operations go to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submit {
+    /// All of a turn at once.
+    Batch,
+    /// Each transfer to a device at once, so that a device with little latency starts earlier.
+    Each,
+}
+
+/// How a ring is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct RingConfig {
+    /// Places in the submission queue; the completion queue has eight times as many.
+    pub entries: u32,
+    /// When operations go to the kernel.
+    pub submit: Submit,
+    /// Whether completions are handled only when the thread waits (`DEFER_TASKRUN`).
+    pub defer_taskrun: bool,
+}
+
+impl Default for RingConfig {
+    fn default() -> Self {
+        Self {
+            entries: 512,
+            submit: Submit::Batch,
+            defer_taskrun: false,
+        }
+    }
+}
+
+/// Whose operation it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The read cache.
+    Cache,
+    /// The write log of the volume in this slot.
+    Log(u32),
+    /// The backend of the volume in this slot.
+    Backend(u32),
+    /// Receiving on the connection in this slot.
+    Receive(u32),
+    /// Sending on the connection in this slot.
+    Send(u32),
+    /// The listener in this slot.
+    Listener(u32),
+    /// Work of the shard itself.
+    Shard,
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// A read, write, sync or allocation.
+    Device(Result<Done, Errno>),
+    /// So many bytes were received or sent.
+    Count(Result<usize, Errno>),
+    /// A connection came in, or accepting failed; `last` when the listener accepts no more.
+    Accepted {
+        /// The connection.
+        connection: Result<OwnedFd, Errno>,
+        /// Whether this was the last outcome of the operation.
+        last: bool,
+    },
+    /// A job of the worker.
+    Job(JobOutput),
+    /// Another thread has woken the ring.
+    Woken,
+}
+
+/// The end of one operation.
+#[derive(Debug)]
+pub struct Finished {
+    /// Whose.
+    pub owner: Owner,
+    /// Which of the owner's.
+    pub token: Token,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// Names a running operation, to cancel it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key(u64);
+
+#[derive(Debug)]
+enum Kind {
+    Free,
+    Read(BufMut),
+    /// Holds the data until the kernel has it.
+    Write {
+        _data: Vec<Buf>,
+    },
+    /// The `fdatasync` after a write, or one on its own.
+    Sync,
+    Allocate {
+        mode: i32,
+    },
+    Receive {
+        address: *mut u8,
+    },
+    Send {
+        message: *const libc::msghdr,
+    },
+    Accept,
+    Wake,
+}
+
+struct Operation {
+    kind: Kind,
+    owner: Owner,
+    token: Token,
+    generation: u32,
+    fd: RawFd,
+    offset: u64,
+    /// Bytes in all; of an accepted piece of work the whole, of a socket the most.
+    bytes: u64,
+    done: u64,
+    durable: Option<Durability>,
+    retries: u32,
+    /// Stays with the slot, so that its capacity is used again.
+    vectors: Vec<libc::iovec>,
+}
+
+/// See the module.
+pub struct Ring {
+    uring: Option<IoUring>,
+    operations: Vec<Operation>,
+    free: Vec<u32>,
+    /// Operations that found the submission queue full.
+    backlog: std::collections::VecDeque<squeue::Entry>,
+    running: usize,
+    finished: Vec<Finished>,
+    worker: Worker,
+    woken: Box<u64>,
+    config: RingConfig,
+    pending: bool,
+}
+
+impl Ring {
+    /// A ring; the calling thread is the only one that may use it.
+    pub fn new(config: RingConfig) -> io::Result<Self> {
+        let uring = Self::build(config)?;
+        let mut ring = Self {
+            uring: Some(uring),
+            operations: Vec::new(),
+            free: Vec::new(),
+            backlog: std::collections::VecDeque::new(),
+            running: 0,
+            finished: Vec::new(),
+            worker: Worker::start()?,
+            woken: Box::new(0),
+            config,
+            pending: false,
+        };
+        ring.arm_waker();
+        Ok(ring)
+    }
+
+    fn build(config: RingConfig) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        builder
+            .setup_clamp()
+            .setup_cqsize(config.entries * 8)
+            .setup_submit_all()
+            .setup_single_issuer();
+        if config.defer_taskrun {
+            builder.setup_defer_taskrun();
+        } else {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+        }
+        match builder.build(config.entries) {
+            // A kernel before 6.0 knows no single issuer, one before 5.19 no cooperative work.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
+                .setup_clamp()
+                .setup_cqsize(config.entries * 8)
+                .build(config.entries),
+            built => built,
+        }
+    }
+
+    /// What wakes the thread of this ring from another thread; it shows as [`Outcome::Woken`].
+    pub fn waker(&self) -> Waker {
+        self.worker.waker()
+    }
+
+    /// Operations under way, jobs included, the waker's own not.
+    pub fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Fill `buf` from `offset`.
+    pub fn read(&mut self, owner: Owner, token: Token, fd: RawFd, offset: u64, mut buf: BufMut) {
+        let bytes = buf.len() as u64;
+        let vector = libc::iovec {
+            iov_base: buf.as_mut_ptr().cast(),
+            iov_len: buf.len(),
+        };
+        let slot = self.take(Kind::Read(buf), owner, token, fd);
+        let operation = &mut self.operations[slot as usize];
+        operation.offset = offset;
+        operation.bytes = bytes;
+        operation.vectors.push(vector);
+        self.start_transfer(slot);
+    }
+
+    /// Write the buffers one after another at `offset`; durable on completion if asked.
+    pub fn write(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        fd: RawFd,
+        offset: u64,
+        data: Vec<Buf>,
+        durable: Option<Durability>,
+    ) {
+        let slot = self.take(Kind::Write { _data: Vec::new() }, owner, token, fd);
+        let operation = &mut self.operations[slot as usize];
+        let mut bytes = 0;
+        for buf in &data {
+            let base = buf.as_ptr().cast_mut();
+            bytes += buf.len() as u64;
+            // Neighbours in memory make one vector: fewer segments for the device.
+            if let Some(last) = operation.vectors.last_mut()
+                && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base
+            {
+                last.iov_len += buf.len();
+                continue;
+            }
+            operation.vectors.push(libc::iovec {
+                iov_base: base.cast(),
+                iov_len: buf.len(),
+            });
+        }
+        operation.kind = Kind::Write { _data: data };
+        operation.offset = offset;
+        operation.bytes = bytes;
+        operation.durable = durable;
+        if bytes == 0 {
+            self.finish_device(slot, Ok(()));
+        } else {
+            self.start_transfer(slot);
+        }
+    }
+
+    /// Make everything that was written to the file durable.
+    pub fn sync(&mut self, owner: Owner, token: Token, fd: RawFd) {
+        let slot = self.take(Kind::Sync, owner, token, fd);
+        self.start(slot);
+    }
+
+    /// `fallocate` with `mode`.
+    pub fn allocate(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        fd: RawFd,
+        mode: i32,
+        offset: u64,
+        bytes: u64,
+    ) {
+        let slot = self.take(Kind::Allocate { mode }, owner, token, fd);
+        self.operations[slot as usize].offset = offset;
+        self.operations[slot as usize].bytes = bytes;
+        self.start(slot);
+    }
+
+    /// Run something that blocks on the worker thread.
+    pub fn job(&mut self, owner: Owner, token: Token, job: Job) {
+        self.running += 1;
+        self.worker.submit(owner, token, job);
+    }
+
+    /// Receive up to `bytes` bytes from a socket to `address`.
+    ///
+    /// # Safety
+    /// The memory must stay valid and untouched until the operation has finished.
+    pub unsafe fn receive(
+        &mut self,
+        owner: Owner,
+        socket: RawFd,
+        address: *mut u8,
+        bytes: usize,
+    ) -> Key {
+        let slot = self.take(Kind::Receive { address }, owner, Token(0), socket);
+        self.operations[slot as usize].bytes = bytes as u64;
+        self.start(slot)
+    }
+
+    /// Send a message on a socket; perhaps only part of it.
+    ///
+    /// # Safety
+    /// The message and all it points to must stay valid and unchanged until the operation has
+    /// finished.
+    pub unsafe fn send(
+        &mut self,
+        owner: Owner,
+        socket: RawFd,
+        message: *const libc::msghdr,
+    ) -> Key {
+        let slot = self.take(Kind::Send { message }, owner, Token(0), socket);
+        self.start(slot)
+    }
+
+    /// Accept connections until it is cancelled or fails.
+    pub fn accept(&mut self, owner: Owner, listener: RawFd) -> Key {
+        let slot = self.take(Kind::Accept, owner, Token(0), listener);
+        self.start(slot)
+    }
+
+    /// Ask the kernel to end an operation early; it still finishes, by `ECANCELED` perhaps.
+    pub fn cancel(&mut self, key: Key) {
+        let entry = opcode::AsyncCancel::new(key.0)
+            .build()
+            .user_data(NO_OPERATION);
+        self.push(entry);
+    }
+
+    /// Hand what is queued to the kernel, and unless something has finished already, wait for the
+    /// first completion, at most `timeout`.
+    pub fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.drain_backlog();
+        let ready = !self.finished.is_empty() || !self.uring().completion().is_empty();
+        let result = if ready || timeout == Some(Duration::ZERO) {
+            if self.uring().submission().is_empty() && !self.uring().submission().taskrun() {
+                return Ok(());
+            }
+            self.uring().submit()
+        } else if let Some(timeout) = timeout {
+            let time = Timespec::from(timeout);
+            let args = SubmitArgs::new().timespec(&time);
+            self.uring().submitter().submit_with_args(1, &args)
+        } else {
+            self.uring().submit_and_wait(1)
+        };
+        self.pending = false;
+        match result {
+            Ok(_) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Move what has finished to the end of `out`.
+    pub fn reap(&mut self, out: &mut Vec<Finished>) {
+        loop {
+            let Some(entry) = self.uring().completion().next() else {
+                break;
+            };
+            self.complete(&entry);
+        }
+        self.drain_backlog();
+        out.append(&mut self.finished);
+    }
+
+    fn uring(&mut self) -> &mut IoUring {
+        self.uring.as_mut().expect("present until drop")
+    }
+
+    fn take(&mut self, kind: Kind, owner: Owner, token: Token, fd: RawFd) -> u32 {
+        self.running += 1;
+        let Some(slot) = self.free.pop() else {
+            self.operations.push(Operation {
+                kind,
+                owner,
+                token,
+                generation: 0,
+                fd,
+                offset: 0,
+                bytes: 0,
+                done: 0,
+                durable: None,
+                retries: 0,
+                vectors: Vec::new(),
+            });
+            return self.operations.len() as u32 - 1;
+        };
+        let operation = &mut self.operations[slot as usize];
+        operation.kind = kind;
+        operation.owner = owner;
+        operation.token = token;
+        operation.fd = fd;
+        operation.offset = 0;
+        operation.bytes = 0;
+        operation.done = 0;
+        operation.durable = None;
+        operation.retries = 0;
+        slot
+    }
+
+    fn release(&mut self, slot: u32) -> Kind {
+        let operation = &mut self.operations[slot as usize];
+        operation.generation = operation.generation.wrapping_add(1);
+        operation.vectors.clear();
+        self.free.push(slot);
+        self.running -= 1;
+        std::mem::replace(&mut operation.kind, Kind::Free)
+    }
+
+    fn arm_waker(&mut self) {
+        let fd = self.worker.eventfd();
+        let slot = self.take(Kind::Wake, Owner::Shard, Token(0), fd);
+        self.running -= 1;
+        self.start(slot);
+    }
+
+    fn start_transfer(&mut self, slot: u32) {
+        self.start(slot);
+        if self.config.submit == Submit::Each && self.pending {
+            // A refusal is not lost: the entries stay queued until the next turn.
+            let _ = self.uring().submit();
+            self.pending = false;
+        }
+    }
+
+    /// Queue an operation, or what is left of it.
+    fn start(&mut self, slot: u32) -> Key {
+        let woken: *mut u64 = &raw mut *self.woken;
+        let operation = &self.operations[slot as usize];
+        let fd = Fd(operation.fd);
+        let entry = match &operation.kind {
+            Kind::Read(_) => {
+                let vectors = &operation.vectors;
+                let vector = vectors[0];
+                let (base, len) = (vector.iov_base.cast(), vector.iov_len as u32);
+                opcode::Read::new(fd, base, len)
+                    .offset(operation.offset + operation.done)
+                    .build()
+            }
+            Kind::Write { .. } => {
+                let flags = match operation.durable {
+                    Some(Durability::Dsync) => libc::RWF_DSYNC,
+                    _ => 0,
+                };
+                let offset = operation.offset + operation.done;
+                let vectors = &operation.vectors;
+                if let [vector] = vectors[..] {
+                    let (base, len) = (vector.iov_base.cast(), vector.iov_len as u32);
+                    opcode::Write::new(fd, base, len)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build()
+                } else {
+                    let count = vectors.len().min(VECTORS_MAX) as u32;
+                    opcode::Writev::new(fd, vectors.as_ptr().cast(), count)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build()
+                }
+            }
+            Kind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Kind::Allocate { mode } => opcode::Fallocate::new(fd, operation.bytes)
+                .offset(operation.offset)
+                .mode(*mode)
+                .build(),
+            Kind::Receive { address } => {
+                opcode::Recv::new(fd, *address, operation.bytes as u32).build()
+            }
+            Kind::Send { message } => opcode::SendMsg::new(fd, (*message).cast())
+                .flags(libc::MSG_NOSIGNAL as u32)
+                .build(),
+            Kind::Accept => opcode::AcceptMulti::new(fd)
+                .flags(libc::SOCK_CLOEXEC)
+                .build(),
+            Kind::Wake => opcode::Read::new(fd, woken.cast(), 8).build(),
+            Kind::Free => unreachable!("a free slot is never started"),
+        };
+        let key = u64::from(operation.generation) << 32 | u64::from(slot);
+        self.push(entry.user_data(key));
+        Key(key)
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        self.pending = true;
+        if !self.backlog.is_empty() || !self.try_push(&entry) {
+            self.backlog.push_back(entry);
+        }
+    }
+
+    fn try_push(&mut self, entry: &squeue::Entry) -> bool {
+        let uring = self.uring();
+        if uring.submission().is_full() {
+            // A refusal leaves the queue full, and the entry goes to the backlog.
+            let _ = uring.submit();
+        }
+        // SAFETY: what the entry points to lives in its slot (or with the caller of an unsafe
+        // method) until its completion.
+        unsafe { uring.submission().push(entry) }.is_ok()
+    }
+
+    fn drain_backlog(&mut self) {
+        while let Some(entry) = self.backlog.pop_front() {
+            if !self.try_push(&entry) {
+                self.backlog.push_front(entry);
+                return;
+            }
+        }
+    }
+
+    fn complete(&mut self, entry: &cqueue::Entry) {
+        let key = entry.user_data();
+        if key == NO_OPERATION {
+            return;
+        }
+        let slot = key as u32;
+        let result = if entry.result() < 0 {
+            Err(Errno(-entry.result()))
+        } else {
+            Ok(entry.result() as u64)
+        };
+        let operation = &mut self.operations[slot as usize];
+        assert!(
+            operation.generation == (key >> 32) as u32,
+            "a completion for an operation that has ended"
+        );
+        if let Err(Errno(libc::EINTR | libc::EAGAIN)) = result
+            && operation.retries < RETRIES_MAX
+            && !matches!(operation.kind, Kind::Accept)
+        {
+            operation.retries += 1;
+            self.start(slot);
+            return;
+        }
+        match operation.kind {
+            Kind::Read(_) | Kind::Write { .. } => self.transferred(slot, result),
+            Kind::Sync | Kind::Allocate { .. } => self.finish_device(slot, result.map(|_| ())),
+            Kind::Receive { .. } | Kind::Send { .. } => {
+                let outcome = Outcome::Count(result.map(|bytes| bytes as usize));
+                self.finish(slot, outcome);
+            }
+            Kind::Accept => {
+                let last = !cqueue::more(entry.flags());
+                // SAFETY: the kernel has just made this descriptor for us.
+                let connection = result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
+                let outcome = Outcome::Accepted { connection, last };
+                if last {
+                    self.finish(slot, outcome);
+                } else {
+                    self.finished.push(Finished {
+                        owner: operation.owner,
+                        token: operation.token,
+                        outcome,
+                    });
+                }
+            }
+            Kind::Wake => {
+                self.start(slot);
+                while let Some((owner, token, output)) = self.worker.take() {
+                    self.running -= 1;
+                    self.finished.push(Finished {
+                        owner,
+                        token,
+                        outcome: Outcome::Job(output),
+                    });
+                }
+                self.finished.push(Finished {
+                    owner: Owner::Shard,
+                    token: Token(0),
+                    outcome: Outcome::Woken,
+                });
+            }
+            Kind::Free => unreachable!("a free slot has no completion"),
+        }
+    }
+
+    /// A transfer moved some bytes, or failed.
+    fn transferred(&mut self, slot: u32, result: Result<u64, Errno>) {
+        let operation = &mut self.operations[slot as usize];
+        let moved = match result {
+            Ok(0) => return self.finish_device(slot, Err(Errno(libc::EIO))),
+            Ok(moved) => moved,
+            Err(errno) => return self.finish_device(slot, Err(errno)),
+        };
+        if operation.done + moved < operation.bytes {
+            // A direct transfer can only continue at a multiple of the device's block; what was
+            // moved beyond that is moved again. Vectors that were all moved are dropped.
+            let in_file = operation.offset + operation.done + moved;
+            let restart = in_file - in_file % RESTART_ALIGN;
+            let position = restart.saturating_sub(operation.offset).max(operation.done);
+            if position == operation.done {
+                operation.retries += NO_PROGRESS_COST;
+                if operation.retries > RETRIES_MAX {
+                    return self.finish_device(slot, Err(Errno(libc::EIO)));
+                }
+            }
+            advance(&mut operation.vectors, position - operation.done);
+            operation.done = position;
+            self.start(slot);
+            return;
+        }
+        operation.done = operation.bytes;
+        if operation.durable == Some(Durability::Fdatasync)
+            && matches!(operation.kind, Kind::Write { .. })
+        {
+            operation.kind = Kind::Sync;
+            operation.retries = 0;
+            self.start(slot);
+            return;
+        }
+        self.finish_device(slot, Ok(()));
+    }
+
+    fn finish_device(&mut self, slot: u32, result: Result<(), Errno>) {
+        let Operation { owner, token, .. } = self.operations[slot as usize];
+        let kind = self.release(slot);
+        let result = result.map(|()| match kind {
+            Kind::Read(buf) => Done::Read(buf),
+            _ => Done::Written,
+        });
+        self.finished.push(Finished {
+            owner,
+            token,
+            outcome: Outcome::Device(result),
+        });
+    }
+
+    fn finish(&mut self, slot: u32, outcome: Outcome) {
+        let Operation { owner, token, .. } = self.operations[slot as usize];
+        self.release(slot);
+        self.finished.push(Finished {
+            owner,
+            token,
+            outcome,
+        });
+    }
+}
+
+/// Drop the first `bytes` bytes from the vectors.
+fn advance(vectors: &mut Vec<libc::iovec>, mut bytes: u64) {
+    let mut whole = 0;
+    for vector in vectors.iter_mut() {
+        let len = vector.iov_len as u64;
+        if bytes < len {
+            vector.iov_base = vector
+                .iov_base
+                .cast::<u8>()
+                .wrapping_add(bytes as usize)
+                .cast();
+            vector.iov_len -= bytes as usize;
+            break;
+        }
+        bytes -= len;
+        whole += 1;
+    }
+    vectors.drain(..whole);
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let everything = opcode::AsyncCancel2::new(CancelBuilder::any().all())
+            .build()
+            .user_data(NO_OPERATION);
+        self.backlog.clear();
+        self.push(everything);
+        let busy = |ring: &Self| {
+            ring.operations
+                .iter()
+                .any(|operation| !matches!(operation.kind, Kind::Free | Kind::Wake))
+        };
+        let started = std::time::Instant::now();
+        while busy(self) && started.elapsed() < DROP_PATIENCE {
+            if self
+                .submit_and_wait(Some(Duration::from_millis(10)))
+                .is_err()
+            {
+                break;
+            }
+            let mut finished = Vec::new();
+            self.reap(&mut finished);
+        }
+        // The kernel ends the waker's read when the descriptor of the ring is closed, at a time of
+        // its own: its eight bytes stay.
+        std::mem::forget(std::mem::take(&mut self.woken));
+        if busy(self) {
+            tracing::error!("the kernel did not end every operation in time; memory stays behind");
+            std::mem::forget(std::mem::take(&mut self.operations));
+        }
+        drop(self.uring.take());
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let fd = self.uring.as_ref().map(AsRawFd::as_raw_fd);
+        write!(f, "Ring(fd {fd:?}, {} under way)", self.running)
+    }
+}
