@@ -1,6 +1,39 @@
-# HDCS: `make demo` shows it, `make test` proves it. Other targets: see README.md.
-.PHONY: build test
-build:
-	cargo build --release
-test:
-	cargo test --workspace
+# HDCS: `make demo` shows it, `make test` proves it. `make help` lists the rest.
+SHELL := /bin/bash
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+# pytest and libnbd come with the distribution's Python, whatever else is installed.
+PYTHON := /usr/bin/python3
+PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider
+HDCS := target/release/hdcs
+
+.PHONY: help setup build test demo run bench crash sim fuzz clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+setup: ## install what is missing (Debian packages; says so when cargo is)
+	@testenv/setup.sh
+
+build: setup ## target/release/hdcs and the benchmark
+	cargo build --release --workspace
+
+# Quick things first; each step is bounded in time. This is all that CI runs.
+test: setup ## everything that must hold, in under 30 minutes on 2 cores
+	cargo fmt --all --check
+	timeout 900 cargo clippy --workspace --all-targets -- -D warnings
+	timeout 900 cargo test --workspace
+	timeout 900 cargo build --release --workspace
+	timeout 600 $(PYTEST) tests
+
+demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
+	timeout 300 testenv/demo.sh
+
+run: build ## a node in the foreground
+	testenv/run.sh
+
+bench: build ## side by side with the device and peers (QUICK=1 ONLY=profile REPEAT=n)
+	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+clean: ## remove what was built
+	cargo clean

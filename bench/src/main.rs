@@ -1,3 +1,43 @@
-//! Placeholder.
+//! The benchmark suite of HDCS: side-by-side runs against peers and the device's floor, the demo,
+//! and the crash test of the real program.
+//!
+//! Everything that it starts is its child and ends with it. Figures of one run compare with each
+//! other; figures of two runs do not.
 
-fn main() {}
+mod compare;
+mod failure;
+mod fio;
+mod node;
+mod peers;
+mod plot;
+mod process;
+mod profiles;
+mod replay;
+mod report;
+mod results;
+mod steady;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Measure, show and torture HDCS.
+#[derive(Parser)]
+#[command(name = "hdcs-bench")]
+enum Job {
+    /// Every peer under every profile, side by side.
+    Compare(compare::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Job::parse() {
+        Job::Compare(options) => compare::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("hdcs-bench: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

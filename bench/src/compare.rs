@@ -1,0 +1,240 @@
+//! `hdcs-bench compare`: every peer under every profile, side by side in one run.
+//!
+//! Repetitions are interleaved (all peers, then all peers again), so that drift of the machine
+//! hits everybody; ratios are formed within a repetition, and their median counts.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::failure::{Context, Failure, Result};
+use crate::fio::{self, Outcome};
+use crate::peers::{Lab, Peer};
+use crate::profiles::{self, Profile};
+use crate::results::Directory;
+use crate::{plot, replay, report, steady};
+
+/// What to compare.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// One short repetition: to see that everything works, not to measure.
+    #[arg(long)]
+    quick: bool,
+    /// Only these parts, by comma: names of profiles, `steady`, `replay`.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these peers, by comma.
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Repetitions.
+    #[arg(long, default_value_t = 3)]
+    repeat: u32,
+    /// Seconds of one run.
+    #[arg(long, default_value_t = 5)]
+    seconds: u32,
+    /// The program.
+    #[arg(long, default_value = "target/release/hdcs")]
+    hdcs: PathBuf,
+    /// Where the peers keep their disks, about 40 GB; removed at the end.
+    #[arg(long, default_value = "target/bench-data")]
+    data: PathBuf,
+    /// Where the results go, in a directory of their own.
+    #[arg(long, default_value = "bench/results")]
+    results: PathBuf,
+}
+
+/// One run of one profile on one peer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// Name of the profile.
+    pub profile: &'static str,
+    /// Name of the peer.
+    pub peer: &'static str,
+    /// Which repetition, from 0.
+    pub repetition: u32,
+    /// What fio saw.
+    pub outcome: Outcome,
+    /// Server's CPU time for one request, in microseconds, while the load ran.
+    pub server_cpu_us: f64,
+    /// The same with what the server did afterwards to bring the data home (HDCS: destage).
+    pub server_cpu_settled_us: f64,
+    /// Server's resident memory at the end, in bytes.
+    pub server_rss_bytes: u64,
+    /// What HDCS said of the volume before and after.
+    pub volume: Option<[Value; 2]>,
+}
+
+/// Everything that a comparison found.
+#[derive(Debug, Default, Serialize)]
+pub struct Findings {
+    /// Every run.
+    pub samples: Vec<Sample>,
+    /// A durable 4 KiB write by fio, in microseconds, once for each repetition.
+    pub durable_write_us: Vec<f64>,
+    /// The steady state, if it was run.
+    pub steady: Vec<steady::Steady>,
+    /// Replay of a full log, if it was run.
+    pub replay: Vec<replay::Replay>,
+}
+
+impl Options {
+    fn wants(&self, part: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| name == part)
+    }
+
+    fn chosen_peers(&self) -> Result<Vec<Peer>> {
+        for name in &self.peers {
+            if !Peer::ALL.iter().any(|peer| peer.name() == name) {
+                let known: Vec<&str> = Peer::ALL.iter().map(|peer| peer.name()).collect();
+                return Err(Failure::new(format!(
+                    "no peer `{name}`; there are {}",
+                    known.join(", ")
+                )));
+            }
+        }
+        let named = |peer: &Peer| {
+            self.peers.is_empty() || self.peers.iter().any(|name| name == peer.name())
+        };
+        let peers: Vec<Peer> = Peer::ALL.into_iter().filter(named).collect();
+        if peers.iter().any(|peer| peer.is_hdcs()) && !self.hdcs.exists() {
+            return Err(Failure::new(format!(
+                "no program at {}: run `make build`",
+                self.hdcs.display()
+            )));
+        }
+        Ok(peers)
+    }
+
+    fn chosen_profiles(&self) -> Result<Vec<Profile>> {
+        let all = profiles::all();
+        for name in &self.only {
+            if !["steady", "replay"].contains(&name.as_str())
+                && !all.iter().any(|profile| profile.name == name)
+            {
+                let known: Vec<&str> = all.iter().map(|profile| profile.name).collect();
+                return Err(Failure::new(format!(
+                    "no profile `{name}`; there are {}, steady, replay",
+                    known.join(", ")
+                )));
+            }
+        }
+        Ok(all
+            .into_iter()
+            .filter(|profile| self.wants(profile.name))
+            .collect())
+    }
+}
+
+/// Run the comparison and write its results.
+pub fn run(options: &Options) -> Result<()> {
+    let (peers, profiles) = (options.chosen_peers()?, options.chosen_profiles()?);
+    let (repetitions, seconds) = if options.quick {
+        (1, 2)
+    } else {
+        (options.repeat.max(1), options.seconds.max(1))
+    };
+    let results = Directory::create(&options.results)?;
+    let mut findings = Findings::default();
+    std::fs::create_dir_all(&options.data).context(options.data.display())?;
+    let scratch = tempfile::Builder::new()
+        .prefix("run-")
+        .tempdir_in(&options.data)
+        .context(options.data.display())?;
+    let scratch_path = std::path::absolute(scratch.path()).context("scratch directory")?;
+
+    if !profiles.is_empty() {
+        let lab = Lab::up(&scratch_path.join("lab"), &options.hdcs, &peers)?;
+        for repetition in 0..repetitions {
+            measure_floor(&lab, seconds, repetition, &results, &mut findings)?;
+            for profile in &profiles {
+                for peer in peers.iter().copied().filter(|peer| peer.takes(profile)) {
+                    let sample = measure(&lab, profile, peer, repetition, seconds, &results)?;
+                    eprintln!("bench: {}", report::one_line(&sample));
+                    findings.samples.push(sample);
+                }
+            }
+        }
+        lab.down()?;
+    }
+    let hdcs = peers.iter().any(|peer| peer.is_hdcs());
+    for repetition in 0..repetitions {
+        if hdcs && options.wants("steady") {
+            findings.steady.push(steady::run(
+                &options.hdcs,
+                &scratch_path,
+                repetition,
+                options.quick,
+                &results,
+            )?);
+        }
+        if hdcs && options.wants("replay") {
+            findings
+                .replay
+                .push(replay::run(&options.hdcs, &scratch_path, options.quick)?);
+        }
+    }
+    finish(&findings, &results)
+}
+
+/// What a durable write costs without any server.
+fn measure_floor(
+    lab: &Lab,
+    seconds: u32,
+    repetition: u32,
+    results: &Directory,
+    findings: &mut Findings,
+) -> Result<()> {
+    let raw = results.raw(&format!("durable-write-{repetition}"));
+    let micros =
+        fio::durable_write_us(&lab.device_file(), crate::peers::DISK_BYTES, seconds, &raw)?;
+    eprintln!("bench: durable 4k write (write, fdatasync): {micros:.0} µs");
+    findings.durable_write_us.push(micros);
+    Ok(())
+}
+
+/// One run.
+fn measure(
+    lab: &Lab,
+    profile: &Profile,
+    peer: Peer,
+    repetition: u32,
+    seconds: u32,
+    results: &Directory,
+) -> Result<Sample> {
+    let at = |error| Failure::new(format!("{} on {}: {error}", profile.name, peer.name()));
+    lab.prepare(peer, profile).map_err(at)?;
+    let load = Lab::fit(profile, peer, seconds, u64::from(repetition) + 1);
+    let shown_before = lab.show(peer).map_err(at)?;
+    let before = lab.usage(peer)?;
+    let raw = results.raw(&format!("{}-{}-{repetition}", profile.name, peer.name()));
+    let outcome = load.run(&lab.target(peer)?, &raw).map_err(at)?;
+    let after = lab.usage(peer)?;
+    lab.settle(peer, profile).map_err(at)?;
+    let settled = lab.usage(peer)?;
+    let shown_after = lab.show(peer).map_err(at)?;
+    let requests = outcome.requests as f64;
+    Ok(Sample {
+        profile: profile.name,
+        peer: peer.name(),
+        repetition,
+        server_cpu_us: (after.cpu_us - before.cpu_us) / requests,
+        server_cpu_settled_us: (settled.cpu_us - before.cpu_us) / requests,
+        server_rss_bytes: after.rss_bytes,
+        volume: peer.is_hdcs().then_some([shown_before, shown_after]),
+        outcome,
+    })
+}
+
+/// Write tables, JSON and plots, and print the tables.
+fn finish(findings: &Findings, results: &Directory) -> Result<()> {
+    let text = report::render(findings);
+    println!("{text}");
+    results.write("report.txt", &text)?;
+    let json = serde_json::to_string_pretty(findings).context("results as JSON")?;
+    results.write("results.json", &json)?;
+    plot::comparison(findings, results)?;
+    eprintln!("bench: results in {}", Path::new(results.path()).display());
+    Ok(())
+}

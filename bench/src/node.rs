@@ -1,0 +1,122 @@
+//! A node of HDCS as its user has it: the program, its data directory and its command line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::failure::{Context, Result};
+use crate::fio::Target;
+use crate::process::{self, Server, Usage};
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    binary: PathBuf,
+    data: PathBuf,
+    server: Server,
+}
+
+/// How a volume is made.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    /// Name, also of the NBD export.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Size of its log in bytes.
+    pub log_bytes: u64,
+    /// `on-write`, `on-flush` or `auto`.
+    pub persist: &'static str,
+    /// URL of the backend; `None`: the default below the data directory.
+    pub backend: Option<String>,
+}
+
+impl Node {
+    /// Start `hdcs serve` on `data`, with `config` as its configuration file if there is one.
+    pub fn start(binary: &Path, data: &Path, config: Option<&str>) -> Result<Self> {
+        fs::create_dir_all(data).context(data.display())?;
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--data").arg(data);
+        if let Some(config) = config {
+            let path = data.with_extension("toml");
+            fs::write(&path, config).context(path.display())?;
+            command.arg("--config").arg(path);
+        }
+        let server = Server::start_until_ready("hdcs", &mut command, &data.with_extension("log"))?;
+        Ok(Self {
+            binary: binary.to_path_buf(),
+            data: data.to_path_buf(),
+            server,
+        })
+    }
+
+    /// The NBD socket.
+    pub fn socket(&self) -> PathBuf {
+        self.data.join("nbd.sock")
+    }
+
+    /// A volume as fio's target.
+    pub fn target(&self, volume: &str) -> Target {
+        Target::Nbd {
+            socket: self.socket(),
+            export: volume.to_owned(),
+        }
+    }
+
+    /// CPU time and memory of the daemon.
+    pub fn usage(&self) -> Result<Usage> {
+        self.server.usage()
+    }
+
+    /// Run a command of the program against this node; what it printed.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        process::output_of(
+            Command::new(&self.binary)
+                .arg("--data")
+                .arg(&self.data)
+                .args(arguments),
+        )
+    }
+
+    /// Create a volume.
+    pub fn create(&self, volume: &VolumeOptions) -> Result<()> {
+        let (size, log) = (volume.bytes.to_string(), volume.log_bytes.to_string());
+        let mut arguments = vec![
+            "volume",
+            "create",
+            &volume.name,
+            "--size",
+            &size,
+            "--log-size",
+            &log,
+        ];
+        arguments.extend(["--persist", volume.persist]);
+        if let Some(backend) = &volume.backend {
+            arguments.extend(["--backend", backend]);
+        }
+        self.command(&arguments).map(drop)
+    }
+
+    /// Everything that the node says of a volume.
+    pub fn show(&self, volume: &str) -> Result<Value> {
+        let text = self.command(&["volume", "show", volume, "--json"])?;
+        serde_json::from_str(&text).context(format_args!("hdcs volume show {volume} --json"))
+    }
+
+    /// Destage all that is dirty and wait for it.
+    pub fn flush(&self, volume: &str) -> Result<()> {
+        self.command(&["volume", "flush", volume]).map(drop)
+    }
+
+    /// SIGKILL.
+    pub fn kill(self) -> Result<()> {
+        self.server.kill()
+    }
+
+    /// SIGTERM, and wait for the end.
+    pub fn stop(self) -> Result<()> {
+        self.server.stop().map(drop)
+    }
+}

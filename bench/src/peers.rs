@@ -1,0 +1,349 @@
+//! Who is compared, and how each is brought up.
+//!
+//! All peers store on the same file system, on files that were written before. They run all the
+//! time and idle while another one is measured; a volume of HDCS is destaged before its turn ends,
+//! so that it does not work on behind its neighbour's back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Context, Result};
+use crate::fio::{Load, Target};
+use crate::node::{Node, VolumeOptions};
+use crate::process::{Server, Usage};
+use crate::profiles::{CACHE_LINE_BYTES, Profile};
+
+/// Size of every peer's disk.
+pub const DISK_BYTES: u64 = 4 << 30;
+/// The range of reads that are meant to hit: it fits the DRAM tier of one node and the SSD tier of
+/// the other.
+pub const HIT_SPAN_BYTES: u64 = 1 << 30;
+/// Logs that take a whole run of writes, so that the run measures the log and not the destage;
+/// that is what `steady` is for.
+const LOG_BYTES: u64 = 4 << 30;
+/// Writes of one run at most: well below the share of the log at which writes are slowed.
+const WRITTEN_BYTES_MAX: u64 = 3 << 29;
+
+/// One contestant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Peer {
+    /// fio on a file with io_uring: what the device can do, not durable.
+    Device,
+    /// nbdkit's memory plugin: what NBD can do without storing anything.
+    Nbdkit,
+    /// qemu-nbd on a raw file, cache=none, io_uring.
+    Qemu,
+    /// HDCS, writes durable before the ack.
+    OnWrite,
+    /// HDCS, writes durable at the flush.
+    OnFlush,
+    /// HDCS, reads from its DRAM tier.
+    DramHit,
+    /// HDCS, reads from its SSD tier.
+    SsdHit,
+    /// HDCS, reads that its caches have not.
+    Miss,
+}
+
+impl Peer {
+    /// All of them, in the order of the tables.
+    pub const ALL: [Self; 8] = [
+        Self::Device,
+        Self::Nbdkit,
+        Self::Qemu,
+        Self::OnWrite,
+        Self::OnFlush,
+        Self::DramHit,
+        Self::SsdHit,
+        Self::Miss,
+    ];
+
+    /// Name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Nbdkit => "nbdkit-memory",
+            Self::Qemu => "qemu-nbd",
+            Self::OnWrite => "hdcs-on-write",
+            Self::OnFlush => "hdcs-on-flush",
+            Self::DramHit => "hdcs-dram-hit",
+            Self::SsdHit => "hdcs-ssd-hit",
+            Self::Miss => "hdcs-miss",
+        }
+    }
+
+    /// Whether it is a face of HDCS.
+    pub const fn is_hdcs(self) -> bool {
+        !matches!(self, Self::Device | Self::Nbdkit | Self::Qemu)
+    }
+
+    /// Whether the profile makes sense on it.
+    pub fn takes(self, profile: &Profile) -> bool {
+        match self {
+            Self::Device | Self::Nbdkit | Self::Qemu => true,
+            Self::OnWrite | Self::OnFlush => !profile.reads(),
+            Self::DramHit | Self::SsdHit | Self::Miss => profile.reads(),
+        }
+    }
+
+    /// The volume that is its face.
+    const fn volume(self) -> &'static str {
+        match self {
+            Self::OnFlush => "on-flush",
+            Self::DramHit => "dram",
+            Self::SsdHit => "ssd",
+            Self::Miss => "miss",
+            _ => "on-write",
+        }
+    }
+}
+
+/// Everything that is up for a comparison.
+pub struct Lab {
+    directory: PathBuf,
+    nbdkit: Option<Server>,
+    qemu: Option<Server>,
+    /// Much DRAM: writes, and reads that hit DRAM.
+    node: Option<Node>,
+    /// Little DRAM and an SSD tier that holds all: reads that hit it, and misses.
+    small: Option<Node>,
+}
+
+/// Configuration of the node with much memory.
+const LARGE_CONFIG: &str = "memory_max_mib = 3072\ncache_total_size_mib = 1024\n";
+/// Configuration of the node whose DRAM tier holds next to nothing.
+const SMALL_CONFIG: &str = "memory_max_mib = 320\ncache_total_size_mib = 3072\n";
+
+impl Lab {
+    /// Bring up what `peers` need, below `directory`; `binary` is the program `hdcs`.
+    pub fn up(directory: &Path, binary: &Path, peers: &[Peer]) -> Result<Self> {
+        fs::create_dir_all(directory).context(directory.display())?;
+        let mut lab = Self {
+            directory: directory.to_path_buf(),
+            nbdkit: None,
+            qemu: None,
+            node: None,
+            small: None,
+        };
+        let device = lab.path("device.img");
+        eprintln!(
+            "bench: writing {} GiB to {}",
+            DISK_BYTES >> 30,
+            device.display()
+        );
+        lab.fill(&Target::File(device.clone()))?;
+        if peers.contains(&Peer::Nbdkit) {
+            lab.start_nbdkit()?;
+        }
+        if peers.contains(&Peer::Qemu) {
+            lab.start_qemu()?;
+        }
+        if peers
+            .iter()
+            .any(|peer| matches!(peer, Peer::OnWrite | Peer::OnFlush | Peer::DramHit))
+        {
+            let node = Node::start(binary, &lab.path("large"), Some(LARGE_CONFIG))?;
+            for peer in peers
+                .iter()
+                .filter(|p| matches!(p, Peer::OnWrite | Peer::OnFlush | Peer::DramHit))
+            {
+                lab.create(&node, *peer)?;
+            }
+            lab.node = Some(node);
+        }
+        if peers
+            .iter()
+            .any(|peer| matches!(peer, Peer::SsdHit | Peer::Miss))
+        {
+            let node = Node::start(binary, &lab.path("small"), Some(SMALL_CONFIG))?;
+            for peer in peers
+                .iter()
+                .filter(|p| matches!(p, Peer::SsdHit | Peer::Miss))
+            {
+                lab.create(&node, *peer)?;
+            }
+            lab.small = Some(node);
+        }
+        Ok(lab)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Write a whole disk, so that no later write meets a hole or an unwritten extent.
+    fn fill(&self, target: &Target) -> Result<()> {
+        Load::fill(DISK_BYTES)
+            .run(target, &self.path("fill.json"))
+            .map(drop)
+    }
+
+    fn start_nbdkit(&mut self) -> Result<()> {
+        let socket = self.path("nbdkit.sock");
+        let mut command = Command::new("nbdkit");
+        command
+            .args(["--foreground", "--unix"])
+            .arg(&socket)
+            .arg("memory")
+            .arg(DISK_BYTES.to_string());
+        self.nbdkit = Some(Server::start_on_socket(
+            "nbdkit",
+            &mut command,
+            &socket,
+            &self.path("nbdkit.log"),
+        )?);
+        self.fill(&self.target(Peer::Nbdkit)?)
+    }
+
+    fn start_qemu(&mut self) -> Result<()> {
+        let (socket, image) = (self.path("qemu.sock"), self.path("qemu.img"));
+        self.fill(&Target::File(image.clone()))?;
+        let mut command = Command::new("qemu-nbd");
+        command
+            .args([
+                "--persistent",
+                "--format=raw",
+                "--cache=none",
+                "--aio=io_uring",
+                "--shared=4",
+                "--socket",
+            ])
+            .arg(&socket)
+            .arg(&image);
+        self.qemu = Some(Server::start_on_socket(
+            "qemu-nbd",
+            &mut command,
+            &socket,
+            &self.path("qemu.log"),
+        )?);
+        Ok(())
+    }
+
+    /// A volume over a backing file that was written before.
+    fn create(&self, node: &Node, peer: Peer) -> Result<()> {
+        let image = self.path(&format!("{}.img", peer.volume()));
+        self.fill(&Target::File(image.clone()))?;
+        let writes = matches!(peer, Peer::OnWrite | Peer::OnFlush);
+        node.create(&VolumeOptions {
+            name: peer.volume().into(),
+            bytes: DISK_BYTES,
+            log_bytes: if writes { LOG_BYTES } else { 64 << 20 },
+            persist: if peer == Peer::OnFlush {
+                "on-flush"
+            } else {
+                "on-write"
+            },
+            backend: Some(format!("file:{}", image.display())),
+        })
+    }
+
+    /// The node that a face of HDCS lives on.
+    fn node_of(&self, peer: Peer) -> Option<&Node> {
+        match peer {
+            Peer::SsdHit | Peer::Miss => self.small.as_ref(),
+            Peer::OnWrite | Peer::OnFlush | Peer::DramHit => self.node.as_ref(),
+            Peer::Device | Peer::Nbdkit | Peer::Qemu => None,
+        }
+    }
+
+    /// Where fio reaches a peer.
+    pub fn target(&self, peer: Peer) -> Result<Target> {
+        let nbd = |socket| Target::Nbd {
+            socket: self.path(socket),
+            export: String::new(),
+        };
+        Ok(match peer {
+            Peer::Device => Target::File(self.path("device.img")),
+            Peer::Nbdkit => nbd("nbdkit.sock"),
+            Peer::Qemu => nbd("qemu.sock"),
+            _ => self
+                .node_of(peer)
+                .context("its node is not up")?
+                .target(peer.volume()),
+        })
+    }
+
+    /// The device's file, for measurements below fio's NBD engine.
+    pub fn device_file(&self) -> PathBuf {
+        self.path("device.img")
+    }
+
+    /// CPU time and memory of a peer's server; none for the device.
+    pub fn usage(&self, peer: Peer) -> Result<Usage> {
+        match peer {
+            Peer::Device => Ok(Usage::default()),
+            Peer::Nbdkit => self.nbdkit.as_ref().context("nbdkit is not up")?.usage(),
+            Peer::Qemu => self.qemu.as_ref().context("qemu-nbd is not up")?.usage(),
+            _ => self.node_of(peer).context("its node is not up")?.usage(),
+        }
+    }
+
+    /// What the node says of the volume behind a face of HDCS.
+    pub fn show(&self, peer: Peer) -> Result<serde_json::Value> {
+        self.node_of(peer)
+            .map_or(Ok(serde_json::Value::Null), |node| node.show(peer.volume()))
+    }
+
+    /// A profile's load, fitted to a peer.
+    pub fn fit(profile: &Profile, peer: Peer, seconds: u32, seed: u64) -> Load {
+        let mut load = Load {
+            seconds: Some(seconds),
+            seed,
+            span_bytes: DISK_BYTES,
+            ..profile.load.clone()
+        };
+        if profile.reads() {
+            load.span_bytes = if peer == Peer::Miss {
+                DISK_BYTES
+            } else {
+                HIT_SPAN_BYTES
+            };
+            if peer == Peer::Miss {
+                load.align_bytes = Some(CACHE_LINE_BYTES);
+            }
+        } else {
+            load.bytes_max = Some(WRITTEN_BYTES_MAX);
+        }
+        load
+    }
+
+    /// Bring a peer into the state that its measurement is about.
+    pub fn prepare(&self, peer: Peer, profile: &Profile) -> Result<()> {
+        let Some(node) = self.node_of(peer).filter(|_| profile.reads()) else {
+            return Ok(());
+        };
+        let raw = self.path("warm.json");
+        match peer {
+            Peer::Miss => node.command(&["volume", "evict", peer.volume()]).map(drop),
+            Peer::DramHit | Peer::SsdHit => {
+                // Every block once, in random order: a sequential pass is what a cache does not keep.
+                let once = Load {
+                    depth: 32,
+                    ..Load::random("randread", HIT_SPAN_BYTES)
+                };
+                once.run(&node.target(peer.volume()), &raw).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// End a peer's turn: nothing of it works on.
+    pub fn settle(&self, peer: Peer, profile: &Profile) -> Result<()> {
+        match self.node_of(peer) {
+            Some(node) if !profile.reads() => node.flush(peer.volume()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stop everything and remove the files.
+    pub fn down(mut self) -> Result<()> {
+        for node in [self.node.take(), self.small.take()].into_iter().flatten() {
+            node.stop()?;
+        }
+        for server in [self.nbdkit.take(), self.qemu.take()].into_iter().flatten() {
+            server.stop()?;
+        }
+        fs::remove_dir_all(&self.directory).context(self.directory.display())
+    }
+}

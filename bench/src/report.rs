@@ -1,0 +1,372 @@
+//! Tables of a comparison, and what it had to reach.
+
+use std::fmt::Write as _;
+
+use crate::compare::{Findings, Sample};
+use crate::peers::Peer;
+use crate::profiles;
+
+/// Median; 0 of nothing.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
+    }
+}
+
+/// A bar that the product has to take.
+#[derive(Debug)]
+struct Bar {
+    what: &'static str,
+    /// The measured ratio or number; `None` when the run did not include it.
+    measured: Option<f64>,
+    must: f64,
+    aim: Option<f64>,
+    /// Whether more is better.
+    more: bool,
+}
+
+impl Findings {
+    fn samples_of(&self, profile: &str, peer: Peer) -> impl Iterator<Item = &Sample> {
+        self.samples
+            .iter()
+            .filter(move |s| s.profile == profile && s.peer == peer.name())
+    }
+
+    fn median_of(&self, profile: &str, peer: Peer, value: impl Fn(&Sample) -> f64) -> Option<f64> {
+        self.samples_of(profile, peer).next()?;
+        Some(median(self.samples_of(profile, peer).map(value)))
+    }
+
+    /// Median over the repetitions of one peer's value by another's.
+    fn ratio(
+        &self,
+        profile: &str,
+        peers: [Peer; 2],
+        value: impl Fn(&Sample) -> f64,
+    ) -> Option<f64> {
+        let pairs: Vec<f64> = self
+            .samples_of(profile, peers[0])
+            .filter_map(|ours| {
+                let theirs = self
+                    .samples_of(profile, peers[1])
+                    .find(|s| s.repetition == ours.repetition)?;
+                Some(value(ours) / value(theirs))
+            })
+            .collect();
+        (!pairs.is_empty()).then(|| median(pairs))
+    }
+
+    /// Latency of a write by the sum of what it cannot do without: NBD, and a durable write.
+    fn write_latency_ratio(&self) -> Option<f64> {
+        let pairs: Vec<f64> = self
+            .samples_of("randwrite-qd1", Peer::OnWrite)
+            .filter_map(|ours| {
+                let nbd = self
+                    .samples_of("randwrite-qd1", Peer::Nbdkit)
+                    .find(|s| s.repetition == ours.repetition)?;
+                let durable = self.durable_write_us.get(ours.repetition as usize)?;
+                Some(ours.outcome.latency.mean / (nbd.outcome.latency.mean + durable))
+            })
+            .collect();
+        (!pairs.is_empty()).then(|| median(pairs))
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        use Peer::{Device, DramHit, Nbdkit, OnWrite, Qemu, SsdHit};
+        let iops = |s: &Sample| s.outcome.iops;
+        let cpu = |s: &Sample| s.server_cpu_us;
+        let bar = |what, measured, must, aim, more| Bar {
+            what,
+            measured,
+            must,
+            aim,
+            more,
+        };
+        let steady = |value: fn(&crate::steady::Steady) -> f64| {
+            (!self.steady.is_empty()).then(|| median(self.steady.iter().map(value)))
+        };
+        let replay = (!self.replay.is_empty())
+            .then(|| median(self.replay.iter().map(|r| r.restart_seconds)));
+        vec![
+            bar(
+                "randwrite QD32 on-write / qemu-nbd, IOPS",
+                self.ratio("randwrite-qd32", [OnWrite, Qemu], iops),
+                2.0,
+                None,
+                true,
+            ),
+            bar(
+                "randwrite QD32 on-write / device floor, IOPS",
+                self.ratio("randwrite-qd32", [OnWrite, Device], iops),
+                0.7,
+                Some(1.0),
+                true,
+            ),
+            bar(
+                "randwrite QD1 on-write / (nbdkit + durable write), latency",
+                self.write_latency_ratio(),
+                1.5,
+                Some(1.2),
+                false,
+            ),
+            bar(
+                "randread QD32 DRAM hit / nbdkit, IOPS",
+                self.ratio("randread-qd32", [DramHit, Nbdkit], iops),
+                0.9,
+                Some(1.2),
+                true,
+            ),
+            bar(
+                "randread QD32 SSD hit / device floor, IOPS",
+                self.ratio("randread-qd32", [SsdHit, Device], iops),
+                0.7,
+                Some(0.9),
+                true,
+            ),
+            bar(
+                "randwrite QD32 on-write / nbdkit, server CPU",
+                self.ratio("randwrite-qd32", [OnWrite, Nbdkit], cpu),
+                2.0,
+                Some(1.2),
+                false,
+            ),
+            bar(
+                "randread QD32 DRAM hit / nbdkit, server CPU",
+                self.ratio("randread-qd32", [DramHit, Nbdkit], cpu),
+                1.3,
+                Some(0.8),
+                false,
+            ),
+            bar(
+                "steady state: slowest second / mean",
+                steady(|s| s.slowest_ratio),
+                0.5,
+                None,
+                true,
+            ),
+            bar(
+                "steady state: p99.99 / p50",
+                steady(|s| s.tail_ratio),
+                20.0,
+                None,
+                false,
+            ),
+            bar(
+                "replay of a full 1 GiB log, seconds",
+                replay,
+                2.0,
+                None,
+                false,
+            ),
+        ]
+    }
+}
+
+/// One run in one line.
+pub fn one_line(sample: &Sample) -> String {
+    let latency = sample.outcome.latency;
+    format!(
+        "{:<16} {:<14} #{} {:>8.0} IOPS  p50 {:>6.0} p99 {:>6.0} p99.99 {:>7.0} µs  CPU {:>5.1}+{:<5.1} µs",
+        sample.profile,
+        sample.peer,
+        sample.repetition,
+        sample.outcome.iops,
+        latency.p50,
+        latency.p99,
+        latency.p9999,
+        sample.outcome.client_cpu_us,
+        sample.server_cpu_us
+    )
+}
+
+/// The whole report.
+pub fn render(findings: &Findings) -> String {
+    let mut out = String::new();
+    for profile in profiles::all() {
+        let peers: Vec<Peer> = Peer::ALL
+            .into_iter()
+            .filter(|peer| findings.samples_of(profile.name, *peer).next().is_some())
+            .collect();
+        if peers.is_empty() {
+            continue;
+        }
+        let of = |peer, value: &dyn Fn(&Sample) -> f64| {
+            findings.median_of(profile.name, peer, value).unwrap_or(0.0)
+        };
+        let _ = writeln!(
+            out,
+            "{} (medians; latency in µs, CPU in µs for one request)",
+            profile.title
+        );
+        let _ = writeln!(
+            out,
+            "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7}",
+            "",
+            "IOPS",
+            "mean",
+            "p50",
+            "p99",
+            "p99.9",
+            "p99.99",
+            "client",
+            "server",
+            "settled",
+            "RSS MiB",
+            "sync"
+        );
+        for peer in peers {
+            let sync = of(peer, &|s| s.outcome.sync_mean.unwrap_or(0.0));
+            let _ = writeln!(
+                out,
+                "  {:<14} {:>9.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>7.1} {:>7.1} {:>8.1} {:>8.0} {:>7}",
+                peer.name(),
+                of(peer, &|s| s.outcome.iops),
+                of(peer, &|s| s.outcome.latency.mean),
+                of(peer, &|s| s.outcome.latency.p50),
+                of(peer, &|s| s.outcome.latency.p99),
+                of(peer, &|s| s.outcome.latency.p999),
+                of(peer, &|s| s.outcome.latency.p9999),
+                of(peer, &|s| s.outcome.client_cpu_us),
+                of(peer, &|s| s.server_cpu_us),
+                of(peer, &|s| s.server_cpu_settled_us),
+                of(peer, &|s| s.server_rss_bytes as f64 / f64::from(1 << 20)),
+                if sync > 0.0 {
+                    format!("{sync:.0}")
+                } else {
+                    "-".into()
+                },
+            );
+        }
+        out.push('\n');
+    }
+    if !findings.durable_write_us.is_empty() {
+        let micros = median(findings.durable_write_us.iter().copied());
+        let _ = writeln!(
+            out,
+            "durable 4k write by fio (write, fdatasync): {micros:.0} µs\n"
+        );
+    }
+    for steady in &findings.steady {
+        let _ = writeln!(out, "{steady}");
+    }
+    for replay in &findings.replay {
+        let _ = writeln!(out, "{replay}");
+    }
+    let _ = writeln!(
+        out,
+        "\nWhat it must reach (medians of ratios within a repetition)"
+    );
+    for bar in findings.bars() {
+        let _ = writeln!(out, "  {}", bar.line());
+    }
+    out
+}
+
+impl Bar {
+    fn line(&self) -> String {
+        let sign = if self.more { "≥" } else { "≤" };
+        let reached = |bound: f64, value: f64| {
+            if self.more {
+                value >= bound
+            } else {
+                value <= bound
+            }
+        };
+        let verdict = match self.measured {
+            None => "not run".into(),
+            Some(value) => {
+                let word = match (
+                    reached(self.must, value),
+                    self.aim.is_some_and(|aim| reached(aim, value)),
+                ) {
+                    (_, true) => "pass, aim reached",
+                    (true, false) => "pass",
+                    (false, false) => "MISS",
+                };
+                format!("{value:>7.2}  {word}")
+            }
+        };
+        let aim = self
+            .aim
+            .map_or(String::new(), |aim| format!(", aim {sign} {aim}"));
+        format!(
+            "{:<60} {:<24} {verdict}",
+            self.what,
+            format!("must {sign} {}{aim}", self.must)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fio::Outcome;
+
+    fn sample(peer: Peer, repetition: u32, iops: f64) -> Sample {
+        Sample {
+            profile: "randwrite-qd32",
+            peer: peer.name(),
+            repetition,
+            outcome: Outcome {
+                iops,
+                ..Outcome::default()
+            },
+            server_cpu_us: 1.0,
+            server_cpu_settled_us: 1.0,
+            server_rss_bytes: 0,
+            volume: None,
+        }
+    }
+
+    #[test]
+    fn median_of_few() {
+        assert!(median([]).abs() < 1e-9);
+        assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!((median([4.0, 1.0]) - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn ratio_is_formed_within_a_repetition() {
+        // The machine is ten times slower in the second repetition; the ratio is the same.
+        let findings = Findings {
+            samples: vec![
+                sample(Peer::OnWrite, 0, 200.0),
+                sample(Peer::Qemu, 0, 100.0),
+                sample(Peer::OnWrite, 1, 20.0),
+                sample(Peer::Qemu, 1, 10.0),
+            ],
+            ..Findings::default()
+        };
+        let ratio = findings.ratio("randwrite-qd32", [Peer::OnWrite, Peer::Qemu], |s| {
+            s.outcome.iops
+        });
+        assert!((ratio.unwrap() - 2.0).abs() < 1e-9);
+        assert!(
+            findings
+                .ratio("randwrite-qd32", [Peer::OnWrite, Peer::Device], |s| s
+                    .outcome
+                    .iops)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn bar_tells_pass_from_miss() {
+        let bar = |measured, more| Bar {
+            what: "x",
+            measured,
+            must: 1.0,
+            aim: Some(if more { 2.0 } else { 0.5 }),
+            more,
+        };
+        assert!(bar(Some(0.9), true).line().contains("MISS"));
+        assert!(bar(Some(1.1), false).line().contains("MISS"));
+        assert!(bar(Some(2.0), true).line().contains("aim reached"));
+        assert!(bar(Some(0.9), false).line().ends_with("pass"));
+        assert!(bar(None, false).line().contains("not run"));
+    }
+}

@@ -1,0 +1,47 @@
+//! Where the results of a run go: a directory of its own, named by date and time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Context, Result};
+use crate::process;
+
+/// The directory of one run.
+#[derive(Debug)]
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// Make one below `parent`.
+    pub fn create(parent: &Path) -> Result<Self> {
+        let stamp = process::output_of(Command::new("date").arg("+%Y-%m-%d-%H%M%S"))?;
+        Self::at(parent.join(stamp.trim()))
+    }
+
+    /// Use a given one.
+    pub fn at(path: PathBuf) -> Result<Self> {
+        fs::create_dir_all(path.join("raw")).context(path.display())?;
+        Ok(Self(path))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where fio's own report of a run is kept.
+    pub fn raw(&self, name: &str) -> PathBuf {
+        self.0.join("raw").join(format!("{name}.json"))
+    }
+
+    /// Path of a file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Write a file.
+    pub fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.file(name);
+        fs::write(&path, text).context(path.display())
+    }
+}

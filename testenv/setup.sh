@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Install what building, testing, the demo and the benchmark need. Idempotent; with everything
+# there it takes no time. Usage: testenv/setup.sh [--check]   (--check: say what is missing, change nothing)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(
+    build-essential pkg-config          # linking, and the C plugin of nbdkit
+    fio jq gnuplot-nox                  # load, its results, the plots
+    nbdkit nbdkit-plugin-dev            # the peer, the slow backend, the disk with a volatile cache
+    libnbd-bin python3-libnbd           # nbdinfo, nbdcopy, nbdfuse; the tests' client
+    python3-pytest                      # the black-box suite
+    qemu-utils                          # the peer qemu-nbd; qemu-img and qemu-io as clients
+    e2fsprogs xfsprogs fuse3            # file systems on a volume
+    openssl strace                      # certificates of the TLS tests; injected errors
+)
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+missing=()
+if command -v dpkg-query >/dev/null; then
+    installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true)
+    for package in "${packages[@]}"; do
+        grep -qx "$package installed" <<<"$installed" || missing+=("$package")
+    done
+else
+    for program in cc pkg-config fio jq gnuplot nbdkit nbdinfo nbdfuse qemu-nbd openssl strace; do
+        command -v "$program" >/dev/null || missing+=("$program")
+    done
+    if [ ${#missing[@]} -gt 0 ]; then
+        say "this is not a Debian system; install these programs by its own means: ${missing[*]}"
+        say "(on Debian they come from: ${packages[*]})"
+        exit 1
+    fi
+fi
+
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "${1:-}" = --check ]; then
+        say "missing: ${missing[*]}"
+        exit 1
+    fi
+    if [ "$(id -u)" = 0 ]; then
+        as_root=()
+    elif command -v sudo >/dev/null; then
+        as_root=(sudo)
+    else
+        say "not root and no sudo; run as root: apt-get install ${missing[*]}"
+        exit 1
+    fi
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    "${as_root[@]}" apt-get update -q -q
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+fi
+
+if ! PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin" command -v cargo >/dev/null; then
+    say "cargo was not found; install rustup as https://rustup.rs says, then run this again:"
+    say "rustup fetches the toolchain that rust-toolchain.toml names ($(sed -n 's/^channel = //p' rust-toolchain.toml))"
+    exit 1
+fi
+
+# The disk with a volatile write cache, for the tests that cut the power.
+plugin=target/testenv/nbdkit-power.so
+if [ testenv/nbdkit-power.c -nt "$plugin" ]; then
+    [ "${1:-}" = --check ] && { say "missing: $plugin"; exit 1; }
+    mkdir -p target/testenv
+    # The name changes only when the file is whole, so that two set-ups at once do no harm.
+    cc -shared -fPIC -O2 -Wall -Wextra -Werror -o "$plugin.$$" testenv/nbdkit-power.c
+    mv "$plugin.$$" "$plugin"
+fi
