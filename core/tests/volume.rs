@@ -41,7 +41,7 @@ fn config(persist: Persist) -> VolumeConfig {
         dirty_ratio_max: 70,
         destage_depth_max: 16,
         sequential_cutoff_bytes: 4 << 20,
-        read_ahead_bytes_max: 0,
+        read_ahead_bytes_max: 1 << 20,
         resident_bytes_max: 1 << 20,
         backend_extents: false,
     }

@@ -360,7 +360,7 @@ impl Volume {
             ops: Slab::new(),
             early: VecDeque::new(),
             writes: write::Writes::default(),
-            reads: read::Reads::new(),
+            reads: read::Reads::new(&config, cx.cache.line_blocks()),
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
             log_pins: BTreeMap::new(),
@@ -386,7 +386,10 @@ impl Volume {
             Event::DestageAll => self.destage_all(),
             Event::CancelDestageAll => self.destaging.target = None,
             Event::Close { destage } => self.close = Some(destage),
-            Event::Resize { bytes } => self.resize(bytes),
+            Event::Resize { bytes } => {
+                self.resize(bytes);
+                self.reconfigure_reads(cx);
+            }
             Event::Reconfigure(config) => {
                 let (number, uuid) = (self.config.number, self.config.uuid);
                 let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);

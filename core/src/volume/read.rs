@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
-use super::{Context, Kind, Op, Volume};
+use super::{Context, Kind, Op, Volume, VolumeConfig};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
@@ -21,6 +21,7 @@ use crate::format::{EntryKind, block_checksum};
 use crate::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::read_cache::{Lookup, SsdRead, Tier};
+use crate::tiering::{StreamConfig, StreamDetector};
 
 /// Largest fetch in blocks: large enough for a sequential stream, small enough to find a buffer.
 const FETCH_BLOCKS_MAX: u64 = 64;
@@ -35,11 +36,23 @@ const EXTENT_BLOCKS_MAX: u64 = 4096;
 struct Read {
     id: RequestId,
     range: SectorRange,
+    fill: Fill,
     buf: BufMut,
     pending: usize,
     error: Option<RequestError>,
     /// A piece found no buffer: read everything again.
     again: bool,
+}
+
+/// Where fetched blocks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fill {
+    /// Both tiers: they may be read again.
+    Both,
+    /// DRAM alone: a long stream will read them once, soon.
+    Dram,
+    /// Nowhere: a long stream has read them.
+    Nowhere,
 }
 
 /// A backend read of whole blocks.
@@ -48,7 +61,7 @@ struct Fetch {
     first_block: u64,
     blocks: u64,
     stale: bool,
-    fill: bool,
+    fill: Fill,
     waiters: Vec<(usize, SectorRange)>,
     promotion: Option<usize>,
 }
@@ -71,22 +84,33 @@ pub(super) struct Reads {
     /// Fetches by their first block; a stale one may have been replaced.
     by_block: BTreeMap<u64, usize>,
     promotions: Slab<Promotion>,
+    streams: StreamDetector,
     /// Reads of what is not durable yet, by the sequence that must become durable.
-    undurable: VecDeque<(Sequence, RequestId, SectorRange)>,
+    undurable: VecDeque<(Sequence, RequestId, SectorRange, Fill)>,
     /// Reads that found no buffer.
-    pub(super) starved: VecDeque<(RequestId, SectorRange)>,
+    pub(super) starved: VecDeque<(RequestId, SectorRange, Fill)>,
 }
 
 impl Reads {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(config: &VolumeConfig, line_blocks: u64) -> Self {
         Self {
             active: Slab::new(),
             fetches: Slab::new(),
             by_block: BTreeMap::new(),
             promotions: Slab::new(),
+            streams: StreamDetector::new(stream_config(config, line_blocks)),
             undurable: VecDeque::new(),
             starved: VecDeque::new(),
         }
+    }
+}
+
+fn stream_config(config: &VolumeConfig, line_blocks: u64) -> StreamConfig {
+    StreamConfig {
+        sequential_cutoff_bytes: config.sequential_cutoff_bytes,
+        read_ahead_bytes_max: config.read_ahead_bytes_max,
+        volume_bytes: config.bytes,
+        line_blocks,
     }
 }
 
@@ -97,9 +121,52 @@ enum Source {
 }
 
 impl Volume {
+    /// The configuration or the size has changed.
+    pub(super) fn reconfigure_reads(&mut self, cx: &Context<'_>) {
+        let config = stream_config(&self.config, cx.cache.line_blocks());
+        self.reads.streams.reconfigure(config);
+    }
+
+    /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
+        let advice = self.reads.streams.observe(range);
+        self.start_read(
+            id,
+            range,
+            if advice.fill {
+                Fill::Both
+            } else {
+                Fill::Nowhere
+            },
+            cx,
+        );
+        if let Some(ahead) = advice.read_ahead {
+            self.read_ahead(ahead, if advice.fill { Fill::Both } else { Fill::Dram }, cx);
+        }
+    }
+
+    /// Fetch what a stream will ask for next, as far as it is not here and memory is plentiful.
+    fn read_ahead(&mut self, range: SectorRange, fill: Fill, cx: &mut Context<'_>) {
+        let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
+        let mut block = range.first_block();
+        while block < end && cx.pool.free_bytes() > cx.pool.total_bytes() / 2 {
+            if cx.cache.probe(self.key(block)) != Tier::Absent || self.joinable(block).is_some() {
+                block += 1;
+                continue;
+            }
+            let run = SectorRange::between(block * BLOCK_SECTORS, end * BLOCK_SECTORS);
+            let Some(fetch) = self.begin_fetch(run, fill, None, cx) else {
+                return;
+            };
+            let fetch = &self.reads.fetches[fetch];
+            self.stats.read_ahead_blocks += fetch.blocks;
+            block = fetch.first_block + fetch.blocks;
+        }
+    }
+
+    fn start_read(&mut self, id: RequestId, range: SectorRange, fill: Fill, cx: &mut Context<'_>) {
         if let Some(until) = self.undurable_in(range) {
-            self.reads.undurable.push_back((until, id, range));
+            self.reads.undurable.push_back((until, id, range, fill));
             return;
         }
         if range.block_count() == 1 && self.index.is_clear(range) {
@@ -114,7 +181,7 @@ impl Volume {
                     return self.reply(id, kind, Ok(Reply::Data(data)), cx);
                 }
                 Lookup::Ssd(permission) => {
-                    let Some(read) = self.begin_read(id, range, cx) else {
+                    let Some(read) = self.begin_read(id, range, fill, cx) else {
                         return give_back(permission, cx);
                     };
                     self.read_ssd(read, range, permission, cx);
@@ -123,7 +190,7 @@ impl Volume {
                 Lookup::Miss => {}
             }
         }
-        let Some(read) = self.begin_read(id, range, cx) else {
+        let Some(read) = self.begin_read(id, range, fill, cx) else {
             return;
         };
         let pieces: Vec<_> = self.index.pieces(range).collect();
@@ -155,15 +222,17 @@ impl Volume {
         &mut self,
         id: RequestId,
         range: SectorRange,
+        fill: Fill,
         cx: &mut Context<'_>,
     ) -> Option<usize> {
         let Some(buf) = cx.pool.alloc(range.bytes()) else {
-            self.reads.starved.push_back((id, range));
+            self.reads.starved.push_back((id, range, fill));
             return None;
         };
         let read = Read {
             id,
             range,
+            fill,
             buf,
             pending: 1,
             error: None,
@@ -182,6 +251,7 @@ impl Volume {
         let Read {
             id,
             range,
+            fill,
             buf,
             error,
             again,
@@ -190,7 +260,7 @@ impl Volume {
         let kind = Kind::Read(range.bytes() as u64);
         match error {
             Some(error) => self.reply(id, kind, Err(error), cx),
-            None if again => self.reads.starved.push_back((id, range)),
+            None if again => self.reads.starved.push_back((id, range, fill)),
             None => self.reply(id, kind, Ok(Reply::Data(buf.freeze())), cx),
         }
     }
@@ -363,7 +433,7 @@ impl Volume {
             let rest = SectorRange::between(at, run.end());
             let fetch = match self.joinable(rest.first_block()) {
                 Some(fetch) => Some(fetch),
-                None => self.begin_fetch(rest, None, cx),
+                None => self.begin_fetch(rest, self.reads.active[read].fill, None, cx),
             };
             let Some(fetch) = fetch else {
                 self.reads.active[read].again = true;
@@ -392,10 +462,15 @@ impl Volume {
     fn begin_fetch(
         &mut self,
         run: SectorRange,
+        fill: Fill,
         promotion: Option<usize>,
         cx: &mut Context<'_>,
     ) -> Option<usize> {
-        let line = cx.cache.line_blocks();
+        let line = if fill == Fill::Nowhere {
+            1
+        } else {
+            cx.cache.line_blocks()
+        };
         let volume_blocks = (self.config.bytes / SECTOR_BYTES as u64).div_ceil(BLOCK_SECTORS);
         let first_block = run.first_block() / line * line;
         let end = (run.first_block() + run.block_count())
@@ -413,7 +488,7 @@ impl Volume {
             first_block,
             blocks,
             stale: false,
-            fill: true,
+            fill,
             waiters: Vec::new(),
             promotion,
         });
@@ -464,18 +539,28 @@ impl Volume {
             self.finish_read(read, cx);
         }
         let failed = data.is_none();
-        if let Some(data) = data.filter(|_| fetch.fill && !fetch.stale) {
-            let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
-            if whole > 0 {
-                cx.cache
-                    .fill(self.key(fetch.first_block), &data.slice(0..whole));
-            }
+        if let Some(data) = data.filter(|_| !fetch.stale) {
+            self.fill_cache(fetch.first_block, &data, fetch.fill, cx);
         }
         if let Some(promotion) = fetch.promotion {
             let state = &mut self.reads.promotions[promotion];
             state.fetches -= 1;
             state.failed |= failed;
             self.go_on_promoting(promotion, cx);
+        }
+    }
+
+    /// Keep what was fetched; a last partial block of the volume is not cached.
+    fn fill_cache(&self, first_block: u64, data: &Buf, fill: Fill, cx: &mut Context<'_>) {
+        let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
+        match fill {
+            Fill::Both if whole > 0 => cx.cache.fill(self.key(first_block), &data.slice(0..whole)),
+            Fill::Dram => {
+                for (block, content) in (first_block..).zip(data.chunks_exact(BLOCK_BYTES)) {
+                    cx.cache.fill_block(self.key(block), content);
+                }
+            }
+            Fill::Both | Fill::Nowhere => {}
         }
     }
 
@@ -492,11 +577,11 @@ impl Volume {
 
     pub(super) fn wake_durable_reads(&mut self, durable: Sequence, cx: &mut Context<'_>) {
         let waiting = core::mem::take(&mut self.reads.undurable);
-        for (until, id, range) in waiting {
+        for (until, id, range, fill) in waiting {
             if until <= durable {
-                self.read(id, range, cx);
+                self.start_read(id, range, fill, cx);
             } else {
-                self.reads.undurable.push_back((until, id, range));
+                self.reads.undurable.push_back((until, id, range, fill));
             }
         }
     }
@@ -507,12 +592,12 @@ impl Volume {
             self.wake_durable_reads(Sequence::MAX, cx);
         }
         for _ in 0..self.reads.starved.len() {
-            let (id, range) = self.reads.starved.pop_front().expect("counted");
+            let (id, range, fill) = self.reads.starved.pop_front().expect("counted");
             if cx.pool.free_bytes() < 2 * range.bytes() {
-                self.reads.starved.push_front((id, range));
+                self.reads.starved.push_front((id, range, fill));
                 break;
             }
-            self.read(id, range, cx);
+            self.start_read(id, range, fill, cx);
         }
         let stalled: Vec<usize> = self
             .reads
@@ -579,7 +664,7 @@ impl Volume {
                 continue;
             }
             let run = SectorRange::between(next * BLOCK_SECTORS, end * BLOCK_SECTORS);
-            let Some(fetch) = self.begin_fetch(run, Some(key), cx) else {
+            let Some(fetch) = self.begin_fetch(run, Fill::Both, Some(key), cx) else {
                 return;
             };
             let fetch = &self.reads.fetches[fetch];
