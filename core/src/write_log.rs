@@ -158,7 +158,8 @@ impl WriteLog {
             checksum: U64::new(0),
             volume,
             log: U64::new(log),
-            sequence: U64::new(1),
+            // Even: it belongs in block 0, and the first opening writes block 1.
+            sequence: U64::new(0),
             incarnation: U64::new(0),
             epoch: U64::new(0),
             ring_blocks: U64::new(region_bytes / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS),

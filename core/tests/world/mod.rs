@@ -1,0 +1,243 @@
+//! A volume on memory: every action is performed at once and in order. What happens under faults,
+//! reordering and power cuts is the simulator's.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use hdcs_core::buf::{Buf, Pool};
+use hdcs_core::io::{Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use hdcs_core::limits::{LOG_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::read_cache::{CacheConfig, ReadCache};
+use hdcs_core::volume::{Context, Event, Persist, Phase, Volume, VolumeConfig, WhenFull};
+
+pub const BYTES: usize = 8 << 20;
+
+pub struct World {
+    pub config: VolumeConfig,
+    pub pool: Rc<Pool>,
+    pub cache: ReadCache,
+    pub volume: Volume,
+    pub log: Vec<u8>,
+    pub backend: Vec<u8>,
+    pub now: Nanos,
+    pub replies: Vec<(RequestId, Result<Reply, hdcs_core::error::RequestError>)>,
+}
+
+pub fn config(persist: Persist) -> VolumeConfig {
+    VolumeConfig {
+        number: 1,
+        uuid: [7; 16],
+        bytes: BYTES as u64,
+        log_bytes: LOG_BYTES_MIN + 32768,
+        persist,
+        when_full: WhenFull::Wait,
+        unpersisted_bytes_max: 4 << 20,
+        unpersisted_age_max: Nanos::from_millis(50),
+        dirty_age_max: Nanos::from_millis(5000),
+        dirty_ratio_min: 30,
+        dirty_ratio_max: 70,
+        destage_depth_max: 16,
+        sequential_cutoff_bytes: 4 << 20,
+        read_ahead_bytes_max: 1 << 20,
+        resident_bytes_max: 1 << 20,
+        backend_extents: false,
+    }
+}
+
+impl World {
+    pub fn new(persist: Persist) -> Self {
+        let config = config(persist);
+        let pool = Pool::new(32 << 20);
+        let mut log = vec![0; config.log_bytes as usize];
+        log[..4096].copy_from_slice(&Volume::format_log(&config, 99));
+        let mut actions = Vec::new();
+        let mut cache = ReadCache::new(
+            CacheConfig {
+                dram_blocks: 64,
+                ssd: None,
+            },
+            Rc::clone(&pool),
+            &mut actions,
+        );
+        let mut cx = Context {
+            cache: &mut cache,
+            pool: &pool,
+            actions: &mut actions,
+        };
+        let volume = Volume::open(config.clone(), Nanos(0), &mut cx);
+        let backend = vec![0; BYTES];
+        let replies = Vec::new();
+        let mut world = Self {
+            config,
+            pool,
+            cache,
+            volume,
+            log,
+            backend,
+            now: Nanos(1),
+            replies,
+        };
+        world.perform(actions);
+        assert_eq!(world.volume.phase(), Phase::Open);
+        world
+    }
+
+    pub fn step(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        let mut cx = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        self.volume.step(self.now, event, &mut cx);
+        self.volume.step(self.now, Event::Poll, &mut cx);
+        self.perform(actions);
+        self.volume.check_invariants();
+    }
+
+    fn perform(&mut self, actions: Vec<Action>) {
+        let mut queue = VecDeque::from(actions);
+        while let Some(action) = queue.pop_front() {
+            self.now = self.now.plus(Nanos::from_micros(10));
+            let (token, result) = match action {
+                Action::LogRead {
+                    token,
+                    offset,
+                    mut buf,
+                } => {
+                    let bytes = buf.len();
+                    buf.copy_from_slice(&self.log[offset as usize..][..bytes]);
+                    (token, Done::Read(buf))
+                }
+                Action::BackendRead {
+                    token,
+                    offset,
+                    mut buf,
+                } => {
+                    let bytes = buf.len();
+                    buf.copy_from_slice(&self.backend[offset as usize..][..bytes]);
+                    (token, Done::Read(buf))
+                }
+                Action::LogWrite {
+                    token,
+                    offset,
+                    data,
+                } => {
+                    write(&mut self.log, offset, &data);
+                    (token, Done::Written)
+                }
+                Action::BackendWrite {
+                    token,
+                    offset,
+                    data,
+                } => {
+                    write(&mut self.backend, offset, &data);
+                    (token, Done::Written)
+                }
+                Action::BackendZero {
+                    token,
+                    offset,
+                    bytes,
+                    ..
+                } => {
+                    self.backend[offset as usize..][..bytes as usize].fill(0);
+                    (token, Done::Written)
+                }
+                Action::BackendFlush { token } => (token, Done::Written),
+                Action::Reply { request, result } => {
+                    self.replies.push((request, result));
+                    continue;
+                }
+                other => panic!("not expected without a cache device: {other:?}"),
+            };
+            let mut actions = Vec::new();
+            let mut cx = Context {
+                cache: &mut self.cache,
+                pool: &self.pool,
+                actions: &mut actions,
+            };
+            let completion = Completion {
+                token,
+                result: Ok(result),
+            };
+            self.volume
+                .step(self.now, Event::Completed(completion), &mut cx);
+            self.volume.step(self.now, Event::Poll, &mut cx);
+            queue.extend(actions);
+        }
+    }
+
+    pub fn ask(&mut self, request: Request) -> Reply {
+        self.step(Event::Request {
+            id: RequestId(5),
+            request,
+        });
+        for _ in 0..100_000 {
+            if let Some((id, result)) = self.replies.pop() {
+                assert_eq!(id, RequestId(5));
+                return result.expect("no faults here");
+            }
+            self.now = self
+                .now
+                .max(self.volume.next_wakeup().expect("a request waits"));
+            self.step(Event::Poll);
+        }
+        panic!("no reply");
+    }
+
+    pub fn write(&mut self, start: u64, bytes: &[u8]) {
+        let range = SectorRange::new(start, (bytes.len() / SECTOR_BYTES) as u64);
+        let mut data = self.pool.alloc_for(range).unwrap();
+        data.copy_from_slice(bytes);
+        self.ask(Request::Write {
+            range,
+            data: data.freeze(),
+            fua: false,
+        });
+    }
+
+    pub fn read(&mut self, range: SectorRange) -> Buf {
+        match self.ask(Request::Read { range }) {
+            Reply::Data(data) => data,
+            other => panic!("not data: {other:?}"),
+        }
+    }
+
+    pub fn close(&mut self, destage: bool) {
+        self.step(Event::Close { destage });
+        for _ in 0..1000 {
+            if self.volume.phase() == Phase::Closed {
+                return;
+            }
+            self.now = self.now.plus(Nanos::from_millis(10));
+            self.step(Event::Poll);
+        }
+        panic!("did not close");
+    }
+
+    /// Drop the volume as a crash would and open its log again.
+    pub fn reopen(&mut self) {
+        self.try_reopen();
+        assert_eq!(self.volume.phase(), Phase::Open);
+        self.volume.check_invariants();
+    }
+
+    pub fn try_reopen(&mut self) {
+        let mut actions = Vec::new();
+        let mut cx = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        self.volume = Volume::open(self.config.clone(), self.now, &mut cx);
+        self.perform(actions);
+    }
+}
+
+fn write(to: &mut [u8], offset: u64, data: &[Buf]) {
+    let mut at = offset as usize;
+    for part in data {
+        to[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+}
