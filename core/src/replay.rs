@@ -13,7 +13,8 @@
 //!    checksum and every data checksum agree.
 //! 2. All allocation follows from the spans that counted; nothing else of the device is believed.
 //! 3. Where the spans end, the blocks that follow are searched for a span which says that the end
-//!    had been durable. If there is one, acknowledged data has rotted: the log refuses to open.
+//!    had been durable, or which an opening wrote that the superblock does not know. If there is
+//!    one, acknowledged data (or the newer superblock) has rotted: the log refuses to open.
 //!
 //! It must not write: a failed opening leaves the device as it was.
 
@@ -321,7 +322,10 @@ impl Replay {
                 if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
                     return Ok(self.evidence_ends());
                 }
-                if SpanHeader::verify(&self.control).is_ok() && header.durable.get() > end {
+                let incarnation = self.superblock().incarnation.get();
+                if SpanHeader::verify(&self.control).is_ok()
+                    && (header.durable.get() > end || header.incarnation.get() > incarnation)
+                {
                     return Err(OpenError::CorruptLog { position: end });
                 }
                 self.mode = Mode::Evidence { end };
@@ -424,15 +428,11 @@ impl Replay {
         }
         let end = end.unwrap_or(position);
         let clean_head = self.superblock().clean_head.get();
-        if clean_head != u64::MAX {
-            return if end == clean_head {
-                Ok(true)
-            } else {
-                Err(OpenError::CorruptLog { position: end })
-            };
+        if clean_head != u64::MAX && clean_head != end {
+            return Err(OpenError::CorruptLog { position: end });
         }
         self.mode = Mode::Evidence { end };
-        self.cursor = end + 1;
+        self.cursor = end;
         self.limit = self.limit.min(end + EVIDENCE_BLOCKS_MAX);
         Ok(self.evidence_ends())
     }
