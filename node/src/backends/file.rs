@@ -313,7 +313,7 @@ fn resize(file: &File, block_device: bool, bytes: u64) -> Result<(), Errno> {
 fn extents(file: &File, range: SectorRange) -> Result<Vec<Extent>, Errno> {
     let seek = |offset: u64, whence: i32| {
         // SAFETY: a system call on a descriptor that is held.
-        let found = unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence) };
+        let found = unsafe { libc::lseek(file.as_raw_fd(), offset.cast_signed(), whence) };
         if found >= 0 {
             return Ok(Some(found as u64));
         }

@@ -58,7 +58,7 @@ pub fn create_region(
 fn fill_new(path: &Path, file: &File, bytes: u64, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
     // Everything at once: refused at once if it does not fit, and in few extents if it does.
     // SAFETY: a system call on a descriptor that is held.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes as i64) } < 0 {
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes.cast_signed()) } < 0 {
         let error = io::Error::last_os_error();
         if error.raw_os_error() != Some(libc::EOPNOTSUPP) {
             return Err(error);

@@ -112,7 +112,7 @@ impl Block {
             iov_base: self.0.cast(),
             iov_len: BLOCK_BYTES,
         };
-        let offset = offset as libc::off_t;
+        let offset = offset.cast_signed();
         // SAFETY: the vector is the block, which lives until this returns.
         let moved = unsafe {
             match way {

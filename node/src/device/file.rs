@@ -184,8 +184,8 @@ pub fn lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError>
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = libc::F_WRLCK as i16;
     range.l_whence = libc::SEEK_SET as i16;
-    range.l_start = offset as i64;
-    range.l_len = bytes as i64;
+    range.l_start = offset.cast_signed();
+    range.l_len = bytes.cast_signed();
     let fd = opened.file.as_raw_fd();
     // SAFETY: `range` lives until the call returns.
     if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const range) } == 0 {
@@ -303,14 +303,17 @@ impl Device {
         self.opened.direct_align.is_some()
     }
 
-    /// Read block 0 of the region, blocking.
-    pub fn read_first_block(&self) -> Result<[u8; BLOCK_BYTES], DeviceError> {
+    /// Read the first two blocks of the region, where a write log has its superblocks; blocks.
+    pub fn read_superblocks(&self) -> Result<[[u8; BLOCK_BYTES]; 2], DeviceError> {
         #[repr(align(4096))]
-        struct Aligned([u8; BLOCK_BYTES]);
-        let mut block = Box::new(Aligned([0; BLOCK_BYTES]));
-        std::os::unix::fs::FileExt::read_exact_at(&*self.opened.file, &mut block.0, self.base)
+        struct Aligned([u8; 2 * BLOCK_BYTES]);
+        let mut start = Box::new(Aligned([0; 2 * BLOCK_BYTES]));
+        std::os::unix::fs::FileExt::read_exact_at(&*self.opened.file, &mut start.0, self.base)
             .map_err(|e| DeviceError::io("read", &self.opened.path, e))?;
-        Ok(block.0)
+        let mut blocks = [[0; BLOCK_BYTES]; 2];
+        blocks[0].copy_from_slice(&start.0[..BLOCK_BYTES]);
+        blocks[1].copy_from_slice(&start.0[BLOCK_BYTES..]);
+        Ok(blocks)
     }
 
     /// Fill `buf` from `offset` of the region.

@@ -73,8 +73,8 @@ impl Default for RingConfig {
 pub enum Owner {
     /// The read cache.
     Cache,
-    /// The write log of the volume in this slot.
-    Log(u32),
+    /// The volume in this slot, on its write log or the cache device.
+    Volume(u32),
     /// The backend of the volume in this slot.
     Backend(u32),
     /// Receiving on the connection in this slot.

@@ -1,5 +1,7 @@
 //! What the control plane asks of a shard, and what it gets back.
 
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use hdcs_core::io::SectorRange;
@@ -7,7 +9,7 @@ use hdcs_core::read_cache::CacheStats;
 use hdcs_core::volume::{Phase, State, VolumeConfig, VolumeStats};
 use tokio::sync::oneshot;
 
-use crate::frontends::VolumeNumber;
+use crate::frontends::{Session, VolumeNumber};
 
 /// A region of a file or block device.
 #[derive(Clone, Debug)]
@@ -74,9 +76,39 @@ pub struct ShardReport {
 /// Answers travel back by value; the error is a sentence for the user.
 pub type Answer<T> = oneshot::Sender<Result<T, String>>;
 
+/// How a client reached the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Over a unix socket.
+    Unix,
+    /// Over TCP.
+    Tcp {
+        /// From where.
+        peer: SocketAddr,
+    },
+}
+
+/// Makes the session of a new connection; called on the shard's thread.
+pub struct SessionFactory(pub Box<dyn Fn(Transport) -> Box<dyn Session> + Send>);
+
+impl std::fmt::Debug for SessionFactory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SessionFactory")
+    }
+}
+
 /// What the control plane asks.
 #[derive(Debug)]
 pub enum Command {
+    /// Accept connections on a socket that listens already, until the shard stops.
+    Listen {
+        /// The socket, unix or TCP.
+        socket: OwnedFd,
+        /// What speaks on its connections.
+        sessions: SessionFactory,
+        /// When it accepts.
+        answer: Answer<()>,
+    },
     /// Open a volume; answered when its log is replayed.
     Open(Box<VolumeSpec>, Answer<()>),
     /// Close a volume, with `destage` only after its backend holds everything; connections to it

@@ -2,5 +2,131 @@
 //!
 //! Its loop: reap a batch of completions, step the state machines, poll them once, submit the
 //! batch of their actions. Other threads reach it through [`ShardHandle`] alone.
+//!
+//! [`turn`] is the loop, [`control`] carries out commands, [`connection`] moves bytes between
+//! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
+//! into pieces.
+//!
+//! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
+//! ends with a reason, and everyone who waits for an answer finds its sender dropped.
 
 pub mod command;
+mod connection;
+mod control;
+mod jobs;
+mod served;
+mod slots;
+mod turn;
+
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use hdcs_core::read_cache::CacheConfig;
+use thiserror::Error;
+
+use crate::device::durability::Durability;
+use crate::device::file::{Device, DeviceError};
+use crate::device::ring::RingConfig;
+use crate::device::worker::Waker;
+use command::{Command, DeviceRegion};
+
+/// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
+const COMMANDS_MAX: usize = 256;
+
+/// What a shard is made of.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// The read cache's sizes; its SSD tier is the region below.
+    pub cache: CacheConfig,
+    /// The SSD tier's region, if the cache has one.
+    pub cache_region: Option<DeviceRegion>,
+    /// Bytes of buffers for requests, spans and segments.
+    pub pool_bytes: usize,
+    /// How its ring is set up.
+    pub ring: RingConfig,
+    /// How writes are made durable; measured for each device if not given.
+    pub durability: Option<Durability>,
+    /// The processor that it keeps to.
+    pub processor: Option<usize>,
+}
+
+/// Why a shard could not start.
+#[derive(Debug, Error)]
+pub enum ShardError {
+    /// The cache device could not be used.
+    #[error("read cache: {0}")]
+    Cache(#[from] DeviceError),
+    /// No ring: the kernel is too old, or io_uring is forbidden or out of memory.
+    #[error(
+        "cannot set up io_uring: {0}; it needs Linux 5.19 and must not be disabled (sysctl kernel.io_uring_disabled)"
+    )]
+    Ring(std::io::Error),
+    /// No thread.
+    #[error("cannot start the shard's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A command that the shard did not take.
+#[derive(Debug, Error)]
+pub enum SendError {
+    /// Too many wait already.
+    #[error("the shard is busy: {COMMANDS_MAX} commands wait already; try again")]
+    Busy(Box<Command>),
+    /// It has stopped.
+    #[error("the shard has stopped")]
+    Stopped(Box<Command>),
+}
+
+/// How other threads reach a shard.
+#[derive(Clone, Debug)]
+pub struct ShardHandle {
+    commands: SyncSender<Command>,
+    waker: Waker,
+}
+
+impl ShardHandle {
+    /// Queue a command; never blocks.
+    pub fn send(&self, command: Command) -> Result<(), SendError> {
+        self.commands
+            .try_send(command)
+            .map_err(|error| match error {
+                TrySendError::Full(command) => SendError::Busy(Box::new(command)),
+                TrySendError::Disconnected(command) => SendError::Stopped(Box::new(command)),
+            })?;
+        self.waker.wake();
+        Ok(())
+    }
+}
+
+/// Start a shard. The thread ends after [`Command::Stop`].
+pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), ShardError> {
+    let cache_device = match &config.cache_region {
+        Some(region) if config.cache.ssd.is_some() => {
+            Some(Device::open(region, config.durability)?)
+        }
+        _ => None,
+    };
+    let (commands, queue) = sync_channel(COMMANDS_MAX);
+    let (ready, made) = sync_channel(1);
+    let thread = std::thread::Builder::new()
+        .name("hdcs-shard".into())
+        .spawn(move || {
+            // Everything with an `Rc` is made here, on the thread that keeps it.
+            match turn::Shard::new(config, cache_device, queue) {
+                Ok(shard) => {
+                    // `start` waits for it, so somebody receives.
+                    let _ = ready.send(Ok(shard.waker()));
+                    shard.run();
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        })
+        .map_err(ShardError::Thread)?;
+    let waker = made
+        .recv()
+        .map_err(|_| ShardError::Thread(std::io::Error::other("it ended at once")))?
+        .map_err(ShardError::Ring)?;
+    Ok((ShardHandle { commands, waker }, thread))
+}

@@ -1,0 +1,168 @@
+//! One open volume with its devices, as its shard keeps it.
+
+use std::collections::VecDeque;
+
+use hdcs_core::io::{Nanos, Reply, Request, RequestId};
+use hdcs_core::volume::{Phase, Volume};
+use hdrhistogram::Histogram;
+
+use super::command::{Answer, VolumeReport};
+use crate::backends::Stack;
+use crate::device::file::Device;
+use crate::frontends::{Export, VolumeNumber};
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {
+    /// The connection in this slot, under its own name for it.
+    Connection(u32, RequestId),
+    /// The range job in this slot.
+    Job(u32),
+}
+
+/// A request that has not reached its volume.
+#[derive(Debug)]
+pub struct Submitted {
+    /// From where.
+    pub origin: Origin,
+    /// For which volume.
+    pub volume: VolumeNumber,
+    /// When it came.
+    pub arrived: Nanos,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// Which histogram a request belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Reads.
+    Read,
+    /// Writes, zeroes and discards.
+    Write,
+    /// Flushes.
+    Flush,
+    /// None.
+    Other,
+}
+
+impl Class {
+    /// The class of a request.
+    pub fn of(request: &Request) -> Self {
+        match request {
+            Request::Read { .. } => Self::Read,
+            Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
+                Self::Write
+            }
+            Request::Flush => Self::Flush,
+            Request::Promote { .. } | Request::Evict { .. } | Request::Extents { .. } => {
+                Self::Other
+            }
+        }
+    }
+}
+
+/// A request that its volume works on.
+#[derive(Debug)]
+pub struct Pending {
+    /// From where.
+    pub origin: Origin,
+    /// When it came.
+    pub arrived: Nanos,
+    /// How it is counted.
+    pub class: Class,
+}
+
+/// A change of size that is under way in the backend.
+#[derive(Debug)]
+pub struct Resizing {
+    /// The new size.
+    pub bytes: u64,
+    /// The one before.
+    pub before: u64,
+    /// Who asked.
+    pub answer: Answer<()>,
+}
+
+/// See the module.
+pub struct Served {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub number: VolumeNumber,
+    /// The state machine.
+    pub volume: Volume,
+    /// Its write log.
+    pub log: Device,
+    /// Its backend.
+    pub backend: Stack,
+    /// Operations on its log or the cache device that have not ended.
+    pub device_operations: usize,
+    /// Requests that the volume has not answered.
+    pub requests: usize,
+    /// Requests beyond what the volume takes at once.
+    pub waiting: VecDeque<Submitted>,
+    /// Whether it waits in the shard's list of those to be polled.
+    pub listed: bool,
+    /// Who waits for the end of the replay.
+    pub opening: Option<Answer<()>>,
+    /// Who waits for the close.
+    pub closing: Vec<Answer<()>>,
+    /// The change of size under way.
+    pub resizing: Option<Resizing>,
+    /// Latency by class.
+    pub latencies: [Histogram<u64>; 3],
+}
+
+impl Served {
+    /// What frontends may know, if it serves.
+    pub fn export(&self) -> Option<Export> {
+        use hdcs_core::volume::State;
+        matches!(self.volume.phase(), Phase::Open | Phase::Opening).then(|| Export {
+            number: self.number,
+            name: self.name.clone(),
+            bytes: self.volume.config().bytes,
+            read_only: matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
+        })
+    }
+
+    /// Count an answer.
+    pub fn record(&mut self, class: Class, took: Nanos) {
+        let histogram = match class {
+            Class::Read => &mut self.latencies[0],
+            Class::Write => &mut self.latencies[1],
+            Class::Flush => &mut self.latencies[2],
+            Class::Other => return,
+        };
+        histogram.saturating_record(took.0);
+    }
+
+    /// Whether nothing is left that could still concern it.
+    pub fn is_idle(&self) -> bool {
+        self.device_operations == 0 && self.backend.under_way() == 0 && self.requests == 0
+    }
+
+    /// What the control plane may know.
+    pub fn report(&self, now: Nanos, connections: usize) -> VolumeReport {
+        let [read_latency, write_latency, flush_latency] = self.latencies.clone();
+        VolumeReport {
+            name: self.name.clone(),
+            phase: self.volume.phase(),
+            state: self.volume.state(),
+            config: self.volume.config().clone(),
+            stats: self.volume.stats(now),
+            read_latency,
+            write_latency,
+            flush_latency,
+            connections,
+        }
+    }
+}
+
+/// An empty histogram of nanoseconds: 1 µs to 100 s, three digits.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1_000, 100_000_000_000, 3).expect("constant bounds are valid")
+}
+
+/// How a request ended, for whoever submitted it.
+pub type Ended = Result<Reply, hdcs_core::error::RequestError>;

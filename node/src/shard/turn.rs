@@ -1,0 +1,804 @@
+//! The loop of a shard.
+//!
+//! A turn: wait for completions; hand them to volumes, cache and sessions; step what the sessions
+//! submitted; poll what was touched or is due; serve the connections that have something to send
+//! or may receive again. Everything that this starts goes to the kernel with the next wait.
+//!
+//! Invariants:
+//! 1. A volume that was stepped, or whose time has come, is polled in the same turn.
+//! 2. A request is answered exactly once, to the connection or job that submitted it.
+//! 3. A volume leaves its slot only when nothing of it is under way, so no completion ever meets
+//!    another volume in its place.
+//! 4. One connection gets one receive and one send per turn.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use hdcs_core::buf::{BufMut, Pool};
+use hdcs_core::error::{IoError, RequestError};
+use hdcs_core::io::{Action, Completion, Nanos, Request, RequestId, SectorRange, Token};
+use hdcs_core::limits::VOLUME_REQUESTS_MAX;
+use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::volume::{Context, Event, Phase};
+
+use super::ShardConfig;
+use super::command::{Answer, Command, SessionFactory, Transport, VolumeSpec};
+use super::connection::Connection;
+use super::jobs::Job;
+use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
+use super::slots::Slots;
+use crate::backends::{Ask, Operation, Port};
+use crate::device::Errno;
+use crate::device::file::Device;
+use crate::device::ring::{Finished, Key, Outcome, Owner, Ring};
+use crate::device::worker::{JobOutput, Waker};
+use crate::frontends::{Export, Host, VolumeNumber};
+
+/// Connections at most; more are closed as they come.
+const CONNECTIONS_MAX: usize = 4096;
+/// Rounds of serving and stepping within one turn: lets a request that a session had kept back be
+/// answered in the turn in which another one ended.
+const ROUNDS_MAX: usize = 4;
+/// After a failure to accept (no descriptors, no memory), the next attempt.
+const ACCEPT_PAUSE: Nanos = Nanos::from_millis(100);
+/// Tokens of the shard's own backend operations; the core counts from zero.
+pub const RESIZE_TOKEN: Token = Token(u64::MAX);
+/// A time that never comes.
+const NEVER: Nanos = Nanos(u64::MAX);
+
+/// A socket that accepts.
+pub struct Listener {
+    pub socket: OwnedFd,
+    pub sessions: SessionFactory,
+    pub accepting: Option<Key>,
+    pub again: Option<Nanos>,
+    pub tcp: bool,
+}
+
+/// How far a stop has come.
+pub struct Stopping {
+    pub destage: bool,
+    pub answers: Vec<Answer<()>>,
+    /// When connections that are left are broken off.
+    pub deadline: Nanos,
+    pub volumes_closing: bool,
+    pub cache_closing: bool,
+}
+
+/// What sessions and volumes share: everything but the connections.
+pub struct Works {
+    pub ring: Ring,
+    pub pool: Rc<Pool>,
+    pub cache: ReadCache,
+    pub cache_device: Option<Device>,
+    pub cache_operations: usize,
+    pub cache_touched: bool,
+    pub volumes: Slots<Served>,
+    pub numbers: HashMap<VolumeNumber, u32>,
+    /// By volume slot: when it must be polled.
+    pub due: Vec<Nanos>,
+    pub touched: Vec<u32>,
+    pub requests: Slots<Pending>,
+    pub submitted: Vec<Submitted>,
+    /// Requests that ended, for their origins.
+    pub ended: Vec<(Origin, Ended)>,
+    actions: Vec<Action>,
+    completions: Vec<Completion>,
+    pub now: Nanos,
+}
+
+/// See the module.
+pub struct Shard {
+    // The ring in here is dropped before the connections, whose memory it may use.
+    pub works: Works,
+    pub connections: Slots<Connection>,
+    /// Connections to be served in this turn.
+    pub listed: Vec<u32>,
+    pub listeners: Slots<Listener>,
+    pub jobs: Slots<Job>,
+    pub openings: Slots<(Box<VolumeSpec>, Answer<()>)>,
+    pub stopping: Option<Stopping>,
+    pub commands: Receiver<Command>,
+    pub config: ShardConfig,
+    origin: Instant,
+}
+
+/// What a session sees of its shard.
+struct SessionHost<'a> {
+    works: &'a mut Works,
+    connection: u32,
+    requests: usize,
+    attached: Cell<Option<VolumeNumber>>,
+}
+
+impl Host for SessionHost<'_> {
+    fn exports(&self) -> Vec<Export> {
+        let mut exports: Vec<Export> = self
+            .works
+            .volumes
+            .iter()
+            .filter_map(|(_, served)| served.export())
+            .collect();
+        exports.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        exports
+    }
+
+    fn export(&self, name: &str) -> Option<Export> {
+        let mut served = self.works.volumes.iter().map(|(_, served)| served);
+        let export = served.find(|served| served.name == name)?.export()?;
+        self.attached.set(Some(export.number));
+        Some(export)
+    }
+
+    fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
+        self.works.pool.alloc_for(range)
+    }
+
+    fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
+        self.requests += 1;
+        self.attached.set(Some(volume));
+        self.works.submitted.push(Submitted {
+            origin: Origin::Connection(self.connection, id),
+            volume,
+            arrived: self.works.now,
+            request,
+        });
+    }
+}
+
+impl Works {
+    /// Mark a volume for a poll in this turn.
+    pub fn touch(&mut self, slot: u32) {
+        if let Some(served) = self.volumes.get_mut(slot)
+            && !served.listed
+        {
+            served.listed = true;
+            self.touched.push(slot);
+        }
+    }
+
+    /// Hand a volume an event, and perform what follows.
+    pub fn step(&mut self, slot: u32, event: Event) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut context = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut self.actions,
+        };
+        served.volume.step(self.now, event, &mut context);
+        self.perform(slot);
+    }
+
+    /// Perform what opening a volume has asked for.
+    pub fn perform_opening(&mut self, slot: u32, mut actions: Vec<Action>) {
+        self.actions.append(&mut actions);
+        self.perform(slot);
+    }
+
+    /// Perform the volume's actions; what ends at once is fed back.
+    pub fn perform(&mut self, slot: u32) {
+        self.touch(slot);
+        self.feed(slot);
+        while !self.actions.is_empty() {
+            let mut actions = std::mem::take(&mut self.actions);
+            for action in actions.drain(..) {
+                self.act(slot, action);
+            }
+            self.actions = actions;
+            self.feed(slot);
+        }
+    }
+
+    /// Step the volume with what its backend ended at once.
+    fn feed(&mut self, slot: u32) {
+        if self.completions.is_empty() {
+            return;
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            if completion.token == RESIZE_TOKEN {
+                let result = completion.result.map(|_| ());
+                self.backend_resized(slot, result);
+                continue;
+            }
+            let Some(served) = self.volumes.get_mut(slot) else {
+                continue;
+            };
+            let mut context = Context {
+                cache: &mut self.cache,
+                pool: &self.pool,
+                actions: &mut self.actions,
+            };
+            let event = Event::Completed(completion);
+            served.volume.step(self.now, event, &mut context);
+        }
+        self.completions = completions;
+    }
+
+    fn act(&mut self, slot: u32, action: Action) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let owner = Owner::Volume(slot);
+        let operation = match action {
+            Action::Reply { request, result } => return self.reply(slot, request, result),
+            Action::LogRead { token, offset, buf } => {
+                served.device_operations += 1;
+                return served.log.read(&mut self.ring, owner, token, offset, buf);
+            }
+            Action::LogWrite {
+                token,
+                offset,
+                data,
+            } => {
+                served.device_operations += 1;
+                let ring = &mut self.ring;
+                return served.log.write(ring, owner, token, offset, data, true);
+            }
+            Action::CacheRead { token, offset, buf } => {
+                let device = self.cache_device.as_ref();
+                let device = device.expect("a cache without a device reads nothing from it");
+                served.device_operations += 1;
+                return device.read(&mut self.ring, owner, token, offset, buf);
+            }
+            Action::CacheWrite {
+                token,
+                offset,
+                data,
+                durable,
+            } => {
+                let device = self.cache_device.as_ref();
+                let device = device.expect("a cache without a device writes nothing to it");
+                served.device_operations += 1;
+                return device.write(&mut self.ring, owner, token, offset, data, durable);
+            }
+            Action::BackendRead { token, offset, buf } => Operation {
+                token,
+                ask: Ask::Read { offset, buf },
+            },
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => Operation {
+                token,
+                ask: Ask::Write { offset, data },
+            },
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+                unmap,
+            } => Operation {
+                token,
+                ask: Ask::Zero {
+                    offset,
+                    bytes,
+                    unmap,
+                },
+            },
+            Action::BackendFlush { token } => Operation {
+                token,
+                ask: Ask::Flush,
+            },
+            Action::BackendExtents { token, range } => Operation {
+                token,
+                ask: Ask::Extents { range },
+            },
+        };
+        self.ask_backend(slot, operation);
+    }
+
+    /// Hand an operation to a volume's backend; what ends at once waits in `completions`.
+    pub fn ask_backend(&mut self, slot: u32, operation: Operation) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        served.backend.submit(self.now, operation, &mut port);
+    }
+
+    /// A ring operation of a volume's backend ended.
+    fn backend_finished(&mut self, slot: u32, token: Token, outcome: Outcome) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        served
+            .backend
+            .completed(self.now, token, outcome, &mut port);
+        self.perform(slot);
+    }
+
+    /// Perform the cache's own actions.
+    fn perform_cache(&mut self) {
+        let Some(device) = &self.cache_device else {
+            assert!(
+                self.actions.is_empty(),
+                "a cache without a device does no I/O"
+            );
+            return;
+        };
+        for action in self.actions.drain(..) {
+            self.cache_operations += 1;
+            match action {
+                Action::CacheRead { token, offset, buf } => {
+                    device.read(&mut self.ring, Owner::Cache, token, offset, buf);
+                }
+                Action::CacheWrite {
+                    token,
+                    offset,
+                    data,
+                    durable,
+                } => {
+                    device.write(&mut self.ring, Owner::Cache, token, offset, data, durable);
+                }
+                other => unreachable!("the cache touches its device alone, not {other:?}"),
+            }
+        }
+    }
+
+    /// Hand the cache an event, and perform what follows.
+    pub fn step_cache(&mut self, event: CacheEvent) {
+        self.cache.step(self.now, event, &mut self.actions);
+        self.perform_cache();
+    }
+
+    fn reply(&mut self, slot: u32, request: RequestId, result: Ended) {
+        let pending = self.requests.remove(request.0 as u32);
+        let pending = pending.expect("a volume answers what it was asked, once");
+        if let Some(served) = self.volumes.get_mut(slot) {
+            served.requests -= 1;
+            served.record(pending.class, self.now.since(pending.arrived));
+        }
+        self.ended.push((pending.origin, result));
+    }
+
+    /// Step the volumes with what was submitted.
+    fn step_submitted(&mut self) {
+        let mut submitted = std::mem::take(&mut self.submitted);
+        for one in submitted.drain(..) {
+            let slot = self.numbers.get(&one.volume).copied();
+            let served = slot.and_then(|slot| Some((slot, self.volumes.get_mut(slot)?)));
+            let Some((slot, served)) = served else {
+                self.ended.push((one.origin, Err(RequestError::Closing)));
+                continue;
+            };
+            if served.requests >= VOLUME_REQUESTS_MAX || !served.waiting.is_empty() {
+                served.waiting.push_back(one);
+                continue;
+            }
+            self.request(slot, one);
+        }
+        self.submitted = submitted;
+    }
+
+    fn request(&mut self, slot: u32, one: Submitted) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.requests += 1;
+        let id = self.requests.insert(Pending {
+            origin: one.origin,
+            arrived: one.arrived,
+            class: Class::of(&one.request),
+        });
+        let id = RequestId(u64::from(id));
+        let request = one.request;
+        self.step(slot, Event::Request { id, request });
+    }
+
+    /// Poll the volumes that were touched or whose time has come, then the cache.
+    fn poll(&mut self) {
+        for slot in 0..self.due.len() as u32 {
+            if self.due[slot as usize] <= self.now {
+                self.touch(slot);
+            }
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        for &slot in &touched {
+            let Some(served) = self.volumes.get_mut(slot) else {
+                continue;
+            };
+            let mut port = Port {
+                ring: &mut self.ring,
+                owner: Owner::Backend(slot),
+                done: &mut self.completions,
+            };
+            served.backend.poll(self.now, &mut port);
+            self.perform(slot);
+            self.step(slot, Event::Poll);
+            while let Some(served) = self.volumes.get_mut(slot)
+                && served.requests < VOLUME_REQUESTS_MAX
+                && let Some(one) = served.waiting.pop_front()
+            {
+                self.request(slot, one);
+            }
+        }
+        if !touched.is_empty() || self.cache_touched {
+            self.cache_touched = false;
+            self.step_cache(CacheEvent::Poll);
+        }
+        for &slot in &touched {
+            self.note_due(slot);
+        }
+        // Those that were touched while they were polled are among them.
+        self.touched.clear();
+        touched.clear();
+        self.touched = touched;
+    }
+
+    /// Note when a volume must be polled next.
+    fn note_due(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.listed = false;
+        let volume = served.volume.next_wakeup().unwrap_or(NEVER);
+        let backend = served.backend.next_wakeup().unwrap_or(NEVER);
+        let index = slot as usize;
+        if self.due.len() <= index {
+            self.due.resize(index + 1, NEVER);
+        }
+        self.due[index] = volume.min(backend);
+    }
+}
+
+impl Shard {
+    pub fn new(
+        config: ShardConfig,
+        cache_device: Option<Device>,
+        commands: Receiver<Command>,
+    ) -> io::Result<Self> {
+        if let Some(processor) = config.processor {
+            keep_to(processor);
+        }
+        let ring = Ring::new(config.ring)?;
+        let pool = Pool::new(config.pool_bytes);
+        let mut cache_config = config.cache.clone();
+        if cache_device.is_none() {
+            cache_config.ssd = None;
+        }
+        let mut actions = Vec::new();
+        let cache = ReadCache::new(cache_config, Rc::clone(&pool), &mut actions);
+        let mut works = Works {
+            ring,
+            pool,
+            cache,
+            cache_device,
+            cache_operations: 0,
+            cache_touched: true,
+            volumes: Slots::default(),
+            numbers: HashMap::new(),
+            due: Vec::new(),
+            touched: Vec::new(),
+            requests: Slots::default(),
+            submitted: Vec::new(),
+            ended: Vec::new(),
+            actions,
+            completions: Vec::new(),
+            now: Nanos(0),
+        };
+        works.perform_cache();
+        Ok(Self {
+            works,
+            connections: Slots::default(),
+            listed: Vec::new(),
+            listeners: Slots::default(),
+            jobs: Slots::default(),
+            openings: Slots::default(),
+            stopping: None,
+            commands,
+            config,
+            origin: Instant::now(),
+        })
+    }
+
+    pub fn waker(&self) -> Waker {
+        self.works.ring.waker()
+    }
+
+    /// Turn until it has stopped.
+    pub fn run(mut self) {
+        let mut finished = Vec::new();
+        while !self.has_stopped() {
+            let timeout = self.timeout();
+            if let Err(error) = self.works.ring.submit_and_wait(timeout) {
+                tracing::error!(%error, "io_uring failed; the shard cannot go on");
+                return;
+            }
+            self.works.now = Nanos(self.origin.elapsed().as_nanos() as u64);
+            self.works.ring.reap(&mut finished);
+            for one in finished.drain(..) {
+                self.dispatch(one);
+            }
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        self.accept_again();
+        for _ in 0..ROUNDS_MAX {
+            self.works.step_submitted();
+            self.works.poll();
+            self.settle();
+            self.deliver();
+            self.run_jobs();
+            self.serve();
+            if self.works.submitted.is_empty() {
+                break;
+            }
+        }
+        self.go_on_stopping();
+    }
+
+    /// How long to wait at most.
+    fn timeout(&self) -> Option<Duration> {
+        if !self.works.submitted.is_empty() || !self.works.touched.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
+        let stop = self.stopping.as_ref().map(|stopping| stopping.deadline);
+        let due = self.works.due.iter().copied();
+        let next = due.chain(listeners).chain(stop).min()?;
+        (next != NEVER).then(|| {
+            let now = Nanos(self.origin.elapsed().as_nanos() as u64);
+            Duration::from_nanos(next.since(now).0)
+        })
+    }
+
+    fn dispatch(&mut self, finished: Finished) {
+        let Finished {
+            owner,
+            token,
+            outcome,
+        } = finished;
+        match (owner, outcome) {
+            (Owner::Volume(slot), Outcome::Device(result)) => {
+                if let Some(served) = self.works.volumes.get_mut(slot) {
+                    served.device_operations -= 1;
+                }
+                let result = result.map_err(IoError::from);
+                let event = Event::Completed(Completion { token, result });
+                self.works.step(slot, event);
+            }
+            (Owner::Cache, Outcome::Device(result)) => {
+                self.works.cache_operations -= 1;
+                let result = result.map_err(IoError::from);
+                let event = CacheEvent::Completed(Completion { token, result });
+                self.works.step_cache(event);
+                self.works.cache_touched = true;
+                // A volume may wait for what has just become durable.
+                for slot in 0..self.works.volumes.end() {
+                    self.works.touch(slot);
+                }
+            }
+            (Owner::Backend(slot), outcome) => self.works.backend_finished(slot, token, outcome),
+            (Owner::Receive(slot), Outcome::Count(result)) => {
+                self.with_session(slot, |connection, host| connection.received(result, host));
+            }
+            (Owner::Send(slot), Outcome::Count(result)) => {
+                if let Some(connection) = self.connections.get_mut(slot) {
+                    connection.sent(result);
+                }
+                self.list(slot);
+            }
+            (Owner::Listener(slot), Outcome::Accepted { connection, last }) => {
+                self.accepted(slot, connection, last);
+            }
+            (Owner::Shard, Outcome::Woken) => self.take_commands(),
+            (Owner::Shard, Outcome::Job(JobOutput::Any(opened))) => self.opened(token, opened),
+            (owner, outcome) => unreachable!("{owner:?} starts nothing that ends in {outcome:?}"),
+        }
+    }
+
+    /// Call into a connection's session, and note what it submitted.
+    fn with_session(&mut self, slot: u32, call: impl FnOnce(&mut Connection, &mut dyn Host)) {
+        let Some(connection) = self.connections.get_mut(slot) else {
+            return;
+        };
+        let mut host = SessionHost {
+            works: &mut self.works,
+            connection: slot,
+            requests: 0,
+            attached: Cell::new(connection.attached),
+        };
+        call(connection, &mut host);
+        connection.requests += host.requests;
+        connection.attached = host.attached.get();
+        self.list(slot);
+    }
+
+    /// Serve a connection later in this turn.
+    pub fn list(&mut self, slot: u32) {
+        if let Some(connection) = self.connections.get_mut(slot)
+            && !connection.listed
+        {
+            connection.listed = true;
+            self.listed.push(slot);
+        }
+    }
+
+    /// Tell sessions and jobs what ended.
+    fn deliver(&mut self) {
+        let mut ended = std::mem::take(&mut self.works.ended);
+        for (origin, result) in ended.drain(..) {
+            match origin {
+                Origin::Connection(slot, id) => {
+                    if let Some(connection) = self.connections.get_mut(slot) {
+                        connection.requests -= 1;
+                        connection.session().completed(id, result);
+                    }
+                    self.list(slot);
+                }
+                Origin::Job(slot) => {
+                    if let Some(job) = self.jobs.get_mut(slot) {
+                        job.ended(result.map(drop));
+                    }
+                }
+            }
+        }
+        self.works.ended = ended;
+    }
+
+    fn run_jobs(&mut self) {
+        for slot in 0..self.jobs.end() {
+            let Some(job) = self.jobs.get_mut(slot) else {
+                continue;
+            };
+            while let Some(request) = job.next() {
+                self.works.submitted.push(Submitted {
+                    origin: Origin::Job(slot),
+                    volume: job.volume,
+                    arrived: self.works.now,
+                    request,
+                });
+            }
+            if job.is_over()
+                && let Some(job) = self.jobs.remove(slot)
+            {
+                job.answer();
+            }
+        }
+    }
+
+    /// Send and receive on the listed connections; drop those that are over.
+    fn serve(&mut self) {
+        let mut listed = std::mem::take(&mut self.listed);
+        for slot in listed.drain(..) {
+            let Some(connection) = self.connections.get_mut(slot) else {
+                continue;
+            };
+            connection.listed = false;
+            let mut host = SessionHost {
+                works: &mut self.works,
+                connection: slot,
+                requests: 0,
+                attached: Cell::new(connection.attached),
+            };
+            let place = connection.ask_receive(&mut host);
+            connection.requests += host.requests;
+            connection.attached = host.attached.get();
+            connection.serve(slot, place, &mut self.works.ring);
+            if connection.is_over() {
+                self.connections.remove(slot);
+            }
+        }
+        self.listed = listed;
+    }
+
+    fn accepted(&mut self, slot: u32, connection: Result<OwnedFd, Errno>, last: bool) {
+        let stopping = self.stopping.is_some();
+        let now = self.works.now;
+        let Some(listener) = self.listeners.get_mut(slot) else {
+            return;
+        };
+        if last {
+            listener.accepting = None;
+            if stopping {
+                self.listeners.remove(slot);
+                return;
+            }
+            listener.again = Some(now.plus(if connection.is_ok() {
+                Nanos(0)
+            } else {
+                ACCEPT_PAUSE
+            }));
+        }
+        match connection {
+            Ok(socket) => {
+                if self.connections.len() >= CONNECTIONS_MAX {
+                    tracing::warn!(
+                        max = CONNECTIONS_MAX,
+                        "too many connections; closed a new one"
+                    );
+                    return;
+                }
+                let Some((socket, transport)) = introduce(socket, listener.tcp) else {
+                    return;
+                };
+                let session = (listener.sessions.0)(transport);
+                let connection = Connection::new(socket, session);
+                let slot = self.connections.insert(connection);
+                self.list(slot);
+            }
+            Err(Errno(libc::ECANCELED | libc::ECONNABORTED)) => {}
+            Err(errno) => tracing::warn!(error = %errno, "cannot accept a connection"),
+        }
+    }
+
+    fn accept_again(&mut self) {
+        for slot in 0..self.listeners.end() {
+            if let Some(listener) = self.listeners.get_mut(slot)
+                && listener.again.is_some_and(|again| again <= self.works.now)
+            {
+                listener.again = None;
+                let fd = listener.socket.as_raw_fd();
+                listener.accepting = Some(self.works.ring.accept(Owner::Listener(slot), fd));
+            }
+        }
+    }
+
+    /// Volumes that have come to the end of opening or closing.
+    fn settle(&mut self) {
+        for slot in 0..self.works.volumes.end() {
+            let Some(served) = self.works.volumes.get_mut(slot) else {
+                continue;
+            };
+            match served.volume.phase() {
+                Phase::Opening | Phase::Closing => {}
+                Phase::Open => {
+                    if let Some(answer) = served.opening.take() {
+                        // Whoever asked may have gone.
+                        let _ = answer.send(Ok(()));
+                    }
+                }
+                Phase::Failed(_) | Phase::Closed => {
+                    if served.is_idle() {
+                        self.drop_volume(slot);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn keep_to(processor: usize) {
+    // SAFETY: all zeroes is a valid, empty set; the call reads it before it returns.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor % libc::CPU_SETSIZE as usize, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    if result < 0 {
+        let error = io::Error::last_os_error();
+        tracing::warn!(processor, %error, "cannot keep the shard to its processor");
+    }
+}
+
+/// Find out who is at the other end. `None` if it has gone already.
+fn introduce(socket: OwnedFd, tcp: bool) -> Option<(OwnedFd, Transport)> {
+    if !tcp {
+        return Some((socket, Transport::Unix));
+    }
+    let stream = std::net::TcpStream::from(socket);
+    let peer = stream.peer_addr().ok()?;
+    // Replies are sent whole, at once; waiting to fill a segment would only delay them.
+    stream.set_nodelay(true).ok()?;
+    Some((stream.into(), Transport::Tcp { peer }))
+}
