@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut ready = format!("ready on {}", data.join("nbd.sock").display());
     if let Some(address) = tcp {
         let listener = TcpListener::bind(address)?;
-        ready += &format!(" and {}", listener.local_addr()?);
+        ready = format!("{ready} and {}", listener.local_addr()?);
         let shared = Arc::clone(&volumes);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {

@@ -26,6 +26,9 @@ pub mod protocol;
 pub mod tls;
 mod transmission;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -207,14 +210,14 @@ impl Session for NbdSession {
                 Receive::Close
             }
             Intake::Closed | Intake::Blocked => Receive::Wait,
-            Intake::Open => match &mut self.tls {
-                Some(tls) => Receive::Into(tls.room()),
-                None => {
-                    let (place, direct) = place(&mut self.stage, &mut self.inbox);
-                    self.direct = direct;
-                    Receive::Into(place)
+            Intake::Open => {
+                if let Some(tls) = &mut self.tls {
+                    return Receive::Into(tls.room());
                 }
-            },
+                let (place, direct) = place(&mut self.stage, &mut self.inbox);
+                self.direct = direct;
+                Receive::Into(place)
+            }
         }
     }
 

@@ -296,8 +296,7 @@ impl Transmission {
         }
         let flags_allowed = match kind {
             command::READ if self.structured => FUA | DF,
-            command::READ | command::WRITE | command::TRIM => FUA,
-            command::FLUSH | command::CACHE => FUA,
+            command::READ | command::WRITE | command::TRIM | command::FLUSH | command::CACHE => FUA,
             command::WRITE_ZEROES => FUA | NO_HOLE,
             command::BLOCK_STATUS => FUA | REQ_ONE,
             _ => return Err((Errno::Inval, "unknown command")),
