@@ -127,7 +127,8 @@ pub enum Event {
         /// Whether the backend must hold everything first.
         destage: bool,
     },
-    /// Change the size. Shrinking needs an empty log beyond the new size: destage first.
+    /// Change the size. While dirty data lies beyond the new end nothing changes, as the
+    /// configuration shows: destage first.
     Resize {
         /// The new size, a multiple of 512.
         bytes: u64,
@@ -721,15 +722,15 @@ impl Volume {
         });
     }
 
+    /// Take the new size, unless what is dirty lies beyond it.
     fn resize(&mut self, bytes: u64) {
-        if bytes < self.config.bytes {
-            let beyond = SectorRange::between(
-                bytes / SECTOR_BYTES as u64,
-                self.config.bytes / SECTOR_BYTES as u64,
-            );
-            self.index.remove_before(beyond, Sequence::MAX);
+        let beyond = SectorRange::between(
+            bytes / SECTOR_BYTES as u64,
+            self.config.bytes / SECTOR_BYTES as u64,
+        );
+        if self.index.is_clear(beyond) {
+            self.config.bytes = bytes;
         }
-        self.config.bytes = bytes;
     }
 
     fn pin(&mut self, position: u64) {
