@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Nanos, SectorRange, Token};
+use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::SECTOR_BYTES;
 use thiserror::Error;
 
@@ -114,7 +114,7 @@ pub struct Port<'a> {
 
 impl Port<'_> {
     /// End an operation.
-    pub fn end(&mut self, token: Token, result: Result<hdcs_core::io::Done, IoError>) {
+    pub fn end(&mut self, token: Token, result: Result<Done, IoError>) {
         self.done.push(Completion { token, result });
     }
 }
@@ -248,27 +248,35 @@ impl Stack {
         self.bytes
     }
 
-    /// Begin an operation. One beyond the end or off the sector grid is a bug of the caller, and
-    /// asserts.
+    /// Begin an operation. One off the sector grid is a bug of the caller, and asserts. What a
+    /// write or zero asks beyond the end is left out: it was accepted before the volume shrank.
     pub fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
-        let (what, offset, bytes) = operation.ask.describe();
-        if let Ask::Resize { bytes } = operation.ask {
+        let Operation { token, mut ask } = operation;
+        let (what, offset, bytes) = ask.describe();
+        if let Ask::Resize { bytes } = ask {
             // While a resize is under way, the smaller size is the one to keep to.
             self.bytes = self.bytes.min(bytes);
         } else {
             let sector = SECTOR_BYTES as u64;
-            let inside = offset
-                .checked_add(bytes)
-                .is_some_and(|end| end <= self.bytes);
             assert!(
-                inside && offset.is_multiple_of(sector) && bytes.is_multiple_of(sector),
-                "backend {what} of {bytes} bytes at {offset}, beyond {} bytes or off the grid",
-                self.bytes
+                offset.is_multiple_of(sector) && bytes.is_multiple_of(sector),
+                "backend {what} of {bytes} bytes at {offset}: off the sector grid"
             );
+            let inside = self.bytes.saturating_sub(offset);
+            if bytes > inside {
+                match &mut ask {
+                    Ask::Write { data, .. } => cut(data, inside as usize),
+                    Ask::Zero { bytes, .. } => *bytes = inside,
+                    _ => return port.end(token, Err(IoError::Failed)),
+                }
+                if inside == 0 {
+                    return port.end(token, Ok(Done::Written));
+                }
+            }
         }
         self.under_way += 1;
         let before = port.done.len();
-        self.backend.submit(now, operation, port);
+        self.backend.submit(now, Operation { token, ask }, port);
         self.ended(before, port);
     }
 
@@ -306,6 +314,18 @@ impl Stack {
         assert!(ended <= self.under_way, "an operation ended twice");
         self.under_way -= ended;
     }
+}
+
+/// Keep the first `bytes` bytes.
+fn cut(data: &mut Vec<Buf>, mut bytes: usize) {
+    data.retain_mut(|buf| {
+        let keep = buf.len().min(bytes);
+        bytes -= keep;
+        if keep < buf.len() {
+            *buf = buf.slice(0..keep);
+        }
+        keep > 0
+    });
 }
 
 impl std::fmt::Debug for Stack {

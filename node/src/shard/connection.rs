@@ -33,6 +33,7 @@ enum Stage {
 }
 
 /// Where the session wants to receive: valid until the session is called again.
+#[derive(Clone, Copy)]
 pub struct Place(*mut u8, usize);
 
 /// See the module.
@@ -42,14 +43,14 @@ pub struct Connection {
     stage: Stage,
     receiving: Option<Key>,
     sending: bool,
+    /// Whether the session wanted nothing when it was last asked.
+    waits: bool,
     /// What is being sent; untouched while `sending`.
     chunks: VecDeque<Chunk>,
     /// Bytes of the front chunk that are sent.
     sent: usize,
     vectors: Vec<libc::iovec>,
     message: Box<libc::msghdr>,
-    /// The volume that it speaks about, as far as the shard can see.
-    pub attached: Option<VolumeNumber>,
     /// Requests of it that are not answered.
     pub requests: usize,
     /// Whether it waits in the shard's list of those to be served.
@@ -67,11 +68,11 @@ impl Connection {
             stage: Stage::Open,
             receiving: None,
             sending: false,
+            waits: false,
             chunks: VecDeque::new(),
             sent: 0,
             vectors: Vec::new(),
             message: Box::new(message),
-            attached: None,
             requests: 0,
             listed: false,
         }
@@ -116,12 +117,13 @@ impl Connection {
         if self.stage != Stage::Open || self.receiving.is_some() {
             return None;
         }
+        self.waits = false;
         match self.session.receive(host) {
             Receive::Into(place) => {
                 assert!(!place.is_empty(), "a place to receive into holds something");
                 return Some(Place(place.as_mut_ptr(), place.len()));
             }
-            Receive::Wait => {}
+            Receive::Wait => self.waits = true,
             Receive::Close => self.stage = Stage::Draining,
         }
         None
@@ -181,6 +183,16 @@ impl Connection {
         // SAFETY: message, vectors and chunks are in the heap and stay as they are while
         // `sending` (invariant 2).
         unsafe { ring.send(owner, fd, &raw const *self.message) };
+    }
+
+    /// Whether the session must be asked again when buffers have become free.
+    pub fn waits(&self) -> bool {
+        self.waits && self.stage == Stage::Open
+    }
+
+    /// The volume that it has open.
+    pub fn volume(&self) -> Option<VolumeNumber> {
+        self.session.volume()
     }
 
     /// Whether it can be dropped.

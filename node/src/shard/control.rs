@@ -8,14 +8,14 @@ use std::os::fd::AsRawFd;
 
 use hdcs_core::error::IoError;
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::io::{Nanos, SectorRange, Token};
-use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
+use hdcs_core::io::{BlockKey, Nanos, SectorRange, Token};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
 use hdcs_core::read_cache::CacheEvent;
 use hdcs_core::volume::{Context, Event, Phase, Volume, VolumeConfig};
 
 use super::command::{Answer, Command, SessionFactory, ShardReport, VolumeSpec};
 use super::jobs::{Job, Move};
-use super::served::{self, Resizing, Served};
+use super::served::{self, ResizeStep, Resizing, Served};
 use super::turn::{Listener, RESIZE_TOKEN, Shard, Stopping, Works};
 use crate::backends::{self, Absent, Ask, Operation};
 use crate::device::durability::Durability;
@@ -166,6 +166,7 @@ impl Shard {
             opening: Some(answer),
             closing: Vec::new(),
             resizing: None,
+            held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
         });
         works.numbers.insert(number, slot);
@@ -205,7 +206,7 @@ impl Shard {
     fn abort_connections(&mut self, number: VolumeNumber) {
         for slot in 0..self.connections.end() {
             if let Some(connection) = self.connections.get_mut(slot)
-                && connection.attached == Some(number)
+                && connection.volume() == Some(number)
             {
                 connection.abort();
                 self.list(slot);
@@ -256,23 +257,11 @@ impl Shard {
         self.jobs.insert(Job::new(number, way, range, answer));
     }
 
-    /// The backend grows first and shrinks last, so that it always holds all of the volume.
     fn resize(&mut self, number: VolumeNumber, bytes: u64, answer: Answer<()>) {
-        let (slot, before) = match self.works.prepare_resize(number, bytes) {
-            Ok(prepared) => prepared,
-            Err(error) => return tell(answer, Err(error)),
-        };
-        if let Some(served) = self.works.volumes.get_mut(slot) {
-            served.resizing = Some(Resizing {
-                bytes,
-                before,
-                answer,
-            });
+        match self.works.check_resize(number, bytes) {
+            Ok(slot) => self.works.begin_resize(slot, bytes, answer),
+            Err(error) => tell(answer, Err(error)),
         }
-        let token = RESIZE_TOKEN;
-        let ask = Ask::Resize { bytes };
-        self.works.ask_backend(slot, Operation { token, ask });
-        self.works.perform(slot);
     }
 
     fn report(&self) -> ShardReport {
@@ -281,12 +270,11 @@ impl Shard {
             .volumes
             .iter()
             .map(|(_, served)| {
-                let mut connections = self.connections.iter();
-                let mut attached = 0;
-                while let Some((_, connection)) = connections.next() {
-                    attached += usize::from(connection.attached == Some(served.number));
-                }
-                served.report(works.now, attached)
+                let connections = self
+                    .connections
+                    .iter()
+                    .filter(|(_, connection)| connection.volume() == Some(served.number));
+                served.report(works.now, connections.count())
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -402,12 +390,9 @@ impl Works {
         (volume, actions)
     }
 
-    /// See that a volume may get a new size, and make a shrinking one smaller; returns its slot
-    /// and the size before.
-    fn prepare_resize(&mut self, number: VolumeNumber, bytes: u64) -> Result<(u32, u64), String> {
+    /// Whether a volume may get a new size; its slot.
+    fn check_resize(&self, number: VolumeNumber, bytes: u64) -> Result<u32, String> {
         let slot = self.open_slot(number)?;
-        let served = self.volumes.get(slot).ok_or(NOT_OPEN)?;
-        let before = served.volume.config().bytes;
         let sizes = VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX;
         if !bytes.is_multiple_of(SECTOR_BYTES as u64) || !sizes.contains(&bytes) {
             return Err(format!(
@@ -415,17 +400,68 @@ impl Works {
                  {VOLUME_BYTES_MAX}"
             ));
         }
+        let served = self.volumes.get(slot).ok_or(NOT_OPEN)?;
         if served.resizing.is_some() {
             return Err("a resize is under way already; wait for its end".to_owned());
         }
-        if bytes < before {
+        Ok(slot)
+    }
+
+    /// The backend grows before the volume and shrinks after it, so that it always holds all of
+    /// the volume.
+    fn begin_resize(&mut self, slot: u32, bytes: u64, answer: Answer<()>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let before = served.volume.config().bytes;
+        let shrinks = bytes < before;
+        served.resizing = Some(Resizing {
+            step: if shrinks {
+                ResizeStep::Destage
+            } else {
+                ResizeStep::Backend
+            },
+            bytes,
+            before,
+            answer,
+        });
+        if shrinks {
             self.step(slot, Event::Resize { bytes });
-            let now = self.volumes.get(slot).map(|one| one.volume.config().bytes);
-            if now != Some(bytes) {
-                return Err("dirty data lies beyond the new end; flush the volume first".to_owned());
-            }
+            self.step(slot, Event::DestageAll);
+        } else {
+            self.resize_backend(slot, bytes);
         }
-        Ok((slot, before))
+    }
+
+    fn resize_backend(&mut self, slot: u32, bytes: u64) {
+        let token = RESIZE_TOKEN;
+        let ask = Ask::Resize { bytes };
+        self.ask_backend(slot, Operation { token, ask });
+        self.perform(slot);
+    }
+
+    /// The next step of a volume's resize.
+    pub fn go_on_resizing(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let Some(resizing) = &mut served.resizing else {
+            return;
+        };
+        if resizing.step == ResizeStep::Destage
+            && served.volume.stats(self.now).destage_all_remaining_bytes == 0
+        {
+            resizing.step = ResizeStep::Drain;
+        }
+        if resizing.step == ResizeStep::Drain && served.backend.under_way() == 0 {
+            resizing.step = ResizeStep::Backend;
+            let (bytes, before) = (resizing.bytes, resizing.before);
+            let number = served.number.0;
+            let first = bytes.div_ceil(BLOCK_BYTES as u64);
+            let blocks = before.div_ceil(BLOCK_BYTES as u64) - first;
+            self.cache.invalidate(BlockKey::new(number, first), blocks);
+            self.resize_backend(slot, bytes);
+        }
     }
 
     /// The backend has changed its size, or could not.
@@ -436,28 +472,20 @@ impl Works {
         let Some(resizing) = served.resizing.take() else {
             return;
         };
-        let Resizing {
-            bytes,
-            before,
-            answer,
-        } = resizing;
-        match result {
-            Ok(()) => {
-                served.backend.resized(bytes);
-                if bytes > before {
-                    self.step(slot, Event::Resize { bytes });
-                }
-                tell(answer, Ok(()));
-            }
-            Err(error) => {
-                // What was asked of the backend is larger or equal to what the volume uses.
-                served.backend.resized(bytes.min(before));
-                tell(
-                    answer,
-                    Err(format!("the backend cannot be resized: {error}")),
-                );
-            }
+        let bytes = resizing.bytes;
+        let held = std::mem::take(&mut served.held);
+        if result.is_ok() {
+            served.backend.resized(bytes);
+            self.step(slot, Event::Resize { bytes });
+        } else {
+            // A shrunk volume keeps its new size over a backend that is larger than it.
+            served.backend.resized(bytes.min(resizing.before));
         }
+        for operation in held {
+            self.ask_backend(slot, operation);
+        }
+        let result = result.map_err(|error| format!("the backend cannot be resized: {error}"));
+        tell(resizing.answer, result);
     }
 }
 

@@ -7,7 +7,7 @@ use hdcs_core::volume::{Phase, Volume};
 use hdrhistogram::Histogram;
 
 use super::command::{Answer, VolumeReport};
-use crate::backends::Stack;
+use crate::backends::{Operation, Stack};
 use crate::device::file::Device;
 use crate::frontends::{Export, VolumeNumber};
 
@@ -73,9 +73,23 @@ pub struct Pending {
     pub class: Class,
 }
 
-/// A change of size that is under way in the backend.
+/// What a change of size waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeStep {
+    /// The backend has everything that was written before, so that the log holds nothing beyond
+    /// the new end (only when shrinking).
+    Destage,
+    /// Nothing is under way in the backend, which could grow it again (only when shrinking).
+    Drain,
+    /// The backend has the new size.
+    Backend,
+}
+
+/// A change of size that is under way.
 #[derive(Debug)]
 pub struct Resizing {
+    /// What it waits for.
+    pub step: ResizeStep,
     /// The new size.
     pub bytes: u64,
     /// The one before.
@@ -110,6 +124,8 @@ pub struct Served {
     pub closing: Vec<Answer<()>>,
     /// The change of size under way.
     pub resizing: Option<Resizing>,
+    /// Backend operations that wait until the backend has shrunk.
+    pub held: Vec<Operation>,
     /// Latency by class.
     pub latencies: [Histogram<u64>; 3],
 }

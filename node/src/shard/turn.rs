@@ -11,7 +11,6 @@
 //!    another volume in its place.
 //! 4. One connection gets one receive and one send per turn.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,7 +29,7 @@ use super::ShardConfig;
 use super::command::{Answer, Command, SessionFactory, Transport, VolumeSpec};
 use super::connection::Connection;
 use super::jobs::Job;
-use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
+use super::served::{Class, Ended, Origin, Pending, ResizeStep, Served, Submitted};
 use super::slots::Slots;
 use crate::backends::{Ask, Operation, Port};
 use crate::device::Errno;
@@ -99,6 +98,8 @@ pub struct Shard {
     pub connections: Slots<Connection>,
     /// Connections to be served in this turn.
     pub listed: Vec<u32>,
+    /// Connections that wait for buffers or for what they have in flight.
+    waiters: Vec<u32>,
     pub listeners: Slots<Listener>,
     pub jobs: Slots<Job>,
     pub openings: Slots<(Box<VolumeSpec>, Answer<()>)>,
@@ -113,7 +114,6 @@ struct SessionHost<'a> {
     works: &'a mut Works,
     connection: u32,
     requests: usize,
-    attached: Cell<Option<VolumeNumber>>,
 }
 
 impl Host for SessionHost<'_> {
@@ -130,9 +130,7 @@ impl Host for SessionHost<'_> {
 
     fn export(&self, name: &str) -> Option<Export> {
         let mut served = self.works.volumes.iter().map(|(_, served)| served);
-        let export = served.find(|served| served.name == name)?.export()?;
-        self.attached.set(Some(export.number));
-        Some(export)
+        served.find(|served| served.name == name)?.export()
     }
 
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
@@ -141,7 +139,6 @@ impl Host for SessionHost<'_> {
 
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
         self.requests += 1;
-        self.attached.set(Some(volume));
         self.works.submitted.push(Submitted {
             origin: Origin::Connection(self.connection, id),
             volume,
@@ -306,6 +303,14 @@ impl Works {
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
+        let shrinking = served
+            .resizing
+            .as_ref()
+            .is_some_and(|resizing| resizing.step == ResizeStep::Drain);
+        if shrinking {
+            served.held.push(operation);
+            return;
+        }
         served.backend.submit(self.now, operation, &mut port);
     }
 
@@ -499,6 +504,7 @@ impl Shard {
             works,
             connections: Slots::default(),
             listed: Vec::new(),
+            waiters: Vec::new(),
             listeners: Slots::default(),
             jobs: Slots::default(),
             openings: Slots::default(),
@@ -533,6 +539,10 @@ impl Shard {
 
     fn turn(&mut self) {
         self.accept_again();
+        // Whatever ended may have freed the buffer that one of them waits for.
+        while let Some(slot) = self.waiters.pop() {
+            self.list(slot);
+        }
         for _ in 0..ROUNDS_MAX {
             self.works.step_submitted();
             self.works.poll();
@@ -616,11 +626,9 @@ impl Shard {
             works: &mut self.works,
             connection: slot,
             requests: 0,
-            attached: Cell::new(connection.attached),
         };
         call(connection, &mut host);
         connection.requests += host.requests;
-        connection.attached = host.attached.get();
         self.list(slot);
     }
 
@@ -689,14 +697,14 @@ impl Shard {
                 works: &mut self.works,
                 connection: slot,
                 requests: 0,
-                attached: Cell::new(connection.attached),
             };
             let place = connection.ask_receive(&mut host);
             connection.requests += host.requests;
-            connection.attached = host.attached.get();
             connection.serve(slot, place, &mut self.works.ring);
             if connection.is_over() {
                 self.connections.remove(slot);
+            } else if connection.waits() {
+                self.waiters.push(slot);
             }
         }
         self.listed = listed;
@@ -763,6 +771,10 @@ impl Shard {
             match served.volume.phase() {
                 Phase::Opening | Phase::Closing => {}
                 Phase::Open => {
+                    if served.resizing.is_some() {
+                        self.works.go_on_resizing(slot);
+                        continue;
+                    }
                     if let Some(answer) = served.opening.take() {
                         // Whoever asked may have gone.
                         let _ = answer.send(Ok(()));
