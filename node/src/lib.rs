@@ -2,7 +2,14 @@
 //! clients speak to, and the control plane. Decisions are in `core`; nothing here makes one.
 
 pub mod backends;
+pub mod catalogue;
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod data_dir;
 pub mod device;
 pub mod filters;
 pub mod frontends;
+pub mod inspect;
+pub mod metrics;
 pub mod shard;

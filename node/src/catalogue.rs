@@ -1,0 +1,626 @@
+//! The catalogue: one durable entry per volume, and the crash-safe making and removing of volumes.
+//!
+//! A volume is made in `volumes/.new-NAME` and appears by renaming that directory to its name; it
+//! disappears by renaming it to `.gone-NAME-UUID`. A crash in between leaves a hidden directory,
+//! which [`recover`] removes at the next start.
+//!
+//! Invariants:
+//! 1. A directory under its own name is a whole volume: entry, log and backing file are durable.
+//! 2. No two entries that serve share a number, uuid, log or backend.
+//! 3. A damaged entry costs its volume alone, and nothing of it is changed or removed.
+//! 4. A name reaches a path only as a [`VolumeName`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_BYTES_MAX};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::config::value::Value;
+use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
+use crate::data_dir::{DataDir, Layout};
+
+const ENTRY: Kind = Kind {
+    magic: "hdcs-volume",
+    version: 1,
+};
+const ENTRY_FILE: &str = "volume.json";
+const NEW_PREFIX: &str = ".new-";
+const GONE_PREFIX: &str = ".gone-";
+
+/// Why a name was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// No name.
+    #[error("a volume name cannot be empty")]
+    Empty,
+    /// Longer than a name may be.
+    #[error("a volume name has at most {VOLUME_NAME_BYTES_MAX} bytes, this one has {0}")]
+    TooLong(usize),
+    /// A character that no name has.
+    #[error("a volume name has letters A-Z a-z, digits, `.`, `_` and `-` only; this one has {0:?}")]
+    Character(char),
+    /// It would be hidden, an option, or a way out of its directory.
+    #[error("a volume name cannot start with `{0}`")]
+    Start(char),
+}
+
+/// The name of a volume: safe as a file name, NBD export name and metric label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VolumeName(String);
+
+impl VolumeName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for VolumeName {
+    type Error = NameError;
+    fn try_from(text: String) -> Result<Self, NameError> {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if let Some(bad) = text.chars().find(|&c| !is_allowed(c)) {
+            return Err(NameError::Character(bad));
+        }
+        if text.len() > VOLUME_NAME_BYTES_MAX {
+            return Err(NameError::TooLong(text.len()));
+        }
+        match text.chars().next() {
+            None => Err(NameError::Empty),
+            Some(start @ ('.' | '-')) => Err(NameError::Start(start)),
+            Some(_) => Ok(Self(text)),
+        }
+    }
+}
+
+impl std::str::FromStr for VolumeName {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl From<VolumeName> for String {
+    fn from(name: VolumeName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Check the size of a volume; the error says what a size must be.
+pub fn check_volume_bytes(bytes: u64) -> Result<(), String> {
+    if bytes == 0 {
+        return Err("a volume cannot have size zero".to_owned());
+    }
+    if !bytes.is_multiple_of(SECTOR_BYTES as u64) {
+        return Err(format!(
+            "the size of a volume is a multiple of {SECTOR_BYTES} bytes; {bytes} is not (the next one is {})",
+            bytes.next_multiple_of(SECTOR_BYTES as u64)
+        ));
+    }
+    if bytes < VOLUME_BYTES_MIN {
+        return Err(format!(
+            "a volume has at least {VOLUME_BYTES_MIN} bytes, not {bytes}"
+        ));
+    }
+    if bytes > VOLUME_BYTES_MAX {
+        return Err(format!(
+            "a volume has at most {VOLUME_BYTES_MAX} bytes (1P), not {bytes}"
+        ));
+    }
+    Ok(())
+}
+
+/// Where a volume's write log is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogPlace {
+    /// A file or block device; relative to the volume's directory.
+    pub path: PathBuf,
+    /// Length of the region, from the start of the file or device.
+    pub bytes: u64,
+}
+
+/// What the catalogue says of one volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Its name, which is also its directory's.
+    pub name: VolumeName,
+    /// Its number on this node, never reused.
+    pub number: u32,
+    /// Its identity everywhere.
+    pub uuid: Uuid,
+    /// Its size.
+    pub bytes: u64,
+    /// Its write log.
+    pub log: LogPlace,
+    /// The backend's URL; none: the file `data` in the volume's directory, which HDCS made.
+    pub backend: Option<String>,
+    /// Settings that differ from the node's.
+    pub settings: BTreeMap<String, Value>,
+}
+
+/// Name of the backing file that a volume has without a backend of the user's.
+pub const DATA_FILE: &str = "data";
+/// Name of the write log in a volume's directory.
+pub const LOG_FILE: &str = "log";
+
+impl Entry {
+    /// The write log's file or device.
+    pub fn log_path(&self, layout: &Layout) -> PathBuf {
+        directory(layout, &self.name).join(&self.log.path)
+    }
+
+    /// The backend's URL, with its path absolute.
+    pub fn backend_url(&self, layout: &Layout) -> String {
+        self.backend.clone().unwrap_or_else(|| {
+            let path = directory(layout, &self.name).join(DATA_FILE);
+            format!("file:{}", path.display())
+        })
+    }
+}
+
+/// What was found under one name.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// A whole entry.
+    Entry(Entry),
+    /// An entry that cannot be trusted, and why, with what to do.
+    Damaged(String),
+}
+
+/// What [`recover`] found and did.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Every volume by name.
+    pub volumes: BTreeMap<String, Found>,
+    /// What was left of interrupted work and has been removed, for the log.
+    pub removed: Vec<String>,
+    /// What was left untouched because it is not HDCS's, for the log.
+    pub ignored: Vec<String>,
+}
+
+/// Why the catalogue could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogueError {
+    /// A file could not be made, written or removed.
+    #[error("{path}: {source}{hint}", path = path.display(), hint = hint(source))]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+    /// An entry could not be written.
+    #[error("{path}: {source}", path = path.display())]
+    Sealed {
+        /// Which file.
+        path: PathBuf,
+        /// What happened.
+        source: SealedError,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": make room, or give a smaller --log-size; nothing was left behind"
+        }
+        io::ErrorKind::PermissionDenied => ": let the daemon's user write there",
+        _ => "",
+    }
+}
+
+/// An I/O error together with its file.
+pub fn io_at(path: &Path) -> impl FnOnce(io::Error) -> CatalogueError + '_ {
+    move |source| CatalogueError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The directory of a volume.
+pub fn directory(layout: &Layout, name: &VolumeName) -> PathBuf {
+    layout.volumes().join(name.as_str())
+}
+
+fn entry_file(directory: &Path) -> PathBuf {
+    directory.join(ENTRY_FILE)
+}
+
+/// Remove what interrupted work left behind, and read every entry.
+pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
+    let volumes = dir.layout().volumes();
+    let mut recovered = Recovered::default();
+    let mut names = Vec::new();
+    for item in fs::read_dir(&volumes).map_err(io_at(&volumes))? {
+        let item = item.map_err(io_at(&volumes))?;
+        names.push(item.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    for name in names {
+        let path = volumes.join(&name);
+        if name.starts_with(NEW_PREFIX) || name.starts_with(GONE_PREFIX) {
+            remove_directory(&path)?;
+            let what = if name.starts_with(NEW_PREFIX) {
+                "a volume whose creation was interrupted"
+            } else {
+                "the rest of a deleted volume"
+            };
+            recovered
+                .removed
+                .push(format!("{what}: {}", path.display()));
+        } else if name.parse::<VolumeName>().is_err() || !path.is_dir() {
+            recovered.ignored.push(path.display().to_string());
+        } else {
+            let found = read_entry(&path, &name);
+            recovered.volumes.insert(name, found);
+        }
+    }
+    refuse_twins(dir.layout(), &mut recovered.volumes);
+    Ok(recovered)
+}
+
+/// Read the catalogue without changing anything; for offline inspection.
+pub fn list(layout: &Layout) -> io::Result<BTreeMap<String, Found>> {
+    let mut volumes = BTreeMap::new();
+    for item in fs::read_dir(layout.volumes())? {
+        let item = item?;
+        let name = item.file_name().to_string_lossy().into_owned();
+        if name.parse::<VolumeName>().is_ok() && item.path().is_dir() {
+            let found = read_entry(&item.path(), &name);
+            volumes.insert(name, found);
+        }
+    }
+    refuse_twins(layout, &mut volumes);
+    Ok(volumes)
+}
+
+fn read_entry(directory: &Path, name: &str) -> Found {
+    let path = entry_file(directory);
+    let damaged = |what: String| {
+        Found::Damaged(format!(
+            "catalogue entry: {}: {what}: restore the file from a copy, then restart the daemon; \
+             nothing of the volume was changed",
+            path.display()
+        ))
+    };
+    match sealed::read::<Entry>(&path, ENTRY) {
+        Ok(entry) if entry.name.as_str() != name => damaged(format!(
+            "it is of volume `{}`; the directory was renamed or copied",
+            entry.name
+        )),
+        Ok(entry) => match check_volume_bytes(entry.bytes) {
+            Ok(()) => Found::Entry(entry),
+            Err(error) => damaged(error),
+        },
+        Err(error) => damaged(error.to_string()),
+    }
+}
+
+/// Of entries that share an identity or a file, none serves: which one is the original cannot be
+/// told, and two writers on one log would destroy it.
+fn refuse_twins(layout: &Layout, volumes: &mut BTreeMap<String, Found>) {
+    let mut owners: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, found) in &*volumes {
+        if let Found::Entry(entry) = found {
+            for mark in [
+                format!("number {}", entry.number),
+                format!("uuid {}", entry.uuid),
+                format!("write log {}", entry.log_path(layout).display()),
+                format!("backend {}", entry.backend_url(layout)),
+            ] {
+                owners.entry(mark).or_default().push(name.clone());
+            }
+        }
+    }
+    for (mark, names) in owners {
+        if names.len() > 1 {
+            for name in &names {
+                let reason = format!(
+                    "catalogue entry: volumes {} have the same {mark}: move the copy out of {} and \
+                     restart the daemon",
+                    names.join(" and "),
+                    layout.volumes().display()
+                );
+                volumes.insert(name.clone(), Found::Damaged(reason));
+            }
+        }
+    }
+}
+
+/// A volume that is being made. Dropped before [`Draft::commit`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct Draft {
+    layout: Layout,
+    entry: Entry,
+    directory: PathBuf,
+    committed: bool,
+}
+
+impl Draft {
+    /// Begin to make `entry`.
+    pub fn begin(layout: &Layout, entry: Entry) -> Result<Self, CatalogueError> {
+        let directory = layout.volumes().join(format!("{NEW_PREFIX}{}", entry.name));
+        let this = Self {
+            layout: layout.clone(),
+            entry,
+            directory,
+            committed: false,
+        };
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&this.directory)
+            .map_err(io_at(&this.directory))?;
+        // First, so that recovery finds a log outside of the directory by it.
+        write_entry(&this.directory, &this.entry)?;
+        Ok(this)
+    }
+
+    /// Where the write log is to be made.
+    pub fn log_path(&self) -> PathBuf {
+        self.directory.join(&self.entry.log.path)
+    }
+
+    /// Where the backing file is to be made, if the volume has its own.
+    pub fn data_path(&self) -> Option<PathBuf> {
+        self.entry
+            .backend
+            .is_none()
+            .then(|| self.directory.join(DATA_FILE))
+    }
+
+    /// Everything is in place and durable: give the volume its name.
+    pub fn commit(mut self) -> Result<Entry, CatalogueError> {
+        let volumes = self.layout.volumes();
+        let target = directory(&self.layout, &self.entry.name);
+        sync_directory(&self.directory)
+            .and_then(|()| fs::rename(&self.directory, &target))
+            .map_err(io_at(&target))?;
+        self.committed = true;
+        sync_directory(&volumes).map_err(io_at(&volumes))?;
+        Ok(self.entry.clone())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.committed && self.directory.exists() {
+            // What cannot be removed now is removed at the next start.
+            if let Err(error) = remove_directory(&self.directory) {
+                tracing::warn!("a half-made volume stays until the next start: {error}");
+            }
+        }
+    }
+}
+
+fn write_entry(directory: &Path, entry: &Entry) -> Result<(), CatalogueError> {
+    let path = entry_file(directory);
+    sealed::write(&path, ENTRY, entry).map_err(|error| match error {
+        SealedError::Io(source) => CatalogueError::Io { path, source },
+        source => CatalogueError::Sealed { path, source },
+    })
+}
+
+/// Replace the entry of a volume that exists.
+pub fn update(layout: &Layout, entry: &Entry) -> Result<(), CatalogueError> {
+    write_entry(&directory(layout, &entry.name), entry)
+}
+
+/// Remove a volume; its backing file is moved to `keep` if that is given. The volume is gone, and
+/// its kept data in place, when this returns.
+pub fn remove(
+    layout: &Layout,
+    name: &VolumeName,
+    keep: Option<&Path>,
+) -> Result<(), CatalogueError> {
+    let path = directory(layout, name);
+    if let Some(keep) = keep {
+        if let Some(parent) = keep.parent() {
+            fs::create_dir_all(parent).map_err(io_at(parent))?;
+        }
+        // A hard link first: at no moment is the data without a name. The name must be new.
+        let data = path.join(DATA_FILE);
+        fs::hard_link(&data, keep).map_err(io_at(keep))?;
+        if let Some(parent) = keep.parent() {
+            sync_directory(parent).map_err(io_at(parent))?;
+        }
+    }
+    let volumes = layout.volumes();
+    let gone = volumes.join(format!("{GONE_PREFIX}{name}-{}", Uuid::new_v4()));
+    fs::rename(&path, &gone).map_err(io_at(&path))?;
+    sync_directory(&volumes).map_err(io_at(&volumes))?;
+    remove_directory(&gone)
+}
+
+/// Remove a hidden directory and the log outside of it that its entry names.
+fn remove_directory(path: &Path) -> Result<(), CatalogueError> {
+    if let Ok(entry) = sealed::read::<Entry>(&entry_file(path), ENTRY) {
+        let log = path.join(&entry.log.path);
+        let is_outside = log.parent() != Some(path);
+        match fs::metadata(&log) {
+            Ok(found) if is_outside && found.is_file() => {
+                fs::remove_file(&log).map_err(io_at(&log))?;
+            }
+            // Inside it goes with the directory; a block device is wiped by who opened it.
+            _ => {}
+        }
+    }
+    fs::remove_dir_all(path).map_err(io_at(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, number: u32) -> Entry {
+        Entry {
+            name: name.parse().unwrap(),
+            number,
+            uuid: Uuid::new_v4(),
+            bytes: 1 << 20,
+            log: LogPlace {
+                path: LOG_FILE.into(),
+                bytes: 16 << 20,
+            },
+            backend: None,
+            settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
+        }
+    }
+
+    fn make(dir: &DataDir, entry: Entry) -> Entry {
+        let draft = Draft::begin(dir.layout(), entry).unwrap();
+        fs::write(draft.log_path(), "log").unwrap();
+        fs::write(draft.data_path().unwrap(), "data").unwrap();
+        draft.commit().unwrap()
+    }
+
+    fn open() -> (tempfile::TempDir, DataDir) {
+        let root = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(root.path()).unwrap();
+        (root, dir)
+    }
+
+    #[test]
+    fn name_rules() {
+        for good in ["a", "A.b_c-9", &"x".repeat(64)] {
+            assert!(good.parse::<VolumeName>().is_ok(), "{good}");
+        }
+        let refused = |text: &str| text.parse::<VolumeName>().unwrap_err();
+        assert_eq!(refused(""), NameError::Empty);
+        assert_eq!(refused(&"x".repeat(65)), NameError::TooLong(65));
+        assert_eq!(refused(".."), NameError::Start('.'));
+        assert_eq!(refused("-a"), NameError::Start('-'));
+        assert_eq!(refused("a/b"), NameError::Character('/'));
+        assert_eq!(refused("a\n"), NameError::Character('\n'));
+        assert_eq!(refused("a\0"), NameError::Character('\0'));
+        assert_eq!(refused("ü"), NameError::Character('ü'));
+    }
+
+    #[test]
+    fn volume_size_rules() {
+        for good in [4096, 4608, 10 << 30, VOLUME_BYTES_MAX] {
+            assert_eq!(check_volume_bytes(good), Ok(()));
+        }
+        for (bad, why) in [
+            (0, "zero"),
+            (512, "at least"),
+            (4097, "multiple of 512"),
+            (VOLUME_BYTES_MAX + 512, "at most"),
+        ] {
+            assert!(check_volume_bytes(bad).unwrap_err().contains(why), "{bad}");
+        }
+    }
+
+    #[test]
+    fn catalogue_reads_back_what_was_made() {
+        let (_root, dir) = open();
+        let made = make(&dir, entry("one", 1));
+        let recovered = recover(&dir).unwrap();
+        assert!(matches!(&recovered.volumes["one"], Found::Entry(e) if *e == made));
+        assert!(recovered.removed.is_empty() && recovered.ignored.is_empty());
+    }
+
+    #[test]
+    fn catalogue_dropped_draft_leaves_nothing() {
+        let (root, dir) = open();
+        let outside = root.path().join("elsewhere");
+        let mut new = entry("one", 1);
+        new.log.path.clone_from(&outside);
+        let draft = Draft::begin(dir.layout(), new).unwrap();
+        fs::write(draft.log_path(), "log").unwrap();
+        drop(draft);
+        assert!(!outside.exists());
+        assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn catalogue_interrupted_work_is_removed_and_named() {
+        let (root, dir) = open();
+        let outside = root.path().join("elsewhere");
+        let mut new = entry("one", 1);
+        new.log.path.clone_from(&outside);
+        let draft = Draft::begin(dir.layout(), new).unwrap();
+        fs::write(draft.log_path(), "log").unwrap();
+        std::mem::forget(draft);
+        let cut = dir.layout().volumes().join(".new-two");
+        fs::create_dir(&cut).unwrap();
+        fs::write(cut.join("volume.json.tmp"), "{").unwrap();
+        fs::create_dir(dir.layout().volumes().join(".gone-three-x")).unwrap();
+        let recovered = recover(&dir).unwrap();
+        assert_eq!(recovered.removed.len(), 3, "{:?}", recovered.removed);
+        assert!(!outside.exists());
+        assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn catalogue_damage_costs_one_volume_and_changes_nothing() {
+        let (_root, dir) = open();
+        make(&dir, entry("good", 1));
+        make(&dir, entry("bad", 2));
+        let path = dir.layout().volumes().join("bad/volume.json");
+        let text = fs::read_to_string(&path)
+            .unwrap()
+            .replace("1048576", "2097152");
+        fs::write(&path, &text).unwrap();
+        let recovered = recover(&dir).unwrap();
+        assert!(matches!(&recovered.volumes["good"], Found::Entry(_)));
+        assert!(
+            matches!(&recovered.volumes["bad"], Found::Damaged(why) if why.contains("checksum"))
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+
+    #[test]
+    fn catalogue_copies_do_not_serve() {
+        let (_root, dir) = open();
+        make(&dir, entry("one", 1));
+        let mut twin = entry("two", 1);
+        twin.uuid = Uuid::new_v4();
+        make(&dir, twin);
+        fs::rename(
+            dir.layout().volumes().join("two"),
+            dir.layout().volumes().join("three"),
+        )
+        .unwrap();
+        let renamed = recover(&dir).unwrap();
+        assert!(
+            matches!(&renamed.volumes["three"], Found::Damaged(why) if why.contains("renamed"))
+        );
+        assert!(matches!(&renamed.volumes["one"], Found::Entry(_)));
+        make(&dir, entry("four", 1));
+        let twins = recover(&dir).unwrap();
+        for name in ["one", "four"] {
+            assert!(
+                matches!(&twins.volumes[name], Found::Damaged(why) if why.contains("same number"))
+            );
+        }
+    }
+
+    #[test]
+    fn catalogue_delete_keeps_the_data_when_asked() {
+        let (root, dir) = open();
+        let made = make(&dir, entry("one", 1));
+        let keep = root.path().join("kept/one.img");
+        remove(dir.layout(), &made.name, Some(&keep)).unwrap();
+        assert_eq!(fs::read_to_string(&keep).unwrap(), "data");
+        let again = make(&dir, entry("one", 2));
+        assert!(remove(dir.layout(), &again.name, Some(&keep)).is_err());
+        assert_eq!(fs::read_to_string(&keep).unwrap(), "data");
+        remove(dir.layout(), &again.name, None).unwrap();
+        assert!(recover(&dir).unwrap().volumes.is_empty());
+    }
+}

@@ -1,0 +1,506 @@
+//! Configuration: one TOML file, every key with a default, a unit in its name and a line in
+//! docs/OPERATING.md (generated from here; a test fails on drift).
+//!
+//! Invariants:
+//! 1. A [`Config`] has passed every check that needs no device: types, ranges, and relations
+//!    between keys.
+//! 2. An unknown key, wrong type or wrong unit is an error that names the key and what it takes.
+
+pub mod budget;
+pub mod value;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use hdcs_core::limits::{LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::volume::{Persist, WhenFull};
+
+use value::{Listen, Setting, Value};
+
+const MIB: u64 = 1 << 20;
+
+/// One configuration key, described.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// As written in the file.
+    pub name: &'static str,
+    /// Its default, as it would be written in the file.
+    pub default: String,
+    /// What it takes.
+    pub expects: String,
+    /// What it does.
+    pub doc: String,
+}
+
+/// Why a value was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// There is no such key.
+    #[error("unknown key `{key}`{suggestion}")]
+    Unknown {
+        /// As written.
+        key: String,
+        /// `: did you mean …?`, or the list of keys.
+        suggestion: String,
+    },
+    /// The value is not what the key takes.
+    #[error("`{key}` takes {expected}, found {found}")]
+    Value {
+        /// Which key.
+        key: String,
+        /// What it takes.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read the configuration: {path}: {source}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: std::io::Error,
+    },
+    /// It is not TOML.
+    #[error("the configuration is not TOML: {path}: {message}", path = path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        message: String,
+    },
+    /// A key or value is wrong.
+    #[error("configuration: {path}: {source}", path = path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Which and why.
+        source: KeyError,
+    },
+    /// Keys contradict each other.
+    #[error("configuration: {0}")]
+    Relation(String),
+}
+
+/// Defines a struct of settings: its fields, defaults, how a key is set, and its documentation.
+macro_rules! settings {
+    (
+        $(#[doc = $struct_doc:literal])* $name:ident
+        $($(#[doc = $doc:literal])+ $field:ident: $kind:ty = $default:expr, $bounds:expr;)*
+    ) => {
+        $(#[doc = $struct_doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name { $($(#[doc = $doc])+ pub $field: $kind,)* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl $name {
+            /// Every key, in the order of the documentation.
+            pub fn keys() -> Vec<Key> {
+                vec![$(Key {
+                    name: stringify!($field),
+                    default: <$kind as Setting>::value(&$default).to_string(),
+                    expects: <$kind as Setting>::expects(&$bounds),
+                    doc: [$($doc),+].concat().trim().to_owned(),
+                }),*]
+            }
+
+            /// Set one key; `Ok(false)` if this struct has no such key.
+            pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, KeyError> {
+                match key {
+                    $(stringify!($field) => {
+                        self.$field = <$kind as Setting>::accept(value, &$bounds).ok_or_else(|| {
+                            KeyError::Value {
+                                key: key.to_owned(),
+                                expected: <$kind as Setting>::expects(&$bounds),
+                                found: value.to_string(),
+                            }
+                        })?;
+                        Ok(true)
+                    })*
+                    _ => Ok(false),
+                }
+            }
+
+            /// Every key with its present value.
+            pub fn values(&self) -> BTreeMap<String, Value> {
+                BTreeMap::from([$((stringify!($field).to_owned(), self.$field.value())),*])
+            }
+        }
+    };
+}
+
+settings! {
+    /// What belongs to the node as a whole.
+    NodeSettings
+    /// Hard cap of the memory of the whole process. It is split at start into the buffer pool, the
+    /// DRAM tier, and the indexes of the SSD tier and the write logs.
+    memory_max_mib: u64 = 512, 128..=(1 << 20);
+    /// File or block device of the SSD tier of the read cache.
+    cache_path: Option<PathBuf> = None, "`cache` in the data directory";
+    /// Size of the SSD tier; 0 turns it off, else at least 16.
+    cache_total_size_mib: u64 = 1024, 0..=(1 << 30);
+    /// Unit of filling and evicting the SSD tier: 8, 16, 32 or 64.
+    cache_line_kib: u64 = 16, 8..=64;
+    /// Directory for the write logs of volumes that are created from now on.
+    log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
+    /// Size of the write log of volumes that are created from now on.
+    log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
+    /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
+    /// loopback needs TLS.
+    nbd_listen: Vec<Listen> = vec![Listen::Unix("nbd.sock".into())], ();
+    /// Certificate chain (PEM) of the NBD server; turns TLS on for every TCP listener.
+    nbd_tls_cert_file: Option<PathBuf> = None, "no TLS";
+    /// Private key (PEM) of the certificate.
+    nbd_tls_key_file: Option<PathBuf> = None, "no TLS";
+    /// Authorities (PEM) that must have signed a client's certificate.
+    nbd_tls_client_ca_file: Option<PathBuf> = None, "clients need no certificate";
+    /// Where Prometheus scrapes `/metrics`, beside the control socket.
+    metrics_listen: Option<SocketAddr> = None, ();
+    /// On a graceful stop, write everything dirty to the backends first. Without it the dirty data
+    /// stays in the write logs, durable, and the next start goes on with it.
+    destage_on_stop: bool = false, ();
+    /// How long a graceful stop waits for that before it leaves the rest in the write logs.
+    destage_on_stop_max_ms: u64 = 60_000, 0..=86_400_000;
+}
+
+settings! {
+    /// What each volume can have differently.
+    VolumeSettings
+    /// When a write counts as durable: before its acknowledgement, at the client's next flush, or
+    /// on-write until the client's first flush shows that it knows barriers.
+    persist: Persist = Persist::Auto, ();
+    /// What a write gets when the log is full and the backend takes no data.
+    when_full: WhenFull = WhenFull::Wait, ();
+    /// Deadline of destage: the oldest dirty data is meant to be no older.
+    destage_age_max_ms: u64 = 30_000, 1..=86_400_000;
+    /// Share of the log in use, in percent, below which destage waits for data to age.
+    dirty_ratio_min: u64 = 20, 0..=90;
+    /// Share of the log in use, in percent, above which writes are slowed.
+    dirty_ratio_max: u64 = 70, 5..=95;
+    /// Backend writes in flight at most during destage.
+    cache_flush_queue_depth: u64 = 16, 1..=256;
+    /// A sequential read longer than this stops filling the read cache.
+    sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
+    /// Largest read-ahead of a sequential read; 0 turns it off.
+    read_ahead_max_kib: u64 = 1024, 0..=16384;
+    /// Most data acknowledged and not yet durable, under persist on-flush.
+    unpersisted_max_kib: u64 = 16384, 4..=(1 << 20);
+    /// Longest time that an acknowledged write stays not durable, under persist on-flush.
+    unpersisted_age_max_ms: u64 = 1000, 1..=60_000;
+}
+
+impl VolumeSettings {
+    /// Check the relations between keys.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.dirty_ratio_min >= self.dirty_ratio_max {
+            return Err(ConfigError::Relation(format!(
+                "dirty_ratio_min ({}) must be below dirty_ratio_max ({})",
+                self.dirty_ratio_min, self.dirty_ratio_max
+            )));
+        }
+        Ok(())
+    }
+
+    /// Set one key that must exist.
+    pub fn set_known(&mut self, key: &str, value: &Value) -> Result<(), KeyError> {
+        if self.set(key, value)? {
+            return Ok(());
+        }
+        Err(Self::unknown(key))
+    }
+
+    /// Check that a key exists.
+    pub fn check_key(key: &str) -> Result<(), KeyError> {
+        if Self::keys().iter().any(|k| k.name == key) {
+            return Ok(());
+        }
+        Err(Self::unknown(key))
+    }
+
+    fn unknown(key: &str) -> KeyError {
+        let of_node = NodeSettings::keys().iter().any(|k| k.name == key);
+        KeyError::Unknown {
+            key: key.to_owned(),
+            suggestion: if of_node {
+                ": it belongs to the node, not to a volume; set it in the configuration file"
+                    .to_owned()
+            } else {
+                suggest(key, Self::keys().iter().map(|k| k.name))
+            },
+        }
+    }
+}
+
+/// The configuration of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// What belongs to the node as a whole.
+    pub node: NodeSettings,
+    /// What volumes have unless they were given something else.
+    pub volume: VolumeSettings,
+}
+
+impl Config {
+    /// Read and check the file at `path`.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Parse and check `text`; `path` is for errors only.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+            let line = error
+                .span()
+                .map_or(0, |span| text[..span.start].matches('\n').count() + 1);
+            ConfigError::Syntax {
+                path: path.to_owned(),
+                message: format!("line {line}: {}", error.message()),
+            }
+        })?;
+        let mut config = Self::default();
+        for (key, value) in &table {
+            config.set(key, value).map_err(|source| ConfigError::Key {
+                path: path.to_owned(),
+                source,
+            })?;
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    fn set(&mut self, key: &str, value: &toml::Value) -> Result<(), KeyError> {
+        let known = Self::keys();
+        let Some(described) = known.iter().find(|k| k.name == key) else {
+            return Err(KeyError::Unknown {
+                key: key.to_owned(),
+                suggestion: suggest(key, known.iter().map(|k| k.name)),
+            });
+        };
+        let value = Value::from_toml(value).map_err(|found| KeyError::Value {
+            key: key.to_owned(),
+            expected: described.expects.clone(),
+            found,
+        })?;
+        let _in_one_of_them = self.node.set(key, &value)? || self.volume.set(key, &value)?;
+        Ok(())
+    }
+
+    /// Every key, in the order of the documentation.
+    pub fn keys() -> Vec<Key> {
+        let mut keys = NodeSettings::keys();
+        keys.extend(VolumeSettings::keys());
+        keys
+    }
+
+    /// Check the relations between keys.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let node = &self.node;
+        let refuse = |message: String| Err(ConfigError::Relation(message));
+        if !matches!(node.cache_line_kib, 8 | 16 | 32 | 64) {
+            return refuse(format!(
+                "`cache_line_kib` takes 8, 16, 32 or 64, found {}",
+                node.cache_line_kib
+            ));
+        }
+        if (1..16).contains(&node.cache_total_size_mib) {
+            return refuse(format!(
+                "`cache_total_size_mib` takes 0 (no SSD tier) or at least 16, found {}",
+                node.cache_total_size_mib
+            ));
+        }
+        let has_tls = node.nbd_tls_cert_file.is_some();
+        if has_tls != node.nbd_tls_key_file.is_some() {
+            return refuse(
+                "`nbd_tls_cert_file` and `nbd_tls_key_file` belong together: give both or none"
+                    .to_owned(),
+            );
+        }
+        if node.nbd_tls_client_ca_file.is_some() && !has_tls {
+            return refuse(
+                "`nbd_tls_client_ca_file` needs `nbd_tls_cert_file` and `nbd_tls_key_file`"
+                    .to_owned(),
+            );
+        }
+        for listen in &node.nbd_listen {
+            if let Listen::Tcp(address) = listen
+                && !address.ip().is_loopback()
+                && !has_tls
+            {
+                return refuse(format!(
+                    "`nbd_listen` has {listen}, which other hosts can reach, without TLS: give \
+                     `nbd_tls_cert_file` and `nbd_tls_key_file`, or listen on 127.0.0.1 or a unix \
+                     socket"
+                ));
+            }
+        }
+        self.volume.check()?;
+        budget::Budget::of(&self.node, &self.volume)?;
+        Ok(())
+    }
+
+    /// The table of keys for docs/OPERATING.md.
+    pub fn documentation() -> String {
+        let mut text = String::new();
+        for (title, keys) in [
+            ("Of the node", NodeSettings::keys()),
+            (
+                "Of volumes: the default in the file, changed for one volume with `hdcs volume set NAME key=value`",
+                VolumeSettings::keys(),
+            ),
+        ] {
+            text += &format!(
+                "\n**{title}**\n\n| key | default | takes | meaning |\n|---|---|---|---|\n"
+            );
+            for key in keys {
+                text += &format!(
+                    "| `{}` | `{}` | {} | {} |\n",
+                    key.name, key.default, key.expects, key.doc
+                );
+            }
+        }
+        text
+    }
+}
+
+/// What to say beside an unknown key: the nearest one if it is near, else all of them.
+fn suggest<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    // The unit is what people get wrong most often, and it changes many letters.
+    let stem = |name: &str| {
+        let (stem, unit) = name.rsplit_once('_').unwrap_or((name, ""));
+        let is_unit = matches!(
+            unit,
+            "mib" | "kib" | "gib" | "mb" | "kb" | "gb" | "ms" | "s" | "sec" | "us" | "bytes" | "ns"
+        );
+        (if is_unit { stem } else { name }).to_owned()
+    };
+    let nearest = known
+        .clone()
+        .map(|name| {
+            let whole = strsim::jaro_winkler(key, name);
+            let stems = strsim::jaro_winkler(&stem(key), &stem(name));
+            (name, whole.max(stems))
+        })
+        .max_by(|a, b| a.1.total_cmp(&b.1));
+    match nearest {
+        Some((name, likeness)) if likeness > 0.85 => format!(": did you mean `{name}`?"),
+        _ => format!(": the keys are {}", known.collect::<Vec<_>>().join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("test.toml"))
+    }
+
+    fn refused(text: &str) -> String {
+        parse(text).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn config_empty_is_the_default() {
+        assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn config_every_default_is_accepted_when_written_out() {
+        let text: String = Config::keys()
+            .iter()
+            .map(|key| format!("{} = {}\n", key.name, key.default))
+            .collect();
+        assert_eq!(parse(&text).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn config_sets_what_it_says() {
+        let config = parse(
+            "memory_max_mib = 1024\npersist = \"on-write\"\nnbd_listen = [\"tcp:127.0.0.1:1\"]",
+        )
+        .unwrap();
+        assert_eq!(config.node.memory_max_mib, 1024);
+        assert_eq!(config.volume.persist, Persist::OnWrite);
+        assert_eq!(config.node.nbd_listen.len(), 1);
+    }
+
+    #[test]
+    fn config_unknown_key_suggests_the_nearest() {
+        assert!(refused("memory_max_mb = 1").contains("did you mean `memory_max_mib`?"));
+        assert!(refused("destage_age_max_s = 1").contains("did you mean `destage_age_max_ms`?"));
+        assert!(refused("dirty_ration_max = 1").contains("did you mean `dirty_ratio_max`?"));
+        assert!(refused("colour = 1").contains("the keys are memory_max_mib,"));
+    }
+
+    #[test]
+    fn config_wrong_type_or_unit_names_the_key_and_what_it_takes() {
+        for (text, found) in [
+            ("memory_max_mib = \"1G\"", "found \"1G\""),
+            ("memory_max_mib = 1.5", "found the fraction 1.5"),
+            ("memory_max_mib = -1", "found -1"),
+            ("memory_max_mib = true", "found true"),
+            ("memory_max_mib = 1", "found 1"),
+            ("[memory_max_mib]", "found a table"),
+        ] {
+            let error = refused(text);
+            assert!(
+                error.contains("`memory_max_mib` takes a whole number from 128 to")
+                    && error.contains(found),
+                "{error}"
+            );
+        }
+        assert!(refused("persist = \"never\"").contains("\"on-write\", \"on-flush\", \"auto\""));
+        assert!(refused("nbd_listen = [1]").contains("a list of"));
+        assert!(refused("a = [").contains("line 1"));
+    }
+
+    #[test]
+    fn config_contradictions_are_refused() {
+        for (text, part) in [
+            ("nbd_listen = [\"tcp:0.0.0.0:10809\"]", "without TLS"),
+            ("nbd_tls_cert_file = \"x\"", "belong together"),
+            ("nbd_tls_client_ca_file = \"x\"", "needs"),
+            ("cache_line_kib = 12", "8, 16, 32 or 64"),
+            ("cache_total_size_mib = 3", "at least 16"),
+            ("dirty_ratio_min = 80", "must be below"),
+            ("cache_total_size_mib = 1000000", "memory_max_mib"),
+        ] {
+            let error = refused(text);
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    /// docs/OPERATING.md holds the table of keys; `HDCS_UPDATE=1 cargo test` writes it.
+    #[test]
+    fn config_documentation_has_not_drifted() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/OPERATING.md");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = text.split_once("<!-- keys: begin -->\n").unwrap();
+        let (found, after) = rest.split_once("<!-- keys: end -->").unwrap();
+        let expected = Config::documentation() + "\n";
+        if std::env::var_os("HDCS_UPDATE").is_some() {
+            let text = format!("{before}<!-- keys: begin -->\n{expected}<!-- keys: end -->{after}");
+            std::fs::write(&path, text).unwrap();
+        } else {
+            assert_eq!(
+                found, expected,
+                "run `HDCS_UPDATE=1 cargo test -p hdcs-node`"
+            );
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The control plane: HTTP with JSON on `DIR/control.sock`, described by docs/openapi.json.
+//!
+//! Invariants:
+//! 1. Nothing here is on the data path; it talks to the shard by commands alone.
+//! 2. Connections, request sizes and times are bounded, so that a client can neither exhaust
+//!    memory nor hold a slot for ever.
+//! 3. An operation that was begun runs to its end even if its client goes away.
+//!
+//! Failure: every error is an [`api::ApiError`] with a status code that says whose fault it is.
+
+pub mod api;
+pub mod link;
+pub mod node;
+pub mod serve;
+pub mod view;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use api::{
+    ApiError, CheckReport, CreateVolume, DeleteOptions, Deleted, ErrorKind, ResizeVolume,
+    SetVolume, Status, Volume, VolumeRange,
+};
+use node::Node;
+
+/// Connections at once: an operator, a dashboard, a scraper, and room.
+const CONNECTIONS_MAX: usize = 64;
+/// The largest request body: a few hundred bytes are usual.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// How long a client may take to send a request's head.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a connection may last: longer than the longest operation.
+const CONNECTION_TIME_MAX: Duration = Duration::from_secs(1800);
+
+type Shared = State<Arc<Node>>;
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = match self.kind {
+            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, axum::Json(self)).into_response()
+    }
+}
+
+/// JSON whose errors are [`ApiError`]s too.
+struct Json<T>(T);
+
+impl<S: Send + Sync, T: serde::de::DeserializeOwned> FromRequest<S> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        match axum::Json::from_request(request, state).await {
+            Ok(axum::Json(value)) => Ok(Self(value)),
+            Err(rejection) => Err(ApiError::new(
+                ErrorKind::Invalid,
+                format!("request body: {}", rejection.body_text()),
+            )),
+        }
+    }
+}
+
+impl<T: serde::Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        axum::Json(self.0).into_response()
+    }
+}
+
+type Answer<T> = Result<Json<T>, ApiError>;
+
+/// Run to the end whatever becomes of the client.
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Answer<T> {
+    match tokio::spawn(work).await {
+        Ok(result) => result.map(Json),
+        Err(error) => Err(ApiError::new(
+            ErrorKind::Failed,
+            format!("internal error: {error}: see the log of the daemon"),
+        )),
+    }
+}
+
+/// The node as a whole.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
+async fn get_status(State(node): Shared) -> Answer<Status> {
+    node.status().await.map(Json)
+}
+
+/// Every volume, by name.
+#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, body = Vec<Volume>)))]
+async fn list_volumes(State(node): Shared) -> Answer<Vec<Volume>> {
+    node.volumes().await.map(Json)
+}
+
+/// Make a volume.
+#[utoipa::path(post, path = "/v1/volumes", request_body = CreateVolume,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError),
+        (status = 409, body = ApiError), (status = 507, body = ApiError)))]
+async fn create_volume(State(node): Shared, Json(request): Json<CreateVolume>) -> Answer<Volume> {
+    detached(async move { node.create(request).await }).await
+}
+
+/// One volume.
+#[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = Volume), (status = 404, body = ApiError)))]
+async fn get_volume(State(node): Shared, Path(name): Path<String>) -> Answer<Volume> {
+    node.volume(&name).await.map(Json)
+}
+
+/// Change settings of a volume.
+#[utoipa::path(patch, path = "/v1/volumes/{name}", params(("name" = String, Path)),
+    request_body = SetVolume,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError)))]
+async fn set_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<SetVolume>,
+) -> Answer<Volume> {
+    detached(async move { node.set(&name, request).await }).await
+}
+
+/// Delete a volume: its dirty data is written to the backend first.
+#[utoipa::path(delete, path = "/v1/volumes/{name}",
+    params(("name" = String, Path), DeleteOptions),
+    responses((status = 200, body = Deleted), (status = 409, body = ApiError)))]
+async fn delete_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    options: Result<Query<DeleteOptions>, QueryRejection>,
+) -> Answer<Deleted> {
+    let Query(options) = options.map_err(|rejection| {
+        ApiError::new(
+            ErrorKind::Invalid,
+            format!("query: {}", rejection.body_text()),
+        )
+    })?;
+    detached(async move { node.delete(&name, options).await }).await
+}
+
+/// Change the size of a volume.
+#[utoipa::path(post, path = "/v1/volumes/{name}/resize", params(("name" = String, Path)),
+    request_body = ResizeVolume,
+    responses((status = 200, body = Volume), (status = 409, body = ApiError)))]
+async fn resize_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<ResizeVolume>,
+) -> Answer<Volume> {
+    detached(async move { node.resize(&name, request).await }).await
+}
+
+/// Begin to write everything dirty to the backend; `flush_remaining_bytes` tells how far it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/flush", params(("name" = String, Path)),
+    responses((status = 200, body = Volume), (status = 404, body = ApiError)))]
+async fn flush_volume(State(node): Shared, Path(name): Path<String>) -> Answer<Volume> {
+    node.flush(&name).await.map(Json)
+}
+
+/// Return to destaging by policy.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/flush", params(("name" = String, Path)),
+    responses((status = 200), (status = 404, body = ApiError)))]
+async fn cancel_flush(State(node): Shared, Path(name): Path<String>) -> Answer<()> {
+    node.cancel_flush(&name).await.map(Json)
+}
+
+/// Bring a range into the read cache.
+#[utoipa::path(post, path = "/v1/volumes/{name}/promote", params(("name" = String, Path)),
+    request_body = VolumeRange, responses((status = 200), (status = 400, body = ApiError)))]
+async fn promote_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<()> {
+    detached(async move { node.move_range(&name, range, true).await }).await
+}
+
+/// Drop the clean part of a range from the read cache.
+#[utoipa::path(post, path = "/v1/volumes/{name}/evict", params(("name" = String, Path)),
+    request_body = VolumeRange, responses((status = 200), (status = 400, body = ApiError)))]
+async fn evict_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<()> {
+    detached(async move { node.move_range(&name, range, false).await }).await
+}
+
+/// Verify every checksum of a volume's write log.
+#[utoipa::path(post, path = "/v1/volumes/{name}/check", params(("name" = String, Path)),
+    responses((status = 200, body = CheckReport), (status = 404, body = ApiError)))]
+async fn check_volume(State(node): Shared, Path(name): Path<String>) -> Answer<CheckReport> {
+    node.check(&name).await.map(Json)
+}
+
+/// Metrics in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics",
+    responses((status = 200, body = String, content_type = "text/plain")))]
+async fn get_metrics(State(node): Shared) -> Result<Response, ApiError> {
+    let (status, volumes) = (node.status().await?, node.volumes().await?);
+    let page = crate::metrics::render(&status, &volumes);
+    let kind = [(header::CONTENT_TYPE, crate::metrics::CONTENT_TYPE)];
+    Ok((kind, page).into_response())
+}
+
+/// This description.
+#[utoipa::path(get, path = "/openapi.json",
+    responses((status = 200, body = String, content_type = "application/json")))]
+async fn get_openapi() -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (kind, openapi()).into_response()
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "HDCS control API",
+        description = "What `hdcs` speaks on DIR/control.sock. Errors have a kind for programs and a \
+                       message for people.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    components(schemas(ApiError))
+)]
+struct Description;
+
+fn described() -> OpenApiRouter<Arc<Node>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(get_status))
+        .routes(routes!(list_volumes, create_volume))
+        .routes(routes!(get_volume, set_volume, delete_volume))
+        .routes(routes!(resize_volume))
+        .routes(routes!(flush_volume, cancel_flush))
+        .routes(routes!(promote_volume))
+        .routes(routes!(evict_volume))
+        .routes(routes!(check_volume))
+        .routes(routes!(get_metrics))
+        .routes(routes!(get_openapi))
+}
+
+/// The OpenAPI document, as docs/openapi.json holds it.
+pub fn openapi() -> String {
+    let document = described().into_openapi();
+    // Serialising plain data to a string fails only for maps with keys that are not strings.
+    let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+async fn not_found() -> ApiError {
+    ApiError::new(
+        ErrorKind::NotFound,
+        "no such path or method: see GET /openapi.json",
+    )
+}
+
+/// Every route.
+pub fn router(node: Arc<Node>) -> Router {
+    let (router, _description) = described().split_for_parts();
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(node)
+}
+
+/// The metrics alone, for the TCP listener.
+pub fn metrics_router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/metrics", axum::routing::get(get_metrics))
+        .fallback(not_found)
+        .with_state(node)
+}
+
+/// Serves connections of one router, so many at once.
+#[derive(Clone)]
+pub struct Server {
+    router: Router,
+    slots: Arc<Semaphore>,
+}
+
+impl Server {
+    /// A server of `router`.
+    pub fn new(router: Router) -> Self {
+        Self {
+            router,
+            slots: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        }
+    }
+
+    /// Wait until another connection may be accepted.
+    pub async fn ready(&self) {
+        // The semaphore is never closed.
+        let _permit = self.slots.acquire().await;
+    }
+
+    /// Serve one connection in a task of its own.
+    pub fn spawn<S>(&self, stream: S)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() else {
+            return;
+        };
+        let service = TowerToHyperService::new(self.router.clone());
+        tokio::spawn(async move {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIME_MAX)
+                .serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(CONNECTION_TIME_MAX, connection).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!("control connection: {error}"),
+                Err(_) => tracing::debug!("control connection: open for too long"),
+            }
+            drop(permit);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `HDCS_UPDATE=1 cargo test` writes docs/openapi.json.
+    #[test]
+    fn openapi_has_not_drifted() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+        if std::env::var_os("HDCS_UPDATE").is_some() {
+            std::fs::write(&path, openapi()).unwrap();
+        }
+        let found = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            found == openapi(),
+            "docs/openapi.json differs from the routes: run `HDCS_UPDATE=1 cargo test -p hdcs-node`"
+        );
+    }
+}

@@ -1,0 +1,224 @@
+//! What is done to a volume that goes on serving: settings, size, flush, cache, check.
+
+use std::time::Instant;
+
+use hdcs_core::io::SectorRange;
+use hdcs_core::limits::SECTOR_BYTES;
+
+use super::{
+    COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, at_volume, failed, find,
+    invalid,
+};
+use crate::catalogue::{self, Entry, Found, check_volume_bytes};
+use crate::config::VolumeSettings;
+use crate::control::api::{
+    ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange,
+};
+use crate::control::link::{ask, report};
+use crate::frontends::VolumeNumber;
+use crate::inspect;
+use crate::shard::command::Command;
+
+impl Node {
+    /// Change settings of a volume.
+    pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
+        let _busy = self.begin(name, "changed")?;
+        let mut entry = self.entry(name)?;
+        for (key, value) in request.settings {
+            match value {
+                Some(value) => {
+                    entry.settings.insert(key, value);
+                }
+                None => {
+                    VolumeSettings::check_key(&key)
+                        .map_err(|error| invalid(format!("volume {name}: {error}")))?;
+                    entry.settings.remove(&key);
+                }
+            }
+        }
+        let config = self
+            .core_config(&entry, self.entries().len())
+            .map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        catalogue::update(&self.layout(), &entry).map_err(|error| failed(error.to_string()))?;
+        self.put(entry, None);
+        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
+            Command::Reconfigure(Box::new(config), answer)
+        })
+        .await?;
+        self.volume(name).await
+    }
+
+    /// Change the size of a volume.
+    pub async fn resize(&self, name: &str, request: ResizeVolume) -> Result<Volume, ApiError> {
+        check_volume_bytes(request.bytes)
+            .map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        let _busy = self.begin(name, "resized")?;
+        let mut entry = self.entry(name)?;
+        let old = entry.clone();
+        let number = VolumeNumber(entry.number);
+        let shrinks = request.bytes < entry.bytes;
+        if shrinks && !request.shrink {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {} bytes is less than its {}: what is beyond would be lost; say so \
+                     with --shrink",
+                    request.bytes, entry.bytes
+                ),
+            ));
+        }
+        entry.bytes = request.bytes;
+        let resize = ask(&*self.path, "resizing it", MOVE_TIME_MAX, |answer| {
+            Command::Resize(number, request.bytes, answer)
+        });
+        let save = |entry: &Entry| {
+            catalogue::update(&self.layout(), entry).map_err(|error| failed(error.to_string()))
+        };
+        if shrinks {
+            self.destage(name, number).await?;
+            save(&entry)?;
+            if let Err(error) = resize.await {
+                save(&old)?;
+                return Err(at_volume(name, error));
+            }
+        } else {
+            resize.await.map_err(|error| at_volume(name, error))?;
+            save(&entry)?;
+        }
+        self.put(entry, None);
+        self.volume(name).await
+    }
+
+    /// Write everything dirty to the backend and wait for it, unless it gets stuck.
+    pub(super) async fn destage(&self, name: &str, number: VolumeNumber) -> Result<(), ApiError> {
+        ask(&*self.path, "flushing it", COMMAND_TIME_MAX, |answer| {
+            Command::DestageAll(number, answer)
+        })
+        .await
+        .map_err(|error| at_volume(name, error))?;
+        let mut least = u64::MAX;
+        let mut moved_at = Instant::now();
+        loop {
+            let report = report(&*self.path).await?;
+            let Some(volume) = find(&report, number) else {
+                return Err(failed(format!("volume {name}: it is not open any more")));
+            };
+            let remaining = volume.stats.destage_all_remaining_bytes;
+            if remaining == 0 {
+                return Ok(());
+            }
+            if remaining < least {
+                least = remaining;
+                moved_at = Instant::now();
+            } else if moved_at.elapsed() > STALL_TIME_MAX {
+                self.cancel_flush(name).await?;
+                return Err(ApiError::new(
+                    ErrorKind::Failed,
+                    format!(
+                        "volume {name}: its backend takes no data ({} operations failed) and {} dirty \
+                         bytes are left: {}: put the backend right",
+                        volume.stats.backend_errors,
+                        volume.stats.dirty_bytes,
+                        self.backend_of(name)
+                    ),
+                ));
+            }
+            tokio::time::sleep(WATCH_PERIOD).await;
+        }
+    }
+
+    fn backend_of(&self, name: &str) -> String {
+        match self.slot(name).map(|slot| slot.found) {
+            Ok(Found::Entry(entry)) => entry.backend_url(&self.layout()),
+            _ => "unknown backend".to_owned(),
+        }
+    }
+
+    /// Begin to write everything dirty to the backend. Progress is in the counters.
+    pub async fn flush(&self, name: &str) -> Result<Volume, ApiError> {
+        let number = VolumeNumber(self.entry(name)?.number);
+        ask(&*self.path, "flushing it", COMMAND_TIME_MAX, |answer| {
+            Command::DestageAll(number, answer)
+        })
+        .await
+        .map_err(|error| at_volume(name, error))?;
+        self.volume(name).await
+    }
+
+    /// Return to destaging by policy.
+    pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
+        let number = VolumeNumber(self.entry(name)?.number);
+        ask(
+            &*self.path,
+            "cancelling the flush",
+            COMMAND_TIME_MAX,
+            |answer| Command::CancelDestageAll(number, answer),
+        )
+        .await
+        .map_err(|error| at_volume(name, error))
+    }
+
+    /// Bring a range into the read cache, or drop it from there.
+    pub async fn move_range(
+        &self,
+        name: &str,
+        range: VolumeRange,
+        promote: bool,
+    ) -> Result<(), ApiError> {
+        let entry = self.entry(name)?;
+        let number = VolumeNumber(entry.number);
+        let bytes = range
+            .bytes
+            .unwrap_or(entry.bytes.saturating_sub(range.offset));
+        let sector = SECTOR_BYTES as u64;
+        let end = range.offset.checked_add(bytes);
+        if bytes == 0
+            || !range.offset.is_multiple_of(sector)
+            || !bytes.is_multiple_of(sector)
+            || end.is_none_or(|end| end > entry.bytes)
+        {
+            return Err(invalid(format!(
+                "volume {name}: the range of {bytes} bytes at {} is empty, not a multiple of {sector}, or \
+                 beyond its {} bytes",
+                range.offset, entry.bytes
+            )));
+        }
+        let sectors = SectorRange::new(range.offset / sector, bytes / sector);
+        let what = if promote {
+            "promoting it"
+        } else {
+            "evicting it"
+        };
+        ask(&*self.path, what, MOVE_TIME_MAX, |answer| {
+            if promote {
+                Command::Promote(number, sectors, answer)
+            } else {
+                Command::Evict(number, sectors, answer)
+            }
+        })
+        .await
+        .map_err(|error| at_volume(name, error))
+    }
+
+    /// Verify every checksum of a volume's write log while it is in use.
+    pub async fn check(&self, name: &str) -> Result<CheckReport, ApiError> {
+        let slot = self.slot(name)?;
+        let entry = match slot.found {
+            Found::Entry(entry) => entry,
+            Found::Damaged(why) => {
+                return Ok(CheckReport {
+                    path: name.to_owned(),
+                    problems: vec![why],
+                    ..CheckReport::default()
+                });
+            }
+        };
+        let path = entry.log_path(&self.layout());
+        let checked = tokio::task::spawn_blocking(move || {
+            inspect::check_log(&path, Some(entry.uuid), inspect::Use::Live)
+        });
+        checked
+            .await
+            .map_err(|error| failed(format!("volume {name}: checking it: {error}")))
+    }
+}

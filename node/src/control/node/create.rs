@@ -1,0 +1,320 @@
+//! Making a volume: everything that can be refused is refused before anything is made, and what was
+//! made is removed again if the rest fails.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
+use uuid::Uuid;
+
+use super::{Node, at_volume, failed, invalid, lock, parse_name};
+use crate::catalogue::{
+    self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
+};
+use crate::config::budget::log_index_bytes;
+use crate::control::api::{ApiError, CreateVolume, ErrorKind, Volume};
+use crate::data_dir::Layout;
+use crate::device::create::{create_region, zero_region};
+use crate::device::file::DeviceError;
+use crate::inspect;
+use crate::shard::command::DeviceRegion;
+
+impl Node {
+    /// Make and open a volume.
+    pub async fn create(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+        let name = parse_name(&request.name)?;
+        let _busy = self.begin(name.as_str(), "created")?;
+        if lock(&self.slots).contains_key(name.as_str()) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("volume {name}: it exists already: choose another name"),
+            ));
+        }
+        let entry = self.plan(name.clone(), &request)?;
+        let volumes = self.entries().len() + 1;
+        let config = self.core_config(&entry, volumes)?;
+        let layout = self.layout();
+        let overwrite = request.log_overwrite;
+        let made = tokio::task::spawn_blocking(move || make(&layout, entry, &config, overwrite));
+        let entry = made
+            .await
+            .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
+        if let Err(error) = self.open(&entry, volumes).await {
+            // Nothing was ever written to it; a backend of the user's is not touched.
+            let removed = catalogue::remove(&self.layout(), &entry.name, None);
+            let rest = removed.err().map_or(String::new(), |error| {
+                format!(" (and what was made could not be removed: {error})")
+            });
+            return Err(ApiError::new(
+                error.kind,
+                format!("volume {name}: {error}{rest}"),
+            ));
+        }
+        self.put(entry, None);
+        self.share_memory().await;
+        tracing::info!("volume {name} was created");
+        self.volume(name.as_str()).await
+    }
+
+    /// Check everything about a new volume that can be checked before anything is made.
+    fn plan(&self, name: VolumeName, request: &CreateVolume) -> Result<Entry, ApiError> {
+        let at = |error: String| invalid(format!("volume {name}: {error}"));
+        self.settings_of(&request.settings)
+            .map_err(|error| at(error.message))?;
+        let found_bytes = match &request.backend {
+            Some(url) => self.check_backend(url).map_err(&at)?,
+            None => None,
+        };
+        let on_device = request
+            .backend
+            .as_deref()
+            .is_some_and(|url| backend_path(url).is_ok_and(|path| is_block_device(&path)));
+        let bytes = match (request.bytes, found_bytes) {
+            (Some(bytes), None) => bytes,
+            (None, Some(found)) => found,
+            (Some(bytes), Some(found)) if bytes == found => bytes,
+            // A device may be larger; the rest of it is not touched.
+            (Some(bytes), Some(found)) if bytes < found && on_device => bytes,
+            (Some(bytes), Some(found)) => {
+                return Err(at(format!(
+                    "the backend exists and has {found} bytes, not {bytes}: leave --size out to use \
+                     it as it is"
+                )));
+            }
+            (None, None) => return Err(at("it needs a size: give --size".to_owned())),
+        };
+        check_volume_bytes(bytes).map_err(&at)?;
+        let log = self.plan_log(&name, request).map_err(&at)?;
+        let number = lock(&self.dir)
+            .next_volume_number()
+            .map_err(|error| failed(format!("volume {name}: {error}")))?;
+        Ok(Entry {
+            name: name.clone(),
+            number,
+            uuid: Uuid::new_v4(),
+            bytes,
+            log,
+            backend: request.backend.clone(),
+            settings: request.settings.clone(),
+        })
+    }
+
+    /// Check a backend's URL; returns the size of what is there already.
+    fn check_backend(&self, url: &str) -> Result<Option<u64>, String> {
+        let path = backend_path(url)?;
+        let in_use = self.entries().into_iter().find(|entry| {
+            backend_path(&entry.backend_url(&self.layout())).is_ok_and(|p| same_file(&p, &path))
+        });
+        if let Some(other) = in_use {
+            return Err(format!(
+                "backend {url} is the backend of volume {}: two volumes on one would destroy it; \
+                 choose another",
+                other.name
+            ));
+        }
+        let real = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
+        if real.starts_with(self.layout().volumes()) || real.starts_with(self.layout().cache()) {
+            return Err(format!(
+                "backend {url} is inside the data directory, where HDCS keeps its own files: choose \
+                 a path outside, or {}",
+                self.layout().kept().display()
+            ));
+        }
+        match fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match path.parent() {
+                Some(parent) if parent.is_dir() => Ok(None),
+                _ => Err(format!(
+                    "backend {url}: its directory does not exist: make it first"
+                )),
+            },
+            Err(error) => Err(format!("backend {url}: {error}")),
+            Ok(found) if found.is_file() => Ok(Some(found.len())),
+            Ok(found) if found.file_type().is_block_device() => device_bytes(&path)
+                .map(Some)
+                .map_err(|error| format!("backend {url}: {error}")),
+            Ok(_) => Err(format!(
+                "backend {url}: it is neither a file nor a block device"
+            )),
+        }
+    }
+
+    fn plan_log(&self, name: &VolumeName, request: &CreateVolume) -> Result<LogPlace, String> {
+        let default_bytes = self.config.node.log_size_mib << 20;
+        let path = match (&request.log_path, &self.config.node.log_path) {
+            (Some(path), _) => PathBuf::from(path),
+            (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
+            (None, None) => PathBuf::from(LOG_FILE),
+        };
+        if path != Path::new(LOG_FILE) && !path.is_absolute() {
+            return Err(format!(
+                "log path {}: give an absolute path",
+                path.display()
+            ));
+        }
+        let is_device = is_block_device(&path);
+        let bytes = match request.log_bytes {
+            Some(bytes) => bytes,
+            None if is_device => {
+                let found = device_bytes(&path)
+                    .map_err(|error| format!("log path {}: {error}", path.display()))?;
+                found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+            }
+            None => default_bytes,
+        };
+        if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
+            || !bytes.is_multiple_of(BLOCK_BYTES as u64)
+        {
+            return Err(format!(
+                "the size of a write log is a multiple of {BLOCK_BYTES} bytes from {LOG_BYTES_MIN} (16M) \
+                 to {LOG_BYTES_MAX} (1T), not {bytes}"
+            ));
+        }
+        let layout = self.layout();
+        let others = self.entries();
+        if let Some(other) = others
+            .iter()
+            .find(|e| same_file(&e.log_path(&layout), &path))
+        {
+            return Err(format!(
+                "log path {} is the write log of volume {}: choose another",
+                path.display(),
+                other.name
+            ));
+        }
+        let indexed: u64 = others.iter().map(|e| log_index_bytes(e.log.bytes)).sum();
+        let needed = indexed + log_index_bytes(bytes);
+        if needed > self.budget.log_index_bytes {
+            return Err(format!(
+                "indexing its write log may take {} MiB of memory and {} of {} MiB are taken: give a \
+                 smaller --log-size, or raise memory_max_mib",
+                log_index_bytes(bytes) >> 20,
+                indexed >> 20,
+                self.budget.log_index_bytes >> 20
+            ));
+        }
+        Ok(LogPlace { path, bytes })
+    }
+}
+
+/// The path of a `file:` URL.
+fn backend_path(url: &str) -> Result<PathBuf, String> {
+    let without_options = url.split_once('?').map_or(url, |(path, _)| path);
+    if let Some(path) = without_options.strip_prefix("file:") {
+        let path = Path::new(path);
+        if !path.is_absolute() {
+            return Err(format!(
+                "backend {url}: the path must be absolute, as in file:/srv/disk.img"
+            ));
+        }
+        return Ok(path.to_owned());
+    }
+    let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+    Err(if matches!(scheme, "rbd" | "s3" | "hdfs" | "ec") {
+        format!("backend {url}: {scheme} is not available yet; available is file:PATH")
+    } else {
+        format!("backend {url}: not a backend URL; write file:PATH")
+    })
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    real(a) == real(b)
+}
+
+pub(super) fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+fn device_bytes(path: &Path) -> io::Result<u64> {
+    use io::{Seek, SeekFrom};
+    fs::File::open(path)?.seek(SeekFrom::End(0))
+}
+
+/// Make the files of a new volume. Blocks.
+fn make(
+    layout: &Layout,
+    entry: Entry,
+    config: &VolumeConfig,
+    overwrite: bool,
+) -> Result<Entry, ApiError> {
+    let name = entry.name.clone();
+    let here = |error: CatalogueError| {
+        let full = matches!(&error, CatalogueError::Io { source, .. }
+            if source.kind() == io::ErrorKind::StorageFull);
+        let kind = if full {
+            ErrorKind::NoSpace
+        } else {
+            ErrorKind::Failed
+        };
+        ApiError::new(kind, format!("volume {name}: cannot be created: {error}"))
+    };
+    let (bytes, log_bytes) = (entry.bytes, entry.log.bytes);
+    let draft = Draft::begin(layout, entry).map_err(here)?;
+    if let Some(data) = draft.data_path() {
+        make_sparse(&data, bytes)
+            .map_err(catalogue::io_at(&data))
+            .map_err(here)?;
+    }
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    let first_block = CoreVolume::format_log(config, high ^ low);
+    make_log(&draft.log_path(), log_bytes, overwrite, &first_block)
+        .map_err(|error| at_volume(name.as_str(), error))?;
+    draft.commit().map_err(here)
+}
+
+fn make_sparse(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_len(bytes)?;
+    file.sync_all()
+}
+
+/// Make a write log: zeroes, each of them written, then its first block; all durable.
+fn make_log(
+    path: &Path,
+    bytes: u64,
+    overwrite: bool,
+    first_block: &[u8; BLOCK_BYTES],
+) -> Result<(), ApiError> {
+    let is_device = is_block_device(path);
+    if is_device && !overwrite {
+        inspect::refuse_used_device(path).map_err(|why| ApiError::new(ErrorKind::Conflict, why))?;
+    }
+    let made = if is_device {
+        let region = DeviceRegion {
+            path: path.to_owned(),
+            offset: 0,
+            bytes,
+        };
+        zero_region(&region, &mut |_| ())
+    } else {
+        create_region(path, bytes, &mut |_| ())
+    };
+    made.map_err(|error| {
+        let kind = match error {
+            DeviceError::NoSpace { .. } => ErrorKind::NoSpace,
+            DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,
+            _ => ErrorKind::Failed,
+        };
+        ApiError::new(kind, format!("its write log cannot be made: {error}"))
+    })?;
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| {
+            file.write_all_at(first_block, 0)
+                .and_then(|()| file.sync_all())
+        });
+    written.map_err(|error| {
+        failed(format!(
+            "its write log cannot be written: {}: {error}",
+            path.display()
+        ))
+    })
+}

@@ -1,0 +1,346 @@
+//! The node as the control plane knows it: its volumes, and every operation on them.
+//!
+//! Invariants:
+//! 1. The catalogue never names a size that the backend does not have: it changes after the shard
+//!    has grown a volume, and before the shard shrinks it. It names a volume before the shard
+//!    opens it, and until after the shard has closed it. So a crash in between leaves a volume
+//!    that opens.
+//! 2. One operation at a time changes a volume; a second one is refused, not queued.
+//! 3. Operations that change something run to their end even if the client goes away.
+//! 4. Dirty data is lost only by `discard_dirty`, and the answer says how much it was.
+
+mod change;
+mod create;
+mod delete;
+mod report;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdcs_core::io::Nanos;
+use hdcs_core::volume::VolumeConfig;
+
+use super::api::{ApiError, ErrorKind};
+use super::link::{DataPath, ask};
+use crate::catalogue::{self, Entry, Found, VolumeName};
+use crate::config::budget::Budget;
+use crate::config::value::Value;
+use crate::config::{Config, VolumeSettings};
+use crate::data_dir::{DataDir, Layout};
+use crate::frontends::VolumeNumber;
+use crate::shard::command::{Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec};
+
+/// Opening replays a log; the largest takes minutes on a slow device.
+const OPEN_TIME_MAX: Duration = Duration::from_secs(600);
+/// What needs no device.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
+/// What moves data.
+const MOVE_TIME_MAX: Duration = Duration::from_secs(600);
+/// A destage that has moved nothing for so long is taken for stuck.
+const STALL_TIME_MAX: Duration = Duration::from_secs(15);
+/// How often progress is looked at.
+const WATCH_PERIOD: Duration = Duration::from_millis(50);
+
+/// A volume that this node has.
+#[derive(Clone, Debug)]
+struct Slot {
+    found: Found,
+    /// Why the shard does not have it although the entry is good.
+    open_error: Option<String>,
+}
+
+/// Destaged bytes at one moment, and the rate up to then.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Instant,
+    destaged_bytes: u64,
+    bytes_per_s: u64,
+}
+
+/// The node.
+pub struct Node {
+    config: Config,
+    budget: Budget,
+    dir: Mutex<DataDir>,
+    root: PathBuf,
+    slots: Mutex<BTreeMap<String, Slot>>,
+    /// Operations under way, by volume.
+    busy: Mutex<BTreeMap<String, &'static str>>,
+    samples: Mutex<BTreeMap<u32, Sample>>,
+    path: Arc<dyn DataPath>,
+    nbd_listen: Vec<String>,
+    started: Instant,
+}
+
+/// Marks a volume as having an operation under way.
+struct Busy<'a> {
+    node: &'a Node,
+    name: String,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(&self.node.busy).remove(&self.name);
+    }
+}
+
+/// No holder of these locks leaves a half-changed map behind, so a panic elsewhere changes nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::Invalid, message)
+}
+
+fn failed(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::Failed, message)
+}
+
+fn parse_name(name: &str) -> Result<VolumeName, ApiError> {
+    name.parse()
+        .map_err(|error| invalid(format!("volume name {name:?}: {error}")))
+}
+
+impl Node {
+    /// A node over a data directory and a running shard. Volumes are opened by [`Self::open_all`].
+    pub fn new(
+        config: Config,
+        budget: Budget,
+        dir: DataDir,
+        path: Arc<dyn DataPath>,
+        nbd_listen: Vec<String>,
+    ) -> Self {
+        Self {
+            config,
+            budget,
+            root: dir.layout().root().to_owned(),
+            dir: Mutex::new(dir),
+            slots: Mutex::default(),
+            busy: Mutex::default(),
+            samples: Mutex::default(),
+            path,
+            nbd_listen,
+            started: Instant::now(),
+        }
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(&self.root)
+    }
+
+    fn begin(&self, name: &str, what: &'static str) -> Result<Busy<'_>, ApiError> {
+        let mut busy = lock(&self.busy);
+        if let Some(other) = busy.get(name) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("volume {name}: it is being {other}: wait until that has ended"),
+            ));
+        }
+        busy.insert(name.to_owned(), what);
+        Ok(Busy {
+            node: self,
+            name: name.to_owned(),
+        })
+    }
+
+    fn slot(&self, name: &str) -> Result<Slot, ApiError> {
+        parse_name(name)?;
+        lock(&self.slots).get(name).cloned().ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::NotFound,
+                format!(
+                    "no volume {name}: {}: see `hdcs volume list`",
+                    self.root.display()
+                ),
+            )
+        })
+    }
+
+    /// The entry of a volume that the shard has.
+    fn entry(&self, name: &str) -> Result<Entry, ApiError> {
+        let slot = self.slot(name)?;
+        match (slot.found, slot.open_error) {
+            (Found::Entry(entry), None) => Ok(entry),
+            (Found::Entry(_), Some(why)) | (Found::Damaged(why), _) => Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("volume {name}: it is not open: {why}"),
+            )),
+        }
+    }
+
+    fn put(&self, entry: Entry, open_error: Option<String>) {
+        let name = entry.name.to_string();
+        let slot = Slot {
+            found: Found::Entry(entry),
+            open_error,
+        };
+        lock(&self.slots).insert(name, slot);
+    }
+
+    /// The entries that take part in the split of memory.
+    fn entries(&self) -> Vec<Entry> {
+        let slots = lock(&self.slots);
+        slots
+            .values()
+            .filter_map(|slot| match &slot.found {
+                Found::Entry(entry) => Some(entry.clone()),
+                Found::Damaged(_) => None,
+            })
+            .collect()
+    }
+
+    fn settings_of(&self, overrides: &BTreeMap<String, Value>) -> Result<VolumeSettings, ApiError> {
+        let mut settings = self.config.volume.clone();
+        for (key, value) in overrides {
+            settings
+                .set_known(key, value)
+                .map_err(|error| invalid(error.to_string()))?;
+        }
+        settings
+            .check()
+            .and_then(|()| self.budget.check_unpersisted(&settings))
+            .map_err(|error| invalid(error.to_string()))?;
+        Ok(settings)
+    }
+
+    fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
+        let settings = self.settings_of(&entry.settings)?;
+        Ok(VolumeConfig {
+            number: entry.number,
+            uuid: entry.uuid.into_bytes(),
+            bytes: entry.bytes,
+            log_bytes: entry.log.bytes,
+            persist: settings.persist,
+            when_full: settings.when_full,
+            unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
+            unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
+            dirty_age_max: Nanos::from_millis(settings.destage_age_max_ms),
+            dirty_ratio_min: settings.dirty_ratio_min as u8,
+            dirty_ratio_max: settings.dirty_ratio_max as u8,
+            destage_depth_max: settings.cache_flush_queue_depth as usize,
+            sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
+            read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
+            resident_bytes_max: self.budget.resident_bytes_max(volumes),
+            backend_extents: true,
+        })
+    }
+
+    fn spec(&self, entry: &Entry, volumes: usize) -> Result<VolumeSpec, ApiError> {
+        let layout = self.layout();
+        Ok(VolumeSpec {
+            name: entry.name.to_string(),
+            config: self.core_config(entry, volumes)?,
+            log: DeviceRegion {
+                path: entry.log_path(&layout),
+                offset: 0,
+                bytes: entry.log.bytes,
+            },
+            backend: entry.backend_url(&layout),
+        })
+    }
+
+    async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), ApiError> {
+        let spec = self.spec(entry, volumes)?;
+        ask(&*self.path, "opening it", OPEN_TIME_MAX, |answer| {
+            Command::Open(Box::new(spec), answer)
+        })
+        .await
+    }
+
+    /// Read the catalogue and open every volume that can be. What cannot is listed with its reason.
+    pub async fn open_all(&self) -> Result<(), ApiError> {
+        let recovered = {
+            let mut dir = lock(&self.dir);
+            let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
+            for found in recovered.volumes.values() {
+                if let Found::Entry(entry) = found {
+                    dir.note_used_number(entry.number)
+                        .map_err(|error| failed(error.to_string()))?;
+                }
+            }
+            recovered
+        };
+        for what in recovered.removed {
+            tracing::warn!("removed {what}");
+        }
+        for what in recovered.ignored {
+            tracing::warn!("left alone, not a volume: {what}");
+        }
+        let good = recovered
+            .volumes
+            .values()
+            .filter(|found| matches!(found, Found::Entry(_)))
+            .count();
+        for (name, found) in recovered.volumes {
+            let open_error = match &found {
+                Found::Damaged(why) => {
+                    tracing::error!("volume {name} does not serve: {why}");
+                    None
+                }
+                Found::Entry(entry) => self.open(entry, good).await.err().map(|error| {
+                    tracing::error!("volume {name} does not serve: {error}");
+                    error.message
+                }),
+            };
+            lock(&self.slots).insert(name, Slot { found, open_error });
+        }
+        Ok(())
+    }
+
+    /// Give every open volume its share of memory after their number has changed.
+    async fn share_memory(&self) {
+        let entries = self.entries();
+        let volumes = entries.len();
+        for entry in entries {
+            let Ok(config) = self.core_config(&entry, volumes) else {
+                continue;
+            };
+            let what = "sharing memory";
+            let shared = ask(&*self.path, what, COMMAND_TIME_MAX, |answer| {
+                Command::Reconfigure(Box::new(config), answer)
+            });
+            if let Err(error) = shared.await {
+                tracing::debug!("volume {}: {error}", entry.name);
+            }
+        }
+    }
+
+    /// Write everything dirty of every volume to its backend, as long as `time_max` allows.
+    pub async fn destage_all(&self, time_max: Duration) {
+        let deadline = tokio::time::Instant::now() + time_max;
+        for entry in self.entries() {
+            let name = entry.name.as_str();
+            let destaged = self.destage(name, VolumeNumber(entry.number));
+            match tokio::time::timeout_at(deadline, destaged).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("{error}; it stays in the write log"),
+                Err(_) => tracing::warn!(
+                    "volume {name}: destage_on_stop_max_ms has passed; the rest stays in the write log"
+                ),
+            }
+        }
+    }
+
+    /// Close every volume, making everything acknowledged durable, and end the shard.
+    pub async fn stop(&self) -> Result<(), ApiError> {
+        ask(&*self.path, "stopping", MOVE_TIME_MAX, |answer| {
+            Command::Stop {
+                destage: false,
+                answer,
+            }
+        })
+        .await
+    }
+}
+
+fn at_volume(name: &str, error: ApiError) -> ApiError {
+    ApiError::new(error.kind, format!("volume {name}: {error}"))
+}
+
+fn find(report: &ShardReport, number: VolumeNumber) -> Option<&VolumeReport> {
+    let mut volumes = report.volumes.iter();
+    volumes.find(|volume| volume.config.number == number.0)
+}

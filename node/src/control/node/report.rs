@@ -1,0 +1,149 @@
+//! What the node says about itself and its volumes.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use hdcs_core::limits::BLOCK_BYTES;
+
+use super::{Node, Sample, Slot, find, lock};
+use crate::catalogue::Found;
+use crate::control::api::{ApiError, Memory, Status, Volume};
+use crate::control::link::report;
+use crate::control::view;
+use crate::frontends::VolumeNumber;
+use crate::shard::command::{ShardReport, VolumeReport};
+
+impl Node {
+    /// Every volume.
+    pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
+        let report = report(&*self.path).await?;
+        let slots = lock(&self.slots).clone();
+        Ok(slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, &report))
+            .collect())
+    }
+
+    /// One volume.
+    pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
+        let slot = self.slot(name)?;
+        let report = report(&*self.path).await?;
+        Ok(self.view(name, &slot, &report))
+    }
+
+    fn view(&self, name: &str, slot: &Slot, report: &ShardReport) -> Volume {
+        let mut volume = Volume {
+            name: name.to_owned(),
+            state: "error".to_owned(),
+            phase: "failed".to_owned(),
+            reason: slot.open_error.clone(),
+            number: 0,
+            uuid: String::new(),
+            bytes: 0,
+            backend: String::new(),
+            log_path: String::new(),
+            log_bytes: 0,
+            connections: 0,
+            settings: BTreeMap::new(),
+            overridden: Vec::new(),
+            counters: None,
+            latency: None,
+        };
+        let entry = match &slot.found {
+            Found::Entry(entry) => entry,
+            Found::Damaged(why) => {
+                volume.reason = Some(why.clone());
+                return volume;
+            }
+        };
+        let layout = self.layout();
+        volume.number = entry.number;
+        volume.uuid = entry.uuid.to_string();
+        volume.bytes = entry.bytes;
+        volume.backend = entry.backend_url(&layout);
+        volume.log_path = entry.log_path(&layout).display().to_string();
+        volume.log_bytes = entry.log.bytes;
+        volume.overridden = entry.settings.keys().cloned().collect();
+        if let Ok(settings) = self.settings_of(&entry.settings) {
+            volume.settings = settings.values();
+        }
+        if let Some(found) = find(report, VolumeNumber(entry.number)) {
+            view::phase(found.phase).clone_into(&mut volume.phase);
+            view::state(found.state).clone_into(&mut volume.state);
+            volume.reason = view::reason(found).or(volume.reason);
+            volume.connections = found.connections as u64;
+            let rate = lock(&self.samples)
+                .get(&entry.number)
+                .map_or(0, |sample| sample.bytes_per_s);
+            volume.counters = Some(view::counters(&found.stats, rate));
+            volume.latency = Some(view::latencies(found));
+        }
+        volume
+    }
+
+    /// The node as a whole.
+    pub async fn status(&self) -> Result<Status, ApiError> {
+        let report = report(&*self.path).await?;
+        let slots = lock(&self.slots).clone();
+        let mut volumes_by_state: BTreeMap<String, u64> = view::STATES
+            .iter()
+            .map(|&state| (view::state(state).to_owned(), 0))
+            .collect();
+        for (name, slot) in &slots {
+            let state = self.view(name, slot, &report).state;
+            *volumes_by_state.entry(state).or_default() += 1;
+        }
+        let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            node: lock(&self.dir).node_uuid().to_string(),
+            data: self.root.display().to_string(),
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            nbd_listen: self.nbd_listen.clone(),
+            connections: report.connections as u64,
+            volumes: slots.len() as u64,
+            volumes_by_state,
+            dirty_bytes: sum(|v| v.stats.dirty_bytes),
+            memory: Memory {
+                max_bytes: self.config.node.memory_max_mib << 20,
+                rss_bytes: view::resident_set_bytes(),
+                pool_bytes: report.pool_bytes,
+                pool_free_bytes: report.pool_free_bytes,
+                frames_bytes: report.cache.dram_blocks * BLOCK_BYTES as u64,
+                cache_index_bytes: report.cache.index_bytes,
+                log_index_bytes: sum(|v| v.stats.index_bytes),
+                resident_bytes: sum(|v| v.stats.resident_bytes),
+            },
+            cache: view::cache(&report.cache),
+        })
+    }
+
+    /// Take a sample of the destage rate; called about once a second.
+    pub async fn sample(&self) {
+        // Without a report there is nothing to sample; whoever asks for one gets the error.
+        let Ok(report) = report(&*self.path).await else {
+            return;
+        };
+        let now = Instant::now();
+        let mut samples = lock(&self.samples);
+        let mut fresh = BTreeMap::new();
+        for volume in &report.volumes {
+            let destaged_bytes = volume.stats.destaged_bytes;
+            let before = samples.get(&volume.config.number);
+            let bytes_per_s = before.map_or(0, |before| {
+                let seconds = (now - before.at).as_secs_f64().max(0.001);
+                (destaged_bytes.saturating_sub(before.destaged_bytes) as f64 / seconds) as u64
+            });
+            fresh.insert(
+                volume.config.number,
+                Sample {
+                    at: now,
+                    destaged_bytes,
+                    bytes_per_s,
+                },
+            );
+        }
+        *samples = fresh;
+    }
+}

@@ -1,0 +1,168 @@
+//! What the shard reports, in the words of the API.
+
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::read_cache::CacheStats;
+use hdcs_core::volume::{Phase, State, VolumeStats};
+use hdrhistogram::Histogram;
+
+use super::api::{Cache, Counters, Latencies, Latency};
+use crate::shard::command::VolumeReport;
+
+/// The word for a phase.
+pub const fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Opening => "opening",
+        Phase::Failed(_) => "failed",
+        Phase::Open => "open",
+        Phase::Closing => "closing",
+        Phase::Closed => "closed",
+    }
+}
+
+/// The five states, in the order of the documentation.
+pub const STATES: [State; 5] = [
+    State::Healthy,
+    State::Degraded,
+    State::ReadOnly,
+    State::Inconsistent,
+    State::Error,
+];
+
+/// The word for a state.
+pub const fn state(state: State) -> &'static str {
+    match state {
+        State::Healthy => "healthy",
+        State::Degraded => "degraded",
+        State::ReadOnly => "read-only",
+        State::Inconsistent => "inconsistent",
+        State::Error => "error",
+    }
+}
+
+/// Why a volume is in its state and what to do, if it is not healthy.
+pub fn reason(report: &VolumeReport) -> Option<String> {
+    if let Phase::Failed(error) = report.phase {
+        return Some(format!(
+            "cannot be opened: {error}: see `hdcs inspect` and `hdcs check` on its log, put the \
+             device right and restart the daemon"
+        ));
+    }
+    match report.state {
+        State::Healthy => None,
+        State::Degraded => Some(format!(
+            "the backend fails ({} operations so far): data is kept in the write log until it \
+             answers again",
+            report.stats.backend_errors
+        )),
+        State::ReadOnly => Some(
+            "a write to the log's device failed: reads and destage go on; put the device right and \
+             restart the daemon"
+                .to_owned(),
+        ),
+        State::Inconsistent => Some(
+            "dirty data in the log is corrupt: destage has stopped before it; restore the volume \
+             or delete it with --discard-dirty"
+                .to_owned(),
+        ),
+        State::Error => Some("not open".to_owned()),
+    }
+}
+
+/// Counters and gauges; the destage rate is the sampler's.
+pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
+    let block = BLOCK_BYTES as u64;
+    Counters {
+        reads: stats.reads,
+        writes: stats.writes,
+        trims: stats.trims,
+        flushes: stats.flushes,
+        errors: stats.errors,
+        read_bytes: stats.read_bytes,
+        write_bytes: stats.write_bytes,
+        log_hit_blocks: stats.log_hit_blocks,
+        dram_hit_blocks: stats.dram_hit_blocks,
+        ssd_hit_blocks: stats.ssd_hit_blocks,
+        miss_blocks: stats.miss_blocks,
+        read_ahead_blocks: stats.read_ahead_blocks,
+        cache_corrupt_blocks: stats.cache_corrupt_blocks,
+        log_corrupt_blocks: stats.log_corrupt_blocks,
+        log_used_bytes: stats.log_used_blocks * block,
+        log_ring_bytes: stats.log_ring_blocks * block,
+        log_written_bytes: stats.log_written_bytes,
+        log_spans: stats.log_spans,
+        dirty_bytes: stats.dirty_bytes,
+        dirty_age_ms: stats.dirty_age.as_millis(),
+        unpersisted_bytes: stats.unpersisted_bytes,
+        destaged_bytes: stats.destaged_bytes,
+        destage_bytes_per_s,
+        coalesced_bytes: stats.coalesced_bytes,
+        sync_points: stats.sync_points,
+        flush_remaining_bytes: stats.destage_all_remaining_bytes,
+        throttled_requests: stats.throttled_requests,
+        throttled_ms: stats.throttled_time.as_millis(),
+        requests_in_flight: stats.requests_in_flight,
+        backend_errors: stats.backend_errors,
+        index_bytes: stats.index_bytes,
+        resident_bytes: stats.resident_bytes,
+        replayed_entries: stats.replayed_entries,
+        replayed_bytes: stats.replayed_bytes,
+        replay_ms: stats.replay_time.as_millis(),
+    }
+}
+
+fn latency(histogram: &Histogram<u64>) -> Latency {
+    if histogram.is_empty() {
+        return Latency::default();
+    }
+    let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1000.0;
+    Latency {
+        count: histogram.len(),
+        mean_us: histogram.mean() / 1000.0,
+        p50_us: at(0.5),
+        p90_us: at(0.9),
+        p99_us: at(0.99),
+        p99_9_us: at(0.999),
+        p99_99_us: at(0.9999),
+        max_us: histogram.max() as f64 / 1000.0,
+    }
+}
+
+/// Latencies of a volume.
+pub fn latencies(report: &VolumeReport) -> Latencies {
+    Latencies {
+        read: latency(&report.read_latency),
+        write: latency(&report.write_latency),
+        flush: latency(&report.flush_latency),
+    }
+}
+
+/// The read cache.
+pub fn cache(stats: &CacheStats) -> Cache {
+    let block = BLOCK_BYTES as u64;
+    Cache {
+        dram_used_bytes: stats.dram_used_blocks * block,
+        dram_bytes: stats.dram_blocks * block,
+        ssd_used_bytes: stats.ssd_used_lines * stats.line_blocks * block,
+        ssd_bytes: stats.ssd_lines * stats.line_blocks * block,
+        ssd_online: stats.ssd_online,
+        filled_lines: stats.filled_lines,
+        shared_lines: stats.shared_lines,
+        dram_evicted_blocks: stats.dram_evicted_blocks,
+        ssd_evicted_lines: stats.ssd_evicted_lines,
+        ssd_written_bytes: stats.ssd_written_bytes,
+        corrupt_blocks: stats.corrupt_blocks,
+        device_errors: stats.device_errors,
+        warm_lines: stats.warm_lines,
+    }
+}
+
+/// Resident set of this process, as the kernel counts it.
+pub fn resident_set_bytes() -> u64 {
+    // Pages; /proc is there on every Linux that has io_uring. 0 says "unknown".
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    // SAFETY: sysconf touches no memory.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages.unwrap_or(0) * u64::try_from(page_bytes).unwrap_or(0)
+}

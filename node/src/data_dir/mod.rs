@@ -1,0 +1,423 @@
+//! The data directory of a node: who owns it, whose it is, and where things are in it.
+//!
+//! ```text
+//! DIR/lock             flock of the daemon; holds its process id
+//! DIR/node.json        identity and counters of the node
+//! DIR/volumes/NAME/    one directory per volume: volume.json, log, data
+//! DIR/volumes/.new-*   a volume that is being created; removed at the next start
+//! DIR/volumes/.gone-*  a volume that is being deleted; removed at the next start
+//! DIR/kept/            backing files that `volume delete --keep-data` kept
+//! DIR/cache            the SSD tier of the read cache
+//! DIR/control.sock     the control API; DIR/nbd.sock: NBD
+//! ```
+//!
+//! Invariants:
+//! 1. Whoever changes anything below DIR holds the lock.
+//! 2. A volume number that was handed out is durable in `node.json` before it is used, and is
+//!    never handed out again.
+//! 3. A directory that is not HDCS's, is of a newer version, or is damaged is left untouched.
+
+pub mod sealed;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use hdcs_core::limits::VOLUME_NUMBER_MAX;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use sealed::{Kind, SealedError};
+
+const IDENTITY: Kind = Kind {
+    magic: "hdcs-node",
+    version: 1,
+};
+/// Names that may be in a directory without `node.json` that is taken for one of ours.
+const OWN_NAMES: &[&str] = &[
+    "lock",
+    "volumes",
+    "kept",
+    "cache",
+    "control.sock",
+    "nbd.sock",
+];
+
+/// Why a data directory was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    /// It could not be reached.
+    #[error("cannot use the data directory: {path}: {source}: check that it exists, is writable and has space", path = path.display())]
+    Io {
+        /// What was being used.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+    /// Another daemon has it.
+    #[error("another daemon{holder} is using this data directory: {path}: stop that one first, or pass another --data", path = path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+        /// ` (process 123)` if known.
+        holder: String,
+    },
+    /// It is somebody else's.
+    #[error("not an HDCS data directory and not empty (it holds `{found}`): {path}: pass an empty directory with --data", path = path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// A name in it.
+        found: String,
+    },
+    /// A newer program made it.
+    #[error("the data directory was made by a newer program: {path}: {source}: use that program; nothing was changed", path = path.display())]
+    Newer {
+        /// The identity file.
+        path: PathBuf,
+        /// What is newer.
+        source: SealedError,
+    },
+    /// Its identity file cannot be trusted.
+    #[error("the identity of the data directory cannot be read: {path}: {source}: restore the file, or move it away and start again (volumes are kept, the read cache starts cold)", path = path.display())]
+    Damaged {
+        /// The identity file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SealedError,
+    },
+    /// Every volume number was used.
+    #[error("all {VOLUME_NUMBER_MAX} volume numbers of this data directory were used: {path}: start a new data directory", path = path.display())]
+    NumbersUsedUp {
+        /// The identity file.
+        path: PathBuf,
+    },
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> DataDirError + '_ {
+    move |source| DataDirError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {
+    node: Uuid,
+    cache: Uuid,
+    next_volume_number: u32,
+}
+
+/// Where things are below a data directory; holds no lock.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// The layout of the directory at `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+    /// The lock file.
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+    /// The identity file.
+    pub fn identity(&self) -> PathBuf {
+        self.root.join("node.json")
+    }
+    /// The directory of the volumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+    /// Where kept backing files go.
+    pub fn kept(&self) -> PathBuf {
+        self.root.join("kept")
+    }
+    /// The default cache file.
+    pub fn cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+    /// The socket of the control API.
+    pub fn control_socket(&self) -> PathBuf {
+        self.root.join("control.sock")
+    }
+    /// The default NBD socket.
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.root.join("nbd.sock")
+    }
+    /// What is wrong with the identity file, without changing anything.
+    pub fn identity_problem(&self) -> Option<String> {
+        let path = self.identity();
+        let read = sealed::read::<Identity>(&path, IDENTITY);
+        read.err()
+            .map(|error| format!("{}: {error}", path.display()))
+    }
+    /// The process id in the lock file, if a daemon holds it now.
+    pub fn holder(&self) -> Option<u32> {
+        let file = File::open(self.lock()).ok()?;
+        if try_lock(&file, libc::LOCK_SH).is_ok() {
+            return None;
+        }
+        read_pid(&file)
+    }
+}
+
+/// An open, locked data directory.
+#[derive(Debug)]
+pub struct DataDir {
+    layout: Layout,
+    identity: Identity,
+    /// Keeps the lock until this is dropped or the process ends.
+    _lock: File,
+    /// Whether `node.json` was not there and had to be made.
+    fresh: bool,
+}
+
+impl DataDir {
+    /// Lock the directory at `root` and read whose it is; a directory that does not exist or is
+    /// empty becomes a new one.
+    pub fn open(root: &Path) -> Result<Self, DataDirError> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(root)
+            .map_err(io_at(root))?;
+        let root = fs::canonicalize(root).map_err(io_at(root))?;
+        let layout = Layout::new(root);
+        let identity = read_identity(&layout)?;
+        let lock = lock(&layout)?;
+        // Once more under the lock: another daemon may have made it in between.
+        let identity = match identity {
+            Some(identity) => Some(identity),
+            None => read_identity(&layout)?,
+        };
+        let fresh = identity.is_none();
+        let identity = identity.unwrap_or_else(|| Identity {
+            node: Uuid::new_v4(),
+            cache: Uuid::new_v4(),
+            next_volume_number: 1,
+        });
+        let mut this = Self {
+            layout,
+            identity,
+            _lock: lock,
+            fresh,
+        };
+        let volumes = this.layout.volumes();
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&volumes)
+            .map_err(io_at(&volumes))?;
+        if fresh {
+            this.persist()?;
+        }
+        Ok(this)
+    }
+
+    /// Where things are.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+    /// Identity of the node.
+    pub fn node_uuid(&self) -> Uuid {
+        self.identity.node
+    }
+    /// Identity of the node's read cache.
+    pub fn cache_uuid(&self) -> Uuid {
+        self.identity.cache
+    }
+    /// Whether the identity was made by this opening.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// Hand out a volume number that was never used, durably.
+    pub fn next_volume_number(&mut self) -> Result<u32, DataDirError> {
+        let number = self.identity.next_volume_number;
+        if number > VOLUME_NUMBER_MAX {
+            return Err(DataDirError::NumbersUsedUp {
+                path: self.layout.identity(),
+            });
+        }
+        self.identity.next_volume_number = number + 1;
+        if let Err(error) = self.persist() {
+            self.identity.next_volume_number = number;
+            return Err(error);
+        }
+        Ok(number)
+    }
+
+    /// Make sure that `number`, found in the catalogue, is never handed out again: the counter may
+    /// be younger than the volumes if `node.json` was lost.
+    pub fn note_used_number(&mut self, number: u32) -> Result<(), DataDirError> {
+        if number >= self.identity.next_volume_number {
+            self.identity.next_volume_number = number.saturating_add(1);
+            self.persist()?;
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self) -> Result<(), DataDirError> {
+        let path = self.layout.identity();
+        sealed::write(&path, IDENTITY, &self.identity).map_err(|error| match error {
+            SealedError::Io(source) => DataDirError::Io { path, source },
+            source => DataDirError::Damaged { path, source },
+        })
+    }
+}
+
+fn read_identity(layout: &Layout) -> Result<Option<Identity>, DataDirError> {
+    let path = layout.identity();
+    match sealed::read(&path, IDENTITY) {
+        Ok(identity) => Ok(Some(identity)),
+        Err(error) if error.is_absent() => {
+            refuse_foreign(layout)?;
+            Ok(None)
+        }
+        Err(SealedError::Io(source)) => Err(DataDirError::Io { path, source }),
+        Err(source @ SealedError::Newer { .. }) => Err(DataDirError::Newer { path, source }),
+        Err(source) => Err(DataDirError::Damaged { path, source }),
+    }
+}
+
+fn refuse_foreign(layout: &Layout) -> Result<(), DataDirError> {
+    let root = layout.root();
+    for entry in fs::read_dir(root).map_err(io_at(root))? {
+        let name = entry.map_err(io_at(root))?.file_name();
+        let name = name.to_string_lossy();
+        // `lost+found` is in the root of a fresh file system; `node.json.*` was moved away.
+        let known =
+            OWN_NAMES.contains(&&*name) || name == "lost+found" || name.starts_with("node.json.");
+        if !known {
+            return Err(DataDirError::Foreign {
+                path: root.to_owned(),
+                found: name.into_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn lock(layout: &Layout) -> Result<File, DataDirError> {
+    let path = layout.lock();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(io_at(&path))?;
+    match try_lock(&file, libc::LOCK_EX) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let holder = read_pid(&file).map_or(String::new(), |pid| format!(" (process {pid})"));
+            return Err(DataDirError::Locked {
+                path: layout.root().to_owned(),
+                holder,
+            });
+        }
+        Err(error) => return Err(io_at(&path)(error)),
+    }
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(io_at(&path))?;
+    Ok(file)
+}
+
+fn try_lock(file: &File, how: libc::c_int) -> io::Result<()> {
+    // SAFETY: flock takes a valid descriptor and touches no memory.
+    if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn read_pid(mut file: &File) -> Option<u32> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_dir_second_opening_is_refused_with_the_holder() {
+        let root = tempfile::tempdir().unwrap();
+        let first = DataDir::open(root.path()).unwrap();
+        let error = DataDir::open(root.path()).unwrap_err();
+        assert!(matches!(&error, DataDirError::Locked { .. }), "{error}");
+        assert!(error.to_string().contains(&std::process::id().to_string()));
+        assert_eq!(first.layout().holder(), Some(std::process::id()));
+        drop(first);
+        DataDir::open(root.path()).unwrap();
+    }
+
+    #[test]
+    fn data_dir_keeps_identity_and_never_repeats_a_number() {
+        let root = tempfile::tempdir().unwrap();
+        let mut first = DataDir::open(root.path()).unwrap();
+        let uuid = first.node_uuid();
+        assert_eq!(first.next_volume_number().unwrap(), 1);
+        assert_eq!(first.next_volume_number().unwrap(), 2);
+        first.note_used_number(9).unwrap();
+        drop(first);
+        let mut again = DataDir::open(root.path()).unwrap();
+        assert_eq!(again.node_uuid(), uuid);
+        assert_eq!(again.next_volume_number().unwrap(), 10);
+    }
+
+    #[test]
+    fn data_dir_numbers_end_at_the_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let mut dir = DataDir::open(root.path()).unwrap();
+        dir.note_used_number(VOLUME_NUMBER_MAX).unwrap();
+        assert!(matches!(
+            dir.next_volume_number(),
+            Err(DataDirError::NumbersUsedUp { .. })
+        ));
+    }
+
+    #[test]
+    fn data_dir_foreign_directory_is_left_untouched() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("thesis.tex"), "x").unwrap();
+        let error = DataDir::open(root.path()).unwrap_err();
+        assert!(matches!(&error, DataDirError::Foreign { found, .. } if found == "thesis.tex"));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn data_dir_damaged_and_newer_identities_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        drop(DataDir::open(root.path()).unwrap());
+        let path = root.path().join("node.json");
+        let good = fs::read_to_string(&path).unwrap();
+        fs::write(&path, good.replace("\"version\": 1", "\"version\": 2")).unwrap();
+        assert!(matches!(
+            DataDir::open(root.path()),
+            Err(DataDirError::Newer { .. })
+        ));
+        fs::write(&path, good.replace("number\": 1", "number\": 0")).unwrap();
+        assert!(matches!(
+            DataDir::open(root.path()),
+            Err(DataDirError::Damaged { .. })
+        ));
+        fs::rename(&path, root.path().join("node.json.damaged")).unwrap();
+        assert!(DataDir::open(root.path()).unwrap().is_fresh());
+    }
+}

@@ -1,0 +1,574 @@
+//! What is on a device, log or data directory, without a daemon: for `hdcs inspect`, `hdcs check`,
+//! and the decisions that need to know what a log still holds.
+//!
+//! Invariants:
+//! 1. Nothing is written, but by [`wipe_log_device`].
+//! 2. A log is read by the code that opens it ([`hdcs_core::replay`]), so that what is called good
+//!    here opens there.
+//!
+//! A log that is in use moves while it is read. A failure then counts only if the same position
+//! fails again while the log's superblock stayed the same, or fails every time.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use hdcs_core::buf::Pool;
+use hdcs_core::error::{FormatError, IoError, OpenError};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_MAGIC, LogSuperblock};
+use hdcs_core::io::Nanos;
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::replay::{Found as Replayed, Replay};
+use hdcs_core::write_log::WriteLog;
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::catalogue::{self, Found};
+use crate::control::api::CheckReport;
+use crate::data_dir::Layout;
+
+/// Memory for reading a log: a few of the largest reads.
+const POOL_BYTES: usize = 8 << 20;
+/// How often a log in use is read again before a failure is believed.
+const LIVE_TRIES: usize = 5;
+/// The start of a device that must be empty before it becomes a log: every common file system,
+/// partition table and volume manager leaves a mark there.
+const DEVICE_HEAD_BYTES: usize = 64 << 10;
+
+/// Whether something may be writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nobody has it open.
+    Offline,
+    /// A daemon has it open.
+    Live,
+}
+
+/// One superblock of a log.
+#[derive(Clone, Debug, Serialize)]
+pub struct SuperblockSummary {
+    /// Which of the two.
+    pub block: u64,
+    /// Why it cannot be used.
+    pub problem: Option<String>,
+    /// The volume that the log is of.
+    pub volume: Option<Uuid>,
+    /// Counts superblock writes; the higher one counts.
+    pub sequence: Option<u64>,
+    /// Counts openings.
+    pub incarnation: Option<u64>,
+    /// Fencing number.
+    pub epoch: Option<u64>,
+    /// Position where replay begins.
+    pub tail: Option<u64>,
+    /// Position where the log ended when it was closed cleanly.
+    pub clean_head: Option<u64>,
+}
+
+/// What is on a write log.
+#[derive(Clone, Debug, Serialize)]
+pub struct LogSummary {
+    /// The two superblocks.
+    pub superblocks: Vec<SuperblockSummary>,
+    /// Blocks of the ring.
+    pub ring_blocks: u64,
+    /// Blocks of the ring in use.
+    pub used_blocks: u64,
+    /// Spans that are not retired.
+    pub spans: u64,
+    /// Writes, zeroings and discards in them.
+    pub entries: u64,
+    /// Bytes of data in them.
+    pub data_bytes: u64,
+    /// Sync points since the log was made.
+    pub sync_points: u64,
+    /// First position of the ring that is not used by them.
+    pub head: u64,
+    /// Position of the first span whose loss is proven.
+    pub broken_position: Option<u64>,
+    /// Why the log cannot be opened.
+    pub problem: Option<String>,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Inspection {
+    /// A write log.
+    Log {
+        /// Where.
+        path: String,
+        /// What is on it.
+        log: LogSummary,
+    },
+    /// A data directory.
+    DataDirectory {
+        /// Where.
+        path: String,
+        /// Process that has it open.
+        daemon: Option<u32>,
+        /// What is wrong with its identity.
+        problem: Option<String>,
+        /// Its volumes.
+        volumes: Vec<VolumeSummary>,
+        /// Size of the cache file.
+        cache_bytes: Option<u64>,
+    },
+}
+
+/// One volume of a data directory.
+#[derive(Clone, Debug, Serialize)]
+pub struct VolumeSummary {
+    /// Its name.
+    pub name: String,
+    /// Why its entry cannot be used.
+    pub problem: Option<String>,
+    /// Its size.
+    pub bytes: Option<u64>,
+    /// Its backend.
+    pub backend: Option<String>,
+    /// Its write log.
+    pub log_path: Option<String>,
+    /// What is on its write log.
+    pub log: Option<LogSummary>,
+}
+
+/// Why a path could not be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// It could not be read.
+    #[error("cannot read it: {path}: {source}")]
+    Io {
+        /// Where.
+        path: String,
+        /// What happened.
+        source: io::Error,
+    },
+    /// It is nothing of HDCS.
+    #[error(
+        "nothing of HDCS is here: {0}: give a write log, a data directory or a volume's directory"
+    )]
+    Unknown(String),
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> InspectError + '_ {
+    move |source| InspectError::Io {
+        path: path.display().to_string(),
+        source,
+    }
+}
+
+/// Say what is at `path`.
+pub fn inspect(path: &Path) -> Result<Inspection, InspectError> {
+    let found = fs::metadata(path).map_err(io_at(path))?;
+    let shown = path.display().to_string();
+    if found.is_dir() {
+        let inside = path.join(catalogue::LOG_FILE);
+        if inside.is_file() && path.join("volume.json").is_file() {
+            return inspect(&inside);
+        }
+        let layout = Layout::new(path);
+        if !layout.volumes().is_dir() {
+            return Err(InspectError::Unknown(shown));
+        }
+        return inspect_data_directory(&layout).map_err(io_at(path));
+    }
+    let file = File::open(path).map_err(io_at(path))?;
+    match summarize(&file, None).map_err(io_at(path))? {
+        Some(log) => Ok(Inspection::Log { path: shown, log }),
+        None => Err(InspectError::Unknown(shown)),
+    }
+}
+
+fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
+    let mut volumes = Vec::new();
+    for (name, found) in catalogue::list(layout)? {
+        volumes.push(match found {
+            Found::Damaged(why) => VolumeSummary {
+                name,
+                problem: Some(why),
+                bytes: None,
+                backend: None,
+                log_path: None,
+                log: None,
+            },
+            Found::Entry(entry) => {
+                let path = entry.log_path(layout);
+                let log = File::open(&path).and_then(|file| summarize(&file, Some(entry.uuid)));
+                let (log, problem) = match log {
+                    Ok(Some(log)) => (Some(log), None),
+                    Ok(None) => (None, Some("its write log is not one".to_owned())),
+                    Err(error) => (None, Some(format!("its write log: {error}"))),
+                };
+                VolumeSummary {
+                    name,
+                    problem,
+                    bytes: Some(entry.bytes),
+                    backend: Some(entry.backend_url(layout)),
+                    log_path: Some(path.display().to_string()),
+                    log,
+                }
+            }
+        });
+    }
+    Ok(Inspection::DataDirectory {
+        path: layout.root().display().to_string(),
+        daemon: layout.holder(),
+        problem: layout.identity_problem(),
+        volumes,
+        cache_bytes: fs::metadata(layout.cache()).ok().map(|found| found.len()),
+    })
+}
+
+/// The two superblocks of a log, and the length of its region.
+fn superblocks(file: &File) -> io::Result<Vec<Result<LogSuperblock, FormatError>>> {
+    let mut blocks = vec![0; 2 * BLOCK_BYTES];
+    match file.read_exact_at(&mut blocks, 0) {
+        Ok(()) => {}
+        // Too short for a log: neither block can be used.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => blocks.fill(0),
+        Err(error) => return Err(error),
+    }
+    Ok(blocks
+        .chunks_exact(BLOCK_BYTES)
+        .map(LogSuperblock::parse)
+        .collect())
+}
+
+fn best(superblocks: &[Result<LogSuperblock, FormatError>]) -> Option<&LogSuperblock> {
+    superblocks
+        .iter()
+        .flatten()
+        .max_by_key(|superblock| superblock.sequence.get())
+}
+
+/// Read a log as opening it would.
+fn replay(file: &File, superblock: &LogSuperblock) -> Result<WriteLog, OpenError> {
+    let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
+    let mut replay = Replay::new(superblock.volume, region_bytes);
+    let pool = Pool::new(POOL_BYTES);
+    let mut done = false;
+    while !done {
+        // Every read is answered before the next, so there is always a buffer and a read to do.
+        let Some(mut read) = replay.next_read(&pool) else {
+            return Err(OpenError::Io(IoError::Failed));
+        };
+        let result = match file.read_exact_at(&mut read.buf, read.offset) {
+            Ok(()) => Ok(read.buf),
+            Err(_) => Err(IoError::Failed),
+        };
+        replay.read_done(Nanos(0), read.chunk, result, |_, found| {
+            done |= matches!(found, Replayed::Done);
+        })?;
+    }
+    Ok(replay.into_log())
+}
+
+/// Describe the log in `file`; `None` if it never was one.
+fn summarize(file: &File, expected: Option<Uuid>) -> io::Result<Option<LogSummary>> {
+    let found = superblocks(file)?;
+    if found
+        .iter()
+        .all(|superblock| matches!(superblock, Err(FormatError::Magic)))
+    {
+        return Ok(None);
+    }
+    let mut summary = LogSummary {
+        superblocks: (0..).zip(&found).map(describe).collect(),
+        ring_blocks: 0,
+        used_blocks: 0,
+        spans: 0,
+        entries: 0,
+        data_bytes: 0,
+        sync_points: 0,
+        head: 0,
+        broken_position: None,
+        problem: None,
+    };
+    let Some(superblock) = best(&found) else {
+        summary.problem = Some("neither superblock can be used".to_owned());
+        return Ok(Some(summary));
+    };
+    summary.ring_blocks = superblock.ring_blocks.get();
+    summary.head = superblock.tail.get();
+    summary.problem = foreign(superblock, expected);
+    match replay(file, superblock) {
+        Ok(log) => {
+            let bytes = log.bytes();
+            summary.used_blocks = log.used_blocks();
+            summary.spans = log.spans().len() as u64;
+            summary.entries = log.next_sequence() - log.first_sequence();
+            summary.data_bytes = bytes.appended - bytes.retired;
+            summary.sync_points = log.sync_points();
+            summary.head = log.durable();
+        }
+        Err(error) => {
+            if let OpenError::CorruptLog { position } = error {
+                summary.broken_position = Some(position);
+            }
+            summary.problem = Some(error.to_string());
+        }
+    }
+    Ok(Some(summary))
+}
+
+fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> SuperblockSummary {
+    let good = found.as_ref().ok();
+    SuperblockSummary {
+        block,
+        problem: found.as_ref().err().map(ToString::to_string),
+        volume: good.map(|s| Uuid::from_bytes(s.volume)),
+        sequence: good.map(|s| s.sequence.get()),
+        incarnation: good.map(|s| s.incarnation.get()),
+        epoch: good.map(|s| s.epoch.get()),
+        tail: good.map(|s| s.tail.get()),
+        clean_head: good
+            .map(|s| s.clean_head.get())
+            .filter(|&head| head != u64::MAX),
+    }
+}
+
+fn foreign(superblock: &LogSuperblock, expected: Option<Uuid>) -> Option<String> {
+    let found = Uuid::from_bytes(superblock.volume);
+    expected
+        .filter(|&expected| expected != found)
+        .map(|expected| format!("it is the log of volume {found}, not of {expected}"))
+}
+
+/// Bytes that the log of volume `uuid` holds and the backend may not have; `None` if that cannot
+/// be told.
+pub fn dirty_bytes(path: &Path, uuid: Uuid) -> Option<u64> {
+    let file = File::open(path).ok()?;
+    let summary = summarize(&file, Some(uuid)).ok()??;
+    match summary.problem {
+        None => Some(summary.data_bytes),
+        Some(_) => None,
+    }
+}
+
+/// Verify every checksum of the log at `path`.
+pub fn check_log(path: &Path, uuid: Option<Uuid>, how: Use) -> CheckReport {
+    let mut report = CheckReport {
+        path: path.display().to_string(),
+        ..CheckReport::default()
+    };
+    let mut failures: Vec<(Option<u64>, String)> = Vec::new();
+    let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
+    while failures.len() < tries {
+        match check_once(path, uuid, &mut report) {
+            Ok(()) => return report,
+            Err(failure) => {
+                // The same failure under the same superblock is no accident of the moment.
+                if failure.0.is_some() && failures.last().is_some_and(|last| *last == failure) {
+                    failures.push(failure);
+                    break;
+                }
+                failures.push(failure);
+                if failures.len() < tries {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+    report.problems.extend(failures.pop().map(|(_, why)| why));
+    report
+}
+
+/// One reading; a failure comes with the superblock's sequence that it was seen under.
+fn check_once(
+    path: &Path,
+    uuid: Option<Uuid>,
+    report: &mut CheckReport,
+) -> Result<(), (Option<u64>, String)> {
+    let shown = path.display();
+    let file = File::open(path).map_err(|error| (None, format!("{shown}: {error}")))?;
+    let found = superblocks(&file).map_err(|error| (None, format!("{shown}: {error}")))?;
+    let Some(superblock) = best(&found) else {
+        let why = found.iter().find_map(|s| s.as_ref().err());
+        let why = why.map_or(String::new(), ToString::to_string);
+        return Err((None, format!("{shown}: no usable superblock: {why}")));
+    };
+    let sequence = Some(superblock.sequence.get());
+    if let Some(why) = foreign(superblock, uuid) {
+        return Err((sequence, format!("{shown}: {why}")));
+    }
+    let log = replay(&file, superblock).map_err(|error| (sequence, format!("{shown}: {error}")))?;
+    report.spans = log.spans().len() as u64;
+    report.blocks = log.spans().iter().map(|span| span.blocks).sum();
+    // A second superblock that was never written is empty; one that is damaged is a finding,
+    // since the log then hangs on the other one alone.
+    for (block, superblock) in found.iter().enumerate() {
+        match superblock {
+            Ok(_) | Err(FormatError::Magic) => {}
+            Err(why) => {
+                return Err((sequence, format!("{shown}: superblock {block}: {why}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Verify everything below a data directory.
+pub fn check_data_directory(layout: &Layout) -> Result<Vec<CheckReport>, InspectError> {
+    let how = if layout.holder().is_some() {
+        Use::Live
+    } else {
+        Use::Offline
+    };
+    let mut reports = vec![CheckReport {
+        path: layout.identity().display().to_string(),
+        problems: layout.identity_problem().into_iter().collect(),
+        ..CheckReport::default()
+    }];
+    for (name, found) in catalogue::list(layout).map_err(io_at(layout.root()))? {
+        reports.push(match found {
+            Found::Entry(entry) => check_log(&entry.log_path(layout), Some(entry.uuid), how),
+            Found::Damaged(why) => CheckReport {
+                path: name,
+                problems: vec![why],
+                ..CheckReport::default()
+            },
+        });
+    }
+    Ok(reports)
+}
+
+/// Whether the file or device at `path` begins like a log.
+pub fn is_log(path: &Path) -> bool {
+    let mut magic = [0; LOG_MAGIC.len()];
+    File::open(path)
+        .and_then(|file| file.read_exact_at(&mut magic, 0))
+        .is_ok_and(|()| magic == LOG_MAGIC)
+}
+
+/// Refuse a block device that holds something.
+pub fn refuse_used_device(path: &Path) -> Result<(), String> {
+    let mut head = vec![0; DEVICE_HEAD_BYTES];
+    let read = File::open(path).and_then(|mut file| {
+        let mut filled = 0;
+        while filled < head.len() {
+            match file.read(&mut head[filled..])? {
+                0 => break,
+                bytes => filled += bytes,
+            }
+        }
+        Ok(())
+    });
+    read.map_err(|error| format!("log device {}: {error}", path.display()))?;
+    if head.iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    let what = if head.starts_with(&LOG_MAGIC) {
+        "the write log of a volume"
+    } else {
+        "data"
+    };
+    Err(format!(
+        "log device {} holds {what}: everything on it would be lost; choose another, or say \
+         --log-overwrite",
+        path.display()
+    ))
+}
+
+/// Make a log's device empty again, so that it can be used for something else.
+pub fn wipe_log_device(path: &Path) -> io::Result<()> {
+    let file = fs::OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(&vec![0; DEVICE_HEAD_BYTES], 0)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use hdcs_core::limits::LOG_BYTES_MIN;
+    use zerocopy::IntoBytes;
+
+    fn log_of(uuid: Uuid) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(LOG_BYTES_MIN).unwrap();
+        let superblock = WriteLog::format(uuid.into_bytes(), 7, LOG_BYTES_MIN);
+        file.as_file()
+            .write_all_at(superblock.as_bytes(), 0)
+            .unwrap();
+        file
+    }
+
+    #[test]
+    fn inspect_empty_log_is_clean_and_good() {
+        let uuid = Uuid::new_v4();
+        let file = log_of(uuid);
+        assert!(is_log(file.path()));
+        assert_eq!(dirty_bytes(file.path(), uuid), Some(0));
+        let report = check_log(file.path(), Some(uuid), Use::Offline);
+        assert_eq!(report.problems, Vec::<String>::new());
+        assert!(matches!(
+            inspect(file.path()).unwrap(),
+            Inspection::Log { log, .. } if log.problem.is_none() && log.spans == 0
+        ));
+    }
+
+    #[test]
+    fn inspect_log_of_another_volume_is_told() {
+        let file = log_of(Uuid::new_v4());
+        let other = Uuid::new_v4();
+        let report = check_log(file.path(), Some(other), Use::Live);
+        assert!(
+            report.problems[0].contains(&other.to_string()),
+            "{report:?}"
+        );
+        assert_eq!(dirty_bytes(file.path(), other), None);
+    }
+
+    #[test]
+    fn inspect_damaged_superblock_is_told() {
+        let uuid = Uuid::new_v4();
+        let file = log_of(uuid);
+        file.as_file().write_all_at(&[0xff], 100).unwrap();
+        let report = check_log(file.path(), Some(uuid), Use::Offline);
+        assert!(report.problems[0].contains("checksum"), "{report:?}");
+        assert!(matches!(
+            inspect(file.path()).unwrap(),
+            Inspection::Log { log, .. } if log.problem.is_some()
+        ));
+    }
+
+    #[test]
+    fn inspect_anything_else_is_not_taken_for_a_log() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(
+            inspect(file.path()),
+            Err(InspectError::Unknown(_))
+        ));
+        file.as_file().write_all_at(&[1; 100_000], 0).unwrap();
+        assert!(matches!(
+            inspect(file.path()),
+            Err(InspectError::Unknown(_))
+        ));
+        let directory = tempfile::tempdir().unwrap();
+        assert!(matches!(
+            inspect(directory.path()),
+            Err(InspectError::Unknown(_))
+        ));
+    }
+
+    #[test]
+    fn used_device_is_refused_and_can_be_wiped() {
+        let file = log_of(Uuid::new_v4());
+        assert!(
+            refuse_used_device(file.path())
+                .unwrap_err()
+                .contains("write log")
+        );
+        wipe_log_device(file.path()).unwrap();
+        refuse_used_device(file.path()).unwrap();
+        file.as_file().write_all_at(b"EXT", 1080).unwrap();
+        assert!(
+            refuse_used_device(file.path())
+                .unwrap_err()
+                .contains("holds data")
+        );
+    }
+}

@@ -1,0 +1,532 @@
+//! Metrics in Prometheus' text format (version 0.0.4).
+//!
+//! Written by hand: the client crates keep registries of live counters, and ours are snapshots
+//! that a shard hands over, with summaries that were computed already. What is left of the format
+//! is a HELP and a TYPE line per family and three escapes per label.
+//!
+//! Invariants:
+//! 1. All samples of a family are together, after its HELP and TYPE.
+//! 2. Units are base units (bytes, seconds), and counters end in `_total`.
+
+use std::fmt::Write;
+
+use crate::control::api::{Counters, Latency, Status, Volume};
+
+/// The content type of what [`render`] returns.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A family of one sample per volume, taken from its counters.
+struct OfVolume {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    labels: &'static str,
+    value: fn(&Counters) -> f64,
+}
+
+const fn counter(
+    name: &'static str,
+    labels: &'static str,
+    help: &'static str,
+    value: fn(&Counters) -> f64,
+) -> OfVolume {
+    OfVolume {
+        name,
+        kind: "counter",
+        help,
+        labels,
+        value,
+    }
+}
+
+const fn gauge(name: &'static str, help: &'static str, value: fn(&Counters) -> f64) -> OfVolume {
+    OfVolume {
+        name,
+        kind: "gauge",
+        help,
+        labels: "",
+        value,
+    }
+}
+
+const BLOCK_BYTES: f64 = hdcs_core::limits::BLOCK_BYTES as f64;
+
+/// Families of volumes; neighbours of one name are one family.
+const OF_VOLUMES: &[OfVolume] = &[
+    counter(
+        "hdcs_volume_requests_total",
+        "op=\"read\"",
+        "Requests answered, by kind.",
+        |c| c.reads as f64,
+    ),
+    counter("hdcs_volume_requests_total", "op=\"write\"", "", |c| {
+        c.writes as f64
+    }),
+    counter("hdcs_volume_requests_total", "op=\"trim\"", "", |c| {
+        c.trims as f64
+    }),
+    counter("hdcs_volume_requests_total", "op=\"flush\"", "", |c| {
+        c.flushes as f64
+    }),
+    counter(
+        "hdcs_volume_request_errors_total",
+        "",
+        "Requests answered with an error.",
+        |c| c.errors as f64,
+    ),
+    counter(
+        "hdcs_volume_client_bytes_total",
+        "op=\"read\"",
+        "Bytes moved for clients, by kind.",
+        |c| c.read_bytes as f64,
+    ),
+    counter("hdcs_volume_client_bytes_total", "op=\"write\"", "", |c| {
+        c.write_bytes as f64
+    }),
+    counter(
+        "hdcs_volume_read_blocks_total",
+        "tier=\"log\"",
+        "4 KiB blocks read for clients, by where they were found.",
+        |c| c.log_hit_blocks as f64,
+    ),
+    counter("hdcs_volume_read_blocks_total", "tier=\"dram\"", "", |c| {
+        c.dram_hit_blocks as f64
+    }),
+    counter("hdcs_volume_read_blocks_total", "tier=\"ssd\"", "", |c| {
+        c.ssd_hit_blocks as f64
+    }),
+    counter(
+        "hdcs_volume_read_blocks_total",
+        "tier=\"backend\"",
+        "",
+        |c| c.miss_blocks as f64,
+    ),
+    counter(
+        "hdcs_volume_read_ahead_bytes_total",
+        "",
+        "Bytes read ahead.",
+        |c| c.read_ahead_blocks as f64 * BLOCK_BYTES,
+    ),
+    counter(
+        "hdcs_volume_corrupt_blocks_total",
+        "place=\"cache\"",
+        "Blocks that failed their checksum.",
+        |c| c.cache_corrupt_blocks as f64,
+    ),
+    counter(
+        "hdcs_volume_corrupt_blocks_total",
+        "place=\"log\"",
+        "",
+        |c| c.log_corrupt_blocks as f64,
+    ),
+    gauge(
+        "hdcs_volume_log_used_bytes",
+        "Bytes of the write log in use.",
+        |c| c.log_used_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_log_size_bytes",
+        "Bytes of the write log that can be in use.",
+        |c| c.log_ring_bytes as f64,
+    ),
+    counter(
+        "hdcs_volume_log_written_bytes_total",
+        "",
+        "Bytes written to the log's device.",
+        |c| c.log_written_bytes as f64,
+    ),
+    counter(
+        "hdcs_volume_log_spans_total",
+        "",
+        "Spans written to the log's device.",
+        |c| c.log_spans as f64,
+    ),
+    gauge(
+        "hdcs_volume_dirty_bytes",
+        "Bytes that the backend does not have yet.",
+        |c| c.dirty_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_dirty_age_seconds",
+        "Age of the oldest of them.",
+        |c| seconds(c.dirty_age_ms),
+    ),
+    gauge(
+        "hdcs_volume_unpersisted_bytes",
+        "Bytes acknowledged and not yet durable.",
+        |c| c.unpersisted_bytes as f64,
+    ),
+    counter(
+        "hdcs_volume_destaged_bytes_total",
+        "",
+        "Bytes written to the backend by destage.",
+        |c| c.destaged_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_destage_bytes_per_second",
+        "The same, over the last second or so.",
+        |c| c.destage_bytes_per_s as f64,
+    ),
+    counter(
+        "hdcs_volume_coalesced_bytes_total",
+        "",
+        "Dirty bytes that a later write covered before they were destaged.",
+        |c| c.coalesced_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_flush_remaining_bytes",
+        "Of a running flush: bytes still to go.",
+        |c| c.flush_remaining_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_throttled_requests",
+        "Requests waiting for room in the log.",
+        |c| c.throttled_requests as f64,
+    ),
+    counter(
+        "hdcs_volume_throttled_seconds_total",
+        "",
+        "Time that requests have waited for room.",
+        |c| seconds(c.throttled_ms),
+    ),
+    gauge(
+        "hdcs_volume_requests_in_flight",
+        "Requests not answered yet.",
+        |c| c.requests_in_flight as f64,
+    ),
+    counter(
+        "hdcs_volume_backend_errors_total",
+        "",
+        "Backend operations that failed.",
+        |c| c.backend_errors as f64,
+    ),
+    gauge(
+        "hdcs_volume_replayed_entries",
+        "Log entries that the last opening replayed.",
+        |c| c.replayed_entries as f64,
+    ),
+    gauge(
+        "hdcs_volume_replay_seconds",
+        "How long the last opening took.",
+        |c| seconds(c.replay_ms),
+    ),
+];
+
+fn seconds(millis: u64) -> f64 {
+    millis as f64 / 1000.0
+}
+
+/// Text in the making.
+#[derive(Default)]
+struct Page {
+    text: String,
+    family: &'static str,
+}
+
+impl Page {
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        if self.family != name {
+            self.family = name;
+            self.line(format_args!("# HELP {name} {help}"));
+            self.line(format_args!("# TYPE {name} {kind}"));
+        }
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "{line}");
+    }
+
+    fn sample(&mut self, suffix: &str, labels: &[&str], value: f64) {
+        let name = self.family;
+        let labels = labels
+            .iter()
+            .filter(|label| !label.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(",");
+        if labels.is_empty() {
+            self.line(format_args!("{name}{suffix} {value}"));
+        } else {
+            self.line(format_args!("{name}{suffix}{{{labels}}} {value}"));
+        }
+    }
+
+    fn single(&mut self, name: &'static str, kind: &str, help: &str, value: f64) {
+        self.family(name, kind, help);
+        self.sample("", &[], value);
+    }
+}
+
+fn label(name: &str, value: &str) -> String {
+    let escaped = value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n");
+    format!("{name}=\"{escaped}\"")
+}
+
+/// Everything about the node and its volumes.
+pub fn render(status: &Status, volumes: &[Volume]) -> String {
+    let mut page = Page::default();
+    page.family("hdcs_info", "gauge", "The program; always 1.");
+    let labels = [
+        label("version", &status.version),
+        label("node", &status.node),
+    ];
+    page.sample("", &[&labels[0], &labels[1]], 1.0);
+    page.single(
+        "hdcs_uptime_seconds",
+        "gauge",
+        "Time since the start.",
+        seconds(status.uptime_ms),
+    );
+    page.single(
+        "hdcs_connections",
+        "gauge",
+        "NBD connections open.",
+        status.connections as f64,
+    );
+    memory(&mut page, status);
+    cache(&mut page, status);
+    states(&mut page, volumes);
+    page.family("hdcs_volume_size_bytes", "gauge", "Size of the volume.");
+    for volume in volumes {
+        page.sample("", &[&label("volume", &volume.name)], volume.bytes as f64);
+    }
+    for run in OF_VOLUMES.chunk_by(|a, b| a.name == b.name) {
+        page.family(run[0].name, run[0].kind, run[0].help);
+        for volume in volumes {
+            if let Some(counters) = &volume.counters {
+                for one in run {
+                    let name = label("volume", &volume.name);
+                    page.sample("", &[&name, one.labels], (one.value)(counters));
+                }
+            }
+        }
+    }
+    latencies(&mut page, volumes);
+    page.text
+}
+
+fn memory(page: &mut Page, status: &Status) {
+    let memory = &status.memory;
+    page.family(
+        "hdcs_memory_bytes",
+        "gauge",
+        "Memory by part; `rss` is what the operating system counts, `max` the cap.",
+    );
+    for (part, bytes) in [
+        ("max", memory.max_bytes),
+        ("rss", memory.rss_bytes),
+        ("pool", memory.pool_bytes),
+        ("pool_free", memory.pool_free_bytes),
+        ("frames", memory.frames_bytes),
+        ("cache_index", memory.cache_index_bytes),
+        ("log_index", memory.log_index_bytes),
+        ("resident", memory.resident_bytes),
+    ] {
+        page.sample("", &[&label("part", part)], bytes as f64);
+    }
+}
+
+fn cache(page: &mut Page, status: &Status) {
+    let cache = &status.cache;
+    page.family(
+        "hdcs_cache_size_bytes",
+        "gauge",
+        "Size of a tier of the read cache.",
+    );
+    page.sample("", &["tier=\"dram\""], cache.dram_bytes as f64);
+    page.sample("", &["tier=\"ssd\""], cache.ssd_bytes as f64);
+    page.family("hdcs_cache_used_bytes", "gauge", "Bytes in use of a tier.");
+    page.sample("", &["tier=\"dram\""], cache.dram_used_bytes as f64);
+    page.sample("", &["tier=\"ssd\""], cache.ssd_used_bytes as f64);
+    let gauges: [(&'static str, &str, f64); 2] = [
+        (
+            "hdcs_cache_ssd_online",
+            "Whether the SSD tier serves.",
+            f64::from(u8::from(cache.ssd_online)),
+        ),
+        (
+            "hdcs_cache_warm_lines",
+            "Lines that the last start found on the SSD.",
+            cache.warm_lines as f64,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        page.single(name, "gauge", help, value);
+    }
+    let counters: [(&'static str, &str, u64); 7] = [
+        (
+            "hdcs_cache_filled_lines_total",
+            "Lines filled.",
+            cache.filled_lines,
+        ),
+        (
+            "hdcs_cache_shared_lines_total",
+            "Lines that were there already under another address.",
+            cache.shared_lines,
+        ),
+        (
+            "hdcs_cache_dram_evicted_blocks_total",
+            "Blocks dropped from DRAM to make room.",
+            cache.dram_evicted_blocks,
+        ),
+        (
+            "hdcs_cache_ssd_evicted_lines_total",
+            "Lines dropped from the SSD tier to make room.",
+            cache.ssd_evicted_lines,
+        ),
+        (
+            "hdcs_cache_ssd_written_bytes_total",
+            "Bytes written to the cache device.",
+            cache.ssd_written_bytes,
+        ),
+        (
+            "hdcs_cache_corrupt_blocks_total",
+            "Cached blocks that failed their checksum.",
+            cache.corrupt_blocks,
+        ),
+        (
+            "hdcs_cache_device_errors_total",
+            "I/O errors of the cache device.",
+            cache.device_errors,
+        ),
+    ];
+    for (name, help, value) in counters {
+        page.single(name, "counter", help, value as f64);
+    }
+}
+
+fn states(page: &mut Page, volumes: &[Volume]) {
+    page.family(
+        "hdcs_volume_state",
+        "gauge",
+        "1 for the state that the volume is in, 0 for the others.",
+    );
+    for volume in volumes {
+        for state in crate::control::view::STATES.map(crate::control::view::state) {
+            let labels = [label("volume", &volume.name), label("state", state)];
+            let is_in = f64::from(u8::from(volume.state == state));
+            page.sample("", &[&labels[0], &labels[1]], is_in);
+        }
+    }
+}
+
+fn latencies(page: &mut Page, volumes: &[Volume]) {
+    page.family(
+        "hdcs_volume_latency_seconds",
+        "summary",
+        "Time from arrival to reply, since the volume was opened.",
+    );
+    for volume in volumes {
+        if let Some(latency) = &volume.latency {
+            let name = label("volume", &volume.name);
+            summary(page, &name, "read", &latency.read);
+            summary(page, &name, "write", &latency.write);
+            summary(page, &name, "flush", &latency.flush);
+        }
+    }
+}
+
+fn summary(page: &mut Page, volume: &str, op: &str, latency: &Latency) {
+    let op = label("op", op);
+    for (quantile, micros) in [
+        ("0.5", latency.p50_us),
+        ("0.9", latency.p90_us),
+        ("0.99", latency.p99_us),
+        ("0.999", latency.p99_9_us),
+        ("0.9999", latency.p99_99_us),
+    ] {
+        page.sample(
+            "",
+            &[volume, &op, &label("quantile", quantile)],
+            micros / 1e6,
+        );
+    }
+    let sum = latency.mean_us / 1e6 * latency.count as f64;
+    page.sample("_sum", &[volume, &op], sum);
+    page.sample("_count", &[volume, &op], latency.count as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn page() -> String {
+        let status: Status = serde_json::from_value(serde_json::json!({
+            "version": "0", "pid": 1, "node": "n", "data": "/d", "uptime_ms": 1500,
+            "nbd_listen": [], "connections": 0, "volumes": 2, "volumes_by_state": {},
+            "dirty_bytes": 0,
+            "memory": crate::control::api::Memory::default(),
+            "cache": crate::control::api::Cache::default(),
+        }))
+        .unwrap();
+        let volume = |name: &str, open: bool| Volume {
+            name: name.to_owned(),
+            state: if open { "healthy" } else { "error" }.to_owned(),
+            phase: String::new(),
+            reason: None,
+            number: 1,
+            uuid: String::new(),
+            bytes: 4096,
+            backend: String::new(),
+            log_path: String::new(),
+            log_bytes: 0,
+            connections: 0,
+            settings: std::collections::BTreeMap::new(),
+            overridden: Vec::new(),
+            counters: open.then(|| Counters {
+                reads: 7,
+                ..Counters::default()
+            }),
+            latency: open.then(Default::default),
+        };
+        render(&status, &[volume("a", true), volume("b", false)])
+    }
+
+    #[test]
+    fn metrics_families_are_whole_and_described_once() {
+        let page = page();
+        let mut seen = BTreeSet::new();
+        let mut family = String::new();
+        for line in page.lines() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let (name, help) = rest.split_once(' ').unwrap();
+                assert!(!help.is_empty(), "{name}");
+                assert!(seen.insert(name.to_owned()), "{name} is described twice");
+                family = name.to_owned();
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert_eq!(name, family);
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            } else {
+                let name = line.split(['{', ' ']).next().unwrap();
+                assert!(
+                    name.starts_with(&family),
+                    "{line} is not in family {family}"
+                );
+                let value = line.rsplit(' ').next().unwrap();
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn metrics_say_what_was_counted() {
+        let page = page();
+        assert!(page.contains("hdcs_volume_requests_total{volume=\"a\",op=\"read\"} 7\n"));
+        assert!(page.contains("hdcs_volume_state{volume=\"b\",state=\"error\"} 1\n"));
+        assert!(page.contains("hdcs_uptime_seconds 1.5\n"));
+        assert!(page.contains("quantile=\"0.9999\"} 0\n"));
+        assert!(!page.contains("hdcs_volume_dirty_bytes{volume=\"b\"}"));
+    }
+
+    #[test]
+    fn metrics_labels_are_escaped() {
+        assert_eq!(label("a", "x\"\\\n"), "a=\"x\\\"\\\\\\n\"");
+    }
+}
