@@ -1,0 +1,302 @@
+//! Checker: at every moment the backend alone is a disk that the client could have seen.
+//!
+//! A flush that was acknowledged orders what was acknowledged before it was sent before what was sent
+//! after it was acknowledged. With M the newest write of which the backend may show anything, and F
+//! the last flush acknowledged before M was sent:
+//!
+//! 1. Everything acknowledged before F was sent is in the backend, or something newer in its place.
+//!    It must be durable there before M is *submitted*: from then on, a power loss may keep M.
+//!    So the check covers every moment and every subset of unflushed sectors at once.
+//! 2. The backend is given only what was written to that sector, and is in the history still.
+//! 3. Within one opening, no sector goes back to an older version. (A generation that was
+//!    interrupted by a crash may be cut elsewhere afterwards, within rule 1.)
+//! 4. When all is said to be destaged, it is durable in the backend.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hdcs_core::io::SectorRange;
+
+use crate::check_reads::narrow;
+use crate::content::{Content, WriteId};
+use crate::model::{History, Seq};
+use crate::violation::Violation;
+
+/// What the backend was given so far.
+#[derive(Debug, Default)]
+pub struct BackendOrder {
+    /// The newest write of which anything was submitted.
+    newest: WriteId,
+    /// How many barriers lie before it.
+    passed: usize,
+    /// What was acknowledged before this must be durable.
+    enforced: Seq,
+    /// Sectors that may not be durable in the backend yet.
+    behind: BTreeSet<u64>,
+    /// The newest version of each sector that this opening has submitted.
+    submitted: BTreeMap<u64, WriteId>,
+}
+
+impl BackendOrder {
+    /// A client's write was sent: its sectors are behind.
+    pub fn written(&mut self, range: SectorRange) {
+        self.behind.extend(range.start..range.end());
+    }
+
+    /// Another opening begins.
+    pub fn reopened(&mut self) {
+        self.submitted.clear();
+    }
+
+    /// The volume became smaller.
+    pub fn resized(&mut self, sectors: u64) {
+        self.behind.retain(|&sector| sector < sectors);
+        self.submitted.retain(|&sector, _| sector < sectors);
+    }
+
+    /// Check a write or zero that is about to be submitted, against what is `durable`.
+    pub fn submit(
+        &mut self,
+        history: &mut History,
+        range: SectorRange,
+        contents: &[Content],
+        durable: impl Fn(u64) -> Content,
+    ) -> Result<(), Violation> {
+        let mut newest = self.newest;
+        for (index, &content) in contents.iter().enumerate() {
+            let sector = range.start + index as u64;
+            let id = self.version(history, sector, content)?;
+            newest = newest.max(id);
+        }
+        self.newest = newest;
+        let boundaries = &history.barriers[self.passed..];
+        let passed = boundaries.iter().take_while(|barrier| barrier.boundary <= newest);
+        let mut count = 0;
+        for barrier in passed {
+            count += 1;
+            self.enforced = self.enforced.max(barrier.issued);
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        self.passed += count;
+        let enforced = self.enforced;
+        let mut failed = None;
+        self.behind.retain(|&sector| {
+            let has = history.matches(sector, durable(sector)).next();
+            let required = history.required(sector, enforced);
+            if has.unwrap_or(0) < required && failed.is_none() {
+                failed = Some((sector, required));
+            }
+            let latest = history.sectors[sector as usize].versions.last();
+            has != latest.copied()
+        });
+        match failed {
+            None => Ok(()),
+            Some((sector, required)) => Err(Violation::new(
+                "backend-order",
+                format!(
+                    "write {newest} goes to the backend, but write {required}, which a flush put before it, \
+                     is not durable there (sector {sector} holds {:?})",
+                    durable(sector)
+                ),
+            )),
+        }
+    }
+
+    /// Which version of `sector` is being submitted: the oldest that it can legally be.
+    fn version(
+        &mut self,
+        history: &mut History,
+        sector: u64,
+        content: Content,
+    ) -> Result<WriteId, Violation> {
+        let required = history.required(sector, self.enforced);
+        let before = self.submitted.get(&sector).copied().unwrap_or(0);
+        let candidates: Vec<_> = history.matches(sector, content).collect();
+        let Some(&newest) = candidates.first() else {
+            return Err(Violation::new(
+                "backend-foreign",
+                format!("sector {sector} of the backend is given {content:?}, which is not part of its history"),
+            ));
+        };
+        if newest < required || newest < before {
+            return Err(Violation::new(
+                "backend-goes-back",
+                format!(
+                    "sector {sector} of the backend is given write {newest} after write {}",
+                    required.max(before)
+                ),
+            ));
+        }
+        let floor = required.max(before);
+        let oldest = candidates.iter().rev().find(|&&id| id >= floor);
+        let oldest = oldest.copied().unwrap_or(newest);
+        if candidates.len() == 1 {
+            narrow(history, sector, newest)?;
+        }
+        self.submitted.insert(sector, oldest);
+        Ok(oldest)
+    }
+}
+
+/// Check a backend that is all that is left: `content` tells each sector.
+pub fn check_whole(history: &History, content: impl Fn(u64) -> Content) -> Result<(), Violation> {
+    let mut newest = 0;
+    for sector in 0..history.sectors() {
+        match history.matches(sector, content(sector)).last() {
+            Some(oldest) => newest = newest.max(oldest),
+            None => {
+                return Err(Violation::new(
+                    "backend-foreign",
+                    format!("sector {sector} of the backend holds {:?}", content(sector)),
+                ));
+            }
+        }
+    }
+    let passed = history.barriers.iter().filter(|barrier| barrier.boundary <= newest);
+    let Some(enforced) = passed.map(|barrier| barrier.issued).max() else {
+        return Ok(());
+    };
+    holds(history, enforced, content, "backend-not-a-prefix")
+}
+
+/// Check that everything acknowledged before `seq` is in `durable`.
+pub fn check_complete(
+    history: &History,
+    seq: Seq,
+    durable: impl Fn(u64) -> Content,
+) -> Result<(), Violation> {
+    holds(history, seq, durable, "backend-incomplete")
+}
+
+fn holds(
+    history: &History,
+    seq: Seq,
+    content: impl Fn(u64) -> Content,
+    rule: &'static str,
+) -> Result<(), Violation> {
+    for sector in 0..history.sectors() {
+        let required = history.required(sector, seq);
+        let has = history.matches(sector, content(sector)).next();
+        if has.unwrap_or(0) < required {
+            return Err(Violation::new(
+                rule,
+                format!(
+                    "sector {sector} of the backend holds {:?} and lacks write {required}",
+                    content(sector)
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use hdcs_core::io::Nanos;
+
+    use super::*;
+
+    /// A history with its checker and a backend of which everything is durable at once.
+    struct Fixture {
+        history: History,
+        order: BackendOrder,
+        backend: Vec<Content>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self {
+                history: History::new(vec![Content::Zero; 8]),
+                order: BackendOrder::default(),
+                backend: vec![Content::Zero; 8],
+            }
+        }
+
+        fn write(&mut self, sector: u64) -> WriteId {
+            let range = SectorRange::new(sector, 1);
+            let id = self.history.issue_write(range, None);
+            self.history.ack_write(id, Nanos(0));
+            self.order.written(range);
+            id
+        }
+
+        fn flush(&mut self) {
+            let flush = self.history.issue_flush();
+            self.history.ack_flush(flush);
+        }
+
+        fn submit(&mut self, sector: u64, id: WriteId) -> Option<&'static str> {
+            let Self { history, order, backend } = self;
+            let range = SectorRange::new(sector, 1);
+            let result = order.submit(history, range, &[Content::Write(id)], |s| backend[s as usize]);
+            result.err().map(|violation| violation.rule)
+        }
+
+        fn destage(&mut self, sector: u64, id: WriteId) -> Option<&'static str> {
+            let rule = self.submit(sector, id);
+            self.backend[sector as usize] = Content::Write(id);
+            rule
+        }
+    }
+
+    #[test]
+    fn backend_order_allows_any_subset_of_the_generation_under_way() {
+        let mut fixture = Fixture::new();
+        let ids: Vec<_> = (0..4).map(|sector| fixture.write(sector)).collect();
+        assert_eq!(fixture.destage(3, ids[3]), None);
+        assert_eq!(fixture.destage(1, ids[1]), None);
+        assert!(check_whole(&fixture.history, |s| fixture.backend[s as usize]).is_ok());
+    }
+
+    #[test]
+    fn backend_order_catches_a_generation_begun_before_the_last_is_durable() {
+        let mut fixture = Fixture::new();
+        let first = fixture.write(0);
+        fixture.flush();
+        let second = fixture.write(1);
+        assert_eq!(fixture.submit(1, second), Some("backend-order"));
+        let mut fixture = Fixture::new();
+        assert_eq!(first, fixture.write(0));
+        fixture.flush();
+        assert_eq!(second, fixture.write(1));
+        assert_eq!(fixture.destage(0, first), None);
+        assert_eq!(fixture.destage(1, second), None);
+    }
+
+    #[test]
+    fn backend_order_catches_old_foreign_and_lost_data() {
+        let mut fixture = Fixture::new();
+        let old = fixture.write(0);
+        let new = fixture.write(0);
+        assert_eq!(fixture.destage(0, new), None);
+        assert_eq!(fixture.submit(0, old), Some("backend-goes-back"));
+        assert_eq!(fixture.submit(1, old), Some("backend-foreign"));
+        let lost = fixture.write(2);
+        fixture.history.crash();
+        fixture.history.epochs[0].hi = lost;
+        assert_eq!(fixture.submit(2, lost), Some("backend-foreign"));
+    }
+
+    #[test]
+    fn backend_whole_catches_a_missing_older_generation() {
+        let mut fixture = Fixture::new();
+        fixture.write(0);
+        fixture.flush();
+        let second = fixture.write(1);
+        fixture.backend[1] = Content::Write(second);
+        let result = check_whole(&fixture.history, |s| fixture.backend[s as usize]);
+        assert_eq!(result.unwrap_err().rule, "backend-not-a-prefix");
+    }
+
+    #[test]
+    fn backend_complete_catches_what_is_missing() {
+        let mut fixture = Fixture::new();
+        let id = fixture.write(0);
+        let now = fixture.history.tick();
+        let missing = check_complete(&fixture.history, now, |_| Content::Zero);
+        assert_eq!(missing.unwrap_err().rule, "backend-incomplete");
+        fixture.backend[0] = Content::Write(id);
+        assert!(check_complete(&fixture.history, now, |s| fixture.backend[s as usize]).is_ok());
+    }
+}

@@ -1,0 +1,178 @@
+//! Checker: effects stay within their device, memory within its bounds.
+//!
+//! 1. Offsets and lengths are multiples of the unit, not empty, and within the device.
+//! 2. No two writes in flight to one device overlap: their outcome would be undefined.
+//! 3. What a volume and a cache report of themselves is within what they were given.
+//! 4. When everything is dropped, every buffer is back in the pool.
+
+use hdcs_core::buf::Pool;
+use hdcs_core::format::{SpanEntry, SpanHeader};
+use hdcs_core::limits::{BLOCK_BYTES, SPAN_ENTRIES_MAX};
+use hdcs_core::read_cache::{CacheConfig, CacheStats};
+use hdcs_core::volume::{VolumeConfig, VolumeStats};
+
+use crate::violation::Violation;
+
+/// Index memory that a volume may have whatever its log holds.
+const VOLUME_INDEX_BYTES_BASE: u64 = 1 << 20;
+/// Index memory that a cache may have whatever its size: tables are sized for power-of-two counts.
+const CACHE_INDEX_BYTES_BASE: u64 = 1 << 20;
+/// Index memory for one cached block.
+const CACHE_INDEX_BYTES_PER_BLOCK: u64 = 16;
+/// Index memory for one logged entry, its data blocks aside.
+const VOLUME_INDEX_BYTES_PER_ENTRY: u64 = 256;
+
+/// Check one effect on a device of `device_bytes`, addressed in units of `unit`.
+pub fn check_range(
+    device: &'static str,
+    offset: u64,
+    bytes: u64,
+    unit: usize,
+    device_bytes: u64,
+) -> Result<(), Violation> {
+    let unit = unit as u64;
+    let aligned = offset.is_multiple_of(unit) && bytes.is_multiple_of(unit);
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= device_bytes);
+    if aligned && inside && bytes > 0 {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "effect-out-of-bounds",
+        format!("{device}: {bytes} bytes at {offset} of {device_bytes}"),
+    ))
+}
+
+/// The writes in flight of one device.
+#[derive(Debug, Default)]
+pub struct WritesInFlight {
+    ranges: Vec<(u64, u64)>,
+}
+
+impl WritesInFlight {
+    /// One begins.
+    pub fn begin(&mut self, device: &'static str, offset: u64, bytes: u64) -> Result<(), Violation> {
+        let end = offset + bytes;
+        if let Some(other) = self.ranges.iter().find(|other| offset < other.1 && other.0 < end) {
+            return Err(Violation::new(
+                "effect-overlap",
+                format!("{device}: a write of {offset}..{end} while one of {other:?} is in flight"),
+            ));
+        }
+        self.ranges.push((offset, end));
+        Ok(())
+    }
+
+    /// One ended.
+    pub fn end(&mut self, offset: u64) {
+        self.ranges.retain(|&(start, _)| start != offset);
+    }
+
+    /// All are gone.
+    pub fn clear(&mut self) {
+        self.ranges.clear();
+    }
+}
+
+/// Check what a volume says of itself.
+pub fn check_volume(
+    config: &VolumeConfig,
+    stats: &VolumeStats,
+    waiting: usize,
+) -> Result<(), Violation> {
+    let over = |what, value: u64, bound: u64| {
+        if value <= bound {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "volume-out-of-bounds",
+            format!("{what} is {value}, at most {bound} is allowed"),
+        ))
+    };
+    // Entries without data are the densest: a control part of whole blocks full of them.
+    let control_blocks = SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, 0) as u64;
+    let ring_blocks = config.log_bytes / BLOCK_BYTES as u64;
+    let entries = (ring_blocks / control_blocks) * SPAN_ENTRIES_MAX as u64;
+    debug_assert!(entries >= ring_blocks * BLOCK_BYTES as u64 / size_of::<SpanEntry>() as u64 / 2);
+    over(
+        "index_bytes",
+        stats.index_bytes,
+        VOLUME_INDEX_BYTES_BASE + entries * VOLUME_INDEX_BYTES_PER_ENTRY,
+    )?;
+    over("resident_bytes", stats.resident_bytes, config.resident_bytes_max)?;
+    over("log_used_blocks", stats.log_used_blocks, stats.log_ring_blocks)?;
+    over("log_ring_blocks", stats.log_ring_blocks, ring_blocks)?;
+    over("requests_in_flight", stats.requests_in_flight, waiting as u64)?;
+    over("throttled_requests", stats.throttled_requests, waiting as u64)
+}
+
+/// Check what a cache says of itself.
+pub fn check_cache(config: &CacheConfig, stats: &CacheStats) -> Result<(), Violation> {
+    let ssd_blocks = config.ssd.as_ref().map_or(0, |ssd| ssd.bytes / BLOCK_BYTES as u64);
+    let blocks = config.dram_blocks as u64 + ssd_blocks;
+    let bound = CACHE_INDEX_BYTES_BASE + blocks * CACHE_INDEX_BYTES_PER_BLOCK;
+    let fits = stats.index_bytes <= bound
+        && stats.dram_used_blocks <= config.dram_blocks as u64
+        && stats.ssd_used_lines <= stats.ssd_lines
+        && stats.ssd_lines * stats.line_blocks <= ssd_blocks;
+    if fits {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "cache-out-of-bounds",
+        format!("{stats:?} with at most {bound} bytes of index, {config:?}"),
+    ))
+}
+
+/// Check that nobody holds a buffer.
+pub fn check_pool_is_free(pool: &Pool) -> Result<(), Violation> {
+    if pool.free_bytes() == pool.total_bytes() {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "buffer-leak",
+        format!("{pool:?} after everything was dropped"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_of_a_device_are_checked() {
+        let rule = |offset, bytes| check_range("log", offset, bytes, 4096, 16384).is_ok();
+        assert!(rule(0, 4096) && rule(12288, 4096));
+        assert!(!rule(0, 0) && !rule(512, 4096) && !rule(0, 512) && !rule(12288, 8192));
+        assert!(!rule(u64::MAX - 4095, 4096), "overflow");
+    }
+
+    #[test]
+    fn bounds_of_writes_in_flight_are_checked() {
+        let mut writes = WritesInFlight::default();
+        writes.begin("log", 0, 8192).expect("first");
+        writes.begin("log", 8192, 4096).expect("beside it");
+        assert_eq!(writes.begin("log", 4096, 4096).unwrap_err().rule, "effect-overlap");
+        writes.end(0);
+        writes.begin("log", 4096, 4096).expect("it ended");
+    }
+
+    #[test]
+    fn bounds_of_memory_are_checked() {
+        let config = CacheConfig {
+            dram_blocks: 4,
+            ssd: None,
+        };
+        let mut stats = CacheStats {
+            dram_used_blocks: 4,
+            ..CacheStats::default()
+        };
+        check_cache(&config, &stats).expect("within bounds");
+        stats.index_bytes = CACHE_INDEX_BYTES_BASE + 4 * CACHE_INDEX_BYTES_PER_BLOCK + 1;
+        assert_eq!(check_cache(&config, &stats).unwrap_err().rule, "cache-out-of-bounds");
+        let pool = Pool::new(1 << 20);
+        let held = pool.alloc(4096);
+        assert_eq!(check_pool_is_free(&pool).unwrap_err().rule, "buffer-leak");
+        drop(held);
+        check_pool_is_free(&pool).expect("free again");
+    }
+}

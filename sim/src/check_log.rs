@@ -1,0 +1,216 @@
+//! Checker: rot in the log is refused where the log itself proves it, never forgotten.
+//!
+//! Reads a log's image with nothing but the documented format, apart from the code under test: the
+//! superblock with the higher sequence, then span after span as long as each is whole, and linked
+//! to the one before. Beyond the end, a valid span that says that the end was durable, or a
+//! superblock of a clean close that says that the log went on, is proof that data was lost.
+
+use hdcs_core::format::{
+    LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+};
+use hdcs_core::limits::BLOCK_BYTES;
+
+use crate::disk::Disk;
+
+/// What a log's image says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogView {
+    /// Position after the last valid span.
+    pub end: u64,
+    /// Something beyond the end proves that there was more.
+    pub proof: bool,
+}
+
+/// Read the image on `disk`; `None` if no superblock is valid.
+pub fn read_log(disk: &Disk) -> Option<LogView> {
+    let superblock = (0..2)
+        .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
+        .max_by_key(|superblock| superblock.sequence.get())?;
+    let ring = Ring {
+        disk,
+        blocks: superblock.ring_blocks.get(),
+        log: superblock.log.get(),
+        incarnation: superblock.incarnation.get(),
+    };
+    let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
+    loop {
+        let wrapped = end.next_multiple_of(ring.blocks);
+        let Some((next, checksum)) = [end, wrapped].into_iter().find_map(|at| ring.span(at, chain))
+        else {
+            break;
+        };
+        (end, chain) = (next, checksum);
+    }
+    let clean_head = superblock.clean_head.get();
+    let cut_short = clean_head != u64::MAX && end < clean_head;
+    Some(LogView {
+        end,
+        proof: cut_short || ring.proves_more_than(end),
+    })
+}
+
+struct Ring<'a> {
+    disk: &'a Disk,
+    blocks: u64,
+    log: u64,
+    incarnation: u64,
+}
+
+fn read(disk: &Disk, block: u64, blocks: usize) -> Vec<u8> {
+    let mut out = vec![0; blocks * BLOCK_BYTES];
+    disk.peek(block * BLOCK_BYTES as u64, &mut out);
+    out
+}
+
+impl Ring<'_> {
+    /// The control part at a position, if it is one of this log.
+    fn control(&self, slot: u64) -> Option<(SpanHeader, Vec<u8>)> {
+        let first = read(self.disk, LOG_HEADER_BLOCKS + slot, 1);
+        let header = SpanHeader::peek(&first).ok()?;
+        let blocks = u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get());
+        if slot + blocks > self.blocks {
+            return None;
+        }
+        let control_blocks = usize::from(header.control_blocks.get());
+        let control = read(self.disk, LOG_HEADER_BLOCKS + slot, control_blocks);
+        let header = SpanHeader::verify(&control).ok()?;
+        let ours = header.log.get() == self.log
+            && header.incarnation.get() <= self.incarnation
+            && header.position.get() % self.blocks == slot;
+        ours.then_some((header, control))
+    }
+
+    /// The whole span at `position` that follows one with checksum `chain`: its end and checksum.
+    fn span(&self, position: u64, chain: u64) -> Option<(u64, u64)> {
+        let slot = position % self.blocks;
+        let (header, control) = self.control(slot)?;
+        if header.position.get() != position || header.chain.get() != chain {
+            return None;
+        }
+        let control_blocks = u64::from(header.control_blocks.get());
+        let data_blocks = usize::from(header.data_blocks.get());
+        let data = read(self.disk, LOG_HEADER_BLOCKS + slot + control_blocks, data_blocks);
+        let checksums =
+            size_of::<SpanHeader>() + usize::from(header.entries.get()) * size_of::<SpanEntry>();
+        for (index, block) in data.chunks(BLOCK_BYTES).enumerate() {
+            let stored = &control[checksums + index * 4..][..4];
+            if stored != block_checksum(block).to_le_bytes() {
+                return None;
+            }
+        }
+        let end = position + control_blocks + data_blocks as u64;
+        Some((end, header.checksum.get()))
+    }
+
+    fn proves_more_than(&self, end: u64) -> bool {
+        (0..self.blocks).any(|slot| {
+            self.control(slot).is_some_and(|(header, _)| {
+                header.position.get() > end && header.durable.get() > end
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hdcs_core::format::{LOG_MAGIC, LOG_VERSION, SPAN_MAGIC};
+
+    use super::*;
+
+    const RING_BLOCKS: u64 = 4096;
+
+    /// A log of two spans of one data block each, the second sealed when the first was durable.
+    fn log() -> Disk {
+        let mut disk = Disk::new((RING_BLOCKS + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64, 1);
+        let mut superblock = LogSuperblock {
+            magic: LOG_MAGIC,
+            version: LOG_VERSION.into(),
+            reserved_a: [0; 6],
+            checksum: 0.into(),
+            volume: [1; 16],
+            log: 77.into(),
+            sequence: 1.into(),
+            incarnation: 1.into(),
+            epoch: 0.into(),
+            ring_blocks: RING_BLOCKS.into(),
+            tail: 0.into(),
+            tail_chain: 0.into(),
+            clean_head: u64::MAX.into(),
+            sync_points: 0.into(),
+            reserved_b: [0; 3984],
+        };
+        superblock.seal();
+        let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
+        disk.put(0, &bytes);
+        let mut chain = 0;
+        for position in [0, 2] {
+            let data = [position as u8 + 1; BLOCK_BYTES];
+            let header = SpanHeader {
+                magic: SPAN_MAGIC,
+                version: LOG_VERSION.into(),
+                control_blocks: 1.into(),
+                data_blocks: 1.into(),
+                entries: 1.into(),
+                checksum: 0.into(),
+                chain: chain.into(),
+                log: 77.into(),
+                incarnation: 1.into(),
+                epoch: 0.into(),
+                position: position.into(),
+                durable: position.into(),
+                sync_points: 0.into(),
+                reserved: [0; 48],
+            };
+            let mut control = [0; BLOCK_BYTES];
+            let header: [u8; size_of::<SpanHeader>()] = zerocopy::transmute!(header);
+            control[..header.len()].copy_from_slice(&header);
+            let entry = SpanEntry {
+                start: 0.into(),
+                sectors: 8.into(),
+                data_block: 0.into(),
+                kind: 1,
+                flags: 0,
+                reserved: [0; 10],
+            };
+            let entry: [u8; size_of::<SpanEntry>()] = zerocopy::transmute!(entry);
+            control[128..160].copy_from_slice(&entry);
+            control[160..164].copy_from_slice(&block_checksum(&data).to_le_bytes());
+            chain = SpanHeader::seal(&mut control);
+            let offset = (LOG_HEADER_BLOCKS + position) * BLOCK_BYTES as u64;
+            disk.put(offset, &control);
+            disk.put(offset + BLOCK_BYTES as u64, &data);
+        }
+        disk
+    }
+
+    fn offset(position: u64) -> u64 {
+        (LOG_HEADER_BLOCKS + position) * BLOCK_BYTES as u64
+    }
+
+    #[test]
+    fn log_view_reads_a_whole_log() {
+        let view = LogView { end: 4, proof: false };
+        assert_eq!(read_log(&log()), Some(view));
+    }
+
+    #[test]
+    fn log_view_finds_proof_of_rot_in_the_middle_only() {
+        for rotten in [offset(0) + 100, offset(1) + 5] {
+            let mut disk = log();
+            assert!(disk.rot(rotten, 3));
+            assert_eq!(read_log(&disk), Some(LogView { end: 0, proof: true }));
+            disk.heal();
+            assert_eq!(read_log(&disk), Some(LogView { end: 4, proof: false }));
+        }
+        let mut disk = log();
+        assert!(disk.rot(offset(3) + 5, 3));
+        assert_eq!(read_log(&disk), Some(LogView { end: 2, proof: false }));
+    }
+
+    #[test]
+    fn log_view_needs_a_superblock() {
+        let mut disk = log();
+        assert!(disk.rot(50, 0));
+        assert_eq!(read_log(&disk), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! Checker: every request is answered exactly once, and everything comes to an end.
+//!
+//! 1. A reply names a request that is waiting; so none is answered twice.
+//! 2. When nothing can happen any more, nothing waits; so none is forgotten.
+//! 3. With devices and backend working, what waits ends within a bound of virtual time.
+//! 4. A machine that asks to be polled does so for a later time; it does not spin.
+
+use std::collections::BTreeMap;
+
+use hdcs_core::io::{Nanos, RequestId};
+
+use crate::violation::Violation;
+
+/// Wake-ups without any progress of time that count as spinning.
+const SPINS_MAX: u32 = 10_000;
+
+/// The requests that wait, each with what its sender remembers.
+#[derive(Debug)]
+pub struct Requests<T> {
+    waiting: BTreeMap<u64, (Nanos, T)>,
+    next: u64,
+}
+
+impl<T> Default for Requests<T> {
+    fn default() -> Self {
+        Self {
+            waiting: BTreeMap::new(),
+            next: 0,
+        }
+    }
+}
+
+impl<T> Requests<T> {
+    /// A request is sent.
+    pub fn sent(&mut self, now: Nanos, what: T) -> RequestId {
+        self.next += 1;
+        self.waiting.insert(self.next, (now, what));
+        RequestId(self.next)
+    }
+
+    /// It is answered.
+    pub fn answered(&mut self, id: RequestId) -> Result<T, Violation> {
+        match self.waiting.remove(&id.0) {
+            Some((_, what)) => Ok(what),
+            None => Err(Violation::new(
+                "reply-unexpected",
+                format!("request {} was answered twice or never sent", id.0),
+            )),
+        }
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The one that has waited longest, and since when.
+    pub fn oldest(&self) -> Option<(Nanos, &T)> {
+        let oldest = self.waiting.values().min_by_key(|(since, _)| *since)?;
+        Some((oldest.0, &oldest.1))
+    }
+
+    /// Everybody who waits is gone; returns what they remember, in the order of sending.
+    pub fn forget_all(&mut self) -> Vec<T> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_values().map(|(_, what)| what).collect()
+    }
+}
+
+/// Watches for wake-ups that lead nowhere.
+#[derive(Debug, Default)]
+pub struct Spin {
+    last: Nanos,
+    count: u32,
+}
+
+impl Spin {
+    /// One round of the loop ends at `now`.
+    pub fn round(&mut self, now: Nanos) -> Result<(), Violation> {
+        if now > self.last {
+            self.last = now;
+            self.count = 0;
+        }
+        self.count += 1;
+        if self.count > SPINS_MAX {
+            return Err(Violation::new(
+                "spinning",
+                format!("{SPINS_MAX} rounds at {} ns and no end", now.0),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_answered_twice_or_never_are_caught() {
+        let mut requests = Requests::default();
+        let first = requests.sent(Nanos(1), 'a');
+        let second = requests.sent(Nanos(2), 'b');
+        assert_eq!(requests.answered(first), Ok('a'));
+        assert_eq!(requests.answered(first).unwrap_err().rule, "reply-unexpected");
+        assert_eq!(requests.oldest(), Some((Nanos(2), &'b')));
+        assert_eq!(requests.answered(second), Ok('b'));
+        assert!(requests.is_empty());
+    }
+
+    #[test]
+    fn spin_is_caught_when_time_stands_still() {
+        let mut spin = Spin::default();
+        for time in 0..2 * u64::from(SPINS_MAX) {
+            spin.round(Nanos(time)).expect("time goes on");
+        }
+        let end = Nanos(2 * u64::from(SPINS_MAX));
+        let spins = (0..=SPINS_MAX).find_map(|_| spin.round(end).err());
+        assert_eq!(spins.expect("caught").rule, "spinning");
+    }
+}

@@ -1,0 +1,311 @@
+//! What a client did to one volume, and what is known about what is left of it.
+//!
+//! The volume logs writes in the order in which they arrive, so a history is a sequence: write 1, 2, …
+//! An *epoch* is the stretch between two crashes. After a crash a prefix of the epoch survives:
+//! all its writes below a *cut* that nobody tells us. The history keeps an interval for every cut;
+//! promises made before the crash raise its lower end, and everything that is observed afterwards
+//! narrows it. A history is inconsistent as soon as an interval is empty. The checkers
+//! ([`crate::check_reads`], [`crate::check_recovery`], [`crate::check_backend`]) say which
+//! observation means what; this file only keeps the books.
+//!
+//! Invariants: a sector's versions are in the order of arrival; a refused write is no version; a
+//! write that failed may be there or not, sector by sector, wherever the cut is.
+
+use hdcs_core::io::{Nanos, SectorRange};
+
+use crate::content::{Content, WriteId};
+
+/// Counts what happens to a history, so that "before" has a meaning.
+pub type Seq = u64;
+
+/// How a write ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has not.
+    Pending,
+    /// Acknowledged.
+    Acked(Seq),
+    /// Refused: it must never be seen.
+    Refused,
+    /// It failed, or its epoch ended with an error: it may be seen.
+    Failed,
+}
+
+/// One write, write-zeroes or discard.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOp {
+    /// Where.
+    pub range: SectorRange,
+    /// What each of its sectors holds.
+    pub content: Content,
+    /// When it was sent.
+    pub issued: Seq,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// When it was acknowledged.
+    pub acked_time: Nanos,
+    /// In which epoch it was sent.
+    pub epoch: usize,
+}
+
+/// One stretch between crashes.
+#[derive(Clone, Copy, Debug)]
+pub struct Epoch {
+    /// Writes below this one have survived.
+    pub lo: WriteId,
+    /// Writes from this one on have not.
+    pub hi: WriteId,
+}
+
+/// One acknowledged flush.
+#[derive(Clone, Copy, Debug)]
+pub struct Barrier {
+    /// The first write that was sent after it was acknowledged.
+    pub boundary: WriteId,
+    /// When it was sent: what was acknowledged before goes before the boundary.
+    pub issued: Seq,
+}
+
+/// A flush in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct FlushOp {
+    /// When it was sent.
+    pub issued: Seq,
+    /// Writes below this one were acknowledged, or come before one that was, when it was sent.
+    pub covers: WriteId,
+}
+
+/// A read in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadOp {
+    /// What it reads.
+    pub range: SectorRange,
+    /// When it was sent.
+    pub issued: Seq,
+}
+
+/// The versions of one sector.
+#[derive(Clone, Debug)]
+pub(crate) struct Sector {
+    /// What it held before the first version.
+    pub base: Content,
+    /// The writes that cover it, in order.
+    pub versions: Vec<WriteId>,
+    /// The two newest versions that a read has returned in this epoch, and when.
+    pub seen: [(WriteId, Seq); 2],
+}
+
+/// Everything that a client did to one volume.
+#[derive(Debug)]
+pub struct History {
+    pub(crate) sectors: Vec<Sector>,
+    /// Write `id` is at `id`; 0 stands for the state before all writes.
+    pub(crate) writes: Vec<WriteOp>,
+    /// The past epochs; the present one has not ended.
+    pub(crate) epochs: Vec<Epoch>,
+    pub(crate) barriers: Vec<Barrier>,
+    /// Writes of this epoch below this one must survive whatever happens.
+    pub(crate) promised: WriteId,
+    /// One above the newest acknowledged write.
+    pub(crate) acked_end: WriteId,
+    seq: Seq,
+}
+
+impl History {
+    /// A volume whose sectors hold `base`.
+    pub fn new(base: Vec<Content>) -> Self {
+        let before = WriteOp {
+            range: SectorRange::new(0, 0),
+            content: Content::Zero,
+            issued: 0,
+            outcome: Outcome::Acked(0),
+            acked_time: Nanos(0),
+            epoch: 0,
+        };
+        Self {
+            sectors: base.into_iter().map(Sector::new).collect(),
+            writes: vec![before],
+            epochs: Vec::new(),
+            barriers: Vec::new(),
+            promised: 0,
+            acked_end: 0,
+            seq: 1,
+        }
+    }
+
+    /// Size in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors.len() as u64
+    }
+
+    /// The next write's number.
+    pub fn next_write(&self) -> WriteId {
+        self.writes.len() as WriteId
+    }
+
+    /// One write.
+    pub fn write(&self, id: WriteId) -> &WriteOp {
+        &self.writes[id as usize]
+    }
+
+    /// A write is sent. `content` is what it writes, `None` for data of its own.
+    pub fn issue_write(&mut self, range: SectorRange, content: Option<Content>) -> WriteId {
+        let id = self.next_write();
+        let issued = self.tick();
+        self.writes.push(WriteOp {
+            range,
+            content: content.unwrap_or(Content::Write(id)),
+            issued,
+            outcome: Outcome::Pending,
+            acked_time: Nanos(0),
+            epoch: self.epochs.len(),
+        });
+        for sector in range.start..range.end() {
+            self.sectors[sector as usize].versions.push(id);
+        }
+        id
+    }
+
+    /// It is acknowledged.
+    pub fn ack_write(&mut self, id: WriteId, now: Nanos) {
+        let seq = self.tick();
+        let write = &mut self.writes[id as usize];
+        write.outcome = Outcome::Acked(seq);
+        write.acked_time = now;
+        self.acked_end = self.acked_end.max(id + 1);
+    }
+
+    /// It is refused: it has had no effect and never will.
+    pub fn refuse_write(&mut self, id: WriteId) {
+        self.writes[id as usize].outcome = Outcome::Refused;
+    }
+
+    /// It failed: its effect is unknown.
+    pub fn fail_write(&mut self, id: WriteId) {
+        self.writes[id as usize].outcome = Outcome::Failed;
+    }
+
+    /// A flush is sent.
+    pub fn issue_flush(&mut self) -> FlushOp {
+        FlushOp {
+            issued: self.tick(),
+            covers: self.acked_end,
+        }
+    }
+
+    /// It is acknowledged.
+    pub fn ack_flush(&mut self, flush: FlushOp) {
+        self.tick();
+        self.promise(flush.covers);
+        self.barriers.push(Barrier {
+            boundary: self.next_write(),
+            issued: flush.issued,
+        });
+    }
+
+    /// A read is sent.
+    pub fn issue_read(&mut self, range: SectorRange) -> ReadOp {
+        ReadOp {
+            range,
+            issued: self.tick(),
+        }
+    }
+
+    /// Writes below `end` must survive from now on.
+    pub fn promise(&mut self, end: WriteId) {
+        self.promised = self.promised.max(end);
+    }
+
+    /// The epoch ends: what was not promised may be lost, but only from its end.
+    pub fn crash(&mut self) {
+        self.tick();
+        self.epochs.push(Epoch {
+            lo: self.promised,
+            hi: self.next_write(),
+        });
+        for sector in &mut self.sectors {
+            sector.seen = [(0, 0); 2];
+        }
+    }
+
+    /// The evidence is gone with the data: nothing of the last epoch can be demanded.
+    pub fn forgive_last_epoch(&mut self) {
+        if let Some(epoch) = self.epochs.last_mut() {
+            epoch.lo = 0;
+        }
+    }
+
+    /// The size changes. What is cut off is gone, and new space is zero.
+    pub fn resize(&mut self, sectors: u64) {
+        self.tick();
+        self.sectors
+            .resize(sectors as usize, Sector::new(Content::Zero));
+    }
+
+    /// Whether a write can be part of what is there now.
+    pub fn may_be_present(&self, id: WriteId) -> bool {
+        let write = self.write(id);
+        match (write.outcome, self.epochs.get(write.epoch)) {
+            (Outcome::Refused, _) => false,
+            (_, Some(epoch)) => id < epoch.hi,
+            (_, None) => true,
+        }
+    }
+
+    /// Whether a write of a past epoch has certainly survived, or one of this epoch was
+    /// acknowledged before `seq`.
+    pub fn is_present(&self, id: WriteId, seq: Seq) -> bool {
+        let write = self.write(id);
+        match (write.outcome, self.epochs.get(write.epoch)) {
+            (Outcome::Refused | Outcome::Failed, _) => false,
+            (_, Some(epoch)) => id < epoch.lo,
+            (Outcome::Acked(acked), None) => acked < seq,
+            (Outcome::Pending, None) => false,
+        }
+    }
+
+    /// The newest version of `sector` that must be there if everything acknowledged before `seq`
+    /// is; 0 if none must.
+    pub fn required(&self, sector: u64, seq: Seq) -> WriteId {
+        let versions = &self.sectors[sector as usize].versions;
+        let acked_before = |id: WriteId| match self.write(id).outcome {
+            Outcome::Acked(acked) => acked < seq,
+            _ => false,
+        };
+        let found = versions
+            .iter()
+            .rev()
+            .find(|&&id| acked_before(id) && self.is_present(id, seq));
+        found.copied().unwrap_or(0)
+    }
+
+    /// The versions of `sector`, newest first, that hold `content` and may be present; 0 stands for
+    /// what it held before.
+    pub fn matches(&self, sector: u64, content: Content) -> impl Iterator<Item = WriteId> + '_ {
+        let held = &self.sectors[sector as usize];
+        let newest_first = held.versions.iter().rev().copied();
+        newest_first
+            .filter(move |&id| self.write(id).content == content && self.may_be_present(id))
+            .chain((held.base == content).then_some(0))
+    }
+
+    /// Now, in the history's count.
+    pub fn now(&self) -> Seq {
+        self.seq
+    }
+
+    pub(crate) fn tick(&mut self) -> Seq {
+        self.seq += 1;
+        self.seq
+    }
+}
+
+impl Sector {
+    fn new(base: Content) -> Self {
+        Self {
+            base,
+            versions: Vec::new(),
+            seen: [(0, 0); 2],
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Planted bugs: the driver between core and fake world misbehaves in one way.
+//!
+//! Each stands for a bug that the core could have. That the checkers catch every one of them is a
+//! test. Here is only when a bug strikes; what it does is where it is planted, in `world.rs`.
+
+use clap::ValueEnum;
+use fastrand::Rng;
+
+/// One way to misbehave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plant {
+    /// A log write is said to be done long before it is durable: an early acknowledgement.
+    EarlyLogAck,
+    /// A log write is said to be done and never happens.
+    LostLogWrite,
+    /// A log write is said to be done when only its first half is.
+    TornLogWrite,
+    /// A backend flush is said to be done and flushes nothing: retired before it was durable.
+    FlushLie,
+    /// A backend write is said to be done and happens much later, past the flush.
+    LateBackendWrite,
+    /// A backend write is said to be done when only its first half is.
+    TornBackendWrite,
+    /// Zeroes never reach the backend.
+    LostZero,
+    /// A durable write to the cache device is swallowed: an invalidation is forgotten.
+    LostInvalidation,
+    /// A byte of a reply is wrong: a skipped checksum.
+    CorruptReply,
+    /// A read is answered from the backend, past the log.
+    StaleReply,
+    /// A request is answered twice.
+    ReplyTwice,
+    /// A request is never answered.
+    ReplyNever,
+    /// A buffer is never given back.
+    LeakBuffer,
+    /// A completion never arrives.
+    LostCompletion,
+}
+
+impl Plant {
+    /// Every bug.
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+
+    /// It strikes one time in so many.
+    fn one_in(self) -> u32 {
+        match self {
+            Self::FlushLie | Self::LostInvalidation | Self::LostZero | Self::EarlyLogAck => 2,
+            Self::LostLogWrite | Self::TornLogWrite | Self::LateBackendWrite => 10,
+            Self::TornBackendWrite | Self::StaleReply => 10,
+            Self::CorruptReply | Self::ReplyTwice | Self::ReplyNever => 50,
+            Self::LeakBuffer | Self::LostCompletion => 50,
+        }
+    }
+}
+
+/// The bug of one run, if any, with its own randomness.
+#[derive(Debug)]
+pub struct Planted {
+    plant: Option<Plant>,
+    random: Rng,
+}
+
+impl Planted {
+    /// The bug of this run.
+    pub fn new(plant: Option<Plant>, seed: u64) -> Self {
+        Self {
+            plant,
+            random: Rng::with_seed(seed),
+        }
+    }
+
+    /// Whether `plant` is this run's bug and strikes now.
+    pub fn strikes(&mut self, plant: Plant) -> bool {
+        self.plant == Some(plant) && self.random.u32(..plant.one_in()) == 0
+    }
+}
