@@ -228,9 +228,10 @@ impl Backend {
                 (true, true) => ExtentState::Zero,
                 (_, false) => ExtentState::Data,
             };
+            let full = runs.len() == limit;
             match runs.last_mut() {
                 Some(last) if last.state == state => last.range.count += 1,
-                _ if runs.len() == limit => break,
+                _ if full => break,
                 _ => runs.push(Extent {
                     range: SectorRange::new(sector, 1),
                     state,

@@ -38,10 +38,10 @@ impl<T> Requests<T> {
         RequestId(self.next)
     }
 
-    /// It is answered.
-    pub fn answered(&mut self, id: RequestId) -> Result<T, Violation> {
+    /// It is answered; returns since when it waited.
+    pub fn answered(&mut self, id: RequestId) -> Result<(Nanos, T), Violation> {
         match self.waiting.remove(&id.0) {
-            Some((_, what)) => Ok(what),
+            Some(waiting) => Ok(waiting),
             None => Err(Violation::new(
                 "reply-unexpected",
                 format!("request {} was answered twice or never sent", id.0),
@@ -106,10 +106,10 @@ mod tests {
         let mut requests = Requests::default();
         let first = requests.sent(Nanos(1), 'a');
         let second = requests.sent(Nanos(2), 'b');
-        assert_eq!(requests.answered(first), Ok('a'));
+        assert_eq!(requests.answered(first), Ok((Nanos(1), 'a')));
         assert_eq!(requests.answered(first).unwrap_err().rule, "reply-unexpected");
         assert_eq!(requests.oldest(), Some((Nanos(2), &'b')));
-        assert_eq!(requests.answered(second), Ok('b'));
+        assert_eq!(requests.answered(second), Ok((Nanos(2), 'b')));
         assert!(requests.is_empty());
     }
 

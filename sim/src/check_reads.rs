@@ -156,12 +156,62 @@ fn explain(
     )
 }
 
+/// Check the answer to a question where data lives: nothing is dirty that was never written.
+pub fn check_cache_extents(
+    history: &History,
+    asked: ReadOp,
+    extents: &[Extent],
+) -> Result<(), Violation> {
+    check_shape(asked, extents)?;
+    for extent in extents {
+        let mut sectors = extent.range.start..extent.range.end();
+        match extent.state {
+            ExtentState::Dirty => {
+                let untouched = sectors.find(|&s| history.sectors[s as usize].versions.is_empty());
+                if let Some(sector) = untouched {
+                    return Err(Violation::new(
+                        "extents-dirty",
+                        format!("sector {sector} was never written and is said to be dirty"),
+                    ));
+                }
+            }
+            ExtentState::Clean | ExtentState::Cold => {}
+            other => {
+                return Err(Violation::new(
+                    "extents-shape",
+                    format!("{other:?} does not tell where data lives"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Check the answer to an allocation request.
 pub fn check_extents(
     history: &History,
     asked: ReadOp,
     extents: &[Extent],
 ) -> Result<(), Violation> {
+    check_shape(asked, extents)?;
+    for extent in extents {
+        if !matches!(extent.state, ExtentState::Hole | ExtentState::Zero) {
+            continue;
+        }
+        for sector in extent.range.start..extent.range.end() {
+            if !may_be_zero(history, sector, asked.issued) {
+                return Err(Violation::new(
+                    "extents-hide-data",
+                    format!("sector {sector} holds data and is said to be {:?}", extent.state),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// At least one run, one after another, within what was asked.
+fn check_shape(asked: ReadOp, extents: &[Extent]) -> Result<(), Violation> {
     let mut next = asked.range.start;
     for extent in extents {
         let range = extent.range;
@@ -172,17 +222,6 @@ pub fn check_extents(
             ));
         }
         next = range.end();
-        if !matches!(extent.state, ExtentState::Hole | ExtentState::Zero) {
-            continue;
-        }
-        for sector in range.start..range.end() {
-            if !may_be_zero(history, sector, asked.issued) {
-                return Err(Violation::new(
-                    "extents-hide-data",
-                    format!("sector {sector} holds data and is said to be {:?}", extent.state),
-                ));
-            }
-        }
     }
     if next == asked.range.start {
         return Err(Violation::new("extents-shape", format!("no extent for {:?}", asked.range)));

@@ -228,9 +228,9 @@ impl History {
         }
     }
 
-    /// The evidence is gone with the data: nothing of the last epoch can be demanded.
-    pub fn forgive_last_epoch(&mut self) {
-        if let Some(epoch) = self.epochs.last_mut() {
+    /// The evidence is gone with the data: no survival can be demanded of any past epoch.
+    pub fn forgive(&mut self) {
+        for epoch in &mut self.epochs {
             epoch.lo = 0;
         }
     }

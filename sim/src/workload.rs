@@ -167,7 +167,8 @@ impl Workload {
     fn range(&mut self, sectors: u64) -> SectorRange {
         let start = self.start(sectors);
         let longest = self.behaviour.sectors_max;
-        let count = 1 + self.random.u64(..if self.random.bool() { longest } else { 8.min(longest) });
+        let limit = if self.random.bool() { longest } else { longest.min(8) };
+        let count = 1 + self.random.u64(..limit);
         self.fit(start, count, sectors)
     }
 

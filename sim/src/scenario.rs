@@ -1,0 +1,260 @@
+//! Everything that a seed decides before a run begins.
+
+use fastrand::Rng;
+use hdcs_core::io::Nanos;
+use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
+use hdcs_core::read_cache::{CacheConfig, SsdConfig};
+use hdcs_core::volume::{Persist, VolumeConfig, WhenFull};
+
+use crate::clock::Latency;
+use crate::content::{Content, mix};
+use crate::workload::Behaviour;
+
+/// How one opening of a node ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Power is cut after so many steps, wherever that is.
+    PowerCut(u64),
+    /// The process is killed after so many steps; devices keep their caches.
+    Kill(u64),
+    /// The volumes are closed, destaged or not.
+    Close {
+        /// Whether the backends must hold everything first.
+        destage: bool,
+    },
+}
+
+/// What goes wrong, beside crashes. "One in" is per operation, 0 for never.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Log writes that fail.
+    pub log_write_one_in: u32,
+    /// Log reads that fail.
+    pub log_read_one_in: u32,
+    /// Bits of the logs rot.
+    pub log_rot: bool,
+    /// Cache device operations that fail.
+    pub cache_one_in: u32,
+    /// The cache device dies.
+    pub cache_death: bool,
+    /// Bits of the cache device rot.
+    pub cache_rot: bool,
+    /// Backend operations that fail.
+    pub backend_one_in: u32,
+    /// Backend writes find no space, for a while.
+    pub backend_full: bool,
+    /// The backend is not reachable, for a while.
+    pub backend_outage: bool,
+    /// The backend's host loses power.
+    pub backend_power: bool,
+    /// The cache device is another, empty one after a crash.
+    pub cache_wiped: bool,
+}
+
+/// One volume of a run.
+#[derive(Clone, Debug)]
+pub struct VolumeScenario {
+    /// How it is configured at first.
+    pub config: VolumeConfig,
+    /// What the backend holds at first.
+    pub base: Vec<Content>,
+    /// What its client does.
+    pub behaviour: Behaviour,
+    /// How fast its log is.
+    pub log_latency: Latency,
+    /// How fast its backend is.
+    pub backend_latency: Latency,
+}
+
+/// Everything about one run.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where everything comes from.
+    pub seed: u64,
+    /// The volumes.
+    pub volumes: Vec<VolumeScenario>,
+    /// The read cache they share.
+    pub cache: CacheConfig,
+    /// How fast the cache device is.
+    pub cache_latency: Latency,
+    /// The buffers they share.
+    pub pool_bytes: usize,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// How each opening ends; after the last, everything is verified.
+    pub endings: Vec<Ending>,
+    /// Requests of each client in each opening.
+    pub requests: u32,
+    /// Events of one batch at most.
+    pub batch: usize,
+    /// Mean time between what the director does.
+    pub director_pause: Nanos,
+    /// A power cut takes the backends' hosts as well.
+    pub shared_power: bool,
+}
+
+fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
+    of[random.usize(..of.len())]
+}
+
+fn latency(random: &mut Rng, micros: &[u64]) -> Latency {
+    let max = pick(random, micros);
+    Latency {
+        min: Nanos::from_micros(max / pick(random, &[2, 10, 100])),
+        max: Nanos::from_micros(max),
+        slow_one_in: pick(random, &[0, 0, 20, 500]),
+        slow: Nanos::from_micros(max * pick(random, &[5, 50])),
+    }
+}
+
+/// A configuration that a volume may have; identity and sizes are given.
+pub fn draw_behaviour(random: &mut Rng, config: &mut VolumeConfig) {
+    config.persist = pick(random, &[Persist::OnWrite, Persist::OnFlush, Persist::Auto]);
+    config.when_full = pick(random, &[WhenFull::Wait, WhenFull::Error]);
+    config.unpersisted_bytes_max = pick(random, &[64 << 10, 1 << 20, 8 << 20]);
+    config.unpersisted_age_max = Nanos::from_millis(pick(random, &[1, 20, 1000]));
+    config.dirty_age_max = Nanos::from_millis(pick(random, &[1, 50, 1000, 30_000]));
+    config.dirty_ratio_min = pick(random, &[0, 5, 20]);
+    config.dirty_ratio_max = pick(random, &[30, 60, 80]);
+    config.destage_depth_max = pick(random, &[1, 4, 16]);
+    config.sequential_cutoff_bytes = pick(random, &[64 << 10, 1 << 20, 1 << 40]);
+    config.read_ahead_bytes_max = pick(random, &[0, 64 << 10, 256 << 10, 1 << 20]);
+    config.resident_bytes_max = pick(random, &[0, 64 << 10, 1 << 20, 8 << 20]);
+}
+
+fn draw_base(random: &mut Rng, sectors: u64) -> Vec<Content> {
+    let mut base = Vec::with_capacity(sectors as usize);
+    let empty = random.u32(..3) == 0;
+    let patterns = random.u32(1..8);
+    while base.len() < sectors as usize {
+        let content = if empty || random.u32(..4) == 0 {
+            Content::Zero
+        } else {
+            Content::Pattern(random.u32(..patterns))
+        };
+        let run = pick(random, &[1, 8, 32, 128, 1024]).min(sectors as usize - base.len());
+        base.extend(std::iter::repeat_n(content, run));
+    }
+    base
+}
+
+fn draw_faults(random: &mut Rng) -> Faults {
+    let mut faults = Faults {
+        cache_wiped: random.u32(..10) == 0,
+        cache_rot: random.u32(..4) == 0,
+        ..Faults::default()
+    };
+    if random.u32(..100) < 45 {
+        return faults;
+    }
+    let one_in = [30, 200, 1000];
+    let maybe = |random: &mut Rng| {
+        let yes = random.u32(..4) == 0;
+        if yes { pick(random, &one_in) } else { 0 }
+    };
+    faults.log_write_one_in = maybe(random) * 5;
+    faults.log_read_one_in = maybe(random);
+    faults.cache_one_in = maybe(random);
+    faults.backend_one_in = maybe(random);
+    faults.log_rot = random.u32(..6) == 0;
+    faults.cache_death = random.u32(..10) == 0;
+    faults.backend_full = random.u32(..5) == 0;
+    faults.backend_outage = random.u32(..4) == 0;
+    faults.backend_power = random.u32(..4) == 0;
+    faults
+}
+
+fn draw_ending(random: &mut Rng) -> Ending {
+    // Often soon, so that recovery itself is hit; sometimes late.
+    let scale = pick(random, &[20, 200, 2000, 20_000]);
+    let steps = random.u64(..scale);
+    match random.u8(..10) {
+        0..=4 => Ending::PowerCut(steps),
+        5..=6 => Ending::Kill(steps),
+        _ => Ending::Close {
+            destage: random.bool(),
+        },
+    }
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let volumes = if random.u32(..4) == 0 { 2 } else { 1 };
+        let volumes = (1..=volumes).map(|number| Self::draw_volume(random, number)).collect();
+        let ssd = (random.u32(..4) > 0).then(|| SsdConfig {
+            bytes: (pick(random, &[4, 8, 16]) * SEGMENT_BYTES) as u64,
+            uuid: [7; 16],
+            line_blocks: pick(random, &[2, 4, 8, 16]),
+        });
+        Self {
+            seed,
+            volumes,
+            cache: CacheConfig {
+                dram_blocks: pick(random, &[0, 8, 64, 512]),
+                ssd,
+            },
+            cache_latency: latency(random, &[50, 200, 2000]),
+            pool_bytes: pick(random, &[6 << 20, 8 << 20, 16 << 20, 64 << 20, 64 << 20]),
+            faults: draw_faults(random),
+            endings: (0..random.usize(1..5)).map(|_| draw_ending(random)).collect(),
+            requests: pick(random, &[20, 100, 300, 1000]),
+            batch: pick(random, &[1, 4, 32]),
+            director_pause: Nanos::from_micros(pick(random, &[300, 3000, 30_000])),
+            shared_power: random.bool(),
+        }
+    }
+
+    fn draw_volume(random: &mut Rng, number: u32) -> VolumeScenario {
+        let size = pick(random, &[4 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]);
+        let odd = if random.bool() {
+            random.u64(..8) * SECTOR_BYTES as u64
+        } else {
+            0
+        };
+        let bytes = size + odd;
+        let mut config = VolumeConfig {
+            number,
+            uuid: [number as u8; 16],
+            bytes,
+            log_bytes: LOG_BYTES_MIN + random.u64(..64) * BLOCK_BYTES as u64,
+            persist: Persist::OnWrite,
+            when_full: WhenFull::Wait,
+            unpersisted_bytes_max: 0,
+            unpersisted_age_max: Nanos(0),
+            dirty_age_max: Nanos(0),
+            dirty_ratio_min: 0,
+            dirty_ratio_max: 0,
+            destage_depth_max: 1,
+            sequential_cutoff_bytes: 0,
+            read_ahead_bytes_max: 0,
+            resident_bytes_max: 0,
+            backend_extents: random.bool(),
+        };
+        draw_behaviour(random, &mut config);
+        VolumeScenario {
+            base: draw_base(random, bytes / SECTOR_BYTES as u64),
+            config,
+            behaviour: Behaviour::draw(random),
+            log_latency: latency(random, &[20, 100, 1000]),
+            backend_latency: latency(random, &[50, 1000, 10_000]),
+        }
+    }
+
+    /// A variant that is cheap to run once for every step of it.
+    #[must_use]
+    pub fn shortened(mut self) -> Self {
+        self.volumes.truncate(1);
+        let volume = &mut self.volumes[0];
+        let sectors = volume.base.len().min(2048);
+        volume.base.truncate(sectors);
+        volume.config.bytes = (sectors * SECTOR_BYTES) as u64;
+        volume.behaviour.sectors_max = volume.behaviour.sectors_max.min(64);
+        self.requests = self.requests.min(40);
+        self.faults = Faults::default();
+        self.endings = vec![Ending::Close { destage: false }];
+        self
+    }
+}

@@ -1,0 +1,242 @@
+//! Clients: sending requests and judging replies.
+
+use super::*;
+
+impl World {
+    /// One client's turn: fill its queue.
+    pub(super) fn client(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.volumes() <= unit {
+            return Ok(());
+        }
+        let burst = self.random.usize(1..=8);
+        for _ in 0..burst {
+            let state = &mut self.units[unit];
+            if state.asks_left == 0 || state.requests.len() >= state.workload.depth() {
+                break;
+            }
+            let sectors = state.history.sectors();
+            let ask = state.postponed.take().unwrap_or_else(|| state.workload.next(sectors));
+            if !self.ask(unit, ask)? {
+                self.units[unit].postponed = Some(ask);
+                break;
+            }
+            self.units[unit].asks_left -= 1;
+        }
+        if self.units[unit].asks_left > 0 {
+            let pause = Nanos::from_micros(self.random.u64(1..200));
+            self.queue.add(self.now.plus(pause), Happening::Client(unit));
+        }
+        Ok(())
+    }
+
+    /// Send one request; false if there is no buffer for it at present.
+    pub(super) fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
+        let Self { units, pool, now, .. } = self;
+        let state = &mut units[unit];
+        let history = &mut state.history;
+        let (waiting, request, code) = match ask {
+            Ask::Read(range) => (
+                Waiting::Read(history.issue_read(range)),
+                Request::Read { range },
+                0,
+            ),
+            Ask::Write(range, content, fua) => {
+                let Some(mut buf) = pool.alloc_for(range) else {
+                    return Ok(false);
+                };
+                let id = history.issue_write(range, content);
+                let content = history.write(id).content;
+                for (sector, bytes) in (range.start..).zip(buf.chunks_mut(SECTOR_BYTES)) {
+                    content.fill(state.config.number, sector, bytes);
+                }
+                state.order.written(range);
+                let data = buf.freeze();
+                (Waiting::Write(id, fua), Request::Write { range, data, fua }, 1)
+            }
+            Ask::WriteZeroes(range, fua, no_hole) => {
+                let id = history.issue_write(range, Some(Content::Zero));
+                state.order.written(range);
+                let request = Request::WriteZeroes {
+                    range,
+                    fua,
+                    no_hole,
+                };
+                (Waiting::Write(id, fua), request, 2)
+            }
+            Ask::Discard(range, fua) => {
+                let id = history.issue_write(range, Some(Content::Zero));
+                state.order.written(range);
+                (Waiting::Write(id, fua), Request::Discard { range, fua }, 3)
+            }
+            Ask::Flush => {
+                state.durability.flush_sent();
+                (Waiting::Flush(history.issue_flush()), Request::Flush, 4)
+            }
+            Ask::Promote(range) => (Waiting::Other, Request::Promote { range }, 5),
+            Ask::Evict(range) => (Waiting::Other, Request::Evict { range }, 6),
+            Ask::Extents(range, kind) => {
+                let asked = history.issue_read(range);
+                (Waiting::Extents(asked, kind), Request::Extents { range, kind }, 7)
+            }
+            Ask::Bad(range, true) => (Waiting::Bad, Request::Read { range }, 8),
+            Ask::Bad(range, false) => (Waiting::Bad, Request::Discard { range, fua: false }, 9),
+        };
+        let number = match &waiting {
+            Waiting::Write(id, _) => u64::from(*id),
+            _ => 0,
+        };
+        let range = match ask {
+            Ask::Read(range)
+            | Ask::Write(range, ..)
+            | Ask::WriteZeroes(range, ..)
+            | Ask::Discard(range, _)
+            | Ask::Promote(range)
+            | Ask::Evict(range)
+            | Ask::Extents(range, _)
+            | Ask::Bad(range, _) => range,
+            Ask::Flush => SectorRange::new(0, 0),
+        };
+        let id = state.requests.sent(*now, waiting);
+        const ASKS: [&str; 10] = [
+            "ask read", "ask write", "ask write-zeroes", "ask discard", "ask flush", "ask promote",
+            "ask evict", "ask extents", "ask bad read", "ask bad discard",
+        ];
+        self.note(ASKS[code], [id.0, range.start, range.count, number]);
+        self.step_volume(unit, Event::Request { id, request })?;
+        Ok(true)
+    }
+
+    pub(super) fn replied(
+        &mut self,
+        unit: usize,
+        id: RequestId,
+        result: Result<Reply, RequestError>,
+    ) -> Result<(), Violation> {
+        if self.planted.strikes(Plant::ReplyNever) {
+            return Ok(());
+        }
+        self.coverage.replies += 1;
+        let error = result.as_ref().err().map_or(0, |&error| error as u64 + 1);
+        self.note("reply", [id.0, error, unit as u64, 0]);
+        let (since, waiting) = self.units[unit].requests.answered(id)?;
+        if self.planted.strikes(Plant::ReplyTwice) {
+            self.units[unit].requests.answered(id)?;
+        }
+        match result {
+            Ok(reply) => self.succeeded(unit, waiting, reply),
+            Err(error) => {
+                self.coverage.errors += 1;
+                self.failed(unit, &waiting, error, since)
+            }
+        }
+    }
+
+    fn succeeded(&mut self, unit: usize, waiting: Waiting, reply: Reply) -> Result<(), Violation> {
+        let now = self.now;
+        match (waiting, reply) {
+            (Waiting::Read(read), Reply::Data(data)) => {
+                if self.planted.strikes(Plant::LeakBuffer) {
+                    self.leaked.push(data.clone());
+                }
+                let mut data = data.to_vec();
+                self.spoil(unit, read, &mut data);
+                let state = &mut self.units[unit];
+                let volume = state.config.number;
+                let seen = check_reads::check_read(&mut state.history, volume, read, &data)?;
+                state.durability.read_seen(&mut state.history, seen);
+                Ok(())
+            }
+            (Waiting::Write(id, fua), Reply::Done) => {
+                let state = &mut self.units[unit];
+                state.history.ack_write(id, now);
+                state.durability.write_acked(&mut state.history, id, fua);
+                Ok(())
+            }
+            (Waiting::Flush(flush), Reply::Done) => {
+                let state = &mut self.units[unit];
+                state.durability.flush_acked(&mut state.history, flush);
+                Ok(())
+            }
+            (Waiting::Extents(asked, ExtentKind::Allocation), Reply::Extents(extents)) => {
+                check_reads::check_extents(&self.units[unit].history, asked, &extents)
+            }
+            (Waiting::Extents(asked, ExtentKind::Cache), Reply::Extents(extents)) => {
+                check_reads::check_cache_extents(&self.units[unit].history, asked, &extents)
+            }
+            (Waiting::Other, Reply::Done) => Ok(()),
+            (waiting, reply) => Err(Violation::new(
+                "reply-kind",
+                format!("{waiting:?} was answered with {reply:?}"),
+            )),
+        }
+    }
+
+    /// What planted bugs do to the data of a reply.
+    fn spoil(&mut self, unit: usize, read: ReadOp, data: &mut [u8]) {
+        if self.planted.strikes(Plant::CorruptReply) {
+            data[0] ^= 1;
+        }
+        if self.planted.strikes(Plant::StaleReply) {
+            let state = &self.units[unit];
+            for (sector, bytes) in (read.range.start..).zip(data.chunks_mut(SECTOR_BYTES)) {
+                state.backend.visible(sector).fill(state.config.number, sector, bytes);
+            }
+        }
+    }
+
+    fn failed(
+        &mut self,
+        unit: usize,
+        waiting: &Waiting,
+        error: RequestError,
+        since: Nanos,
+    ) -> Result<(), Violation> {
+        let allowed = self.error_is_allowed(unit, waiting, error, since);
+        let state = &mut self.units[unit];
+        if let Waiting::Write(id, _) = *waiting {
+            match error {
+                RequestError::Io | RequestError::Corrupt => state.history.fail_write(id),
+                _ => state.history.refuse_write(id),
+            }
+        }
+        if allowed {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "error-without-cause",
+            format!("{waiting:?} failed: {error}"),
+        ))
+    }
+
+    fn error_is_allowed(
+        &self,
+        unit: usize,
+        waiting: &Waiting,
+        error: RequestError,
+        since: Nanos,
+    ) -> bool {
+        let state = &self.units[unit];
+        let volume = self.volume(unit);
+        let backend_trouble = state
+            .backend_trouble
+            .is_some_and(|time| time >= since || self.now.since(time) < BACKEND_TROUBLE);
+        let phase = volume.map(Volume::phase);
+        match error {
+            RequestError::BadRange => matches!(waiting, Waiting::Bad),
+            RequestError::Io => {
+                let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
+                let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
+                let log = state.log_trouble || (state.log_rotten && open_failed);
+                log || (!writes && backend_trouble)
+            }
+            RequestError::Corrupt => state.log_rotten,
+            RequestError::LogFull => {
+                state.config.when_full == hdcs_core::volume::WhenFull::Error
+                    && (backend_trouble || state.log_rotten || state.log_trouble)
+            }
+            RequestError::ReadOnly => state.log_trouble || state.log_rotten,
+            RequestError::Closing => phase != Some(Phase::Open),
+            RequestError::NoBuffers => self.scenario.pool_bytes <= SMALL_POOL_BYTES,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What happens to a node beside its clients: faults, and what an operator does.
+
+use super::*;
+
+impl World {
+    /// Let the director act from now on.
+    pub(super) fn start_director(&mut self) {
+        let pause = self.random.u64(1..self.scenario.director_pause.0 * 2);
+        self.queue.add(self.now.plus(Nanos(pause)), Happening::Director);
+    }
+
+    /// Something happens.
+    pub(super) fn direct(&mut self) -> Result<(), Violation> {
+        if self.calm_since.is_some() || self.volumes() == 0 {
+            return Ok(());
+        }
+        self.start_director();
+        let unit = self.random.usize(..self.volumes());
+        match self.random.u8(..20) {
+            0 | 1 => self.backend_goes(unit, IoError::Unreachable),
+            2 => self.backend_goes(unit, IoError::NoSpace),
+            3 => self.backend_loses_power(unit),
+            4 | 5 => self.log_rots(unit),
+            6 | 7 => self.cache_rots(),
+            8 => self.cache_dies(),
+            9 => return self.destage_all(unit),
+            10 => {
+                self.units[unit].destage_all = None;
+                self.note("cancel destage all", [unit as u64, 0, 0, 0]);
+                return self.step_volume(unit, Event::CancelDestageAll);
+            }
+            11 | 12 => return self.reconfigure(unit),
+            13 => return self.grow(unit),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn backend_goes(&mut self, unit: usize, error: IoError) {
+        let faults = &self.scenario.faults;
+        let wanted = match error {
+            IoError::NoSpace => faults.backend_full,
+            _ => faults.backend_outage,
+        };
+        if !wanted || self.units[unit].backend_down.is_some() {
+            return;
+        }
+        let pause = Nanos::from_micros(self.random.u64(100..2_000_000));
+        self.note("backend goes", [unit as u64, pause.0, error as u64, 0]);
+        self.units[unit].backend_down = Some(error);
+        self.units[unit].backend_trouble = Some(self.now);
+        self.queue.add(self.now.plus(pause), Happening::BackendReturns(unit));
+    }
+
+    fn backend_loses_power(&mut self, unit: usize) {
+        if !self.scenario.faults.backend_power || self.units[unit].backend_down.is_some() {
+            return;
+        }
+        self.note("backend power cut", [unit as u64, 0, 0, 0]);
+        self.cut_backend(unit);
+        let pause = Nanos::from_micros(self.random.u64(100..500_000));
+        self.units[unit].backend_down = Some(IoError::Unreachable);
+        self.queue.add(self.now.plus(pause), Happening::BackendReturns(unit));
+    }
+
+    /// The backend's host loses power: what is in flight fails.
+    pub(super) fn cut_backend(&mut self, unit: usize) {
+        let state = &mut self.units[unit];
+        state.backend.power_cut();
+        state.backend_trouble = Some(self.now);
+        let lost: Vec<u64> = self
+            .in_flight
+            .iter()
+            .filter(|(_, in_flight)| in_flight.io.backend() == Some(unit))
+            .map(|(&number, _)| number)
+            .collect();
+        for number in lost {
+            let in_flight = self.in_flight.get_mut(&number).expect("just found");
+            in_flight.fails = Some(IoError::Unreachable);
+        }
+    }
+
+    fn log_rots(&mut self, unit: usize) {
+        if !self.scenario.faults.log_rot || self.random.u8(..4) > 0 {
+            return;
+        }
+        let bytes = self.units[unit].log.bytes();
+        // Superblocks are few: aim at them now and then.
+        let end = if self.random.u8(..8) == 0 { 8192 } else { bytes };
+        for _ in 0..200 {
+            let (offset, bit) = (self.random.u64(..end), self.random.u8(..));
+            if self.units[unit].log.rot(offset, bit) {
+                self.units[unit].log_rotten = true;
+                self.note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
+                return;
+            }
+        }
+    }
+
+    fn cache_rots(&mut self) {
+        if !self.scenario.faults.cache_rot || self.cache_disk.bytes() == 0 {
+            return;
+        }
+        for _ in 0..200 {
+            let offset = self.random.u64(..self.cache_disk.bytes());
+            let bit = self.random.u8(..);
+            if self.cache_disk.rot(offset, bit) {
+                self.note("cache rots", [offset, u64::from(bit % 8), 0, 0]);
+                return;
+            }
+        }
+    }
+
+    fn cache_dies(&mut self) {
+        if self.scenario.faults.cache_death && self.random.u8(..4) == 0 {
+            self.note("cache dies", [0; 4]);
+            self.cache_dead = true;
+        }
+    }
+
+    /// Ask for everything to be destaged.
+    pub(super) fn destage_all(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.phase(unit) != Some(Phase::Open) {
+            return Ok(());
+        }
+        self.note("destage all", [unit as u64, 0, 0, 0]);
+        let state = &mut self.units[unit];
+        state.destage_all = Some(state.history.now() + 1);
+        state.history.tick();
+        self.step_volume(unit, Event::DestageAll)
+    }
+
+    fn reconfigure(&mut self, unit: usize) -> Result<(), Violation> {
+        let mut config = self.units[unit].config.clone();
+        scenario::draw_behaviour(&mut self.random, &mut config);
+        self.note("reconfigure", [unit as u64, config.persist as u64, config.when_full as u64, 0]);
+        let state = &mut self.units[unit];
+        // Until the step is over, a reply may come under either mode.
+        let now = state.history.tick();
+        state.durability.changed(config.persist, now);
+        state.unpersisted_bytes_max = state.unpersisted_bytes_max.max(config.unpersisted_bytes_max);
+        state.config = config.clone();
+        self.step_volume(unit, Event::Reconfigure(config))
+    }
+
+    fn grow(&mut self, unit: usize) -> Result<(), Violation> {
+        let sectors = self.units[unit].history.sectors();
+        if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 {
+            return Ok(());
+        }
+        let more = self.random.u64(1..=256);
+        self.resize(unit, sectors + more)
+    }
+
+    /// Change a volume's size: the backend grows before it and shrinks after it.
+    pub(super) fn resize(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
+        self.note("resize", [unit as u64, sectors, 0, 0]);
+        let bytes = sectors * SECTOR_BYTES as u64;
+        let state = &mut self.units[unit];
+        if sectors > state.backend.sectors() {
+            state.backend.resize(sectors);
+        }
+        state.history.resize(sectors);
+        state.order.resized(sectors);
+        state.config.bytes = bytes;
+        state.postponed = None;
+        self.step_volume(unit, Event::Resize { bytes })?;
+        let state = &mut self.units[unit];
+        if sectors < state.backend.sectors() {
+            state.backend.resize(sectors);
+        }
+        let is = self.volume(unit).map_or(bytes, |volume| volume.config().bytes);
+        if is == bytes {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "resize-ignored",
+            format!("volume {unit} has {is} bytes after it was resized to {bytes}"),
+        ))
+    }
+}
+
+impl Io {
+    fn backend(&self) -> Option<usize> {
+        match self {
+            Self::BackendRead(unit, ..)
+            | Self::BackendWrite { volume: unit, .. }
+            | Self::BackendFlush(unit, _)
+            | Self::BackendExtents(unit, _) => Some(*unit),
+            Self::DiskRead(..) | Self::DiskWrite { .. } => None,
+        }
+    }
+}

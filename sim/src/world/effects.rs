@@ -1,0 +1,454 @@
+//! Performing actions and returning completions.
+
+use super::*;
+
+impl World {
+    pub(super) fn perform_all(
+        &mut self,
+        owner: Owner,
+        actions: Vec<Action>,
+    ) -> Result<(), Violation> {
+        for action in actions {
+            self.perform(owner, action)?;
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
+        let unit = match owner {
+            Owner::Volume(unit) => unit,
+            Owner::Cache => 0,
+        };
+        match action {
+            Action::LogRead { token, offset, buf } => {
+                self.disk_read(owner, token, DiskId::Log(unit), offset, buf)
+            }
+            Action::CacheRead { token, offset, buf } => {
+                self.disk_read(owner, token, DiskId::Cache, offset, buf)
+            }
+            Action::LogWrite {
+                token,
+                offset,
+                data,
+            } => self.disk_write(owner, token, DiskId::Log(unit), offset, data, true),
+            Action::CacheWrite {
+                token,
+                offset,
+                data,
+                durable,
+            } => self.disk_write(owner, token, DiskId::Cache, offset, data, durable),
+            Action::BackendRead { token, offset, buf } => {
+                let range = self.backend_range("backend read", unit, offset, buf.len())?;
+                let op = self.units[unit].backend.submit_read(range);
+                self.begin(owner, token, Io::BackendRead(unit, op, buf), "backend read", [offset, range.count]);
+                Ok(())
+            }
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => self.backend_write(unit, token, offset, data),
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+                unmap,
+            } => {
+                let range = self.backend_range("backend zero", unit, offset, bytes as usize)?;
+                let contents = vec![Content::Zero; range.count as usize];
+                self.check_backend_write(unit, range, &contents)?;
+                let op = self.units[unit].backend.submit_zero(range, unmap);
+                let plant = self.plant(&[Plant::LostZero]);
+                let io = Io::BackendWrite {
+                    volume: unit,
+                    op,
+                    offset,
+                    held: Vec::new(),
+                    plant,
+                };
+                self.begin(owner, token, io, "backend zero", [offset, range.count]);
+                Ok(())
+            }
+            Action::BackendFlush { token } => {
+                let op = self.units[unit].backend.submit_flush();
+                self.begin(owner, token, Io::BackendFlush(unit, op), "backend flush", [0; 2]);
+                Ok(())
+            }
+            Action::BackendExtents { token, range } => {
+                let bytes = range.bytes();
+                self.backend_range("backend extents", unit, range.byte_offset(), bytes)?;
+                self.begin(owner, token, Io::BackendExtents(unit, range), "backend extents", [range.start, range.count]);
+                Ok(())
+            }
+            Action::Reply { request, result } => self.replied(unit, request, result),
+        }
+    }
+
+    fn backend_range(
+        &self,
+        what: &'static str,
+        unit: usize,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<SectorRange, Violation> {
+        let size = self.units[unit].backend.sectors() * SECTOR_BYTES as u64;
+        check_bounds::check_range(what, offset, bytes as u64, SECTOR_BYTES, size)?;
+        let sector = SECTOR_BYTES as u64;
+        Ok(SectorRange::new(offset / sector, bytes as u64 / sector))
+    }
+
+    fn disk_read(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        disk: DiskId,
+        offset: u64,
+        buf: BufMut,
+    ) -> Result<(), Violation> {
+        let name = disk.name();
+        let size = self.disk(disk).bytes();
+        check_bounds::check_range(name, offset, buf.len() as u64, BLOCK_BYTES, size)?;
+        let bytes = buf.len();
+        let op = self.disk(disk).submit_read(offset, bytes);
+        let what = match disk {
+            DiskId::Log(_) => "log read",
+            DiskId::Cache => "cache read",
+        };
+        self.begin(owner, token, Io::DiskRead(disk, op, buf), what, [offset, bytes as u64]);
+        Ok(())
+    }
+
+    fn disk_write(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        disk: DiskId,
+        offset: u64,
+        held: Vec<Buf>,
+        durable: bool,
+    ) -> Result<(), Violation> {
+        let name = disk.name();
+        let bytes: u64 = held.iter().map(|buf| buf.len() as u64).sum();
+        let size = self.disk(disk).bytes();
+        check_bounds::check_range(name, offset, bytes, BLOCK_BYTES, size)?;
+        match disk {
+            DiskId::Log(unit) => self.units[unit].log_writes.begin(name, offset, bytes)?,
+            DiskId::Cache => self.cache_writes.begin(name, offset, bytes)?,
+        }
+        let op = self.disk(disk).submit_write(offset, &held, durable);
+        let in_ring = offset >= LOG_HEADER_BLOCKS * BLOCK_BYTES as u64;
+        let plant = match disk {
+            DiskId::Log(_) if in_ring => {
+                self.plant(&[Plant::EarlyLogAck, Plant::LostLogWrite, Plant::TornLogWrite])
+            }
+            DiskId::Cache if durable && bytes == BLOCK_BYTES as u64 => {
+                self.plant(&[Plant::LostInvalidation])
+            }
+            _ => None,
+        };
+        let what = match (disk, durable) {
+            (DiskId::Log(_), _) => "log write",
+            (DiskId::Cache, true) => "cache write durable",
+            (DiskId::Cache, false) => "cache write",
+        };
+        if let DiskId::Log(unit) = disk {
+            let ring = self.units[unit].config.log_bytes;
+            self.coverage.log_laps += bytes * 1000 / ring;
+        }
+        let io = Io::DiskWrite {
+            disk,
+            op,
+            offset,
+            held,
+            plant,
+        };
+        self.begin(owner, token, io, what, [offset, bytes]);
+        Ok(())
+    }
+
+    fn backend_write(
+        &mut self,
+        unit: usize,
+        token: Token,
+        offset: u64,
+        held: Vec<Buf>,
+    ) -> Result<(), Violation> {
+        let bytes: usize = held.iter().map(|buf| buf.len()).sum();
+        let range = self.backend_range("backend write", unit, offset, bytes)?;
+        let volume = self.units[unit].config.number;
+        let mut contents = Vec::with_capacity(range.count as usize);
+        let data: Vec<u8> = held.iter().flat_map(|buf| buf.iter().copied()).collect();
+        for (sector, bytes) in (range.start..).zip(data.chunks(SECTOR_BYTES)) {
+            let content = Content::decode(volume, sector, bytes).ok_or_else(|| {
+                Violation::new(
+                    "backend-foreign",
+                    format!("sector {sector} of the backend is given bytes that nobody wrote there"),
+                )
+            })?;
+            contents.push(content);
+        }
+        self.check_backend_write(unit, range, &contents)?;
+        self.coverage.destaged_bytes += bytes as u64;
+        let backend = &mut self.units[unit].backend;
+        let op = backend.submit_write(range, contents);
+        let plant = self.plant(&[Plant::LateBackendWrite, Plant::TornBackendWrite]);
+        let io = Io::BackendWrite {
+            volume: unit,
+            op,
+            offset,
+            held,
+            plant,
+        };
+        self.begin(Owner::Volume(unit), token, io, "backend write", [offset, range.count]);
+        Ok(())
+    }
+
+    fn check_backend_write(
+        &mut self,
+        unit: usize,
+        range: SectorRange,
+        contents: &[Content],
+    ) -> Result<(), Violation> {
+        let Unit {
+            history,
+            order,
+            backend,
+            backend_writes,
+            ..
+        } = &mut self.units[unit];
+        backend_writes.begin("backend", range.byte_offset(), range.bytes() as u64)?;
+        order.submit(history, range, contents, |sector| backend.durable(sector))
+    }
+
+    fn plant(&mut self, plants: &[Plant]) -> Option<Plant> {
+        plants.iter().copied().find(|&plant| self.planted.strikes(plant))
+    }
+
+    fn begin(&mut self, owner: Owner, token: Token, io: Io, what: &'static str, numbers: [u64; 2]) {
+        let (latency, fails) = self.fate(&io);
+        self.next_io += 1;
+        let number = self.next_io;
+        self.note(what, [number, numbers[0], numbers[1], u64::from(fails.is_some())]);
+        self.in_flight.insert(
+            number,
+            InFlight {
+                owner,
+                token,
+                io,
+                fails,
+            },
+        );
+        if self.planted.strikes(Plant::LostCompletion) {
+            return;
+        }
+        self.queue.add(self.now.plus(latency), Happening::Io(number));
+    }
+
+    /// How long an effect takes and whether it fails.
+    fn fate(&mut self, io: &Io) -> (Nanos, Option<IoError>) {
+        let quiet = self.calm_since.is_some();
+        let faults = &self.scenario.faults;
+        let random = &mut self.random;
+        let fail = |random: &mut Rng, one_in: u32| {
+            (one_in > 0 && !quiet && random.u32(..one_in) == 0).then_some(IoError::Failed)
+        };
+        match io {
+            Io::DiskRead(DiskId::Log(unit), ..) => {
+                let unit = &mut self.units[*unit];
+                let fails = fail(random, faults.log_read_one_in);
+                unit.log_trouble |= fails.is_some();
+                (unit.log_latency.draw(random), fails)
+            }
+            Io::DiskWrite {
+                disk: DiskId::Log(unit),
+                ..
+            } => {
+                let unit = &mut self.units[*unit];
+                let fails = fail(random, faults.log_write_one_in);
+                unit.log_trouble |= fails.is_some();
+                (unit.log_latency.draw(random), fails)
+            }
+            Io::DiskRead(DiskId::Cache, ..) | Io::DiskWrite { .. } => {
+                let dead = self.cache_dead.then_some(IoError::Failed);
+                let fails = dead.or_else(|| fail(random, faults.cache_one_in));
+                (self.scenario.cache_latency.draw(random), fails)
+            }
+            Io::BackendRead(index, ..)
+            | Io::BackendWrite { volume: index, .. }
+            | Io::BackendFlush(index, _)
+            | Io::BackendExtents(index, _) => {
+                let unit = &mut self.units[*index];
+                let down = unit.backend_down.filter(|&error| {
+                    // A full backend refuses only what needs space.
+                    error != IoError::NoSpace || matches!(io, Io::BackendWrite { .. })
+                });
+                let fails = down.or_else(|| fail(random, faults.backend_one_in));
+                if fails.is_some() {
+                    unit.backend_trouble = Some(self.now);
+                }
+                (unit.backend_latency.draw(random), fails)
+            }
+        }
+    }
+
+    pub(super) fn complete(&mut self, number: u64) -> Result<(), Violation> {
+        let Some(InFlight {
+            owner,
+            token,
+            io,
+            fails,
+        }) = self.in_flight.remove(&number)
+        else {
+            return Ok(());
+        };
+        let result = match io {
+            Io::DiskRead(disk, op, buf) => self.disk_was_read(disk, op, buf, fails),
+            Io::DiskWrite {
+                disk,
+                op,
+                offset,
+                held,
+                plant,
+            } => {
+                drop(held);
+                self.disk_was_written(disk, op, offset, plant, fails)
+            }
+            Io::BackendRead(unit, op, mut buf) => match fails {
+                Some(error) => {
+                    self.units[unit].backend.cancel(op);
+                    Err(error)
+                }
+                None => {
+                    self.units[unit].backend.complete_read(op, &mut buf);
+                    Ok(Done::Read(buf))
+                }
+            },
+            Io::BackendWrite {
+                volume,
+                op,
+                offset,
+                held,
+                plant,
+            } => {
+                drop(held);
+                self.backend_was_written(volume, op, offset, plant, fails)
+            }
+            Io::BackendFlush(unit, op) => self.backend_was_flushed(unit, op, fails),
+            Io::BackendExtents(unit, range) => match fails {
+                Some(error) => Err(error),
+                None => Ok(Done::Extents(self.units[unit].backend.extents(range))),
+            },
+        };
+        self.note("completed", [number, u64::from(result.is_err()), 0, 0]);
+        let completion = Completion { token, result };
+        match owner {
+            Owner::Volume(unit) => self.step_volume(unit, Event::Completed(completion)),
+            Owner::Cache => self.step_cache(CacheEvent::Completed(completion)),
+        }
+    }
+
+    fn disk_was_read(
+        &mut self,
+        disk: DiskId,
+        op: OpId,
+        mut buf: BufMut,
+        fails: Option<IoError>,
+    ) -> Result<Done, IoError> {
+        if let Some(error) = fails {
+            self.disk(disk).cancel_read(op);
+            return Err(error);
+        }
+        self.disk(disk).complete_read(op, &mut buf);
+        Ok(Done::Read(buf))
+    }
+
+    fn disk_was_written(
+        &mut self,
+        disk: DiskId,
+        op: OpId,
+        offset: u64,
+        plant: Option<Plant>,
+        fails: Option<IoError>,
+    ) -> Result<Done, IoError> {
+        match disk {
+            DiskId::Log(unit) => self.units[unit].log_writes.end(offset),
+            DiskId::Cache => self.cache_writes.end(offset),
+        }
+        if let Some(error) = fails {
+            self.disk(disk).fail_write(op);
+            return Err(error);
+        }
+        match plant {
+            Some(Plant::EarlyLogAck) => {
+                let late = Nanos(self.random.u64(..50_000_000));
+                self.queue.add(self.now.plus(late), Happening::LateDiskWrite(disk, op));
+            }
+            Some(Plant::TornLogWrite) => self.disk(disk).tear_write(op),
+            Some(_) => self.disk(disk).drop_write(op),
+            None => self.disk(disk).complete_write(op),
+        }
+        Ok(Done::Written)
+    }
+
+    fn backend_was_written(
+        &mut self,
+        unit: usize,
+        op: OpId,
+        offset: u64,
+        plant: Option<Plant>,
+        fails: Option<IoError>,
+    ) -> Result<Done, IoError> {
+        self.units[unit].backend_writes.end(offset);
+        let backend = &mut self.units[unit].backend;
+        if let Some(error) = fails {
+            match error {
+                // What was not reached, or had no room, is as it was.
+                IoError::Unreachable | IoError::NoSpace => backend.cancel(op),
+                IoError::Failed => backend.fail_write(op),
+            }
+            return Err(error);
+        }
+        match plant {
+            Some(Plant::LateBackendWrite) => {
+                let late = Nanos(self.random.u64(..200_000_000));
+                self.queue.add(self.now.plus(late), Happening::LateBackendWrite(unit, op));
+            }
+            Some(Plant::TornBackendWrite) => backend.tear_write(op),
+            Some(_) => backend.cancel(op),
+            None => backend.complete_write(op),
+        }
+        Ok(Done::Written)
+    }
+
+    fn backend_was_flushed(
+        &mut self,
+        unit: usize,
+        op: OpId,
+        fails: Option<IoError>,
+    ) -> Result<Done, IoError> {
+        let lies = self.planted.strikes(Plant::FlushLie);
+        let backend = &mut self.units[unit].backend;
+        if let Some(error) = fails {
+            backend.fail_flush(op);
+            return Err(error);
+        }
+        if lies {
+            backend.cancel(op);
+            return Ok(Done::Written);
+        }
+        if backend.complete_flush(op) {
+            return Ok(Done::Written);
+        }
+        self.units[unit].backend_trouble = Some(self.now);
+        Err(IoError::Failed)
+    }
+}
+
+impl DiskId {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Log(_) => "log",
+            Self::Cache => "cache",
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Opening, closing and crashing a node.
+
+use super::*;
+
+impl World {
+    /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
+    pub fn start(&mut self, crash_at: Option<u64>) -> Result<(), Violation> {
+        self.crash_at = crash_at;
+        self.step_in_opening = 0;
+        self.note("start", [crash_at.unwrap_or(u64::MAX), 0, 0, 0]);
+        let mut actions = Vec::new();
+        let cache = self.scenario.cache.clone();
+        let cache = ReadCache::new(cache, Rc::clone(&self.pool), &mut actions);
+        self.node = Some(Node {
+            cache,
+            volumes: Vec::new(),
+        });
+        self.perform_all(Owner::Cache, actions)?;
+        for unit in 0..self.units.len() {
+            let state = &mut self.units[unit];
+            state.log_trouble = false;
+            state.unpersisted_bytes_max = state.config.unpersisted_bytes_max;
+            state.opened = false;
+            state.order.reopened();
+            let now = state.history.tick();
+            state.durability = Durability::opened(state.config.persist, now);
+            let config = state.config.clone();
+            self.open(config)?;
+            self.queue.add(self.now, Happening::Client(unit));
+        }
+        self.start_director();
+        Ok(())
+    }
+
+    fn open(&mut self, config: VolumeConfig) -> Result<(), Violation> {
+        let mut actions = Vec::new();
+        let node = self.node.as_mut().expect("the node was started");
+        let mut cx = Context {
+            cache: &mut node.cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        let volume = Volume::open(config, self.now, &mut cx);
+        node.volumes.push(volume);
+        self.perform_all(Owner::Volume(self.volumes() - 1), actions)
+    }
+
+    /// Let every client send so many requests.
+    pub fn give_work(&mut self, requests: u32) {
+        for unit in 0..self.units.len() {
+            self.units[unit].asks_left = requests;
+            self.queue.add(self.now, Happening::Client(unit));
+        }
+    }
+
+    /// Whether every client has sent everything and got every answer.
+    pub fn is_idle(&self) -> bool {
+        self.units.iter().all(|unit| unit.asks_left == 0 && unit.requests.is_empty())
+    }
+
+    /// Whether a volume serves no longer as it should, so that the node is better restarted.
+    pub fn is_broken(&self) -> bool {
+        let Some(node) = &self.node else { return true };
+        node.volumes.iter().any(|volume| {
+            matches!(volume.phase(), Phase::Failed(_))
+                || matches!(volume.state(), State::ReadOnly | State::Inconsistent)
+        })
+    }
+
+    /// Whether every volume is open.
+    pub fn is_open(&self) -> bool {
+        let Some(node) = &self.node else { return false };
+        node.volumes.iter().all(|volume| volume.phase() == Phase::Open)
+    }
+
+    /// Whether some volume's opening failed.
+    pub fn has_failed(&self) -> bool {
+        let Some(node) = &self.node else { return false };
+        node.volumes.iter().any(|volume| matches!(volume.phase(), Phase::Failed(_)))
+    }
+
+    /// From now on nothing goes wrong: backends are back, the clock of the stall checker runs.
+    pub fn calm(&mut self) {
+        if self.calm_since.is_none() {
+            self.note("calm", [0; 4]);
+        }
+        self.calm_since = Some(self.now);
+        for unit in &mut self.units {
+            unit.backend_down = None;
+        }
+        self.queue.retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
+    }
+
+    /// Things go wrong again.
+    pub fn unrest(&mut self) {
+        self.calm_since = None;
+    }
+
+    /// What rots in a log is as it was again. Returns whether anything was.
+    pub fn heal_logs(&mut self) -> bool {
+        let mut healed = false;
+        for unit in &mut self.units {
+            healed |= std::mem::take(&mut unit.log_rotten);
+            unit.log.heal();
+        }
+        healed
+    }
+
+    /// Judge an opening that has just ended.
+    pub(super) fn notice_opening(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.units[unit].opened {
+            return Ok(());
+        }
+        let Some(volume) = self.volume(unit) else {
+            return Ok(());
+        };
+        let state = &self.units[unit];
+        match volume.phase() {
+            Phase::Open => {
+                let replayed = volume.stats(self.now).replayed_entries;
+                self.coverage.openings += 1;
+                self.coverage.replayed += replayed;
+                self.units[unit].opened = true;
+                self.note("opened", [unit as u64, replayed, 0, 0]);
+                Ok(())
+            }
+            Phase::Failed(error) => {
+                let rot = state.log_rotten;
+                let excused = match error {
+                    OpenError::Io(_) => state.log_trouble,
+                    OpenError::CorruptLog { .. } | OpenError::Superblock(_) => rot,
+                };
+                self.coverage.refusals += 1;
+                self.units[unit].opened = true;
+                self.note("refused", [unit as u64, 0, 0, 0]);
+                if excused {
+                    return Ok(());
+                }
+                Err(Violation::new(
+                    "open-refused",
+                    format!("volume {unit} cannot be opened: {error}"),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Before a log with rot is opened: remember what an independent reader makes of it.
+    pub fn judge_rot(&mut self) -> Vec<Option<check_log::LogView>> {
+        (self.units.iter().map(|unit| &unit.log))
+            .map(|log| log.is_rotten().then(|| check_log::read_log(log)).flatten())
+            .collect()
+    }
+
+    /// A log with rot was opened: that is right only if nothing in it proves a loss.
+    pub fn check_rot(&mut self, views: &[Option<check_log::LogView>]) -> Result<(), Violation> {
+        for (unit, view) in views.iter().enumerate() {
+            let opened = self.phase(unit) == Some(Phase::Open);
+            let Some(view) = view.filter(|_| opened) else {
+                continue;
+            };
+            if view.proof {
+                return Err(Violation::new(
+                    "corrupt-log-forgotten",
+                    format!(
+                        "volume {unit} was opened, though its log proves that it went on beyond position {}",
+                        view.end
+                    ),
+                ));
+            }
+            self.units[unit].history.forgive();
+        }
+        Ok(())
+    }
+
+    /// Ask every volume to close.
+    pub fn close(&mut self, destage: bool) -> Result<(), Violation> {
+        self.note("close", [u64::from(destage), 0, 0, 0]);
+        for unit in 0..self.volumes() {
+            self.units[unit].asks_left = 0;
+            self.step_volume(unit, Event::Close { destage })?;
+        }
+        Ok(())
+    }
+
+    /// Whether every volume is closed.
+    pub fn is_closed(&self) -> bool {
+        let Some(node) = &self.node else { return true };
+        node.volumes.iter().all(|volume| volume.phase() == Phase::Closed)
+    }
+
+    /// The volumes are closed: close the cache.
+    pub fn close_cache(&mut self) -> Result<(), Violation> {
+        self.step_cache(CacheEvent::Close)
+    }
+
+    /// Whether the cache is closed.
+    pub fn is_cache_closed(&self) -> bool {
+        self.node.as_ref().is_none_or(|node| node.cache.is_closed())
+    }
+
+    /// Everything is closed: check what that promises, and drop the node.
+    pub fn stop(&mut self, destaged: bool) -> Result<(), Violation> {
+        self.note("stopped", [0; 4]);
+        for (index, unit) in self.units.iter_mut().enumerate() {
+            if let Some((_, waiting)) = unit.requests.oldest() {
+                return Err(Violation::new(
+                    "closed-without-answer",
+                    format!("volume {index} is closed and owes an answer to {waiting:?}"),
+                ));
+            }
+            let sound = unit.opened && !unit.log_trouble && !unit.log_rotten;
+            if !sound {
+                continue;
+            }
+            let end = unit.history.acked_end;
+            unit.history.promise(end);
+            if destaged {
+                let now = unit.history.now() + 1;
+                let backend = &unit.backend;
+                check_backend::check_complete(&unit.history, now, |sector| backend.durable(sector))?;
+            }
+        }
+        self.drop_node()
+    }
+
+    /// Power is cut, or the process is killed: what was not durable may be lost.
+    pub fn crash(&mut self, power: bool) -> Result<(), Violation> {
+        self.note("crash", [u64::from(power), 0, 0, 0]);
+        self.coverage.crashes += 1;
+        for unit in 0..self.units.len() {
+            let state = &mut self.units[unit];
+            if !state.log_trouble && !state.log_slow && state.opened {
+                let config = &state.config;
+                let age = config.unpersisted_age_max.0 + AGE_SLACK.0 + state.log_latency.longest().0 * 8;
+                check_recovery::promise_aged(&mut state.history, Nanos(self.now.0.saturating_sub(age)));
+            }
+            check_backend::check_whole(&state.history, |sector| state.backend.durable(sector))?;
+            check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
+            if power {
+                state.log.power_cut();
+            } else {
+                state.log.process_kill();
+            }
+            if power && self.scenario.shared_power {
+                self.cut_backend(unit);
+            }
+            let state = &mut self.units[unit];
+            state.backend.client_lost();
+            check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
+        }
+        if power {
+            self.cache_disk.power_cut();
+        } else {
+            self.cache_disk.process_kill();
+        }
+        if self.scenario.faults.cache_wiped {
+            self.cache_disk.wipe();
+        }
+        self.drop_node()
+    }
+
+    /// Everything was read since the last crash: check how much it took.
+    pub fn check_lost(&self) -> Result<(), Violation> {
+        for unit in &self.units {
+            if let Some(bytes_max) = unit.lost_bytes_max {
+                check_recovery::check_lost_bytes(&unit.history, bytes_max)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn count_hits(&mut self) {
+        for volume in self.node.iter().flat_map(|node| &node.volumes) {
+            let stats = volume.stats(self.now);
+            self.coverage.ssd_hits += stats.ssd_hit_blocks;
+            self.coverage.dram_hits += stats.dram_hit_blocks;
+        }
+    }
+
+    /// The node's memory is gone.
+    fn drop_node(&mut self) -> Result<(), Violation> {
+        self.count_hits();
+        self.queue.retain(|happening| matches!(happening, Happening::BackendReturns(_)));
+        self.in_flight.clear();
+        self.cache_writes.clear();
+        self.node = None;
+        for unit in &mut self.units {
+            unit.requests.forget_all();
+            unit.asks_left = 0;
+            unit.postponed = None;
+            unit.destage_all = None;
+            unit.log_writes.clear();
+            unit.backend_writes.clear();
+            unit.backend_trouble = None;
+            let bound = unit.unpersisted_bytes_max + UNPERSISTED_SLACK_BYTES;
+            unit.lost_bytes_max = (!unit.log_trouble && !unit.log_rotten).then_some(bound);
+            unit.history.crash();
+        }
+        check_bounds::check_pool_is_free(&self.pool)
+    }
+}
+
+impl World {
+    /// Number of volumes.
+    pub fn units(&self) -> usize {
+        self.units.len()
+    }
+
+    /// Size of a volume in sectors.
+    pub fn sectors(&self, unit: usize) -> u64 {
+        self.units[unit].history.sectors()
+    }
+
+    /// Whether a log has rot in it that may matter still.
+    pub fn is_rotten(&self) -> bool {
+        self.units.iter().any(|unit| unit.log_rotten)
+    }
+
+    /// Send one request; false if there is no buffer for it.
+    pub fn send(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
+        self.ask(unit, ask)
+    }
+
+    /// Let one round pass.
+    pub fn pause(&mut self, unit: usize) -> Result<(), Violation> {
+        self.queue.add(self.now.plus(Nanos::from_millis(1)), Happening::Client(unit));
+        let round = self.rounds;
+        self.run_until(|world| world.rounds > round).map(|_| ())
+    }
+
+    /// Ask a volume to destage everything.
+    pub fn begin_destage_all(&mut self, unit: usize) -> Result<(), Violation> {
+        self.destage_all(unit)
+    }
+
+    /// Whether every volume has destaged what it was asked to.
+    pub fn is_destaged(&mut self) -> bool {
+        self.units.iter().all(|unit| unit.destage_all.is_none())
+    }
+}

@@ -1,0 +1,521 @@
+//! The driver: one node with the production core on fake devices, in virtual time.
+//!
+//! Performs every action after a time drawn from the seed and returns its completion; polls after
+//! every batch as a shard does; keeps the history of what clients did, and hands everything that
+//! happens to the checkers. It decides nothing about what is right.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use fastrand::Rng;
+use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::error::{IoError, OpenError, RequestError};
+use hdcs_core::format::LOG_HEADER_BLOCKS;
+use hdcs_core::io::{
+    Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
+};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::volume::{Context, Event, Phase, State, Volume, VolumeConfig};
+
+use crate::backend::Backend;
+use crate::check_backend::{self, BackendOrder};
+use crate::check_bounds::{self, WritesInFlight};
+use crate::check_log;
+use crate::check_progress::{Requests, Spin};
+use crate::check_reads;
+use crate::check_recovery::{self, Durability};
+use crate::clock::{Latency, Schedule};
+use crate::content::{Content, WriteId, mix};
+use crate::disk::{Disk, OpId};
+use crate::model::{FlushOp, History, ReadOp};
+use crate::plant::{Plant, Planted};
+use crate::scenario::{self, Scenario};
+use crate::trace::Trace;
+use crate::violation::Violation;
+use crate::workload::{Ask, Workload};
+
+/// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
+/// full log needs on the slowest devices drawn, far below for ever.
+const CALM_TIME_MAX: Nanos = Nanos::from_millis(900_000);
+/// How much later than its deadline a write may become durable: batching and a slow device.
+const AGE_SLACK: Nanos = Nanos::from_millis(50);
+/// What may be lost beyond the bound on unpersisted bytes: the request that reached it.
+const UNPERSISTED_SLACK_BYTES: u64 = 1 << 20;
+/// How long after a backend's failure a volume may still answer with an error.
+const BACKEND_TROUBLE: Nanos = Nanos::from_millis(120_000);
+/// A pool of at most this may run dry: requests of a single client fill it.
+const SMALL_POOL_BYTES: usize = 16 << 20;
+
+/// Who asked for an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Volume(usize),
+    Cache,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DiskId {
+    Log(usize),
+    Cache,
+}
+
+/// An effect under way.
+#[derive(Debug)]
+enum Io {
+    DiskRead(DiskId, OpId, BufMut),
+    DiskWrite {
+        disk: DiskId,
+        op: OpId,
+        offset: u64,
+        held: Vec<Buf>,
+        plant: Option<Plant>,
+    },
+    BackendRead(usize, OpId, BufMut),
+    BackendWrite {
+        volume: usize,
+        op: OpId,
+        offset: u64,
+        held: Vec<Buf>,
+        plant: Option<Plant>,
+    },
+    BackendFlush(usize, OpId),
+    BackendExtents(usize, SectorRange),
+}
+
+#[derive(Debug)]
+struct InFlight {
+    owner: Owner,
+    token: Token,
+    io: Io,
+    fails: Option<IoError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Happening {
+    Io(u64),
+    /// A planted bug performs late what it said was done.
+    LateDiskWrite(DiskId, OpId),
+    LateBackendWrite(usize, OpId),
+    Client(usize),
+    Director,
+    BackendReturns(usize),
+}
+
+/// What the sender of a request remembers.
+#[derive(Debug)]
+enum Waiting {
+    Read(ReadOp),
+    Write(WriteId, bool),
+    Flush(FlushOp),
+    Extents(ReadOp, ExtentKind),
+    Other,
+    Bad,
+}
+
+/// One volume with everything that belongs to it.
+#[derive(Debug)]
+struct Unit {
+    config: VolumeConfig,
+    log: Disk,
+    log_writes: WritesInFlight,
+    backend: Backend,
+    backend_writes: WritesInFlight,
+    backend_down: Option<IoError>,
+    history: History,
+    order: BackendOrder,
+    durability: Durability,
+    requests: Requests<Waiting>,
+    workload: Workload,
+    asks_left: u32,
+    /// An ask that found no buffer.
+    postponed: Option<Ask>,
+    log_latency: Latency,
+    backend_latency: Latency,
+    log_trouble: bool,
+    log_slow: bool,
+    log_rotten: bool,
+    backend_trouble: Option<Nanos>,
+    /// The largest bound on unpersisted bytes of this opening.
+    unpersisted_bytes_max: u64,
+    /// How much the last crash may have taken, if that can be said.
+    lost_bytes_max: Option<u64>,
+    opened: bool,
+    destage_all: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Node {
+    cache: ReadCache,
+    volumes: Vec<Volume>,
+}
+
+/// How a stretch of a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// What was waited for is there.
+    Reached,
+    /// The step of the crash came first.
+    Crash,
+}
+
+/// What a run saw, so that a set of seeds can be judged by what it covers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Coverage {
+    /// Events delivered.
+    pub steps: u64,
+    /// Requests answered.
+    pub replies: u64,
+    /// Of them with an error.
+    pub errors: u64,
+    /// Openings of volumes that succeeded.
+    pub openings: u64,
+    /// Openings that were refused for good reason.
+    pub refusals: u64,
+    /// Entries replayed.
+    pub replayed: u64,
+    /// Power cuts and kills.
+    pub crashes: u64,
+    /// Bytes that went to a backend.
+    pub destaged_bytes: u64,
+    /// Blocks read from the SSD tier.
+    pub ssd_hits: u64,
+    /// Blocks read from the DRAM tier.
+    pub dram_hits: u64,
+    /// Laps of a log, in thousandths.
+    pub log_laps: u64,
+}
+
+impl Coverage {
+    /// What another run saw, too.
+    pub fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.replies += other.replies;
+        self.errors += other.errors;
+        self.openings += other.openings;
+        self.refusals += other.refusals;
+        self.replayed += other.replayed;
+        self.crashes += other.crashes;
+        self.destaged_bytes += other.destaged_bytes;
+        self.ssd_hits += other.ssd_hits;
+        self.dram_hits += other.dram_hits;
+        self.log_laps += other.log_laps;
+    }
+}
+
+impl std::fmt::Display for Coverage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
+             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps",
+            self.steps,
+            self.replies,
+            self.errors,
+            self.openings,
+            self.refusals,
+            self.replayed,
+            self.crashes,
+            self.destaged_bytes >> 20,
+            self.ssd_hits,
+            self.dram_hits,
+            self.log_laps / 1000,
+        )
+    }
+}
+
+/// Everything there is.
+#[derive(Debug)]
+pub struct World {
+    scenario: Scenario,
+    now: Nanos,
+    random: Rng,
+    queue: Schedule<Happening>,
+    in_flight: BTreeMap<u64, InFlight>,
+    next_io: u64,
+    units: Vec<Unit>,
+    cache_disk: Disk,
+    cache_writes: WritesInFlight,
+    cache_dead: bool,
+    pool: Rc<Pool>,
+    node: Option<Node>,
+    planted: Planted,
+    leaked: Vec<Buf>,
+    spin: Spin,
+    calm_since: Option<Nanos>,
+    crash_at: Option<u64>,
+    step_in_opening: u64,
+    rounds: u64,
+    /// The trace of the run.
+    pub trace: Trace,
+    /// What the run saw.
+    pub coverage: Coverage,
+}
+
+impl World {
+    /// The world of a scenario, with everything formatted and nothing started.
+    pub fn new(scenario: Scenario, plant: Option<Plant>, verbose: bool) -> Self {
+        let seed = scenario.seed;
+        let stream = |name: u64| mix(seed ^ mix(name));
+        let units = (scenario.volumes.iter().zip(0..))
+            .map(|(volume, index)| {
+                let config = volume.config.clone();
+                let mut log = Disk::new(config.log_bytes, stream(10 + index));
+                log.put(0, &Volume::format_log(&config, stream(30 + index)));
+                let sectors = volume.base.len() as u64;
+                let history = History::new(volume.base.clone());
+                Unit {
+                    durability: Durability::opened(config.persist, history.now()),
+                    backend: Backend::new(config.number, volume.base.clone(), stream(20 + index)),
+                    workload: Workload::new(volume.behaviour.clone(), sectors, stream(40 + index)),
+                    log_slow: volume.log_latency.slow_one_in > 0,
+                    log_latency: volume.log_latency,
+                    backend_latency: volume.backend_latency,
+                    config,
+                    log,
+                    history,
+                    log_writes: WritesInFlight::default(),
+                    backend_writes: WritesInFlight::default(),
+                    backend_down: None,
+                    order: BackendOrder::default(),
+                    requests: Requests::default(),
+                    asks_left: 0,
+                    postponed: None,
+                    log_trouble: false,
+                    log_rotten: false,
+                    backend_trouble: None,
+                    unpersisted_bytes_max: 0,
+                    lost_bytes_max: None,
+                    opened: false,
+                    destage_all: None,
+                }
+            })
+            .collect();
+        let cache_bytes = scenario.cache.ssd.as_ref().map_or(0, |ssd| ssd.bytes);
+        Self {
+            cache_disk: Disk::new(cache_bytes, stream(1)),
+            random: Rng::with_seed(stream(2)),
+            planted: Planted::new(plant, stream(3)),
+            pool: Pool::new(scenario.pool_bytes),
+            now: Nanos(1_000_000),
+            queue: Schedule::default(),
+            in_flight: BTreeMap::new(),
+            next_io: 0,
+            units,
+            cache_writes: WritesInFlight::default(),
+            cache_dead: false,
+            node: None,
+            leaked: Vec::new(),
+            spin: Spin::default(),
+            calm_since: None,
+            crash_at: None,
+            step_in_opening: 0,
+            rounds: 0,
+            trace: Trace::new(verbose),
+            coverage: Coverage::default(),
+            scenario,
+        }
+    }
+
+    /// Run until `reached`, or until the step of the crash.
+    pub fn run_until(
+        &mut self,
+        mut reached: impl FnMut(&mut Self) -> bool,
+    ) -> Result<Ended, Violation> {
+        loop {
+            if reached(self) {
+                return Ok(Ended::Reached);
+            }
+            if self.round()? == Ended::Crash {
+                return Ok(Ended::Crash);
+            }
+            if let Some(since) = self.calm_since
+                && self.now.since(since) > CALM_TIME_MAX
+            {
+                return Err(self.stall("does not end"));
+            }
+        }
+    }
+
+    /// One batch: deliver, poll, check.
+    fn round(&mut self) -> Result<Ended, Violation> {
+        let wakeup = self.next_wakeup();
+        let next = [self.queue.next_time(), wakeup].into_iter().flatten().min();
+        let Some(next) = next else {
+            return Err(self.stall("waits for nothing"));
+        };
+        self.now = self.now.max(next);
+        self.spin.round(self.now)?;
+        for _ in 0..self.random.usize(1..=self.scenario.batch) {
+            let Some(happening) = self.queue.take_until(self.now) else {
+                break;
+            };
+            self.coverage.steps += 1;
+            self.step_in_opening += 1;
+            if self.crash_at.is_some_and(|step| self.step_in_opening > step) {
+                return Ok(Ended::Crash);
+            }
+            self.deliver(happening)?;
+        }
+        self.poll_all()?;
+        self.rounds += 1;
+        self.check_state()?;
+        Ok(Ended::Reached)
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        let volumes = &self.node.as_ref()?.volumes;
+        volumes.iter().filter_map(Volume::next_wakeup).min()
+    }
+
+    fn stall(&self, what: &str) -> Violation {
+        let mut message = format!("the run {what} at {} us", self.now.0 / 1000);
+        for (index, unit) in self.units.iter().enumerate() {
+            let oldest = unit.requests.oldest();
+            message += &format!(
+                "; volume {index}: {} requests wait, the oldest {oldest:?}",
+                unit.requests.len()
+            );
+            if let Some(volume) = self.node.as_ref().and_then(|node| node.volumes.get(index)) {
+                let stats = volume.stats(self.now);
+                message += &format!(
+                    ", phase {:?}, state {:?}, wakeup {:?}, dirty {} bytes, log {} of {}, pool {:?}",
+                    volume.phase(),
+                    volume.state(),
+                    volume.next_wakeup(),
+                    stats.dirty_bytes,
+                    stats.log_used_blocks,
+                    stats.log_ring_blocks,
+                    self.pool
+                );
+            }
+        }
+        Violation::new("stall", message)
+    }
+
+    fn deliver(&mut self, happening: Happening) -> Result<(), Violation> {
+        match happening {
+            Happening::Io(io) => self.complete(io),
+            Happening::LateDiskWrite(disk, op) => {
+                self.disk(disk).complete_write(op);
+                Ok(())
+            }
+            Happening::LateBackendWrite(unit, op) => {
+                self.units[unit].backend.complete_write(op);
+                Ok(())
+            }
+            Happening::Client(unit) => self.client(unit),
+            Happening::Director => self.direct(),
+            Happening::BackendReturns(unit) => {
+                self.units[unit].backend_down = None;
+                self.note("backend returns", [unit as u64, 0, 0, 0]);
+                Ok(())
+            }
+        }
+    }
+
+    fn poll_all(&mut self) -> Result<(), Violation> {
+        for unit in 0..self.volumes() {
+            self.step_volume(unit, Event::Poll)?;
+        }
+        let before = self.node.as_ref().map(|node| node.cache.persisted());
+        self.step_cache(CacheEvent::Poll)?;
+        if self.node.as_ref().map(|node| node.cache.persisted()) != before {
+            for unit in 0..self.volumes() {
+                self.step_volume(unit, Event::Poll)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn volumes(&self) -> usize {
+        self.node.as_ref().map_or(0, |node| node.volumes.len())
+    }
+
+    fn volume(&self, unit: usize) -> Option<&Volume> {
+        self.node.as_ref()?.volumes.get(unit)
+    }
+
+    fn phase(&self, unit: usize) -> Option<Phase> {
+        self.volume(unit).map(Volume::phase)
+    }
+
+    fn step_volume(&mut self, unit: usize, event: Event) -> Result<(), Violation> {
+        let mut actions = Vec::new();
+        let Some(Node { cache, volumes }) = &mut self.node else {
+            return Ok(());
+        };
+        let Some(volume) = volumes.get_mut(unit) else {
+            return Ok(());
+        };
+        let mut cx = Context {
+            cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        volume.step(self.now, event, &mut cx);
+        self.perform_all(Owner::Volume(unit), actions)
+    }
+
+    fn step_cache(&mut self, event: CacheEvent) -> Result<(), Violation> {
+        let mut actions = Vec::new();
+        if let Some(node) = &mut self.node {
+            node.cache.step(self.now, event, &mut actions);
+        }
+        self.perform_all(Owner::Cache, actions)
+    }
+
+    fn disk(&mut self, disk: DiskId) -> &mut Disk {
+        match disk {
+            DiskId::Log(unit) => &mut self.units[unit].log,
+            DiskId::Cache => &mut self.cache_disk,
+        }
+    }
+
+    fn note(&mut self, what: &'static str, numbers: [u64; 4]) {
+        self.trace.add(self.coverage.steps, self.now, what, numbers);
+    }
+
+    /// What must hold whenever the machines rest.
+    fn check_state(&mut self) -> Result<(), Violation> {
+        let thorough = self.rounds.is_multiple_of(64);
+        for unit in 0..self.volumes() {
+            self.notice_opening(unit)?;
+            let Some(volume) = self.node.as_ref().map(|node| &node.volumes[unit]) else {
+                break;
+            };
+            if thorough {
+                volume.check_invariants();
+            }
+            let waiting = self.units[unit].requests.len();
+            let stats = volume.stats(self.now);
+            check_bounds::check_volume(volume.config(), &stats, waiting)?;
+            self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
+        }
+        if let Some(node) = &self.node
+            && thorough
+        {
+            node.cache.check_invariants();
+            check_bounds::check_cache(&self.scenario.cache, &node.cache.stats())?;
+        }
+        Ok(())
+    }
+
+    /// Once a `DestageAll` is done, what was acknowledged before it is durable in the backend.
+    fn notice_destaged(&mut self, unit: usize, remaining: u64) -> Result<(), Violation> {
+        let unit = &mut self.units[unit];
+        let Some(asked) = unit.destage_all else {
+            return Ok(());
+        };
+        if remaining > 0 || unit.log_trouble || unit.log_rotten {
+            return Ok(());
+        }
+        unit.destage_all = None;
+        check_backend::check_complete(&unit.history, asked, |sector| unit.backend.durable(sector))
+    }
+}
+
+mod clients;
+mod director;
+mod effects;
+mod lifecycle;
