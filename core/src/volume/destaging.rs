@@ -382,10 +382,15 @@ impl Volume {
     }
 
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
+        if self.log_corrupt {
+            return None;
+        }
         match self.destage.stage() {
-            Stage::Idle => {
-                let oldest = self.log().spans().front().map(|span| span.since);
-                oldest.map(|since| since.plus(self.destage_age()))
+            // What is not durable cannot be taken up: its completion is what wakes.
+            Stage::Idle if self.close != Some(false) => {
+                let log = self.log();
+                let oldest = log.spans().front().filter(|span| span.end() <= log.durable());
+                oldest.map(|span| span.since.plus(self.destage_age()))
             }
             Stage::Writing => self.destage.retry_at(),
             _ => None,
