@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hdcs_core::io::SectorRange;
 
-use crate::check_reads::narrow;
+use crate::check_reads::survived;
 use crate::content::{Content, WriteId};
 use crate::model::{History, Seq};
 use crate::violation::Violation;
@@ -132,7 +132,7 @@ impl BackendOrder {
         let oldest = candidates.iter().rev().find(|&&id| id >= floor);
         let oldest = oldest.copied().unwrap_or(newest);
         if candidates.len() == 1 {
-            narrow(history, sector, newest)?;
+            survived(history, sector, newest)?;
         }
         self.submitted.insert(sector, oldest);
         Ok(oldest)

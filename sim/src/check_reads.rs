@@ -91,14 +91,9 @@ pub fn check_sector(
 
 /// `sector` was seen at version `found`: its write is there, and the newer ones are not, as far as
 /// a crash decided that.
-pub(crate) fn narrow(history: &mut History, sector: u64, found: WriteId) -> Result<(), Violation> {
+fn narrow(history: &mut History, sector: u64, found: WriteId) -> Result<(), Violation> {
+    raise(history, found);
     let versions = &history.sectors[sector as usize].versions;
-    if found > 0 {
-        let epoch = history.writes[found as usize].epoch;
-        if let Some(epoch) = history.epochs.get_mut(epoch) {
-            epoch.lo = epoch.lo.max(found + 1);
-        }
-    }
     for &id in versions.iter().rev().take_while(|&&id| id > found) {
         let write = history.writes[id as usize];
         if matches!(write.outcome, Outcome::Refused | Outcome::Failed) {
@@ -108,6 +103,27 @@ pub(crate) fn narrow(history: &mut History, sector: u64, found: WriteId) -> Resu
             epoch.hi = epoch.hi.min(id);
         }
     }
+    check_prefixes(history, sector, found)
+}
+
+/// `found` was seen somewhere, so that it has survived, whatever came after it.
+pub(crate) fn survived(
+    history: &mut History,
+    sector: u64,
+    found: WriteId,
+) -> Result<(), Violation> {
+    raise(history, found);
+    check_prefixes(history, sector, found)
+}
+
+fn raise(history: &mut History, found: WriteId) {
+    let epoch = history.writes[found as usize].epoch;
+    if let Some(epoch) = history.epochs.get_mut(epoch).filter(|_| found > 0) {
+        epoch.lo = epoch.lo.max(found + 1);
+    }
+}
+
+fn check_prefixes(history: &History, sector: u64, found: WriteId) -> Result<(), Violation> {
     for (number, epoch) in history.epochs.iter().enumerate() {
         if epoch.lo > epoch.hi {
             return Err(Violation::new(

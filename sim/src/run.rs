@@ -178,7 +178,7 @@ fn verify(world: &mut World) -> Result<(), Violation> {
             let range = SectorRange::between(start, sectors.min(start + piece));
             while !world.send(unit, Ask::Read(range))? {
                 // Buffers come back as the machines rest.
-                world.pause(unit)?;
+                world.pause()?;
             }
             world.run_until(|world| world.is_idle())?;
         }

@@ -180,6 +180,7 @@ impl World {
             self.units[unit].asks_left = 0;
             self.step_volume(unit, Event::Close { destage })?;
         }
+        self.tick();
         Ok(())
     }
 
@@ -191,7 +192,9 @@ impl World {
 
     /// The volumes are closed: close the cache.
     pub fn close_cache(&mut self) -> Result<(), Violation> {
-        self.step_cache(CacheEvent::Close)
+        self.step_cache(CacheEvent::Close)?;
+        self.tick();
+        Ok(())
     }
 
     /// Whether the cache is closed.
@@ -323,15 +326,21 @@ impl World {
     }
 
     /// Let one round pass.
-    pub fn pause(&mut self, unit: usize) -> Result<(), Violation> {
-        self.queue.add(self.now.plus(Nanos::from_millis(1)), Happening::Client(unit));
+    pub fn pause(&mut self) -> Result<(), Violation> {
+        self.queue.add(self.now.plus(Nanos::from_millis(1)), Happening::Tick);
         let round = self.rounds;
         self.run_until(|world| world.rounds > round).map(|_| ())
     }
 
     /// Ask a volume to destage everything.
     pub fn begin_destage_all(&mut self, unit: usize) -> Result<(), Violation> {
-        self.destage_all(unit)
+        self.destage_all(unit)?;
+        self.tick();
+        Ok(())
+    }
+
+    fn tick(&mut self) {
+        self.queue.add(self.now, Happening::Tick);
     }
 
     /// Whether every volume has destaged what it was asked to.

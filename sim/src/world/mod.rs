@@ -98,6 +98,8 @@ enum Happening {
     LateDiskWrite(DiskId, OpId),
     LateBackendWrite(usize, OpId),
     Client(usize),
+    /// Nothing; but the machines are polled.
+    Tick,
     Director,
     BackendReturns(usize),
 }
@@ -405,6 +407,7 @@ impl World {
                 Ok(())
             }
             Happening::Client(unit) => self.client(unit),
+            Happening::Tick => Ok(()),
             Happening::Director => self.direct(),
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
