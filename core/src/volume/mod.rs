@@ -653,6 +653,9 @@ impl Volume {
             Ok(()) if whole => {
                 let mut log = self.replay.take().expect("just used").into_log();
                 log.check_allocation();
+                // A flush may have been the last that was acknowledged; the log does not tell. So
+                // what is found goes to the backend before what is written from now on.
+                log.sync_point();
                 self.stats.replayed_bytes = log.bytes().appended;
                 let (offset, block) = log.superblock_for_opening();
                 self.log = Some(log);
