@@ -101,6 +101,10 @@ impl Bench {
         self.end(id)
     }
 
+    pub fn has_ended(&self, id: u64) -> bool {
+        self.ended.contains_key(&id)
+    }
+
     /// A buffer placed as a volume's are.
     pub fn buf(&self, offset: u64, content: &[u8]) -> Buf {
         let range = SectorRange::new(offset / 512, content.len() as u64 / 512);

@@ -731,3 +731,6 @@ impl std::fmt::Debug for Ring {
         write!(f, "Ring(fd {fd:?}, {} under way)", self.running)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,9 @@ mod later;
 pub mod log;
 pub mod rate;
 
+#[cfg(test)]
+mod tests;
+
 use crate::backends::url::{OptionList, UrlError};
 use crate::backends::{Backend, BackendError};
 

@@ -1,0 +1,253 @@
+//! The ring with files, pipes and sockets that behave badly.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+use hdcs_core::buf::Pool;
+use hdcs_core::error::IoError;
+
+use super::*;
+
+const OWNER: Owner = Owner::Volume(3);
+
+fn ring(entries: u32, submit: Submit, defer_taskrun: bool) -> Ring {
+    Ring::new(RingConfig {
+        entries,
+        submit,
+        defer_taskrun,
+    })
+    .unwrap()
+}
+
+/// Turn until `count` operations have ended.
+fn ended(ring: &mut Ring, count: usize) -> Vec<Finished> {
+    let mut all = Vec::new();
+    for _ in 0..10_000 {
+        ring.submit_and_wait(Some(Duration::from_millis(10)))
+            .unwrap();
+        ring.reap(&mut all);
+        all.retain(|one| !matches!(one.outcome, Outcome::Woken));
+        if all.len() >= count {
+            return all;
+        }
+    }
+    panic!("{} of {count} ended", all.len());
+}
+
+#[test]
+fn ring_takes_more_operations_than_it_has_places() {
+    let pool = Pool::new(16 << 20);
+    for (submit, defer) in [
+        (Submit::Batch, false),
+        (Submit::Each, false),
+        (Submit::Batch, true),
+    ] {
+        let mut ring = ring(4, submit, defer);
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        for at in 0..1000u64 {
+            let mut buf = pool.alloc(4096).unwrap();
+            buf.fill(at as u8);
+            let durable = (at % 100 == 0).then_some(Durability::Fdatasync);
+            ring.write(OWNER, Token(at), fd, at * 4096, vec![buf.freeze()], durable);
+        }
+        let mut tokens: Vec<u64> = ended(&mut ring, 1000)
+            .iter()
+            .map(|one| {
+                assert!(matches!(one.outcome, Outcome::Device(Ok(Done::Written))));
+                assert_eq!(one.owner, OWNER);
+                one.token.0
+            })
+            .collect();
+        tokens.sort_unstable();
+        assert!(tokens.into_iter().eq(0..1000));
+        assert_eq!(ring.running(), 0);
+        for at in [0, 999] {
+            ring.read(OWNER, Token(at), fd, at * 4096, pool.alloc(4096).unwrap());
+            let [
+                Finished {
+                    outcome: Outcome::Device(Ok(Done::Read(buf))),
+                    ..
+                },
+            ] = &ended(&mut ring, 1)[..]
+            else {
+                panic!("a read failed");
+            };
+            assert!(buf.iter().all(|&byte| byte == at as u8));
+        }
+    }
+    assert_eq!(pool.free_bytes(), pool.total_bytes());
+}
+
+#[test]
+fn short_transfer_continues_until_it_is_whole() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(8, Submit::Batch, false);
+    ring.read(
+        OWNER,
+        Token(1),
+        reader.as_raw_fd(),
+        0,
+        pool.alloc(16384).unwrap(),
+    );
+    let mut finished = Vec::new();
+    for piece in 0..4u8 {
+        writer.write_all(&[piece; 4096]).unwrap();
+        ring.submit_and_wait(Some(Duration::from_secs(5))).unwrap();
+        ring.reap(&mut finished);
+        assert_eq!(
+            finished.len(),
+            usize::from(piece == 3),
+            "after piece {piece}"
+        );
+    }
+    let Outcome::Device(Ok(Done::Read(buf))) = &finished[0].outcome else {
+        panic!("{finished:?}");
+    };
+    assert!(
+        buf.chunks(4096)
+            .zip(0u8..)
+            .all(|(piece, at)| piece == [at; 4096])
+    );
+}
+
+#[test]
+fn transfer_of_nothing_fails() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(8, Submit::Batch, false);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[1; 6000]).unwrap();
+    // Wholly beyond the end, and partly.
+    for (token, offset) in [(1, 8192), (2, 4096)] {
+        let buf = pool.alloc(4096).unwrap();
+        ring.read(OWNER, Token(token), file.as_raw_fd(), offset, buf);
+        let finished = ended(&mut ring, 1);
+        assert!(
+            matches!(finished[0].outcome, Outcome::Device(Err(Errno(libc::EIO)))),
+            "{finished:?}"
+        );
+    }
+    assert_eq!(
+        pool.free_bytes(),
+        pool.total_bytes(),
+        "its buffer is free again"
+    );
+}
+
+#[test]
+fn failure_tells_its_number() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(8, Submit::Batch, false);
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let data = vec![pool.alloc(4096).unwrap().freeze()];
+    ring.write(OWNER, Token(1), full.as_raw_fd(), 0, data, None);
+    let finished = ended(&mut ring, 1);
+    assert!(matches!(
+        finished[0].outcome,
+        Outcome::Device(Err(Errno(libc::ENOSPC)))
+    ));
+    assert_eq!(IoError::from(Errno(libc::ENOSPC)), IoError::NoSpace);
+    assert_eq!(IoError::from(Errno(libc::EIO)), IoError::Failed);
+    assert_eq!(IoError::from(Errno(libc::ENODEV)), IoError::Unreachable);
+}
+
+#[test]
+fn vectors_advance_over_whole_and_partial_ones() {
+    let bytes = [0u8; 100];
+    let vector = |start: usize, len| libc::iovec {
+        iov_base: bytes[start..].as_ptr().cast_mut().cast(),
+        iov_len: len,
+    };
+    let lengths = |vectors: &[libc::iovec]| -> Vec<usize> {
+        vectors.iter().map(|vector| vector.iov_len).collect()
+    };
+    let mut vectors = vec![vector(0, 10), vector(50, 20), vector(80, 5)];
+    advance(&mut vectors, 4);
+    assert_eq!(lengths(&vectors), [6, 20, 5]);
+    advance(&mut vectors, 6);
+    assert_eq!(lengths(&vectors), [20, 5]);
+    advance(&mut vectors, 21);
+    assert_eq!(lengths(&vectors), [4]);
+    assert_eq!(
+        vectors[0].iov_base.cast_const().cast(),
+        &raw const bytes[81]
+    );
+}
+
+#[test]
+fn cancelled_receive_ends() {
+    let mut ring = ring(8, Submit::Batch, false);
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    let mut place = [0u8; 16];
+    // SAFETY: `place` outlives the operation, whose end is awaited below.
+    let key = unsafe {
+        ring.receive(
+            Owner::Receive(1),
+            socket.as_raw_fd(),
+            place.as_mut_ptr(),
+            16,
+        )
+    };
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    ring.cancel(key);
+    let finished = ended(&mut ring, 1);
+    assert!(matches!(
+        finished[0].outcome,
+        Outcome::Count(Err(Errno(libc::ECANCELED)))
+    ));
+}
+
+#[test]
+fn dropped_ring_gives_buffers_back() {
+    let pool = Pool::new(1 << 20);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let mut ring = ring(8, Submit::Batch, false);
+    ring.read(
+        OWNER,
+        Token(1),
+        reader.as_raw_fd(),
+        0,
+        pool.alloc(4096).unwrap(),
+    );
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    assert!(pool.free_bytes() < pool.total_bytes());
+    drop(ring);
+    assert_eq!(pool.free_bytes(), pool.total_bytes());
+}
+
+#[test]
+fn jobs_and_wakes_of_other_threads_arrive() {
+    let mut ring = ring(8, Submit::Batch, false);
+    ring.job(
+        OWNER,
+        Token(9),
+        Box::new(|| JobOutput::Unit(Err(Errno(libc::EIO)))),
+    );
+    let finished = ended(&mut ring, 1);
+    assert_eq!(finished[0].token, Token(9));
+    assert!(matches!(
+        finished[0].outcome,
+        Outcome::Job(JobOutput::Unit(Err(Errno(libc::EIO))))
+    ));
+    let waker = ring.waker();
+    let waking = std::thread::spawn(move || waker.wake());
+    let mut finished = Vec::new();
+    for _ in 0..1000 {
+        ring.submit_and_wait(Some(Duration::from_millis(10)))
+            .unwrap();
+        ring.reap(&mut finished);
+        if finished
+            .iter()
+            .any(|one| matches!(one.outcome, Outcome::Woken))
+        {
+            waking.join().unwrap();
+            return;
+        }
+    }
+    panic!("never woken");
+}

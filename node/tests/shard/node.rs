@@ -1,0 +1,230 @@
+//! A shard with one volume's files in a directory of its own.
+
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hdcs_core::io::Nanos;
+use hdcs_core::read_cache::CacheConfig;
+use hdcs_core::volume::{Persist, Volume, VolumeConfig, WhenFull};
+use hdcs_node::device::create::create_region;
+use hdcs_node::device::ring::RingConfig;
+use hdcs_node::frontends::VolumeNumber;
+use hdcs_node::frontends::nbd::{NbdConfig, NbdSession};
+use hdcs_node::shard::command::{
+    Answer, Command, DeviceRegion, SessionFactory, ShardReport, VolumeReport, VolumeSpec,
+};
+use hdcs_node::shard::{ShardConfig, ShardHandle, start};
+use tokio::sync::oneshot;
+
+use crate::client::Client;
+
+/// Size of the volumes.
+pub const BYTES: u64 = 64 << 20;
+/// Size of their logs.
+pub const LOG_BYTES: u64 = 16 << 20;
+
+/// How long anything may take before a test calls it a hang.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Node {
+    pub directory: PathBuf,
+    handle: ShardHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub fn config(number: u32) -> VolumeConfig {
+    VolumeConfig {
+        number,
+        uuid: [number as u8; 16],
+        bytes: BYTES,
+        log_bytes: LOG_BYTES,
+        persist: Persist::OnWrite,
+        when_full: WhenFull::Wait,
+        unpersisted_bytes_max: 1 << 20,
+        unpersisted_age_max: Nanos::from_millis(100),
+        dirty_age_max: Nanos::from_millis(60_000),
+        dirty_ratio_min: 50,
+        dirty_ratio_max: 80,
+        destage_depth_max: 8,
+        sequential_cutoff_bytes: 1 << 30,
+        read_ahead_bytes_max: 0,
+        resident_bytes_max: 4 << 20,
+        backend_extents: true,
+    }
+}
+
+/// A volume whose log and image are in `directory`.
+pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
+    let config = config(number);
+    VolumeSpec {
+        name: format!("v{number}"),
+        log: DeviceRegion {
+            path: directory.join(format!("log{number}")),
+            offset: 0,
+            bytes: config.log_bytes,
+        },
+        backend: format!("file:{}/image{number}{options}", directory.display()),
+        config,
+    }
+}
+
+/// Make the log of a new volume.
+pub fn make_log(spec: &VolumeSpec) {
+    create_region(&spec.log.path, spec.log.bytes, &mut |_| ()).unwrap();
+    let log = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&spec.log.path)
+        .unwrap();
+    log.write_all_at(&Volume::format_log(&spec.config, 7), spec.log.offset)
+        .unwrap();
+    log.sync_all().unwrap();
+}
+
+impl Node {
+    pub fn start(directory: &Path) -> Self {
+        let config = ShardConfig {
+            cache: CacheConfig {
+                dram_blocks: 4096,
+                ssd: None,
+            },
+            cache_region: None,
+            pool_bytes: 32 << 20,
+            ring: RingConfig::default(),
+            durability: None,
+            processor: None,
+        };
+        let (handle, thread) = start(config).unwrap();
+        let node = Self {
+            directory: directory.to_path_buf(),
+            handle,
+            thread: Some(thread),
+        };
+        let path = directory.join("nbd.sock");
+        if path.exists() {
+            std::fs::remove_file(&path).unwrap();
+        }
+        let socket = UnixListener::bind(path).unwrap().into();
+        let sessions = SessionFactory(Box::new(|_| {
+            Box::new(NbdSession::new(NbdConfig::default()))
+        }));
+        node.ask(|answer| Command::Listen {
+            socket,
+            sessions,
+            answer,
+        })
+        .unwrap();
+        node
+    }
+
+    /// A node with one new volume, which is open.
+    pub fn with_volume(directory: &Path, options: &str) -> Self {
+        let spec = spec(directory, 1, options);
+        make_log(&spec);
+        let node = Self::start(directory);
+        node.open(spec).unwrap();
+        node
+    }
+
+    pub fn send(&self, command: Command) {
+        self.handle.send(command).unwrap();
+    }
+
+    /// Send a command, without waiting for its answer.
+    pub fn begin<T>(
+        &self,
+        command: impl FnOnce(Answer<T>) -> Command,
+    ) -> oneshot::Receiver<Result<T, String>> {
+        let (answer, receiver) = oneshot::channel();
+        self.send(command(answer));
+        receiver
+    }
+
+    pub fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, String> {
+        wait(&mut self.begin(command))
+    }
+
+    pub fn open(&self, spec: VolumeSpec) -> Result<(), String> {
+        self.ask(|answer| Command::Open(Box::new(spec), answer))
+    }
+
+    pub fn close(&self, number: u32, destage: bool) -> Result<(), String> {
+        let volume = VolumeNumber(number);
+        self.ask(|answer| Command::Close {
+            volume,
+            destage,
+            answer,
+        })
+    }
+
+    pub fn report(&self) -> ShardReport {
+        let (answer, mut receiver) = oneshot::channel();
+        self.send(Command::Report(answer));
+        let started = Instant::now();
+        loop {
+            match receiver.try_recv() {
+                Ok(report) => return *report,
+                Err(error) => assert!(started.elapsed() < PATIENCE, "no report: {error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn volume(&self) -> VolumeReport {
+        self.report().volumes.remove(0)
+    }
+
+    /// Wait until the volume's report is as wanted.
+    pub fn until(&self, what: &str, wanted: impl Fn(&VolumeReport) -> bool) -> VolumeReport {
+        let started = Instant::now();
+        loop {
+            let report = self.volume();
+            if wanted(&report) {
+                return report;
+            }
+            assert!(started.elapsed() < PATIENCE, "never {what}: {report:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn connect(&self, volume: u32) -> Client {
+        Client::connect(&self.directory.join("nbd.sock"), &format!("v{volume}"))
+    }
+
+    pub fn stop(mut self, destage: bool) {
+        self.ask(|answer| Command::Stop { destage, answer })
+            .unwrap();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A test that has failed already needs no second panic.
+        if let Some(thread) = self.thread.take() {
+            let (answer, _) = oneshot::channel();
+            let destage = false;
+            if self.handle.send(Command::Stop { destage, answer }).is_ok()
+                && !std::thread::panicking()
+            {
+                thread.join().unwrap();
+            }
+        }
+    }
+}
+
+pub fn wait<T>(receiver: &mut oneshot::Receiver<Result<T, String>>) -> Result<T, String> {
+    let started = Instant::now();
+    loop {
+        match receiver.try_recv() {
+            Ok(answer) => return answer,
+            Err(oneshot::error::TryRecvError::Closed) => panic!("the shard dropped the answer"),
+            Err(oneshot::error::TryRecvError::Empty) => {
+                assert!(started.elapsed() < PATIENCE, "no answer");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
