@@ -22,8 +22,8 @@ use hdcs_node::frontends::memory::{MemoryHost, MemoryVolume};
 use hdcs_node::frontends::nbd::{NbdConfig, NbdSession, tls};
 use hdcs_node::frontends::{Chunk, Export, Receive, Session, VolumeNumber};
 
-/// Buffers of one connection: the most that a session holds at once, and room to reply.
-const POOL_BYTES: usize = 96 << 20;
+/// Buffers of one connection: the most that a session has in flight at once.
+const POOL_BYTES: usize = 50 << 20;
 
 type Volumes = Arc<Mutex<Vec<Arc<MemoryVolume>>>>;
 
