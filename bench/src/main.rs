@@ -6,6 +6,7 @@
 
 mod compare;
 mod crash;
+mod demo;
 mod failure;
 mod fio;
 mod nbd;
@@ -29,6 +30,8 @@ use clap::Parser;
 enum Job {
     /// Every peer under every profile, side by side.
     Compare(compare::Options),
+    /// HDCS beside its slow backend, then a crash.
+    Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
     Crash(crash::Options),
 }
@@ -36,6 +39,7 @@ enum Job {
 fn main() -> ExitCode {
     let result = match Job::parse() {
         Job::Compare(options) => compare::run(&options),
+        Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };
     match result {

@@ -7,8 +7,8 @@
 //! from it too, but what the node has done by then is the machine's own, so a failure keeps its
 //! data directory.
 
-mod client;
-mod model;
+pub mod client;
+pub mod model;
 mod power;
 
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const DEPTH: usize = 32;
 /// Longest time of load before a kill.
 const LOAD_MAX: Duration = Duration::from_millis(300);
 /// A node of modest size: three volumes and next to no cache.
-const CONFIG: &str = "memory_max_mib = 320\ncache_total_size_mib = 64\n";
+const CONFIG: &str = "memory_max_mib = 256\ncache_total_size_mib = 64\n";
 
 /// How the crash test runs.
 #[derive(Args, Debug)]

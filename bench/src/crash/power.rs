@@ -168,7 +168,7 @@ impl PowerDisk {
         quietly(
             Command::new("fusermount3")
                 .args(["-u", "-z"])
-                .arg(self.directory.join("fuse/disk")),
+                .arg(self.directory.join("fuse")),
         );
         drop(up.fuse.take());
         drop(up.nbdkit.take());
