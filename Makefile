@@ -24,16 +24,20 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	timeout 900 cargo clippy --workspace --all-targets -- -D warnings
 	timeout 900 cargo test --workspace
 	timeout 900 cargo build --release --workspace
-	timeout 600 $(PYTEST) tests
+	timeout 900 $(PYTEST) tests
 
 demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
-	timeout 300 testenv/demo.sh
+	timeout 300 target/release/hdcs-bench demo
 
-run: build ## a node in the foreground
-	testenv/run.sh
+run: build ## a node in the foreground, and how to attach to it
+	@testenv/run.sh
 
 bench: build ## side by side with the device and peers (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+crash: build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
+	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
+	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
 clean: ## remove what was built
 	cargo clean

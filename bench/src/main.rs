@@ -5,8 +5,11 @@
 //! other; figures of two runs do not.
 
 mod compare;
+mod crash;
+mod demo;
 mod failure;
 mod fio;
+mod nbd;
 mod node;
 mod peers;
 mod plot;
@@ -27,11 +30,17 @@ use clap::Parser;
 enum Job {
     /// Every peer under every profile, side by side.
     Compare(compare::Options),
+    /// HDCS beside its slow backend, then a crash.
+    Demo(demo::Options),
+    /// Kill the node in mid-write, again and again, and verify what it promised.
+    Crash(crash::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Job::parse() {
         Job::Compare(options) => compare::run(&options),
+        Job::Demo(options) => demo::run(&options),
+        Job::Crash(options) => crash::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,8 +1,9 @@
 //! A node of HDCS as its user has it: the program, its data directory and its command line.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+use std::{fs, thread};
 
 use serde_json::Value;
 
@@ -33,23 +34,42 @@ pub struct VolumeOptions {
     pub backend: Option<String>,
 }
 
+/// The command that runs a node.
+fn serve(binary: &Path, data: &Path, config: Option<&str>) -> Result<Command> {
+    fs::create_dir_all(data).context(data.display())?;
+    let mut command = Command::new(binary);
+    command.arg("serve").arg("--data").arg(data);
+    if let Some(config) = config {
+        let path = data.with_extension("toml");
+        fs::write(&path, config).context(path.display())?;
+        command.arg("--config").arg(path);
+    }
+    Ok(command)
+}
+
 impl Node {
     /// Start `hdcs serve` on `data`, with `config` as its configuration file if there is one.
     pub fn start(binary: &Path, data: &Path, config: Option<&str>) -> Result<Self> {
-        fs::create_dir_all(data).context(data.display())?;
-        let mut command = Command::new(binary);
-        command.arg("serve").arg("--data").arg(data);
-        if let Some(config) = config {
-            let path = data.with_extension("toml");
-            fs::write(&path, config).context(path.display())?;
-            command.arg("--config").arg(path);
-        }
+        let mut command = serve(binary, data, config)?;
         let server = Server::start_until_ready("hdcs", &mut command, &data.with_extension("log"))?;
         Ok(Self {
             binary: binary.to_path_buf(),
             data: data.to_path_buf(),
             server,
         })
+    }
+
+    /// Start it and kill it `after` a while, ready or not.
+    pub fn start_and_kill(
+        binary: &Path,
+        data: &Path,
+        config: Option<&str>,
+        after: Duration,
+    ) -> Result<()> {
+        let mut command = serve(binary, data, config)?;
+        let server = Server::start_and_leave("hdcs", &mut command, &data.with_extension("log"))?;
+        thread::sleep(after);
+        server.kill()
     }
 
     /// The NBD socket.

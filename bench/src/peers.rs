@@ -21,7 +21,7 @@ pub const DISK_BYTES: u64 = 4 << 30;
 pub const HIT_SPAN_BYTES: u64 = 1 << 30;
 /// Logs that take a whole run of writes, so that the run measures the log and not the destage;
 /// that is what `steady` is for.
-const LOG_BYTES: u64 = 4 << 30;
+const LOG_BYTES: u64 = 3 << 30;
 /// Writes of one run at most: well below the share of the log at which writes are slowed.
 const WRITTEN_BYTES_MAX: u64 = 3 << 29;
 
@@ -110,10 +110,10 @@ pub struct Lab {
     small: Option<Node>,
 }
 
-/// Configuration of the node with much memory.
-const LARGE_CONFIG: &str = "memory_max_mib = 3072\ncache_total_size_mib = 1024\n";
+/// Configuration of the node with much memory: DRAM for the hits, and indexes of the large logs.
+const LARGE_CONFIG: &str = "memory_max_mib = 5120\ncache_total_size_mib = 1024\n";
 /// Configuration of the node whose DRAM tier holds next to nothing.
-const SMALL_CONFIG: &str = "memory_max_mib = 320\ncache_total_size_mib = 3072\n";
+const SMALL_CONFIG: &str = "memory_max_mib = 256\ncache_total_size_mib = 3072\n";
 
 impl Lab {
     /// Bring up what `peers` need, below `directory`; `binary` is the program `hdcs`.

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -60,19 +61,33 @@ impl Server {
         socket: &Path,
         log: &Path,
     ) -> Result<Self> {
-        let mut server = Self::spawn(name, command.stdout(Stdio::null()), log)?;
+        Self::start_when(name, command, log, || UnixStream::connect(socket).is_ok())
+    }
+
+    /// Start a server and wait until `ready` says so.
+    pub fn start_when(
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+        ready: impl Fn() -> bool,
+    ) -> Result<Self> {
+        let mut server = Self::start_and_leave(name, command, log)?;
         let deadline = Instant::now() + START_TIMEOUT;
-        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        while !ready() {
             server.expect_alive(log)?;
             if Instant::now() > deadline {
                 return Err(Failure::new(format!(
-                    "{name}: no socket at {}",
-                    socket.display()
+                    "{name} is not ready after {START_TIMEOUT:?}"
                 )));
             }
             thread::sleep(POLL_INTERVAL);
         }
         Ok(server)
+    }
+
+    /// Start a server and do not wait for anything.
+    pub fn start_and_leave(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        Self::spawn(name, command.stdout(Stdio::null()), log)
     }
 
     /// Start a server that prints one line when it is ready, and return after that line.

@@ -15,6 +15,8 @@ use crate::results::Directory;
 
 /// The volume's log.
 const LOG_BYTES: u64 = 1 << 30;
+/// Memory for the index of such a log; all else as it comes.
+const CONFIG: &str = "memory_max_mib = 1024\n";
 /// How often the log is overrun.
 const OVERRUN: u64 = 4;
 /// The volume.
@@ -72,7 +74,7 @@ pub fn run(
     fs::create_dir_all(&directory).context(directory.display())?;
     let image = directory.join("backend.img");
     Load::fill(DISK_BYTES).run(&Target::File(image.clone()), &directory.join("fill.json"))?;
-    let node = Node::start(binary, &directory.join("node"), None)?;
+    let node = Node::start(binary, &directory.join("node"), Some(CONFIG))?;
     let log_bytes = if quick { LOG_BYTES / 4 } else { LOG_BYTES };
     node.create(&VolumeOptions {
         name: "steady".into(),

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# A node in the foreground with one volume to play with. Ctrl-C stops it; the data stays.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+hdcs=$PWD/target/release/hdcs
+data=${HDCS_DATA:-$PWD/hdcs-data}
+mkdir -p "$data"
+
+coproc NODE { exec "$hdcs" serve --data "$data"; }
+trap 'kill "$NODE_PID" 2>/dev/null || true' INT TERM EXIT
+pid=$NODE_PID
+IFS= read -r ready <&"${NODE[0]}" || { wait "$pid"; exit 1; }
+if ! "$hdcs" --data "$data" volume show demo >/dev/null 2>&1; then
+    "$hdcs" --data "$data" volume create demo --size 4G --log-size 1G >/dev/null
+fi
+cat <<TEXT
+$ready
+
+The node runs in the foreground; its data is in $data. Ctrl-C stops it. In another terminal:
+  look       $hdcs --data $data status
+             $hdcs --data $data volume show demo
+  load       fio --name=x --ioengine=nbd --uri='nbd+unix:///demo?socket=$data/nbd.sock' --rw=randwrite --bs=4k --iodepth=32 --time_based --runtime=10
+  copy       nbdcopy image.raw 'nbd+unix:///demo?socket=$data/nbd.sock'
+  as a file  mkdir -p mnt; nbdfuse mnt/disk 'nbd+unix:///demo?socket=$data/nbd.sock'
+  QEMU       qemu-system-x86_64 -drive file='nbd+unix:///demo?socket=$data/nbd.sock',format=raw,if=virtio …
+TEXT
+wait "$pid"
