@@ -33,6 +33,8 @@ use crate::data_dir::Layout;
 const POOL_BYTES: usize = 8 << 20;
 /// How often a log in use is read again before a failure is believed.
 const LIVE_TRIES: usize = 5;
+/// First bytes of a read cache's device.
+const CACHE_MAGIC: [u8; 8] = *b"HDCSCACH";
 /// The start of a device that must be empty before it becomes a log: every common file system,
 /// partition table and volume manager leaves a mark there.
 const DEVICE_HEAD_BYTES: usize = 64 << 10;
@@ -470,6 +472,22 @@ pub fn refuse_used_device(path: &Path) -> Result<(), String> {
          --log-overwrite",
         path.display()
     ))
+}
+
+/// Refuse a place for the read cache that holds something else: it would be overwritten.
+pub fn refuse_foreign_cache(path: &Path) -> Result<(), String> {
+    let mut head = [0; BLOCK_BYTES];
+    let found = fs::metadata(path).map_err(|error| error.to_string())?;
+    if found.is_file() && found.len() == 0 {
+        return Ok(());
+    }
+    File::open(path)
+        .and_then(|file| file.read_exact_at(&mut head, 0))
+        .map_err(|error| error.to_string())?;
+    if head.iter().all(|&byte| byte == 0) || head.starts_with(&CACHE_MAGIC) {
+        return Ok(());
+    }
+    Err("it holds something that is not an HDCS cache".to_owned())
 }
 
 /// Make a log's device empty again, so that it can be used for something else.

@@ -1,3 +1,5 @@
 //! The HDCS program.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    hdcs_node::cli::run()
+}

@@ -1,2 +1,205 @@
-//! The command line.
+//! The command line: `hdcs serve`, and everything that speaks to a node or reads what it left.
+//!
+//! Exit status: 0 done, 1 failed, 2 misused. Errors go to standard error as
+//! `error: what: where: what to do`. Results go to standard output, as tables or with `--json`.
+//!
+//! Only what is implemented is accepted; the rest of the contract says that it is not available
+//! yet.
+
+mod check;
+mod client;
+mod flush;
+mod output;
 pub mod size;
+mod top;
+mod volume;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use client::Client;
+
+use crate::control::api::{ApiError, ErrorKind};
+use crate::control::serve::{self, ServeError};
+use crate::data_dir::Layout;
+
+/// Where the data directory is if nothing says so.
+const DATA_DEFAULT: &str = "hdcs-data";
+
+/// HDCS: a crash-consistent block cache for slow storage.
+#[derive(Debug, Parser)]
+#[command(name = "hdcs", version, arg_required_else_help = true)]
+struct Cli {
+    /// Data directory of the node [default: $HDCS_DATA, else ./hdcs-data]
+    #[arg(long, global = true, value_name = "DIR")]
+    data: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the node daemon in the foreground
+    Serve {
+        /// Configuration file (TOML)
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+    /// Create, list, show, change, flush and delete volumes
+    #[command(subcommand)]
+    Volume(volume::Command),
+    /// Show the node: memory, cache, volumes by state
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show live rates of every volume (q or Ctrl-C ends it)
+    Top(top::Arguments),
+    /// Say what is on a write log, volume directory or data directory, without a daemon
+    Inspect {
+        /// What to inspect
+        path: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Verify every checksum of a log, volume or data directory; exit status 1 if one is wrong
+    Check {
+        /// A path (with a `/`) or the name of a volume
+        #[arg(value_name = "PATH|VOLUME")]
+        target: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// What the process returns.
+    status: u8,
+    /// What is printed after `error: `; empty if everything is said already.
+    message: String,
+}
+
+impl Failure {
+    /// Something was tried and failed.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self {
+            status: 1,
+            message: message.into(),
+        }
+    }
+    /// It was asked for in a way that can never succeed.
+    pub(crate) fn misused(message: impl Into<String>) -> Self {
+        Self {
+            status: 2,
+            message: message.into(),
+        }
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        match error.kind {
+            ErrorKind::Invalid => Self::misused(error.message),
+            _ => Self::failed(error.message),
+        }
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Config(_) => Self::misused(error.to_string()),
+            _ => Self::failed(error.to_string()),
+        }
+    }
+}
+
+/// Run the command of this process's arguments.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let data = cli
+        .data
+        .or_else(|| std::env::var_os("HDCS_DATA").map(PathBuf::from))
+        .unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
+    let result = match cli.command {
+        Command::Serve { config } => {
+            log_to_stderr();
+            serve::run(config.as_deref(), &data).map_err(Failure::from)
+        }
+        Command::Inspect { path, json } => check::inspect(&path, json),
+        Command::Volume(command) => {
+            online(&data, async |client| volume::run(&client, command).await)
+        }
+        Command::Status { json } => {
+            online(&data, async |client| output::status(&client, json).await)
+        }
+        Command::Top(arguments) => {
+            online(&data, async |client| top::run(&client, &arguments).await)
+        }
+        Command::Check { target, json } => online(&data, async |client| {
+            check::check(&client, &target, json).await
+        }),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("error: {}", failure.message);
+            }
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Run a command that speaks to a daemon.
+fn online(
+    data: &std::path::Path,
+    work: impl AsyncFnOnce(Client) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("cannot run: {error}")))?;
+    runtime.block_on(work(Client::new(Layout::new(data))))
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("HDCS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn cli_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn data_is_accepted_before_and_after_the_command() {
+        for arguments in [
+            ["hdcs", "--data", "/d", "volume", "list"],
+            ["hdcs", "volume", "list", "--data", "/d"],
+        ] {
+            let cli = Cli::try_parse_from(arguments).unwrap();
+            assert_eq!(cli.data, Some(PathBuf::from("/d")));
+        }
+    }
+}

@@ -27,7 +27,7 @@ use super::link::{DataPath, ask};
 use crate::catalogue::{self, Entry, Found, VolumeName};
 use crate::config::budget::Budget;
 use crate::config::value::Value;
-use crate::config::{Config, VolumeSettings};
+use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::{DataDir, Layout};
 use crate::frontends::VolumeNumber;
 use crate::shard::command::{Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec};
@@ -38,6 +38,8 @@ const OPEN_TIME_MAX: Duration = Duration::from_secs(600);
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
 /// What moves data.
 const MOVE_TIME_MAX: Duration = Duration::from_secs(600);
+/// A stop that destages is bounded by its caller, one that does not by the shard.
+const STOP_TIME_MAX: Duration = Duration::from_secs(2 * 86_400);
 /// A destage that has moved nothing for so long is taken for stuck.
 const STALL_TIME_MAX: Duration = Duration::from_secs(15);
 /// How often progress is looked at.
@@ -308,29 +310,27 @@ impl Node {
         }
     }
 
-    /// Write everything dirty of every volume to its backend, as long as `time_max` allows.
-    pub async fn destage_all(&self, time_max: Duration) {
-        let deadline = tokio::time::Instant::now() + time_max;
-        for entry in self.entries() {
-            let name = entry.name.as_str();
-            let destaged = self.destage(name, VolumeNumber(entry.number));
-            match tokio::time::timeout_at(deadline, destaged).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!("{error}; it stays in the write log"),
-                Err(_) => tracing::warn!(
-                    "volume {name}: destage_on_stop_max_ms has passed; the rest stays in the write log"
-                ),
-            }
-        }
+    /// Where the node's data is.
+    pub fn root(&self) -> &std::path::Path {
+        &self.root
     }
 
-    /// Close every volume, making everything acknowledged durable, and end the shard.
-    pub async fn stop(&self) -> Result<(), ApiError> {
-        ask(&*self.path, "stopping", MOVE_TIME_MAX, |answer| {
-            Command::Stop {
-                destage: false,
-                answer,
-            }
+    /// The data path.
+    pub fn path(&self) -> &dyn DataPath {
+        &*self.path
+    }
+
+    /// What belongs to the node as a whole.
+    pub fn settings(&self) -> &NodeSettings {
+        &self.config.node
+    }
+
+    /// Close every connection and volume, making everything acknowledged durable, with `destage`
+    /// after the backends hold everything, and end the shard. Asked again without `destage`, the
+    /// shard settles for that.
+    pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
+        ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
+            Command::Stop { destage, answer }
         })
         .await
     }

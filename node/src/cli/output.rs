@@ -1,0 +1,254 @@
+//! Tables and JSON for people and programs.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::Failure;
+use super::client::Client;
+use super::size::show;
+use crate::control::api::{Status, Volume};
+
+/// Print a line to standard output; a reader that has gone (`| head`) is no error.
+pub fn line(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Print a value as JSON.
+pub fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::failed(format!("cannot print JSON: {error}")))?;
+    line(&text);
+    Ok(())
+}
+
+/// A table without lines; columns named with a leading `>` are aligned to the right.
+pub fn table(columns: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(
+        columns
+            .iter()
+            .map(|column| Cell::new(column.trim_start_matches('>'))),
+    );
+    for (index, column) in columns.iter().enumerate() {
+        if let (true, Some(column)) = (column.starts_with('>'), table.column_mut(index)) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// Print a table without the blanks at the ends of its lines.
+pub fn print(table: &Table) {
+    line(&trimmed(table));
+}
+
+/// The text of a table without the blanks at the ends of its lines.
+pub fn trimmed(table: &Table) -> String {
+    let text = table.to_string();
+    let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+    lines.join("\n")
+}
+
+/// `part` of `whole` in percent.
+pub fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        "-".to_owned()
+    } else {
+        format!("{:.0}%", part as f64 * 100.0 / whole as f64)
+    }
+}
+
+/// A list of volumes.
+pub fn volumes(volumes: &[Volume]) {
+    let mut table = table(&[
+        "NAME", "STATE", ">SIZE", ">DIRTY", ">LOG", ">CLIENTS", "BACKEND",
+    ]);
+    for volume in volumes {
+        let (dirty, log) = match &volume.counters {
+            Some(c) => (
+                show(c.dirty_bytes),
+                percent(c.log_used_bytes, c.log_ring_bytes),
+            ),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        table.add_row([
+            volume.name.clone(),
+            volume.state.clone(),
+            show(volume.bytes),
+            dirty,
+            log,
+            volume.connections.to_string(),
+            volume.backend.clone(),
+        ]);
+    }
+    print(&table);
+    for volume in volumes {
+        if let Some(reason) = &volume.reason {
+            line(&format!("\n{}: {reason}", volume.name));
+        }
+    }
+}
+
+/// One volume, in full.
+pub fn volume(volume: &Volume) {
+    let mut table = table(&["FIELD", "VALUE"]);
+    let mut row = |field: &str, value: String| {
+        table.add_row([field.to_owned(), value]);
+    };
+    row("name", volume.name.clone());
+    row("state", volume.state.clone());
+    if let Some(reason) = &volume.reason {
+        row("reason", reason.clone());
+    }
+    row(
+        "size",
+        format!("{} ({} bytes)", show(volume.bytes), volume.bytes),
+    );
+    row("backend", volume.backend.clone());
+    row(
+        "write log",
+        format!("{} ({})", volume.log_path, show(volume.log_bytes)),
+    );
+    row("uuid", volume.uuid.clone());
+    row("number", volume.number.to_string());
+    row("clients", volume.connections.to_string());
+    if let Some(c) = &volume.counters {
+        row(
+            "dirty",
+            format!(
+                "{}, oldest {:.1} s",
+                show(c.dirty_bytes),
+                c.dirty_age_ms as f64 / 1000.0
+            ),
+        );
+        row(
+            "log in use",
+            format!(
+                "{} of {} ({})",
+                show(c.log_used_bytes),
+                show(c.log_ring_bytes),
+                percent(c.log_used_bytes, c.log_ring_bytes)
+            ),
+        );
+        row("not yet durable", show(c.unpersisted_bytes));
+        row(
+            "reads, writes, trims, flushes",
+            format!("{}, {}, {}, {}", c.reads, c.writes, c.trims, c.flushes),
+        );
+        row("errors", c.errors.to_string());
+        let blocks = c.log_hit_blocks + c.dram_hit_blocks + c.ssd_hit_blocks + c.miss_blocks;
+        row(
+            "reads from log, DRAM, SSD, backend",
+            format!(
+                "{}, {}, {}, {}",
+                percent(c.log_hit_blocks, blocks),
+                percent(c.dram_hit_blocks, blocks),
+                percent(c.ssd_hit_blocks, blocks),
+                percent(c.miss_blocks, blocks)
+            ),
+        );
+        row(
+            "destaged, coalesced",
+            format!("{}, {}", show(c.destaged_bytes), show(c.coalesced_bytes)),
+        );
+    }
+    if let Some(latency) = &volume.latency {
+        for (name, l) in [
+            ("read", &latency.read),
+            ("write", &latency.write),
+            ("flush", &latency.flush),
+        ] {
+            row(
+                &format!("{name} latency p50, p99, p99.99"),
+                format!("{:.0}, {:.0}, {:.0} µs", l.p50_us, l.p99_us, l.p99_99_us),
+            );
+        }
+    }
+    for (key, value) in &volume.settings {
+        let mark = if volume.overridden.contains(key) {
+            " (set for this volume)"
+        } else {
+            ""
+        };
+        row(key, format!("{value}{mark}"));
+    }
+    print(&table);
+}
+
+/// `hdcs status`.
+pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
+    let status: Status = client.get("/v1/status").await?;
+    if as_json {
+        return json(&status);
+    }
+    let mut table = table(&["FIELD", "VALUE"]);
+    let mut row = |field: &str, value: String| {
+        table.add_row([field.to_owned(), value]);
+    };
+    row("version", status.version);
+    row("process", status.pid.to_string());
+    row("data", status.data);
+    row("node", status.node);
+    row("up", format!("{} s", status.uptime_ms / 1000));
+    row("nbd", status.nbd_listen.join(", "));
+    row("connections", status.connections.to_string());
+    let states = status
+        .volumes_by_state
+        .iter()
+        .filter(|(_, count)| **count > 0);
+    let states: Vec<_> = states
+        .map(|(state, count)| format!("{count} {state}"))
+        .collect();
+    row(
+        "volumes",
+        format!("{} ({})", status.volumes, states.join(", ")),
+    );
+    row("dirty", show(status.dirty_bytes));
+    let memory = &status.memory;
+    row(
+        "memory",
+        format!("{} of {}", show(memory.rss_bytes), show(memory.max_bytes)),
+    );
+    row(
+        "  buffers",
+        format!(
+            "{}, {} free, {} recent writes",
+            show(memory.pool_bytes),
+            show(memory.pool_free_bytes),
+            show(memory.resident_bytes)
+        ),
+    );
+    row(
+        "  indexes",
+        format!(
+            "{} cache, {} logs",
+            show(memory.cache_index_bytes),
+            show(memory.log_index_bytes)
+        ),
+    );
+    let cache = &status.cache;
+    row(
+        "DRAM tier",
+        format!(
+            "{} of {}",
+            show(cache.dram_used_bytes),
+            show(cache.dram_bytes)
+        ),
+    );
+    row(
+        "SSD tier",
+        if cache.ssd_online {
+            format!(
+                "{} of {}",
+                show(cache.ssd_used_bytes),
+                show(cache.ssd_bytes)
+            )
+        } else {
+            "off".to_owned()
+        },
+    );
+    print(&table);
+    Ok(())
+}

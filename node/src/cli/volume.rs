@@ -1,0 +1,331 @@
+//! `hdcs volume …`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use hyper::Method;
+
+use super::client::Client;
+use super::size::{Size, show};
+use super::{Failure, flush, output};
+use crate::catalogue::{VolumeName, check_volume_bytes};
+use crate::config::value::Value;
+use crate::control::api::{CreateVolume, Deleted, ResizeVolume, SetVolume, Volume, VolumeRange};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Create a volume; it is an NBD export of its name at once
+    Create(Box<Create>),
+    /// List every volume
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one volume in full
+    Show {
+        /// Name of the volume
+        name: VolumeName,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change settings of one volume: key=value, or key=default for the node's value
+    Set {
+        /// Name of the volume
+        name: VolumeName,
+        /// Settings, as in the configuration file
+        #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
+        settings: Vec<(String, Value)>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change the size of a volume; smaller only with --shrink, after it is flushed
+    Resize {
+        /// Name of the volume
+        name: VolumeName,
+        /// The new size
+        #[arg(long, value_parser = parse_volume_size)]
+        size: Size,
+        /// What lies beyond the new size may be lost
+        #[arg(long)]
+        shrink: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write everything dirty to the backend, with progress; Ctrl-C cancels it
+    Flush(flush::Arguments),
+    /// Drop clean data from the read cache
+    Evict(Range),
+    /// Bring data into the read cache
+    Promote(Range),
+    /// Delete a volume, after its dirty data is written to the backend
+    Delete {
+        /// Name of the volume
+        name: VolumeName,
+        /// Lose dirty data instead of writing it to the backend first
+        #[arg(long)]
+        discard_dirty: bool,
+        /// Keep the backing file that HDCS made (one of yours is always kept)
+        #[arg(long)]
+        keep_data: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Create {
+    /// Name of the volume: letters, digits, `.`, `_`, `-`
+    name: VolumeName,
+    /// Size, such as 10G; can be left out if the backend exists
+    #[arg(long, value_parser = parse_volume_size)]
+    size: Option<Size>,
+    /// Where cold data lives, such as file:PATH [default: a sparse file in the data directory]
+    #[arg(long, value_name = "URL")]
+    backend: Option<String>,
+    /// Who is the home of the data
+    #[arg(long, default_value = "cache", value_parser = Available::parser("mode", &["cache"], &["storage"]))]
+    mode: String,
+    /// What the cache does with writes
+    #[arg(long, default_value = "write-back", value_parser = Available::parser("policy", &["write-back"],
+        &["write-through", "write-around", "read-only", "pass-through"]))]
+    policy: String,
+    /// When a write counts as durable [default: the node's `persist`]
+    #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
+    persist: Option<String>,
+    /// Copies of dirty data on other nodes
+    #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
+    replicas: String,
+    /// How many of them must hold a write before it is acknowledged
+    #[arg(long, default_value = "one", value_parser = Available::parser("ack level", &["one"], &["majority", "all"]))]
+    ack: String,
+    /// Size of the write log [default: the node's `log_size_mib`]
+    #[arg(long, value_name = "SIZE")]
+    log_size: Option<Size>,
+    /// File or block device for the write log [default: under the node's `log_path`]
+    #[arg(long, value_name = "PATH")]
+    log_path: Option<PathBuf>,
+    /// Take a block device for the log although it holds something
+    #[arg(long)]
+    log_overwrite: bool,
+    /// Settings that differ from the node's
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = parse_setting)]
+    settings: Vec<(String, Value)>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Range {
+    /// Name of the volume
+    name: VolumeName,
+    /// First byte
+    #[arg(long, default_value = "0")]
+    offset: Size,
+    /// How much [default: to the end]
+    #[arg(long)]
+    length: Option<Size>,
+}
+
+/// Accepts what is implemented, and tells what is only planned from what never was.
+#[derive(Clone)]
+struct Available;
+
+impl Available {
+    fn parser(
+        what: &'static str,
+        available: &'static [&'static str],
+        planned: &'static [&'static str],
+    ) -> impl Fn(&str) -> Result<String, String> + Clone {
+        move |text| {
+            if available.contains(&text) {
+                return Ok(text.to_owned());
+            }
+            let available = available.join(", ");
+            Err(if planned.contains(&text) {
+                format!("this {what} is not available yet; available: {available}")
+            } else {
+                format!("there is no such {what}; available: {available}")
+            })
+        }
+    }
+}
+
+fn parse_volume_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error| format!("{error}"))?;
+    check_volume_bytes(size.0)?;
+    Ok(size)
+}
+
+fn parse_setting(text: &str) -> Result<(String, Value), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("write KEY=VALUE, such as persist=on-write")?;
+    Ok((key.to_owned(), Value::from_typed(value)))
+}
+
+/// Turn a relative `file:` URL into an absolute one: the daemon has another working directory.
+fn absolute_backend(url: &str) -> Result<String, Failure> {
+    match url.strip_prefix("file:") {
+        Some(rest) if !rest.is_empty() => {
+            let (path, options) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
+            Ok(format!("file:{}{options}", absolute(Path::new(path))?))
+        }
+        _ => Ok(url.to_owned()),
+    }
+}
+
+fn absolute(path: &Path) -> Result<String, Failure> {
+    let absolute = std::path::absolute(path)
+        .map_err(|error| Failure::misused(format!("path {}: {error}", path.display())))?;
+    absolute.into_os_string().into_string().map_err(|path| {
+        Failure::misused(format!(
+            "path {}: it is not UTF-8: choose another name",
+            path.display()
+        ))
+    })
+}
+
+/// Path of a volume in the API. A name has no character that would need escaping.
+pub(super) fn api_path(name: &VolumeName) -> String {
+    format!("/v1/volumes/{name}")
+}
+
+pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Create(arguments) => create(client, *arguments).await,
+        Command::List { json } => {
+            let volumes: Vec<Volume> = client.get("/v1/volumes").await?;
+            if json {
+                return output::json(&volumes);
+            }
+            output::volumes(&volumes);
+            Ok(())
+        }
+        Command::Show { name, json } => {
+            let volume: Volume = client.get(&api_path(&name)).await?;
+            if json {
+                return output::json(&volume);
+            }
+            output::volume(&volume);
+            Ok(())
+        }
+        Command::Set {
+            name,
+            settings,
+            json,
+        } => {
+            let is_default = |value: &Value| *value == Value::Text("default".to_owned());
+            let settings = settings
+                .into_iter()
+                .map(|(key, value)| (key, Some(value).filter(|value| !is_default(value))))
+                .collect();
+            let path = api_path(&name);
+            let request = SetVolume { settings };
+            let volume: Volume = client.request(Method::PATCH, &path, &request).await?;
+            said(json, &volume, || format!("volume {name} is changed"))
+        }
+        Command::Resize {
+            name,
+            size,
+            shrink,
+            json,
+        } => {
+            let path = format!("{}/resize", api_path(&name));
+            let request = ResizeVolume {
+                bytes: size.0,
+                shrink,
+            };
+            let volume: Volume = client.request(Method::POST, &path, &request).await?;
+            said(json, &volume, || {
+                format!("volume {name} has {} now", show(volume.bytes))
+            })
+        }
+        Command::Flush(arguments) => flush::run(client, &arguments).await,
+        Command::Evict(range) => move_range(client, range, "evict").await,
+        Command::Promote(range) => move_range(client, range, "promote").await,
+        Command::Delete {
+            name,
+            discard_dirty,
+            keep_data,
+            json,
+        } => {
+            let path = format!(
+                "{}?discard_dirty={discard_dirty}&keep_data={keep_data}",
+                api_path(&name)
+            );
+            let deleted: Deleted = client.request(Method::DELETE, &path, &()).await?;
+            said(json, &deleted, || {
+                let lost = match deleted.discarded_dirty_bytes {
+                    0 => String::new(),
+                    bytes => format!(", {bytes} dirty bytes were discarded"),
+                };
+                let kept = deleted.data.as_ref().map_or(String::new(), |data| {
+                    format!(", its data is kept at {data}")
+                });
+                format!("volume {name} is deleted{lost}{kept}")
+            })
+        }
+    }
+}
+
+fn said<T: serde::Serialize>(
+    json: bool,
+    value: &T,
+    sentence: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    if json {
+        return output::json(value);
+    }
+    output::line(&sentence());
+    Ok(())
+}
+
+async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
+    let mut settings: BTreeMap<String, Value> = arguments.settings.into_iter().collect();
+    if let Some(persist) = arguments.persist {
+        settings.insert("persist".to_owned(), Value::Text(persist));
+    }
+    let request = CreateVolume {
+        name: arguments.name.to_string(),
+        bytes: arguments.size.map(|size| size.0),
+        backend: arguments
+            .backend
+            .as_deref()
+            .map(absolute_backend)
+            .transpose()?,
+        log_bytes: arguments.log_size.map(|size| size.0),
+        log_path: arguments.log_path.as_deref().map(absolute).transpose()?,
+        log_overwrite: arguments.log_overwrite,
+        settings,
+    };
+    let volume: Volume = client
+        .request(Method::POST, "/v1/volumes", &request)
+        .await?;
+    said(arguments.json, &volume, || {
+        format!(
+            "volume {} is created: {}, {}, backend {}",
+            volume.name,
+            show(volume.bytes),
+            volume.state,
+            volume.backend
+        )
+    })
+}
+
+async fn move_range(client: &Client, range: Range, what: &str) -> Result<(), Failure> {
+    let path = format!("{}/{what}", api_path(&range.name));
+    let request = VolumeRange {
+        offset: range.offset.0,
+        bytes: range.length.map(|size| size.0),
+    };
+    let () = client.request(Method::POST, &path, &request).await?;
+    output::line(&format!("volume {}: {what} is done", range.name));
+    Ok(())
+}
