@@ -236,7 +236,8 @@ impl Story {
     }
 
     fn content(&self, line: u64) -> (u64, u64) {
-        self.present.get(&line).copied().unwrap_or_default()
+        let first = (1_000_000 + line, 0);
+        self.present.get(&line).copied().unwrap_or(first)
     }
 
     fn check(&self, line: u64, block: u64, data: &[u8], tier: &str) {
@@ -304,7 +305,7 @@ impl Story {
     }
 
     fn fill(&mut self, line: u64) {
-        let lines = self.random.u64(1..=4);
+        let lines = self.random.u64(1..=8);
         let last = if line < LINES / 2 { LINES / 2 } else { LINES };
         let lines = lines.min(last - line);
         if (line..line + lines).any(|line| self.is_unknown(line)) {
@@ -358,7 +359,7 @@ impl Story {
     /// A generation is destaged: the backend's content changes, the cache is told.
     fn write(&mut self) {
         let first = self.random.u64(..LINES);
-        let lines = match self.random.u8(..40) {
+        let lines = match self.random.u16(..400) {
             0 => LINES - first,
             _ => self.random.u64(1..=3).min(LINES - first),
         };
@@ -385,11 +386,17 @@ impl Story {
             return;
         };
         let (_, first, lines) = self.unretired[index];
-        for line in first..first + lines {
-            // Part of a line is enough to make it stale.
-            let blocks = self.random.u64(1..=self.line_blocks());
-            let key = self.key(line);
-            self.cache.invalidate(key, blocks);
+        if self.key(first).volume() == self.key(first + lines - 1).volume() && self.random.bool() {
+            let blocks = lines * self.line_blocks();
+            self.cache.invalidate(self.key(first), blocks);
+        } else {
+            for line in first..first + lines {
+                let blocks = self.random.u64(1..=self.line_blocks());
+                let key = self.key(line);
+                self.cache.invalidate(key, blocks);
+                let rest = self.line_blocks() - blocks;
+                self.cache.invalidate(BlockKey(key.0 + blocks), rest);
+            }
         }
         self.unretired[index].0 = Some(self.cache.barrier());
     }
@@ -409,6 +416,9 @@ impl Story {
     }
 
     fn note(&mut self) {
+        if self.cache.is_ready() && !self.cache.stats().ssd_online {
+            self.seen.offline += 1;
+        }
         let CacheStats {
             shared_lines,
             ssd_evicted_lines,
@@ -435,6 +445,9 @@ impl Story {
             &mut self.actions,
         );
         self.in_flight.append(&mut self.actions);
+        if self.random.bool() {
+            self.settle("start", |story| story.cache.is_ready());
+        }
     }
 
     /// What the node does about a cache whose device cannot even be voided.
@@ -492,9 +505,6 @@ impl Story {
             }
         }
         self.close();
-        if self.cache.is_ready() && !self.cache.stats().ssd_online {
-            self.seen.offline += 1;
-        }
         self.note();
         self.seen
     }
@@ -564,34 +574,34 @@ fn cache_without_faults_serves_and_evicts() {
 #[test]
 fn cache_is_never_stale_after_crashes() {
     let faults = Faults {
-        crash: 6,
+        crash: 3,
         ..Faults::default()
     };
-    let seen = run_seeds(30, 4000, faults);
-    assert!(seen.restarts > 0 && seen.warm > 0 && seen.ssd > 0);
+    let seen = run_seeds(16, 5000, faults);
+    assert!(seen.restarts > 0 && seen.warm > 0 && seen.ssd > 0 && seen.evicted > 0);
     assert_eq!(seen.offline, 0);
 }
 
 #[test]
 fn cache_is_never_wrong_with_rot_and_crashes() {
     let faults = Faults {
-        crash: 6,
-        rot: 40,
+        crash: 3,
+        rot: 6,
         ..Faults::default()
     };
-    let seen = run_seeds(30, 3000, faults);
+    let seen = run_seeds(12, 5000, faults);
     assert!(seen.warm > 0 && seen.ssd > 0 && seen.corrupt > 0);
 }
 
 #[test]
 fn cache_survives_errors_of_its_device() {
     let faults = Faults {
-        crash: 4,
-        rot: 10,
+        crash: 2,
+        rot: 3,
         error: 100,
         dies: false,
     };
-    let seen = run_seeds(30, 3000, faults);
+    let seen = run_seeds(12, 5000, faults);
     assert!(seen.ssd > 0 && seen.corrupt > 0);
 }
 
@@ -603,6 +613,6 @@ fn cache_survives_the_death_of_its_device() {
         error: 5,
         dies: true,
     };
-    let seen = run_seeds(30, 3000, faults);
+    let seen = run_seeds(12, 5000, faults);
     assert!(seen.offline > 0 && seen.resets > 0 && seen.ssd > 0);
 }
