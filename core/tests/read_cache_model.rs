@@ -63,7 +63,7 @@ impl Device {
     fn write(&mut self, offset: u64, data: &[Buf], durable: bool) -> Result<Done, IoError> {
         let offset = offset as usize;
         let bytes: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
-        assert!(offset + bytes.len() <= REGION && offset % BLOCK_BYTES == 0);
+        assert!(offset + bytes.len() <= REGION && offset.is_multiple_of(BLOCK_BYTES));
         if self.fails() {
             let keep = self.random.u32(..=100);
             Self::tear(&mut self.random, &mut self.view, offset, &bytes, keep);
@@ -323,7 +323,7 @@ impl Story {
             fill_block(block_content(self.content(line).0, block_index), block);
         }
         let data = data.freeze();
-        let skip = if self.random.u8(..8) == 0 { 1 } else { 0 };
+        let skip = u64::from(self.random.u8(..8) == 0);
         let first = BlockKey(self.key(line).0 + skip);
         self.cache
             .fill(first, &data.slice(skip as usize * BLOCK_BYTES..data.len()));

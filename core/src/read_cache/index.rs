@@ -75,7 +75,7 @@ impl Index {
             states: vec![0; lines],
             addresses: Table::new(lines + lines / LINES_PER_ALIAS),
             contents: Table::new(lines),
-            aliases: Vec::new(),
+            aliases: Vec::with_capacity(lines / LINES_PER_ALIAS),
             alias_free: NONE,
             alias_heads: vec![NONE; segments],
             used_lines: 0,
@@ -376,6 +376,14 @@ fn content_hash(checksums: &[u32]) -> u64 {
 mod tests {
     use super::*;
     use alloc::collections::BTreeMap;
+
+    #[test]
+    fn index_is_within_16_bytes_per_block() {
+        let (segments, lines) = (1000, 63);
+        let bytes = Index::new(segments, lines, 4).bytes();
+        let blocks = segments * lines * 4;
+        assert!(bytes <= 16 * blocks, "{bytes} bytes for {blocks} blocks");
+    }
 
     #[test]
     fn index_agrees_with_a_map_through_churn() {

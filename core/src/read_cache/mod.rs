@@ -229,6 +229,10 @@ impl ReadCache {
     /// Give a read permission back, with the block that was read or `None` if the device failed.
     /// The data is checked against its checksum; if the block was not invalidated meanwhile, it
     /// goes to the DRAM tier. `Ok` says that the data is what [`Self::lookup`] found.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a permission is given back once"
+    )]
     pub fn finish_ssd_read(&mut self, read: SsdRead, data: Option<&[u8]>) -> Result<(), Corrupt> {
         let ssd = self.ssd.as_mut().ok_or(Corrupt)?;
         let current = ssd.finish(&read, data)?;

@@ -557,9 +557,11 @@ impl Ssd {
         }
         assert!(self.unsent.len() <= self.writing.len());
         assert!(self.compares.len() <= CACHE_READS_MAX);
-        if self.snapshot.is_some() {
-            assert!(self.journal_room() >= 0, "a checkpoint has its room");
-        }
+        let reserved = self.journal_index + self.snapshot_blocks();
+        assert!(
+            reserved <= self.layout.half_blocks,
+            "a checkpoint has its room"
+        );
     }
 }
 

@@ -77,7 +77,6 @@ impl Ssd {
 
     fn next_control(&mut self) -> Option<Control> {
         match self.phase {
-            Phase::Superblocks | Phase::Footers { .. } | Phase::Journal(_) => None,
             Phase::Forming { begun: false } => {
                 self.write_pair(Root::fresh(self.root.format, true), Step::FormBegun)
             }
@@ -93,7 +92,9 @@ impl Ssd {
                 self.phase = Phase::Offline(Burn::Wanted(attempts - 1));
                 self.write_pair(Root::fresh(self.root.format + 1, true), Step::Burnt)
             }
-            Phase::Offline(_) => None,
+            Phase::Offline(_) | Phase::Superblocks | Phase::Footers { .. } | Phase::Journal(_) => {
+                None
+            }
             Phase::Ready => self.next_journal_write(),
         }
     }
@@ -117,25 +118,30 @@ impl Ssd {
                 };
                 self.write_root(root, Step::CheckpointEnded)
             }
-            Some(_) => self.write_journal(),
             None if !self.queue.is_due() || self.queue.len() == 0 => None,
-            None if self.journal_room() <= 0 => {
+            None if self.journal_room() == 0 => {
                 let root = Root {
                     journal_last: self.root.journal_last + 1,
                     ..self.root
                 };
                 self.write_root(root, Step::CheckpointBegun)
             }
-            None => self.write_journal(),
+            _ => self.write_journal(),
         }
     }
 
     /// Blocks of the present half that invalidations may take: what a snapshot does not need.
-    pub(super) fn journal_room(&self) -> i64 {
-        let reserved = self.snapshot.map_or(0, |next| {
-            (self.segments.len() - next).div_ceil(CACHE_JOURNAL_ENTRIES_MAX)
-        });
-        self.layout.half_blocks as i64 - self.journal_index as i64 - reserved as i64
+    pub(super) fn journal_room(&self) -> u64 {
+        self.layout
+            .half_blocks
+            .saturating_sub(self.journal_index + self.snapshot_blocks())
+    }
+
+    /// Blocks that the rest of the snapshot under way needs.
+    pub(super) fn snapshot_blocks(&self) -> u64 {
+        self.snapshot.map_or(0, |next| {
+            (self.segments.len() - next).div_ceil(CACHE_JOURNAL_ENTRIES_MAX) as u64
+        })
     }
 
     fn write_journal(&mut self) -> Option<Control> {

@@ -287,6 +287,7 @@ impl Ssd {
         let all = self.queue.supersede();
         self.queue.settle(all);
         self.renew = false;
+        self.journal_index = 0;
         self.next_sequence = (self.root.incarnation << INCARNATION_SHIFT) + 1;
         self.phase = Phase::Ready;
     }
@@ -324,7 +325,7 @@ impl Ssd {
         if self.root.journal_first < self.root.journal_last {
             // A checkpoint was cut short; take it up again if its half still has the room.
             self.snapshot = Some(0);
-            if self.journal_room() <= 0 {
+            if self.journal_room() == 0 {
                 self.snapshot = None;
                 self.renew = true;
             }

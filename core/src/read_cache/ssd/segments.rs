@@ -41,8 +41,11 @@ pub(super) struct Emptying {
     segment: usize,
     next_slot: usize,
     reads: usize,
-    /// A line that was used so often is kept, as long as there is room for more.
+    /// Lines that were used so often are kept,
     uses_min: u8,
+    /// and so many of those that were used once less,
+    others_left: usize,
+    /// but no more than this.
     keep_left: usize,
 }
 
@@ -119,7 +122,6 @@ impl Ssd {
                     self.counters.shared_lines += 1;
                     return;
                 }
-                Some(_) => {}
                 None if self.compares.len() < COMPARES_MAX => {
                     let segment = self.index.segment_of(candidate);
                     let pins = self.segments[segment].pins;
@@ -135,7 +137,7 @@ impl Ssd {
                         return;
                     }
                 }
-                None => {}
+                _ => {}
             }
         }
         self.fill_unshared(key, &data, sums, candidate.is_none());
@@ -357,10 +359,12 @@ impl Ssd {
                 continue;
             };
             let uses = self.index.uses(line);
-            if uses >= emptying.uses_min
+            let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left > 0;
+            if (uses >= emptying.uses_min || is_other)
                 && emptying.keep_left > 0
                 && let Some(buf) = self.pool.alloc(self.layout.line_bytes())
             {
+                emptying.others_left -= usize::from(is_other);
                 emptying.keep_left -= 1;
                 emptying.reads += 1;
                 let token = self.token(Op::Keep { line, key, uses });
@@ -401,12 +405,14 @@ impl Ssd {
                 .count()
         };
         // At most half is kept, the most used, so that eviction always makes room.
-        let uses_min = (1..3).find(|&least| used(least) <= keep).unwrap_or(3);
+        let uses_min = (1..4).find(|&least| used(least) <= keep).unwrap_or(4);
+        let others_left = keep - used(uses_min);
         self.emptying = Some(Emptying {
             segment,
             next_slot: 0,
             reads: 0,
             uses_min,
+            others_left,
             keep_left: keep,
         });
     }
