@@ -18,12 +18,29 @@
 //! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`.
 //! Data block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place,
 //! with zeroes outside the entry.
+//!
+//! # Read cache
+//!
+//! ```text
+//! block 0, 1      CacheSuperblock, written in turn by the parity of their sequence
+//! block 2..8      zero
+//! block 8..       two halves of the journal of invalidations, `half` blocks each
+//! then            segments of 256 blocks: lines from the front, CacheFooter in the last block
+//! ```
+//!
+//! With `n` segments that fit the region, `half` is `64 + 2 * ceil(n / 126)`. A journal *epoch* fills
+//! half `epoch % 2` from its front, one block per write: a [`CacheJournalHeader`] and its entries. The
+//! superblock names the epochs that count. A footer is followed by one key (`U64`, all ones if the
+//! line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::FormatError;
-use crate::limits::{BLOCK_BYTES, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+use crate::limits::{
+    BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, SEGMENT_BYTES, SPAN_DATA_BLOCKS_MAX,
+    SPAN_ENTRIES_MAX,
+};
 
 /// One field of an on-disk structure, for the generated documentation.
 #[derive(Debug)]
@@ -87,6 +104,10 @@ pub const STRUCTURES: &[Structure] = &[
     LogSuperblock::STRUCTURE,
     SpanHeader::STRUCTURE,
     SpanEntry::STRUCTURE,
+    CacheSuperblock::STRUCTURE,
+    CacheJournalHeader::STRUCTURE,
+    CacheJournalEntry::STRUCTURE,
+    CacheFooter::STRUCTURE,
 ];
 
 /// CRC-32C (Castagnoli, RFC 3720): the checksum of one data block.
@@ -353,4 +374,259 @@ const _: () = assert!(
     SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) * BLOCK_BYTES
         <= 64 << 10,
     "the largest control part is one small buffer"
+);
+
+/// Blocks before the journal of a read cache.
+pub const CACHE_HEADER_BLOCKS: u64 = 8;
+/// First bytes of a read cache's superblock.
+pub const CACHE_MAGIC: [u8; 8] = *b"HDCSCACH";
+/// First bytes of a block of the journal of invalidations.
+pub const CACHE_JOURNAL_MAGIC: [u8; 8] = *b"HDCSJRNL";
+/// First bytes of a segment's footer.
+pub const CACHE_FOOTER_MAGIC: [u8; 8] = *b"HDCSFOOT";
+/// The newest version of the read cache's structures.
+pub const CACHE_VERSION: u16 = 1;
+
+on_disk! {
+    /// The root of a read cache: whose it is and which part of the journal counts.
+    CacheSuperblock: 4096 bytes {
+        /// `HDCSCACH`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Blocks of one line.
+        line_blocks: U16,
+        /// 1 while the region is being made: nothing in it counts.
+        forming: u8,
+        /// Zero.
+        reserved_a: [u8; 3],
+        /// CRC-64/NVME of the block with this field zero.
+        checksum: U64,
+        /// Identity of the cache.
+        uuid: [u8; 16],
+        /// Counts the times that all content was declared void; journal and footers repeat it.
+        format: U64,
+        /// Counts superblock writes; the block of this structure is its parity.
+        sequence: U64,
+        /// Counts starts; the upper 24 bits of the sequence numbers of segments.
+        incarnation: U64,
+        /// Bytes of the region.
+        region_bytes: U64,
+        /// First epoch of the journal that counts.
+        journal_first: U64,
+        /// Last epoch of the journal: the one that is appended to.
+        journal_last: U64,
+        /// Zero.
+        reserved_b: [u8; 4008],
+    }
+}
+
+on_disk! {
+    /// The head of one block of the journal of invalidations.
+    CacheJournalHeader: 64 bytes {
+        /// `HDCSJRNL`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Entries that follow.
+        entries: U16,
+        /// Zero.
+        reserved_a: [u8; 4],
+        /// CRC-64/NVME of the block with this field zero.
+        checksum: U64,
+        /// That of the superblock.
+        format: U64,
+        /// Which epoch it belongs to.
+        epoch: U64,
+        /// Its place within the epoch.
+        index: U64,
+        /// Zero.
+        reserved_b: [u8; 16],
+    }
+}
+
+on_disk! {
+    /// One invalidation.
+    CacheJournalEntry: 32 bytes {
+        /// Range: applies to segments up to this sequence number. Segment: footers of lower
+        /// sequence numbers are void; of the footer with this one, the lines in `dead`.
+        sequence: U64,
+        /// Range: key of the first block. Segment: `dead`, bits 0 to 63.
+        first: U64,
+        /// Range: number of blocks. Segment: `dead`, bits 64 to 127.
+        second: U64,
+        /// Segment: its number.
+        segment: U32,
+        /// 1 range, 2 segment.
+        kind: u8,
+        /// Zero.
+        reserved: [u8; 3],
+    }
+}
+
+on_disk! {
+    /// The last block of a segment, followed by keys and checksums of its lines.
+    CacheFooter: 64 bytes {
+        /// `HDCSFOOT`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Blocks of one line.
+        line_blocks: U16,
+        /// 0 small, 1 main: the queue that the segment waits in.
+        stream: u8,
+        /// Zero.
+        reserved_a: [u8; 3],
+        /// CRC-64/NVME of the block with this field zero.
+        checksum: U64,
+        /// Identity of the cache.
+        uuid: [u8; 16],
+        /// That of the superblock.
+        format: U64,
+        /// Order in which segments were sealed; never used twice.
+        sequence: U64,
+        /// Number of the segment.
+        segment: U32,
+        /// Zero.
+        reserved_b: [u8; 4],
+    }
+}
+
+/// Entries of one block of the journal of invalidations at most.
+pub const CACHE_JOURNAL_ENTRIES_MAX: usize =
+    (BLOCK_BYTES - size_of::<CacheJournalHeader>()) / size_of::<CacheJournalEntry>();
+/// [`CacheJournalEntry::kind`] of a range of keys.
+pub const CACHE_ENTRY_RANGE: u8 = 1;
+/// [`CacheJournalEntry::kind`] of lines of a segment.
+pub const CACHE_ENTRY_SEGMENT: u8 = 2;
+
+/// Store the checksum of a block whose checksum field is at `offset`.
+fn seal_block(block: &mut [u8], offset: usize) {
+    let checksum = checksum_without(block, offset);
+    block[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
+}
+
+impl CacheSuperblock {
+    /// Fill in the checksum.
+    pub fn seal(&mut self) {
+        seal_block(self.as_mut_bytes(), core::mem::offset_of!(Self, checksum));
+    }
+
+    /// The superblock in `block`, checked but for its identity and geometry.
+    pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
+        let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(
+            block,
+            CACHE_MAGIC,
+            this.version.get(),
+            CACHE_VERSION,
+            offset,
+        )?;
+        let (first, last) = (this.journal_first.get(), this.journal_last.get());
+        if last < first || last - first > 1 {
+            return Err(FormatError::Field("journal_last"));
+        }
+        Ok(this)
+    }
+}
+
+impl CacheJournalHeader {
+    /// The header of a whole block with its checksum verified, and its entries.
+    pub fn parse(block: &[u8]) -> Result<(Self, &[CacheJournalEntry]), FormatError> {
+        let (this, rest) =
+            Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(
+            block,
+            CACHE_JOURNAL_MAGIC,
+            this.version.get(),
+            CACHE_VERSION,
+            offset,
+        )?;
+        let entries = usize::from(this.entries.get());
+        if entries > CACHE_JOURNAL_ENTRIES_MAX {
+            return Err(FormatError::Field("entries"));
+        }
+        let bytes = &rest[..entries * size_of::<CacheJournalEntry>()];
+        let entries = <[CacheJournalEntry]>::ref_from_bytes(bytes)
+            .map_err(|_| FormatError::Field("entries"))?;
+        Ok((this, entries))
+    }
+
+    /// Write a whole block: this header, the entries, the checksum.
+    pub fn write(&self, entries: &[CacheJournalEntry], block: &mut [u8]) {
+        block.fill(0);
+        let (head, rest) = block.split_at_mut(size_of::<Self>());
+        head.copy_from_slice(self.as_bytes());
+        rest[..size_of_val(entries)].copy_from_slice(entries.as_bytes());
+        seal_block(block, core::mem::offset_of!(Self, checksum));
+    }
+}
+
+impl CacheFooter {
+    /// Lines of one segment.
+    pub const fn lines(line_blocks: usize) -> usize {
+        (SEGMENT_BYTES / BLOCK_BYTES - 1) / line_blocks
+    }
+
+    /// The footer in `block`, with its checksum verified, and the keys and checksums of its lines.
+    pub fn parse(block: &[u8]) -> Result<(Self, &[U64], &[U32]), FormatError> {
+        let (this, rest) =
+            Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(
+            block,
+            CACHE_FOOTER_MAGIC,
+            this.version.get(),
+            CACHE_VERSION,
+            offset,
+        )?;
+        let line_blocks = usize::from(this.line_blocks.get());
+        if !(CACHE_LINE_BLOCKS_MIN..=CACHE_LINE_BLOCKS_MAX).contains(&line_blocks) {
+            return Err(FormatError::Field("line_blocks"));
+        }
+        let lines = Self::lines(line_blocks);
+        let length = FormatError::Field("length");
+        let (keys, rest) = <[U64]>::ref_from_prefix_with_elems(rest, lines).map_err(|_| length)?;
+        let (checksums, _) =
+            <[U32]>::ref_from_prefix_with_elems(rest, lines * line_blocks).map_err(|_| length)?;
+        Ok((this, keys, checksums))
+    }
+
+    /// Write a whole block: this footer, keys and checksums of its lines, the checksum.
+    pub fn write(
+        &self,
+        keys: impl Iterator<Item = u64>,
+        checksums: impl Iterator<Item = u32>,
+        block: &mut [u8],
+    ) {
+        block.fill(0);
+        let (head, rest) = block.split_at_mut(size_of::<Self>());
+        head.copy_from_slice(self.as_bytes());
+        let lines = Self::lines(usize::from(self.line_blocks.get()));
+        let (key_bytes, rest) = rest.split_at_mut(lines * 8);
+        for (place, key) in key_bytes.chunks_exact_mut(8).zip(keys) {
+            place.copy_from_slice(&key.to_le_bytes());
+        }
+        for (place, checksum) in rest.chunks_exact_mut(4).zip(checksums) {
+            place.copy_from_slice(&checksum.to_le_bytes());
+        }
+        seal_block(block, core::mem::offset_of!(Self, checksum));
+    }
+}
+
+const _: () = assert!(size_of::<CacheSuperblock>() == BLOCK_BYTES);
+const _: () = assert!(
+    CacheFooter::lines(CACHE_LINE_BLOCKS_MIN) <= 128,
+    "a journal entry has a bit for every line of a segment"
+);
+const _: () = assert!(
+    size_of::<CacheFooter>()
+        + CacheFooter::lines(CACHE_LINE_BLOCKS_MIN) * (8 + 4 * CACHE_LINE_BLOCKS_MIN)
+        <= BLOCK_BYTES
+        && size_of::<CacheFooter>()
+            + CacheFooter::lines(CACHE_LINE_BLOCKS_MAX) * (8 + 4 * CACHE_LINE_BLOCKS_MAX)
+            <= BLOCK_BYTES,
+    "a footer is one block"
 );

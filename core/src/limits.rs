@@ -43,6 +43,23 @@ pub const VOLUME_REQUESTS_MAX: usize = 1024;
 /// A segment of the SSD cache: written at once, large enough to be sequential for the device.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 
+/// The smallest region of the SSD tier: a few segments beside the journal.
+pub const CACHE_BYTES_MIN: u64 = 16 << 20;
+/// The largest region of the SSD tier: lines are numbered in 32 bits, whatever their size.
+pub const CACHE_BYTES_MAX: u64 = 4 << 40;
+/// The smallest line: with single blocks, the index would be several times its budget per block.
+pub const CACHE_LINE_BLOCKS_MIN: usize = 2;
+/// The largest line: beyond it, a small random read costs too much to fill.
+pub const CACHE_LINE_BLOCKS_MAX: usize = 16;
+/// Segments of the SSD tier that wait for their write or are being written; more are refused.
+pub const CACHE_SEGMENT_WRITES_MAX: usize = 3;
+/// Reads of the cache's own in flight at most, of each kind: footers at start, lines that are kept
+/// at eviction, lines that are compared.
+pub const CACHE_READS_MAX: usize = 16;
+/// Invalidations that wait for the journal; beyond it, the next start is cold instead.
+pub const CACHE_INVALIDATIONS_MAX: usize = 1 << 16;
+/// Failed reads or writes in a row after which the SSD tier is given up.
+pub const CACHE_ERRORS_IN_ROW_MAX: u32 = 8;
 /// Frames that one insert into the DRAM tier looks at to find one to reuse: bounds its time.
 pub const DRAM_SWEEP_FRAMES_MAX: usize = 256;
 
@@ -60,3 +77,11 @@ const _: () = assert!(
     "a block number fits a key"
 );
 const _: () = assert!(PROTOCOL_REQUEST_BYTES_MAX.is_multiple_of(REQUEST_BYTES_MAX));
+const _: () = assert!(
+    SEGMENT_BYTES == REQUEST_BYTES_MAX,
+    "a segment is one buffer of the pool"
+);
+const _: () = assert!(
+    CACHE_BYTES_MAX / (CACHE_LINE_BLOCKS_MIN * BLOCK_BYTES) as u64 * 5 / 4 < u32::MAX as u64,
+    "lines and aliases are numbered in 32 bits"
+);

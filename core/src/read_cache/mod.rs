@@ -1,7 +1,34 @@
 //! The read cache of a node: a DRAM tier over content-addressed segments on SSD.
+//!
+//! It holds clean data only: it may lose anything at any time, and may never return what is not the
+//! backend's present content. The volume says what that is: [`ReadCache::fill`] brings present
+//! content, [`ReadCache::invalidate`] ends it, and a restart must not undo an invalidation that
+//! the volume has waited for ([`ReadCache::barrier`]).
+//!
+//! | part | decides |
+//! |---|---|
+//! | `dram` | which 4 KiB frames hold what, and which goes |
+//! | `index` | which line of the SSD tier holds which address |
+//! | `ssd` | segments: filling, sealing, comparing, evicting |
+//! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
+//! | `ssd/load` | what a restart finds |
+//! | `table`, `ghost` | the memory that the indexes are made of |
+//!
+//! Invariants:
+//! 1. A lookup returns what was last filled for the block and not invalidated since, or nothing.
+//! 2. Both tiers are told of every invalidation at once, in memory; only its durability is later.
+//! 3. Nothing waits for the cache: what does not fit or is not ready is refused silently, and
+//!    shows in [`CacheStats`].
+//! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
+//!
+//! Failure: see `ssd`. A failing device turns the SSD tier off and reads into misses, never into errors.
 
 mod dram;
 mod ghost;
+mod index;
+mod journal;
+mod root;
+mod ssd;
 mod table;
 
 use alloc::rc::Rc;
@@ -11,6 +38,7 @@ use crate::buf::{Buf, Pool};
 use crate::io::{Action, BlockKey, Completion, Nanos};
 use crate::limits::BLOCK_BYTES;
 use dram::Dram;
+use ssd::{Found, Ssd};
 
 /// Sizes of a read cache.
 #[derive(Clone, Debug)]
@@ -121,62 +149,98 @@ pub struct CacheStats {
 /// The read cache of one shard.
 #[derive(Debug)]
 pub struct ReadCache {
-    config: CacheConfig,
+    line_blocks: u64,
     dram: Dram,
+    ssd: Option<Ssd>,
+    closing: bool,
 }
 
 impl ReadCache {
     /// A cache with an empty DRAM tier that begins to read its SSD tier, if it has one. Until
-    /// that is read, lookups miss and fills go to DRAM alone.
+    /// that is read, lookups miss and fills go to DRAM alone. A region or line size that limits.rs
+    /// does not allow leaves the SSD tier off.
     pub fn new(config: CacheConfig, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Self {
-        let _ = (pool, actions);
-        let dram = Dram::new(config.dram_blocks);
-        Self { config, dram }
+        let line_blocks = config.ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64);
+        Self {
+            line_blocks,
+            dram: Dram::new(config.dram_blocks),
+            ssd: config.ssd.and_then(|ssd| Ssd::new(ssd, pool, actions)),
+            closing: false,
+        }
     }
 
     /// Take one event; push what follows from it.
-    pub fn step(&mut self, now: Nanos, event: CacheEvent, actions: &mut Vec<Action>) {
-        let _ = (now, event, actions);
+    pub fn step(&mut self, _now: Nanos, event: CacheEvent, actions: &mut Vec<Action>) {
+        self.closing |= matches!(event, CacheEvent::Close);
+        let Some(ssd) = &mut self.ssd else {
+            return;
+        };
+        match event {
+            CacheEvent::Completed(completion) => ssd.completed(completion, actions),
+            CacheEvent::Poll => ssd.drive(actions),
+            CacheEvent::Close => {
+                ssd.close();
+                ssd.drive(actions);
+            }
+        }
     }
 
-    /// Whether the SSD tier has been read and serves, or there is none.
+    /// Whether the SSD tier has been read, or there is none, or it was given up.
     pub fn is_ready(&self) -> bool {
-        true
+        self.ssd.as_ref().is_none_or(Ssd::is_loaded)
     }
 
     /// Whether [`CacheEvent::Close`] is done.
     pub fn is_closed(&self) -> bool {
-        true
+        self.closing && self.ssd.as_ref().is_none_or(Ssd::is_closed)
     }
 
     /// Blocks of one line: what a miss fetches, aligned to its size.
     pub fn line_blocks(&self) -> u64 {
-        self.config
-            .ssd
-            .as_ref()
-            .map_or(4, |ssd| ssd.line_blocks as u64)
+        self.line_blocks
     }
 
     /// Find a block for a client's read; counts as a use.
     pub fn lookup(&mut self, key: BlockKey) -> Lookup {
-        match self.dram.lookup(key) {
-            Some(buf) => Lookup::Dram(buf),
-            None => Lookup::Miss,
+        if let Some(buf) = self.dram.lookup(key) {
+            return Lookup::Dram(buf);
+        }
+        match self.ssd.as_mut().map(|ssd| ssd.lookup(key)) {
+            Some(Found::Memory(buf)) => {
+                self.dram.insert(key, &buf);
+                Lookup::Dram(buf)
+            }
+            Some(Found::Device(read)) => Lookup::Ssd(read),
+            Some(Found::Absent) | None => Lookup::Miss,
         }
     }
 
     /// Find a block without counting a use.
     pub fn probe(&self, key: BlockKey) -> Tier {
         if self.dram.contains(key) {
-            return Tier::Dram;
+            Tier::Dram
+        } else if self.ssd.as_ref().is_some_and(|ssd| ssd.contains(key)) {
+            Tier::Ssd
+        } else {
+            Tier::Absent
         }
-        Tier::Absent
     }
 
     /// Give a read permission back, with the block that was read or `None` if the device failed.
-    /// The data is checked against its checksum.
+    /// The data is checked against its checksum; if the block was not invalidated meanwhile, it
+    /// goes to the DRAM tier. `Ok` says that the data is what [`Self::lookup`] found.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a permission is given back once"
+    )]
     pub fn finish_ssd_read(&mut self, read: SsdRead, data: Option<&[u8]>) -> Result<(), Corrupt> {
-        let _ = (read, data);
+        let ssd = self.ssd.as_mut().ok_or(Corrupt)?;
+        let current = ssd.finish(&read, data)?;
+        if let Some(data) = data.filter(|_| current)
+            && !self.dram.contains(read.key)
+        {
+            self.dram.insert(read.key, data);
+        }
         Ok(())
     }
 
@@ -185,6 +249,9 @@ impl ReadCache {
     pub fn fill(&mut self, first: BlockKey, data: &Buf) {
         for (index, block) in data.chunks_exact(BLOCK_BYTES).enumerate() {
             self.dram.insert(BlockKey(first.0 + index as u64), block);
+        }
+        if let Some(ssd) = &mut self.ssd {
+            ssd.fill(first, data);
         }
     }
 
@@ -202,38 +269,75 @@ impl ReadCache {
         } else {
             (first.0..end).for_each(|key| self.dram.invalidate(BlockKey(key)));
         }
+        if let Some(ssd) = &mut self.ssd {
+            ssd.invalidate(first, blocks);
+        }
     }
 
     /// Forget every block of a volume.
     pub fn forget_volume(&mut self, volume: u32) {
-        self.dram.invalidate_where(|key| key.volume() == volume);
+        self.invalidate(BlockKey::new(volume, 0), 1 << 40);
     }
 
     /// The point after all invalidations so far. Once [`Self::persisted`] has reached it, no
-    /// restart brings back what they dropped.
+    /// restart brings back what they dropped. The writes for it begin with the next step.
     pub fn barrier(&mut self) -> Barrier {
-        Barrier(0)
+        Barrier(self.ssd.as_mut().map_or(0, Ssd::barrier))
     }
 
     /// Up to which point invalidations are durable.
     pub fn persisted(&self) -> Barrier {
-        Barrier(0)
+        Barrier(self.ssd.as_ref().map_or(0, Ssd::persisted))
+    }
+
+    /// Whether the cache device failed so badly that not even its superblocks could be voided. The
+    /// node must then give the cache a new identity ([`SsdConfig::uuid`]), make that durable, and
+    /// say so with [`Self::reset_recorded`]. Until then no barrier is reached.
+    pub fn must_reset(&self) -> bool {
+        self.ssd.as_ref().is_some_and(Ssd::must_reset)
+    }
+
+    /// The next start will use another identity, durably: nothing of this one can come back.
+    pub fn reset_recorded(&mut self) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.reset_recorded();
+        }
     }
 
     /// Counters and gauges.
     pub fn stats(&self) -> CacheStats {
-        CacheStats {
+        let dram = CacheStats {
             dram_used_blocks: self.dram.used() as u64,
             dram_blocks: self.dram.frames() as u64,
             dram_evicted_blocks: self.dram.evicted(),
-            line_blocks: self.line_blocks(),
+            line_blocks: self.line_blocks,
             index_bytes: self.dram.index_bytes() as u64,
             ..CacheStats::default()
+        };
+        let Some(ssd) = &self.ssd else {
+            return dram;
+        };
+        CacheStats {
+            ssd_used_lines: ssd.used_lines() as u64,
+            ssd_lines: ssd.lines() as u64,
+            index_bytes: dram.index_bytes + ssd.index_bytes() as u64,
+            filled_lines: ssd.counters.filled_lines,
+            shared_lines: ssd.counters.shared_lines,
+            ssd_evicted_lines: ssd.counters.evicted_lines,
+            ssd_written_bytes: ssd.counters.written_bytes,
+            corrupt_blocks: ssd.counters.corrupt_blocks,
+            device_errors: ssd.counters.device_errors,
+            ssd_online: ssd.is_online(),
+            warm_lines: ssd.counters.warm_lines,
+            ..dram
         }
     }
 
     /// Assert what must always hold; for tests and the simulator.
     pub fn check_invariants(&self) {
         self.dram.check_invariants();
+        if let Some(ssd) = &self.ssd {
+            ssd.check_invariants();
+        }
     }
 }

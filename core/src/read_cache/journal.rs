@@ -1,0 +1,384 @@
+//! What no restart may bring back: the queue of invalidations, their entries, and where they lie.
+//!
+//! Invariants:
+//! 1. Entries become durable in the order in which they were queued; [`Queue::durable`] counts them.
+//! 2. An entry says less than everything about segments that are sealed later: its sequence number
+//!    is that of the last one sealed before. So it does not matter whether the write of a segment
+//!    ends before or after that of the entry, or is lost.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use zerocopy::FromZeros;
+
+use crate::format::{
+    CACHE_ENTRY_RANGE, CACHE_ENTRY_SEGMENT, CACHE_HEADER_BLOCKS, CACHE_JOURNAL_ENTRIES_MAX,
+    CACHE_JOURNAL_MAGIC, CACHE_VERSION, CacheFooter, CacheJournalEntry, CacheJournalHeader,
+};
+use crate::limits::{
+    BLOCK_BYTES, CACHE_BYTES_MAX, CACHE_BYTES_MIN, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN,
+    SEGMENT_BYTES,
+};
+
+const SEGMENT_BLOCKS: u64 = (SEGMENT_BYTES / BLOCK_BYTES) as u64;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Where things lie in the region of the SSD tier. Offsets are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    pub segments: usize,
+    pub line_blocks: usize,
+    pub lines_per_segment: usize,
+    /// Blocks of one half of the journal: room for two snapshots and as much again as is worth a
+    /// checkpoint.
+    pub half_blocks: u64,
+}
+
+impl Layout {
+    /// The layout of a region, or `None` if it is out of bounds.
+    pub fn new(bytes: u64, line_blocks: usize) -> Option<Self> {
+        if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&bytes)
+            || !(CACHE_LINE_BLOCKS_MIN..=CACHE_LINE_BLOCKS_MAX).contains(&line_blocks)
+            || !line_blocks.is_power_of_two()
+        {
+            return None;
+        }
+        let blocks = bytes / BLOCK;
+        let snapshot_blocks = (blocks / SEGMENT_BLOCKS).div_ceil(CACHE_JOURNAL_ENTRIES_MAX as u64);
+        let half_blocks = 64 + 2 * snapshot_blocks;
+        let segments = (blocks - CACHE_HEADER_BLOCKS - 2 * half_blocks) / SEGMENT_BLOCKS;
+        Some(Self {
+            segments: segments as usize,
+            line_blocks,
+            lines_per_segment: CacheFooter::lines(line_blocks),
+            half_blocks,
+        })
+    }
+
+    pub fn line_bytes(&self) -> usize {
+        self.line_blocks * BLOCK_BYTES
+    }
+
+    pub fn journal_offset(&self, epoch: u64, index: u64) -> u64 {
+        (CACHE_HEADER_BLOCKS + epoch % 2 * self.half_blocks + index) * BLOCK
+    }
+
+    pub fn segment_offset(&self, segment: usize) -> u64 {
+        (CACHE_HEADER_BLOCKS + 2 * self.half_blocks) * BLOCK + segment as u64 * SEGMENT_BYTES as u64
+    }
+
+    pub fn footer_offset(&self, segment: usize) -> u64 {
+        self.segment_offset(segment) + (SEGMENT_BYTES - BLOCK_BYTES) as u64
+    }
+
+    pub fn line_offset(&self, segment: usize, slot: usize) -> u64 {
+        self.segment_offset(segment) + (slot * self.line_bytes()) as u64
+    }
+
+    /// Segment, slot and block within the line of an offset that [`Self::line_offset`] gave.
+    pub fn locate(&self, offset: u64) -> (usize, usize, usize) {
+        let block = ((offset - self.segment_offset(0)) / BLOCK) as usize;
+        let (segment, within) = (
+            block / SEGMENT_BLOCKS as usize,
+            block % SEGMENT_BLOCKS as usize,
+        );
+        (
+            segment,
+            within / self.line_blocks,
+            within % self.line_blocks,
+        )
+    }
+}
+
+/// One invalidation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Lines that hold part of a range of addresses, in segments sealed up to `upto`.
+    Range { first: u64, blocks: u64, upto: u64 },
+    /// Footers of this segment below `sequence`; of that with `sequence`, the slots in `void`.
+    Segment {
+        segment: u32,
+        sequence: u64,
+        void: u128,
+    },
+}
+
+impl Entry {
+    pub fn encode(self) -> CacheJournalEntry {
+        let mut entry = CacheJournalEntry::new_zeroed();
+        match self {
+            Self::Range {
+                first,
+                blocks,
+                upto,
+            } => {
+                entry.kind = CACHE_ENTRY_RANGE;
+                entry.sequence.set(upto);
+                entry.first.set(first);
+                entry.second.set(blocks);
+            }
+            Self::Segment {
+                segment,
+                sequence,
+                void,
+            } => {
+                entry.kind = CACHE_ENTRY_SEGMENT;
+                entry.sequence.set(sequence);
+                entry.first.set(void as u64);
+                entry.second.set((void >> 64) as u64);
+                entry.segment.set(segment);
+            }
+        }
+        entry
+    }
+
+    /// The entry of the medium, or `None` if it makes no sense.
+    pub fn decode(entry: &CacheJournalEntry) -> Option<Self> {
+        let (first, second) = (entry.first.get(), entry.second.get());
+        match entry.kind {
+            CACHE_ENTRY_RANGE => Some(Self::Range {
+                first,
+                blocks: second,
+                upto: entry.sequence.get(),
+            }),
+            CACHE_ENTRY_SEGMENT => Some(Self::Segment {
+                segment: entry.segment.get(),
+                sequence: entry.sequence.get(),
+                void: u128::from(second) << 64 | u128::from(first),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// Write one block of the journal.
+pub fn write_block(format: u64, epoch: u64, index: u64, entries: &[Entry], block: &mut [u8]) {
+    let mut header = CacheJournalHeader::new_zeroed();
+    header.magic = CACHE_JOURNAL_MAGIC;
+    header.version.set(CACHE_VERSION);
+    header.entries.set(entries.len() as u16);
+    header.format.set(format);
+    header.epoch.set(epoch);
+    header.index.set(index);
+    let entries: Vec<_> = entries.iter().map(|entry| entry.encode()).collect();
+    header.write(&entries, block);
+}
+
+/// What a block of the journal turned out to be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Entries of the epoch that was looked for, at their place.
+    Entries(Vec<Entry>),
+    /// Nothing of this epoch was written here.
+    Blank,
+    /// It cannot be told what was written here.
+    Damaged,
+}
+
+/// Read one block of the journal.
+pub fn read_block(format: u64, epoch: u64, index: u64, block: &[u8]) -> Found {
+    if block.iter().all(|&byte| byte == 0) {
+        return Found::Blank;
+    }
+    let Ok((header, entries)) = CacheJournalHeader::parse(block) else {
+        return Found::Damaged;
+    };
+    if header.format.get() != format || header.epoch.get() < epoch {
+        return Found::Blank;
+    }
+    if header.epoch.get() != epoch || header.index.get() != index {
+        return Found::Damaged;
+    }
+    entries
+        .iter()
+        .map(Entry::decode)
+        .collect::<Option<_>>()
+        .map_or(Found::Damaged, Found::Entries)
+}
+
+/// Invalidations on their way to the journal.
+#[derive(Debug, Default)]
+pub struct Queue {
+    pending: VecDeque<Entry>,
+    queued: u64,
+    durable: u64,
+    wanted: u64,
+}
+
+impl Queue {
+    pub fn push(&mut self, entry: Entry) {
+        if let (
+            Some(Entry::Range {
+                first,
+                blocks,
+                upto,
+            }),
+            Entry::Range {
+                first: next,
+                blocks: more,
+                upto: same,
+            },
+        ) = (self.pending.back_mut(), entry)
+            && first.checked_add(*blocks) == Some(next)
+            && *upto == same
+            && let Some(sum) = blocks.checked_add(more)
+        {
+            // It has the number of the entry that it extends, which is not durable yet.
+            *blocks = sum;
+            return;
+        }
+        self.pending.push_back(entry);
+        self.queued += 1;
+    }
+
+    /// Count an invalidation that cannot be recorded; only [`Self::settle`] makes it durable.
+    pub fn count_unrecorded(&mut self) {
+        self.queued += 1;
+    }
+
+    /// Ask for everything so far to become durable.
+    pub fn want(&mut self) -> u64 {
+        self.wanted = self.queued;
+        self.queued
+    }
+
+    pub fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.durable == self.queued
+    }
+
+    pub fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether a block should be written now.
+    pub fn is_due(&self) -> bool {
+        self.wanted > self.durable || self.pending.len() >= CACHE_JOURNAL_ENTRIES_MAX
+    }
+
+    pub fn take(&mut self, entries: usize) -> Vec<Entry> {
+        let entries = entries.min(self.pending.len());
+        self.pending.drain(..entries).collect()
+    }
+
+    /// So many more of those that were taken are durable.
+    pub fn advance(&mut self, entries: u64) {
+        self.durable += entries;
+        assert!(
+            self.durable <= self.queued,
+            "only what was queued is durable"
+        );
+    }
+
+    /// Forget what is pending; the number that is durable once something made it needless.
+    pub fn supersede(&mut self) -> u64 {
+        self.pending.clear();
+        self.queued
+    }
+
+    /// Everything up to a number that [`Self::supersede`] gave is durable.
+    pub fn settle(&mut self, upto: u64) {
+        self.durable = self.durable.max(upto);
+    }
+
+    pub fn pending_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.pending.iter_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn journal_block_round_trips_and_damage_is_seen() {
+        let entries = vec![
+            Entry::Range {
+                first: 7,
+                blocks: 1 << 40,
+                upto: 9,
+            },
+            Entry::Segment {
+                segment: 5,
+                sequence: 11,
+                void: 1 << 127 | 1,
+            },
+        ];
+        let mut block = [0; BLOCK_BYTES];
+        assert_eq!(read_block(1, 2, 3, &block), Found::Blank);
+        write_block(1, 2, 3, &entries, &mut block);
+        assert_eq!(read_block(1, 2, 3, &block), Found::Entries(entries));
+        assert_eq!(read_block(2, 2, 3, &block), Found::Blank, "another format");
+        assert_eq!(read_block(1, 4, 3, &block), Found::Blank, "a later epoch");
+        assert_eq!(
+            read_block(1, 0, 3, &block),
+            Found::Damaged,
+            "an earlier epoch"
+        );
+        assert_eq!(read_block(1, 2, 4, &block), Found::Damaged, "another place");
+        block[100] ^= 1;
+        assert_eq!(read_block(1, 2, 3, &block), Found::Damaged);
+    }
+
+    #[test]
+    fn layout_holds_its_parts_without_overlap() {
+        for line_blocks in [2, 4, 8, 16] {
+            for bytes in [CACHE_BYTES_MIN, 100_000_000, 1 << 40, CACHE_BYTES_MAX] {
+                let layout = Layout::new(bytes, line_blocks).unwrap();
+                assert!(layout.segments >= 8);
+                assert!(layout.segment_offset(layout.segments) <= bytes);
+                let last = layout.segments - 1;
+                let slots = layout.lines_per_segment;
+                assert!(layout.line_offset(last, slots) <= layout.footer_offset(last));
+                assert!(layout.journal_offset(1, layout.half_blocks) <= layout.segment_offset(0));
+                let offset = layout.line_offset(last, slots - 1) + BLOCK;
+                assert_eq!(layout.locate(offset), (last, slots - 1, 1));
+            }
+        }
+        assert!(Layout::new(CACHE_BYTES_MIN - 1, 4).is_none());
+        assert!(Layout::new(CACHE_BYTES_MIN, 3).is_none());
+    }
+
+    #[test]
+    fn queue_joins_neighbours_and_numbers_in_order() {
+        let mut queue = Queue::default();
+        queue.push(Entry::Range {
+            first: 0,
+            blocks: 4,
+            upto: 1,
+        });
+        queue.push(Entry::Range {
+            first: 4,
+            blocks: 4,
+            upto: 1,
+        });
+        queue.push(Entry::Range {
+            first: 8,
+            blocks: 4,
+            upto: 2,
+        });
+        assert_eq!((queue.want(), queue.len()), (2, 2));
+        assert!(queue.is_due());
+        assert_eq!(
+            queue.take(1),
+            [Entry::Range {
+                first: 0,
+                blocks: 8,
+                upto: 1
+            }]
+        );
+        queue.advance(1);
+        assert_eq!(queue.durable(), 1);
+        let all = queue.supersede();
+        queue.settle(all);
+        assert!(queue.is_settled() && !queue.is_due());
+    }
+}

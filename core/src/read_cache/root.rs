@@ -1,0 +1,177 @@
+//! The root of the SSD tier: what its two superblocks say, and when they are believed.
+//!
+//! Superblocks are written in turn. They are believed only when both are valid, agree and follow one
+//! another: if one is damaged, it may have been the newer one, and the older one would bring
+//! back what was invalidated since. A torn write of a superblock therefore costs the next start
+//! its warmth, which is rare and safe.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::format::{CACHE_MAGIC, CACHE_VERSION, CacheSuperblock, control_checksum};
+use crate::limits::BLOCK_BYTES;
+use crate::read_cache::SsdConfig;
+
+/// The part of a superblock that changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Root {
+    pub forming: bool,
+    pub format: u64,
+    pub sequence: u64,
+    pub incarnation: u64,
+    pub journal_first: u64,
+    pub journal_last: u64,
+}
+
+/// What two superblocks say.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The content counts.
+    Warm(Root),
+    /// Nothing counts; a format of this number was never used here.
+    Cold { format: u64 },
+}
+
+impl Root {
+    /// The root of a format in which nothing was written yet. It takes both superblocks, the
+    /// second of which follows the first.
+    pub fn fresh(format: u64, forming: bool) -> Self {
+        Self {
+            forming,
+            format,
+            sequence: 2,
+            incarnation: 1,
+            journal_first: 1,
+            journal_last: 1,
+        }
+    }
+
+    /// One superblock.
+    pub fn write(&self, config: &SsdConfig, block: &mut [u8]) {
+        let mut superblock = CacheSuperblock::new_zeroed();
+        superblock.magic = CACHE_MAGIC;
+        superblock.version.set(CACHE_VERSION);
+        superblock.line_blocks.set(config.line_blocks as u16);
+        superblock.forming = u8::from(self.forming);
+        superblock.uuid = config.uuid;
+        superblock.format.set(self.format);
+        superblock.sequence.set(self.sequence);
+        superblock.incarnation.set(self.incarnation);
+        superblock.region_bytes.set(config.bytes);
+        superblock.journal_first.set(self.journal_first);
+        superblock.journal_last.set(self.journal_last);
+        superblock.seal();
+        block.copy_from_slice(superblock.as_bytes());
+    }
+
+    /// Judge the first two blocks of a region.
+    pub fn judge(config: &SsdConfig, blocks: &[u8]) -> Verdict {
+        let parsed = [0, 1].map(|index| {
+            CacheSuperblock::parse(&blocks[index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES]).ok()
+        });
+        let newest = parsed
+            .iter()
+            .flatten()
+            .map(|found| found.format.get())
+            .max();
+        // Formats are never used twice under one identity. What damaged superblocks held is not
+        // known; their bytes give a number that nobody used, with room to count on.
+        let format = newest.map_or_else(
+            || {
+                if blocks.iter().all(|&byte| byte == 0) {
+                    1
+                } else {
+                    (control_checksum(blocks) >> 1).max(1)
+                }
+            },
+            |newest| newest.saturating_add(1),
+        );
+        let cold = Verdict::Cold { format };
+        let [Some(even), Some(odd)] = parsed else {
+            return cold;
+        };
+        let ours = |block: &CacheSuperblock| {
+            block.uuid == config.uuid
+                && block.region_bytes.get() == config.bytes
+                && usize::from(block.line_blocks.get()) == config.line_blocks
+                && block.forming == 0
+        };
+        let (one, two) = (even.sequence.get(), odd.sequence.get());
+        if !ours(&even)
+            || !ours(&odd)
+            || even.format.get() != odd.format.get()
+            || one.abs_diff(two) != 1
+            || one % 2 != 0
+        {
+            return cold;
+        }
+        let newer = if one > two { even } else { odd };
+        Verdict::Warm(Self {
+            forming: false,
+            format: newer.format.get(),
+            sequence: newer.sequence.get(),
+            incarnation: newer.incarnation.get(),
+            journal_first: newer.journal_first.get(),
+            journal_last: newer.journal_last.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: SsdConfig = SsdConfig {
+        bytes: 64 << 20,
+        uuid: [7; 16],
+        line_blocks: 4,
+    };
+
+    fn pair(root: Root) -> [u8; 2 * BLOCK_BYTES] {
+        let mut blocks = [0; 2 * BLOCK_BYTES];
+        let (even, odd) = blocks.split_at_mut(BLOCK_BYTES);
+        root.write(&CONFIG, even);
+        let second = Root {
+            sequence: root.sequence + 1,
+            ..root
+        };
+        second.write(&CONFIG, odd);
+        blocks
+    }
+
+    #[test]
+    fn root_is_warm_only_if_both_superblocks_are_sound() {
+        let blocks = pair(Root::fresh(5, false));
+        let newer = Root {
+            sequence: 3,
+            ..Root::fresh(5, false)
+        };
+        assert_eq!(Root::judge(&CONFIG, &blocks), Verdict::Warm(newer));
+        for bit in 0..2 * BLOCK_BYTES {
+            let mut rotten = blocks;
+            rotten[bit] ^= 4;
+            assert_eq!(Root::judge(&CONFIG, &rotten), Verdict::Cold { format: 6 });
+        }
+        let other = SsdConfig {
+            uuid: [8; 16],
+            ..CONFIG
+        };
+        assert_eq!(Root::judge(&other, &blocks), Verdict::Cold { format: 6 });
+        let larger = SsdConfig {
+            bytes: 65 << 20,
+            ..CONFIG
+        };
+        assert_eq!(Root::judge(&larger, &blocks), Verdict::Cold { format: 6 });
+        let forming = pair(Root::fresh(5, true));
+        assert_eq!(Root::judge(&CONFIG, &forming), Verdict::Cold { format: 6 });
+    }
+
+    #[test]
+    fn root_of_a_half_written_pair_is_cold_with_a_new_format() {
+        let mut blocks = pair(Root::fresh(5, false));
+        let next = pair(Root::fresh(6, false));
+        blocks[..BLOCK_BYTES].copy_from_slice(&next[..BLOCK_BYTES]);
+        assert_eq!(Root::judge(&CONFIG, &blocks), Verdict::Cold { format: 7 });
+        let blank = [0; 2 * BLOCK_BYTES];
+        assert_eq!(Root::judge(&CONFIG, &blank), Verdict::Cold { format: 1 });
+    }
+}

@@ -1,0 +1,575 @@
+//! The SSD tier: lines in segments on the cache device, found through memory.
+//!
+//! Lines collect in the *open* segment of one of two streams and are written whole, with a footer that
+//! names them. New lines go to the small stream; lines that were used since, or that come
+//! back soon after their eviction, go to the main stream. Segments are evicted in the order in which
+//! they were sealed, from the small stream while it is larger than its share; lines that were used
+//! are copied into the main stream's open segment first.
+//!
+//! ```text
+//! segment:  Free ──open──► Open ──seal──► Sealing ──written──► Sealed ──evict──► Emptying ──► Free
+//!                                            └───── write failed ──────────────────────────────►┘
+//! tier:     Superblocks ──► Footers ──► Journal ──► Starting ──► Ready ──► Offline
+//!                 └────────────┴───────────┴──► Forming ───────────►┘
+//! ```
+//!
+//! Invariants:
+//! 1. For every footer that may be on the medium, in whatever order the device persisted its writes,
+//!    and every line in it: either its primary address leads to that line, or an entry of the
+//!    journal queue voids it. (Entries are queued *before* an address is turned elsewhere.) Hence an
+//!    invalidation needs an entry only if it finds something in a sealed segment, and once the
+//!    queue is durable no restart brings anything back.
+//! 2. A sequence number is given when a segment is sealed and never twice in one format: its upper
+//!    part counts starts, durably, before anything is written.
+//! 3. A segment is opened again only when nobody reads it: `pins` counts permissions and reads.
+//! 4. The journal has one write in flight. A checkpoint names the other half in the superblock,
+//!    continues there, and writes the void lines of every segment as it goes; room for that is
+//!    reserved, so the journal never blocks for ever.
+//! 5. Every byte that is read is checked against checksums kept in memory or in a checked footer.
+//!    Lines and footers need no order and no durability: what is torn does not match.
+//!
+//! Failure: a failed read is a miss, a failed segment write loses the segment. After too many in a
+//! row the tier goes offline: everything misses, and the superblocks are overwritten so that the
+//! next start is cold ([`Burn`]). If even that fails, the node must give the cache a new identity.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::rc::Rc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::ghost::Ghost;
+use super::index::{Index, Line};
+use super::journal::{Entry, Layout, Queue};
+use super::root::Root;
+use super::table::mix;
+use super::{Corrupt, SsdConfig, SsdRead};
+use crate::buf::{Arena, Buf, BufMut, Pool};
+use crate::format::block_checksum;
+use crate::io::{Action, BlockKey, Completion, Done, Token};
+use crate::limits::{
+    BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_INVALIDATIONS_MAX, CACHE_READS_MAX,
+    CACHE_SEGMENT_WRITES_MAX, SEGMENT_BYTES,
+};
+
+mod control;
+mod load;
+mod segments;
+
+use control::Control;
+use load::Scan;
+use segments::{Compare, Emptying, Open};
+
+/// The streams of segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stream {
+    Small,
+    Main,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SegmentState {
+    Free,
+    Open,
+    Sealing,
+    Sealed,
+    Emptying,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    /// Footers on the medium with a lower number are void; a sealed segment's own number.
+    sequence: u64,
+    /// Permissions and reads that are not given back.
+    pins: u16,
+    state: SegmentState,
+    stream: Stream,
+}
+
+/// Making the next start cold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Burn {
+    /// Not done yet; so many attempts are left.
+    Wanted(u32),
+    /// Done: nothing on the medium counts any more.
+    Done,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Superblocks,
+    Footers {
+        next: usize,
+    },
+    Journal(Scan),
+    /// The last root write before the tier serves.
+    Starting,
+    Forming {
+        begun: bool,
+    },
+    Ready,
+    Offline(Burn),
+}
+
+#[derive(Debug)]
+enum Op {
+    Superblocks,
+    Footer(usize),
+    Journal { index: u64 },
+    Control,
+    Segment(usize),
+    Compare,
+    Keep { line: Line, key: u64, uses: u8 },
+}
+
+/// Where a block was found.
+#[derive(Debug)]
+pub enum Found {
+    Memory(Buf),
+    Device(SsdRead),
+    Absent,
+}
+
+/// Counters; see [`super::CacheStats`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    pub filled_lines: u64,
+    pub shared_lines: u64,
+    pub evicted_lines: u64,
+    pub written_bytes: u64,
+    pub corrupt_blocks: u64,
+    pub device_errors: u64,
+    pub warm_lines: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ssd {
+    config: SsdConfig,
+    layout: Layout,
+    pool: Rc<Pool>,
+    /// Memory for superblocks and journal blocks, so that an invalidation never waits for the pool.
+    control_memory: Rc<Arena>,
+    index: Index,
+    segments: Vec<Segment>,
+    ghost: Ghost,
+    phase: Phase,
+    root: Root,
+    queue: Queue,
+    /// Next block of the last epoch's half.
+    journal_index: u64,
+    /// Next segment of a checkpoint under way.
+    snapshot: Option<usize>,
+    /// Everything on the medium is to be voided instead of recording more.
+    renew: bool,
+    control: Option<Control>,
+    next_sequence: u64,
+    free: VecDeque<u32>,
+    /// Sealed segments of each stream, oldest first.
+    sealed: [VecDeque<u32>; 2],
+    open: [Option<Open>; 2],
+    /// Sealed segments whose write was not handed out yet.
+    unsent: VecDeque<u32>,
+    /// Segments that are not on the medium yet: their bytes.
+    writing: BTreeMap<u32, Buf>,
+    emptying: Option<Emptying>,
+    compares: Vec<Compare>,
+    ops: BTreeMap<u64, Op>,
+    next_token: u64,
+    read_errors_in_row: u32,
+    write_errors_in_row: u32,
+    closing: bool,
+    pub counters: Counters,
+}
+
+impl Ssd {
+    /// The tier of a region, or `None` if its size or its lines are out of bounds.
+    pub fn new(config: SsdConfig, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Option<Self> {
+        let layout = Layout::new(config.bytes, config.line_blocks)?;
+        let lines = layout.segments * layout.lines_per_segment;
+        let mut this = Self {
+            config,
+            layout,
+            pool,
+            control_memory: control::memory(),
+            index: Index::new(
+                layout.segments,
+                layout.lines_per_segment,
+                layout.line_blocks,
+            ),
+            segments: vec![Segment::NEW; layout.segments],
+            ghost: Ghost::new(lines / 2),
+            phase: Phase::Superblocks,
+            root: Root::fresh(0, true),
+            queue: Queue::default(),
+            journal_index: 0,
+            snapshot: None,
+            renew: false,
+            control: None,
+            next_sequence: 0,
+            free: VecDeque::new(),
+            sealed: [const { VecDeque::new() }; 2],
+            open: [None, None],
+            unsent: VecDeque::new(),
+            writing: BTreeMap::new(),
+            emptying: None,
+            compares: Vec::new(),
+            ops: BTreeMap::new(),
+            next_token: 0,
+            read_errors_in_row: 0,
+            write_errors_in_row: 0,
+            closing: false,
+            counters: Counters::default(),
+        };
+        this.drive(actions);
+        Some(this)
+    }
+
+    fn token(&mut self, op: Op) -> Token {
+        self.next_token += 1;
+        self.ops.insert(self.next_token, op);
+        Token(self.next_token)
+    }
+
+    pub fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
+        let Some(op) = self.ops.remove(&completion.token.0) else {
+            return;
+        };
+        let is_write = matches!(op, Op::Control | Op::Segment(_));
+        let ok = completion.result.is_ok();
+        self.count_outcome(is_write, ok);
+        let data = match completion.result {
+            Ok(Done::Read(buf)) => Some(buf),
+            _ => None,
+        };
+        match op {
+            Op::Superblocks => self.superblocks_read(data.as_deref()),
+            Op::Footer(segment) => self.footer_read(segment, data.as_deref()),
+            Op::Journal { index } => self.journal_read(index, data.as_deref()),
+            Op::Control => self.control_written(ok),
+            Op::Segment(segment) => self.segment_written(segment, ok),
+            Op::Compare => self.compare_read(completion.token, data.as_deref()),
+            Op::Keep { line, key, uses } => self.keep_read(line, key, uses, data.as_deref()),
+        }
+        self.drive(actions);
+    }
+
+    /// Push whatever can go on now.
+    pub fn drive(&mut self, actions: &mut Vec<Action>) {
+        if self.closing {
+            self.queue.want();
+        }
+        match self.phase {
+            Phase::Footers { .. } | Phase::Journal(_) if self.renew => {
+                self.start_forming(self.root.format + 1);
+            }
+            Phase::Superblocks => self.read_superblocks(actions),
+            Phase::Footers { .. } => self.read_footers(actions),
+            Phase::Journal(_) => self.read_journal(actions),
+            Phase::Ready => {
+                self.drive_emptying(actions);
+                self.drive_compares(actions);
+                self.drive_writes(actions);
+            }
+            Phase::Starting | Phase::Forming { .. } | Phase::Offline(_) => {}
+        }
+        self.drive_control(actions);
+    }
+
+    fn count_outcome(&mut self, is_write: bool, ok: bool) {
+        let in_row = if is_write {
+            &mut self.write_errors_in_row
+        } else {
+            &mut self.read_errors_in_row
+        };
+        if ok {
+            *in_row = 0;
+            return;
+        }
+        *in_row += 1;
+        let too_many = *in_row >= CACHE_ERRORS_IN_ROW_MAX;
+        self.counters.device_errors += 1;
+        if too_many && !matches!(self.phase, Phase::Offline(_)) {
+            self.go_offline();
+        }
+    }
+
+    fn go_offline(&mut self) {
+        // Without having read the superblocks, no number is known that would void them for sure.
+        let attempts = match self.phase {
+            Phase::Superblocks => 0,
+            _ => CACHE_ERRORS_IN_ROW_MAX,
+        };
+        self.phase = Phase::Offline(Burn::Wanted(attempts));
+        self.queue.supersede();
+        self.forget_all();
+        self.index = Index::new(0, self.layout.lines_per_segment, self.layout.line_blocks);
+        self.ghost = Ghost::new(0);
+        self.segments = Vec::new();
+        self.free.clear();
+    }
+
+    /// Empty the memory side: nothing on the medium counts any more.
+    fn forget_all(&mut self) {
+        let layout = &self.layout;
+        self.index = Index::new(
+            layout.segments,
+            layout.lines_per_segment,
+            layout.line_blocks,
+        );
+        self.segments.fill(Segment::NEW);
+        self.free = (0..layout.segments as u32).collect();
+        self.sealed = [const { VecDeque::new() }; 2];
+        self.open = [None, None];
+        self.unsent.clear();
+        self.writing.clear();
+        self.emptying = None;
+        self.compares.clear();
+        self.snapshot = None;
+        self.journal_index = 0;
+    }
+
+    fn line_key(&self, key: BlockKey) -> u64 {
+        key.0 & !(self.layout.line_blocks as u64 - 1)
+    }
+
+    fn is_ready_phase(&self) -> bool {
+        matches!(self.phase, Phase::Ready)
+    }
+
+    pub fn lookup(&mut self, key: BlockKey) -> Found {
+        if !self.is_ready_phase() {
+            return Found::Absent;
+        }
+        let first = self.line_key(key);
+        let Some(line) = self.index.find(first) else {
+            return Found::Absent;
+        };
+        let uses = self.index.uses(line);
+        self.index.set_uses(line, uses + 1);
+        let block = (key.0 - first) as usize;
+        let segment = self.index.segment_of(line);
+        match self.segments[segment].state {
+            SegmentState::Open => {
+                let bytes = self.line_in_memory(line);
+                let Some(mut copy) = self.pool.alloc(BLOCK_BYTES) else {
+                    return Found::Absent;
+                };
+                let Some(bytes) = bytes else {
+                    return Found::Absent;
+                };
+                copy.copy_from_slice(&bytes[block * BLOCK_BYTES..][..BLOCK_BYTES]);
+                Found::Memory(copy.freeze())
+            }
+            SegmentState::Sealing => {
+                let start = self.offset_in_segment(line) + block * BLOCK_BYTES;
+                match self.writing.get(&(segment as u32)) {
+                    Some(buf) => Found::Memory(buf.slice(start..start + BLOCK_BYTES)),
+                    None => Found::Absent,
+                }
+            }
+            SegmentState::Sealed | SegmentState::Emptying => {
+                let Some(pins) = self.segments[segment].pins.checked_add(1) else {
+                    return Found::Absent;
+                };
+                self.segments[segment].pins = pins;
+                let offset = self.line_offset(line) + (block * BLOCK_BYTES) as u64;
+                Found::Device(SsdRead { key, offset })
+            }
+            SegmentState::Free => unreachable!("no address leads to a free segment"),
+        }
+    }
+
+    pub fn contains(&self, key: BlockKey) -> bool {
+        self.is_ready_phase() && self.index.find(self.line_key(key)).is_some()
+    }
+
+    /// Whether the block still belongs to its address.
+    pub fn finish(&mut self, read: &SsdRead, data: Option<&[u8]>) -> Result<bool, Corrupt> {
+        let (segment, slot, block) = self.layout.locate(read.offset);
+        if self.segments.is_empty() {
+            // Offline: the checksums are gone.
+            return Err(Corrupt);
+        }
+        let line = self.index.line_at(segment, slot);
+        let expected = self.index.checksums(line)[block];
+        let pins = &mut self.segments[segment].pins;
+        *pins = pins
+            .checked_sub(1)
+            .expect("a permission is given back once");
+        let valid = data.map(|data| block_checksum(data) == expected);
+        self.count_outcome(false, valid.is_some());
+        if valid == Some(true) {
+            return Ok(self.index.find(self.line_key(read.key)) == Some(line));
+        }
+        if valid == Some(false) {
+            self.counters.corrupt_blocks += 1;
+        }
+        if self.is_ready_phase() {
+            self.distrust(line);
+        }
+        Err(Corrupt)
+    }
+
+    /// Drop a line whose bytes cannot be had.
+    fn distrust(&mut self, line: Line) {
+        if self.index.primary(line).is_some() {
+            let segment = self.index.segment_of(line);
+            let slot = line.0 as usize % self.layout.lines_per_segment;
+            self.queue.push(Entry::Segment {
+                segment: segment as u32,
+                sequence: self.segments[segment].sequence,
+                void: 1 << slot,
+            });
+        }
+        self.index.unmap_line(line);
+    }
+
+    pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {
+        let end = first.0.saturating_add(blocks);
+        match self.phase {
+            Phase::Ready => {}
+            Phase::Offline(Burn::Done) => return,
+            Phase::Offline(Burn::Wanted(_)) => {
+                self.queue.count_unrecorded();
+                return;
+            }
+            Phase::Forming { .. } => {
+                // Nothing counts once this is done, and it is not done before.
+                self.queue.count_unrecorded();
+                return;
+            }
+            _ => {
+                // What the medium holds is not known yet.
+                if self.renew || self.queue.len() >= CACHE_INVALIDATIONS_MAX {
+                    self.renew = true;
+                    self.queue.supersede();
+                    self.queue.count_unrecorded();
+                    return;
+                }
+                self.queue.push(Entry::Range {
+                    first: first.0,
+                    blocks,
+                    upto: u64::MAX,
+                });
+                return;
+            }
+        }
+        for compare in &mut self.compares {
+            let key = compare.key;
+            compare.cancelled |= key < end && first.0 < key + self.layout.line_blocks as u64;
+        }
+        let upto = self.next_sequence - 1;
+        let mut sealed = false;
+        for key in self.index.addresses_in(first.0, end) {
+            if let Some(line) = self.index.unmap(key) {
+                let state = self.segments[self.index.segment_of(line)].state;
+                sealed |= state != SegmentState::Open;
+            }
+        }
+        if sealed {
+            self.queue.push(Entry::Range {
+                first: first.0,
+                blocks,
+                upto,
+            });
+        }
+    }
+
+    pub fn barrier(&mut self) -> u64 {
+        self.queue.want()
+    }
+
+    pub fn persisted(&self) -> u64 {
+        self.queue.durable()
+    }
+
+    pub fn must_reset(&self) -> bool {
+        matches!(self.phase, Phase::Offline(Burn::Wanted(0))) && self.control.is_none()
+    }
+
+    pub fn reset_recorded(&mut self) {
+        if let Phase::Offline(burn) = &mut self.phase {
+            *burn = Burn::Done;
+            let all = self.queue.supersede();
+            self.queue.settle(all);
+        }
+    }
+
+    pub fn is_loaded(&self) -> bool {
+        matches!(self.phase, Phase::Ready | Phase::Offline(_))
+    }
+
+    pub fn is_online(&self) -> bool {
+        self.is_ready_phase()
+    }
+
+    pub fn close(&mut self) {
+        self.closing = true;
+        self.queue.want();
+    }
+
+    pub fn is_closed(&self) -> bool {
+        let still = self.control.is_none() && self.ops.is_empty();
+        self.closing
+            && match self.phase {
+                Phase::Ready => {
+                    still && self.writing.is_empty() && self.queue.is_settled() && !self.has_open()
+                }
+                Phase::Offline(burn) => still && matches!(burn, Burn::Done | Burn::Wanted(0)),
+                _ => false,
+            }
+    }
+
+    pub fn used_lines(&self) -> usize {
+        self.index.used_lines()
+    }
+
+    pub fn lines(&self) -> usize {
+        self.index.lines()
+    }
+
+    pub fn index_bytes(&self) -> usize {
+        self.index.bytes()
+            + self.ghost.bytes()
+            + self.segments.len() * (size_of::<Segment>() + size_of::<u32>())
+    }
+
+    pub fn check_invariants(&self) {
+        if !self.is_ready_phase() {
+            return;
+        }
+        self.index.check_invariants();
+        let queued = self.sealed.iter().map(VecDeque::len).sum::<usize>();
+        let open = self.open.iter().flatten().count();
+        let emptying = usize::from(self.emptying.is_some());
+        assert_eq!(
+            self.free.len() + queued + open + emptying,
+            self.segments.len(),
+            "every segment is in one place"
+        );
+        for &segment in &self.free {
+            let segment = self.segments[segment as usize];
+            assert!(segment.state == SegmentState::Free && segment.pins == 0);
+        }
+        for segment in &self.segments {
+            let sealed = matches!(segment.state, SegmentState::Sealing | SegmentState::Sealed);
+            assert!(!sealed || segment.sequence < self.next_sequence);
+        }
+        assert!(self.unsent.len() <= self.writing.len());
+        assert!(self.compares.len() <= CACHE_READS_MAX);
+        let reserved = self.journal_index + self.snapshot_blocks();
+        assert!(
+            reserved <= self.layout.half_blocks,
+            "a checkpoint has its room"
+        );
+    }
+}
+
+impl Segment {
+    const NEW: Self = Self {
+        sequence: 0,
+        pins: 0,
+        state: SegmentState::Free,
+        stream: Stream::Small,
+    };
+}

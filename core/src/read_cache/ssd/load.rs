@@ -1,0 +1,334 @@
+//! Reading the tier at start: superblocks, footers, journal. See the module above.
+//!
+//! Footers come first and fill the index; then the journal is read once, in order, and every entry is
+//! applied as it comes. So the memory it takes is that of the index, whatever the journal holds.
+//!
+//! Whatever cannot be told for sure makes the start cold: a damaged superblock, a journal block
+//! that may have held entries, a gap. A footer that cannot be read is voided by an entry, in
+//! case it can be read next time.
+
+use super::{
+    Action, BLOCK_BYTES, CACHE_READS_MAX, Entry, Op, Phase, Root, SegmentState, Ssd, Stream, Vec,
+};
+use crate::format::{CACHE_FOOTER_MAGIC, CacheFooter};
+use crate::read_cache::journal::{Found, read_block};
+use crate::read_cache::root::Verdict;
+
+/// Blocks of the journal that are read at once.
+const CHUNK_BLOCKS: u64 = 16;
+/// Bits of a segment's sequence number below the incarnation.
+const INCARNATION_SHIFT: u32 = 40;
+const INCARNATION_MAX: u64 = (1 << (64 - INCARNATION_SHIFT)) - 2;
+
+/// How far the journal is read.
+#[derive(Debug)]
+pub(super) struct Scan {
+    epoch: u64,
+    next: u64,
+    /// Blocks of entries, once a blank one was found behind them.
+    end: Option<u64>,
+    waiting: bool,
+}
+
+impl Scan {
+    fn new(epoch: u64) -> Self {
+        Self {
+            epoch,
+            next: 0,
+            end: None,
+            waiting: false,
+        }
+    }
+}
+
+impl Ssd {
+    pub(super) fn read_superblocks(&mut self, actions: &mut Vec<Action>) {
+        if self.ops.is_empty()
+            && let Some(buf) = self.pool.alloc(2 * BLOCK_BYTES)
+        {
+            let token = self.token(Op::Superblocks);
+            actions.push(Action::CacheRead {
+                token,
+                offset: 0,
+                buf,
+            });
+        }
+    }
+
+    pub(super) fn superblocks_read(&mut self, data: Option<&[u8]>) {
+        let (Phase::Superblocks, Some(data)) = (&self.phase, data) else {
+            return;
+        };
+        match Root::judge(&self.config, data) {
+            Verdict::Warm(root) if root.incarnation < INCARNATION_MAX => {
+                self.forget_all();
+                self.root = root;
+                self.phase = Phase::Footers { next: 0 };
+            }
+            Verdict::Warm(root) => self.start_forming(root.format + 1),
+            Verdict::Cold { format } => self.start_forming(format),
+        }
+    }
+
+    /// Make the region anew: nothing on it counts.
+    pub(super) fn start_forming(&mut self, format: u64) {
+        self.forget_all();
+        self.root = Root::fresh(format, true);
+        self.phase = Phase::Forming { begun: false };
+    }
+
+    pub(super) fn read_footers(&mut self, actions: &mut Vec<Action>) {
+        let Phase::Footers { mut next } = self.phase else {
+            return;
+        };
+        while next < self.segments.len() && self.ops.len() < CACHE_READS_MAX {
+            let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
+                break;
+            };
+            let token = self.token(Op::Footer(next));
+            let offset = self.layout.footer_offset(next);
+            actions.push(Action::CacheRead { token, offset, buf });
+            next += 1;
+        }
+        self.phase = Phase::Footers { next };
+        if next == self.segments.len() && self.ops.is_empty() {
+            self.phase = Phase::Journal(Scan::new(self.root.journal_first));
+            self.read_journal(actions);
+        }
+    }
+
+    pub(super) fn footer_read(&mut self, number: usize, data: Option<&[u8]>) {
+        if !matches!(self.phase, Phase::Footers { .. }) {
+            return;
+        }
+        if data.is_some_and(|data| data[..8] != CACHE_FOOTER_MAGIC) {
+            return;
+        }
+        if data.is_none_or(|data| !self.take_footer(number, data)) {
+            // In case it is readable next time.
+            self.index.clear_segment(number);
+            let sequence = (self.root.incarnation + 1) << INCARNATION_SHIFT;
+            self.segments[number].sequence = sequence;
+            self.segments[number].state = SegmentState::Free;
+            self.queue.push(Entry::Segment {
+                segment: number as u32,
+                sequence,
+                void: 0,
+            });
+        }
+    }
+
+    /// Enter the lines of a footer; false if it cannot be what it seems.
+    fn take_footer(&mut self, number: usize, data: &[u8]) -> bool {
+        let Ok((footer, keys, checksums)) = CacheFooter::parse(data) else {
+            return false;
+        };
+        if footer.uuid != self.config.uuid || footer.format.get() != self.root.format {
+            return true;
+        }
+        let sequence = footer.sequence.get();
+        let line_blocks = self.layout.line_blocks;
+        if footer.segment.get() as usize != number
+            || usize::from(footer.line_blocks.get()) != line_blocks
+            || sequence >> INCARNATION_SHIFT > self.root.incarnation
+        {
+            return false;
+        }
+        let segment = &mut self.segments[number];
+        segment.sequence = sequence;
+        segment.state = SegmentState::Sealed;
+        segment.stream = if footer.stream == 0 {
+            Stream::Small
+        } else {
+            Stream::Main
+        };
+        for (slot, key) in keys.iter().map(|key| key.get()).enumerate() {
+            if key == u64::MAX {
+                continue;
+            }
+            if !key.is_multiple_of(line_blocks as u64) {
+                return false;
+            }
+            let line = self.index.line_at(number, slot);
+            let stored = &checksums[slot * line_blocks..][..line_blocks];
+            let sums: Vec<u32> = stored.iter().map(|sum| sum.get()).collect();
+            // Two footers name the address: one of a segment that was being reused. The older
+            // line would come back unnoticed if the newer one went first.
+            if let Some(other) = self.index.find(key) {
+                let rival = self.segments[self.index.segment_of(other)].sequence;
+                self.queue.push(Entry::Range {
+                    first: key,
+                    blocks: line_blocks as u64,
+                    upto: rival.min(sequence),
+                });
+                if rival >= sequence {
+                    self.index.place_void(line, key);
+                    continue;
+                }
+                self.index.unmap_primary(other);
+            }
+            let shareable = self.index.find_content(&sums).is_none();
+            self.index.place(line, key, &sums, shareable);
+        }
+        true
+    }
+
+    pub(super) fn read_journal(&mut self, actions: &mut Vec<Action>) {
+        let half_blocks = self.layout.half_blocks;
+        let Phase::Journal(scan) = &mut self.phase else {
+            return;
+        };
+        if scan.waiting || !self.ops.is_empty() {
+            return;
+        }
+        if scan.next >= half_blocks {
+            self.journal_index = scan.end.unwrap_or(half_blocks);
+            if scan.epoch < self.root.journal_last {
+                *scan = Scan::new(scan.epoch + 1);
+            } else {
+                self.finish_loading();
+                return;
+            }
+        }
+        let blocks = CHUNK_BLOCKS.min(half_blocks - scan.next);
+        let Some(buf) = self.pool.alloc(blocks as usize * BLOCK_BYTES) else {
+            return;
+        };
+        scan.waiting = true;
+        let (epoch, index) = (scan.epoch, scan.next);
+        let offset = self.layout.journal_offset(epoch, index);
+        let token = self.token(Op::Journal { index });
+        actions.push(Action::CacheRead { token, offset, buf });
+    }
+
+    pub(super) fn journal_read(&mut self, index: u64, data: Option<&[u8]>) {
+        let Phase::Journal(scan) = &mut self.phase else {
+            return;
+        };
+        scan.waiting = false;
+        let Some(data) = data else {
+            return self.start_forming(self.root.format + 1);
+        };
+        let (epoch, mut end) = (scan.epoch, scan.end);
+        let mut entries = Vec::new();
+        let mut sound = true;
+        for (block, index) in data.chunks_exact(BLOCK_BYTES).zip(index..) {
+            match read_block(self.root.format, epoch, index, block) {
+                Found::Entries(more) if end.is_none() => entries.extend(more),
+                Found::Blank => end = end.or(Some(index)),
+                Found::Entries(_) | Found::Damaged => sound = false,
+            }
+        }
+        scan.end = end;
+        scan.next = index + (data.len() / BLOCK_BYTES) as u64;
+        sound &= entries.into_iter().all(|entry| self.apply(entry));
+        if !sound {
+            self.start_forming(self.root.format + 1);
+        }
+    }
+
+    /// Void what an entry of the journal voids; false if it makes no sense.
+    fn apply(&mut self, entry: Entry) -> bool {
+        match entry {
+            Entry::Range {
+                first,
+                blocks,
+                upto,
+            } => {
+                for key in self.index.addresses_in(first, first.saturating_add(blocks)) {
+                    if let Some(line) = self.index.find(key)
+                        && self.segments[self.index.segment_of(line)].sequence <= upto
+                    {
+                        self.index.unmap_primary(line);
+                    }
+                }
+            }
+            Entry::Segment {
+                segment,
+                sequence,
+                void,
+            } => {
+                let number = segment as usize;
+                let Some(segment) = self.segments.get_mut(number) else {
+                    return false;
+                };
+                if segment.sequence < sequence {
+                    segment.sequence = sequence;
+                    segment.state = SegmentState::Free;
+                    self.index.clear_segment(number);
+                } else if segment.sequence == sequence {
+                    for slot in
+                        (0..self.layout.lines_per_segment).filter(|slot| void >> slot & 1 == 1)
+                    {
+                        self.index.unmap_primary(self.index.line_at(number, slot));
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn finish_loading(&mut self) {
+        let mut sealed: Vec<u32> = (0..self.segments.len() as u32)
+            .filter(|&number| self.segments[number as usize].state == SegmentState::Sealed)
+            .collect();
+        sealed.sort_unstable_by_key(|&number| self.segments[number as usize].sequence);
+        for number in sealed {
+            let stream = self.segments[number as usize].stream;
+            self.sealed[stream as usize].push_back(number);
+        }
+        let segments = &self.segments;
+        self.free
+            .retain(|&number| segments[number as usize].state == SegmentState::Free);
+        self.phase = Phase::Starting;
+    }
+
+    pub(super) fn serve_cold(&mut self) {
+        let all = self.queue.supersede();
+        self.queue.settle(all);
+        self.renew = false;
+        self.journal_index = 0;
+        self.next_sequence = (self.root.incarnation << INCARNATION_SHIFT) + 1;
+        self.phase = Phase::Ready;
+    }
+
+    pub(super) fn serve_warm(&mut self) {
+        let base = self.root.incarnation << INCARNATION_SHIFT;
+        self.next_sequence = base + 1;
+        self.phase = Phase::Ready;
+        if self.renew {
+            // Too many invalidations came meanwhile to be recorded: none of the content is used.
+            let root = self.root;
+            self.forget_all();
+            self.root = root;
+            return;
+        }
+        // What was invalidated since the start.
+        let mut ranges = Vec::new();
+        for entry in self.queue.pending_mut() {
+            if let Entry::Range {
+                first,
+                blocks,
+                upto: upto @ u64::MAX,
+            } = entry
+            {
+                *upto = base;
+                ranges.push((*first, *blocks));
+            }
+        }
+        for (first, blocks) in ranges {
+            for key in self.index.addresses_in(first, first.saturating_add(blocks)) {
+                self.index.unmap(key);
+            }
+        }
+        self.counters.warm_lines = self.index.used_lines() as u64;
+        if self.root.journal_first < self.root.journal_last {
+            // A checkpoint was cut short; take it up again if its half still has the room.
+            self.snapshot = Some(0);
+            if self.journal_room() == 0 {
+                self.snapshot = None;
+                self.renew = true;
+            }
+        }
+    }
+}

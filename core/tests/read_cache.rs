@@ -1,0 +1,521 @@
+//! The read cache case by case, on a device that does what it is told.
+
+use std::rc::Rc;
+
+use hdcs_core::buf::{Buf, Pool};
+use hdcs_core::error::IoError;
+use hdcs_core::format::block_checksum;
+use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
+use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
+use hdcs_core::read_cache::{CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, Tier};
+
+const REGION: usize = 16 << 20;
+const LINES_PER_SEGMENT: u64 = 63;
+
+struct Rig {
+    pool: Rc<Pool>,
+    cache: ReadCache,
+    config: CacheConfig,
+    medium: Vec<u8>,
+    actions: Vec<Action>,
+    /// Which actions fail.
+    fails: fn(&Action) -> bool,
+}
+
+fn is_write(action: &Action) -> bool {
+    matches!(action, Action::CacheWrite { .. })
+}
+
+/// A write of superblocks.
+fn is_root(action: &Action) -> bool {
+    matches!(action, Action::CacheWrite { offset, .. } if *offset < 2 * BLOCK_BYTES as u64)
+}
+
+/// A write of a whole segment.
+fn is_segment(action: &Action) -> bool {
+    matches!(action, Action::CacheWrite { data, .. } if data[0].len() == 1 << 20)
+}
+
+impl Rig {
+    fn new() -> Self {
+        let config = CacheConfig {
+            dram_blocks: 0,
+            ssd: Some(SsdConfig {
+                bytes: REGION as u64,
+                uuid: [1; 16],
+                line_blocks: 4,
+            }),
+        };
+        let pool = Pool::new(16 << 20);
+        let mut actions = Vec::new();
+        let cache = ReadCache::new(config.clone(), Rc::clone(&pool), &mut actions);
+        let mut rig = Self {
+            pool,
+            cache,
+            config,
+            medium: vec![0; REGION],
+            actions,
+            fails: |_| false,
+        };
+        rig.run();
+        rig
+    }
+
+    fn event(&mut self, event: CacheEvent) {
+        self.cache.step(Nanos(0), event, &mut self.actions);
+    }
+
+    fn perform(&mut self, action: Action) {
+        let fails = (self.fails)(&action);
+        let (token, done) = match action {
+            Action::CacheRead {
+                token,
+                offset,
+                mut buf,
+            } => {
+                let at = offset as usize;
+                let len = buf.len();
+                buf.copy_from_slice(&self.medium[at..at + len]);
+                (token, Done::Read(buf))
+            }
+            Action::CacheWrite {
+                token,
+                offset,
+                data,
+                ..
+            } => {
+                let mut at = offset as usize;
+                for buf in data.iter().filter(|_| !fails) {
+                    self.medium[at..at + buf.len()].copy_from_slice(buf);
+                    at += buf.len();
+                }
+                (token, Done::Written)
+            }
+            other => panic!("{other:?}"),
+        };
+        let result = if fails {
+            Err(IoError::Failed)
+        } else {
+            Ok(done)
+        };
+        self.event(CacheEvent::Completed(Completion { token, result }));
+    }
+
+    /// Poll and perform until nothing is left to do.
+    fn run(&mut self) {
+        self.event(CacheEvent::Poll);
+        while !self.actions.is_empty() {
+            let action = self.actions.remove(0);
+            self.perform(action);
+        }
+        self.cache.check_invariants();
+    }
+
+    /// Start again with what is on the medium.
+    fn restart(&mut self) {
+        self.actions.clear();
+        self.cache = ReadCache::new(
+            self.config.clone(),
+            Rc::clone(&self.pool),
+            &mut self.actions,
+        );
+        self.run();
+        assert!(self.cache.is_ready());
+    }
+
+    fn close(&mut self) {
+        self.event(CacheEvent::Close);
+        self.run();
+        assert!(self.cache.is_closed());
+    }
+
+    fn fill_with(&mut self, line: u64, byte: impl Fn(u64) -> u8) {
+        let mut data = self.pool.alloc(4 * BLOCK_BYTES).unwrap();
+        for (index, block) in data.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+            block.fill(byte(index as u64));
+            block[..8].copy_from_slice(&line.to_le_bytes());
+        }
+        self.cache.fill(key(line), &data.freeze());
+    }
+
+    fn fill_lines(&mut self, lines: std::ops::Range<u64>) {
+        for line in lines {
+            self.fill_with(line, |block| (line + block) as u8);
+            self.run();
+        }
+    }
+
+    fn read(&mut self, line: u64, block: u64) -> Option<Result<u8, Corrupt>> {
+        match self.cache.lookup(BlockKey(key(line).0 + block)) {
+            Lookup::Miss => None,
+            Lookup::Dram(buf) => Some(Ok(buf[100])),
+            Lookup::Ssd(read) => {
+                let at = read.offset as usize;
+                let data = self.medium[at..at + BLOCK_BYTES].to_vec();
+                let byte = data[100];
+                Some(self.cache.finish_ssd_read(read, Some(&data)).map(|()| byte))
+            }
+        }
+    }
+
+    fn present(&self, lines: std::ops::Range<u64>) -> usize {
+        lines
+            .filter(|&line| self.cache.probe(key(line)) == Tier::Ssd)
+            .count()
+    }
+}
+
+fn key(line: u64) -> BlockKey {
+    BlockKey::new(1, line * 4)
+}
+
+#[test]
+fn cache_serves_lines_from_memory_and_medium() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..100);
+    for line in 0..100 {
+        for block in 0..4 {
+            assert_eq!(rig.read(line, block), Some(Ok((line + block) as u8)));
+        }
+    }
+    assert_eq!(rig.read(100, 0), None);
+    assert_eq!(rig.cache.stats().filled_lines, 100);
+    assert_eq!(rig.cache.stats().ssd_used_lines, 100);
+}
+
+#[test]
+fn cache_drops_nothing_while_the_ssd_is_free() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..12 * LINES_PER_SEGMENT);
+    assert_eq!(
+        rig.present(0..12 * LINES_PER_SEGMENT),
+        12 * LINES_PER_SEGMENT as usize
+    );
+    rig.fill_lines(1000..1000 + 20 * LINES_PER_SEGMENT);
+    assert!(rig.cache.stats().ssd_evicted_lines > 0);
+}
+
+#[test]
+fn cache_keeps_used_lines_through_a_scan() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..60);
+    for line in 0..60 {
+        rig.read(line, 0);
+    }
+    rig.fill_lines(1000..3000);
+    // Half of a segment is kept at most.
+    assert!(rig.present(0..60) >= 31, "{} kept", rig.present(0..60));
+    assert!(rig.cache.stats().ssd_used_lines <= rig.cache.stats().ssd_lines);
+}
+
+#[test]
+fn cache_is_warm_after_a_clean_stop_and_cold_for_another_identity() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..200);
+    rig.close();
+    rig.restart();
+    assert_eq!(rig.cache.stats().warm_lines, 200);
+    for line in 0..200 {
+        assert_eq!(rig.read(line, 3), Some(Ok((line + 3) as u8)));
+    }
+    rig.config.ssd.as_mut().unwrap().uuid = [2; 16];
+    rig.restart();
+    assert_eq!(rig.present(0..200), 0);
+    rig.config.ssd.as_mut().unwrap().uuid = [1; 16];
+    rig.restart();
+    assert_eq!(
+        rig.present(0..200),
+        0,
+        "the identity came back, the content not"
+    );
+}
+
+#[test]
+fn cache_shares_lines_with_the_same_bytes() {
+    let mut rig = Rig::new();
+    let fill = |rig: &mut Rig, address: u64| {
+        let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
+        data.fill(9);
+        rig.cache
+            .fill(BlockKey::new(2, address * 4), &data.freeze());
+        rig.run();
+    };
+    fill(&mut rig, 0);
+    fill(&mut rig, 5);
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    fill(&mut rig, 7);
+    assert_eq!(rig.cache.stats().shared_lines, 2);
+    assert_eq!(rig.cache.stats().filled_lines, LINES_PER_SEGMENT + 1);
+    rig.cache.invalidate(BlockKey::new(2, 0), 1);
+    assert_eq!(rig.cache.probe(BlockKey::new(2, 0)), Tier::Absent);
+    for address in [5, 7] {
+        assert_eq!(rig.cache.probe(BlockKey::new(2, address * 4)), Tier::Ssd);
+    }
+    rig.cache.forget_volume(2);
+    assert_eq!(rig.cache.probe(BlockKey::new(2, 28)), Tier::Absent);
+    assert_eq!(
+        rig.present(0..LINES_PER_SEGMENT),
+        LINES_PER_SEGMENT as usize
+    );
+}
+
+#[test]
+fn cache_does_not_share_lines_that_only_collide() {
+    // The generator polynomial of CRC-32C, which every checksum ignores.
+    const IGNORED: [u8; 5] = [0xf1, 0x76, 0xec, 0x05, 0x01];
+    let line = |pool: &Pool, collide: bool| -> Buf {
+        let mut data = pool.alloc(4 * BLOCK_BYTES).unwrap();
+        data.fill(3);
+        for (byte, ignored) in data[200..].iter_mut().zip(IGNORED) {
+            *byte ^= if collide { ignored } else { 0 };
+        }
+        data.freeze()
+    };
+    for segments_between in [0, 1] {
+        let mut rig = Rig::new();
+        let (one, two) = (line(&rig.pool, false), line(&rig.pool, true));
+        assert!(one[..] != two[..]);
+        assert_eq!(block_checksum(&one[..4096]), block_checksum(&two[..4096]));
+        rig.cache.fill(BlockKey::new(2, 0), &one);
+        rig.fill_lines(0..segments_between * LINES_PER_SEGMENT);
+        rig.cache.fill(BlockKey::new(2, 4), &two);
+        rig.run();
+        assert_eq!(rig.cache.stats().shared_lines, 0);
+        for (block, expected) in [(0, &one), (4, &two)] {
+            match rig.cache.lookup(BlockKey::new(2, block)) {
+                Lookup::Dram(found) => assert_eq!(found[..], expected[..4096]),
+                Lookup::Ssd(read) => {
+                    let at = read.offset as usize;
+                    assert_eq!(rig.medium[at..at + 4096], expected[..4096]);
+                    let data = rig.medium[at..at + 4096].to_vec();
+                    rig.cache.finish_ssd_read(read, Some(&data)).unwrap();
+                }
+                Lookup::Miss => panic!("block {block} is not there"),
+            }
+        }
+    }
+}
+
+#[test]
+fn cache_reports_rot_once_and_drops_the_line() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    let Lookup::Ssd(read) = rig.cache.lookup(key(5)) else {
+        panic!("line 5 is on the medium");
+    };
+    let at = read.offset as usize;
+    let mut data = rig.medium[at..at + BLOCK_BYTES].to_vec();
+    data[77] ^= 16;
+    assert_eq!(rig.cache.finish_ssd_read(read, Some(&data)), Err(Corrupt));
+    assert_eq!(rig.read(5, 0), None);
+    assert_eq!(rig.cache.stats().corrupt_blocks, 1);
+}
+
+#[test]
+fn cache_permission_survives_invalidation_and_eviction() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    let Lookup::Ssd(read) = rig.cache.lookup(key(5)) else {
+        panic!("line 5 is on the medium");
+    };
+    rig.cache.invalidate(key(5), 4);
+    rig.fill_lines(1000..3000);
+    let at = read.offset as usize;
+    let data = rig.medium[at..at + BLOCK_BYTES].to_vec();
+    assert_eq!(data[100], 5, "the segment was reused under a reader");
+    assert_eq!(rig.cache.finish_ssd_read(read, Some(&data)), Ok(()));
+    rig.fill_lines(4000..5500);
+    assert_ne!(rig.medium[at + 100], 5, "the segment is reused afterwards");
+}
+
+#[test]
+fn cache_segment_written_after_the_invalidation_does_not_bring_it_back() {
+    let mut rig = Rig::new();
+    for line in 0..LINES_PER_SEGMENT {
+        rig.fill_with(line, |block| (line + block) as u8);
+    }
+    rig.event(CacheEvent::Poll);
+    let segment = rig.actions.iter().position(is_segment).unwrap();
+    let late = rig.actions.remove(segment);
+    rig.cache.invalidate(key(7), 1);
+    let barrier = rig.cache.barrier();
+    assert!(rig.cache.persisted() < barrier);
+    rig.run();
+    assert!(rig.cache.persisted() >= barrier);
+    rig.perform(late);
+    rig.restart();
+    assert_eq!(
+        rig.present(0..LINES_PER_SEGMENT),
+        LINES_PER_SEGMENT as usize - 1
+    );
+    assert_eq!(rig.read(7, 0), None);
+}
+
+#[test]
+fn cache_that_never_held_it_waits_for_no_barrier() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..10);
+    rig.cache.invalidate(key(5), 4);
+    rig.cache.invalidate(key(500), 4000);
+    let barrier = rig.cache.barrier();
+    assert!(
+        rig.cache.persisted() >= barrier,
+        "nothing is on the medium yet"
+    );
+    assert_eq!(rig.present(0..10), 9);
+}
+
+#[test]
+fn cache_checkpoints_its_journal_and_stays_warm() {
+    let mut rig = Rig::new();
+    let lines = 10 * LINES_PER_SEGMENT;
+    rig.fill_lines(0..lines);
+    let mut roots = 0;
+    for line in 0..lines / 2 {
+        rig.cache.invalidate(key(2 * line), 4);
+        let barrier = rig.cache.barrier();
+        rig.event(CacheEvent::Poll);
+        while !rig.actions.is_empty() {
+            let action = rig.actions.remove(0);
+            roots += u32::from(is_root(&action));
+            rig.perform(action);
+        }
+        assert!(rig.cache.persisted() >= barrier);
+        if line % 50 == 0 {
+            rig.restart();
+            let present = (2 * (line + 1)..lines).chain((0..line).map(|line| 2 * line + 1));
+            assert!(present.clone().all(|line| rig.present(line..line + 1) == 1));
+            let gone = (0..=line).map(|line| 2 * line);
+            assert!(gone.clone().all(|line| rig.present(line..line + 1) == 0));
+        }
+    }
+    assert!(roots >= 4, "{roots} superblock writes");
+}
+
+#[test]
+fn cache_with_too_many_invalidations_makes_the_next_start_cold_instead() {
+    let mut rig = Rig::new();
+    let lines = 4 * LINES_PER_SEGMENT;
+    rig.fill_lines(0..lines);
+    let mut actions = Vec::new();
+    for _ in 0..=CACHE_INVALIDATIONS_MAX / 100 {
+        for line in 0..lines / 2 {
+            rig.cache.invalidate(key(2 * line), 4);
+        }
+        // Refill what was dropped, so that there is always something to drop.
+        for line in 0..lines / 2 {
+            rig.fill_with(2 * line, |block| block as u8);
+        }
+        rig.cache.step(Nanos(0), CacheEvent::Poll, &mut actions);
+        let (root, rest): (Vec<_>, Vec<_>) = actions
+            .drain(..)
+            .partition(|action| matches!(action, Action::CacheWrite { durable: true, .. }));
+        // The journal hangs; the rest goes on.
+        for action in rest {
+            rig.perform(action);
+        }
+        rig.actions.extend(root);
+    }
+    let barrier = rig.cache.barrier();
+    rig.run();
+    assert!(rig.cache.persisted() >= barrier);
+    assert!(rig.present(0..lines) > 0, "it goes on serving");
+}
+
+#[test]
+fn cache_goes_offline_and_voids_its_superblocks() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    rig.fails = |action| is_write(action) && !is_root(action);
+    rig.cache.invalidate(key(3), 4);
+    let barrier = rig.cache.barrier();
+    rig.run();
+    assert!(!rig.cache.stats().ssd_online && rig.cache.is_ready());
+    assert!(!rig.cache.must_reset() && rig.cache.persisted() >= barrier);
+    assert_eq!(rig.read(4, 0), None, "everything misses");
+    rig.fails = |_| false;
+    rig.restart();
+    assert!(rig.cache.stats().ssd_online);
+    assert_eq!(rig.present(0..LINES_PER_SEGMENT), 0);
+}
+
+#[test]
+fn cache_that_cannot_void_its_superblocks_asks_for_a_new_identity() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    rig.fails = |_| true;
+    rig.cache.invalidate(key(3), 4);
+    let barrier = rig.cache.barrier();
+    rig.run();
+    assert!(rig.cache.must_reset());
+    assert!(
+        rig.cache.persisted() < barrier,
+        "line 3 could still come back"
+    );
+    rig.cache.invalidate(key(4), 4);
+    let later = rig.cache.barrier();
+    rig.cache.reset_recorded();
+    assert!(!rig.cache.must_reset() && rig.cache.persisted() >= later);
+    rig.close();
+}
+
+#[test]
+fn cache_failed_segment_write_costs_its_lines_only() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    rig.fails = is_segment;
+    rig.fill_lines(100..100 + LINES_PER_SEGMENT);
+    rig.fails = |_| false;
+    rig.fill_lines(200..200 + LINES_PER_SEGMENT);
+    assert_eq!(rig.present(100..200), 0);
+    assert_eq!(rig.cache.stats().device_errors, 1);
+    rig.close();
+    rig.restart();
+    assert_eq!(rig.present(0..300), 2 * LINES_PER_SEGMENT as usize);
+}
+
+#[test]
+fn cache_indexes_are_within_16_bytes_per_block() {
+    let config = CacheConfig {
+        dram_blocks: 1 << 14,
+        ssd: Some(SsdConfig {
+            bytes: 1 << 30,
+            uuid: [1; 16],
+            line_blocks: 4,
+        }),
+    };
+    let cache = ReadCache::new(config, Pool::new(1 << 20), &mut Vec::new());
+    let mut rig = Rig::new();
+    rig.cache = cache;
+    let stats = rig.cache.stats();
+    // Offline, the index would be gone; it is made before the medium is read.
+    let blocks = stats.dram_blocks + stats.ssd_lines * stats.line_blocks;
+    assert!(stats.ssd_lines > 60_000);
+    assert!(
+        stats.index_bytes <= 16 * blocks,
+        "{} bytes for {blocks} blocks",
+        stats.index_bytes
+    );
+}
+
+#[test]
+fn cache_of_a_region_out_of_bounds_works_without_it() {
+    for (bytes, line_blocks) in [(1 << 20, 4), (1 << 30, 3), (1 << 30, 1), (u64::MAX, 4)] {
+        let ssd = SsdConfig {
+            bytes,
+            uuid: [1; 16],
+            line_blocks,
+        };
+        let config = CacheConfig {
+            dram_blocks: 10,
+            ssd: Some(ssd),
+        };
+        let mut actions = Vec::new();
+        let mut cache = ReadCache::new(config, Pool::new(1 << 20), &mut actions);
+        assert!(actions.is_empty() && cache.is_ready() && !cache.stats().ssd_online);
+        cache.fill_block(key(1), &[7; BLOCK_BYTES]);
+        assert!(matches!(cache.lookup(key(1)), Lookup::Dram(_)));
+        let barrier = cache.barrier();
+        assert!(cache.persisted() >= barrier);
+    }
+}
