@@ -395,7 +395,10 @@ impl Volume {
                     .filter(|span| span.end() <= log.durable());
                 oldest.map(|span| span.since.plus(self.destage_age()))
             }
-            Stage::Writing => self.destage.retry_at(),
+            // With enough under way, it is a completion that wakes.
+            Stage::Writing if self.destage.busy() < self.destage_depth() => {
+                self.destage.retry_at()
+            }
             _ => None,
         }
     }

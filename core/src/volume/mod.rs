@@ -390,6 +390,7 @@ impl Volume {
             Event::Resize { bytes } => {
                 self.resize(bytes);
                 self.reconfigure_reads(cx);
+                self.forget_fetches();
             }
             Event::Reconfigure(config) => {
                 let (number, uuid) = (self.config.number, self.config.uuid);
@@ -810,7 +811,8 @@ impl Volume {
             stats.destage_all_remaining_bytes = self
                 .destaging
                 .target
-                .map_or(0, |target| target.bytes.saturating_sub(bytes.retired));
+                // Discards have no bytes: until the target is reached, something is left.
+                .map_or(0, |target| target.bytes.saturating_sub(bytes.retired).max(1));
         }
         stats
     }

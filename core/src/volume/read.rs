@@ -127,6 +127,15 @@ impl Volume {
         self.reads.streams.reconfigure(config);
     }
 
+    /// The size has changed: what is being fetched may end before the new end of its last block, or
+    /// lie beyond it. Nobody joins it, and it is not kept.
+    pub(super) fn forget_fetches(&mut self) {
+        for (_, fetch) in &mut self.reads.fetches {
+            fetch.stale = true;
+        }
+        self.reads.by_block.clear();
+    }
+
     /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
         let advice = self.reads.streams.observe(range);

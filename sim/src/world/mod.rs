@@ -347,7 +347,9 @@ impl World {
             return Err(self.stall("waits for nothing"));
         };
         self.now = self.now.max(next);
-        self.spin.round(self.now)?;
+        if self.spin.round(self.now).is_err() {
+            return Err(self.stall("spins"));
+        }
         for _ in 0..self.random.usize(1..=self.scenario.batch) {
             let Some(happening) = self.queue.take_until(self.now) else {
                 break;
