@@ -14,8 +14,8 @@ use crate::node::{Node, VolumeOptions};
 
 /// The log that is replayed.
 const LOG_BYTES: u64 = 1 << 30;
-/// Memory for the index of such a log; all else as it comes.
-const CONFIG: &str = "memory_max_mib = 1024\n";
+/// Memory for the index of such a log, and writes are slowed only when it is all but full.
+const CONFIG: &str = "memory_max_mib = 1024\ndirty_ratio_max = 95\n";
 /// The volume.
 const DISK_BYTES: u64 = 4 << 30;
 /// A backend so slow that next to nothing leaves the log.
