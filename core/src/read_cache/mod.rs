@@ -244,6 +244,13 @@ impl ReadCache {
         Ok(())
     }
 
+    /// Give a read permission back unused; says nothing about the block.
+    pub fn cancel_ssd_read(&mut self, read: SsdRead) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.unpin(&read);
+        }
+    }
+
     /// Take consecutive whole blocks from the backend, starting at `first`. Complete lines among
     /// them may go to the SSD tier; blocks go to the DRAM tier.
     pub fn fill(&mut self, first: BlockKey, data: &Buf) {

@@ -383,6 +383,17 @@ impl Ssd {
         self.is_ready_phase() && self.index.find(self.line_key(key)).is_some()
     }
 
+    /// A permission is given back: its segment may be reused once none is left.
+    pub fn unpin(&mut self, read: &SsdRead) {
+        let (segment, _, _) = self.layout.locate(read.offset);
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.pins = segment
+                .pins
+                .checked_sub(1)
+                .expect("a permission is given back once");
+        }
+    }
+
     /// Whether the block still belongs to its address.
     pub fn finish(&mut self, read: &SsdRead, data: Option<&[u8]>) -> Result<bool, Corrupt> {
         let (segment, slot, block) = self.layout.locate(read.offset);
@@ -392,10 +403,7 @@ impl Ssd {
         }
         let line = self.index.line_at(segment, slot);
         let expected = self.index.checksums(line)[block];
-        let pins = &mut self.segments[segment].pins;
-        *pins = pins
-            .checked_sub(1)
-            .expect("a permission is given back once");
+        self.unpin(read);
         let valid = data.map(|data| block_checksum(data) == expected);
         self.count_outcome(false, valid.is_some());
         if valid == Some(true) {

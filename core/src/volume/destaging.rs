@@ -396,9 +396,7 @@ impl Volume {
                 oldest.map(|span| span.since.plus(self.destage_age()))
             }
             // With enough under way, it is a completion that wakes.
-            Stage::Writing if self.destage.busy() < self.destage_depth() => {
-                self.destage.retry_at()
-            }
+            Stage::Writing if self.destage.busy() < self.destage_depth() => self.destage.retry_at(),
             _ => None,
         }
     }

@@ -812,7 +812,9 @@ impl Volume {
                 .destaging
                 .target
                 // Discards have no bytes: until the target is reached, something is left.
-                .map_or(0, |target| target.bytes.saturating_sub(bytes.retired).max(1));
+                .map_or(0, |target| {
+                    target.bytes.saturating_sub(bytes.retired).max(1)
+                });
         }
         stats
     }

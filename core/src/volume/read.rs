@@ -191,7 +191,7 @@ impl Volume {
                 }
                 Lookup::Ssd(permission) => {
                     let Some(read) = self.begin_read(id, range, fill, cx) else {
-                        return give_back(permission, cx);
+                        return cx.cache.cancel_ssd_read(permission);
                     };
                     self.read_ssd(read, range, permission, cx);
                     return self.finish_read(read, cx);
@@ -396,7 +396,7 @@ impl Volume {
     ) {
         let Some(buf) = cx.pool.alloc(BLOCK_BYTES) else {
             self.reads.active[read].again = true;
-            return give_back(permission, cx);
+            return cx.cache.cancel_ssd_read(permission);
         };
         self.reads.active[read].pending += 1;
         let offset = permission.offset;
@@ -787,12 +787,6 @@ impl Volume {
 /// The sectors of one block.
 fn block_range(block: u64) -> SectorRange {
     SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)
-}
-
-/// A permission that cannot be used: the block stays where it is.
-fn give_back(permission: SsdRead, cx: &mut Context<'_>) {
-    // Without data the cache counts a failed read and forgets the block, which is harmless.
-    let _ = cx.cache.finish_ssd_read(permission, None);
 }
 
 /// A buffer for the blocks from `first` to `end`, or for fewer from `wanted` on while memory is
