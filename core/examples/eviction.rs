@@ -247,7 +247,8 @@ impl Zipf {
     }
 
     fn draw(&self, random: &mut Rng) -> u64 {
-        let rank = self.0.partition_point(|&part| part < random.f64());
+        let point = random.f64();
+        let rank = self.0.partition_point(|&part| part < point);
         // Spread the ranks over the volume.
         (rank.min(KEYS - 1) as u64 * 7919) % KEYS as u64
     }
