@@ -242,7 +242,9 @@ impl Zipf {
                 sum
             })
             .collect();
-        cumulative.iter_mut().for_each(|part| *part /= sum);
+        for part in &mut cumulative {
+            *part /= sum;
+        }
         Self(cumulative)
     }
 

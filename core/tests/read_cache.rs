@@ -450,11 +450,14 @@ fn cache_with_too_many_invalidations_makes_the_next_start_cold_instead() {
             rig.perform(action);
         }
         rig.actions.extend(root);
+        rig.cache.check_invariants();
     }
     let barrier = rig.cache.barrier();
     rig.run();
     assert!(rig.cache.persisted() >= barrier);
     assert!(rig.present(0..lines) > 0, "it goes on serving");
+    rig.restart();
+    assert_eq!(rig.present(1..2), 0, "the next start is cold");
 }
 
 #[test]
