@@ -352,6 +352,41 @@ fn cache_segment_written_after_the_invalidation_does_not_bring_it_back() {
 }
 
 #[test]
+fn cache_with_a_rotten_journal_starts_cold() {
+    // Blocks of the journal: all that was written, and the first that was not.
+    for block in 0..4 {
+        let mut rig = Rig::new();
+        rig.fill_lines(0..LINES_PER_SEGMENT);
+        for line in 0..3 {
+            rig.cache.invalidate(key(line), 4);
+            rig.cache.barrier();
+            rig.run();
+        }
+        // The first epoch fills the second half of the journal.
+        rig.medium[(8 + 66 + block) * BLOCK_BYTES + 50] ^= 1;
+        rig.restart();
+        assert_eq!(rig.present(0..LINES_PER_SEGMENT), 0, "block {block}");
+    }
+}
+
+#[test]
+fn cache_invalidated_while_it_is_compared_is_not_shared() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
+    for (index, block) in data.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+        block.fill(5 + index as u8);
+        block[..8].copy_from_slice(&5u64.to_le_bytes());
+    }
+    rig.cache.fill(BlockKey::new(2, 0), &data.freeze());
+    rig.event(CacheEvent::Poll);
+    rig.cache.invalidate(BlockKey::new(2, 3), 1);
+    rig.run();
+    assert_eq!(rig.cache.stats().shared_lines, 0);
+    assert_eq!(rig.cache.probe(BlockKey::new(2, 0)), Tier::Absent);
+}
+
+#[test]
 fn cache_that_never_held_it_waits_for_no_barrier() {
     let mut rig = Rig::new();
     rig.fill_lines(0..10);
@@ -415,11 +450,14 @@ fn cache_with_too_many_invalidations_makes_the_next_start_cold_instead() {
             rig.perform(action);
         }
         rig.actions.extend(root);
+        rig.cache.check_invariants();
     }
     let barrier = rig.cache.barrier();
     rig.run();
     assert!(rig.cache.persisted() >= barrier);
     assert!(rig.present(0..lines) > 0, "it goes on serving");
+    rig.restart();
+    assert_eq!(rig.present(1..2), 0, "the next start is cold");
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl Device {
         let bytes: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
         assert!(offset + bytes.len() <= REGION && offset.is_multiple_of(BLOCK_BYTES));
         if self.fails() {
-            let keep = self.random.u32(..=100);
+            let keep = [0, 50, 100][self.random.usize(..3)];
             Self::tear(&mut self.random, &mut self.view, offset, &bytes, keep);
             self.unsynced
                 .push((offset, self.view[offset..offset + bytes.len()].to_vec()));
@@ -154,6 +154,7 @@ struct Story {
     unretired: Vec<(Option<Barrier>, u64, u64)>,
     faults: Faults,
     versions: u64,
+    last_filled: u64,
     seen: Seen,
 }
 
@@ -222,6 +223,7 @@ impl Story {
             unretired: Vec::new(),
             faults,
             versions: 0,
+            last_filled: 0,
             seen: Seen::default(),
         }
     }
@@ -324,6 +326,7 @@ impl Story {
         }
         let data = data.freeze();
         let skip = u64::from(self.random.u8(..8) == 0);
+        self.last_filled = line;
         let first = BlockKey(self.key(line).0 + skip);
         self.cache
             .fill(first, &data.slice(skip as usize * BLOCK_BYTES..data.len()));
@@ -358,7 +361,11 @@ impl Story {
 
     /// A generation is destaged: the backend's content changes, the cache is told.
     fn write(&mut self) {
-        let first = self.random.u64(..LINES);
+        let first = match self.random.u8(..8) {
+            0..2 => self.last_filled,
+            2..5 => self.random.u64(..LINES / 8),
+            _ => self.random.u64(..LINES),
+        };
         let lines = match self.random.u16(..400) {
             0 => LINES - first,
             _ => self.random.u64(1..=3).min(LINES - first),

@@ -415,12 +415,23 @@ impl Ssd {
         Err(Corrupt)
     }
 
+    /// Queue an entry; if too many wait already (the device hangs), void everything instead.
+    fn record(&mut self, entry: Entry) {
+        if self.renew || self.queue.len() >= CACHE_INVALIDATIONS_MAX {
+            self.renew = true;
+            self.queue.supersede();
+            self.queue.count_unrecorded();
+        } else {
+            self.queue.push(entry);
+        }
+    }
+
     /// Drop a line whose bytes cannot be had.
     fn distrust(&mut self, line: Line) {
         if self.index.primary(line).is_some() {
             let segment = self.index.segment_of(line);
             let slot = line.0 as usize % self.layout.lines_per_segment;
-            self.queue.push(Entry::Segment {
+            self.record(Entry::Segment {
                 segment: segment as u32,
                 sequence: self.segments[segment].sequence,
                 void: 1 << slot,
@@ -430,6 +441,9 @@ impl Ssd {
     }
 
     pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {
+        if blocks == 0 {
+            return;
+        }
         let end = first.0.saturating_add(blocks);
         match self.phase {
             Phase::Ready => {}
@@ -445,13 +459,7 @@ impl Ssd {
             }
             _ => {
                 // What the medium holds is not known yet.
-                if self.renew || self.queue.len() >= CACHE_INVALIDATIONS_MAX {
-                    self.renew = true;
-                    self.queue.supersede();
-                    self.queue.count_unrecorded();
-                    return;
-                }
-                self.queue.push(Entry::Range {
+                self.record(Entry::Range {
                     first: first.0,
                     blocks,
                     upto: u64::MAX,
@@ -472,7 +480,7 @@ impl Ssd {
             }
         }
         if sealed {
-            self.queue.push(Entry::Range {
+            self.record(Entry::Range {
                 first: first.0,
                 blocks,
                 upto,
@@ -560,6 +568,7 @@ impl Ssd {
             let sealed = matches!(segment.state, SegmentState::Sealing | SegmentState::Sealed);
             assert!(!sealed || segment.sequence < self.next_sequence);
         }
+        assert!(self.queue.len() <= CACHE_INVALIDATIONS_MAX);
         assert!(self.unsent.len() <= self.writing.len());
         assert!(self.compares.len() <= CACHE_READS_MAX);
         let reserved = self.journal_index + self.snapshot_blocks();

@@ -90,12 +90,16 @@ impl Table {
         let mut index = self.home(hash);
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[index];
-            for &slot in &bucket.slots {
-                if slot & !id_mask == tag && slot != 0 {
-                    let id = (slot & id_mask) - 1;
-                    if confirm(id) {
-                        return Some(id);
-                    }
+            // All slots at once, without a branch: this is the hot loop of every lookup.
+            let mut matches = 0u32;
+            for (place, &slot) in bucket.slots.iter().enumerate() {
+                matches |= u32::from(slot & !id_mask == tag) << place;
+            }
+            while matches != 0 {
+                let slot = bucket.slots[matches.trailing_zeros() as usize];
+                matches &= matches - 1;
+                if slot != 0 && confirm((slot & id_mask) - 1) {
+                    return Some((slot & id_mask) - 1);
                 }
             }
             if bucket.overflow == 0 {

@@ -4,7 +4,6 @@ use super::{
     Action, Arena, BLOCK_BYTES, Buf, Burn, Entry, Op, Phase, Rc, Root, SegmentState, Ssd, Vec, vec,
 };
 use crate::format::CACHE_JOURNAL_ENTRIES_MAX;
-use crate::limits::CACHE_INVALIDATIONS_MAX;
 use crate::read_cache::journal;
 
 /// Blocks that are zeroed by one buffer, and buffers of one write.
@@ -100,7 +99,7 @@ impl Ssd {
     }
 
     fn next_journal_write(&mut self) -> Option<Control> {
-        if self.renew || self.queue.len() > CACHE_INVALIDATIONS_MAX {
+        if self.renew {
             let root = Root {
                 incarnation: self.root.incarnation,
                 ..Root::fresh(self.root.format + 1, false)

@@ -110,7 +110,7 @@ impl Ssd {
             let sequence = (self.root.incarnation + 1) << INCARNATION_SHIFT;
             self.segments[number].sequence = sequence;
             self.segments[number].state = SegmentState::Free;
-            self.queue.push(Entry::Segment {
+            self.record(Entry::Segment {
                 segment: number as u32,
                 sequence,
                 void: 0,
@@ -156,7 +156,7 @@ impl Ssd {
             // line would come back unnoticed if the newer one went first.
             if let Some(other) = self.index.find(key) {
                 let rival = self.segments[self.index.segment_of(other)].sequence;
-                self.queue.push(Entry::Range {
+                self.record(Entry::Range {
                     first: key,
                     blocks: line_blocks as u64,
                     upto: rival.min(sequence),

@@ -277,7 +277,7 @@ impl Ssd {
     /// Void every footer that the segment may have on the medium.
     fn void_segment(&mut self, segment: usize) {
         self.segments[segment].sequence += 1;
-        self.queue.push(Entry::Segment {
+        self.record(Entry::Segment {
             segment: segment as u32,
             sequence: self.segments[segment].sequence,
             void: 0,
