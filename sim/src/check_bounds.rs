@@ -110,7 +110,7 @@ pub fn check_volume(
         VOLUME_INDEX_BYTES_BASE + entries * VOLUME_INDEX_BYTES_PER_ENTRY,
     )?;
     // What is not durable yet has to be in memory, whatever the bound says.
-    if waiting == 0 && stats.unpersisted_bytes == 0 && false {
+    if waiting == 0 && stats.unpersisted_bytes == 0 {
         over(
             "resident_bytes",
             stats.resident_bytes,

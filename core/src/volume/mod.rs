@@ -402,6 +402,9 @@ impl Volume {
                     log_bytes,
                     ..config
                 };
+                if self.log.is_some() {
+                    self.trim_resident(self.config.resident_bytes_max);
+                }
             }
         }
         if let Some(log) = &self.log {

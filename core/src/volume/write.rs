@@ -56,7 +56,10 @@ pub(super) struct Writes {
 enum Admission {
     Now,
     At(Nanos),
+    /// Once more is durable.
     Blocked,
+    /// Once destage has freed space.
+    Full,
 }
 
 impl Volume {
@@ -87,8 +90,8 @@ impl Volume {
         while let Some(pending) = self.writes.admission.front() {
             match self.admission(now, &pending.request) {
                 Admission::Now => {}
-                Admission::At(_) => break,
-                Admission::Blocked => {
+                Admission::At(_) | Admission::Blocked => break,
+                Admission::Full => {
                     if self.config.when_full == WhenFull::Error && self.destage.is_failing() {
                         self.refuse_waiting_writes(RequestError::LogFull, cx);
                     }
@@ -115,9 +118,11 @@ impl Volume {
             _ => 0,
         };
         let oldest_pin = self.log_pins.keys().next().copied();
+        if !log.has_room(data_blocks, oldest_pin) {
+            return Admission::Full;
+        }
         let lazy = !self.is_on_write();
         if log.flights() >= FLIGHTS_MAX
-            || !log.has_room(data_blocks, oldest_pin)
             || (lazy
                 && self.unpersisted_bytes() > 0
                 && self.unpersisted_bytes() + data_blocks * BLOCK_BYTES as u64
@@ -330,7 +335,7 @@ impl Volume {
     }
 
     /// Drop the oldest durable data from memory until at most `bytes_max` are left.
-    fn trim_resident(&mut self, bytes_max: u64) {
+    pub(super) fn trim_resident(&mut self, bytes_max: u64) {
         let first = self.log().first_sequence();
         self.writes.resident_from = self.writes.resident_from.max(first);
         while self.writes.resident_bytes > bytes_max
@@ -369,7 +374,7 @@ impl Volume {
         let admission = self.writes.admission.front().and_then(|pending| {
             match self.admission(Nanos(0), &pending.request) {
                 Admission::At(when) => Some(when),
-                Admission::Now | Admission::Blocked => None,
+                Admission::Now | Admission::Blocked | Admission::Full => None,
             }
         });
         [lazy, admission].into_iter().flatten().min()

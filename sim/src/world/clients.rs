@@ -224,12 +224,34 @@ impl World {
                 _ => state.history.refuse_write(id),
             }
         }
+        if error == RequestError::LogFull {
+            self.check_log_is_full(unit)?;
+        }
         if allowed {
             return Ok(());
         }
         Err(Violation::new(
             "error-without-cause",
             format!("{waiting:?} failed: {error}"),
+        ))
+    }
+
+    /// A write may be refused for want of room only when the log could not take the largest span.
+    fn check_log_is_full(&self, unit: usize) -> Result<(), Violation> {
+        let Some(volume) = self.volume(unit) else {
+            return Ok(());
+        };
+        let stats = volume.stats(self.now);
+        let free = stats.log_ring_blocks - stats.log_used_blocks;
+        if free <= FREE_BLOCKS_WHEN_FULL_MAX {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "log-full-with-room",
+            format!(
+                "a write was refused with {free} of {} blocks free",
+                stats.log_ring_blocks
+            ),
         ))
     }
 

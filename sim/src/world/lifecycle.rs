@@ -7,6 +7,8 @@ impl World {
     pub fn start(&mut self, crash_at: Option<u64>) -> Result<(), Violation> {
         self.crash_at = crash_at;
         self.step_in_opening = 0;
+        let enough = self.scenario.director_pause.0 * DIRECTOR_ACTIONS_MAX;
+        self.calm_at = self.now.plus(Nanos(enough));
         self.note("start", [crash_at.unwrap_or(u64::MAX), 0, 0, 0]);
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();

@@ -40,10 +40,15 @@ use crate::workload::{Ask, Workload};
 const CALM_TIME_MAX: Nanos = Nanos::from_millis(900_000);
 /// How much later than its deadline a write may become durable: batching and a slow device.
 const AGE_SLACK: Nanos = Nanos::from_millis(50);
+/// Actions of the director after which an opening is calmed.
+const DIRECTOR_ACTIONS_MAX: u64 = 3000;
 /// What may be lost beyond the bound on unpersisted bytes: the request that reached it.
 const UNPERSISTED_SLACK_BYTES: u64 = 1 << 20;
 /// How long after a backend's failure a volume may still answer with an error.
 const BACKEND_TROUBLE: Nanos = Nanos::from_millis(120_000);
+/// Free blocks with which a log may say that it is full: the largest request, the largest span, its
+/// control parts, and what a jump to the next lap wastes.
+const FREE_BLOCKS_WHEN_FULL_MAX: u64 = 1100;
 /// A pool of at most this may run dry: requests of a single client fill it.
 const SMALL_POOL_BYTES: usize = 16 << 20;
 
@@ -245,6 +250,8 @@ pub struct World {
     leaked: Vec<Buf>,
     spin: Spin,
     calm_since: Option<Nanos>,
+    /// When it is enough: an opening whose work does not end by itself is calmed.
+    calm_at: Nanos,
     crash_at: Option<u64>,
     step_in_opening: u64,
     rounds: u64,
@@ -310,6 +317,7 @@ impl World {
             leaked: Vec::new(),
             spin: Spin::default(),
             calm_since: None,
+            calm_at: Nanos(0),
             crash_at: None,
             step_in_opening: 0,
             rounds: 0,
@@ -347,6 +355,9 @@ impl World {
             return Err(self.stall("waits for nothing"));
         };
         self.now = self.now.max(next);
+        if self.calm_since.is_none() && self.now > self.calm_at {
+            self.calm();
+        }
         if self.spin.round(self.now).is_err() {
             return Err(self.stall("spins"));
         }
