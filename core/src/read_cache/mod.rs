@@ -247,7 +247,7 @@ impl ReadCache {
     /// Give a read permission back unused; says nothing about the block.
     pub fn cancel_ssd_read(&mut self, read: SsdRead) {
         if let Some(ssd) = &mut self.ssd {
-            ssd.unpin(&read);
+            ssd.cancel(&read);
         }
     }
 
