@@ -284,7 +284,7 @@ impl Ssd {
         });
     }
 
-    fn unpin(&mut self, segment: usize) {
+    pub(super) fn unpin(&mut self, segment: usize) {
         let pins = &mut self.segments[segment].pins;
         *pins = pins.checked_sub(1).expect("a pin is taken before");
     }
