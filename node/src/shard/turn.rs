@@ -393,6 +393,16 @@ impl Works {
         self.submitted = submitted;
     }
 
+    /// Let waiting requests in, as far as the volume takes them.
+    fn admit(&mut self, slot: u32) {
+        while let Some(served) = self.volumes.get_mut(slot)
+            && served.requests < VOLUME_REQUESTS_MAX
+            && let Some(one) = served.waiting.pop_front()
+        {
+            self.request(slot, one);
+        }
+    }
+
     fn request(&mut self, slot: u32, one: Submitted) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
@@ -427,12 +437,16 @@ impl Works {
             };
             served.backend.poll(self.now, &mut port);
             self.perform(slot);
-            self.step(slot, Event::Poll);
-            while let Some(served) = self.volumes.get_mut(slot)
-                && served.requests < VOLUME_REQUESTS_MAX
-                && let Some(one) = served.waiting.pop_front()
-            {
-                self.request(slot, one);
+            // A poll may answer requests and so let others in, which need a poll of their own.
+            loop {
+                self.admit(slot);
+                self.step(slot, Event::Poll);
+                let more = self.volumes.get(slot).is_some_and(|served| {
+                    !served.waiting.is_empty() && served.requests < VOLUME_REQUESTS_MAX
+                });
+                if !more {
+                    break;
+                }
             }
         }
         if !touched.is_empty() || self.cache_touched {

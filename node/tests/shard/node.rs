@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::CacheConfig;
+use hdcs_core::read_cache::{CacheConfig, SsdConfig};
 use hdcs_core::volume::{Persist, Volume, VolumeConfig, WhenFull};
 use hdcs_node::device::create::create_region;
 use hdcs_node::device::ring::RingConfig;
@@ -85,12 +85,27 @@ pub fn make_log(spec: &VolumeSpec) {
 
 impl Node {
     pub fn start(directory: &Path) -> Self {
+        Self::start_with(directory, 4096, None)
+    }
+
+    /// A node with an SSD tier at the given place and next to no DRAM tier.
+    pub fn with_ssd(directory: &Path, region: DeviceRegion) -> Self {
+        Self::start_with(directory, 16, Some(region))
+    }
+
+    fn start_with(
+        directory: &Path,
+        dram_blocks: usize,
+        cache_region: Option<DeviceRegion>,
+    ) -> Self {
+        let ssd = cache_region.as_ref().map(|region| SsdConfig {
+            bytes: region.bytes,
+            uuid: [3; 16],
+            line_blocks: 4,
+        });
         let config = ShardConfig {
-            cache: CacheConfig {
-                dram_blocks: 4096,
-                ssd: None,
-            },
-            cache_region: None,
+            cache: CacheConfig { dram_blocks, ssd },
+            cache_region,
             pool_bytes: 32 << 20,
             ring: RingConfig::default(),
             durability: None,
@@ -191,6 +206,16 @@ impl Node {
 
     pub fn connect(&self, volume: u32) -> Client {
         Client::connect(&self.directory.join("nbd.sock"), &format!("v{volume}"))
+    }
+
+    /// Wait until the shard's report is as wanted.
+    pub fn until_shard(&self, what: &str, wanted: impl Fn(&ShardReport) -> bool) {
+        let started = Instant::now();
+        while !wanted(&self.report()) {
+            let cache = self.report().cache;
+            assert!(started.elapsed() < PATIENCE, "never {what}: {cache:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     pub fn stop(mut self, destage: bool) {
