@@ -209,6 +209,27 @@ fn garbage_instead_of_a_hello_closes() {
 }
 
 #[test]
+fn a_broken_record_closes_once_what_is_in_flight_ended() {
+    let directory = certificates();
+    let server = server_config(directory.path(), None);
+    let client = client_config(directory.path(), None);
+    let mut secure = Secure::start(server, client, 8);
+    secure.send(&option_bytes(option::GO, &info_query("disk", &[])));
+    let request = request_bytes(command::READ, 0, 2, 0, 8 << 20);
+    secure.client.writer().write_all(&request).unwrap();
+    let mut cipher = Vec::new();
+    secure.client.write_tls(&mut cipher).unwrap();
+    cipher.extend([0x17, 3, 3, 0, 32]);
+    cipher.extend([0xaa; 32]);
+    secure.wire.send(&cipher);
+    assert_eq!(secure.wire.session.in_flight(), 8);
+    let receive = secure.wire.session.receive(&mut secure.wire.host);
+    assert!(matches!(receive, Receive::Wait));
+    secure.wire.settle();
+    assert!(secure.wire.closed);
+}
+
+#[test]
 fn client_certificate_is_verified() {
     let directory = certificates();
     let server = || server_config(directory.path(), Some("ca-cert.pem"));

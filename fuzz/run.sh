@@ -1,0 +1,29 @@
+#!/bin/sh
+# Fuzz for so many seconds in all, divided among the targets:
+#   fuzz/run.sh [SECONDS [TARGET...]]
+# Needs a nightly compiler (any; RUSTUP_TOOLCHAIN overrides) for the sanitizers, nothing else: this
+# is what `cargo fuzz run` does. Inputs are kept in fuzz/corpus/TARGET; one that fails is written to
+# fuzz/artifacts/TARGET, its path printed, and the exit status is not 0. To replay it:
+#   fuzz/target/x86_64-unknown-linux-gnu/release/TARGET fuzz/artifacts/TARGET/crash-...
+set -eu
+cd "$(dirname "$0")"
+seconds=${1:-60}
+[ $# -gt 0 ] && shift
+[ $# -gt 0 ] || set -- nbd formats replay
+host=$(rustc -vV | sed -n 's/^host: //p')
+
+RUSTUP_TOOLCHAIN=${FUZZ_TOOLCHAIN:-nightly} \
+RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address \
+-Ccodegen-units=1" \
+    cargo build --release --features libfuzzer --target "$host"
+
+each=$((seconds / $#))
+for target in "$@"; do
+    mkdir -p "corpus/$target" "artifacts/$target"
+    # A run is bounded in time and memory; the largest input covers a few writes of a MiB.
+    timeout $((each + 60)) "target/$host/release/$target" "corpus/$target" \
+        -artifact_prefix="artifacts/$target/" -max_total_time=$each -timeout=20 \
+        -rss_limit_mb=2048 -max_len=65536 -use_value_profile=1 -print_final_stats=1
+done

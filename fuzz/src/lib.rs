@@ -1,0 +1,12 @@
+//! Fuzz targets: functions of bytes that must not panic, hang, or leave anything behind.
+//!
+//! `fuzz_targets/` gives them to libFuzzer (`run.sh`); `tests/seeded.rs` gives them seeded
+//! mutations of good input, on a stable compiler, in bounded time.
+
+mod formats;
+mod nbd;
+mod replay;
+
+pub use formats::formats;
+pub use nbd::{nbd, nbd_example};
+pub use replay::{replay, replay_config};
