@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import nbd
@@ -49,7 +50,8 @@ def hdcs(*arguments, env=None, cwd=None, timeout=COMMAND_SECONDS):
 def refused(done, status, *parts):
     """The command failed as it should: its status, one error, and what the error says."""
     assert done.returncode == status, f"{done.args}: {done.returncode}\n{done.stdout}{done.stderr}"
-    assert done.stderr.count("error: ") == 1, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
     text = " ".join(done.stderr.split())
     for part in parts:
         assert part in text, f"{part!r} is not in {text!r}"
@@ -157,11 +159,23 @@ class Daemon:
         """One request to the control API: status and text."""
         connection = UnixConnection(self.data / "control.sock")
         try:
-            connection.request(method, path, body, {"content-type": "application/json"})
+            try:
+                connection.request(method, path, body, {"content-type": "application/json"})
+            except BrokenPipeError:
+                # Refused before the body was read; the answer is there all the same.
+                pass
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:
             connection.close()
+
+    def until(self, condition):
+        """Wait for something that must come about while it runs."""
+        end = time.monotonic() + COMMAND_SECONDS
+        while not condition():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < end, f"it did not come about\n{self.log()}"
+            time.sleep(0.01)
 
     def volume(self, name):
         return self.json("volume", "show", name)

@@ -123,13 +123,8 @@ def test_creation_goes_on_without_its_client(daemon):
     body = b'{"name": "orphan", "bytes": 4096, "log_bytes": 67108864}'
     client.sendall(b"POST /v1/volumes HTTP/1.1\r\nhost: hdcs\r\ncontent-type: application/json\r\n"
                    b"content-length: %d\r\n\r\n%s" % (len(body), body))
-    while not os.path.exists(daemon.data / "volumes/.new-orphan") and not os.path.exists(
-        daemon.data / "volumes/orphan"
-    ):
-        assert daemon.process.poll() is None
+    volumes = daemon.data / "volumes"
+    daemon.until(lambda: {".new-orphan", "orphan"} & set(os.listdir(volumes)))
     client.close()
-    while True:
-        status, text = daemon.api("GET", "/v1/volumes/orphan")
-        if status == 200:
-            break
-    assert json.loads(text)["state"] == "healthy"
+    daemon.until(lambda: daemon.api("GET", "/v1/volumes/orphan")[0] == 200)
+    assert daemon.volume("orphan")["state"] == "healthy"

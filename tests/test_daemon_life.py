@@ -5,9 +5,11 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
+import time
 
 import pytest
-from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from daemon import DIRTY, HDCS, MIB, Daemon, hdcs, refused
 
 
 def test_ready_line_names_every_socket_and_sockets_are_private(tmp_path):
@@ -54,8 +56,7 @@ def test_second_signal_settles_for_the_log(tmp_path):
         daemon.create("v", *DIRTY, "--backend", f"file:{tmp_path}/b?delay_us=1000000&rate_mib=1")
         daemon.write("v", os.urandom(8 * MIB))
         daemon.signal(signal.SIGTERM)
-        while "writing what is dirty" not in daemon.log():
-            assert daemon.process.poll() is None
+        daemon.until(lambda: "writing what is dirty" in daemon.log())
         daemon.signal(signal.SIGTERM)
         assert daemon.wait() == 0, daemon.log()
         assert "told again" in daemon.log()
@@ -186,11 +187,6 @@ def test_interrupted_creation_and_deletion_are_cleaned_up_and_named(tmp_path):
 
 
 def test_kill_in_the_middle_of_creation_leaves_all_or_nothing(tmp_path):
-    import subprocess
-    import time
-
-    from daemon import HDCS
-
     with Daemon(tmp_path, {"log_size_mib": 64}) as daemon:
         for attempt in range(6):
             name = f"v{attempt}"

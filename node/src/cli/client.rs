@@ -76,7 +76,10 @@ impl Client {
                 self.layout.control_socket().display()
             ))
         };
-        let body = serde_json::to_vec(body).map_err(|error| other(&error))?;
+        let mut body = serde_json::to_vec(body).map_err(|error| other(&error))?;
+        if body == b"null" {
+            body.clear();
+        }
         let request = Request::builder()
             .method(method)
             .uri(path)

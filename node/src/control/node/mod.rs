@@ -41,7 +41,7 @@ const MOVE_TIME_MAX: Duration = Duration::from_mins(10);
 /// A stop that destages is bounded by its caller, one that does not by the shard.
 const STOP_TIME_MAX: Duration = Duration::from_hours(48);
 /// A destage that has moved nothing for so long is taken for stuck.
-const STALL_TIME_MAX: Duration = Duration::from_secs(15);
+const STALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often progress is looked at.
 const WATCH_PERIOD: Duration = Duration::from_millis(50);
 
