@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -168,9 +169,24 @@ impl Entry {
     pub fn backend_url(&self, layout: &Layout) -> String {
         self.backend.clone().unwrap_or_else(|| {
             let path = directory(layout, &self.name).join(DATA_FILE);
-            format!("file:{}", path.display())
+            file_url(&path)
         })
     }
+}
+
+/// The backend URL of an absolute path: what would mean something in a URL is escaped.
+pub fn file_url(path: &Path) -> String {
+    let bytes = path.as_os_str().as_bytes();
+    let is_text = path.to_str().is_some();
+    let mut url = b"file:".to_vec();
+    for &byte in bytes {
+        if byte == b'%' || byte == b'?' || byte.is_ascii_control() || (byte >= 0x80 && !is_text) {
+            url.extend(format!("%{byte:02X}").bytes());
+        } else {
+            url.push(byte);
+        }
+    }
+    String::from_utf8_lossy(&url).into_owned()
 }
 
 /// What was found under one name.
@@ -508,6 +524,22 @@ mod tests {
         assert_eq!(refused("a\n"), NameError::Character('\n'));
         assert_eq!(refused("a\0"), NameError::Character('\0'));
         assert_eq!(refused("ü"), NameError::Character('ü'));
+    }
+
+    #[test]
+    fn file_url_reads_back() {
+        use crate::backends::url::{BackendUrl, Place};
+        use std::ffi::OsStr;
+        for bytes in [
+            &b"/plain"[..],
+            b"/a b%20?x=1#\n",
+            "/\u{fc}".as_bytes(),
+            b"/\xff\xc3",
+        ] {
+            let path = Path::new(OsStr::from_bytes(bytes));
+            let Place::File { path: back, .. } = BackendUrl::parse(&file_url(path)).unwrap().place;
+            assert_eq!(back, path);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::control::api::ApiError;
 use crate::data_dir::Layout;
 
 /// Longer than any operation of the daemon may take.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(1500);
+const ANSWER_TIME_MAX: Duration = Duration::from_mins(25);
 /// Far more than the description of any number of volumes that a node can hold in memory.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
@@ -76,7 +76,10 @@ impl Client {
                 self.layout.control_socket().display()
             ))
         };
-        let body = serde_json::to_vec(body).map_err(|error| other(&error))?;
+        let mut body = serde_json::to_vec(body).map_err(|error| other(&error))?;
+        if body == b"null" {
+            body.clear();
+        }
         let request = Request::builder()
             .method(method)
             .uri(path)

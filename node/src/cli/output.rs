@@ -194,16 +194,16 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     row("up", format!("{} s", status.uptime_ms / 1000));
     row("nbd", status.nbd_listen.join(", "));
     row("connections", status.connections.to_string());
-    let states = status
+    let by_state = status
         .volumes_by_state
         .iter()
         .filter(|(_, count)| **count > 0);
-    let states: Vec<_> = states
+    let by_state: Vec<_> = by_state
         .map(|(state, count)| format!("{count} {state}"))
         .collect();
     row(
         "volumes",
-        format!("{} ({})", status.volumes, states.join(", ")),
+        format!("{} ({})", status.volumes, by_state.join(", ")),
     );
     row("dirty", show(status.dirty_bytes));
     let memory = &status.memory;

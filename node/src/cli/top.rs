@@ -74,8 +74,8 @@ async fn quit_key(is_terminal: bool) {
     let (pressed, quit) = tokio::sync::oneshot::channel();
     // A thread of its own: reading a terminal blocks, and the process ends without it.
     std::thread::spawn(move || {
-        use std::io::Read;
-        for byte in std::io::stdin().bytes() {
+        use std::io::{BufReader, Read};
+        for byte in BufReader::new(std::io::stdin()).bytes() {
             if matches!(byte, Ok(b'q' | b'Q') | Err(_)) {
                 break;
             }

@@ -9,7 +9,7 @@ use hyper::Method;
 use super::client::Client;
 use super::size::{Size, show};
 use super::{Failure, flush, output};
-use crate::catalogue::{VolumeName, check_volume_bytes};
+use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{CreateVolume, Deleted, ResizeVolume, SetVolume, Volume, VolumeRange};
 
@@ -173,9 +173,10 @@ fn parse_setting(text: &str) -> Result<(String, Value), String> {
 /// Turn a relative `file:` URL into an absolute one: the daemon has another working directory.
 fn absolute_backend(url: &str) -> Result<String, Failure> {
     match url.strip_prefix("file:") {
-        Some(rest) if !rest.is_empty() => {
-            let (path, options) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
-            Ok(format!("file:{}{options}", absolute(Path::new(path))?))
+        Some(rest) if !rest.is_empty() && !rest.starts_with('/') => {
+            let here = std::env::current_dir()
+                .map_err(|error| Failure::failed(format!("working directory: {error}")))?;
+            Ok(format!("{}/{rest}", file_url(&here)))
         }
         _ => Ok(url.to_owned()),
     }

@@ -195,7 +195,7 @@ settings! {
     /// Largest read-ahead of a sequential read; 0 turns it off.
     read_ahead_max_kib: u64 = 1024, 0..=16384;
     /// Most data acknowledged and not yet durable, under persist on-flush.
-    unpersisted_max_kib: u64 = 16384, 4..=(1 << 20);
+    unpersisted_max_kib: u64 = 8192, 4..=(1 << 20);
     /// Longest time that an acknowledged write stays not durable, under persist on-flush.
     unpersisted_age_max_ms: u64 = 1000, 1..=60_000;
 }
@@ -363,14 +363,19 @@ impl Config {
                 VolumeSettings::keys(),
             ),
         ] {
-            text += &format!(
-                "\n**{title}**\n\n| key | default | takes | meaning |\n|---|---|---|---|\n"
-            );
+            text.push_str("\n**");
+            text.push_str(title);
+            text.push_str("**\n\n| key | default | takes | meaning |\n|---|---|---|---|\n");
             for key in keys {
-                text += &format!(
-                    "| `{}` | `{}` | {} | {} |\n",
-                    key.name, key.default, key.expects, key.doc
-                );
+                let row = [
+                    format!("`{}`", key.name),
+                    format!("`{}`", key.default),
+                    key.expects,
+                    key.doc,
+                ];
+                text.push_str("| ");
+                text.push_str(&row.join(" | "));
+                text.push_str(" |\n");
             }
         }
         text
@@ -423,8 +428,9 @@ mod tests {
     fn config_every_default_is_accepted_when_written_out() {
         let text: String = Config::keys()
             .iter()
-            .map(|key| format!("{} = {}\n", key.name, key.default))
-            .collect();
+            .map(|key| format!("{} = {}", key.name, key.default))
+            .collect::<Vec<_>>()
+            .join("\n");
         assert_eq!(parse(&text).unwrap(), Config::default());
     }
 

@@ -27,13 +27,11 @@ pub enum Value {
 impl Value {
     /// The value that a person typed after `key=`.
     pub fn from_typed(text: &str) -> Self {
-        if let Ok(number) = text.parse() {
-            Self::Int(number)
-        } else if let Ok(truth) = text.parse() {
-            Self::Bool(truth)
-        } else {
-            Self::Text(text.to_owned())
-        }
+        let number = text.parse().map(Self::Int).ok();
+        let truth = || text.parse().map(Self::Bool).ok();
+        number
+            .or_else(truth)
+            .unwrap_or_else(|| Self::Text(text.to_owned()))
     }
 
     /// The value in a TOML file; what no key takes is described for the error.

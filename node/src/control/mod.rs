@@ -46,7 +46,7 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long a connection may last: longer than the longest operation.
-const CONNECTION_TIME_MAX: Duration = Duration::from_secs(1800);
+const CONNECTION_TIME_MAX: Duration = Duration::from_mins(30);
 
 type Shared = State<Arc<Node>>;
 

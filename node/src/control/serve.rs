@@ -192,12 +192,12 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate()).map_err(at("SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(at("SIGINT"))?;
     node.open_all().await?;
-    let mut ready = format!("hdcs: ready, data {}", node.root().display());
+    let mut ready = vec![format!("hdcs: ready, data {}", node.root().display())];
     for Bound { socket, address } in bound {
-        ready += &match &address {
-            Listen::Unix(path) => format!(", nbd unix {}", path.display()),
-            Listen::Tcp(address) => format!(", nbd tcp {address}"),
-        };
+        ready.push(match &address {
+            Listen::Unix(path) => format!("nbd unix {}", path.display()),
+            Listen::Tcp(address) => format!("nbd tcp {address}"),
+        });
         let what = format!("listening on {address}");
         let sessions = sessions.of(&address);
         ask(node.path(), &what, LISTEN_TIME_MAX, |answer| {
@@ -222,10 +222,12 @@ async fn serve(
         }
         None => None,
     };
-    ready += &format!(", control {}", node.root().join("control.sock").display());
+    let socket = node.root().join("control.sock");
+    ready.push(format!("control {}", socket.display()));
     if let Some(Ok(address)) = metrics.as_ref().map(tokio::net::TcpListener::local_addr) {
-        ready += &format!(", metrics tcp {address}");
+        ready.push(format!("metrics tcp {address}"));
     }
+    let ready = ready.join(", ");
     // Whoever started us may not be listening; that is no reason to stop.
     let mut stdout = io::stdout();
     let _ = writeln!(stdout, "{ready}").and_then(|()| stdout.flush());

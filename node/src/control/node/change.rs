@@ -25,15 +25,12 @@ impl Node {
         let _busy = self.begin(name, "changed")?;
         let mut entry = self.entry(name)?;
         for (key, value) in request.settings {
-            match value {
-                Some(value) => {
-                    entry.settings.insert(key, value);
-                }
-                None => {
-                    VolumeSettings::check_key(&key)
-                        .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-                    entry.settings.remove(&key);
-                }
+            if let Some(value) = value {
+                entry.settings.insert(key, value);
+            } else {
+                VolumeSettings::check_key(&key)
+                    .map_err(|error| invalid(format!("volume {name}: {error}")))?;
+                entry.settings.remove(&key);
             }
         }
         let config = self

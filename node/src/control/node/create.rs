@@ -11,6 +11,7 @@ use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
 use super::{Node, at_volume, failed, invalid, lock, parse_name};
+use crate::backends::url::{BackendUrl, Place};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
@@ -44,6 +45,7 @@ impl Node {
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
         if let Err(error) = self.open(&entry, volumes).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
+            self.forget(&entry).await;
             let removed = catalogue::remove(&self.layout(), &entry.name, None);
             let rest = removed.err().map_or(String::new(), |error| {
                 format!(" (and what was made could not be removed: {error})")
@@ -199,24 +201,21 @@ impl Node {
     }
 }
 
-/// The path of a `file:` URL.
+/// Schemes of the contract that are not there yet.
+const PLANNED_SCHEMES: [&str; 4] = ["rbd", "s3", "hdfs", "ec"];
+
+/// The path of a backend's URL, with its options checked too.
 fn backend_path(url: &str) -> Result<PathBuf, String> {
-    let without_options = url.split_once('?').map_or(url, |(path, _)| path);
-    if let Some(path) = without_options.strip_prefix("file:") {
-        let path = Path::new(path);
-        if !path.is_absolute() {
-            return Err(format!(
-                "backend {url}: the path must be absolute, as in file:/srv/disk.img"
-            ));
-        }
-        return Ok(path.to_owned());
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    if PLANNED_SCHEMES.contains(&scheme) {
+        return Err(format!(
+            "backend {url}: {scheme} is not available yet; available is file:PATH"
+        ));
     }
-    let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
-    Err(if matches!(scheme, "rbd" | "s3" | "hdfs" | "ec") {
-        format!("backend {url}: {scheme} is not available yet; available is file:PATH")
-    } else {
-        format!("backend {url}: not a backend URL; write file:PATH")
-    })
+    let Place::File { path, .. } = BackendUrl::parse(url)
+        .map_err(|error| error.to_string())?
+        .place;
+    Ok(path)
 }
 
 fn same_file(a: &Path, b: &Path) -> bool {

@@ -58,9 +58,7 @@ impl Node {
         Ok(Deleted {
             name: name.to_owned(),
             discarded_dirty_bytes: discarded,
-            data: keep
-                .map(|path| format!("file:{}", path.display()))
-                .or(users),
+            data: keep.as_deref().map(catalogue::file_url).or(users),
         })
     }
 
@@ -139,7 +137,7 @@ impl Node {
     }
 
     /// Drop what the read cache and the log device still hold of a closed volume.
-    async fn forget(&self, entry: &Entry) {
+    pub(super) async fn forget(&self, entry: &Entry) {
         let number = VolumeNumber(entry.number);
         let forgotten = ask(&*self.path, "forgetting it", COMMAND_TIME_MAX, |answer| {
             Command::Forget(number, answer)

@@ -33,15 +33,15 @@ use crate::frontends::VolumeNumber;
 use crate::shard::command::{Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec};
 
 /// Opening replays a log; the largest takes minutes on a slow device.
-const OPEN_TIME_MAX: Duration = Duration::from_secs(600);
+const OPEN_TIME_MAX: Duration = Duration::from_mins(10);
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
 /// What moves data.
-const MOVE_TIME_MAX: Duration = Duration::from_secs(600);
+const MOVE_TIME_MAX: Duration = Duration::from_mins(10);
 /// A stop that destages is bounded by its caller, one that does not by the shard.
-const STOP_TIME_MAX: Duration = Duration::from_secs(2 * 86_400);
+const STOP_TIME_MAX: Duration = Duration::from_hours(48);
 /// A destage that has moved nothing for so long is taken for stuck.
-const STALL_TIME_MAX: Duration = Duration::from_secs(15);
+const STALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often progress is looked at.
 const WATCH_PERIOD: Duration = Duration::from_millis(50);
 

@@ -1,0 +1,386 @@
+"""Volumes through the command line: create, list, set, resize, flush, delete, and their errors."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from daemon import DIRTY, HDCS, MIB, Daemon, refused
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """One daemon for the tests of this module; each uses volumes of its own."""
+    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon
+        daemon.stop()
+
+
+def dirty_bytes(daemon, name):
+    return daemon.volume(name)["counters"]["dirty_bytes"]
+
+
+def test_create_list_show_in_tables_and_json(daemon):
+    made = daemon.create("first", size="64M")
+    assert (made["bytes"], made["state"], made["phase"]) == (64 * MIB, "healthy", "open")
+    assert made["backend"] == f"file:{daemon.data}/volumes/first/data"
+    assert "first" in daemon.ok("volume", "list") and "64 MiB" in daemon.ok("volume", "list")
+    assert [v for v in daemon.json("volume", "list") if v["name"] == "first"][0]["uuid"] == made["uuid"]
+    assert made["uuid"] in daemon.ok("volume", "show", "first")
+    assert daemon.json("status")["volumes_by_state"]["healthy"] >= 1
+    assert "DRAM tier" in daemon.ok("status")
+    image = daemon.data / "volumes/first/data"
+    assert image.stat().st_size == 64 * MIB and image.stat().st_blocks == 0
+
+
+def test_create_refuses_a_name_in_use(daemon):
+    daemon.create("twice")
+    refused(daemon.cli("volume", "create", "twice", "--size", "1G"), 1, "exists already")
+
+
+def test_create_takes_a_backend_as_it_is(daemon, tmp_path):
+    image = tmp_path / "disk.img"
+    image.write_bytes(b"b" * MIB)
+    done = daemon.cli("volume", "create", "raw", "--size", "2M", "--backend", f"file:{image}")
+    refused(done, 2, "has 1048576 bytes, not 2097152", "leave --size out")
+    assert daemon.json("volume", "create", "raw", "--backend", f"file:{image}")["bytes"] == MIB
+    assert daemon.read("raw", MIB) == b"b" * MIB
+    done = daemon.cli("volume", "create", "raw2", "--backend", f"file:{image}")
+    refused(done, 2, "is the backend of volume raw")
+
+
+def test_create_makes_a_backend_that_is_not_there(daemon, tmp_path):
+    done = subprocess.run(
+        [HDCS, "volume", "create", "rel", "--size", "1M", "--backend", "file:new%20disk.img",
+         "--data", daemon.data],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "new disk.img").stat().st_size == MIB
+
+
+@pytest.mark.parametrize(
+    "backend, parts",
+    [
+        ("rbd:pool/image", ["rbd is not available yet", "file:PATH"]),
+        ("/srv/disk", ["file:PATH"]),
+        ("file:", ["absolute"]),
+        ("file:/no/such/directory/disk", ["directory does not exist"]),
+        ("file:/dev/null", ["neither a file nor a block device"]),
+        ("file:/tmp/x?dely_us=1", ["dely_us", "delay_us"]),
+    ],
+)
+def test_create_refuses_a_bad_backend(daemon, backend, parts):
+    before = set(os.listdir(daemon.data / "volumes"))
+    done = daemon.cli("volume", "create", "bad", "--size", "1M", "--backend", backend)
+    refused(done, 2, *parts)
+    assert set(os.listdir(daemon.data / "volumes")) == before
+
+
+def test_create_refuses_a_backend_inside_of_the_data_directory(daemon):
+    daemon.create("victim")
+    backend = f"file:{daemon.data}/volumes/victim/log"
+    refused(daemon.cli("volume", "create", "thief", "--backend", backend), 2, "inside the data directory")
+
+
+@pytest.mark.parametrize(
+    "arguments, status, parts",
+    [
+        (["--log-size", "1M"], 2, ["write log", "from 16777216 (16M)"]),
+        (["--log-size", "16777217"], 2, ["multiple of 4096"]),
+        (["--log-size", "900G"], 2, ["memory", "--log-size", "memory_max_mib"]),
+        (["--set", "persit=auto"], 2, ["unknown key `persit`", "did you mean `persist`?"]),
+        (["--set", "memory_max_mib=1"], 2, ["belongs to the node"]),
+        (["--set", "persist=never"], 2, ["`persist` takes one of"]),
+        (["--set", "dirty_ratio_min=90"], 2, ["must be below"]),
+        (["--set", "unpersisted_max_kib=1000000"], 2, ["a quarter of the buffers"]),
+        (["--set", "nonsense"], 2, ["KEY=VALUE"]),
+        (["--log-path", "/proc/self/log"], 1, ["write log cannot be made", "/proc/self/log"]),
+    ],
+)
+def test_create_refuses_bad_options(daemon, arguments, status, parts):
+    before = set(os.listdir(daemon.data / "volumes"))
+    refused(daemon.cli("volume", "create", "bad", "--size", "1M", *arguments), status, *parts)
+    assert set(os.listdir(daemon.data / "volumes")) == before
+
+
+def test_log_can_be_elsewhere_and_goes_with_its_volume(daemon, tmp_path):
+    log = tmp_path / "the.log"
+    assert daemon.create("far", "--log-path", log)["log_path"] == str(log)
+    done = daemon.cli("volume", "create", "far2", "--size", "1M", "--log-path", log)
+    refused(done, 2, "is the write log of volume far")
+    daemon.write("far", b"f" * 4096)
+    daemon.ok("volume", "delete", "far")
+    assert not log.exists()
+
+
+def test_settings_of_a_volume_survive_a_restart(tmp_path):
+    with Daemon(tmp_path, {"destage_age_max_ms": 5000}) as daemon:
+        daemon.create("v", "--persist", "on-write")
+        changed = daemon.json("volume", "set", "v", "dirty_ratio_max=60", "when_full=error")
+        assert changed["settings"]["dirty_ratio_max"] == 60
+        assert changed["overridden"] == ["dirty_ratio_max", "persist", "when_full"]
+        refused(daemon.cli("volume", "set", "v", "dirty_ratio_mix=60"), 2, "did you mean")
+        refused(daemon.cli("volume", "set", "v", "dirty_ratio_mix=default"), 2, "did you mean")
+        refused(daemon.cli("volume", "set", "v", "when_full=maybe"), 2, '"wait", "error"')
+        daemon.ok("volume", "set", "v", "when_full=default")
+        daemon.kill()
+        daemon.start()
+        volume = daemon.volume("v")
+        assert volume["settings"]["dirty_ratio_max"] == 60
+        assert volume["settings"]["destage_age_max_ms"] == 5000
+        assert volume["overridden"] == ["dirty_ratio_max", "persist"]
+
+
+def test_numbers_are_never_used_again(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        assert daemon.create("a")["number"] == 1
+        daemon.ok("volume", "delete", "a")
+        daemon.stop()
+        daemon.start()
+        assert daemon.create("a")["number"] == 2
+
+
+def test_resize_grows_online_and_survives_a_restart(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", size="4M")
+        daemon.write("v", b"r" * MIB, offset=3 * MIB)
+        assert daemon.json("volume", "resize", "v", "--size", "8M")["bytes"] == 8 * MIB
+        daemon.write("v", b"s" * MIB, offset=7 * MIB)
+        assert daemon.read("v", MIB, offset=3 * MIB) == b"r" * MIB
+        daemon.kill()
+        daemon.start()
+        assert daemon.read("v", MIB, offset=7 * MIB) == b"s" * MIB
+        assert daemon.read("v", MIB, offset=5 * MIB) == bytes(MIB)
+
+
+def test_resize_shrinks_only_when_told_and_flushes_first(daemon):
+    daemon.create("shrink", *DIRTY, size="8M")
+    daemon.write("shrink", b"t" * MIB)
+    refused(daemon.cli("volume", "resize", "shrink", "--size", "4M"), 1, "--shrink", "lost")
+    assert daemon.json("volume", "resize", "shrink", "--size", "4M", "--shrink")["bytes"] == 4 * MIB
+    assert dirty_bytes(daemon, "shrink") == 0
+    assert (daemon.data / "volumes/shrink/data").stat().st_size == 4 * MIB
+    assert daemon.read("shrink", MIB) == b"t" * MIB
+
+
+def test_flush_brings_everything_to_the_backend(daemon):
+    daemon.create("flush", *DIRTY)
+    daemon.write("flush", b"u" * 2 * MIB)
+    assert dirty_bytes(daemon, "flush") == 2 * MIB
+    assert "volume flush is flushed: 2 MiB" in daemon.ok("volume", "flush", "flush")
+    assert dirty_bytes(daemon, "flush") == 0
+    assert (daemon.data / "volumes/flush/data").read_bytes()[: 2 * MIB] == b"u" * 2 * MIB
+    assert "flushed: 0 B" in daemon.ok("volume", "flush", "flush")
+
+
+def test_flush_shows_progress_and_can_be_interrupted_beside_client_io(daemon, tmp_path):
+    backend = f"file:{tmp_path}/slow?rate_mib=1"
+    daemon.create("slow", *DIRTY, "--backend", backend)
+    daemon.write("slow", os.urandom(8 * MIB))
+    command = [HDCS, "volume", "flush", "slow", "--data", daemon.data]
+    flush = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = flush.stderr.readline()
+        assert "flushed" in line and "/s, ETA" in line, line
+        daemon.write("slow", b"b" * 4096, offset=12 * MIB)
+        assert daemon.read("slow", 4096, offset=12 * MIB) == b"b" * 4096
+        flush.send_signal(signal.SIGINT)
+        out, err = flush.communicate(timeout=60)
+    finally:
+        flush.kill()
+    assert flush.returncode == 1 and out == ""
+    assert "error: flush is interrupted: volume slow:" in err and "still to go" in err
+    volume = daemon.volume("slow")["counters"]
+    assert volume["flush_remaining_bytes"] == 0 and volume["dirty_bytes"] > 0
+    refused(daemon.cli("volume", "flush", "slow", "--timeout", "1"), 1, "flush is out of time")
+    daemon.ok("volume", "delete", "slow", "--discard-dirty")
+
+
+def test_evict_and_promote_check_their_range(daemon):
+    daemon.create("range")
+    daemon.write("range", b"v" * MIB)
+    daemon.ok("volume", "flush", "range")
+    daemon.ok("volume", "evict", "range")
+    daemon.ok("volume", "promote", "range", "--offset", "0", "--length", "1M")
+    before = daemon.volume("range")["counters"]
+    assert daemon.read("range", MIB) == b"v" * MIB
+    after = daemon.volume("range")["counters"]
+    assert after["miss_blocks"] == before["miss_blocks"]
+    for arguments in (["--offset", "1"], ["--length", "0"], ["--offset", "16M"],
+                      ["--offset", "8M", "--length", "9M"]):
+        refused(daemon.cli("volume", "promote", "range", *arguments), 2, "beyond its 16777216 bytes")
+
+
+def test_delete_destages_first_and_keeps_a_backend_of_the_users(daemon, tmp_path):
+    image = tmp_path / "kept.img"
+    daemon.create("mine", *DIRTY, "--backend", f"file:{image}")
+    daemon.write("mine", b"w" * MIB)
+    deleted = daemon.json("volume", "delete", "mine")
+    assert deleted == {"name": "mine", "discarded_dirty_bytes": 0, "data": f"file:{image}"}
+    assert image.read_bytes()[:MIB] == b"w" * MIB
+    assert not (daemon.data / "volumes/mine").exists()
+
+
+def test_delete_removes_a_backing_file_of_its_own_unless_it_is_to_be_kept(daemon):
+    daemon.create("own")
+    assert daemon.json("volume", "delete", "own")["data"] is None
+    daemon.create("own", *DIRTY)
+    daemon.write("own", b"x" * MIB)
+    kept = daemon.json("volume", "delete", "own", "--keep-data")["data"]
+    path = Path(kept.removeprefix("file:"))
+    assert path.parent == daemon.data / "kept"
+    assert path.read_bytes()[:MIB] == b"x" * MIB
+    # What was kept can be taken up again.
+    assert daemon.json("volume", "create", "own2", "--backend", kept)["bytes"] == 16 * MIB
+    assert daemon.read("own2", MIB) == b"x" * MIB
+
+
+def test_delete_with_a_dead_backend_says_how_much_would_be_lost(daemon, tmp_path):
+    dead = tmp_path / "dead"
+    backend = f"file:{tmp_path}/b?error_file={dead}&error_kind=eio&error_on=write"
+    daemon.create("dead", *DIRTY, "--backend", backend)
+    daemon.write("dead", b"y" * MIB)
+    dead.write_text("")
+    done = daemon.cli("volume", "delete", "dead")
+    refused(done, 1, "takes no data", "1048576 dirty bytes", "--discard-dirty")
+    assert daemon.read("dead", MIB) == b"y" * MIB
+    deleted = daemon.json("volume", "delete", "dead", "--discard-dirty")
+    assert deleted["discarded_dirty_bytes"] == MIB
+
+
+def test_damaged_catalogue_entry_costs_one_volume_and_loses_nothing(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("good")
+        daemon.create("bad", *DIRTY)
+        daemon.write("bad", b"z" * MIB)
+        daemon.stop()
+        entry = daemon.data / "volumes/bad/volume.json"
+        text = entry.read_text()
+        entry.write_text(text.replace("16777216", "26777216", 1))
+        daemon.start()
+        assert daemon.volume("good")["state"] == "healthy"
+        bad = daemon.volume("bad")
+        assert bad["state"] == "error" and "checksum" in bad["reason"]
+        assert str(entry) in bad["reason"]
+        assert "checksum" in daemon.ok("volume", "list")
+        refused(daemon.cli("volume", "delete", "bad"), 1, "unknown", "--discard-dirty")
+        refused(daemon.cli("volume", "create", "bad", "--size", "1M"), 1, "exists already")
+        refused(daemon.cli("volume", "flush", "bad"), 1, "not open", "checksum")
+        daemon.stop()
+        entry.write_text(text)
+        daemon.start()
+        assert daemon.read("bad", MIB) == b"z" * MIB
+
+
+def test_newer_catalogue_entry_is_told_from_a_damaged_one(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v")
+        daemon.stop()
+        entry = daemon.data / "volumes/v/volume.json"
+        entry.write_text(entry.read_text().replace('"version": 1', '"version": 7'))
+        daemon.start()
+        assert "version 7 is newer than 1" in daemon.volume("v")["reason"]
+
+
+def test_corrupt_log_costs_one_volume_and_says_what_is_lost(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("good")
+        daemon.create("bad", *DIRTY)
+        for index in range(64):
+            daemon.write("bad", os.urandom(4096), offset=index * 4096)
+        daemon.stop()
+        log = daemon.data / "volumes/bad/log"
+        content = bytearray(log.read_bytes())
+        # The second span: header blocks, then a span of one control and one data block.
+        content[(8 + 3) * 4096] ^= 1
+        log.write_bytes(content)
+        refused(daemon.cli("check", daemon.data), 1, "1 problem")
+        assert daemon.cli("check", daemon.data / "volumes/good").returncode == 0
+        found = json.loads(daemon.cli("inspect", log, "--json").stdout)
+        assert found["log"]["broken_position"] == 2, found
+        daemon.start()
+        bad = daemon.volume("bad")
+        assert bad["state"] == "error" and "corrupt" in bad["reason"], bad
+        assert daemon.volume("good")["state"] == "healthy"
+        refused(daemon.cli("volume", "delete", "bad"), 1, "--discard-dirty")
+        daemon.ok("volume", "delete", "bad", "--discard-dirty")
+        assert [v["name"] for v in daemon.json("volume", "list")] == ["good"]
+
+
+def test_log_of_another_volume_is_refused(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("a")
+        daemon.create("b")
+        daemon.stop()
+        volumes = daemon.data / "volumes"
+        (volumes / "a/log").rename(volumes / "swap")
+        (volumes / "b/log").rename(volumes / "a/log")
+        (volumes / "swap").rename(volumes / "b/log")
+        daemon.start()
+        for name in ("a", "b"):
+            volume = daemon.volume(name)
+            assert volume["state"] == "error" and "identity" in volume["reason"], volume
+
+
+def test_backend_that_has_gone_is_not_replaced_by_an_empty_one(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        image = tmp_path / "image"
+        daemon.create("v", "--backend", f"file:{image}")
+        daemon.stop()
+        image.rename(tmp_path / "moved")
+        daemon.start()
+        volume = daemon.volume("v")
+        assert volume["state"] == "error" and str(image) in volume["reason"]
+        assert not image.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 40 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", path])
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_full_disk_at_create_leaves_nothing_behind(tmp_path, small_disk):
+    with Daemon(tmp_path, {"cache_total_size_mib": 0}, data=small_disk / "d") as daemon:
+        daemon.create("fits")
+        done = daemon.cli("volume", "create", "more", "--size", "1G", "--log-size", "64M")
+        refused(done, 1, "no space", str(daemon.data), "smaller")
+        assert os.listdir(daemon.data / "volumes") == ["fits"]
+        assert daemon.volume("fits")["state"] == "healthy"
+        daemon.create("small")
+        daemon.stop()
+
+
+def test_full_disk_for_the_cache_is_told(tmp_path, small_disk):
+    daemon = Daemon(tmp_path, {"cache_total_size_mib": 64}, data=small_disk / "d")
+    daemon.refuses(1, "cannot make the read cache", "cache_total_size_mib")
+    assert not (small_disk / "d/cache").exists()
+
+
+def test_top_prints_tables(daemon):
+    daemon.create("busy")
+    out = daemon.ok("top", "--iterations", "2", "--interval", "0.1")
+    assert out.count("VOLUME") == 2 and "busy" in out
+    refused(daemon.cli("top", "--interval", "0"), 2, "between 0.1 and 3600")
+
+
+def test_operations_on_one_volume_do_not_overlap(daemon, tmp_path):
+    daemon.create("once", *DIRTY, "--backend", f"file:{tmp_path}/slow?rate_mib=1")
+    daemon.write("once", os.urandom(3 * MIB))
+    delete = subprocess.Popen([HDCS, "volume", "delete", "once", "--data", daemon.data],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        daemon.until(lambda: daemon.volume("once")["counters"]["flush_remaining_bytes"] > 0)
+        refused(daemon.cli("volume", "delete", "once"), 1, "it is being deleted")
+        refused(daemon.cli("volume", "resize", "once", "--size", "1G"), 1, "it is being deleted")
+    finally:
+        delete.communicate(timeout=60)
+    assert delete.returncode == 0
