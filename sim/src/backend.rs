@@ -300,7 +300,9 @@ mod tests {
             let mut backend = backend(seed);
             write(&mut backend, 0, 1);
             backend.power_cut();
-            let survivors = (0..4).filter(|&s| backend.visible(s) != Content::Zero).count();
+            let survivors = (0..4)
+                .filter(|&s| backend.visible(s) != Content::Zero)
+                .count();
             let flush = backend.submit_flush();
             assert_eq!(backend.complete_flush(flush), survivors == 4);
             kept += survivors;
@@ -323,7 +325,11 @@ mod tests {
         let new = Content::Write(1);
         assert_eq!(
             outcomes.into_iter().collect::<Vec<_>>(),
-            [(Content::Zero, Content::Zero), (Content::Zero, new), (new, new)]
+            [
+                (Content::Zero, Content::Zero),
+                (Content::Zero, new),
+                (new, new)
+            ]
         );
     }
 
@@ -341,7 +347,10 @@ mod tests {
                 (14, 2, ExtentState::Hole),
             ];
             for (run, (start, count, state)) in runs.iter().zip(states) {
-                assert_eq!((run.range.start, run.range.count, run.state), (start, count, state));
+                assert_eq!(
+                    (run.range.start, run.range.count, run.state),
+                    (start, count, state)
+                );
             }
         }
     }

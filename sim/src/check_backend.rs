@@ -69,7 +69,9 @@ impl BackendOrder {
         }
         self.newest = newest;
         let boundaries = &history.barriers[self.passed..];
-        let passed = boundaries.iter().take_while(|barrier| barrier.boundary <= newest);
+        let passed = boundaries
+            .iter()
+            .take_while(|barrier| barrier.boundary <= newest);
         let mut count = 0;
         for barrier in passed {
             count += 1;
@@ -116,7 +118,9 @@ impl BackendOrder {
         let Some(&newest) = candidates.first() else {
             return Err(Violation::new(
                 "backend-foreign",
-                format!("sector {sector} of the backend is given {content:?}, which is not part of its history"),
+                format!(
+                    "sector {sector} of the backend is given {content:?}, which is not part of its history"
+                ),
             ));
         };
         if newest < required || newest < before {
@@ -153,7 +157,10 @@ pub fn check_whole(history: &History, content: impl Fn(u64) -> Content) -> Resul
             }
         }
     }
-    let passed = history.barriers.iter().filter(|barrier| barrier.boundary <= newest);
+    let passed = history
+        .barriers
+        .iter()
+        .filter(|barrier| barrier.boundary <= newest);
     let Some(enforced) = passed.map(|barrier| barrier.issued).max() else {
         return Ok(());
     };
@@ -227,9 +234,15 @@ mod tests {
         }
 
         fn submit(&mut self, sector: u64, id: WriteId) -> Option<&'static str> {
-            let Self { history, order, backend } = self;
+            let Self {
+                history,
+                order,
+                backend,
+            } = self;
             let range = SectorRange::new(sector, 1);
-            let result = order.submit(history, range, &[Content::Write(id)], |s| backend[s as usize]);
+            let result = order.submit(history, range, &[Content::Write(id)], |s| {
+                backend[s as usize]
+            });
             result.err().map(|violation| violation.rule)
         }
 

@@ -32,7 +32,9 @@ pub fn check_range(
 ) -> Result<(), Violation> {
     let unit = unit as u64;
     let aligned = offset.is_multiple_of(unit) && bytes.is_multiple_of(unit);
-    let inside = offset.checked_add(bytes).is_some_and(|end| end <= device_bytes);
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= device_bytes);
     if aligned && inside && bytes > 0 {
         return Ok(());
     }
@@ -50,9 +52,18 @@ pub struct WritesInFlight {
 
 impl WritesInFlight {
     /// One begins.
-    pub fn begin(&mut self, device: &'static str, offset: u64, bytes: u64) -> Result<(), Violation> {
+    pub fn begin(
+        &mut self,
+        device: &'static str,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Violation> {
         let end = offset + bytes;
-        if let Some(other) = self.ranges.iter().find(|other| offset < other.1 && other.0 < end) {
+        if let Some(other) = self
+            .ranges
+            .iter()
+            .find(|other| offset < other.1 && other.0 < end)
+        {
             return Err(Violation::new(
                 "effect-overlap",
                 format!("{device}: a write of {offset}..{end} while one of {other:?} is in flight"),
@@ -100,17 +111,36 @@ pub fn check_volume(
     )?;
     // What is not durable yet has to be in memory, whatever the bound says.
     if waiting == 0 && stats.unpersisted_bytes == 0 && false {
-        over("resident_bytes", stats.resident_bytes, config.resident_bytes_max)?;
+        over(
+            "resident_bytes",
+            stats.resident_bytes,
+            config.resident_bytes_max,
+        )?;
     }
-    over("log_used_blocks", stats.log_used_blocks, stats.log_ring_blocks)?;
+    over(
+        "log_used_blocks",
+        stats.log_used_blocks,
+        stats.log_ring_blocks,
+    )?;
     over("log_ring_blocks", stats.log_ring_blocks, ring_blocks)?;
-    over("requests_in_flight", stats.requests_in_flight, waiting as u64)?;
-    over("throttled_requests", stats.throttled_requests, waiting as u64)
+    over(
+        "requests_in_flight",
+        stats.requests_in_flight,
+        waiting as u64,
+    )?;
+    over(
+        "throttled_requests",
+        stats.throttled_requests,
+        waiting as u64,
+    )
 }
 
 /// Check what a cache says of itself.
 pub fn check_cache(config: &CacheConfig, stats: &CacheStats) -> Result<(), Violation> {
-    let ssd_blocks = config.ssd.as_ref().map_or(0, |ssd| ssd.bytes / BLOCK_BYTES as u64);
+    let ssd_blocks = config
+        .ssd
+        .as_ref()
+        .map_or(0, |ssd| ssd.bytes / BLOCK_BYTES as u64);
     let blocks = config.dram_blocks as u64 + ssd_blocks;
     let bound = CACHE_INDEX_BYTES_BASE + blocks * CACHE_INDEX_BYTES_PER_BLOCK;
     let fits = stats.index_bytes <= bound
@@ -154,7 +184,10 @@ mod tests {
         let mut writes = WritesInFlight::default();
         writes.begin("log", 0, 8192).expect("first");
         writes.begin("log", 8192, 4096).expect("beside it");
-        assert_eq!(writes.begin("log", 4096, 4096).unwrap_err().rule, "effect-overlap");
+        assert_eq!(
+            writes.begin("log", 4096, 4096).unwrap_err().rule,
+            "effect-overlap"
+        );
         writes.end(0);
         writes.begin("log", 4096, 4096).expect("it ended");
     }
@@ -171,7 +204,10 @@ mod tests {
         };
         check_cache(&config, &stats).expect("within bounds");
         stats.index_bytes = CACHE_INDEX_BYTES_BASE + 4 * CACHE_INDEX_BYTES_PER_BLOCK + 1;
-        assert_eq!(check_cache(&config, &stats).unwrap_err().rule, "cache-out-of-bounds");
+        assert_eq!(
+            check_cache(&config, &stats).unwrap_err().rule,
+            "cache-out-of-bounds"
+        );
         let pool = Pool::new(1 << 20);
         let held = pool.alloc(4096);
         assert_eq!(check_pool_is_free(&pool).unwrap_err().rule, "buffer-leak");

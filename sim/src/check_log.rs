@@ -5,9 +5,7 @@
 //! to the one before. Beyond the end, a valid span that says that the end was durable, or a
 //! superblock of a clean close that says that the log went on, is proof that data was lost.
 
-use hdcs_core::format::{
-    LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
-};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum};
 use hdcs_core::limits::BLOCK_BYTES;
 
 use crate::disk::Disk;
@@ -35,7 +33,9 @@ pub fn read_log(disk: &Disk) -> Option<LogView> {
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
     loop {
         let wrapped = end.next_multiple_of(ring.blocks);
-        let Some((next, checksum)) = [end, wrapped].into_iter().find_map(|at| ring.span(at, chain))
+        let Some((next, checksum)) = [end, wrapped]
+            .into_iter()
+            .find_map(|at| ring.span(at, chain))
         else {
             break;
         };
@@ -89,7 +89,11 @@ impl Ring<'_> {
         }
         let control_blocks = u64::from(header.control_blocks.get());
         let data_blocks = usize::from(header.data_blocks.get());
-        let data = read(self.disk, LOG_HEADER_BLOCKS + slot + control_blocks, data_blocks);
+        let data = read(
+            self.disk,
+            LOG_HEADER_BLOCKS + slot + control_blocks,
+            data_blocks,
+        );
         let checksums =
             size_of::<SpanHeader>() + usize::from(header.entries.get()) * size_of::<SpanEntry>();
         for (index, block) in data.chunks(BLOCK_BYTES).enumerate() {
@@ -189,7 +193,10 @@ mod tests {
 
     #[test]
     fn log_view_reads_a_whole_log() {
-        let view = LogView { end: 4, proof: false };
+        let view = LogView {
+            end: 4,
+            proof: false,
+        };
         assert_eq!(read_log(&log()), Some(view));
     }
 
@@ -198,13 +205,31 @@ mod tests {
         for rotten in [offset(0) + 100, offset(1) + 5] {
             let mut disk = log();
             assert!(disk.rot(rotten, 3));
-            assert_eq!(read_log(&disk), Some(LogView { end: 0, proof: true }));
+            assert_eq!(
+                read_log(&disk),
+                Some(LogView {
+                    end: 0,
+                    proof: true
+                })
+            );
             disk.heal();
-            assert_eq!(read_log(&disk), Some(LogView { end: 4, proof: false }));
+            assert_eq!(
+                read_log(&disk),
+                Some(LogView {
+                    end: 4,
+                    proof: false
+                })
+            );
         }
         let mut disk = log();
         assert!(disk.rot(offset(3) + 5, 3));
-        assert_eq!(read_log(&disk), Some(LogView { end: 2, proof: false }));
+        assert_eq!(
+            read_log(&disk),
+            Some(LogView {
+                end: 2,
+                proof: false
+            })
+        );
     }
 
     #[test]

@@ -107,7 +107,10 @@ mod tests {
         let first = requests.sent(Nanos(1), 'a');
         let second = requests.sent(Nanos(2), 'b');
         assert_eq!(requests.answered(first), Ok((Nanos(1), 'a')));
-        assert_eq!(requests.answered(first).unwrap_err().rule, "reply-unexpected");
+        assert_eq!(
+            requests.answered(first).unwrap_err().rule,
+            "reply-unexpected"
+        );
         assert_eq!(requests.oldest(), Some((Nanos(2), &'b')));
         assert_eq!(requests.answered(second), Ok((Nanos(2), 'b')));
         assert!(requests.is_empty());

@@ -33,7 +33,10 @@ pub fn check_read(
         let content = Content::decode(volume, sector, bytes).ok_or_else(|| {
             Violation::new(
                 "read-foreign",
-                format!("sector {sector} returned bytes that nobody wrote there: {}", describe(bytes)),
+                format!(
+                    "sector {sector} returned bytes that nobody wrote there: {}",
+                    describe(bytes)
+                ),
             )
         })?;
         let seen = check_sector(history, sector, content, read.issued)?;
@@ -86,7 +89,11 @@ pub fn check_sector(
     if found > seen[0].0 {
         *seen = [(found, seq), seen[0]];
     }
-    Ok(if candidates == 1 && found > 0 { found + 1 } else { 0 })
+    Ok(if candidates == 1 && found > 0 {
+        found + 1
+    } else {
+        0
+    })
 }
 
 /// `sector` was seen at version `found`: its write is there, and the newer ones are not, as far as
@@ -130,7 +137,8 @@ fn check_prefixes(history: &History, sector: u64, found: WriteId) -> Result<(), 
                 "crash-not-a-prefix",
                 format!(
                     "sector {sector} shows write {found}: of epoch {number}, write {} survived but write {} did not",
-                    epoch.lo - 1, epoch.hi
+                    epoch.lo - 1,
+                    epoch.hi
                 ),
             ));
         }
@@ -150,25 +158,37 @@ fn explain(
         Content::Write(id) if !versions.contains(&id) => {
             return Violation::new(
                 "read-foreign",
-                format!("sector {sector} returned write {id}, which was never written there or cut off"),
+                format!(
+                    "sector {sector} returned write {id}, which was never written there or cut off"
+                ),
             );
         }
         Content::Write(id) => format!("write {id} ({:?})", history.write(id).outcome),
         other => format!("{other:?}"),
     };
-    let newest: Vec<_> = versions.iter().rev().take(6).map(|&id| (id, history.write(id).outcome)).collect();
+    let newest: Vec<_> = versions
+        .iter()
+        .rev()
+        .take(6)
+        .map(|&id| (id, history.write(id).outcome))
+        .collect();
     let blocked = blocked_by.map_or_else(String::new, |id| {
         let write = history.write(id);
         let epoch = history.epochs.get(write.epoch);
         format!(
             ", though write {id} (epoch {}{}) is in place",
             write.epoch,
-            epoch.map_or_else(String::new, |epoch| format!(", which kept writes below {}..={}", epoch.lo, epoch.hi))
+            epoch.map_or_else(String::new, |epoch| format!(
+                ", which kept writes below {}..={}",
+                epoch.lo, epoch.hi
+            ))
         )
     });
     Violation::new(
         "read-stale",
-        format!("sector {sector} returned {what} to a read sent at {issued}{blocked}; newest versions: {newest:?}"),
+        format!(
+            "sector {sector} returned {what} to a read sent at {issued}{blocked}; newest versions: {newest:?}"
+        ),
     )
 }
 
@@ -218,7 +238,10 @@ pub fn check_extents(
             if !may_be_zero(history, sector, asked.issued) {
                 return Err(Violation::new(
                     "extents-hide-data",
-                    format!("sector {sector} holds data and is said to be {:?}", extent.state),
+                    format!(
+                        "sector {sector} holds data and is said to be {:?}",
+                        extent.state
+                    ),
                 ));
             }
         }
@@ -240,7 +263,10 @@ fn check_shape(asked: ReadOp, extents: &[Extent]) -> Result<(), Violation> {
         next = range.end();
     }
     if next == asked.range.start {
-        return Err(Violation::new("extents-shape", format!("no extent for {:?}", asked.range)));
+        return Err(Violation::new(
+            "extents-shape",
+            format!("no extent for {:?}", asked.range),
+        ));
     }
     Ok(())
 }
@@ -287,9 +313,15 @@ mod tests {
         let old = acked(&mut history, ONE);
         let new = acked(&mut history, ONE);
         assert_eq!(sees(&mut history, 0, Content::Write(new)), Ok(new + 1));
-        assert_eq!(sees(&mut history, 0, Content::Write(old)), Err("read-stale"));
+        assert_eq!(
+            sees(&mut history, 0, Content::Write(old)),
+            Err("read-stale")
+        );
         assert_eq!(sees(&mut history, 0, Content::Zero), Err("read-stale"));
-        assert_eq!(sees(&mut history, 1, Content::Write(new)), Err("read-foreign"));
+        assert_eq!(
+            sees(&mut history, 1, Content::Write(new)),
+            Err("read-foreign")
+        );
     }
 
     #[test]
@@ -300,7 +332,10 @@ mod tests {
         let early = history.issue_read(ONE);
         assert!(sees(&mut history, 0, Content::Write(first)).is_ok());
         assert!(sees(&mut history, 0, Content::Write(second)).is_ok());
-        assert_eq!(sees(&mut history, 0, Content::Write(first)), Err("read-stale"));
+        assert_eq!(
+            sees(&mut history, 0, Content::Write(first)),
+            Err("read-stale")
+        );
         let late = check_sector(&mut history, 0, Content::Write(first), early.issued);
         assert!(late.is_ok(), "it was sent before anybody saw the second");
     }
@@ -317,12 +352,25 @@ mod tests {
     #[test]
     fn reads_after_a_crash_must_agree_on_one_prefix() {
         let mut history = history();
-        let ids: Vec<_> = (0..4).map(|s| acked(&mut history, SectorRange::new(s, 1))).collect();
+        let ids: Vec<_> = (0..4)
+            .map(|s| acked(&mut history, SectorRange::new(s, 1)))
+            .collect();
         history.crash();
         assert!(sees(&mut history, 2, Content::Write(ids[2])).is_ok());
-        assert_eq!(sees(&mut history, 1, Content::Zero), Err("read-stale"), "an earlier write");
-        assert!(sees(&mut history, 3, Content::Zero).is_ok(), "the last may be lost");
-        assert_eq!(sees(&mut history, 3, Content::Write(ids[3])), Err("read-stale"), "it came back");
+        assert_eq!(
+            sees(&mut history, 1, Content::Zero),
+            Err("read-stale"),
+            "an earlier write"
+        );
+        assert!(
+            sees(&mut history, 3, Content::Zero).is_ok(),
+            "the last may be lost"
+        );
+        assert_eq!(
+            sees(&mut history, 3, Content::Write(ids[3])),
+            Err("read-stale"),
+            "it came back"
+        );
     }
 
     #[test]
@@ -371,13 +419,21 @@ mod tests {
             state,
         };
         let rule = |extents: &[Extent]| {
-            check_extents(&history, asked, extents).err().map(|violation| violation.rule)
+            check_extents(&history, asked, extents)
+                .err()
+                .map(|violation| violation.rule)
         };
         let hole = extent(0, 2, ExtentState::Hole);
         assert_eq!(rule(&[hole, extent(2, 2, ExtentState::Data)]), None);
         assert_eq!(rule(&[hole]), None, "it may stop early");
-        assert_eq!(rule(&[extent(0, 3, ExtentState::Hole)]), Some("extents-hide-data"));
-        assert_eq!(rule(&[hole, extent(3, 1, ExtentState::Data)]), Some("extents-shape"));
+        assert_eq!(
+            rule(&[extent(0, 3, ExtentState::Hole)]),
+            Some("extents-hide-data")
+        );
+        assert_eq!(
+            rule(&[hole, extent(3, 1, ExtentState::Data)]),
+            Some("extents-shape")
+        );
         assert_eq!(rule(&[]), Some("extents-shape"));
     }
 }

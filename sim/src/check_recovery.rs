@@ -143,11 +143,23 @@ mod tests {
 
     #[test]
     fn durability_follows_the_mode() {
-        assert_eq!(lost_after_crash(Persist::OnWrite, false, false), Some("read-stale"));
-        assert_eq!(lost_after_crash(Persist::OnWrite, false, true), Some("read-stale"));
+        assert_eq!(
+            lost_after_crash(Persist::OnWrite, false, false),
+            Some("read-stale")
+        );
+        assert_eq!(
+            lost_after_crash(Persist::OnWrite, false, true),
+            Some("read-stale")
+        );
         assert_eq!(lost_after_crash(Persist::OnFlush, false, false), None);
-        assert_eq!(lost_after_crash(Persist::OnFlush, true, false), Some("read-stale"));
-        assert_eq!(lost_after_crash(Persist::Auto, false, false), Some("read-stale"));
+        assert_eq!(
+            lost_after_crash(Persist::OnFlush, true, false),
+            Some("read-stale")
+        );
+        assert_eq!(
+            lost_after_crash(Persist::Auto, false, false),
+            Some("read-stale")
+        );
         assert_eq!(lost_after_crash(Persist::Auto, false, true), None);
     }
 

@@ -43,7 +43,8 @@ struct Arguments {
 
 fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     let number = |part: &str| {
-        part.parse::<u64>().map_err(|_| format!("`{text}` is neither a number nor `A..B`"))
+        part.parse::<u64>()
+            .map_err(|_| format!("`{text}` is neither a number nor `A..B`"))
     };
     match text.split_once("..") {
         Some((from, to)) => Ok((number(from)?, number(to)?)),
@@ -76,8 +77,12 @@ fn main() -> ExitCode {
         }
     }));
     let started = Instant::now();
-    let deadline = arguments.time.map(|seconds| started + Duration::from_secs(seconds));
-    let (from, to) = arguments.seed.map_or(arguments.seeds, |seed| (seed, seed + 1));
+    let deadline = arguments
+        .time
+        .map(|seconds| started + Duration::from_secs(seconds));
+    let (from, to) = arguments
+        .seed
+        .map_or(arguments.seeds, |seed| (seed, seed + 1));
     let mut summary = Summary::default();
     let mut shown = Instant::now();
     for seed in from..to {
@@ -89,7 +94,10 @@ fn main() -> ExitCode {
         }
         if std::io::stderr().is_terminal() && shown.elapsed() > Duration::from_millis(500) {
             shown = Instant::now();
-            eprint!("\rseed {seed}, {} runs, {} failed ", summary.runs, summary.failures);
+            eprint!(
+                "\rseed {seed}, {} runs, {} failed ",
+                summary.runs, summary.failures
+            );
             let _ = std::io::stderr().flush();
         }
     }
@@ -98,7 +106,10 @@ fn main() -> ExitCode {
         failures,
         coverage,
     } = summary;
-    println!("{runs} runs in {:.1} s, {failures} failed: {coverage}", started.elapsed().as_secs_f64());
+    println!(
+        "{runs} runs in {:.1} s, {failures} failed: {coverage}",
+        started.elapsed().as_secs_f64()
+    );
     // Under a planted bug a failure is what is wanted.
     ExitCode::from(u8::from(failures > 0))
 }
@@ -145,9 +156,14 @@ fn run_one(seed: u64, options: Options, summary: &mut Summary) -> bool {
         }
         let plant = options.plant.and_then(|plant| {
             use clap::ValueEnum;
-            Some(format!(" --plant {}", plant.to_possible_value()?.get_name()))
+            Some(format!(
+                " --plant {}",
+                plant.to_possible_value()?.get_name()
+            ))
         });
-        let step = options.crash_at.map(|step| format!(" --every-step --step {step}"));
+        let step = options
+            .crash_at
+            .map(|step| format!(" --every-step --step {step}"));
         println!("seed {seed} failed: {violation}");
         println!(
             "replay: hdcs-sim --seed {seed}{}{}",
@@ -156,7 +172,10 @@ fn run_one(seed: u64, options: Options, summary: &mut Summary) -> bool {
         );
     }
     if options.verbose {
-        println!("trace hash {:016x}, {}", outcome.trace_hash, outcome.coverage);
+        println!(
+            "trace hash {:016x}, {}",
+            outcome.trace_hash, outcome.coverage
+        );
     }
     outcome.violation.is_none()
 }

@@ -67,7 +67,11 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         tail: world.trace.tail(),
         coverage: world.coverage,
     };
-    if outcome.violation.as_ref().is_some_and(|violation| violation.rule == "assertion") {
+    if outcome
+        .violation
+        .as_ref()
+        .is_some_and(|violation| violation.rule == "assertion")
+    {
         // What a panic left behind cannot be trusted to drop well.
         std::mem::forget(world);
     }
@@ -153,7 +157,10 @@ fn finish(world: &mut World) -> Result<(), Violation> {
         refusals += 1;
         world.crash(false)?;
         if !world.heal_logs() || refusals > REFUSALS_MAX {
-            return Err(Violation::new("open-refused", "refused with nothing wrong any more"));
+            return Err(Violation::new(
+                "open-refused",
+                "refused with nothing wrong any more",
+            ));
         }
     }
     verify(world)?;

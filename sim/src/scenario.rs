@@ -183,7 +183,9 @@ impl Scenario {
         let mut random = Rng::with_seed(mix(seed));
         let random = &mut random;
         let volumes = if random.u32(..4) == 0 { 2 } else { 1 };
-        let volumes = (1..=volumes).map(|number| Self::draw_volume(random, number)).collect();
+        let volumes = (1..=volumes)
+            .map(|number| Self::draw_volume(random, number))
+            .collect();
         let ssd = (random.u32(..4) > 0).then(|| SsdConfig {
             bytes: (pick(random, &[4, 8, 16]) * SEGMENT_BYTES) as u64,
             uuid: [7; 16],
@@ -199,7 +201,9 @@ impl Scenario {
             cache_latency: latency(random, &[50, 200, 2000]),
             pool_bytes: pick(random, &[6 << 20, 8 << 20, 16 << 20, 64 << 20, 64 << 20]),
             faults: draw_faults(random),
-            endings: (0..random.usize(1..5)).map(|_| draw_ending(random)).collect(),
+            endings: (0..random.usize(1..5))
+                .map(|_| draw_ending(random))
+                .collect(),
             requests: pick(random, &[20, 100, 300, 1000]),
             batch: pick(random, &[1, 4, 32]),
             director_pause: Nanos::from_micros(pick(random, &[300, 3000, 30_000])),
@@ -208,7 +212,10 @@ impl Scenario {
     }
 
     fn draw_volume(random: &mut Rng, number: u32) -> VolumeScenario {
-        let size = pick(random, &[4 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]);
+        let size = pick(
+            random,
+            &[4 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20],
+        );
         let odd = if random.bool() {
             random.u64(..8) * SECTOR_BYTES as u64
         } else {

@@ -95,7 +95,9 @@ impl Workload {
     /// A client of a volume of `sectors`.
     pub fn new(behaviour: Behaviour, sectors: u64, seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
-        let hot = (0..random.usize(1..4)).map(|_| random.u64(..sectors)).collect();
+        let hot = (0..random.usize(1..4))
+            .map(|_| random.u64(..sectors))
+            .collect();
         Self {
             behaviour,
             hot,
@@ -141,9 +143,17 @@ impl Workload {
             2 => Ask::Evict(self.long_range(sectors)),
             3 | 4 => Ask::Extents(self.long_range(sectors), ExtentKind::Allocation),
             5 => Ask::Extents(self.long_range(sectors), ExtentKind::Cache),
-            6 => Ask::Bad(SectorRange::new(self.random.u64(..=sectors), 0), self.random.bool()),
+            6 => Ask::Bad(
+                SectorRange::new(self.random.u64(..=sectors), 0),
+                self.random.bool(),
+            ),
             _ => {
-                let beyond = [sectors, sectors - 1, sectors * 2, u64::MAX / SECTOR_BYTES as u64 - 8];
+                let beyond = [
+                    sectors,
+                    sectors - 1,
+                    sectors * 2,
+                    u64::MAX / SECTOR_BYTES as u64 - 8,
+                ];
                 let start = beyond[self.random.usize(..beyond.len())];
                 Ask::Bad(SectorRange::new(start, 2), self.random.bool())
             }
@@ -167,7 +177,11 @@ impl Workload {
     fn range(&mut self, sectors: u64) -> SectorRange {
         let start = self.start(sectors);
         let longest = self.behaviour.sectors_max;
-        let limit = if self.random.bool() { longest } else { longest.min(8) };
+        let limit = if self.random.bool() {
+            longest
+        } else {
+            longest.min(8)
+        };
         let count = 1 + self.random.u64(..limit);
         self.fit(start, count, sectors)
     }

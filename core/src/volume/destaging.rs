@@ -389,7 +389,10 @@ impl Volume {
             // What is not durable cannot be taken up: its completion is what wakes.
             Stage::Idle if self.close != Some(false) => {
                 let log = self.log();
-                let oldest = log.spans().front().filter(|span| span.end() <= log.durable());
+                let oldest = log
+                    .spans()
+                    .front()
+                    .filter(|span| span.end() <= log.durable());
                 oldest.map(|span| span.since.plus(self.destage_age()))
             }
             Stage::Writing => self.destage.retry_at(),

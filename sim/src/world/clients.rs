@@ -15,7 +15,10 @@ impl World {
                 break;
             }
             let sectors = state.history.sectors();
-            let ask = state.postponed.take().unwrap_or_else(|| state.workload.next(sectors));
+            let ask = state
+                .postponed
+                .take()
+                .unwrap_or_else(|| state.workload.next(sectors));
             if !self.ask(unit, ask)? {
                 self.units[unit].postponed = Some(ask);
                 break;
@@ -24,14 +27,17 @@ impl World {
         }
         if self.units[unit].asks_left > 0 {
             let pause = Nanos::from_micros(self.random.u64(1..200));
-            self.queue.add(self.now.plus(pause), Happening::Client(unit));
+            self.queue
+                .add(self.now.plus(pause), Happening::Client(unit));
         }
         Ok(())
     }
 
     /// Send one request; false if there is no buffer for it at present.
     pub(super) fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
-        let Self { units, pool, now, .. } = self;
+        let Self {
+            units, pool, now, ..
+        } = self;
         let state = &mut units[unit];
         let history = &mut state.history;
         let (waiting, request, code) = match ask {
@@ -51,7 +57,11 @@ impl World {
                 }
                 state.order.written(range);
                 let data = buf.freeze();
-                (Waiting::Write(id, fua), Request::Write { range, data, fua }, 1)
+                (
+                    Waiting::Write(id, fua),
+                    Request::Write { range, data, fua },
+                    1,
+                )
             }
             Ask::WriteZeroes(range, fua, no_hole) => {
                 let id = history.issue_write(range, Some(Content::Zero));
@@ -76,7 +86,11 @@ impl World {
             Ask::Evict(range) => (Waiting::Other, Request::Evict { range }, 6),
             Ask::Extents(range, kind) => {
                 let asked = history.issue_read(range);
-                (Waiting::Extents(asked, kind), Request::Extents { range, kind }, 7)
+                (
+                    Waiting::Extents(asked, kind),
+                    Request::Extents { range, kind },
+                    7,
+                )
             }
             Ask::Bad(range, true) => (Waiting::Bad, Request::Read { range }, 8),
             Ask::Bad(range, false) => (Waiting::Bad, Request::Discard { range, fua: false }, 9),
@@ -98,8 +112,16 @@ impl World {
         };
         let id = state.requests.sent(*now, waiting);
         const ASKS: [&str; 10] = [
-            "ask read", "ask write", "ask write-zeroes", "ask discard", "ask flush", "ask promote",
-            "ask evict", "ask extents", "ask bad read", "ask bad discard",
+            "ask read",
+            "ask write",
+            "ask write-zeroes",
+            "ask discard",
+            "ask flush",
+            "ask promote",
+            "ask evict",
+            "ask extents",
+            "ask bad read",
+            "ask bad discard",
         ];
         self.note(ASKS[code], [id.0, range.start, range.count, number]);
         self.step_volume(unit, Event::Request { id, request })?;
@@ -179,7 +201,10 @@ impl World {
         if self.planted.strikes(Plant::StaleReply) {
             let state = &self.units[unit];
             for (sector, bytes) in (read.range.start..).zip(data.chunks_mut(SECTOR_BYTES)) {
-                state.backend.visible(sector).fill(state.config.number, sector, bytes);
+                state
+                    .backend
+                    .visible(sector)
+                    .fill(state.config.number, sector, bytes);
             }
         }
     }

@@ -6,7 +6,8 @@ impl World {
     /// Let the director act from now on.
     pub(super) fn start_director(&mut self) {
         let pause = self.random.u64(1..self.scenario.director_pause.0 * 2);
-        self.queue.add(self.now.plus(Nanos(pause)), Happening::Director);
+        self.queue
+            .add(self.now.plus(Nanos(pause)), Happening::Director);
     }
 
     /// Something happens.
@@ -49,7 +50,8 @@ impl World {
         self.note("backend goes", [unit as u64, pause.0, error as u64, 0]);
         self.units[unit].backend_down = Some(error);
         self.units[unit].backend_trouble = Some(self.now);
-        self.queue.add(self.now.plus(pause), Happening::BackendReturns(unit));
+        self.queue
+            .add(self.now.plus(pause), Happening::BackendReturns(unit));
     }
 
     fn backend_loses_power(&mut self, unit: usize) {
@@ -60,7 +62,8 @@ impl World {
         self.cut_backend(unit);
         let pause = Nanos::from_micros(self.random.u64(100..500_000));
         self.units[unit].backend_down = Some(IoError::Unreachable);
-        self.queue.add(self.now.plus(pause), Happening::BackendReturns(unit));
+        self.queue
+            .add(self.now.plus(pause), Happening::BackendReturns(unit));
     }
 
     /// The backend's host loses power: what is in flight fails.
@@ -86,7 +89,11 @@ impl World {
         }
         let bytes = self.units[unit].log.bytes();
         // Superblocks are few: aim at them now and then.
-        let end = if self.random.u8(..8) == 0 { 8192 } else { bytes };
+        let end = if self.random.u8(..8) == 0 {
+            8192
+        } else {
+            bytes
+        };
         for _ in 0..200 {
             let (offset, bit) = (self.random.u64(..end), self.random.u8(..));
             if self.units[unit].log.rot(offset, bit) {
@@ -133,12 +140,22 @@ impl World {
     fn reconfigure(&mut self, unit: usize) -> Result<(), Violation> {
         let mut config = self.units[unit].config.clone();
         scenario::draw_behaviour(&mut self.random, &mut config);
-        self.note("reconfigure", [unit as u64, config.persist as u64, config.when_full as u64, 0]);
+        self.note(
+            "reconfigure",
+            [
+                unit as u64,
+                config.persist as u64,
+                config.when_full as u64,
+                0,
+            ],
+        );
         let state = &mut self.units[unit];
         // Until the step is over, a reply may come under either mode.
         let now = state.history.tick();
         state.durability.changed(config.persist, now);
-        state.unpersisted_bytes_max = state.unpersisted_bytes_max.max(config.unpersisted_bytes_max);
+        state.unpersisted_bytes_max = state
+            .unpersisted_bytes_max
+            .max(config.unpersisted_bytes_max);
         state.config = config.clone();
         self.step_volume(unit, Event::Reconfigure(config))
     }
@@ -169,7 +186,9 @@ impl World {
         if sectors < state.backend.sectors() {
             state.backend.resize(sectors);
         }
-        let is = self.volume(unit).map_or(bytes, |volume| volume.config().bytes);
+        let is = self
+            .volume(unit)
+            .map_or(bytes, |volume| volume.config().bytes);
         if is == bytes {
             return Ok(());
         }

@@ -40,7 +40,13 @@ impl World {
             Action::BackendRead { token, offset, buf } => {
                 let range = self.backend_range("backend read", unit, offset, buf.len())?;
                 let op = self.units[unit].backend.submit_read(range);
-                self.begin(owner, token, Io::BackendRead(unit, op, buf), "backend read", [offset, range.count]);
+                self.begin(
+                    owner,
+                    token,
+                    Io::BackendRead(unit, op, buf),
+                    "backend read",
+                    [offset, range.count],
+                );
                 Ok(())
             }
             Action::BackendWrite {
@@ -71,13 +77,25 @@ impl World {
             }
             Action::BackendFlush { token } => {
                 let op = self.units[unit].backend.submit_flush();
-                self.begin(owner, token, Io::BackendFlush(unit, op), "backend flush", [0; 2]);
+                self.begin(
+                    owner,
+                    token,
+                    Io::BackendFlush(unit, op),
+                    "backend flush",
+                    [0; 2],
+                );
                 Ok(())
             }
             Action::BackendExtents { token, range } => {
                 let bytes = range.bytes();
                 self.backend_range("backend extents", unit, range.byte_offset(), bytes)?;
-                self.begin(owner, token, Io::BackendExtents(unit, range), "backend extents", [range.start, range.count]);
+                self.begin(
+                    owner,
+                    token,
+                    Io::BackendExtents(unit, range),
+                    "backend extents",
+                    [range.start, range.count],
+                );
                 Ok(())
             }
             Action::Reply { request, result } => self.replied(unit, request, result),
@@ -114,7 +132,13 @@ impl World {
             DiskId::Log(_) => "log read",
             DiskId::Cache => "cache read",
         };
-        self.begin(owner, token, Io::DiskRead(disk, op, buf), what, [offset, bytes as u64]);
+        self.begin(
+            owner,
+            token,
+            Io::DiskRead(disk, op, buf),
+            what,
+            [offset, bytes as u64],
+        );
         Ok(())
     }
 
@@ -182,7 +206,9 @@ impl World {
             let content = Content::decode(volume, sector, bytes).ok_or_else(|| {
                 Violation::new(
                     "backend-foreign",
-                    format!("sector {sector} of the backend is given bytes that nobody wrote there"),
+                    format!(
+                        "sector {sector} of the backend is given bytes that nobody wrote there"
+                    ),
                 )
             })?;
             contents.push(content);
@@ -199,7 +225,13 @@ impl World {
             held,
             plant,
         };
-        self.begin(Owner::Volume(unit), token, io, "backend write", [offset, range.count]);
+        self.begin(
+            Owner::Volume(unit),
+            token,
+            io,
+            "backend write",
+            [offset, range.count],
+        );
         Ok(())
     }
 
@@ -221,14 +253,20 @@ impl World {
     }
 
     fn plant(&mut self, plants: &[Plant]) -> Option<Plant> {
-        plants.iter().copied().find(|&plant| self.planted.strikes(plant))
+        plants
+            .iter()
+            .copied()
+            .find(|&plant| self.planted.strikes(plant))
     }
 
     fn begin(&mut self, owner: Owner, token: Token, io: Io, what: &'static str, numbers: [u64; 2]) {
         let (latency, fails) = self.fate(&io);
         self.next_io += 1;
         let number = self.next_io;
-        self.note(what, [number, numbers[0], numbers[1], u64::from(fails.is_some())]);
+        self.note(
+            what,
+            [number, numbers[0], numbers[1], u64::from(fails.is_some())],
+        );
         self.in_flight.insert(
             number,
             InFlight {
@@ -241,7 +279,8 @@ impl World {
         if self.planted.strikes(Plant::LostCompletion) {
             return;
         }
-        self.queue.add(self.now.plus(latency), Happening::Io(number));
+        self.queue
+            .add(self.now.plus(latency), Happening::Io(number));
     }
 
     /// How long an effect takes and whether it fails.
@@ -381,7 +420,8 @@ impl World {
         match plant {
             Some(Plant::EarlyLogAck) => {
                 let late = Nanos(self.random.u64(..50_000_000));
-                self.queue.add(self.now.plus(late), Happening::LateDiskWrite(disk, op));
+                self.queue
+                    .add(self.now.plus(late), Happening::LateDiskWrite(disk, op));
             }
             Some(Plant::TornLogWrite) => self.disk(disk).tear_write(op),
             Some(_) => self.disk(disk).drop_write(op),
@@ -411,7 +451,8 @@ impl World {
         match plant {
             Some(Plant::LateBackendWrite) => {
                 let late = Nanos(self.random.u64(..200_000_000));
-                self.queue.add(self.now.plus(late), Happening::LateBackendWrite(unit, op));
+                self.queue
+                    .add(self.now.plus(late), Happening::LateBackendWrite(unit, op));
             }
             Some(Plant::TornBackendWrite) => backend.tear_write(op),
             Some(_) => backend.cancel(op),

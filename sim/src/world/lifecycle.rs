@@ -55,7 +55,9 @@ impl World {
 
     /// Whether every client has sent everything and got every answer.
     pub fn is_idle(&self) -> bool {
-        self.units.iter().all(|unit| unit.asks_left == 0 && unit.requests.is_empty())
+        self.units
+            .iter()
+            .all(|unit| unit.asks_left == 0 && unit.requests.is_empty())
     }
 
     /// Whether a volume serves no longer as it should, so that the node is better restarted.
@@ -70,13 +72,17 @@ impl World {
     /// Whether every volume is open.
     pub fn is_open(&self) -> bool {
         let Some(node) = &self.node else { return false };
-        node.volumes.iter().all(|volume| volume.phase() == Phase::Open)
+        node.volumes
+            .iter()
+            .all(|volume| volume.phase() == Phase::Open)
     }
 
     /// Whether some volume's opening failed.
     pub fn has_failed(&self) -> bool {
         let Some(node) = &self.node else { return false };
-        node.volumes.iter().any(|volume| matches!(volume.phase(), Phase::Failed(_)))
+        node.volumes
+            .iter()
+            .any(|volume| matches!(volume.phase(), Phase::Failed(_)))
     }
 
     /// From now on nothing goes wrong: backends are back, the clock of the stall checker runs.
@@ -88,7 +94,8 @@ impl World {
         for unit in &mut self.units {
             unit.backend_down = None;
         }
-        self.queue.retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
+        self.queue
+            .retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
     }
 
     /// Things go wrong again.
@@ -187,7 +194,9 @@ impl World {
     /// Whether every volume is closed.
     pub fn is_closed(&self) -> bool {
         let Some(node) = &self.node else { return true };
-        node.volumes.iter().all(|volume| volume.phase() == Phase::Closed)
+        node.volumes
+            .iter()
+            .all(|volume| volume.phase() == Phase::Closed)
     }
 
     /// The volumes are closed: close the cache.
@@ -221,7 +230,9 @@ impl World {
             if destaged {
                 let now = unit.history.now() + 1;
                 let backend = &unit.backend;
-                check_backend::check_complete(&unit.history, now, |sector| backend.durable(sector))?;
+                check_backend::check_complete(&unit.history, now, |sector| {
+                    backend.durable(sector)
+                })?;
             }
         }
         self.drop_node()
@@ -235,8 +246,12 @@ impl World {
             let state = &mut self.units[unit];
             if !state.log_trouble && !state.log_slow && state.opened {
                 let config = &state.config;
-                let age = config.unpersisted_age_max.0 + AGE_SLACK.0 + state.log_latency.longest().0 * 8;
-                check_recovery::promise_aged(&mut state.history, Nanos(self.now.0.saturating_sub(age)));
+                let age =
+                    config.unpersisted_age_max.0 + AGE_SLACK.0 + state.log_latency.longest().0 * 8;
+                check_recovery::promise_aged(
+                    &mut state.history,
+                    Nanos(self.now.0.saturating_sub(age)),
+                );
             }
             check_backend::check_whole(&state.history, |sector| state.backend.durable(sector))?;
             check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
@@ -284,7 +299,8 @@ impl World {
     /// The node's memory is gone.
     fn drop_node(&mut self) -> Result<(), Violation> {
         self.count_hits();
-        self.queue.retain(|happening| matches!(happening, Happening::BackendReturns(_)));
+        self.queue
+            .retain(|happening| matches!(happening, Happening::BackendReturns(_)));
         self.in_flight.clear();
         self.cache_writes.clear();
         self.node = None;
@@ -327,7 +343,8 @@ impl World {
 
     /// Let one round pass.
     pub fn pause(&mut self) -> Result<(), Violation> {
-        self.queue.add(self.now.plus(Nanos::from_millis(1)), Happening::Tick);
+        self.queue
+            .add(self.now.plus(Nanos::from_millis(1)), Happening::Tick);
         let round = self.rounds;
         self.run_until(|world| world.rounds > round).map(|_| ())
     }

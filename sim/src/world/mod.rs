@@ -354,7 +354,10 @@ impl World {
             };
             self.coverage.steps += 1;
             self.step_in_opening += 1;
-            if self.crash_at.is_some_and(|step| self.step_in_opening > step) {
+            if self
+                .crash_at
+                .is_some_and(|step| self.step_in_opening > step)
+            {
                 return Ok(Ended::Crash);
             }
             self.deliver(happening)?;
