@@ -266,8 +266,9 @@ fn prove_crash(options: &Options, node: Node, data: &Path, image: &Path) -> Resu
         "\nNow writing with {DEPTH} requests in flight, and killing the node (SIGKILL) in the middle."
     );
     let never = AtomicBool::new(false);
+    let connection = client::connect(&plan)?;
     let (journal, killed) = thread::scope(|scope| {
-        let client = scope.spawn(|| client::load(&plan, &never));
+        let client = scope.spawn(|| client::load(connection, &plan, &never));
         thread::sleep(Duration::from_secs(2));
         let killed = node.kill();
         (
@@ -301,7 +302,7 @@ fn prove_crash(options: &Options, node: Node, data: &Path, image: &Path) -> Resu
         "VERIFIED: {} writes were sent, {} acknowledged before the kill; all of those are there, whole and in order \
          (the volume holds exactly the first {held}).",
         journal.changes.len(),
-        journal.replies,
+        journal.acknowledgements,
     );
     Ok(node)
 }

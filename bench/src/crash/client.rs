@@ -35,8 +35,8 @@ pub struct Journal {
     pub floor: Number,
     /// Last write that was acknowledged.
     pub acknowledged: Number,
-    /// Requests acknowledged.
-    pub replies: u64,
+    /// Changes acknowledged.
+    pub acknowledgements: u64,
     /// Flushes acknowledged.
     pub flushes: u64,
     /// A reply with an error, which no request deserves while the node is up.
@@ -85,13 +85,13 @@ impl State {
     /// A reply came.
     fn acknowledge(&mut self, cookie: u64, persist: Persist) {
         self.in_flight -= 1;
-        self.journal.replies += 1;
         if cookie & FLUSH_COOKIE != 0 {
             self.journal.flushes += 1;
             let covered = self.flushes[(cookie & !FLUSH_COOKIE) as usize];
             self.journal.floor = self.journal.floor.max(covered);
             return;
         }
+        self.journal.acknowledgements += 1;
         self.journal.acknowledged = self.journal.acknowledged.max(cookie);
         let forced = self.forced.iter().position(|number| *number == cookie);
         if let Some(index) = forced {
@@ -109,16 +109,26 @@ impl State {
     }
 }
 
-/// Load a volume until the connection breaks or `stop` is set; in the latter case all that was sent
-/// is answered. `Err`: the connection could not be made.
-pub fn load(plan: &Plan<'_>, stop: &AtomicBool) -> Result<Journal> {
+/// A connection over which a volume is loaded.
+pub struct Connection(Sender, Receiver);
+
+/// Connect to the volume of a plan.
+pub fn connect(plan: &Plan<'_>) -> Result<Connection> {
     let (sender, receiver, bytes) = nbd::connect(plan.socket, plan.volume)?;
-    if bytes != u64::from(plan.sectors) * SECTOR_BYTES as u64 {
-        return Err(Failure::new(format!(
+    if bytes == u64::from(plan.sectors) * SECTOR_BYTES as u64 {
+        Ok(Connection(sender, receiver))
+    } else {
+        Err(Failure::new(format!(
             "volume `{}` has {bytes} bytes after the restart",
             plan.volume
-        )));
+        )))
     }
+}
+
+/// Load a volume until the connection breaks or `stop` is set; in the latter case all that was sent
+/// is answered.
+pub fn load(connection: Connection, plan: &Plan<'_>, stop: &AtomicBool) -> Result<Journal> {
+    let Connection(sender, receiver) = connection;
     let shared = Shared {
         state: Mutex::default(),
         changed: Condvar::new(),

@@ -108,7 +108,7 @@ struct Totals {
     stops: u32,
     interrupted_starts: u32,
     changes: u64,
-    replies: u64,
+    acknowledgements: u64,
     flushes: u64,
     lost_unpromised: u64,
     restart_longest: Duration,
@@ -226,7 +226,7 @@ impl<'a> Test<'a> {
         node.stop()?;
         let totals = &self.totals;
         println!(
-            "crash: {} kills, {} clean stops, {} starts interrupted in {:.0} s: {} writes sent, {} requests and {} flushes \
+            "crash: {} kills, {} clean stops, {} starts interrupted in {:.0} s: {} writes sent, {} of them and {} flushes \
              acknowledged; every promised write was there, nothing torn, nothing out of order; {} writes without a promise \
              were lost; longest restart {:.2} s",
             totals.kills,
@@ -234,7 +234,7 @@ impl<'a> Test<'a> {
             totals.interrupted_starts,
             begin.elapsed().as_secs_f64(),
             totals.changes,
-            totals.replies,
+            totals.acknowledgements,
             totals.flushes,
             totals.lost_unpromised,
             totals.restart_longest.as_secs_f64(),
@@ -289,23 +289,30 @@ impl<'a> Test<'a> {
         let second_pause = Duration::from_millis(rng.u64(0..20));
         let (subjects, socket, run, disk) =
             (&self.subjects, &self.socket, self.run, &mut self.disk);
+        // Connected before the clock runs: a load that could not connect is a failure of the node.
+        let clients = subjects
+            .iter()
+            .zip(seeds)
+            .map(|(subject, seed)| {
+                let plan = Plan {
+                    socket,
+                    volume: subject.persist.name(),
+                    persist: subject.persist,
+                    run,
+                    first: subject.next,
+                    sectors: subject.model.sectors() as u32,
+                    depth: DEPTH,
+                    seed,
+                };
+                Ok((client::connect(&plan)?, plan))
+            })
+            .collect::<Result<Vec<_>>>()?;
         let results: Vec<Result<Journal>> = thread::scope(|scope| {
-            let clients: Vec<_> = subjects
-                .iter()
-                .zip(seeds)
-                .map(|(subject, seed)| {
-                    let plan = Plan {
-                        socket,
-                        volume: subject.persist.name(),
-                        persist: subject.persist,
-                        run,
-                        first: subject.next,
-                        sectors: subject.model.sectors() as u32,
-                        depth: DEPTH,
-                        seed,
-                    };
-                    let stop = &stop;
-                    scope.spawn(move || client::load(&plan, stop))
+            let stop = &stop;
+            let clients: Vec<_> = clients
+                .into_iter()
+                .map(|(connection, plan)| {
+                    scope.spawn(move || client::load(connection, &plan, stop))
                 })
                 .collect();
             thread::sleep(pause);
@@ -369,7 +376,7 @@ impl<'a> Test<'a> {
                 .map_or(subject.next - 1, |change| change.number);
             subject.next = sent + 1;
             self.totals.changes += journal.changes.len() as u64;
-            self.totals.replies += journal.replies;
+            self.totals.acknowledgements += journal.acknowledgements;
             self.totals.flushes += journal.flushes;
             let lost = journal
                 .changes
