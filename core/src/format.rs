@@ -500,6 +500,9 @@ pub const CACHE_ENTRY_RANGE: u8 = 1;
 /// [`CacheJournalEntry::kind`] of lines of a segment.
 pub const CACHE_ENTRY_SEGMENT: u8 = 2;
 
+/// Bound of the counters in a superblock: they start below 2^63 and grow by one.
+const CACHE_COUNTER_MAX: u64 = u64::MAX - (1 << 40);
+
 /// Store the checksum of a block whose checksum field is at `offset`.
 fn seal_block(block: &mut [u8], offset: usize) {
     let checksum = checksum_without(block, offset);
@@ -526,6 +529,12 @@ impl CacheSuperblock {
         let (first, last) = (this.journal_first.get(), this.journal_last.get());
         if last < first || last - first > 1 {
             return Err(FormatError::Field("journal_last"));
+        }
+        if [this.format.get(), this.sequence.get(), last]
+            .iter()
+            .any(|&counter| counter >= CACHE_COUNTER_MAX)
+        {
+            return Err(FormatError::Field("sequence"));
         }
         Ok(this)
     }

@@ -1,7 +1,8 @@
 //! Superblocks and the journal: what makes invalidations durable. See the module above.
 
 use super::{
-    Action, Arena, BLOCK_BYTES, Buf, Burn, Entry, Op, Phase, Rc, Root, SegmentState, Ssd, Vec, vec,
+    Action, Arena, BLOCK_BYTES, Buf, BufMut, Burn, Entry, Op, Phase, Rc, Root, SegmentState, Ssd,
+    Vec, vec,
 };
 use crate::format::CACHE_JOURNAL_ENTRIES_MAX;
 use crate::read_cache::journal;
@@ -47,9 +48,10 @@ enum Step {
     Burnt,
 }
 
-/// Memory for the largest control write.
+/// Memory for two of the largest control writes: a driver may still hold the one that has just
+/// ended when the next begins.
 pub(super) fn memory() -> Rc<Arena> {
-    Arena::new(ZERO_BLOCKS as usize)
+    Arena::new(2 * ZERO_BLOCKS as usize)
 }
 
 impl Ssd {
@@ -143,8 +145,14 @@ impl Ssd {
         })
     }
 
+    fn control_buffer(&self, blocks: usize) -> Option<BufMut> {
+        (0..self.control_memory.blocks())
+            .step_by(blocks)
+            .find_map(|block| self.control_memory.claim(block, blocks))
+    }
+
     fn write_journal(&mut self) -> Option<Control> {
-        let mut block = self.control_memory.claim(0, 1)?;
+        let mut block = self.control_buffer(1)?;
         let room = if self.journal_room() > 0 {
             CACHE_JOURNAL_ENTRIES_MAX
         } else {
@@ -190,7 +198,7 @@ impl Ssd {
             sequence: self.root.sequence + 1,
             ..root
         };
-        let mut block = self.control_memory.claim(0, 1)?;
+        let mut block = self.control_buffer(1)?;
         root.write(&self.config, &mut block);
         Some(Control {
             offset: root.sequence % 2 * BLOCK_BYTES as u64,
@@ -206,7 +214,7 @@ impl Ssd {
 
     /// Both superblocks at once: a root that voids everything before.
     fn write_pair(&mut self, root: Root, step: Step) -> Option<Control> {
-        let mut blocks = self.control_memory.claim(0, 2)?;
+        let mut blocks = self.control_buffer(2)?;
         let (even, odd) = blocks.split_at_mut(BLOCK_BYTES);
         root.write(&self.config, even);
         let root = Root {
@@ -234,7 +242,7 @@ impl Ssd {
             return self.write_pair(Root::fresh(self.root.format, false), Step::Formed);
         }
         let end = (start + ZERO_BLOCKS * ZERO_BUFFERS).min(blocks);
-        let mut zeroes = self.control_memory.claim(0, ZERO_BLOCKS as usize)?;
+        let mut zeroes = self.control_buffer(ZERO_BLOCKS as usize)?;
         zeroes.fill(0);
         let zeroes = zeroes.freeze();
         let data = (start..end)
