@@ -384,3 +384,36 @@ def test_operations_on_one_volume_do_not_overlap(daemon, tmp_path):
     finally:
         delete.communicate(timeout=60)
     assert delete.returncode == 0
+
+
+@pytest.fixture
+def block_device(tmp_path):
+    """A loop device of 32 MiB."""
+    image = tmp_path / "device.img"
+    image.write_bytes(bytes(32 * MIB))
+    made = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip("loop devices need root")
+    yield made.stdout.strip()
+    subprocess.run(["losetup", "-d", made.stdout.strip()], check=True)
+
+
+def test_log_on_a_block_device_never_destroys_what_is_there(tmp_path, block_device):
+    with Daemon(tmp_path) as daemon:
+        arguments = ["volume", "create", "v", "--size", "16M", "--log-path", block_device]
+        with open(block_device, "r+b") as device:
+            device.seek(1080)
+            device.write(b"\x53\xef")
+        refused(daemon.cli(*arguments), 1, block_device, "holds data", "--log-overwrite")
+        made = daemon.json(*arguments, "--log-overwrite", *DIRTY)
+        assert made["log_bytes"] == 32 * MIB
+        daemon.write("v", b"d" * MIB)
+        daemon.kill()
+        daemon.start()
+        assert daemon.read("v", MIB) == b"d" * MIB
+        done = daemon.cli("volume", "create", "w", "--size", "16M", "--log-path", block_device)
+        refused(done, 2, "is the write log of volume v")
+        daemon.ok("volume", "delete", "v")
+        # Wiped, so that it can be used again.
+        daemon.json(*arguments)
+        daemon.stop()
