@@ -26,6 +26,9 @@ use crate::frontends::VolumeNumber;
 
 /// Time that connections get to take their last answers when the shard stops.
 const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
+/// Time that volumes get to close without destage: much longer than the log needs, so what is left
+/// waits for a backend that hangs.
+const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
 const NOT_OPEN: &str = "the volume is not open on this node";
 
@@ -301,6 +304,7 @@ impl Shard {
             answers: vec![answer],
             deadline: self.works.now.plus(STOP_PATIENCE),
             volumes_closing: false,
+            give_up: Nanos(u64::MAX),
             cache_closing: false,
         });
         for slot in 0..self.listeners.end() {
@@ -339,9 +343,15 @@ impl Shard {
         if answered && !stopping.volumes_closing {
             stopping.volumes_closing = true;
             let destage = stopping.destage;
+            if !destage {
+                stopping.give_up = self.works.now.plus(CLOSE_PATIENCE);
+            }
             for slot in 0..self.works.volumes.end() {
                 self.works.step(slot, Event::Close { destage });
             }
+        }
+        if self.works.volumes.is_empty() {
+            stopping.give_up = Nanos(u64::MAX);
         }
         if stopping.volumes_closing
             && self.works.volumes.is_empty()
@@ -357,15 +367,34 @@ impl Shard {
     /// Whether a stop has come to its end; whoever asked for it is told.
     pub fn has_stopped(&mut self) -> bool {
         let works = &self.works;
-        let over = self.stopping.as_ref().is_some_and(|stopping| {
-            stopping.cache_closing && works.cache.is_closed() && works.cache_operations == 0
-        });
-        if over && let Some(stopping) = self.stopping.take() {
+        let Some(stopping) = &self.stopping else {
+            return false;
+        };
+        let cache_closed = works.cache.is_closed() && works.cache_operations == 0;
+        let result = if stopping.cache_closing && cache_closed {
+            Ok(())
+        } else if stopping.give_up <= works.now && !works.volumes.is_empty() {
+            // As after a crash: the logs hold all that was acknowledged as durable.
+            let names: Vec<&str> = works
+                .volumes
+                .iter()
+                .map(|(_, served)| &*served.name)
+                .collect();
+            let names = names.join(", ");
+            tracing::warn!(volumes = names, "stopped without closing volumes that hang");
+            Err(format!(
+                "these volumes did not close in time: {names}; their backend hangs, and their logs \
+                 are replayed at the next start"
+            ))
+        } else {
+            return false;
+        };
+        if let Some(stopping) = self.stopping.take() {
             for answer in stopping.answers {
-                tell(answer, Ok(()));
+                tell(answer, result.clone());
             }
         }
-        over
+        true
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Stopping {
     /// When connections that are left are broken off.
     pub deadline: Nanos,
     pub volumes_closing: bool,
+    /// When volumes that are left are given up, unless they are to be destaged.
+    pub give_up: Nanos,
     pub cache_closing: bool,
 }
 
@@ -577,7 +579,8 @@ impl Shard {
             return Some(Duration::ZERO);
         }
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
-        let stop = self.stopping.as_ref().map(|stopping| stopping.deadline);
+        let stopping = self.stopping.as_ref();
+        let stop = stopping.map(|stopping| stopping.deadline.min(stopping.give_up));
         let due = self.works.due.iter().copied();
         let next = due.chain(listeners).chain(stop).min()?;
         (next != NEVER).then(|| {

@@ -244,3 +244,25 @@ fn stop_asked_twice_is_content_with_less() {
     assert_eq!(node.connect(1).read(0, 4096).unwrap(), noise(1, 4096));
     node.stop(false);
 }
+
+#[test]
+fn stop_gives_up_on_a_backend_that_hangs_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let (options, file) = switch(directory.path(), "hang");
+    let node = Node::with_volume(directory.path(), &options);
+    let mut client = node.connect(1);
+    client.write(0, &noise(1, 4096)).unwrap();
+    std::fs::write(&file, "").unwrap();
+    client.send(client::READ, 32 << 20, 4096, &[]).unwrap();
+    let stopped = node.ask(|answer| Command::Stop {
+        destage: false,
+        answer,
+    });
+    assert!(stopped.unwrap_err().contains("v1"));
+    drop(node);
+    std::fs::remove_file(&file).unwrap();
+    let node = Node::start(directory.path());
+    node.open(spec(directory.path(), 1, "")).unwrap();
+    assert_eq!(node.connect(1).read(0, 4096).unwrap(), noise(1, 4096));
+    node.stop(false);
+}
