@@ -125,6 +125,18 @@ impl World {
         }
     }
 
+    /// What is on the cache device belongs to nobody from now on.
+    pub(super) fn renew_cache(&mut self) {
+        self.note("cache identity", [0; 4]);
+        self.cache_renewal = false;
+        if let Some(ssd) = &mut self.scenario.cache.ssd {
+            self.random.fill(&mut ssd.uuid);
+        }
+        if let Some(node) = &mut self.node {
+            node.cache.reset_recorded();
+        }
+    }
+
     /// Ask for everything to be destaged.
     pub(super) fn destage_all(&mut self, unit: usize) -> Result<(), Violation> {
         if self.phase(unit) != Some(Phase::Open) {

@@ -10,6 +10,9 @@ impl World {
         let enough = self.scenario.director_pause.0 * DIRECTOR_ACTIONS_MAX;
         self.calm_at = self.now.plus(Nanos(enough));
         self.note("start", [crash_at.unwrap_or(u64::MAX), 0, 0, 0]);
+        self.cache_renewal = false;
+        // A device that was gone may be back, with what it held.
+        self.cache_dead &= self.random.bool();
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();
         let cache = ReadCache::new(cache, Rc::clone(&self.pool), &mut actions);

@@ -106,6 +106,8 @@ enum Happening {
     /// Nothing; but the machines are polled.
     Tick,
     Director,
+    /// The node has recorded a new identity for its cache.
+    CacheIdentityRecorded,
     BackendReturns(usize),
 }
 
@@ -244,6 +246,8 @@ pub struct World {
     cache_disk: Disk,
     cache_writes: WritesInFlight,
     cache_dead: bool,
+    /// The node is recording a new identity for its cache.
+    cache_renewal: bool,
     pool: Rc<Pool>,
     node: Option<Node>,
     planted: Planted,
@@ -313,6 +317,7 @@ impl World {
             units,
             cache_writes: WritesInFlight::default(),
             cache_dead: false,
+            cache_renewal: false,
             node: None,
             leaked: Vec::new(),
             spin: Spin::default(),
@@ -425,6 +430,10 @@ impl World {
             Happening::Client(unit) => self.client(unit),
             Happening::Tick => Ok(()),
             Happening::Director => self.direct(),
+            Happening::CacheIdentityRecorded => {
+                self.renew_cache();
+                Ok(())
+            }
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
                 self.note("backend returns", [unit as u64, 0, 0, 0]);
@@ -439,6 +448,12 @@ impl World {
         }
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
+        let reset = self.node.as_ref().is_some_and(|node| node.cache.must_reset());
+        if reset && !self.cache_renewal {
+            self.cache_renewal = true;
+            let pause = Nanos::from_micros(self.random.u64(1..5000));
+            self.queue.add(self.now.plus(pause), Happening::CacheIdentityRecorded);
+        }
         if self.node.as_ref().map(|node| node.cache.persisted()) != before {
             for unit in 0..self.volumes() {
                 self.step_volume(unit, Event::Poll)?;
