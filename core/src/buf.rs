@@ -33,6 +33,8 @@ const EXCLUSIVE: u16 = u16::MAX;
 
 /// A fixed array of 4 KiB blocks, aligned to 4 KiB, with a reference count each.
 pub struct Arena {
+    allocation: NonNull<u8>,
+    /// The first block.
     base: NonNull<u8>,
     references: Box<[Cell<u16>]>,
     /// Runs given back since the pool last looked; unused by an arena without a pool.
@@ -55,17 +57,22 @@ impl Arena {
         assert!(blocks > 0 && u32::try_from(blocks).is_ok(), "arena size");
         let layout = Self::layout(blocks);
         // SAFETY: the layout's size is not zero.
-        let base = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        let allocation = unsafe { alloc_zeroed(layout) };
+        let allocation = NonNull::new(allocation).unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: the allocation is one block larger than what is used of it.
+        let base = unsafe { allocation.add(allocation.as_ptr().align_offset(BLOCK_BYTES)) };
         Self {
+            allocation,
             base,
             references: vec![Cell::new(0); blocks].into_boxed_slice(),
             freed: pooled.then(RefCell::default),
         }
     }
 
+    /// One block more than is used, to align the base by hand: asked for aligned memory, an
+    /// allocator may write its zeroes itself instead of taking untouched pages from the system.
     fn layout(blocks: usize) -> Layout {
-        Layout::from_size_align(blocks * BLOCK_BYTES, BLOCK_BYTES).expect("arena layout")
+        Layout::from_size_align((blocks + 1) * BLOCK_BYTES, 16).expect("arena layout")
     }
 
     /// Number of blocks.
@@ -135,7 +142,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: same pointer and layout as in `with`; every handle holds an `Rc` to the arena.
-        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.references.len())) }
+        unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.references.len())) }
     }
 }
 
