@@ -25,5 +25,5 @@ for target in "$@"; do
     # A run is bounded in time and memory; the largest input covers a few writes of a MiB.
     timeout $((each + 60)) "target/$host/release/$target" "corpus/$target" \
         -artifact_prefix="artifacts/$target/" -max_total_time=$each -timeout=20 \
-        -rss_limit_mb=2048 -max_len=65536 -use_value_profile=1 -print_final_stats=1
+        -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1
 done

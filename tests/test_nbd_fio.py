@@ -24,6 +24,7 @@ def test_fio_verifies(volume, job):
         "--size=64M",
         "--io_size=64M",
         "--randseed=7",
+        "--verify_state_save=0",
         "--verify=crc32c",
         "--verify_fatal=1",
         "--do_verify=1",

@@ -20,6 +20,9 @@ pub struct Output {
 impl Output {
     /// Append bytes; short ones join the last chunk, so that a batch of replies is few chunks.
     pub fn bytes(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
         if let Some(Chunk::Bytes(last)) = self.chunks.back_mut()
             && last.len() + bytes.len() <= INLINE_BYTES
         {

@@ -130,7 +130,7 @@ fn certificates(
     Ok(found)
 }
 
-/// The peer broke TLS; the connection ends.
+/// The peer ended or broke TLS; the connection ends.
 #[derive(Debug)]
 pub struct Broken;
 
@@ -143,6 +143,8 @@ pub struct Tls {
     output: VecDeque<Chunk>,
     /// How much of the first plain chunk is encrypted already.
     encrypted_bytes: usize,
+    /// The peer broke TLS: the alert that says so is the last that is sent.
+    broken: bool,
 }
 
 impl Tls {
@@ -155,6 +157,7 @@ impl Tls {
             inbox: Inbox::new(INBOX_BYTES),
             output,
             encrypted_bytes: 0,
+            broken: false,
         })
     }
 
@@ -172,24 +175,26 @@ impl Tls {
     pub fn read(&mut self, place: &mut [u8]) -> Result<usize, Broken> {
         loop {
             match self.connection.reader().read(place) {
-                // The peer closed TLS; its end of the connection follows.
+                // The peer closed TLS in order: it may still want its replies.
                 Ok(0) => return Err(Broken),
                 Ok(bytes) => return Ok(bytes),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Err(Broken),
+                Err(_) => break,
             }
             let mut unread = self.inbox.unread();
             if unread.is_empty() {
                 return Ok(0);
             }
-            let taken = self.connection.read_tls(&mut unread);
-            let taken = taken.map_err(|_| Broken)?;
+            let Ok(taken @ 1..) = self.connection.read_tls(&mut unread) else {
+                break;
+            };
             self.inbox.consume(taken);
-            let processed = self.connection.process_new_packets();
-            if processed.is_err() || taken == 0 {
-                return Err(Broken);
+            if self.connection.process_new_packets().is_err() {
+                break;
             }
         }
+        self.broken = true;
+        Err(Broken)
     }
 
     /// Tell the peer that nothing follows.
@@ -208,6 +213,9 @@ impl Tls {
         };
         let mut room = OUTPUT_BYTES_MAX.saturating_sub(waiting(&self.output));
         let mut cipher = Vec::new();
+        if self.broken {
+            plain.clear();
+        }
         if !self.connection.is_handshaking() {
             while room > 0
                 && let Some(chunk) = plain.front()
@@ -218,7 +226,13 @@ impl Tls {
                 };
                 let rest = &bytes[self.encrypted_bytes..];
                 let piece = &rest[..rest.len().min(RECORD_BYTES).min(room)];
-                let taken = write_all(&mut self.connection, piece);
+                // The connection's buffer is empty and larger than a record, so it takes some; it
+                // refuses only what follows an error.
+                let Ok(taken @ 1..) = self.connection.writer().write(piece) else {
+                    self.broken = true;
+                    plain.clear();
+                    break;
+                };
                 room -= taken;
                 self.encrypted_bytes += taken;
                 if self.encrypted_bytes == bytes.len() {
@@ -235,17 +249,6 @@ impl Tls {
         }
         &mut self.output
     }
-}
-
-/// Give plaintext to the connection, whose buffer is empty and larger than a record.
-fn write_all(connection: &mut ServerConnection, bytes: &[u8]) -> usize {
-    let written = connection.writer().write(bytes);
-    let written = written.expect("writing to memory");
-    assert!(
-        written > 0 || bytes.is_empty(),
-        "an empty buffer takes a record"
-    );
-    written
 }
 
 /// Move what the connection wants to send to `cipher`.
