@@ -58,12 +58,12 @@ impl Destaging {
 
 impl Volume {
     pub(super) fn destage_all(&mut self) {
-        if let Some(log) = &self.log {
-            self.destaging.target = Some(Target {
-                sequence: log.next_sequence(),
-                bytes: log.bytes().appended,
-            });
-        }
+        let Some(log) = &self.log else { return };
+        let target = Target {
+            sequence: log.next_sequence(),
+            bytes: log.bytes().appended,
+        };
+        self.destaging.target = (target.sequence > log.first_sequence()).then_some(target);
     }
 
     /// Move the destage as far as it goes without waiting.

@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::io::Token;
@@ -178,8 +179,27 @@ pub fn open_file(path: &Path, direct: Direct) -> Result<Opened, DeviceError> {
     })
 }
 
+/// How long a lock is waited for. The kernel closes a killed program's files only after their
+/// operations in flight have ended, which may be a moment after the program has gone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How often it is tried meanwhile.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
 /// Lock bytes of a file against every other opening; `bytes` 0 is all that the file may become.
+/// Blocks for up to [`LOCK_PATIENCE`] while somebody else holds them.
 pub fn lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match try_lock(opened, offset, bytes) {
+            Err(DeviceError::Locked(_)) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn try_lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError> {
     // SAFETY: all zeroes is a valid `flock`.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = libc::F_WRLCK as i16;
