@@ -137,6 +137,8 @@ struct Unit {
     requests: Requests<Waiting>,
     workload: Workload,
     asks_left: u32,
+    /// The client goes on when it gets an answer.
+    client_waits: bool,
     /// An ask that found no buffer.
     postponed: Option<Ask>,
     log_latency: Latency,
@@ -293,6 +295,7 @@ impl World {
                     order: BackendOrder::default(),
                     requests: Requests::default(),
                     asks_left: 0,
+                    client_waits: false,
                     postponed: None,
                     log_trouble: false,
                     log_rotten: false,
@@ -448,11 +451,15 @@ impl World {
         }
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
-        let reset = self.node.as_ref().is_some_and(|node| node.cache.must_reset());
+        let reset = self
+            .node
+            .as_ref()
+            .is_some_and(|node| node.cache.must_reset());
         if reset && !self.cache_renewal {
             self.cache_renewal = true;
             let pause = Nanos::from_micros(self.random.u64(1..5000));
-            self.queue.add(self.now.plus(pause), Happening::CacheIdentityRecorded);
+            self.queue
+                .add(self.now.plus(pause), Happening::CacheIdentityRecorded);
         }
         if self.node.as_ref().map(|node| node.cache.persisted()) != before {
             for unit in 0..self.volumes() {
