@@ -89,6 +89,8 @@ pub struct Scenario {
     pub batch: usize,
     /// Mean time between what the director does.
     pub director_pause: Nanos,
+    /// Before a close, volumes are shrunk and grown again.
+    pub shrinks: bool,
     /// A power cut takes the backends' hosts as well.
     pub shared_power: bool,
 }
@@ -211,6 +213,7 @@ impl Scenario {
             requests: pick(random, &[20, 100, 300, 1000]),
             batch: pick(random, &[1, 4, 32]),
             director_pause: Nanos::from_micros(pick(random, &[300, 3000, 30_000])),
+            shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
         }
     }
@@ -253,6 +256,7 @@ impl Scenario {
             requests: pick(random, &[300, 1000]),
             batch: pick(random, &[1, 4, 32]),
             director_pause: Nanos::from_micros(3000),
+            shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
         }
     }

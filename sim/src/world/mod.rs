@@ -548,10 +548,13 @@ impl World {
         let Some(asked) = unit.destage_all else {
             return Ok(());
         };
-        if remaining > 0 || unit.log_trouble || unit.log_rotten {
+        if remaining > 0 {
             return Ok(());
         }
         unit.destage_all = None;
+        if unit.log_rotten {
+            return Ok(());
+        }
         check_backend::check_complete(&unit.history, asked, |sector| unit.backend.durable(sector))
     }
 }
