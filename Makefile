@@ -39,5 +39,8 @@ crash: build ## kill the node N times, then a fifth as often with power cuts (N=
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
 	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
+sim: ## seeds through the simulator (SEEDS=n or a..b TIME=seconds)
+	cargo run --profile sim -p hdcs-sim -- --seeds $(or $(SEEDS),1000) $(if $(TIME),--time $(TIME))
+
 clean: ## remove what was built
 	cargo clean

@@ -79,7 +79,9 @@ impl Backend {
     /// What a reader sees.
     pub fn visible(&self, sector: u64) -> Content {
         let newest = self.volatile.get(&sector).and_then(|list| list.last());
-        newest.map_or(self.durable[sector as usize], |&(_, content)| content)
+        // A read may still be on its way when the image is cut.
+        let durable = self.durable.get(sector as usize).copied();
+        newest.map_or(durable.unwrap_or(Content::Zero), |&(_, content)| content)
     }
 
     /// Begin a read.
@@ -219,7 +221,7 @@ impl Backend {
     pub fn extents(&mut self, range: SectorRange) -> Vec<Extent> {
         let mut runs: Vec<Extent> = Vec::new();
         let limit = self.random.usize(1..64);
-        for sector in range.start..range.end() {
+        for sector in range.start..range.end().min(self.sectors()) {
             let state = match (
                 self.allocated[sector as usize],
                 self.visible(sector) == Content::Zero,

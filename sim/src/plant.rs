@@ -48,7 +48,8 @@ impl Plant {
     /// It strikes one time in so many.
     fn one_in(self) -> u32 {
         match self {
-            Self::FlushLie | Self::LostInvalidation | Self::LostZero | Self::EarlyLogAck => 2,
+            Self::LostInvalidation => 1,
+            Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite | Self::TornLogWrite | Self::LateBackendWrite => 10,
             Self::TornBackendWrite | Self::StaleReply => 10,
             Self::CorruptReply | Self::ReplyTwice | Self::ReplyNever => 50,

@@ -116,11 +116,34 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
         world.heal_logs();
         return Ok(());
     }
+    if scenario.shrinks && world.is_open() && !world.is_broken() && shrink(world)? == Ended::Crash {
+        return world.crash(power);
+    }
     let destage = matches!(ending, Ending::Close { destage: true });
     match close(world, destage)? {
         Ended::Crash => world.crash(power),
         Ended::Reached => world.stop(destage),
     }
+}
+
+/// Destage everything, cut every volume, and let it grow again: what comes back is zero.
+fn shrink(world: &mut World) -> Result<Ended, Violation> {
+    world.calm();
+    for unit in 0..world.units() {
+        world.begin_destage_all(unit)?;
+    }
+    let ended = world.run_until(|world| world.is_destaged() || world.is_broken())?;
+    if ended == Ended::Crash || world.is_broken() {
+        return Ok(ended);
+    }
+    for unit in 0..world.units() {
+        let sectors = world.sectors(unit);
+        world.set_sectors(unit, sectors.div_ceil(3))?;
+        world.set_sectors(unit, sectors)?;
+        let end = SectorRange::between(sectors.saturating_sub(64), sectors);
+        world.send(unit, Ask::Read(end))?;
+    }
+    world.run_until(|world| world.is_idle())
 }
 
 /// Close volumes and cache. Faults go on for a while, so that closing meets them as well.

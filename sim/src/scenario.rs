@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 use hdcs_core::io::Nanos;
-use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
+use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
 use hdcs_core::volume::{Persist, VolumeConfig, WhenFull};
 
@@ -89,6 +89,8 @@ pub struct Scenario {
     pub batch: usize,
     /// Mean time between what the director does.
     pub director_pause: Nanos,
+    /// Before a close, volumes are shrunk and grown again.
+    pub shrinks: bool,
     /// A power cut takes the backends' hosts as well.
     pub shared_power: bool,
 }
@@ -125,7 +127,8 @@ pub fn draw_behaviour(random: &mut Rng, config: &mut VolumeConfig) {
 fn draw_base(random: &mut Rng, sectors: u64) -> Vec<Content> {
     let mut base = Vec::with_capacity(sectors as usize);
     let empty = random.u32(..3) == 0;
-    let patterns = random.u32(1..8);
+    // Few patterns make equal lines, many make different ones.
+    let patterns = pick(random, &[4, 1 << 20]);
     while base.len() < sectors as usize {
         let content = if empty || random.u32(..4) == 0 {
             Content::Zero
@@ -164,9 +167,9 @@ fn draw_faults(random: &mut Rng) -> Faults {
     faults
 }
 
-fn draw_ending(random: &mut Rng) -> Ending {
+fn draw_ending(random: &mut Rng, scales: &[u64]) -> Ending {
     // Often soon, so that recovery itself is hit; sometimes late.
-    let scale = pick(random, &[20, 200, 2000, 20_000]);
+    let scale = pick(random, scales);
     let steps = random.u64(..scale);
     match random.u8(..10) {
         0..=4 => Ending::PowerCut(steps),
@@ -182,12 +185,15 @@ impl Scenario {
     pub fn draw(seed: u64) -> Self {
         let mut random = Rng::with_seed(mix(seed));
         let random = &mut random;
+        if random.u32(..6) == 0 {
+            return Self::draw_for_cache(seed, random);
+        }
         let volumes = if random.u32(..4) == 0 { 2 } else { 1 };
         let volumes = (1..=volumes)
             .map(|number| Self::draw_volume(random, number))
             .collect();
         let ssd = (random.u32(..4) > 0).then(|| SsdConfig {
-            bytes: (pick(random, &[4, 8, 16]) * SEGMENT_BYTES) as u64,
+            bytes: CACHE_BYTES_MIN + (pick(random, &[0, 4, 16]) * SEGMENT_BYTES) as u64,
             uuid: [7; 16],
             line_blocks: pick(random, &[2, 4, 8, 16]),
         });
@@ -202,11 +208,55 @@ impl Scenario {
             pool_bytes: pick(random, &[6 << 20, 8 << 20, 16 << 20, 64 << 20, 64 << 20]),
             faults: draw_faults(random),
             endings: (0..random.usize(1..5))
-                .map(|_| draw_ending(random))
+                .map(|_| draw_ending(random, &[20, 200, 2000, 20_000]))
                 .collect(),
             requests: pick(random, &[20, 100, 300, 1000]),
             batch: pick(random, &[1, 4, 32]),
             director_pause: Nanos::from_micros(pick(random, &[300, 3000, 30_000])),
+            shrinks: random.u32(..4) == 0,
+            shared_power: random.bool(),
+        }
+    }
+
+    /// A small hot volume whose lines are cached, overwritten and looked at again after restarts.
+    fn draw_for_cache(seed: u64, random: &mut Rng) -> Self {
+        let mut volume = Self::draw_volume(random, 1);
+        let sectors = pick(random, &[2048, 8192, 16_384]);
+        volume.base = draw_base(random, sectors);
+        volume.config.bytes = sectors * SECTOR_BYTES as u64;
+        volume.config.dirty_ratio_min = 0;
+        volume.config.dirty_age_max = Nanos::from_millis(1);
+        volume.config.sequential_cutoff_bytes = 1 << 40;
+        volume.behaviour.read_percent = random.u32(60..95);
+        volume.behaviour.sectors_max = volume.behaviour.sectors_max.clamp(64, 512);
+        volume.behaviour.sequential_percent = pick(random, &[0, 50]);
+        // Promotions fill segments, which only then reach the device.
+        volume.behaviour.odd_one_in = 15;
+        volume.behaviour.hot_percent = random.u32(..50);
+        Self {
+            seed,
+            volumes: vec![volume],
+            cache: CacheConfig {
+                dram_blocks: pick(random, &[0, 8]),
+                ssd: Some(SsdConfig {
+                    bytes: CACHE_BYTES_MIN,
+                    uuid: [7; 16],
+                    line_blocks: pick(random, &[2, 4, 8]),
+                }),
+            },
+            cache_latency: latency(random, &[20, 100]),
+            pool_bytes: 16 << 20,
+            faults: Faults {
+                cache_rot: random.u32(..4) == 0,
+                ..Faults::default()
+            },
+            endings: (0..random.usize(2..6))
+                .map(|_| draw_ending(random, &[2000, 10_000]))
+                .collect(),
+            requests: pick(random, &[300, 1000]),
+            batch: pick(random, &[1, 4, 32]),
+            director_pause: Nanos::from_micros(3000),
+            shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
         }
     }

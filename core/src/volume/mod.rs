@@ -388,7 +388,7 @@ impl Volume {
             Event::CancelDestageAll => self.destaging.target = None,
             Event::Close { destage } => self.close = Some(destage),
             Event::Resize { bytes } => {
-                self.resize(bytes);
+                self.resize(bytes, cx);
                 self.reconfigure_reads(cx);
                 self.forget_fetches();
             }
@@ -730,14 +730,20 @@ impl Volume {
     }
 
     /// Take the new size, unless what is dirty lies beyond it.
-    fn resize(&mut self, bytes: u64) {
+    fn resize(&mut self, bytes: u64, cx: &mut Context<'_>) {
         let beyond = SectorRange::between(
             bytes / SECTOR_BYTES as u64,
             self.config.bytes / SECTOR_BYTES as u64,
         );
-        if self.index.is_clear(beyond) {
-            self.config.bytes = bytes;
+        if !self.index.is_clear(beyond) {
+            return;
         }
+        // What is cut off must not come back when the volume grows again.
+        let (from, to) = (bytes.min(self.config.bytes), bytes.max(self.config.bytes));
+        let first = from / BLOCK_BYTES as u64;
+        let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
+        cx.cache.invalidate(self.key(first), blocks);
+        self.config.bytes = bytes;
     }
 
     fn pin(&mut self, position: u64) {

@@ -8,6 +8,7 @@ impl World {
         if self.volumes() <= unit {
             return Ok(());
         }
+        self.units[unit].client_waits = true;
         let burst = self.random.usize(1..=8);
         for _ in 0..burst {
             let state = &mut self.units[unit];
@@ -25,12 +26,28 @@ impl World {
             }
             self.units[unit].asks_left -= 1;
         }
+        let state = &self.units[unit];
+        if state.postponed.is_some() {
+            // Nobody tells when a buffer is free.
+            self.queue.add(
+                self.now.plus(Nanos::from_millis(1)),
+                Happening::Client(unit),
+            );
+            self.units[unit].client_waits = false;
+        } else if state.requests.len() < state.workload.depth() {
+            self.wake_client(unit);
+        }
+        Ok(())
+    }
+
+    /// Let a client that waits for an answer go on after a moment.
+    fn wake_client(&mut self, unit: usize) {
         if self.units[unit].asks_left > 0 {
+            self.units[unit].client_waits = false;
             let pause = Nanos::from_micros(self.random.u64(1..200));
             self.queue
                 .add(self.now.plus(pause), Happening::Client(unit));
         }
-        Ok(())
     }
 
     /// Send one request; false if there is no buffer for it at present.
@@ -141,6 +158,9 @@ impl World {
         let error = result.as_ref().err().map_or(0, |&error| error as u64 + 1);
         self.note("reply", [id.0, error, unit as u64, 0]);
         let (since, waiting) = self.units[unit].requests.answered(id)?;
+        if self.units[unit].client_waits {
+            self.wake_client(unit);
+        }
         if self.planted.strikes(Plant::ReplyTwice) {
             self.units[unit].requests.answered(id)?;
         }

@@ -336,6 +336,11 @@ impl World {
         self.units[unit].history.sectors()
     }
 
+    /// Change a volume's size.
+    pub fn set_sectors(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
+        self.resize(unit, sectors)
+    }
+
     /// Whether a log has rot in it that may matter still.
     pub fn is_rotten(&self) -> bool {
         self.units.iter().any(|unit| unit.log_rotten)

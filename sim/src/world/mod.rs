@@ -137,6 +137,8 @@ struct Unit {
     requests: Requests<Waiting>,
     workload: Workload,
     asks_left: u32,
+    /// The client goes on when it gets an answer.
+    client_waits: bool,
     /// An ask that found no buffer.
     postponed: Option<Ask>,
     log_latency: Latency,
@@ -293,6 +295,7 @@ impl World {
                     order: BackendOrder::default(),
                     requests: Requests::default(),
                     asks_left: 0,
+                    client_waits: false,
                     postponed: None,
                     log_trouble: false,
                     log_rotten: false,
@@ -545,10 +548,13 @@ impl World {
         let Some(asked) = unit.destage_all else {
             return Ok(());
         };
-        if remaining > 0 || unit.log_trouble || unit.log_rotten {
+        if remaining > 0 {
             return Ok(());
         }
         unit.destage_all = None;
+        if unit.log_rotten {
+            return Ok(());
+        }
         check_backend::check_complete(&unit.history, asked, |sector| unit.backend.durable(sector))
     }
 }

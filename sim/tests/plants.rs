@@ -1,0 +1,102 @@
+//! Planted bugs: every one is caught within a bounded number of seeds, by a checker that is meant to.
+
+use hdcs_sim::plant::Plant;
+use hdcs_sim::run::{Options, run};
+
+/// Seeds that a bug may survive.
+const SEEDS_MAX: u64 = 120;
+
+/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
+fn assert_caught(plant: Plant, rules: &[&str]) {
+    let options = Options {
+        plant: Some(plant),
+        ..Options::default()
+    };
+    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
+    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
+    assert!(
+        rules.contains(&violation.rule),
+        "{plant:?} was caught by another rule: {violation}"
+    );
+}
+
+/// What a log that lost something shows: on reading back, at the next opening, in the backend.
+const LOG_RULES: &[&str] = &[
+    "error-without-cause",
+    "open-refused",
+    "read-stale",
+    "crash-not-a-prefix",
+    "backend-incomplete",
+];
+/// What a backend that was deceived shows.
+const BACKEND_RULES: &[&str] = &["backend-order", "backend-incomplete", "read-stale"];
+
+#[test]
+fn plant_of_an_early_acknowledgement_is_caught() {
+    assert_caught(Plant::EarlyLogAck, LOG_RULES);
+}
+
+#[test]
+fn plant_of_a_lost_log_write_is_caught() {
+    assert_caught(Plant::LostLogWrite, LOG_RULES);
+}
+
+#[test]
+fn plant_of_a_torn_log_write_is_caught() {
+    assert_caught(Plant::TornLogWrite, LOG_RULES);
+}
+
+#[test]
+fn plant_of_a_flush_that_lies_is_caught() {
+    assert_caught(Plant::FlushLie, BACKEND_RULES);
+}
+
+#[test]
+fn plant_of_a_late_backend_write_is_caught() {
+    assert_caught(Plant::LateBackendWrite, BACKEND_RULES);
+}
+
+#[test]
+fn plant_of_a_torn_backend_write_is_caught() {
+    assert_caught(Plant::TornBackendWrite, BACKEND_RULES);
+}
+
+#[test]
+fn plant_of_zeroes_that_are_lost_is_caught() {
+    assert_caught(Plant::LostZero, BACKEND_RULES);
+}
+
+#[test]
+fn plant_of_a_lost_invalidation_is_caught() {
+    assert_caught(Plant::LostInvalidation, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_corrupt_reply_is_caught() {
+    assert_caught(Plant::CorruptReply, &["read-foreign"]);
+}
+
+#[test]
+fn plant_of_a_stale_reply_is_caught() {
+    assert_caught(Plant::StaleReply, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_second_reply_is_caught() {
+    assert_caught(Plant::ReplyTwice, &["reply-unexpected"]);
+}
+
+#[test]
+fn plant_of_a_forgotten_reply_is_caught() {
+    assert_caught(Plant::ReplyNever, &["stall", "volume-out-of-bounds"]);
+}
+
+#[test]
+fn plant_of_a_leaked_buffer_is_caught() {
+    assert_caught(Plant::LeakBuffer, &["buffer-leak"]);
+}
+
+#[test]
+fn plant_of_a_lost_completion_is_caught() {
+    assert_caught(Plant::LostCompletion, &["stall"]);
+}

@@ -1,0 +1,76 @@
+//! Short seeded sets: what `make sim` does at length.
+
+use hdcs_sim::run::{Options, Outcome, run};
+
+fn assert_held(outcome: &Outcome, how: &str) {
+    if let Some(violation) = &outcome.violation {
+        panic!(
+            "{violation}\nreplay: hdcs-sim --seed {}{how}\n{}",
+            outcome.seed,
+            outcome.tail.join("\n")
+        );
+    }
+}
+
+#[test]
+fn seeds_that_found_something_hold() {
+    let list = include_str!("../seeds.txt");
+    let seeds = list
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_whitespace().next());
+    for seed in seeds {
+        let seed = seed
+            .parse()
+            .expect("a line of seeds.txt begins with a seed");
+        assert_held(&run(seed, Options::default()), "");
+    }
+}
+
+#[test]
+fn seeds_of_a_short_set_hold_and_cover() {
+    let mut coverage = hdcs_sim::world::Coverage::default();
+    for seed in 1000..1100 {
+        let outcome = run(seed, Options::default());
+        assert_held(&outcome, "");
+        coverage.add(&outcome.coverage);
+    }
+    // A set that no longer crashes, replays, destages or hits proves nothing.
+    assert!(
+        coverage.crashes > 50
+            && coverage.replayed > 2000
+            && coverage.destaged_bytes > 32 << 20
+            && coverage.ssd_hits > 100
+            && coverage.dram_hits > 1000
+            && coverage.refusals > 0
+            && coverage.log_laps > 5000,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn seeds_hold_with_power_cut_at_every_step() {
+    let seed = 3;
+    for step in 0.. {
+        let options = Options {
+            crash_at: Some(step),
+            ..Options::default()
+        };
+        let outcome = run(seed, options);
+        assert_held(&outcome, &format!(" --every-step --step {step}"));
+        if outcome.coverage.crashes == 0 {
+            assert!(step > 50, "the run has only {step} steps");
+            return;
+        }
+    }
+}
+
+#[test]
+fn seeds_replay_exactly() {
+    for seed in 0..12 {
+        let (first, second) = (run(seed, Options::default()), run(seed, Options::default()));
+        assert_eq!(first.trace_hash, second.trace_hash, "seed {seed}");
+        let other = run(seed + 100, Options::default());
+        assert_ne!(first.trace_hash, other.trace_hash, "seed {seed}");
+    }
+}
