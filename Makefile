@@ -23,7 +23,9 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	cargo fmt --all --check
 	timeout 900 cargo clippy --workspace --all-targets -- -D warnings
 	timeout 900 cargo test --workspace
+	timeout 600 cargo test --manifest-path fuzz/Cargo.toml --target-dir target
 	timeout 900 cargo build --release --workspace
+	timeout 300 target/release/hdcs-sim --seeds 1000000 --time 45
 	timeout 900 $(PYTEST) tests
 
 demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
@@ -39,8 +41,16 @@ crash: build ## kill the node N times, then a fifth as often with power cuts (N=
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
 	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
+<<<<<<< HEAD
 sim: ## seeds through the simulator (SEEDS=n or a..b TIME=seconds)
 	cargo run --profile sim -p hdcs-sim -- --seeds $(or $(SEEDS),1000) $(if $(TIME),--time $(TIME))
+=======
+sim: setup ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one)
+	cargo run --release --package hdcs-sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
+
+fuzz: setup ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
+	fuzz/run.sh $(or $(TIME),300)
+>>>>>>> bench
 
 clean: ## remove what was built
 	cargo clean

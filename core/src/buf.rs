@@ -146,7 +146,7 @@ impl Drop for Arena {
             dealloc(
                 self.allocation.as_ptr(),
                 Self::layout(self.references.len()),
-            )
+            );
         }
     }
 }
