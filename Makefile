@@ -41,16 +41,11 @@ crash: build ## kill the node N times, then a fifth as often with power cuts (N=
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
 	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
-<<<<<<< HEAD
-sim: ## seeds through the simulator (SEEDS=n or a..b TIME=seconds)
-	cargo run --profile sim -p hdcs-sim -- --seeds $(or $(SEEDS),1000) $(if $(TIME),--time $(TIME))
-=======
 sim: setup ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one)
-	cargo run --release --package hdcs-sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
+	cargo run --profile sim --package hdcs-sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
 
 fuzz: setup ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	fuzz/run.sh $(or $(TIME),300)
->>>>>>> bench
 
 clean: ## remove what was built
 	cargo clean
