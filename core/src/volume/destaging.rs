@@ -78,7 +78,7 @@ impl Volume {
         {
             self.destaging.target = None;
         }
-        let giving_up = self.close == Some(false) || self.log_failed && self.close.is_some();
+        let giving_up = self.gives_up_destage();
         if self.destage.stage() == Stage::Idle && !giving_up && self.destage_is_due(now) {
             let sectors = self.config.bytes / SECTOR_BYTES as u64;
             let log = self.log.as_ref().expect("open");
@@ -109,6 +109,11 @@ impl Volume {
         {
             self.commit(cx);
         }
+    }
+
+    /// Whether nothing is taken up any more: it is closing, and its log stays as it is.
+    fn gives_up_destage(&self) -> bool {
+        self.close == Some(false) || self.log_failed && self.close.is_some()
     }
 
     /// Whether a generation should be taken up now.
@@ -382,12 +387,12 @@ impl Volume {
     }
 
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
-        if self.log_corrupt {
+        if self.log_corrupt || self.gives_up_destage() {
             return None;
         }
         match self.destage.stage() {
             // What is not durable cannot be taken up: its completion is what wakes.
-            Stage::Idle if self.close != Some(false) => {
+            Stage::Idle => {
                 let log = self.log();
                 let oldest = log
                     .spans()
