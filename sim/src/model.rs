@@ -257,10 +257,9 @@ impl History {
     pub fn is_present(&self, id: WriteId, seq: Seq) -> bool {
         let write = self.write(id);
         match (write.outcome, self.epochs.get(write.epoch)) {
-            (Outcome::Refused | Outcome::Failed, _) => false,
+            (Outcome::Refused | Outcome::Failed, _) | (Outcome::Pending, None) => false,
             (_, Some(epoch)) => id < epoch.lo,
             (Outcome::Acked(acked), None) => acked < seq,
-            (Outcome::Pending, None) => false,
         }
     }
 

@@ -50,10 +50,16 @@ impl Plant {
         match self {
             Self::LostInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
-            Self::LostLogWrite | Self::TornLogWrite | Self::LateBackendWrite => 10,
-            Self::TornBackendWrite | Self::StaleReply => 10,
-            Self::CorruptReply | Self::ReplyTwice | Self::ReplyNever => 50,
-            Self::LeakBuffer | Self::LostCompletion => 50,
+            Self::LostLogWrite
+            | Self::TornLogWrite
+            | Self::LateBackendWrite
+            | Self::TornBackendWrite
+            | Self::StaleReply => 10,
+            Self::CorruptReply
+            | Self::ReplyTwice
+            | Self::ReplyNever
+            | Self::LeakBuffer
+            | Self::LostCompletion => 50,
         }
     }
 }

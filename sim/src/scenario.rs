@@ -26,6 +26,7 @@ pub enum Ending {
 
 /// What goes wrong, beside crashes. "One in" is per operation, 0 for never.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Faults {
     /// Log writes that fail.
     pub log_write_one_in: u32,

@@ -21,13 +21,12 @@ pub struct Entry {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d] = self.numbers;
         let micros = self.time.0 as f64 / 1000.0;
-        write!(
-            f,
-            "{:>7} {micros:>14.3} us  {:<22} {a} {b} {c} {d}",
-            self.step, self.what
-        )
+        let Self { step, what, .. } = self;
+        write!(f, "{step:>7} {micros:>14.3} us  {what:<22}")?;
+        self.numbers
+            .iter()
+            .try_for_each(|number| write!(f, " {number}"))
     }
 }
 

@@ -1,6 +1,24 @@
 //! Clients: sending requests and judging replies.
 
-use super::*;
+use super::{
+    Ask, BACKEND_TROUBLE, Content, Event, ExtentKind, FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos,
+    Phase, Plant, ReadOp, Reply, Request, RequestError, RequestId, SECTOR_BYTES, SMALL_POOL_BYTES,
+    SectorRange, Violation, Volume, Waiting, World, check_reads,
+};
+
+/// What the trace calls each kind of request.
+const ASKS: [&str; 10] = [
+    "ask read",
+    "ask write",
+    "ask write-zeroes",
+    "ask discard",
+    "ask flush",
+    "ask promote",
+    "ask evict",
+    "ask extents",
+    "ask bad read",
+    "ask bad discard",
+];
 
 impl World {
     /// One client's turn: fill its queue.
@@ -128,18 +146,6 @@ impl World {
             Ask::Flush => SectorRange::new(0, 0),
         };
         let id = state.requests.sent(*now, waiting);
-        const ASKS: [&str; 10] = [
-            "ask read",
-            "ask write",
-            "ask write-zeroes",
-            "ask discard",
-            "ask flush",
-            "ask promote",
-            "ask evict",
-            "ask extents",
-            "ask bad read",
-            "ask bad discard",
-        ];
         self.note(ASKS[code], [id.0, range.start, range.count, number]);
         self.step_volume(unit, Event::Request { id, request })?;
         Ok(true)

@@ -1,6 +1,8 @@
 //! What happens to a node beside its clients: faults, and what an operator does.
 
-use super::*;
+use super::{
+    Event, Happening, Io, IoError, Nanos, Phase, SECTOR_BYTES, Violation, World, scenario,
+};
 
 impl World {
     /// Let the director act from now on.

@@ -1,6 +1,10 @@
 //! Performing actions and returning completions.
 
-use super::*;
+use super::{
+    Action, BLOCK_BYTES, Buf, BufMut, CacheEvent, Completion, Content, DiskId, Done, Event,
+    Happening, InFlight, Io, IoError, LOG_HEADER_BLOCKS, Nanos, OpId, Owner, Plant, Rng,
+    SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
+};
 
 impl World {
     pub(super) fn perform_all(
@@ -352,16 +356,15 @@ impl World {
                 drop(held);
                 self.disk_was_written(disk, op, offset, plant, fails)
             }
-            Io::BackendRead(unit, op, mut buf) => match fails {
-                Some(error) => {
+            Io::BackendRead(unit, op, mut buf) => {
+                if let Some(error) = fails {
                     self.units[unit].backend.cancel(op);
                     Err(error)
-                }
-                None => {
+                } else {
                     self.units[unit].backend.complete_read(op, &mut buf);
                     Ok(Done::Read(buf))
                 }
-            },
+            }
             Io::BackendWrite {
                 volume,
                 op,

@@ -1,6 +1,10 @@
 //! Opening, closing and crashing a node.
 
-use super::*;
+use super::{
+    AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Happening, Nanos,
+    Node, OpenError, Owner, Phase, Rc, ReadCache, State, UNPERSISTED_SLACK_BYTES, Violation,
+    Volume, VolumeConfig, World, check_backend, check_bounds, check_log, check_recovery,
+};
 
 impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.

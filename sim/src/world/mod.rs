@@ -124,6 +124,7 @@ enum Waiting {
 
 /// One volume with everything that belongs to it.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct Unit {
     config: VolumeConfig,
     log: Disk,
