@@ -155,12 +155,15 @@ fn explain(
     let versions = &history.sectors[sector as usize].versions;
     let what = match content {
         Content::Write(id) if !versions.contains(&id) => {
-            return Violation::new(
-                "read-foreign",
-                format!(
-                    "sector {sector} returned write {id}, which was never written there or cut off"
-                ),
-            );
+            let write = history.writes.get(id as usize);
+            let cut_off = write
+                .is_some_and(|write| write.range.start <= sector && sector < write.range.end());
+            let (rule, why) = if cut_off {
+                ("read-stale", "which was cut off with the end of the volume")
+            } else {
+                ("read-foreign", "which was never written there")
+            };
+            return Violation::new(rule, format!("sector {sector} returned write {id}, {why}"));
         }
         Content::Write(id) => format!("write {id} ({:?})", history.write(id).outcome),
         other => format!("{other:?}"),
