@@ -116,6 +116,13 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
         world.heal_logs();
         return Ok(());
     }
+    if scenario.reopens
+        && world.is_open()
+        && !world.is_broken()
+        && reopen(world, scenario.requests / 4)? == Ended::Crash
+    {
+        return world.crash(power);
+    }
     if scenario.shrinks && world.is_open() && !world.is_broken() && shrink(world)? == Ended::Crash {
         return world.crash(power);
     }
@@ -124,6 +131,22 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
         Ended::Crash => world.crash(power),
         Ended::Reached => world.stop(destage),
     }
+}
+
+/// Close a volume and open it again, with the same cache, and go on with the work.
+fn reopen(world: &mut World, requests: u32) -> Result<Ended, Violation> {
+    world.begin_reopen(0)?;
+    let mut patience = 2000;
+    let closed = world.run_until(|world| {
+        patience -= 1;
+        patience == 0 || world.is_unit_closed(0)
+    })?;
+    if closed == Ended::Crash || !world.is_unit_closed(0) {
+        return Ok(closed);
+    }
+    world.end_reopen(0)?;
+    world.give_work(requests);
+    world.run_until(|world| world.is_idle() || world.is_broken())
 }
 
 /// Destage everything, cut every volume, and let it grow again: what comes back is zero.

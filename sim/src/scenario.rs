@@ -90,6 +90,8 @@ pub struct Scenario {
     pub batch: usize,
     /// Mean time between what the director does.
     pub director_pause: Nanos,
+    /// Before the end of an opening, a volume is closed and opened again beside the cache.
+    pub reopens: bool,
     /// Before a close, volumes are shrunk and grown again.
     pub shrinks: bool,
     /// A power cut takes the backends' hosts as well.
@@ -214,6 +216,7 @@ impl Scenario {
             requests: pick(random, &[20, 100, 300, 1000]),
             batch: pick(random, &[1, 4, 32]),
             director_pause: Nanos::from_micros(pick(random, &[300, 3000, 30_000])),
+            reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
         }
@@ -257,6 +260,7 @@ impl Scenario {
             requests: pick(random, &[300, 1000]),
             batch: pick(random, &[1, 4, 32]),
             director_pause: Nanos::from_micros(3000),
+            reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
         }

@@ -2,7 +2,7 @@
 
 use super::{
     AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Happening, Nanos,
-    Node, OpenError, Owner, Phase, Rc, ReadCache, State, UNPERSISTED_SLACK_BYTES, Violation,
+    Node, OpenError, Owner, Phase, Rc, ReadCache, State, UNPERSISTED_SLACK_BYTES, Unit, Violation,
     Volume, VolumeConfig, World, check_backend, check_bounds, check_log, check_recovery,
 };
 
@@ -27,12 +27,7 @@ impl World {
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
             let state = &mut self.units[unit];
-            state.log_trouble = false;
-            state.unpersisted_bytes_max = state.config.unpersisted_bytes_max;
-            state.opened = false;
-            state.order.reopened();
-            let now = state.history.tick();
-            state.durability = Durability::opened(state.config.persist, now);
+            state.begin_opening();
             let config = state.config.clone();
             self.open(config)?;
             self.queue.add(self.now, Happening::Client(unit));
@@ -189,6 +184,45 @@ impl World {
         Ok(())
     }
 
+    /// Ask one volume to close; the others and the cache go on.
+    pub fn begin_reopen(&mut self, unit: usize) -> Result<(), Violation> {
+        self.note("reopen", [unit as u64, 0, 0, 0]);
+        self.units[unit].destage_all = None;
+        self.step_volume(unit, Event::Close { destage: false })?;
+        self.tick();
+        Ok(())
+    }
+
+    /// Open it again, once it is closed.
+    pub fn end_reopen(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.phase(unit) != Some(Phase::Closed) {
+            return Ok(());
+        }
+        let state = &mut self.units[unit];
+        state.settle_close(unit, false)?;
+        state.history.crash();
+        state.begin_opening();
+        let config = state.config.clone();
+        let mut actions = Vec::new();
+        let Some(node) = &mut self.node else {
+            return Ok(());
+        };
+        let mut cx = Context {
+            cache: &mut node.cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        node.volumes[unit] = Volume::open(config, self.now, &mut cx);
+        self.perform_all(Owner::Volume(unit), actions)?;
+        self.tick();
+        Ok(())
+    }
+
+    /// Whether one volume is closed.
+    pub fn is_unit_closed(&self, unit: usize) -> bool {
+        self.phase(unit) == Some(Phase::Closed)
+    }
+
     /// Ask every volume to close.
     pub fn close(&mut self, destage: bool) -> Result<(), Violation> {
         self.note("close", [u64::from(destage), 0, 0, 0]);
@@ -224,25 +258,7 @@ impl World {
     pub fn stop(&mut self, destaged: bool) -> Result<(), Violation> {
         self.note("stopped", [0; 4]);
         for (index, unit) in self.units.iter_mut().enumerate() {
-            if let Some((_, waiting)) = unit.requests.oldest() {
-                return Err(Violation::new(
-                    "closed-without-answer",
-                    format!("volume {index} is closed and owes an answer to {waiting:?}"),
-                ));
-            }
-            let sound = unit.opened && !unit.log_trouble && !unit.log_rotten;
-            if !sound {
-                continue;
-            }
-            let end = unit.history.acked_end;
-            unit.history.promise(end);
-            if destaged {
-                let now = unit.history.now() + 1;
-                let backend = &unit.backend;
-                check_backend::check_complete(&unit.history, now, |sector| {
-                    backend.durable(sector)
-                })?;
-            }
+            unit.settle_close(index, destaged)?;
         }
         self.drop_node()
     }
@@ -377,5 +393,39 @@ impl World {
     /// Whether every volume has destaged what it was asked to.
     pub fn is_destaged(&mut self) -> bool {
         self.units.iter().all(|unit| unit.destage_all.is_none())
+    }
+}
+
+impl Unit {
+    /// The volume is about to be opened.
+    fn begin_opening(&mut self) {
+        self.log_trouble = false;
+        self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;
+        self.opened = false;
+        self.destage_all = None;
+        self.order.reopened();
+        let now = self.history.tick();
+        self.durability = Durability::opened(self.config.persist, now);
+    }
+
+    /// The volume is closed: everything was answered, and what was acknowledged stays.
+    fn settle_close(&mut self, index: usize, destaged: bool) -> Result<(), Violation> {
+        if let Some((_, waiting)) = self.requests.oldest() {
+            return Err(Violation::new(
+                "closed-without-answer",
+                format!("volume {index} is closed and owes an answer to {waiting:?}"),
+            ));
+        }
+        if !self.opened || self.log_trouble || self.log_rotten {
+            return Ok(());
+        }
+        let end = self.history.acked_end;
+        self.history.promise(end);
+        if destaged {
+            let now = self.history.now() + 1;
+            let backend = &self.backend;
+            check_backend::check_complete(&self.history, now, |sector| backend.durable(sector))?;
+        }
+        Ok(())
     }
 }
