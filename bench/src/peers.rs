@@ -4,7 +4,7 @@
 //! time and idle while another one is measured; a volume of HDCS is destaged before its turn ends,
 //! so that it does not work on behind its neighbour's back.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,15 +15,19 @@ use crate::process::{Server, Usage};
 use crate::profiles::{CACHE_LINE_BYTES, Profile};
 
 /// Size of every peer's disk.
-pub const DISK_BYTES: u64 = 4 << 30;
+pub const DISK_BYTES: u64 = 2 << 30;
+/// Size of the volume of misses: so large that few reads hit what an earlier one brought in.
+const MISS_DISK_BYTES: u64 = 8 << 30;
+/// Reads of one run of misses, for the same reason.
+const MISSES_MAX: u64 = 64 << 10;
 /// The range of reads that are meant to hit: it fits the DRAM tier of one node and the SSD tier of
 /// the other.
 pub const HIT_SPAN_BYTES: u64 = 1 << 30;
 /// Logs that take a whole run of writes, so that the run measures the log and not the destage;
 /// that is what `steady` is for.
-const LOG_BYTES: u64 = 3 << 30;
+const LOG_BYTES: u64 = 2 << 30;
 /// Writes of one run at most: well below the share of the log at which writes are slowed.
-const WRITTEN_BYTES_MAX: u64 = 3 << 29;
+const WRITTEN_BYTES_MAX: u64 = 1 << 30;
 
 /// One contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,7 +115,7 @@ pub struct Lab {
 }
 
 /// Configuration of the node with much memory: DRAM for the hits, and indexes of the large logs.
-const LARGE_CONFIG: &str = "memory_max_mib = 5120\ncache_total_size_mib = 1024\n";
+const LARGE_CONFIG: &str = "memory_max_mib = 4096\ncache_total_size_mib = 1024\n";
 /// Configuration of the node whose DRAM tier holds next to nothing.
 const SMALL_CONFIG: &str = "memory_max_mib = 256\ncache_total_size_mib = 3072\n";
 
@@ -132,7 +136,7 @@ impl Lab {
             DISK_BYTES >> 30,
             device.display()
         );
-        lab.fill(&Target::File(device.clone()))?;
+        lab.fill(&Target::File(device.clone()), DISK_BYTES)?;
         if peers.contains(&Peer::Nbdkit) {
             lab.start_nbdkit()?;
         }
@@ -173,8 +177,8 @@ impl Lab {
     }
 
     /// Write a whole disk, so that no later write meets a hole or an unwritten extent.
-    fn fill(&self, target: &Target) -> Result<()> {
-        Load::fill(DISK_BYTES)
+    fn fill(&self, target: &Target, bytes: u64) -> Result<()> {
+        Load::fill(bytes)
             .run(target, &self.path("fill.json"))
             .map(drop)
     }
@@ -193,12 +197,12 @@ impl Lab {
             &socket,
             &self.path("nbdkit.log"),
         )?);
-        self.fill(&self.target(Peer::Nbdkit)?)
+        self.fill(&self.target(Peer::Nbdkit)?, DISK_BYTES)
     }
 
     fn start_qemu(&mut self) -> Result<()> {
         let (socket, image) = (self.path("qemu.sock"), self.path("qemu.img"));
-        self.fill(&Target::File(image.clone()))?;
+        self.fill(&Target::File(image.clone()), DISK_BYTES)?;
         let mut command = Command::new("qemu-nbd");
         command
             .args([
@@ -223,11 +227,16 @@ impl Lab {
     /// A volume over a backing file that was written before.
     fn create(&self, node: &Node, peer: Peer) -> Result<()> {
         let image = self.path(&format!("{}.img", peer.volume()));
-        self.fill(&Target::File(image.clone()))?;
+        let bytes = if peer == Peer::Miss {
+            MISS_DISK_BYTES
+        } else {
+            DISK_BYTES
+        };
+        self.fill(&Target::File(image.clone()), bytes)?;
         let writes = matches!(peer, Peer::OnWrite | Peer::OnFlush);
         node.create(&VolumeOptions {
             name: peer.volume().into(),
-            bytes: DISK_BYTES,
+            bytes,
             log_bytes: if writes { LOG_BYTES } else { 64 << 20 },
             persist: if peer == Peer::OnFlush {
                 "on-flush"
@@ -293,15 +302,12 @@ impl Lab {
             span_bytes: DISK_BYTES,
             ..profile.load.clone()
         };
-        if profile.reads() {
-            load.span_bytes = if peer == Peer::Miss {
-                DISK_BYTES
-            } else {
-                HIT_SPAN_BYTES
-            };
-            if peer == Peer::Miss {
-                load.align_bytes = Some(CACHE_LINE_BYTES);
-            }
+        if peer == Peer::Miss {
+            load.span_bytes = MISS_DISK_BYTES;
+            load.align_bytes = Some(CACHE_LINE_BYTES);
+            load.bytes_max = Some(MISSES_MAX * load.block_bytes);
+        } else if profile.reads() {
+            load.span_bytes = HIT_SPAN_BYTES;
         } else {
             load.bytes_max = Some(WRITTEN_BYTES_MAX);
         }
@@ -328,12 +334,19 @@ impl Lab {
         }
     }
 
-    /// End a peer's turn: nothing of it works on.
+    /// End a peer's turn: nothing of it works on, and what it wrote does not wait in the device's
+    /// cache for the next one's flush.
     pub fn settle(&self, peer: Peer, profile: &Profile) -> Result<()> {
-        match self.node_of(peer) {
-            Some(node) if !profile.reads() => node.flush(peer.volume()),
-            _ => Ok(()),
+        if profile.reads() {
+            return Ok(());
         }
+        if let Some(node) = self.node_of(peer) {
+            node.flush(peer.volume())?;
+        }
+        let file = self.device_file();
+        File::open(&file)
+            .and_then(|file| file.sync_all())
+            .context(file.display())
     }
 
     /// Stop everything and remove the files.
