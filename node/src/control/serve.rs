@@ -25,7 +25,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -472,7 +471,7 @@ fn shard_config(
     let ssd = region.as_ref().map(|region| SsdConfig {
         bytes: region.bytes,
         uuid: lock(dir).cache_uuid().into_bytes(),
-        line_blocks: node.cache_line_kib as usize * 1024 / BLOCK_BYTES,
+        line_blocks: node.cache_line_kib.blocks(),
     });
     let cache_device = region.map(|region| {
         let dir = Arc::clone(dir);
@@ -493,8 +492,8 @@ fn shard_config(
         cache_device,
         pool_bytes: budget.pool_bytes as usize,
         ring: RingConfig::default(),
-        durability: None,
-        processor: None,
+        durability: node.log_durability,
+        processor: node.shard_processor,
     }
 }
 
@@ -517,6 +516,13 @@ fn cache_region(node: &NodeSettings, dir: &DataDir) -> Result<Option<DeviceRegio
         path: path.clone(),
         reason,
     };
+    if found.is_none() && path.starts_with("/dev") {
+        // A file there would be a file in memory.
+        return Err(place(
+            "there is no such device (connect it, or go without with cache_total_size_mib = 0)"
+                .to_owned(),
+        ));
+    }
     if found.is_some() {
         inspect::refuse_foreign_cache(&path).map_err(place)?;
     }
