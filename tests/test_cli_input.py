@@ -107,7 +107,11 @@ def test_data_directory_comes_from_the_environment(tmp_path):
         ('metrics_listen = "0.0.0.0:9100"', ["a loopback address"]),
         ("memory_max_mib = 128\nlog_size_mib = 65536", ["MiB are needed", "log_size_mib"]),
         ("dirty_ratio_min = 90", ["must be below dirty_ratio_max"]),
-        ("cache_line_kib = 12", ["8, 16, 32 or 64"]),
+        ("cache_line_kib = 8", ["`cache_line_kib` takes 16, 32 or 64, found 8"]),
+        ("cache_total_size_mib = 15", ["0 (no SSD tier) or at least 16, found 15"]),
+        ("cache_total_size_mib = 5000000", ["a whole number from 0 to 4194304"]),
+        ("shard_processor = 1024", ["from 0 to 1023", "empty: any"]),
+        ('log_durability = "sync"', ['one of "measure", "dsync", "fdatasync"']),
     ],
 )
 def test_config_is_refused(tmp_path, text, parts):

@@ -7,7 +7,9 @@ use hdcs_core::error::IoError;
 use hdcs_core::format::block_checksum;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, Tier};
+use hdcs_core::read_cache::{
+    CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdState, Tier,
+};
 
 const REGION: usize = 16 << 20;
 const LINES_PER_SEGMENT: u64 = 63;
@@ -468,12 +470,13 @@ fn cache_goes_offline_and_voids_its_superblocks() {
     rig.cache.invalidate(key(3), 4);
     let barrier = rig.cache.barrier();
     rig.run();
-    assert!(!rig.cache.stats().ssd_online && rig.cache.is_ready());
+    assert_eq!(rig.cache.stats().ssd_state, SsdState::Offline);
+    assert!(rig.cache.is_ready());
     assert!(!rig.cache.must_reset() && rig.cache.persisted() >= barrier);
     assert_eq!(rig.read(4, 0), None, "everything misses");
     rig.fails = |_| false;
     rig.restart();
-    assert!(rig.cache.stats().ssd_online);
+    assert_eq!(rig.cache.stats().ssd_state, SsdState::Online);
     assert_eq!(rig.present(0..LINES_PER_SEGMENT), 0);
 }
 
@@ -550,7 +553,8 @@ fn cache_of_a_region_out_of_bounds_works_without_it() {
         };
         let mut actions = Vec::new();
         let mut cache = ReadCache::new(config, Pool::new(1 << 20), &mut actions);
-        assert!(actions.is_empty() && cache.is_ready() && !cache.stats().ssd_online);
+        assert_eq!(cache.stats().ssd_state, SsdState::Off);
+        assert!(actions.is_empty() && cache.is_ready());
         cache.fill_block(key(1), &[7; BLOCK_BYTES]);
         assert!(matches!(cache.lookup(key(1)), Lookup::Dram(_)));
         let barrier = cache.barrier();

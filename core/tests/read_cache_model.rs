@@ -17,7 +17,7 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos, Token};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{
-    Barrier, CacheConfig, CacheEvent, CacheStats, Lookup, ReadCache, SsdConfig, SsdRead,
+    Barrier, CacheConfig, CacheEvent, CacheStats, Lookup, ReadCache, SsdConfig, SsdRead, SsdState,
 };
 
 const REGION: usize = 16 << 20;
@@ -423,7 +423,7 @@ impl Story {
     }
 
     fn note(&mut self) {
-        if self.cache.is_ready() && !self.cache.stats().ssd_online {
+        if self.cache.stats().ssd_state == SsdState::Offline {
             self.seen.offline += 1;
         }
         let CacheStats {

@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use hdcs_core::buf::Pool;
 use hdcs_core::error::{FormatError, IoError, OpenError};
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_MAGIC, LogSuperblock};
+use hdcs_core::format::{
+    CACHE_MAGIC, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_MAGIC, LogSuperblock,
+};
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::replay::{Found as Replayed, Replay};
@@ -33,8 +35,6 @@ use crate::data_dir::Layout;
 const POOL_BYTES: usize = 8 << 20;
 /// How often a log in use is read again before a failure is believed.
 const LIVE_TRIES: usize = 5;
-/// First bytes of a read cache's device.
-const CACHE_MAGIC: [u8; 8] = *b"HDCSCACH";
 /// The start of a device that must be empty before it becomes a log: every common file system,
 /// partition table and volume manager leaves a mark there.
 const DEVICE_HEAD_BYTES: usize = 64 << 10;
@@ -488,6 +488,14 @@ pub fn refuse_foreign_cache(path: &Path) -> Result<(), String> {
         return Ok(());
     }
     Err("it holds something that is not an HDCS cache".to_owned())
+}
+
+/// Whether a superblock at `path` carries the identity of a cache.
+pub fn is_cache_of(path: &Path, uuid: [u8; 16]) -> bool {
+    let mut blocks = [[0; BLOCK_BYTES]; 2];
+    let read = File::open(path).and_then(|file| file.read_exact_at(blocks.as_flattened_mut(), 0));
+    let carries_it = |block| CacheSuperblock::parse(block).is_ok_and(|found| found.uuid == uuid);
+    read.is_ok() && blocks.iter().any(|block| carries_it(block))
 }
 
 /// Make a log's device empty again, so that it can be used for something else.

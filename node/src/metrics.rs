@@ -11,6 +11,7 @@
 use std::fmt::Write;
 
 use crate::control::api::{Counters, Latency, Status, Volume};
+use crate::control::view;
 
 /// The content type of what [`render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -342,21 +343,21 @@ fn cache(page: &mut Page, status: &Status) {
     page.family("hdcs_cache_used_bytes", "gauge", "Bytes in use of a tier.");
     page.sample("", &["tier=\"dram\""], cache.dram_used_bytes as f64);
     page.sample("", &["tier=\"ssd\""], cache.ssd_used_bytes as f64);
-    let gauges: [(&'static str, &str, f64); 2] = [
-        (
-            "hdcs_cache_ssd_online",
-            "Whether the SSD tier serves.",
-            f64::from(u8::from(cache.ssd_online)),
-        ),
-        (
-            "hdcs_cache_warm_lines",
-            "Lines that the last start found on the SSD.",
-            cache.warm_lines as f64,
-        ),
-    ];
-    for (name, help, value) in gauges {
-        page.single(name, "gauge", help, value);
+    page.family(
+        "hdcs_cache_ssd_state",
+        "gauge",
+        "1 for the state that the SSD tier is in, 0 for the others.",
+    );
+    for state in view::SSD_STATES.map(view::ssd_state) {
+        let is_in = f64::from(u8::from(cache.ssd_state == state));
+        page.sample("", &[&label("state", state)], is_in);
     }
+    page.single(
+        "hdcs_cache_warm_lines",
+        "gauge",
+        "Lines that the last start found on the SSD.",
+        cache.warm_lines as f64,
+    );
     let counters: [(&'static str, &str, u64); 7] = [
         (
             "hdcs_cache_filled_lines_total",
@@ -406,7 +407,7 @@ fn states(page: &mut Page, volumes: &[Volume]) {
         "1 for the state that the volume is in, 0 for the others.",
     );
     for volume in volumes {
-        for state in crate::control::view::STATES.map(crate::control::view::state) {
+        for state in view::STATES.map(view::state) {
             let labels = [label("volume", &volume.name), label("state", state)];
             let is_in = f64::from(u8::from(volume.state == state));
             page.sample("", &[&labels[0], &labels[1]], is_in);

@@ -111,6 +111,20 @@ pub struct Corrupt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Barrier(pub u64);
 
+/// What the SSD tier is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SsdState {
+    /// There is none.
+    #[default]
+    Off,
+    /// What the last run left is being read, or the region is being made new: everything misses.
+    Warming,
+    /// It serves.
+    Online,
+    /// Its device failed too often in a row; it stays so until the next start.
+    Offline,
+}
+
 /// Counters and gauges of the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
@@ -138,10 +152,10 @@ pub struct CacheStats {
     pub ssd_written_bytes: u64,
     /// Blocks that failed their checksum.
     pub corrupt_blocks: u64,
-    /// I/O errors of the cache device; after too many the SSD tier is off.
+    /// I/O errors of the cache device; after too many in a row the SSD tier is offline.
     pub device_errors: u64,
-    /// Whether the SSD tier serves.
-    pub ssd_online: bool,
+    /// What the SSD tier is doing.
+    pub ssd_state: SsdState,
     /// Lines that the last start found on the SSD.
     pub warm_lines: u64,
 }
@@ -334,7 +348,7 @@ impl ReadCache {
             ssd_written_bytes: ssd.counters.written_bytes,
             corrupt_blocks: ssd.counters.corrupt_blocks,
             device_errors: ssd.counters.device_errors,
-            ssd_online: ssd.is_online(),
+            ssd_state: ssd.state(),
             warm_lines: ssd.counters.warm_lines,
             ..dram
         }

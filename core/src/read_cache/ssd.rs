@@ -42,7 +42,7 @@ use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
 use super::root::Root;
 use super::table::mix;
-use super::{Corrupt, SsdConfig, SsdRead};
+use super::{Corrupt, SsdConfig, SsdRead, SsdState};
 use crate::buf::{Arena, Buf, BufMut, Pool};
 use crate::format::block_checksum;
 use crate::io::{Action, BlockKey, Completion, Done, Token};
@@ -512,8 +512,16 @@ impl Ssd {
         matches!(self.phase, Phase::Ready | Phase::Offline(_))
     }
 
-    pub fn is_online(&self) -> bool {
-        self.is_ready_phase()
+    pub fn state(&self) -> SsdState {
+        match self.phase {
+            Phase::Superblocks
+            | Phase::Footers { .. }
+            | Phase::Journal(_)
+            | Phase::Starting
+            | Phase::Forming { .. } => SsdState::Warming,
+            Phase::Ready => SsdState::Online,
+            Phase::Offline(_) => SsdState::Offline,
+        }
     }
 
     pub fn close(&mut self) {

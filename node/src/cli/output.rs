@@ -239,16 +239,19 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     );
     row(
         "SSD tier",
-        if cache.ssd_online {
+        if cache.ssd_state == "online" {
             format!(
                 "{} of {}",
                 show(cache.ssd_used_bytes),
                 show(cache.ssd_bytes)
             )
         } else {
-            "off".to_owned()
+            cache.ssd_state.clone()
         },
     );
+    if let Some(reason) = &cache.ssd_reason {
+        row("  reason", reason.clone());
+    }
     print(&table);
     Ok(())
 }

@@ -13,12 +13,17 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use hdcs_core::limits::{LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::limits::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Persist, WhenFull};
 
-use value::{Listen, Setting, Value};
+use crate::device::durability::Durability;
+use value::{LineKib, Listen, Setting, Value};
 
 const MIB: u64 = 1 << 20;
+/// The smallest SSD tier.
+const CACHE_MIB_MIN: u64 = CACHE_BYTES_MIN / MIB;
+/// Processors that an affinity can name.
+const PROCESSORS_MAX: usize = libc::CPU_SETSIZE as usize;
 
 /// One configuration key, described.
 #[derive(Clone, Debug)]
@@ -149,13 +154,20 @@ settings! {
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
     /// Size of the SSD tier; 0 turns it off, else at least 16.
-    cache_total_size_mib: u64 = 1024, 0..=(1 << 30);
-    /// Unit of filling and evicting the SSD tier: 8, 16, 32 or 64.
-    cache_line_kib: u64 = 16, 8..=64;
+    cache_total_size_mib: u64 = 1024, 0..=(CACHE_BYTES_MAX / MIB);
+    /// Unit of filling and evicting the SSD tier: a large one costs small random reads more, a
+    /// smaller one than these would need more than 16 bytes of index per 4 KiB. A change empties
+    /// the SSD tier.
+    cache_line_kib: LineKib = LineKib::default(), ();
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
     /// Size of the write log of volumes that are created from now on.
     log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
+    /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by
+    /// `fdatasync` after the write, or by what is faster on each device when it is opened.
+    log_durability: Option<Durability> = None, ();
+    /// The processor that the data path's thread keeps to.
+    shard_processor: Option<usize> = None, 0..=(PROCESSORS_MAX - 1);
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
     /// loopback needs TLS.
     nbd_listen: Vec<Listen> = vec![Listen::Unix("nbd.sock".into())], ();
@@ -311,15 +323,9 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let node = &self.node;
         let refuse = |message: String| Err(ConfigError::Relation(message));
-        if !matches!(node.cache_line_kib, 8 | 16 | 32 | 64) {
+        if (1..CACHE_MIB_MIN).contains(&node.cache_total_size_mib) {
             return refuse(format!(
-                "`cache_line_kib` takes 8, 16, 32 or 64, found {}",
-                node.cache_line_kib
-            ));
-        }
-        if (1..16).contains(&node.cache_total_size_mib) {
-            return refuse(format!(
-                "`cache_total_size_mib` takes 0 (no SSD tier) or at least 16, found {}",
+                "`cache_total_size_mib` takes 0 (no SSD tier) or at least {CACHE_MIB_MIN}, found {}",
                 node.cache_total_size_mib
             ));
         }
@@ -437,12 +443,16 @@ mod tests {
     #[test]
     fn config_sets_what_it_says() {
         let config = parse(
-            "memory_max_mib = 1024\npersist = \"on-write\"\nnbd_listen = [\"tcp:127.0.0.1:1\"]",
+            "memory_max_mib = 1024\npersist = \"on-write\"\nnbd_listen = [\"tcp:127.0.0.1:1\"]\n\
+             shard_processor = 1\nlog_durability = \"fdatasync\"\ncache_line_kib = 32",
         )
         .unwrap();
         assert_eq!(config.node.memory_max_mib, 1024);
         assert_eq!(config.volume.persist, Persist::OnWrite);
         assert_eq!(config.node.nbd_listen.len(), 1);
+        assert_eq!(config.node.shard_processor, Some(1));
+        assert_eq!(config.node.log_durability, Some(Durability::Fdatasync));
+        assert_eq!(config.node.cache_line_kib.blocks(), 8);
     }
 
     #[test]
@@ -470,6 +480,19 @@ mod tests {
                 "{error}"
             );
         }
+        for (text, part) in [
+            ("cache_line_kib = 8", "takes 16, 32 or 64, found 8"),
+            ("cache_total_size_mib = 4194305", "from 0 to 4194304"),
+            ("shard_processor = 1024", "from 0 to 1023"),
+            ("shard_processor = \"any\"", "empty: any"),
+            (
+                "log_durability = \"fsync\"",
+                "\"measure\", \"dsync\", \"fdatasync\"",
+            ),
+        ] {
+            let error = refused(text);
+            assert!(error.contains(part), "{error}");
+        }
         assert!(refused("persist = \"never\"").contains("\"on-write\", \"on-flush\", \"auto\""));
         assert!(refused("nbd_listen = [1]").contains("a list of"));
         assert!(refused("a = [").contains("line 1"));
@@ -481,7 +504,6 @@ mod tests {
             ("nbd_listen = [\"tcp:0.0.0.0:10809\"]", "without TLS"),
             ("nbd_tls_cert_file = \"x\"", "belong together"),
             ("nbd_tls_client_ca_file = \"x\"", "needs"),
-            ("cache_line_kib = 12", "8, 16, 32 or 64"),
             ("cache_total_size_mib = 3", "at least 16"),
             ("dirty_ratio_min = 80", "must be below"),
             ("cache_total_size_mib = 1000000", "memory_max_mib"),

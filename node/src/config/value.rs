@@ -6,9 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
 use hdcs_core::volume::{Persist, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use crate::device::durability::Durability;
 
 /// The value of a key before it is checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -140,6 +143,15 @@ impl Word for WhenFull {
     const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
 }
 
+/// Nothing says: by what is measured.
+impl Word for Option<Durability> {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("measure", None),
+        ("dsync", Some(Durability::Dsync)),
+        ("fdatasync", Some(Durability::Fdatasync)),
+    ];
+}
+
 /// Implements [`Setting`] for a [`Word`].
 macro_rules! word_setting {
     ($kind:ty) => {
@@ -166,6 +178,66 @@ macro_rules! word_setting {
 }
 word_setting!(Persist);
 word_setting!(WhenFull);
+word_setting!(Option<Durability>);
+
+/// Size of a line of the SSD tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineKib(u64);
+
+impl LineKib {
+    /// Sizes whose index keeps its promise (16 bytes per 4 KiB) and that a small read can afford.
+    const SIZES: [u64; 3] = [16, 32, 64];
+
+    /// In blocks.
+    pub const fn blocks(self) -> usize {
+        self.0 as usize * 1024 / BLOCK_BYTES
+    }
+}
+
+const _: () = assert!(LineKib(LineKib::SIZES[2]).blocks() == CACHE_LINE_BLOCKS_MAX);
+
+impl Default for LineKib {
+    fn default() -> Self {
+        Self(Self::SIZES[0])
+    }
+}
+
+impl Setting for LineKib {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        let [small, middle, large] = Self::SIZES;
+        format!("{small}, {middle} or {large}")
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        let found = u64::accept(value, &(0..=u64::MAX))?;
+        Self::SIZES.contains(&found).then_some(Self(found))
+    }
+    fn value(&self) -> Value {
+        self.0.value()
+    }
+}
+
+/// A number, or nothing: any.
+impl Setting for Option<usize> {
+    type Bounds = RangeInclusive<usize>;
+    fn expects(bounds: &Self::Bounds) -> String {
+        let (start, end) = (bounds.start(), bounds.end());
+        format!("a whole number from {start} to {end}; empty: any")
+    }
+    fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self> {
+        match value {
+            Value::Text(text) if text.is_empty() => Some(None),
+            Value::Int(number) => {
+                let number = usize::try_from(*number).ok();
+                number.filter(|n| bounds.contains(n)).map(Some)
+            }
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        self.map_or(Value::Text(String::new()), |number| (number as u64).value())
+    }
+}
 
 /// A path, or nothing; what nothing means is said by the bounds.
 impl Setting for Option<PathBuf> {

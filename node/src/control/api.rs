@@ -283,8 +283,10 @@ pub struct Cache {
     pub ssd_used_bytes: u64,
     /// Bytes that fit the SSD tier.
     pub ssd_bytes: u64,
-    /// Whether the SSD tier serves.
-    pub ssd_online: bool,
+    /// `off`, `warming` (what the last run left is being read), `online`, or `offline` (given up).
+    pub ssd_state: String,
+    /// Why it is offline, and what to do.
+    pub ssd_reason: Option<String>,
     /// Lines filled.
     pub filled_lines: u64,
     /// Lines that were there already under another address.

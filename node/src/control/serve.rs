@@ -21,17 +21,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::api::ApiError;
 use super::link::{DataPath, ask};
-use super::node::Node;
+use super::node::{Node, lock};
 use super::{Server, metrics_router, router};
 use crate::config::budget::Budget;
 use crate::config::value::Listen;
@@ -41,7 +40,9 @@ use crate::device::ring::RingConfig;
 use crate::frontends::nbd::{NbdConfig, NbdSession, tls};
 use crate::inspect;
 use crate::shard::command::{Command, DeviceRegion, SessionFactory};
-use crate::shard::{self, SendError, ShardConfig, ShardError, ShardHandle};
+use crate::shard::{
+    self, CacheDevice, RecordReset, SendError, ShardConfig, ShardError, ShardHandle,
+};
 
 /// Longest path of a unix socket, the terminating zero included.
 const SOCKET_PATH_BYTES_MAX: usize = 108;
@@ -140,7 +141,7 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     // Nothing that this process makes is for others.
     // SAFETY: umask touches no memory.
     unsafe { libc::umask(0o077) };
-    let dir = DataDir::open(data)?;
+    let mut dir = DataDir::open(data)?;
     if dir.is_fresh() {
         tracing::info!("new data directory {}", dir.layout().root().display());
     }
@@ -150,7 +151,10 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     let control = bind_unix(&layout.control_socket(), true)?;
     let metrics = config.node.metrics_listen.map(bind_metrics).transpose()?;
     let budget = Budget::of(&config.node, &config.volume)?;
-    let (handle, thread) = shard::start(shard_config(&config.node, &budget, &dir)?)?;
+    let region = cache_region(&config.node, &dir)?;
+    settle_cache_identity(region.as_ref(), &mut dir)?;
+    let dir = Arc::new(Mutex::new(dir));
+    let (handle, thread) = shard::start(shard_config(&config.node, &budget, region, &dir))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -440,28 +444,57 @@ fn bind_unix(path: &Path, is_locked: bool) -> Result<UnixListener, ServeError> {
     Ok(listener)
 }
 
+/// Only a cache that was in use at every start since it was made knows every invalidation. What is
+/// at its place now keeps the identity if it carries it already; if something else is, or
+/// nothing, whatever carries it elsewhere must never count again.
+fn settle_cache_identity(
+    region: Option<&DeviceRegion>,
+    dir: &mut DataDir,
+) -> Result<(), ServeError> {
+    let uuid = dir.cache_uuid().into_bytes();
+    let carries_it = region.is_some_and(|region| inspect::is_cache_of(&region.path, uuid));
+    if !carries_it {
+        dir.renew_cache_uuid()?;
+        if region.is_some() {
+            tracing::info!("the SSD tier starts empty");
+        }
+    }
+    Ok(())
+}
+
 fn shard_config(
     node: &NodeSettings,
     budget: &Budget,
-    dir: &DataDir,
-) -> Result<ShardConfig, ServeError> {
-    let region = cache_region(node, dir)?;
+    region: Option<DeviceRegion>,
+    dir: &Arc<Mutex<DataDir>>,
+) -> ShardConfig {
     let ssd = region.as_ref().map(|region| SsdConfig {
         bytes: region.bytes,
-        uuid: dir.cache_uuid().into_bytes(),
-        line_blocks: node.cache_line_kib as usize * 1024 / BLOCK_BYTES,
+        uuid: lock(dir).cache_uuid().into_bytes(),
+        line_blocks: node.cache_line_kib.blocks(),
     });
-    Ok(ShardConfig {
+    let cache_device = region.map(|region| {
+        let dir = Arc::clone(dir);
+        let record_reset = move || {
+            let renewed = lock(&dir).renew_cache_uuid();
+            renewed.map_err(|error| error.to_string())
+        };
+        CacheDevice {
+            region,
+            record_reset: RecordReset(Arc::new(record_reset)),
+        }
+    });
+    ShardConfig {
         cache: CacheConfig {
             dram_blocks: budget.dram_blocks(),
             ssd,
         },
-        cache_region: region,
+        cache_device,
         pool_bytes: budget.pool_bytes as usize,
         ring: RingConfig::default(),
-        durability: None,
-        processor: None,
-    })
+        durability: node.log_durability,
+        processor: node.shard_processor,
+    }
 }
 
 /// The SSD tier's region. A cache file that is missing or has another size is made anew: it holds
@@ -483,6 +516,13 @@ fn cache_region(node: &NodeSettings, dir: &DataDir) -> Result<Option<DeviceRegio
         path: path.clone(),
         reason,
     };
+    if found.is_none() && path.starts_with("/dev") {
+        // A file there would be a file in memory.
+        return Err(place(
+            "there is no such device (connect it, or go without with cache_total_size_mib = 0)"
+                .to_owned(),
+        ));
+    }
     if found.is_some() {
         inspect::refuse_foreign_cache(&path).map_err(place)?;
     }

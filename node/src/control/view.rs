@@ -1,12 +1,12 @@
 //! What the shard reports, in the words of the API.
 
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::CacheStats;
+use hdcs_core::read_cache::{CacheStats, SsdState};
 use hdcs_core::volume::{Phase, State, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::api::{Cache, Counters, Latencies, Latency};
-use crate::shard::command::VolumeReport;
+use crate::shard::command::{ShardReport, VolumeReport};
 
 /// The word for a phase.
 pub const fn phase(phase: Phase) -> &'static str {
@@ -136,15 +136,54 @@ pub fn latencies(report: &VolumeReport) -> Latencies {
     }
 }
 
+/// The states of the SSD tier, in the order of its life.
+pub const SSD_STATES: [SsdState; 4] = [
+    SsdState::Off,
+    SsdState::Warming,
+    SsdState::Online,
+    SsdState::Offline,
+];
+
+/// The word for a state of the SSD tier.
+pub const fn ssd_state(state: SsdState) -> &'static str {
+    match state {
+        SsdState::Off => "off",
+        SsdState::Warming => "warming",
+        SsdState::Online => "online",
+        SsdState::Offline => "offline",
+    }
+}
+
+/// Why the SSD tier is offline, and what to do.
+fn ssd_reason(report: &ShardReport) -> Option<String> {
+    if report.cache.ssd_state != SsdState::Offline {
+        return None;
+    }
+    let errors = report.cache.device_errors;
+    Some(match &report.cache_identity_error {
+        None => format!(
+            "its device failed too often in a row ({errors} errors since the start): put the \
+             device right, or set cache_path to another one, and restart the daemon; it will \
+             start empty"
+        ),
+        Some(why) => format!(
+            "its device failed ({errors} errors since the start), and destage waits because that \
+             cannot be recorded: {why}"
+        ),
+    })
+}
+
 /// The read cache.
-pub fn cache(stats: &CacheStats) -> Cache {
+pub fn cache(report: &ShardReport) -> Cache {
+    let stats: &CacheStats = &report.cache;
     let block = BLOCK_BYTES as u64;
     Cache {
         dram_used_bytes: stats.dram_used_blocks * block,
         dram_bytes: stats.dram_blocks * block,
         ssd_used_bytes: stats.ssd_used_lines * stats.line_blocks * block,
         ssd_bytes: stats.ssd_lines * stats.line_blocks * block,
-        ssd_online: stats.ssd_online,
+        ssd_state: ssd_state(stats.ssd_state).to_owned(),
+        ssd_reason: ssd_reason(report),
         filled_lines: stats.filled_lines,
         shared_lines: stats.shared_lines,
         dram_evicted_blocks: stats.dram_evicted_blocks,

@@ -15,7 +15,9 @@
 //! 1. Whoever changes anything below DIR holds the lock.
 //! 2. A volume number that was handed out is durable in `node.json` before it is used, and is
 //!    never handed out again.
-//! 3. A directory that is not HDCS's, is of a newer version, or is damaged is left untouched.
+//! 3. At most one medium carries the cache's identity, and it has been in use at every start since:
+//!    whatever else is found, or nothing, leads to a new identity before anything is served.
+//! 4. A directory that is not HDCS's, is of a newer version, or is damaged is left untouched.
 
 pub mod sealed;
 
@@ -241,6 +243,16 @@ impl DataDir {
         self.fresh
     }
 
+    /// Give the cache another identity, durably: what carries the one before never counts again.
+    pub fn renew_cache_uuid(&mut self) -> Result<(), DataDirError> {
+        let before = std::mem::replace(&mut self.identity.cache, Uuid::new_v4());
+        if let Err(error) = self.persist() {
+            self.identity.cache = before;
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Hand out a volume number that was never used, durably.
     pub fn next_volume_number(&mut self) -> Result<u32, DataDirError> {
         let number = self.identity.next_volume_number;
@@ -379,6 +391,26 @@ mod tests {
         let mut again = DataDir::open(root.path()).unwrap();
         assert_eq!(again.node_uuid(), uuid);
         assert_eq!(again.next_volume_number().unwrap(), 10);
+    }
+
+    #[test]
+    fn data_dir_new_cache_identity_is_durable_or_not_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let mut dir = DataDir::open(root.path()).unwrap();
+        let first = dir.cache_uuid();
+        // Nothing can be written where a directory is in the way.
+        let in_the_way = root.path().join("node.json.tmp");
+        fs::create_dir(&in_the_way).unwrap();
+        let error = dir.renew_cache_uuid().unwrap_err();
+        assert!(error.to_string().contains("node.json"), "{error}");
+        assert_eq!(dir.cache_uuid(), first);
+        fs::remove_dir(in_the_way).unwrap();
+        dir.renew_cache_uuid().unwrap();
+        let second = dir.cache_uuid();
+        assert_ne!(first, second);
+        assert_eq!(dir.next_volume_number().unwrap(), 1);
+        drop(dir);
+        assert_eq!(DataDir::open(root.path()).unwrap().cache_uuid(), second);
     }
 
     #[test]

@@ -65,6 +65,8 @@ pub struct ShardReport {
     pub volumes: Vec<VolumeReport>,
     /// Its read cache.
     pub cache: CacheStats,
+    /// Why the cache has no new identity yet although it needs one; destage waits for that.
+    pub cache_identity_error: Option<String>,
     /// Bytes of the buffer pool in all.
     pub pool_bytes: u64,
     /// Bytes of the buffer pool that are free.

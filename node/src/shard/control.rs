@@ -284,6 +284,7 @@ impl Shard {
         ShardReport {
             volumes,
             cache: works.cache.stats(),
+            cache_identity_error: self.identity.error().map(str::to_owned),
             pool_bytes: works.pool.total_bytes() as u64,
             pool_free_bytes: works.pool.free_bytes() as u64,
             connections: self.connections.len(),

@@ -5,7 +5,7 @@
 //!
 //! [`turn`] is the loop, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
-//! into pieces.
+//! into pieces, [`identity`] keeps destage going when the cache device is gone.
 //!
 //! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
 //! ends with a reason, and everyone who waits for an answer finds its sender dropped.
@@ -13,11 +13,13 @@
 pub mod command;
 mod connection;
 mod control;
+mod identity;
 mod jobs;
 mod served;
 mod slots;
 mod turn;
 
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
@@ -33,13 +35,34 @@ use command::{Command, DeviceRegion};
 /// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
 const COMMANDS_MAX: usize = 256;
 
+/// Gives the read cache another identity ([`hdcs_core::read_cache::SsdConfig::uuid`]) for the next
+/// start, durably. It blocks, runs on the ring's worker, and is called until it succeeds; an error
+/// is a sentence for the user.
+#[derive(Clone)]
+pub struct RecordReset(pub Arc<dyn Fn() -> Result<(), String> + Send + Sync>);
+
+impl std::fmt::Debug for RecordReset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RecordReset")
+    }
+}
+
+/// Where the SSD tier is.
+#[derive(Clone, Debug)]
+pub struct CacheDevice {
+    /// Its region.
+    pub region: DeviceRegion,
+    /// What is done when the device can no longer record invalidations.
+    pub record_reset: RecordReset,
+}
+
 /// What a shard is made of.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
-    /// The read cache's sizes; its SSD tier is the region below.
+    /// The read cache's sizes; its SSD tier is on the device below.
     pub cache: CacheConfig,
-    /// The SSD tier's region, if the cache has one.
-    pub cache_region: Option<DeviceRegion>,
+    /// The SSD tier's device, if the cache has one.
+    pub cache_device: Option<CacheDevice>,
     /// Bytes of buffers for requests, spans and segments.
     pub pool_bytes: usize,
     /// How its ring is set up.
@@ -100,9 +123,9 @@ impl ShardHandle {
 
 /// Start a shard. The thread ends after [`Command::Stop`].
 pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), ShardError> {
-    let cache_device = match &config.cache_region {
-        Some(region) if config.cache.ssd.is_some() => {
-            Some(Device::open(region, config.durability)?)
+    let cache_device = match &config.cache_device {
+        Some(device) if config.cache.ssd.is_some() => {
+            Some(Device::open(&device.region, config.durability)?)
         }
         _ => None,
     };

@@ -28,6 +28,7 @@ use hdcs_core::volume::{Context, Event, Phase};
 use super::ShardConfig;
 use super::command::{Answer, Command, SessionFactory, Transport, VolumeSpec};
 use super::connection::Connection;
+use super::identity::{self, Identity};
 use super::jobs::Job;
 use super::served::{Class, Ended, Origin, Pending, ResizeStep, Served, Submitted};
 use super::slots::Slots;
@@ -106,6 +107,8 @@ pub struct Shard {
     pub jobs: Slots<Job>,
     pub openings: Slots<(Box<VolumeSpec>, Answer<()>)>,
     pub stopping: Option<Stopping>,
+    /// Of the cache.
+    pub identity: Identity,
     pub commands: Receiver<Command>,
     pub config: ShardConfig,
     origin: Instant,
@@ -486,10 +489,11 @@ impl Shard {
         cache_device: Option<Device>,
         commands: Receiver<Command>,
     ) -> io::Result<Self> {
+        let ring = Ring::new(config.ring)?;
+        // After the ring's worker was started, which is to run beside this thread.
         if let Some(processor) = config.processor {
             keep_to(processor);
         }
-        let ring = Ring::new(config.ring)?;
         let pool = Pool::new(config.pool_bytes);
         let mut cache_config = config.cache.clone();
         if cache_device.is_none() {
@@ -525,6 +529,7 @@ impl Shard {
             jobs: Slots::default(),
             openings: Slots::default(),
             stopping: None,
+            identity: Identity::default(),
             commands,
             config,
             origin: Instant::now(),
@@ -571,6 +576,9 @@ impl Shard {
             }
         }
         self.go_on_stopping();
+        if let Some(device) = &self.config.cache_device {
+            self.identity.go_on(&mut self.works, &device.record_reset);
+        }
     }
 
     /// How long to wait at most.
@@ -582,7 +590,8 @@ impl Shard {
         let stopping = self.stopping.as_ref();
         let stop = stopping.map(|stopping| stopping.deadline.min(stopping.give_up));
         let due = self.works.due.iter().copied();
-        let next = due.chain(listeners).chain(stop).min()?;
+        let identity = self.identity.next_wakeup();
+        let next = due.chain(listeners).chain(stop).chain(identity).min()?;
         (next != NEVER).then(|| {
             let now = Nanos(self.origin.elapsed().as_nanos() as u64);
             Duration::from_nanos(next.since(now).0)
@@ -629,6 +638,10 @@ impl Shard {
                 self.accepted(slot, connection, last);
             }
             (Owner::Shard, Outcome::Woken) => self.take_commands(),
+            (Owner::Shard, Outcome::Job(JobOutput::Any(recorded))) if token == identity::TOKEN => {
+                let recorded = recorded.downcast().expect("the job says how it ended");
+                self.identity.recorded(&mut self.works, *recorded);
+            }
             (Owner::Shard, Outcome::Job(JobOutput::Any(opened))) => self.opened(token, opened),
             (owner, outcome) => unreachable!("{owner:?} starts nothing that ends in {outcome:?}"),
         }

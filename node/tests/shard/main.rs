@@ -1,5 +1,6 @@
 //! The shard with real files, real sockets and real faults.
 
+mod cache;
 mod client;
 mod disk;
 mod faults;
@@ -9,10 +10,9 @@ use std::io::{Read, Write};
 
 use hdcs_core::io::SectorRange;
 use hdcs_core::volume::{Phase, State};
-use hdcs_node::device::create::create_region;
 use hdcs_node::frontends::VolumeNumber;
 use hdcs_node::frontends::nbd::{NbdConfig, NbdSession};
-use hdcs_node::shard::command::{Command, DeviceRegion, SessionFactory, Transport};
+use hdcs_node::shard::command::{Command, SessionFactory, Transport};
 
 use client::noise;
 use node::{BYTES, Node, make_log, spec, wait};
@@ -255,39 +255,6 @@ fn promote_and_evict_move_a_range() {
     assert!(refused.unwrap_err().contains("beyond"));
     let forget = node.ask(|answer| Command::Forget(ONE, answer));
     assert!(forget.unwrap_err().contains("close it first"));
-    node.stop(false);
-}
-
-#[test]
-fn ssd_tier_is_warm_after_a_restart() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let region = DeviceRegion {
-        path: path.join("cache"),
-        offset: 0,
-        bytes: 64 << 20,
-    };
-    create_region(&region.path, region.bytes, &mut |_| ()).unwrap();
-    let content = noise(1, 8 << 20);
-    let volume = spec(path, 1, "");
-    make_log(&volume);
-    let range = SectorRange::new(0, (8 << 20) / 512);
-    {
-        let node = Node::with_ssd(path, region.clone());
-        node.open(volume.clone()).unwrap();
-        node.connect(1).write(0, &content).unwrap();
-        node.close(1, true).unwrap();
-        node.open(volume.clone()).unwrap();
-        node.ask(|answer| Command::Promote(ONE, range, answer))
-            .unwrap();
-        node.stop(false);
-    }
-    let node = Node::with_ssd(path, region);
-    node.until_shard("warm", |report| report.cache.warm_lines > 0);
-    node.open(volume).unwrap();
-    assert!(node.connect(1).read(0, 8 << 20).unwrap() == content);
-    let stats = node.volume().stats;
-    assert!(stats.ssd_hit_blocks > 0, "{stats:?}");
     node.stop(false);
 }
 

@@ -16,7 +16,7 @@ use hdcs_node::frontends::nbd::{NbdConfig, NbdSession};
 use hdcs_node::shard::command::{
     Answer, Command, DeviceRegion, SessionFactory, ShardReport, VolumeReport, VolumeSpec,
 };
-use hdcs_node::shard::{ShardConfig, ShardHandle, start};
+use hdcs_node::shard::{CacheDevice, ShardConfig, ShardHandle, start};
 use tokio::sync::oneshot;
 
 use crate::client::Client;
@@ -85,27 +85,28 @@ pub fn make_log(spec: &VolumeSpec) {
 
 impl Node {
     pub fn start(directory: &Path) -> Self {
-        Self::start_with(directory, 4096, None)
+        Self::start_with(directory, 4096, [0; 16], None)
     }
 
-    /// A node with an SSD tier at the given place and next to no DRAM tier.
-    pub fn with_ssd(directory: &Path, region: DeviceRegion) -> Self {
-        Self::start_with(directory, 16, Some(region))
+    /// A node with an SSD tier of the given identity and next to no DRAM tier.
+    pub fn with_ssd(directory: &Path, uuid: [u8; 16], device: CacheDevice) -> Self {
+        Self::start_with(directory, 16, uuid, Some(device))
     }
 
     fn start_with(
         directory: &Path,
         dram_blocks: usize,
-        cache_region: Option<DeviceRegion>,
+        uuid: [u8; 16],
+        cache_device: Option<CacheDevice>,
     ) -> Self {
-        let ssd = cache_region.as_ref().map(|region| SsdConfig {
-            bytes: region.bytes,
-            uuid: [3; 16],
+        let ssd = cache_device.as_ref().map(|device| SsdConfig {
+            bytes: device.region.bytes,
+            uuid,
             line_blocks: 4,
         });
         let config = ShardConfig {
             cache: CacheConfig { dram_blocks, ssd },
-            cache_region,
+            cache_device,
             pool_bytes: 32 << 20,
             ring: RingConfig::default(),
             durability: None,

@@ -65,7 +65,7 @@ struct Sample {
 pub struct Node {
     config: Config,
     budget: Budget,
-    dir: Mutex<DataDir>,
+    dir: Arc<Mutex<DataDir>>,
     root: PathBuf,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Operations under way, by volume.
@@ -89,7 +89,7 @@ impl Drop for Busy<'_> {
 }
 
 /// No holder of these locks leaves a half-changed map behind, so a panic elsewhere changes nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -111,15 +111,16 @@ impl Node {
     pub fn new(
         config: Config,
         budget: Budget,
-        dir: DataDir,
+        dir: Arc<Mutex<DataDir>>,
         path: Arc<dyn DataPath>,
         nbd_listen: Vec<String>,
     ) -> Self {
+        let root = lock(&dir).layout().root().to_owned();
         Self {
             config,
             budget,
-            root: dir.layout().root().to_owned(),
-            dir: Mutex::new(dir),
+            root,
+            dir,
             slots: Mutex::default(),
             busy: Mutex::default(),
             samples: Mutex::default(),

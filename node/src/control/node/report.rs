@@ -115,7 +115,7 @@ impl Node {
                 log_index_bytes: sum(|v| v.stats.index_bytes),
                 resident_bytes: sum(|v| v.stats.resident_bytes),
             },
-            cache: view::cache(&report.cache),
+            cache: view::cache(&report),
         })
     }
 
