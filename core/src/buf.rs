@@ -142,7 +142,12 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: same pointer and layout as in `with`; every handle holds an `Rc` to the arena.
-        unsafe { dealloc(self.allocation.as_ptr(), Self::layout(self.references.len())) }
+        unsafe {
+            dealloc(
+                self.allocation.as_ptr(),
+                Self::layout(self.references.len()),
+            )
+        }
     }
 }
 

@@ -486,7 +486,12 @@ fn cache_region(node: &NodeSettings, dir: &DataDir) -> Result<Option<DeviceRegio
     if found.is_some() {
         inspect::refuse_foreign_cache(&path).map_err(place)?;
     }
-    if !is_device && found.is_none_or(|found| found.len() != bytes) {
+    if !is_device && found.as_ref().is_none_or(|found| found.len() != bytes) {
+        let was = found.map_or("is missing".to_owned(), |found| {
+            format!("has {} bytes instead of {bytes}", found.len())
+        });
+        let shown = path.display();
+        tracing::info!("read cache: {shown} {was}: it is made anew and starts cold");
         make_cache(&path, bytes).map_err(|source| ServeError::Cache {
             path: path.clone(),
             source,

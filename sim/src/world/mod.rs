@@ -448,11 +448,15 @@ impl World {
         }
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
-        let reset = self.node.as_ref().is_some_and(|node| node.cache.must_reset());
+        let reset = self
+            .node
+            .as_ref()
+            .is_some_and(|node| node.cache.must_reset());
         if reset && !self.cache_renewal {
             self.cache_renewal = true;
             let pause = Nanos::from_micros(self.random.u64(1..5000));
-            self.queue.add(self.now.plus(pause), Happening::CacheIdentityRecorded);
+            self.queue
+                .add(self.now.plus(pause), Happening::CacheIdentityRecorded);
         }
         if self.node.as_ref().map(|node| node.cache.persisted()) != before {
             for unit in 0..self.volumes() {
