@@ -487,11 +487,15 @@ fn cache_region(node: &NodeSettings, dir: &DataDir) -> Result<Option<DeviceRegio
         inspect::refuse_foreign_cache(&path).map_err(place)?;
     }
     if !is_device && found.as_ref().is_none_or(|found| found.len() != bytes) {
-        let was = found.map_or("is missing".to_owned(), |found| {
-            format!("has {} bytes instead of {bytes}", found.len())
-        });
         let shown = path.display();
-        tracing::info!("read cache: {shown} {was}: it is made anew and starts cold");
+        match found {
+            Some(found) => tracing::warn!(
+                "read cache: {shown} has {} bytes instead of {bytes}: it is made anew and starts cold",
+                found.len()
+            ),
+            None if dir.is_fresh() => {}
+            None => tracing::info!("read cache: {shown} is not there: it is made and starts cold"),
+        }
         make_cache(&path, bytes).map_err(|source| ServeError::Cache {
             path: path.clone(),
             source,

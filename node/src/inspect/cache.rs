@@ -224,6 +224,12 @@ impl<'a> Cache<'a> {
             let why = format!("superblocks: size or line are out of bounds: {COST_ALL}");
             return Ok(Err(Cold::Damaged(why)));
         };
+        let found = file.metadata()?;
+        if found.is_file() && found.len() < config.bytes {
+            let (is, was) = (found.len(), config.bytes);
+            let why = format!("it was cut short: {is} of {was} bytes are left: {COST_ALL}");
+            return Ok(Err(Cold::Damaged(why)));
+        }
         if superblock.forming != 0 {
             return because("it was being made, or was given up after failures of its device");
         }
@@ -433,9 +439,8 @@ impl Void {
         // The highest number comes last and wins.
         ranges.sort_unstable();
         for (upto, first, end) in ranges {
-            let first = first & !(line_blocks - 1);
             if first < end {
-                self.paint(first, end, upto);
+                self.paint(first & !(line_blocks - 1), end, upto);
             }
         }
     }
@@ -666,3 +671,6 @@ fn check_into(
     report.problems.extend(problems.told());
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
