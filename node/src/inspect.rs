@@ -1,4 +1,4 @@
-//! What is on a device, log or data directory, without a daemon: for `hdcs inspect`, `hdcs check`,
+//! What is on a device, log, read cache or data directory, without a daemon: for `hdcs inspect`, `hdcs check`,
 //! and the decisions that need to know what a log still holds.
 //!
 //! Invariants:
@@ -8,6 +8,8 @@
 //!
 //! A log that is in use moves while it is read. A failure then counts only if the same position
 //! fails again while the log's superblock stayed the same, or fails every time.
+
+mod cache;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -31,6 +33,8 @@ use crate::catalogue::{self, Found};
 use crate::control::api::CheckReport;
 use crate::data_dir::Layout;
 
+pub use cache::{CacheSummary, CachedVolume, JournalSummary, check as check_cache};
+
 /// Memory for reading a log: a few of the largest reads.
 const POOL_BYTES: usize = 8 << 20;
 /// How often a log in use is read again before a failure is believed.
@@ -46,6 +50,15 @@ pub enum Use {
     Offline,
     /// A daemon has it open.
     Live,
+}
+
+impl Use {
+    fn of(daemon: Option<u32>) -> Self {
+        match daemon {
+            Some(_) => Self::Live,
+            None => Self::Offline,
+        }
+    }
 }
 
 /// One superblock of a log.
@@ -105,6 +118,13 @@ pub enum Inspection {
         /// What is on it.
         log: LogSummary,
     },
+    /// The device of a read cache.
+    Cache {
+        /// Where.
+        path: String,
+        /// What is on it.
+        cache: CacheSummary,
+    },
     /// A data directory.
     DataDirectory {
         /// Where.
@@ -117,6 +137,8 @@ pub enum Inspection {
         volumes: Vec<VolumeSummary>,
         /// Size of the cache file.
         cache_bytes: Option<u64>,
+        /// What is on it.
+        cache: Option<CacheSummary>,
     },
 }
 
@@ -127,6 +149,8 @@ pub struct VolumeSummary {
     pub name: String,
     /// Why its entry cannot be used.
     pub problem: Option<String>,
+    /// Its number, by which the read cache knows it.
+    pub number: Option<u32>,
     /// Its size.
     pub bytes: Option<u64>,
     /// Its backend.
@@ -150,7 +174,7 @@ pub enum InspectError {
     },
     /// It is nothing of HDCS.
     #[error(
-        "nothing of HDCS is here: {0}: give a write log, a data directory or a volume's directory"
+        "nothing of HDCS is here: {0}: give a write log, a read cache, a data directory or a volume's directory"
     )]
     Unknown(String),
 }
@@ -178,6 +202,11 @@ pub fn inspect(path: &Path) -> Result<Inspection, InspectError> {
         return inspect_data_directory(&layout).map_err(io_at(path));
     }
     let file = File::open(path).map_err(io_at(path))?;
+    // Whether somebody has it open cannot be told from a path alone.
+    if cache::is_cache(&file).map_err(io_at(path))? {
+        let cache = cache::summarize(&file, None, Use::Live).map_err(io_at(path))?;
+        return Ok(Inspection::Cache { path: shown, cache });
+    }
     match summarize(&file, None).map_err(io_at(path))? {
         Some(log) => Ok(Inspection::Log { path: shown, log }),
         None => Err(InspectError::Unknown(shown)),
@@ -191,6 +220,7 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
             Found::Damaged(why) => VolumeSummary {
                 name,
                 problem: Some(why),
+                number: None,
                 bytes: None,
                 backend: None,
                 log_path: None,
@@ -207,6 +237,7 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
                 VolumeSummary {
                     name,
                     problem,
+                    number: Some(entry.number),
                     bytes: Some(entry.bytes),
                     backend: Some(entry.backend_url(layout)),
                     log_path: Some(path.display().to_string()),
@@ -215,12 +246,19 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
             }
         });
     }
+    let daemon = layout.holder();
+    let how = Use::of(daemon);
+    let cache = match File::open(layout.cache()) {
+        Ok(file) => Some(cache::summarize(&file, layout.cache_uuid(), how)?),
+        Err(_) => None,
+    };
     Ok(Inspection::DataDirectory {
         path: layout.root().display().to_string(),
-        daemon: layout.holder(),
+        daemon,
         problem: layout.identity_problem(),
         volumes,
         cache_bytes: fs::metadata(layout.cache()).ok().map(|found| found.len()),
+        cache,
     })
 }
 
@@ -412,13 +450,13 @@ fn check_once(
     Ok(())
 }
 
-/// Verify everything below a data directory.
-pub fn check_data_directory(layout: &Layout) -> Result<Vec<CheckReport>, InspectError> {
-    let how = if layout.holder().is_some() {
-        Use::Live
-    } else {
-        Use::Offline
-    };
+/// Verify everything below a data directory; `progress` is that of its cache, in bytes done and in
+/// all.
+pub fn check_data_directory(
+    layout: &Layout,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<CheckReport>, InspectError> {
+    let how = Use::of(layout.holder());
     let mut reports = vec![CheckReport {
         path: layout.identity().display().to_string(),
         problems: layout.identity_problem().into_iter().collect(),
@@ -434,7 +472,18 @@ pub fn check_data_directory(layout: &Layout) -> Result<Vec<CheckReport>, Inspect
             },
         });
     }
+    let cache = layout.cache();
+    if cache.exists() {
+        reports.push(check_cache(&cache, layout.cache_uuid(), how, progress));
+    }
     Ok(reports)
+}
+
+/// Whether the file or device at `path` begins like a read cache.
+pub fn is_cache(path: &Path) -> bool {
+    File::open(path)
+        .and_then(|file| cache::is_cache(&file))
+        .unwrap_or(false)
 }
 
 /// Whether the file or device at `path` begins like a log.
@@ -476,15 +525,13 @@ pub fn refuse_used_device(path: &Path) -> Result<(), String> {
 
 /// Refuse a place for the read cache that holds something else: it would be overwritten.
 pub fn refuse_foreign_cache(path: &Path) -> Result<(), String> {
-    let mut head = [0; BLOCK_BYTES];
-    let found = fs::metadata(path).map_err(|error| error.to_string())?;
-    if found.is_file() && found.len() == 0 {
-        return Ok(());
-    }
+    let mut head = Vec::new();
     File::open(path)
-        .and_then(|file| file.read_exact_at(&mut head, 0))
+        .and_then(|file| file.take(2 * BLOCK_BYTES as u64).read_to_end(&mut head))
         .map_err(|error| error.to_string())?;
-    if head.iter().all(|&byte| byte == 0) || head.starts_with(&CACHE_MAGIC) {
+    // Rot in one superblock, or a file that was cut short, is no reason to refuse what was ours.
+    let mut blocks = head.chunks(BLOCK_BYTES);
+    if head.iter().all(|&byte| byte == 0) || blocks.any(|block| block.starts_with(&CACHE_MAGIC)) {
         return Ok(());
     }
     Err("it holds something that is not an HDCS cache".to_owned())

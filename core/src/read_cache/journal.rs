@@ -26,8 +26,11 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Where things lie in the region of the SSD tier. Offsets are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
+    /// Segments that fit the region.
     pub segments: usize,
+    /// Blocks of one line.
     pub line_blocks: usize,
+    /// Lines that fit a segment.
     pub lines_per_segment: usize,
     /// Blocks of one half of the journal: room for two snapshots and as much again as is worth a
     /// checkpoint.
@@ -55,22 +58,27 @@ impl Layout {
         })
     }
 
+    /// Bytes of one line.
     pub fn line_bytes(&self) -> usize {
         self.line_blocks * BLOCK_BYTES
     }
 
+    /// Where a block of an epoch of the journal lies.
     pub fn journal_offset(&self, epoch: u64, index: u64) -> u64 {
         (CACHE_HEADER_BLOCKS + epoch % 2 * self.half_blocks + index) * BLOCK
     }
 
+    /// Where a segment begins.
     pub fn segment_offset(&self, segment: usize) -> u64 {
         (CACHE_HEADER_BLOCKS + 2 * self.half_blocks) * BLOCK + segment as u64 * SEGMENT_BYTES as u64
     }
 
+    /// Where a segment's footer lies.
     pub fn footer_offset(&self, segment: usize) -> u64 {
         self.segment_offset(segment) + (SEGMENT_BYTES - BLOCK_BYTES) as u64
     }
 
+    /// Where a line lies.
     pub fn line_offset(&self, segment: usize, slot: usize) -> u64 {
         self.segment_offset(segment) + (slot * self.line_bytes()) as u64
     }
@@ -94,16 +102,27 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Lines that hold part of a range of addresses, in segments sealed up to `upto`.
-    Range { first: u64, blocks: u64, upto: u64 },
+    Range {
+        /// Key of the first block.
+        first: u64,
+        /// How many blocks.
+        blocks: u64,
+        /// Highest sequence number of the segments that it is about.
+        upto: u64,
+    },
     /// Footers of this segment below `sequence`; of that with `sequence`, the slots in `void`.
     Segment {
+        /// Number of the segment.
         segment: u32,
+        /// Sequence number of a footer.
         sequence: u64,
+        /// One bit per slot.
         void: u128,
     },
 }
 
 impl Entry {
+    /// The entry as the medium has it.
     pub fn encode(self) -> CacheJournalEntry {
         let mut entry = CacheJournalEntry::new_zeroed();
         match self {
@@ -194,6 +213,58 @@ pub fn read_block(format: u64, epoch: u64, index: u64, block: &[u8]) -> Found {
         .map(Entry::decode)
         .collect::<Option<_>>()
         .map_or(Found::Damaged, Found::Entries)
+}
+
+/// One epoch of the journal, read block by block and in order.
+#[derive(Debug)]
+pub struct EpochScan {
+    format: u64,
+    epoch: u64,
+    next: u64,
+    /// Blocks of entries, once a blank one was found behind them.
+    end: Option<u64>,
+}
+
+impl EpochScan {
+    /// From the front of this epoch's half.
+    pub fn new(format: u64, epoch: u64) -> Self {
+        Self {
+            format,
+            epoch,
+            next: 0,
+            end: None,
+        }
+    }
+
+    /// Which epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The block to be read next.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Blocks of entries so far.
+    pub fn used_blocks(&self) -> u64 {
+        self.end.unwrap_or(self.next)
+    }
+
+    /// Take the next block: its entries, or `None` if entries are lost, since it is damaged or has
+    /// some where an earlier one has none.
+    pub fn take(&mut self, block: &[u8]) -> Option<Vec<Entry>> {
+        let index = self.next;
+        self.next += 1;
+        match read_block(self.format, self.epoch, index, block) {
+            Found::Entries(entries) if self.end.is_none() => Some(entries),
+            Found::Blank => {
+                self.end.get_or_insert(index);
+                Some(Vec::new())
+            }
+            Found::Entries(_) | Found::Damaged => None,
+        }
+    }
 }
 
 /// Invalidations on their way to the journal.

@@ -40,6 +40,11 @@ use crate::limits::BLOCK_BYTES;
 use dram::Dram;
 use ssd::{Found, Ssd};
 
+// For looking at a cache's device without serving from it.
+pub use journal::{Entry, EpochScan, Layout};
+pub use root::{Root, Verdict};
+pub use ssd::{FooterFound, read_footer};
+
 /// Sizes of a read cache.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {

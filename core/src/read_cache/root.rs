@@ -14,11 +14,17 @@ use crate::read_cache::SsdConfig;
 /// The part of a superblock that changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Root {
+    /// Whether the region is being made: nothing in it counts.
     pub forming: bool,
+    /// Counts the times that all content was declared void.
     pub format: u64,
+    /// Counts superblock writes.
     pub sequence: u64,
+    /// Counts starts.
     pub incarnation: u64,
+    /// First epoch of the journal that counts.
     pub journal_first: u64,
+    /// Last epoch of the journal.
     pub journal_last: u64,
 }
 
@@ -28,7 +34,10 @@ pub enum Verdict {
     /// The content counts.
     Warm(Root),
     /// Nothing counts; a format of this number was never used here.
-    Cold { format: u64 },
+    Cold {
+        /// That number.
+        format: u64,
+    },
 }
 
 impl Root {

@@ -57,6 +57,7 @@ mod segments;
 
 use control::Control;
 use load::Scan;
+pub use load::{FooterFound, read_footer};
 use segments::{Compare, Emptying, Open};
 
 /// The streams of segments.
@@ -114,7 +115,7 @@ enum Phase {
 enum Op {
     Superblocks,
     Footer(usize),
-    Journal { index: u64 },
+    Journal,
     Control,
     Segment(usize),
     Compare,
@@ -244,7 +245,7 @@ impl Ssd {
         match op {
             Op::Superblocks => self.superblocks_read(data.as_deref()),
             Op::Footer(segment) => self.footer_read(segment, data.as_deref()),
-            Op::Journal { index } => self.journal_read(index, data.as_deref()),
+            Op::Journal => self.journal_read(data.as_deref()),
             Op::Control => self.control_written(ok),
             Op::Segment(segment) => self.segment_written(segment, ok),
             Op::Compare => self.compare_read(completion.token, data.as_deref()),

@@ -1,8 +1,11 @@
 //! `hdcs inspect` and `hdcs check`: offline, and for a volume that a daemon has open, through it.
 
+use std::io::IsTerminal;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use hyper::Method;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use super::client::{Client, ClientError};
 use super::size::show;
@@ -11,7 +14,10 @@ use super::{Failure, output};
 use crate::catalogue::VolumeName;
 use crate::control::api::{CheckReport, ErrorKind};
 use crate::data_dir::Layout;
-use crate::inspect::{self, Inspection, LogSummary, Use};
+use crate::inspect::{self, CacheSummary, Inspection, LogSummary, Use};
+
+/// How often a line of progress is printed where there is no terminal.
+const LINE_PERIOD: Duration = Duration::from_secs(1);
 
 /// `hdcs inspect PATH`.
 pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
@@ -24,12 +30,17 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
             output::line(&format!("write log {path}"));
             describe_log(log);
         }
+        Inspection::Cache { path, cache } => {
+            output::line(&format!("read cache {path}"));
+            describe_cache(cache, |_| None);
+        }
         Inspection::DataDirectory {
             path,
             daemon,
             problem,
             volumes,
             cache_bytes,
+            cache,
         } => {
             output::line(&format!("data directory {path}"));
             let daemon = daemon.map_or("none".to_owned(), |pid| format!("process {pid}"));
@@ -39,6 +50,12 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
             }
             if let Some(bytes) = cache_bytes {
                 output::line(&format!("cache file: {}", show(*bytes)));
+            }
+            if let Some(cache) = cache {
+                describe_cache(cache, |number| {
+                    let named = volumes.iter().find(|volume| volume.number == Some(number));
+                    named.map(|volume| volume.name.as_str())
+                });
             }
             for volume in volumes {
                 output::line(&format!("\nvolume {}", volume.name));
@@ -101,6 +118,107 @@ fn describe_log(log: &LogSummary) {
     }
 }
 
+fn describe_cache<'a>(cache: &CacheSummary, name: impl Fn(u32) -> Option<&'a str>) {
+    for superblock in &cache.superblocks {
+        let block = superblock.block;
+        match (&superblock.problem, superblock.uuid) {
+            (None, Some(uuid)) => output::line(&format!(
+                "superblock {block}: cache {uuid}, sequence {}, incarnation {}, format {}",
+                superblock.sequence.unwrap_or(0),
+                superblock.incarnation.unwrap_or(0),
+                superblock.format.unwrap_or(0),
+            )),
+            (problem, _) => output::line(&format!(
+                "superblock {block}: {}",
+                problem.as_deref().unwrap_or("unknown")
+            )),
+        }
+    }
+    output::line(&format!(
+        "region: {}, {} segments, lines of {}",
+        show(cache.region_bytes),
+        cache.segments,
+        show(cache.line_bytes)
+    ));
+    if let Some(why) = &cache.cold_reason {
+        output::line(&format!("the next start is cold: {why}"));
+    }
+    if let Some(journal) = &cache.journal {
+        output::line(&format!(
+            "journal: epochs {} to {}, half {}, {} of {} blocks in use, {} ranges, {} segments voided",
+            journal.first_epoch,
+            journal.last_epoch,
+            journal.half,
+            journal.used_blocks,
+            journal.half_blocks,
+            journal.ranges,
+            journal.segments
+        ));
+        output::line(&format!(
+            "segments: {} in use, {} void, {} damaged; lines: {}, void: {}; cached: {}",
+            cache.used_segments,
+            cache.void_segments,
+            cache.damaged_segments,
+            cache.lines,
+            cache.void_lines,
+            show(cache.cached_bytes)
+        ));
+    }
+    for volume in &cache.volumes {
+        let number = volume.number;
+        let name = name(number).map_or(String::new(), |name| format!(" ({name})"));
+        output::line(&format!(
+            "cached of volume number {number}{name}: {} in {} lines",
+            show(volume.bytes),
+            volume.lines
+        ));
+    }
+    for problem in &cache.problems {
+        output::line(&format!("PROBLEM: {problem}"));
+    }
+}
+
+/// A bar on a terminal, else a line a second on standard error.
+struct Progress {
+    bar: Option<ProgressBar>,
+    printed: Instant,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(0);
+            let template = "{bar:30} {percent}% {binary_bytes}/{binary_total_bytes} ETA {eta}";
+            // A template that does not parse costs the bar its looks, and is seen at once.
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            bar
+        });
+        Self {
+            bar,
+            printed: Instant::now(),
+        }
+    }
+
+    fn update(&mut self, done: u64, total: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(done);
+            if done == total {
+                bar.finish_and_clear();
+            }
+        } else if self.printed.elapsed() >= LINE_PERIOD {
+            self.printed = Instant::now();
+            eprintln!(
+                "{} of {} of the read cache checked",
+                show(done),
+                show(total)
+            );
+        }
+    }
+}
+
 /// `hdcs check PATH|VOLUME`.
 pub async fn check(client: &Client, target: &str, json: bool) -> Result<(), Failure> {
     let reports = reports(client, target).await?;
@@ -113,10 +231,10 @@ pub async fn check(client: &Client, target: &str, json: bool) -> Result<(), Fail
             } else {
                 "BAD"
             };
-            output::line(&format!(
-                "{verdict}  {}: {} spans, {} blocks",
-                report.path, report.spans, report.blocks
-            ));
+            output::line(&format!("{verdict}  {}: {}", report.path, verified(report)));
+            if let Some(note) = &report.note {
+                output::line(&format!("     {note}"));
+            }
             for problem in &report.problems {
                 output::line(&format!("     {problem}"));
             }
@@ -127,9 +245,35 @@ pub async fn check(client: &Client, target: &str, json: bool) -> Result<(), Fail
         Ok(())
     } else {
         Err(Failure::failed(format!(
-            "check found {problems} problem{}: {target}: restore what is damaged from a replica or backup",
-            if problems == 1 { "" } else { "s" }
+            "check found {problems} problem{}: {target}: {}",
+            if problems == 1 { "" } else { "s" },
+            remedy(&reports)
         )))
+    }
+}
+
+fn verified(report: &CheckReport) -> String {
+    let parts = [
+        ("spans", report.spans),
+        ("segments", report.segments),
+        ("blocks", report.blocks),
+    ];
+    let parts = parts
+        .into_iter()
+        // A log without spans and a cache without segments still say what they have none of.
+        .filter(|&(what, count)| count > 0 || what == "blocks");
+    let parts: Vec<_> = parts
+        .map(|(what, count)| format!("{count} {what}"))
+        .collect();
+    parts.join(", ")
+}
+
+fn remedy(reports: &[CheckReport]) -> &'static str {
+    let mut bad = reports.iter().filter(|report| !report.problems.is_empty());
+    if bad.all(|report| report.is_cache) {
+        "only the read cache is damaged: nothing is to be restored; look at the health of its device"
+    } else {
+        "restore what is damaged from a replica or backup"
     }
 }
 
@@ -165,15 +309,29 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
     if path.is_dir() {
         let layout = Layout::new(path);
         if layout.volumes().is_dir() {
-            return inspect::check_data_directory(&layout).map_err(fail);
+            let mut progress = Progress::new();
+            return inspect::check_data_directory(&layout, &mut |done, total| {
+                progress.update(done, total);
+            })
+            .map_err(fail);
         }
         let log = path.join(crate::catalogue::LOG_FILE);
         if inspect::is_log(&log) {
             return Ok(vec![inspect::check_log(&log, None, Use::Live)]);
         }
     }
+    // Whether somebody has it open cannot be told from a path alone.
+    if inspect::is_cache(path) {
+        let mut progress = Progress::new();
+        let mut update = |done, total| progress.update(done, total);
+        return Ok(vec![inspect::check_cache(
+            path,
+            None,
+            Use::Live,
+            &mut update,
+        )]);
+    }
     // What is not recognisable is told apart from what is damaged.
     inspect::inspect(path).map_err(fail)?;
-    // Whether somebody has it open cannot be told from a path alone.
     Ok(vec![inspect::check_log(path, None, Use::Live)])
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
 use super::size::show;
@@ -38,6 +39,9 @@ enum End {
 pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> {
     let name = &arguments.name;
     let path = format!("{}/flush", api_path(name));
+    // Before the flush begins, so that there is no moment in which Ctrl-C leaves it running.
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
     let volume: Volume = client.request(Method::POST, &path, &()).await?;
     let total = remaining(&volume);
     let mut progress = Progress::new(total);
@@ -49,7 +53,7 @@ pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> 
     };
     let end = tokio::select! {
         ended = watch(client, name, &mut progress) => ended.map(|()| End::Done)?,
-        _ = tokio::signal::ctrl_c() => End::Interrupted,
+        _ = interrupts.recv() => End::Interrupted,
         () = deadline => End::TimedOut,
     };
     progress.finish();

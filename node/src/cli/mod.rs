@@ -60,7 +60,7 @@ enum Command {
     },
     /// Show live rates of every volume (q or Ctrl-C ends it)
     Top(top::Arguments),
-    /// Say what is on a write log, volume directory or data directory, without a daemon
+    /// Say what is on a write log, read cache, volume directory or data directory, without a daemon
     Inspect {
         /// What to inspect
         path: PathBuf,
@@ -68,7 +68,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Verify every checksum of a log, volume or data directory; exit status 1 if one is wrong
+    /// Verify every checksum of a log, read cache, volume or data directory; exit status 1 if one is wrong
     Check {
         /// A path (with a `/`) or the name of a volume
         #[arg(value_name = "PATH|VOLUME")]

@@ -362,8 +362,17 @@ pub struct CheckReport {
     pub path: String,
     /// Spans of the write log whose control part and chain are good.
     pub spans: u64,
+    /// Segments of the read cache whose footer and lines are good.
+    #[serde(default)]
+    pub segments: u64,
     /// Data blocks whose checksum is good.
     pub blocks: u64,
+    /// Whether it is the read cache, whose loss costs time and no data.
+    #[serde(default)]
+    pub is_cache: bool,
+    /// What is worth knowing and no problem.
+    #[serde(default)]
+    pub note: Option<String>,
     /// What is wrong, one sentence each; empty if all is well.
     pub problems: Vec<String>,
 }

@@ -526,7 +526,16 @@ fn cache_region(node: &NodeSettings, dir: &DataDir) -> Result<Option<DeviceRegio
     if found.is_some() {
         inspect::refuse_foreign_cache(&path).map_err(place)?;
     }
-    if !is_device && found.is_none_or(|found| found.len() != bytes) {
+    if !is_device && found.as_ref().is_none_or(|found| found.len() != bytes) {
+        let shown = path.display();
+        match found {
+            Some(found) => tracing::warn!(
+                "read cache: {shown} has {} bytes instead of {bytes}: it is made anew and starts cold",
+                found.len()
+            ),
+            None if dir.is_fresh() => {}
+            None => tracing::info!("read cache: {shown} is not there: it is made and starts cold"),
+        }
         make_cache(&path, bytes).map_err(|source| ServeError::Cache {
             path: path.clone(),
             source,

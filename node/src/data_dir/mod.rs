@@ -163,6 +163,11 @@ impl Layout {
         read.err()
             .map(|error| format!("{}: {error}", path.display()))
     }
+    /// Identity of the node's read cache, if the identity file can be read.
+    pub fn cache_uuid(&self) -> Option<Uuid> {
+        let read = sealed::read::<Identity>(&self.identity(), IDENTITY);
+        read.ok().map(|identity| identity.cache)
+    }
     /// The process id in the lock file, if a daemon holds it now.
     pub fn holder(&self) -> Option<u32> {
         let file = File::open(self.lock()).ok()?;

@@ -10,9 +10,11 @@
 use super::{
     Action, BLOCK_BYTES, CACHE_READS_MAX, Entry, Op, Phase, Root, SegmentState, Ssd, Stream, Vec,
 };
-use crate::format::{CACHE_FOOTER_MAGIC, CacheFooter};
-use crate::read_cache::journal::{Found, read_block};
+use crate::error::FormatError;
+use crate::format::CacheFooter;
+use crate::read_cache::journal::{EpochScan, Layout};
 use crate::read_cache::root::Verdict;
+use zerocopy::little_endian::{U32, U64};
 
 /// Blocks of the journal that are read at once.
 const CHUNK_BLOCKS: u64 = 16;
@@ -23,21 +25,78 @@ const INCARNATION_MAX: u64 = (1 << (64 - INCARNATION_SHIFT)) - 2;
 /// How far the journal is read.
 #[derive(Debug)]
 pub(super) struct Scan {
-    epoch: u64,
-    next: u64,
-    /// Blocks of entries, once a blank one was found behind them.
-    end: Option<u64>,
+    epoch: EpochScan,
     waiting: bool,
 }
 
 impl Scan {
-    fn new(epoch: u64) -> Self {
+    fn new(format: u64, epoch: u64) -> Self {
         Self {
-            epoch,
-            next: 0,
-            end: None,
+            epoch: EpochScan::new(format, epoch),
             waiting: false,
         }
+    }
+}
+
+/// What the last block of a segment turned out to be.
+#[derive(Debug)]
+pub enum FooterFound<'a> {
+    /// No footer.
+    Blank,
+    /// A footer of another cache or of an earlier format: nothing of it counts.
+    Void,
+    /// It cannot be told what the segment holds.
+    Damaged(FormatError),
+    /// A footer; the journal may void it or some of its lines.
+    Lines {
+        /// Order in which segments were sealed.
+        sequence: u64,
+        /// The queue that the segment waits in.
+        stream: u8,
+        /// Key of each line, all ones if it is not in use.
+        keys: &'a [U64],
+        /// Checksum of each block of each line.
+        checksums: &'a [U32],
+    },
+}
+
+/// Read the footer of segment `number` of the cache `uuid`.
+pub fn read_footer<'a>(
+    layout: &Layout,
+    uuid: [u8; 16],
+    root: &Root,
+    number: usize,
+    block: &'a [u8],
+) -> FooterFound<'a> {
+    let (footer, keys, checksums) = match CacheFooter::parse(block) {
+        Ok(found) => found,
+        Err(FormatError::Magic) => return FooterFound::Blank,
+        Err(why) => return FooterFound::Damaged(why),
+    };
+    if footer.uuid != uuid || footer.format.get() != root.format {
+        return FooterFound::Void;
+    }
+    let sequence = footer.sequence.get();
+    let line_blocks = layout.line_blocks;
+    let field = |name| FooterFound::Damaged(FormatError::Field(name));
+    if footer.segment.get() as usize != number {
+        return field("segment");
+    }
+    if usize::from(footer.line_blocks.get()) != line_blocks {
+        return field("line_blocks");
+    }
+    if sequence >> INCARNATION_SHIFT > root.incarnation {
+        return field("sequence");
+    }
+    let is_key = |key: u64| key == u64::MAX || key.is_multiple_of(line_blocks as u64);
+    if !keys.iter().all(|key| is_key(key.get())) {
+        return field("key");
+    }
+    FooterFound::Lines {
+        sequence,
+        stream: footer.stream,
+        keys,
+        checksums,
     }
 }
 
@@ -92,7 +151,7 @@ impl Ssd {
         }
         self.phase = Phase::Footers { next };
         if next == self.segments.len() && self.ops.is_empty() {
-            self.phase = Phase::Journal(Scan::new(self.root.journal_first));
+            self.phase = Phase::Journal(Scan::new(self.root.format, self.root.journal_first));
             self.read_journal(actions);
         }
     }
@@ -101,12 +160,8 @@ impl Ssd {
         if !matches!(self.phase, Phase::Footers { .. }) {
             return;
         }
-        if data.is_some_and(|data| data[..8] != CACHE_FOOTER_MAGIC) {
-            return;
-        }
         if data.is_none_or(|data| !self.take_footer(number, data)) {
             // In case it is readable next time.
-            self.index.clear_segment(number);
             let sequence = (self.root.incarnation + 1) << INCARNATION_SHIFT;
             self.segments[number].sequence = sequence;
             self.segments[number].state = SegmentState::Free;
@@ -120,24 +175,22 @@ impl Ssd {
 
     /// Enter the lines of a footer; false if it cannot be what it seems.
     fn take_footer(&mut self, number: usize, data: &[u8]) -> bool {
-        let Ok((footer, keys, checksums)) = CacheFooter::parse(data) else {
-            return false;
+        let found = read_footer(&self.layout, self.config.uuid, &self.root, number, data);
+        let (sequence, stream, keys, checksums) = match found {
+            FooterFound::Blank | FooterFound::Void => return true,
+            FooterFound::Damaged(_) => return false,
+            FooterFound::Lines {
+                sequence,
+                stream,
+                keys,
+                checksums,
+            } => (sequence, stream, keys, checksums),
         };
-        if footer.uuid != self.config.uuid || footer.format.get() != self.root.format {
-            return true;
-        }
-        let sequence = footer.sequence.get();
         let line_blocks = self.layout.line_blocks;
-        if footer.segment.get() as usize != number
-            || usize::from(footer.line_blocks.get()) != line_blocks
-            || sequence >> INCARNATION_SHIFT > self.root.incarnation
-        {
-            return false;
-        }
         let segment = &mut self.segments[number];
         segment.sequence = sequence;
         segment.state = SegmentState::Sealed;
-        segment.stream = if footer.stream == 0 {
+        segment.stream = if stream == 0 {
             Stream::Small
         } else {
             Stream::Main
@@ -145,9 +198,6 @@ impl Ssd {
         for (slot, key) in keys.iter().map(|key| key.get()).enumerate() {
             if key == u64::MAX {
                 continue;
-            }
-            if !key.is_multiple_of(line_blocks as u64) {
-                return false;
             }
             let line = self.index.line_at(number, slot);
             let stored = &checksums[slot * line_blocks..][..line_blocks];
@@ -181,27 +231,27 @@ impl Ssd {
         if scan.waiting || !self.ops.is_empty() {
             return;
         }
-        if scan.next >= half_blocks {
-            self.journal_index = scan.end.unwrap_or(half_blocks);
-            if scan.epoch < self.root.journal_last {
-                *scan = Scan::new(scan.epoch + 1);
+        if scan.epoch.next() >= half_blocks {
+            self.journal_index = scan.epoch.used_blocks();
+            if scan.epoch.epoch() < self.root.journal_last {
+                *scan = Scan::new(self.root.format, scan.epoch.epoch() + 1);
             } else {
                 self.finish_loading();
                 return;
             }
         }
-        let blocks = CHUNK_BLOCKS.min(half_blocks - scan.next);
+        let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
         let Some(buf) = self.pool.alloc(blocks as usize * BLOCK_BYTES) else {
             return;
         };
         scan.waiting = true;
-        let (epoch, index) = (scan.epoch, scan.next);
+        let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
         let offset = self.layout.journal_offset(epoch, index);
-        let token = self.token(Op::Journal { index });
+        let token = self.token(Op::Journal);
         actions.push(Action::CacheRead { token, offset, buf });
     }
 
-    pub(super) fn journal_read(&mut self, index: u64, data: Option<&[u8]>) {
+    pub(super) fn journal_read(&mut self, data: Option<&[u8]>) {
         let Phase::Journal(scan) = &mut self.phase else {
             return;
         };
@@ -209,19 +259,10 @@ impl Ssd {
         let Some(data) = data else {
             return self.start_forming(self.root.format + 1);
         };
-        let (epoch, mut end) = (scan.epoch, scan.end);
-        let mut entries = Vec::new();
-        let mut sound = true;
-        for (block, index) in data.chunks_exact(BLOCK_BYTES).zip(index..) {
-            match read_block(self.root.format, epoch, index, block) {
-                Found::Entries(more) if end.is_none() => entries.extend(more),
-                Found::Blank => end = end.or(Some(index)),
-                Found::Entries(_) | Found::Damaged => sound = false,
-            }
-        }
-        scan.end = end;
-        scan.next = index + (data.len() / BLOCK_BYTES) as u64;
-        sound &= entries.into_iter().all(|entry| self.apply(entry));
+        let blocks = data.chunks_exact(BLOCK_BYTES);
+        let entries: Option<Vec<Vec<Entry>>> = blocks.map(|b| scan.epoch.take(b)).collect();
+        let sound = entries
+            .is_some_and(|blocks| blocks.into_iter().flatten().all(|entry| self.apply(entry)));
         if !sound {
             self.start_forming(self.root.format + 1);
         }
