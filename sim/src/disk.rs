@@ -156,7 +156,7 @@ impl Disk {
         self.take_write(op);
     }
 
-    /// Perform a write at once, though it is in flight still.
+    /// End a write with only its first half performed: what a planted bug does.
     pub fn tear_write(&mut self, op: OpId) {
         let (offset, data, durable) = self.take_write(op);
         let half = (data.len() / SECTOR_BYTES / 2) as u64;

@@ -192,9 +192,17 @@ impl Scenario {
             return Self::draw_for_cache(seed, random);
         }
         let volumes = if random.u32(..4) == 0 { 2 } else { 1 };
-        let volumes = (1..=volumes)
+        let laps = random.u32(..8) == 0;
+        let mut volumes: Vec<_> = (1..=volumes)
             .map(|number| Self::draw_volume(random, number))
             .collect();
+        if laps {
+            // Large writes fill the log again and again; destage holds them back.
+            for behaviour in volumes.iter_mut().map(|volume| &mut volume.behaviour) {
+                behaviour.read_percent = random.u32(5..30);
+                behaviour.sectors_max = pick(random, &[512, 2048]);
+            }
+        }
         let ssd = (random.u32(..4) > 0).then(|| SsdConfig {
             bytes: CACHE_BYTES_MIN + (pick(random, &[0, 4, 16]) * SEGMENT_BYTES) as u64,
             uuid: [7; 16],
