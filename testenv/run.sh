@@ -7,11 +7,13 @@ data=${HDCS_DATA:-$PWD/hdcs-data}
 mkdir -p "$data"
 
 coproc NODE { exec "$hdcs" serve --data "$data"; }
-trap 'kill "$NODE_PID" 2>/dev/null || true' INT TERM EXIT
 pid=$NODE_PID
+# Ctrl-C reaches the node by itself, since it is in the foreground too; it must not get it twice.
+trap : INT
+trap 'kill "$pid" 2>/dev/null || true' TERM
 IFS= read -r ready <&"${NODE[0]}" || { wait "$pid"; exit 1; }
 if ! "$hdcs" --data "$data" volume show demo >/dev/null 2>&1; then
-    "$hdcs" --data "$data" volume create demo --size 4G --log-size 1G >/dev/null
+    "$hdcs" --data "$data" volume create demo --size 4G >/dev/null || { kill "$pid"; exit 1; }
 fi
 cat <<TEXT
 $ready
@@ -24,4 +26,9 @@ The node runs in the foreground; its data is in $data. Ctrl-C stops it. In anoth
   as a file  mkdir -p mnt; nbdfuse mnt/disk 'nbd+unix:///demo?socket=$data/nbd.sock'
   QEMU       qemu-system-x86_64 -drive file='nbd+unix:///demo?socket=$data/nbd.sock',format=raw,if=virtio …
 TEXT
-wait "$pid"
+# A signal interrupts `wait`; the node has ended when its process is gone.
+status=0
+while kill -0 "$pid" 2>/dev/null; do
+    wait "$pid" && status=0 || status=$?
+done
+exit "$status"
