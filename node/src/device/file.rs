@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::io::Token;
@@ -24,6 +25,11 @@ use thiserror::Error;
 use super::durability::{self, Durability};
 use super::ring::{Owner, Ring};
 use crate::shard::command::DeviceRegion;
+
+/// How long a locked region is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+/// Between two attempts to lock it.
+const LOCK_PERIOD: Duration = Duration::from_millis(5);
 
 /// Why a file or device could not be used.
 #[derive(Debug, Error)]
@@ -179,6 +185,8 @@ pub fn open_file(path: &Path, direct: Direct) -> Result<Opened, DeviceError> {
 }
 
 /// Lock bytes of a file against every other opening; `bytes` 0 is all that the file may become.
+/// Blocks for a moment if they are locked: the kernel lets go of a killed process's files only when
+/// what that had under way has ended.
 pub fn lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError> {
     // SAFETY: all zeroes is a valid `flock`.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
@@ -187,14 +195,21 @@ pub fn lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError>
     range.l_start = offset.cast_signed();
     range.l_len = bytes.cast_signed();
     let fd = opened.file.as_raw_fd();
-    // SAFETY: `range` lives until the call returns.
-    if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const range) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EACCES | libc::EAGAIN) => Err(DeviceError::Locked(opened.path.clone())),
-        _ => Err(DeviceError::io("lock", &opened.path, error)),
+    let started = Instant::now();
+    loop {
+        // SAFETY: `range` lives until the call returns.
+        if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const range) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        let locked = matches!(error.raw_os_error(), Some(libc::EACCES | libc::EAGAIN));
+        if !locked {
+            return Err(DeviceError::io("lock", &opened.path, error));
+        }
+        if started.elapsed() >= LOCK_PATIENCE {
+            return Err(DeviceError::Locked(opened.path.clone()));
+        }
+        std::thread::sleep(LOCK_PERIOD);
     }
 }
 
