@@ -484,12 +484,22 @@ impl Works {
             resizing.step = ResizeStep::Drain;
         }
         if resizing.step == ResizeStep::Drain && served.backend.under_way() == 0 {
+            // The block in which the new end lies is among them: it is not cached while it is a
+            // part of one, but found again once the volume has grown.
+            let first = resizing.bytes / BLOCK_BYTES as u64;
+            let blocks = resizing.before.div_ceil(BLOCK_BYTES as u64) - first;
+            let first = BlockKey::new(served.number.0, first);
+            self.cache.invalidate(first, blocks);
+            resizing.step = ResizeStep::Void(self.cache.barrier());
+            // What makes it durable begins now, since the turn has polled the cache already.
+            self.step_cache(CacheEvent::Poll);
+            return self.go_on_resizing(slot);
+        }
+        if let ResizeStep::Void(barrier) = resizing.step
+            && barrier <= self.cache.persisted()
+        {
             resizing.step = ResizeStep::Backend;
-            let (bytes, before) = (resizing.bytes, resizing.before);
-            let number = served.number.0;
-            let first = bytes.div_ceil(BLOCK_BYTES as u64);
-            let blocks = before.div_ceil(BLOCK_BYTES as u64) - first;
-            self.cache.invalidate(BlockKey::new(number, first), blocks);
+            let bytes = resizing.bytes;
             self.resize_backend(slot, bytes);
         }
     }

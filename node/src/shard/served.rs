@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
+use hdcs_core::read_cache::Barrier;
 use hdcs_core::volume::{Phase, Volume};
 use hdrhistogram::Histogram;
 
@@ -81,6 +82,8 @@ pub enum ResizeStep {
     Destage,
     /// Nothing is under way in the backend, which could grow it again (only when shrinking).
     Drain,
+    /// No restart brings back what was cached beyond the new end (only when shrinking).
+    Void(Barrier),
     /// The backend has the new size.
     Backend,
 }

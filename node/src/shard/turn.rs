@@ -308,10 +308,9 @@ impl Works {
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
-        let shrinking = served
-            .resizing
-            .as_ref()
-            .is_some_and(|resizing| resizing.step == ResizeStep::Drain);
+        let shrinking = served.resizing.as_ref().is_some_and(|resizing| {
+            matches!(resizing.step, ResizeStep::Drain | ResizeStep::Void(_))
+        });
         if shrinking {
             served.held.push(operation);
             return;
@@ -799,7 +798,9 @@ impl Shard {
                 continue;
             };
             match served.volume.phase() {
-                Phase::Opening | Phase::Closing => {}
+                Phase::Opening => {}
+                // What the backend has to do may wait for the end of a resize.
+                Phase::Closing => self.works.go_on_resizing(slot),
                 Phase::Open => {
                     if served.resizing.is_some() {
                         self.works.go_on_resizing(slot);

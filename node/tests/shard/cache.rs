@@ -13,7 +13,7 @@ use hdcs_node::shard::{CacheDevice, RecordReset};
 
 use crate::client::noise;
 use crate::disk::FaultyDisk;
-use crate::node::{Node, make_log, spec};
+use crate::node::{BYTES, Node, make_log, spec};
 
 const ONE: VolumeNumber = VolumeNumber(1);
 const CACHE_BYTES: u64 = 64 << 20;
@@ -69,6 +69,26 @@ fn ssd_tier_is_warm_after_a_restart() {
     assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == content);
     let stats = node.volume().stats;
     assert!(stats.ssd_hit_blocks > 0, "{stats:?}");
+    node.stop(false);
+}
+
+#[test]
+fn shrinking_ends_what_is_cached_beyond_even_within_a_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let cache = path.join("cache");
+    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
+    let content = noise(1, CONTENT_BYTES);
+    let volume = spec(path, 1, "");
+    let node = Node::with_ssd(path, [3; 16], device(&cache, never()));
+    fill(&node, &volume, &content);
+    let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
+    let end = 4096 + 512;
+    resize(end as u64).unwrap();
+    resize(BYTES).unwrap();
+    let mut expected = content;
+    expected[end..].fill(0);
+    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == expected);
     node.stop(false);
 }
 
