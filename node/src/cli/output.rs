@@ -241,7 +241,7 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
         "SSD tier",
         if cache.ssd_state == "online" {
             format!(
-                "{} of {}",
+                "online, {} of {}",
                 show(cache.ssd_used_bytes),
                 show(cache.ssd_bytes)
             )
