@@ -27,6 +27,12 @@ def reads(daemon, name="v"):
     return {tier: counters[f"{tier}_blocks"] for tier in ("log_hit", "dram_hit", "ssd_hit", "miss")}
 
 
+def online(daemon):
+    """The node's cache, once a start has read what its device holds."""
+    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+    return daemon.json("status")["cache"]
+
+
 def metrics(daemon):
     status, page = daemon.api("GET", "/metrics")
     assert status == 200
@@ -82,7 +88,7 @@ def test_cache_is_warm_after_a_restart(tmp_path, end):
         # A crash loses the two segments that were being filled, nothing else.
         assert cached["cached_bytes"] >= size * 0.6, cached
         daemon.start()
-        assert daemon.json("status")["cache"]["warm_lines"] == cached["lines"]
+        assert online(daemon)["warm_lines"] == cached["lines"]
         assert read_all(daemon, size) == data
         found = reads(daemon)
         assert found["miss"] <= (size - cached["cached_bytes"]) / BLOCK, found
@@ -116,8 +122,7 @@ def test_cache_is_never_stale_after_kills(tmp_path):
                 done = hdcs("check", daemon.data)
                 assert done.returncode == 0, done.stdout
             daemon.start()
-            cache = daemon.json("status")["cache"]
-            assert cache["ssd_online"]
+            cache = online(daemon)
             warm += cache["warm_lines"]
             stale += cache["corrupt_blocks"]
         assert read_all(daemon, size) == model
@@ -145,6 +150,7 @@ def test_cache_damage_is_counted_and_never_served(tmp_path):
             path.write_bytes(content)
             assert hdcs("check", path).returncode == 1
             daemon.start()
+            online(daemon)
             assert read_all(daemon, size) == data
             counters = daemon.volume("v")["counters"]
             assert counters["cache_corrupt_blocks"] > 0
@@ -174,14 +180,14 @@ def test_cache_of_another_node_is_discarded(tmp_path):
     done = hdcs("check", other.data)
     assert done.returncode == 0 and "nothing in it counts" in done.stdout, done.stdout
     with other:
-        assert other.json("status")["cache"]["warm_lines"] == 0
+        assert online(other)["warm_lines"] == 0
         assert read_all(other, size) == contents[1]
         found = reads(other)
         assert found["miss"] == size // BLOCK and found["ssd_hit"] == 0, found
         other.stop()
         # From then on it is this node's.
         other.start()
-        assert other.json("status")["cache"]["warm_lines"] > 0
+        assert online(other)["warm_lines"] > 0
         assert read_all(other, size) == contents[1]
 
 
@@ -209,7 +215,7 @@ def test_cache_that_is_gone_or_cut_short_starts_cold_and_says_so(tmp_path):
             daemon.start()
             lines = daemon.log()[before:].splitlines()
             assert any(says in line and "starts cold" in line for line in lines), lines
-            assert daemon.json("status")["cache"]["warm_lines"] == 0
+            assert online(daemon)["warm_lines"] == 0
             assert read_all(daemon, size) == data
             assert reads(daemon)["miss"] == size // BLOCK
 

@@ -59,6 +59,16 @@ impl Use {
             None => Self::Offline,
         }
     }
+
+    /// Of a file: as the data directory that it lies in says, if it does. From any other path alone
+    /// it cannot be told whether somebody has it open.
+    pub fn of_file(path: &Path) -> Self {
+        let layout = path.parent().map(Layout::new);
+        match layout.filter(|layout| layout.identity().is_file()) {
+            Some(layout) => Self::of(layout.holder()),
+            None => Self::Live,
+        }
+    }
 }
 
 /// One superblock of a log.
@@ -202,9 +212,8 @@ pub fn inspect(path: &Path) -> Result<Inspection, InspectError> {
         return inspect_data_directory(&layout).map_err(io_at(path));
     }
     let file = File::open(path).map_err(io_at(path))?;
-    // Whether somebody has it open cannot be told from a path alone.
     if cache::is_cache(&file).map_err(io_at(path))? {
-        let cache = cache::summarize(&file, None, Use::Live).map_err(io_at(path))?;
+        let cache = cache::summarize(&file, None, Use::of_file(path)).map_err(io_at(path))?;
         return Ok(Inspection::Cache { path: shown, cache });
     }
     match summarize(&file, None).map_err(io_at(path))? {

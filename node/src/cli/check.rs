@@ -320,18 +320,18 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
             return Ok(vec![inspect::check_log(&log, None, Use::Live)]);
         }
     }
-    // Whether somebody has it open cannot be told from a path alone.
     if inspect::is_cache(path) {
         let mut progress = Progress::new();
         let mut update = |done, total| progress.update(done, total);
         return Ok(vec![inspect::check_cache(
             path,
             None,
-            Use::Live,
+            Use::of_file(path),
             &mut update,
         )]);
     }
     // What is not recognisable is told apart from what is damaged.
     inspect::inspect(path).map_err(fail)?;
+    // Whether somebody has it open cannot be told from a path alone.
     Ok(vec![inspect::check_log(path, None, Use::Live)])
 }

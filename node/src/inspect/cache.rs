@@ -39,6 +39,8 @@ const JOURNAL_BLOCKS: usize = 64;
 const PROBLEMS_MAX: usize = 100;
 /// The first pause before something in use is read again; it doubles.
 const LIVE_PAUSE: Duration = Duration::from_millis(20);
+/// Damaged segments after which no more is read again: the medium is bad, and the pauses add up.
+const LIVE_DAMAGED_MAX: usize = 16;
 /// What the loss of clean data means.
 const COST: &str = "clean data: fetched again from the backend; nothing is lost";
 /// What the loss of a superblock or of the journal means.
@@ -658,6 +660,10 @@ fn check_into(
     let mut problems = Problems::default();
     let segments = cache.layout.segments;
     for number in 0..segments {
+        let how = match problems.first.len() {
+            LIVE_DAMAGED_MAX.. => Use::Offline,
+            _ => how,
+        };
         match persist(how, || cache.verify(number, &mut buf)) {
             Ok(verified) => {
                 report.segments += verified.segments;

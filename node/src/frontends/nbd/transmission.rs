@@ -170,7 +170,8 @@ impl Transmission {
         self.pieces_in_flight
     }
 
-    /// Refuse every request from now on.
+    /// Take no more requests. What comes is not even refused: a client that reconnects sends it
+    /// again, and sees a pause, while most hand a refusal on as an error.
     pub fn stop(&mut self) {
         self.stopping = true;
     }
@@ -199,6 +200,9 @@ impl Transmission {
             let Ok((header, _)) = RequestHeader::read_from_prefix(inbox.unread()) else {
                 return Step::More;
             };
+            if self.stopping {
+                return Step::Close;
+            }
             let queued = *queued_bytes.get_or_insert_with(|| output.queued_bytes());
             if self.free.is_empty()
                 || self.pieces_in_flight >= PIECES_MAX
@@ -291,9 +295,6 @@ impl Transmission {
         use command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
         let (kind, flags) = (header.kind.get(), header.flags.get());
         let (offset, length) = (header.offset.get(), u64::from(header.length.get()));
-        if self.stopping {
-            return Err((Errno::Shutdown, "the volume is closing"));
-        }
         let flags_allowed = match kind {
             command::READ if self.structured => FUA | DF,
             command::READ | command::WRITE | command::TRIM | command::FLUSH | command::CACHE => FUA,
