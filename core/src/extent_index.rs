@@ -4,6 +4,7 @@
 //! a sector always names the last write that was inserted for it.
 
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
 
 use crate::io::SectorRange;
 
@@ -26,6 +27,13 @@ impl ExtentIndex {
     /// Let `range` name `sequence`, whatever it named before.
     pub fn insert(&mut self, range: SectorRange, sequence: Sequence) {
         debug_assert!(!range.is_empty());
+        if let Some(run) = self.runs.get_mut(&range.start)
+            && run.count == range.count
+        {
+            // The common case of a hot block: one descent of the tree instead of four.
+            run.sequence = sequence;
+            return;
+        }
         self.remove_if(range, |_| true);
         self.runs.insert(
             range.start,
@@ -42,6 +50,14 @@ impl ExtentIndex {
     }
 
     fn remove_if(&mut self, range: SectorRange, remove: impl Fn(Sequence) -> bool) {
+        if let Entry::Occupied(run) = self.runs.entry(range.start)
+            && run.get().count == range.count
+        {
+            if remove(run.get().sequence) {
+                run.remove();
+            }
+            return;
+        }
         let mut from = self.first_start(range);
         while let Some((&start, &run)) = self.runs.range(from.min(range.end())..range.end()).next()
         {

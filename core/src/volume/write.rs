@@ -18,9 +18,9 @@ use crate::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX};
 use crate::write_log::FLIGHTS_MAX;
 
 /// With a span in flight, another is begun only for so many bytes: small writes gather.
-const SECOND_SPAN_BYTES: usize = 64 << 10;
+const SECOND_SPAN_BYTES: usize = 32 << 10;
 /// Spans in flight at most while they are small.
-const SMALL_SPANS_IN_FLIGHT_MAX: usize = 3;
+const SMALL_SPANS_IN_FLIGHT_MAX: usize = 4;
 /// A span that nobody waits for is written when it has so many bytes.
 const LAZY_SPAN_BYTES: usize = 512 << 10;
 /// Throttled admissions may run ahead of their schedule by this much, so that a timer's
