@@ -62,7 +62,7 @@ impl Default for RingConfig {
     fn default() -> Self {
         Self {
             entries: 512,
-            submit: Submit::Batch,
+            submit: Submit::Each,
             defer_taskrun: false,
         }
     }
