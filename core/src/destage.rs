@@ -30,8 +30,9 @@ use crate::write_log::WriteLog;
 const BATCH_RING_DIVISOR: u64 = 16;
 /// Largest batch in bytes: bounds the plan's memory and the time to commit.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
-/// Most entries in one batch.
-const BATCH_ENTRIES_MAX: u64 = 32 << 10;
+/// Most entries in one batch: planning and retiring it are single steps of about a microsecond an
+/// entry, and clients wait meanwhile.
+const BATCH_ENTRIES_MAX: u64 = 4 << 10;
 /// Most parts gathered in one backend write.
 const ITEM_PARTS_MAX: usize = 256;
 /// First and longest pause after a backend failure.
