@@ -7,10 +7,10 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench crash sim fuzz clean
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs crash sim fuzz clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
 setup: ## install what is missing (Debian packages; says so when cargo is)
 	@testenv/setup.sh
@@ -21,12 +21,13 @@ build: setup ## target/release/hdcs and the benchmark
 # Quick things first; each step is bounded in time. This is all that CI runs.
 test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	cargo fmt --all --check
-	timeout 900 cargo clippy --workspace --all-targets -- -D warnings
-	timeout 900 cargo test --workspace
-	timeout 600 cargo test --manifest-path fuzz/Cargo.toml --target-dir target
-	timeout 900 cargo build --release --workspace
+	timeout 1500 cargo clippy --workspace --all-targets -- -D warnings
+	timeout 1500 cargo test --workspace
+	timeout 1500 cargo test --manifest-path fuzz/Cargo.toml --target-dir target
+	timeout 1500 cargo build --release --workspace --bins --examples
 	timeout 300 target/release/hdcs-sim --seeds 1000000 --time 45
-	timeout 900 $(PYTEST) tests
+	timeout 300 target/release/hdcs-sim --world objects --seeds 1000000 --time 30
+	timeout 1500 $(PYTEST) tests
 
 demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
 	timeout 300 target/release/hdcs-bench demo
@@ -37,12 +38,21 @@ run: build ## a node in the foreground, and how to attach to it
 bench: build ## side by side with the device and peers (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
+bench-ceph: build ## before a real Ceph, beside librbd straight to it (QUICK=1 ONLY=profile REPEAT=n)
+	target/release/hdcs-bench ceph $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-s3: build ## before a real S3, beside its client, with what it costs in requests (QUICK=1 ONLY=profile REPEAT=n)
+	target/release/hdcs-bench s3 $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-hdfs: build ## the same before a real HDFS (QUICK=1 ONLY=profile REPEAT=n)
+	target/release/hdcs-bench hdfs $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
 crash: build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
 	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
-sim: setup ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one)
-	cargo run --profile sim --package hdcs-sim -- $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
+sim: setup ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one, WORLD=objects)
+	cargo run --profile sim --package hdcs-sim -- $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
 
 fuzz: setup ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	fuzz/run.sh $(or $(TIME),300)

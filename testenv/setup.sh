@@ -13,6 +13,10 @@ packages=(
     qemu-utils                          # the peer qemu-nbd; qemu-img and qemu-io as clients
     e2fsprogs xfsprogs fuse3            # file systems on a volume
     openssl strace                      # certificates of the TLS tests; injected errors
+    librbd-dev librados-dev libclang-dev # the rbd backend's declarations, read from Ceph's own headers
+    ceph-mon ceph-mgr ceph-osd ceph-common # a real cluster for the tests of the rbd backend
+    radosgw curl python3-boto3          # a real S3 over that cluster, and a client that knows nothing of HDCS
+    openjdk-17-jdk-headless maven       # a real HDFS
 )
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -24,7 +28,7 @@ if command -v dpkg-query >/dev/null; then
         grep -qx "$package installed" <<<"$installed" || missing+=("$package")
     done
 else
-    for program in cc pkg-config fio jq gnuplot nbdkit nbdinfo nbdfuse qemu-nbd openssl strace; do
+    for program in cc pkg-config fio jq gnuplot nbdkit nbdinfo nbdfuse qemu-nbd openssl strace ceph-mon ceph-mgr ceph-osd rbd radosgw java mvn; do
         command -v "$program" >/dev/null || missing+=("$program")
     done
     if [ ${#missing[@]} -gt 0 ]; then
@@ -67,4 +71,10 @@ if [ testenv/nbdkit-power.c -nt "$plugin" ]; then
     # The name changes only when the file is whole, so that two set-ups at once do no harm.
     cc -shared -fPIC -O2 -Wall -Wextra -Werror -o "$plugin.$$" testenv/nbdkit-power.c
     mv "$plugin.$$" "$plugin"
+fi
+
+# Hadoop's own HDFS, for the tests of the hdfs backend.
+if [ testenv/hdfs/pom.xml -nt target/testenv/hadoop/.complete ]; then
+    [ "${1:-}" = --check ] && { say "missing: target/testenv/hadoop"; exit 1; }
+    testenv/hdfs-up.sh --fetch
 fi

@@ -3,7 +3,10 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from daemon import MIB, Daemon, samples
@@ -97,22 +100,89 @@ def test_cache_that_missed_writes_starts_empty(tmp_path, meanwhile):
         daemon.stop()
 
 
-def test_cache_device_that_is_not_there_is_refused(tmp_path):
+def problem(daemon, part):
+    """What the status says is wrong with a part; None if nothing is."""
+    status = daemon.json("status")
+    found = [one for one in status["problems"] if one["part"] == part]
+    assert len(found) <= 1
+    assert status["state"] == ("degraded" if status["problems"] else "healthy")
+    return found[0] if found else None
+
+
+def test_cache_device_that_is_not_there_is_done_without(tmp_path):
     path = "/dev/hdcs-no-such-device"
-    Daemon(tmp_path, {"cache_path": path}).refuses(1, path, "no such device", "cache_path")
-    assert not os.path.exists(path)
+    data = content(1)
+    with Daemon(tmp_path, {**CACHE, "cache_path": path, "cache_retry_ms": 20}) as daemon:
+        assert "starts without its SSD tier" in daemon.log() and path in daemon.log()
+        daemon.create("v")
+        write_through(daemon, data)
+        assert daemon.read("v", CONTENT_BYTES) == data
+        daemon.until(lambda: "the last time" in cache(daemon)["ssd_reason"])
+        found = problem(daemon, "SSD tier")
+        assert found["state"] == "offline" and "no such device" in found["reason"], found
+        assert found["reason"] in " ".join(daemon.ok("status").split())
+        assert cache(daemon)["ssd_failures"] == 1
+        assert not os.path.exists(path)
+        daemon.stop()
 
 
-@pytest.fixture
-def failing_disk(tmp_path):
-    """A file whose writes fail while `fail` exists."""
-    home = tmp_path / "disk"
+def test_cache_device_that_comes_late_is_taken_into_use(tmp_path):
+    """A device with what it held before is there only after the start: nothing of that is served."""
+    device = tmp_path / "link"
+    config = {**CACHE, "cache_path": str(device / "cache"), "cache_retry_ms": 20}
+    old, new = content(1), content(2)
+    place = tmp_path / "place"
+    place.mkdir()
+    device.symlink_to(place)
+    with Daemon(tmp_path, config) as daemon:
+        filled(daemon, old)
+        daemon.stop()
+        # What cannot be looked at: a link that leads to itself.
+        device.unlink()
+        device.symlink_to(device)
+        daemon.start()
+        assert problem(daemon, "SSD tier")["state"] == "offline"
+        write_through(daemon, new)
+        device.unlink()
+        device.symlink_to(place)
+        online(daemon)
+        assert problem(daemon, "SSD tier") is None
+        found = cache(daemon)
+        assert found["warm_lines"] == 0 and found["ssd_readmissions"] == 1
+        assert daemon.read("v", CONTENT_BYTES) == new
+        daemon.ok("volume", "evict", "v")
+        daemon.ok("volume", "promote", "v")
+        assert cache(daemon)["ssd_used_bytes"] >= 2 * MIB
+        assert daemon.read("v", CONTENT_BYTES) == new
+        daemon.kill()
+        daemon.start()
+        online(daemon)
+        assert cache(daemon)["warm_lines"] > 0
+        assert daemon.read("v", CONTENT_BYTES) == new
+        daemon.stop()
+
+
+class Home(type(Path())):
+    """A directory with the process that serves a disk below it."""
+
+    process = None
+
+    def pull(self):
+        """The disk is gone, from one moment to the next."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def served_disk(directory, error="EIO"):
+    """A file whose writes fail while `fail` exists; it answers nothing while its process is stopped."""
+    home = Home(directory)
     (home / "mount").mkdir(parents=True)
     if not all(shutil.which(tool) for tool in ("nbdkit", "nbdfuse", "fusermount3")):
         pytest.skip("nbdkit and nbdfuse are needed")
     server = [
         "nbdkit", "--exit-with-parent", "--filter=error", "memory", "64M",
-        f"error-file={home / 'fail'}", "error-pwrite=EIO", "error-pwrite-rate=100%",
+        f"error-file={home / 'fail'}", f"error-pwrite={error}", "error-pwrite-rate=100%",
         "error-pread-rate=0",
     ]
     fuse = ["nbdfuse", str(home / "mount/disk"), "[", *server, "]"]
@@ -120,10 +190,18 @@ def failing_disk(tmp_path):
     try:
         while not (home / "mount/disk").exists():
             assert process.poll() is None
+        home.process = process
         yield home
     finally:
+        process.send_signal(signal.SIGCONT)
         subprocess.run(["fusermount3", "-u", "-z", home / "mount"], check=True)
         process.wait(10)
+
+
+@pytest.fixture
+def failing_disk(tmp_path):
+    with served_disk(tmp_path / "disk") as home:
+        yield home
 
 
 def test_cache_device_that_dies_is_told_and_holds_up_nothing(tmp_path, failing_disk):
@@ -137,14 +215,112 @@ def test_cache_device_that_dies_is_told_and_holds_up_nothing(tmp_path, failing_d
         assert (daemon.data / "node.json").read_text() != identity
         found = cache(daemon)
         assert found["ssd_state"] == "offline"
-        assert "restart the daemon" in found["ssd_reason"]
-        assert found["ssd_reason"] in " ".join(daemon.ok("status").split())
+        assert "failed too often in a row" in found["ssd_reason"]
+        assert problem(daemon, "SSD tier")["state"] == "offline"
+        shown = " ".join(daemon.ok("status").split())
+        assert "failed too often in a row" in shown and "SSD tier: offline for" in shown
         assert state_of(daemon.api("GET", "/metrics")[1]) == "offline"
         assert "new identity" in daemon.log()
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()
     (failing_disk / "fail").unlink()
     with Daemon(tmp_path, config) as daemon:
+        online(daemon)
+        assert cache(daemon)["warm_lines"] == 0
+        assert daemon.read("v", CONTENT_BYTES) == new
+        daemon.stop()
+
+
+@pytest.mark.parametrize("how", ["fails", "full", "pulled"])
+def test_cache_device_that_dies_comes_back_empty(tmp_path, how):
+    """Its writes fail, find no space, or it is gone and another one comes in its place."""
+    error = "ENOSPC" if how == "full" else "EIO"
+    with served_disk(tmp_path / "disk", error) as disk, served_disk(tmp_path / "other") as other:
+        place, new = tmp_path / "place", tmp_path / "new"
+        place.symlink_to(disk / "mount/disk")
+        new.symlink_to(other / "mount/disk")
+        if how == "pulled":
+            comes_back_empty(tmp_path, place, disk.pull, lambda: new.rename(place))
+        else:
+            comes_back_empty(tmp_path, place, (disk / "fail").touch, (disk / "fail").unlink)
+
+
+def comes_back_empty(tmp_path, place, fail, heal):
+    config = {**CACHE, "cache_path": str(place), "cache_retry_ms": 50}
+    old, new = content(1), content(2)
+    with Daemon(tmp_path, config) as daemon:
+        filled(daemon, old)
+        fail()
+        write_through(daemon, new)
+        daemon.until(lambda: "the last time" in (cache(daemon)["ssd_reason"] or ""))
+        assert cache(daemon)["ssd_state"] == "offline"
+        heal()
+        online(daemon)
+        found = cache(daemon)
+        assert found["ssd_reason"] is None
+        assert found["ssd_failures"] == 1 and found["ssd_readmissions"] == 1
+        page = samples(daemon.api("GET", "/metrics")[1])
+        assert page["hdcs_cache_ssd_failures_total"] == 1
+        assert page["hdcs_cache_ssd_readmissions_total"] == 1
+        assert problem(daemon, "SSD tier") is None
+        assert "1, 1" in daemon.ok("status")
+        assert daemon.read("v", CONTENT_BYTES) == new
+        daemon.ok("volume", "evict", "v")
+        daemon.ok("volume", "promote", "v")
+        assert found["ssd_used_bytes"] < cache(daemon)["ssd_used_bytes"]
+        assert daemon.read("v", CONTENT_BYTES) == new
+        daemon.stop()
+
+
+def test_cache_device_that_hangs_holds_up_nothing_and_comes_back(tmp_path, failing_disk):
+    """Reads, writes and destage go on beside a cache device that does not answer; so does the end."""
+    config = {
+        **CACHE, "cache_path": str(failing_disk / "mount/disk"),
+        "cache_answer_max_ms": 300, "cache_retry_ms": 50,
+    }
+    old, new = content(1), content(2)
+    with Daemon(tmp_path, config) as daemon:
+        filled(daemon, old)
+        # DRAM must not hide the device from reads.
+        failing_disk.process.send_signal(signal.SIGSTOP)
+        assert daemon.read("v", CONTENT_BYTES) == old
+        write_through(daemon, new)
+        assert daemon.volume("v")["counters"]["dirty_bytes"] == 0
+        daemon.until(lambda: cache(daemon)["ssd_state"] == "offline")
+        assert "did not answer" in problem(daemon, "SSD tier")["reason"]
+        assert daemon.read("v", CONTENT_BYTES) == new
+        assert daemon.volume("v")["counters"]["errors"] == 0
+        # Late answers change nothing; then the device is taken into use again.
+        failing_disk.process.send_signal(signal.SIGCONT)
+        online(daemon)
+        assert cache(daemon)["ssd_readmissions"] == 1
+        assert daemon.read("v", CONTENT_BYTES) == new
+        failing_disk.process.send_signal(signal.SIGSTOP)
+        write_through(daemon, old)
+        assert daemon.read("v", CONTENT_BYTES) == old
+        daemon.stop()
+    failing_disk.process.send_signal(signal.SIGCONT)
+    with Daemon(tmp_path, config) as daemon:
+        online(daemon)
+        assert daemon.read("v", CONTENT_BYTES) == old
+        daemon.stop()
+
+
+def test_cache_device_that_hangs_at_the_start_is_done_without(tmp_path, failing_disk):
+    config = {
+        **CACHE, "cache_path": str(failing_disk / "mount/disk"),
+        "cache_answer_max_ms": 100, "cache_retry_ms": 50,
+    }
+    old, new = content(1), content(2)
+    with Daemon(tmp_path, config) as daemon:
+        filled(daemon, old)
+        daemon.stop()
+        failing_disk.process.send_signal(signal.SIGSTOP)
+        daemon.start()
+        assert "no answer for" in daemon.log()
+        write_through(daemon, new)
+        assert daemon.read("v", CONTENT_BYTES) == new
+        failing_disk.process.send_signal(signal.SIGCONT)
         online(daemon)
         assert cache(daemon)["warm_lines"] == 0
         assert daemon.read("v", CONTENT_BYTES) == new

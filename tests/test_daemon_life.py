@@ -8,6 +8,7 @@ import stat
 import subprocess
 import time
 
+import nbd
 import pytest
 from daemon import DIRTY, HDCS, MIB, Daemon, hdcs, refused
 
@@ -62,6 +63,26 @@ def test_second_signal_settles_for_the_log(tmp_path):
         assert "told again" in daemon.log()
         daemon.start()
         assert daemon.volume("v")["counters"]["dirty_bytes"] > 0
+
+
+def test_stop_that_fails_says_why_in_its_last_line(tmp_path):
+    """A backend that hangs for ever keeps its volume from closing; the node does not wait for ever."""
+    failing = tmp_path / "fails"
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", *DIRTY, "--backend", f"file:{tmp_path}/b?error_file={failing}&error_kind=hang")
+        daemon.write("v", b"x" * MIB)
+        failing.touch()
+        client = daemon.nbd("v")
+        client.aio_pread(nbd.Buffer(4096), 8 * MIB)
+        daemon.until(lambda: daemon.volume("v")["counters"]["requests_in_flight"] == 1)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 1
+        last = daemon.log().strip().splitlines()[-1]
+        assert last.startswith("error: the node has stopped, but not cleanly: "), last
+        assert "did not close in time: v; their backend hangs" in last
+        failing.unlink()
+        daemon.start()
+        assert daemon.read("v", MIB) == b"x" * MIB
 
 
 def test_kill_loses_nothing_and_leaves_no_obstacle(tmp_path):

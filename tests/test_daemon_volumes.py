@@ -63,7 +63,7 @@ def test_create_makes_a_backend_that_is_not_there(daemon, tmp_path):
 @pytest.mark.parametrize(
     "backend, parts",
     [
-        ("rbd:pool/image", ["rbd is not available yet", "file:PATH"]),
+        ("ec:pool", ["ec is not available yet", "file:PATH"]),
         ("/srv/disk", ["file:PATH"]),
         ("file:", ["absolute"]),
         ("file:/no/such/directory/disk", ["directory does not exist"]),

@@ -1,6 +1,7 @@
 """A file system on NBD: nbdfuse gives a file, a loop device on it holds ext4."""
 
 import filecmp
+import json
 import os
 import random
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CLIENT_SECONDS, MIB, run
+from conftest import CLIENT_SECONDS, MIB, needs_hdcs, run
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists(),
@@ -101,3 +102,31 @@ def test_ext4_over_nbdfuse(server, tmp_path):
             assert not (root / "first" / "d0").exists()
             assert same_tree(source / "d1", root / "first" / "d1")
     assert run("losetup", "--associated", disk).stdout == ""
+
+
+@needs_hdcs
+def test_image_that_was_kept_mounts_without_us(server, tmp_path):
+    """After `delete --keep-data` all is in the plain image, dirty data included."""
+    name = server.create_volume(SIZE, "--set", "destage_age_max_ms=86400000")
+    source = tmp_path / "source"
+    make_tree(source, 2)
+    disk = tmp_path / "disk"
+    with ExitStack() as stack:
+        as_file(stack, server.uri(name), disk)
+        device = as_loop(stack, disk)
+        run("mkfs.ext4", "-q", device)
+        with ExitStack() as mount:
+            root = mounted(mount, device, tmp_path / "root")
+            run("cp", "-r", source, root / "tree")
+    shown = json.loads(server.hdcs("volume", "show", name, "--json").stdout)
+    assert shown["counters"]["dirty_bytes"] > 0
+    deleted = server.hdcs("volume", "delete", name, "--keep-data", "--json")
+    data = json.loads(deleted.stdout)["data"]
+    assert data.startswith("file:")
+    image = Path(data.removeprefix("file:"))
+    with ExitStack() as stack:
+        run("e2fsck", "-f", "-n", image)
+        device = as_loop(stack, image)
+        root = mounted(stack, device, tmp_path / "root")
+        assert same_tree(source, root / "tree")
+    image.unlink()

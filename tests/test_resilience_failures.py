@@ -3,6 +3,7 @@ recovers when what failed is put right."""
 
 import os
 import random
+import signal
 import subprocess
 import threading
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ def test_resilience_failing_backend_fills_the_log_and_recovers(tmp_path, kind):
     failing = tmp_path / "fails"
     rng = random.Random(kind)
     model = {}
-    with Daemon(tmp_path, {"destage_age_max_ms": 10, "dirty_ratio_min": 0}) as daemon:
+    config = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "backend_answer_max_ms": 300}
+    with Daemon(tmp_path, config) as daemon:
         url = f"file:{tmp_path}/image?error_file={failing}&error_kind={kind}"
         daemon.create("v", "--backend", url, "--persist", "on-write", size="64M")
         client = daemon.nbd("v")
@@ -59,9 +61,18 @@ def test_resilience_failing_backend_fills_the_log_and_recovers(tmp_path, kind):
             offset = index * MIB + MIB // 2
             model[offset] = rng.randbytes(64 << 10)
             client.pwrite(model[offset], offset)
+        daemon.until(lambda: state(daemon) == "degraded")
+        reason = daemon.volume("v")["reason"]
         if kind == "eio":
-            daemon.until(lambda: state(daemon) == "degraded")
+            assert "backend: writes fail for" in reason, reason
             assert daemon.volume("v")["counters"]["backend_errors"] > 0
+        else:
+            assert "backend: no answer for" in reason, reason
+            assert daemon.volume("v")["trouble_ms"] >= 300
+        status = daemon.json("status")
+        assert status["state"] == "degraded"
+        assert [one["part"] for one in status["problems"]] == ["volume v"], status["problems"]
+        assert "volume v: degraded for" in daemon.ok("status")
         # More than the log holds: the writer comes to wait.
         done = []
 
@@ -85,6 +96,7 @@ def test_resilience_failing_backend_fills_the_log_and_recovers(tmp_path, kind):
         assert not thread.is_alive() and len(done) == 40
         daemon.ok("volume", "flush", "v")
         daemon.until(lambda: state(daemon) == "healthy")
+        assert daemon.json("status")["problems"] == []
         counters = daemon.volume("v")["counters"]
         assert counters["errors"] == 0 and counters["dirty_bytes"] == 0
         for offset, data in model.items():
@@ -93,13 +105,87 @@ def test_resilience_failing_backend_fills_the_log_and_recovers(tmp_path, kind):
         assert image(tmp_path / "image", model)
 
 
-def test_resilience_full_log_refuses_when_told_to(tmp_path):
+def test_resilience_hanging_backend_shows_to_readers_and_heals(tmp_path):
+    """A read that the backend does not answer makes the volume degraded; its answer, healthy."""
+    failing = tmp_path / "fails"
+    with Daemon(tmp_path, {"backend_answer_max_ms": 100}) as daemon:
+        url = f"file:{tmp_path}/image?error_file={failing}&error_kind=hang&error_on=read"
+        daemon.create("v", "--backend", url, size="16M")
+        failing.touch()
+        client = daemon.nbd("v")
+        read = client.aio_pread(nbd.Buffer(BLOCK), 0)
+        daemon.until(lambda: state(daemon) == "degraded")
+        assert "backend: no answer for" in daemon.volume("v")["reason"]
+        failing.unlink()
+        while not client.aio_command_completed(read):
+            client.poll(-1)
+        daemon.until(lambda: state(daemon) == "healthy")
+        assert daemon.volume("v")["reason"] is None and daemon.volume("v")["trouble_ms"] is None
+        client.shutdown()
+        daemon.stop()
+
+
+def test_resilience_backend_with_another_owner_is_left_alone(tmp_path):
+    """Everything is refused, nothing reaches the backend, and the log keeps what it holds."""
+    fenced = tmp_path / "fenced"
+    rng = random.Random(9)
+    config = {"destage_age_max_ms": 10, "dirty_ratio_min": 0}
+    with Daemon(tmp_path, config) as daemon:
+        url = f"file:{tmp_path}/image?error_file={fenced}&error_kind=fenced"
+        daemon.create("v", "--backend", url, "--persist", "on-write", size="16M")
+        client = daemon.nbd("v")
+        before = rng.randbytes(MIB)
+        client.pwrite(before, 0)
+        daemon.ok("volume", "flush", "v")
+        fenced.touch()
+        after = rng.randbytes(MIB)
+        # It is acknowledged before, or refused when, the backend says so.
+        acknowledged = True
+        try:
+            client.pwrite(after, 0)
+        except nbd.Error as error:
+            assert error.errnum == 5, error
+            acknowledged = False
+        daemon.until(lambda: state(daemon) == "error")
+        assert "another owner" in daemon.volume("v")["reason"]
+        assert daemon.json("status")["problems"][0]["state"] == "error"
+        for request in (
+            lambda: client.pread(BLOCK, 0),
+            lambda: client.pwrite(bytes(BLOCK), 0),
+            client.flush,
+        ):
+            with pytest.raises(nbd.Error) as error:
+                request()
+            assert error.value.errnum == 5, error.value
+        done = daemon.cli("volume", "flush", "v")
+        assert done.returncode == 1 and "another owner" in done.stderr, done.stderr
+        client.shutdown()
+        # Even when the backend would take it again.
+        fenced.unlink()
+        daemon.until(lambda: daemon.volume("v")["connections"] == 0)
+        dirty = daemon.volume("v")["counters"]["dirty_bytes"]
+        assert (tmp_path / "image").read_bytes()[:MIB] == before
+        daemon.stop()
+        assert (tmp_path / "image").read_bytes()[:MIB] == before
+        # Whoever gives the backend back finds everything in the log.
+        daemon.start()
+        assert dirty == MIB or not acknowledged
+        expected = after if dirty else before
+        assert daemon.read("v", MIB) == expected
+        daemon.ok("volume", "flush", "v")
+        assert (tmp_path / "image").read_bytes()[:MIB] == expected
+        daemon.stop()
+
+
+@pytest.mark.parametrize("kind", ["eio", "hang"])
+def test_resilience_full_log_refuses_when_told_to(tmp_path, kind):
     """With `when_full=error` a write that does not fit fails with ENOSPC; what fitted stays."""
     failing = tmp_path / "fails"
     rng = random.Random(2)
     model = {}
-    with Daemon(tmp_path, {"destage_age_max_ms": 10, "dirty_ratio_min": 0}) as daemon:
-        url = f"file:{tmp_path}/image?error_file={failing}"
+    config = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "backend_answer_max_ms": 300}
+    with Daemon(tmp_path, config) as daemon:
+        url = f"file:{tmp_path}/image?error_file={failing}&error_kind={kind}"
         daemon.create("v", "--backend", url, "--persist", "on-write", "--set", "when_full=error",
                       size="64M")
         client = daemon.nbd("v")
@@ -142,6 +228,7 @@ def test_resilience_backend_without_space_recovers_when_there_is_some(tmp_path):
             client.pwrite(model[index * MIB], index * MIB)
         client.flush()
         daemon.until(lambda: state(daemon) == "degraded")
+        assert "backend: no space left for" in daemon.volume("v")["reason"]
         for offset, data in model.items():
             assert client.pread(len(data), offset) == data
         client.shutdown()
@@ -214,8 +301,12 @@ def test_resilience_failing_log_device_turns_the_volume_read_only(tmp_path):
         for offset in written:
             assert client.pread(BLOCK, offset) == model[offset]
         client.shutdown()
+        # A stop that leaves a broken log behind is no success, and says so.
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 1
+        last = daemon.log().strip().splitlines()[-1]
+        assert "not cleanly" in last and "writes to the logs of these volumes failed: v" in last
         filler.unlink()
-        daemon.kill()
         daemon.start()
         assert state(daemon) == "healthy"
         client = daemon.nbd("v")

@@ -3,7 +3,7 @@
 //! Repetitions are interleaved (all peers, then all peers again), so that drift of the machine
 //! hits everybody; ratios are formed within a repetition, and their median counts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
@@ -232,12 +232,6 @@ fn measure(
 
 /// Write tables, JSON and plots, and print the tables.
 fn finish(findings: &Findings, results: &Directory) -> Result<()> {
-    let text = report::render(findings);
-    println!("{text}");
-    results.write("report.txt", &text)?;
-    let json = serde_json::to_string_pretty(findings).context("results as JSON")?;
-    results.write("results.json", &json)?;
     plot::comparison(findings, results)?;
-    eprintln!("bench: results in {}", Path::new(results.path()).display());
-    Ok(())
+    results.report(&report::render(findings), findings)
 }

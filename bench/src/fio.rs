@@ -26,6 +26,15 @@ pub enum Target {
         /// The export's name.
         export: String,
     },
+    /// An image on Ceph, with librbd in fio's process; `O_DIRECT` keeps librbd from caching.
+    Rbd {
+        /// Configuration of the cluster.
+        conf: PathBuf,
+        /// The pool.
+        pool: String,
+        /// The image.
+        image: String,
+    },
 }
 
 /// One load.
@@ -141,6 +150,12 @@ impl Load {
                     socket.display()
                 ));
             }
+            Target::Rbd { pool, image, .. } => {
+                arguments.push("--ioengine=rbd".into());
+                arguments.push("--clientname=admin".into());
+                arguments.push(format!("--pool={pool}"));
+                arguments.push(format!("--rbdname={image}"));
+            }
         }
         let mut option = |name: &str, value: Option<String>| {
             if let Some(value) = value {
@@ -176,6 +191,10 @@ impl Load {
     /// Run it with further options of fio.
     pub fn run_with(&self, target: &Target, raw: &Path, further: &[String]) -> Result<Outcome> {
         let mut command = Command::new("fio");
+        if let Target::Rbd { conf, .. } = target {
+            // The engine has no option for it.
+            command.env("CEPH_CONF", conf);
+        }
         command
             .args(self.arguments(target))
             .args(further)
@@ -302,5 +321,24 @@ mod tests {
                 .arguments(&target)
                 .contains(&"--time_based".to_owned())
         );
+    }
+
+    #[test]
+    fn image_is_named_to_librbd() {
+        let target = Target::Rbd {
+            conf: "/c".into(),
+            pool: "p".into(),
+            image: "i".into(),
+        };
+        let arguments = Load::random("randread", 1 << 20).arguments(&target);
+        for expected in [
+            "--ioengine=rbd",
+            "--pool=p",
+            "--rbdname=i",
+            // Without it librbd's own cache is on.
+            "--direct=1",
+        ] {
+            assert!(arguments.contains(&expected.to_owned()), "{expected}");
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! Everything that it starts is its child and ends with it. Figures of one run compare with each
 //! other; figures of two runs do not.
 
+mod bars;
+mod before;
 mod compare;
 mod crash;
 mod demo;
@@ -22,6 +24,7 @@ mod steady;
 
 use std::process::ExitCode;
 
+use before::Store;
 use clap::Parser;
 
 /// Measure, show and torture HDCS.
@@ -30,6 +33,12 @@ use clap::Parser;
 enum Job {
     /// Every peer under every profile, side by side.
     Compare(compare::Options),
+    /// HDCS before a real Ceph, beside librbd straight to it.
+    Ceph(before::Options),
+    /// HDCS before a real S3, beside its client; what it costs in requests.
+    S3(before::Options),
+    /// HDCS before a real HDFS, beside its client; what it costs in requests.
+    Hdfs(before::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -39,6 +48,9 @@ enum Job {
 fn main() -> ExitCode {
     let result = match Job::parse() {
         Job::Compare(options) => compare::run(&options),
+        Job::Ceph(options) => before::run(Store::Ceph, &options),
+        Job::S3(options) => before::run(Store::S3, &options),
+        Job::Hdfs(options) => before::run(Store::Hdfs, &options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

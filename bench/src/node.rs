@@ -119,6 +119,12 @@ impl Node {
         self.command(&arguments).map(drop)
     }
 
+    /// Delete a volume and lose what it has not destaged; the backend stays.
+    pub fn discard(&self, volume: &str) -> Result<()> {
+        self.command(&["volume", "delete", volume, "--discard-dirty"])
+            .map(drop)
+    }
+
     /// Everything that the node says of a volume.
     pub fn show(&self, volume: &str) -> Result<Value> {
         let text = self.command(&["volume", "show", volume, "--json"])?;

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::Command;
 
+use crate::bars::median;
 use crate::compare::Findings;
 use crate::failure::{Context, Result};
 use crate::peers::Peer;
 use crate::process;
 use crate::profiles;
-use crate::report::median;
 use crate::results::Directory;
 
 /// Style that all pictures share.

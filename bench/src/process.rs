@@ -242,8 +242,23 @@ pub fn run_measured(command: &mut Command) -> Result<f64> {
             "{program} failed with wait status {status:#x}"
         )));
     }
+    Ok(cpu_us(&usage))
+}
+
+/// CPU time of this process so far, in microseconds, without its children.
+pub fn own_cpu_us() -> Result<f64> {
+    // SAFETY: rusage is plain integers, for which zero is valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live local.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) } == -1 {
+        return Err(std::io::Error::last_os_error()).context("getrusage");
+    }
+    Ok(cpu_us(&usage))
+}
+
+fn cpu_us(usage: &libc::rusage) -> f64 {
     let micros = |time: libc::timeval| time.tv_sec as f64 * 1e6 + time.tv_usec as f64;
-    Ok(micros(usage.ru_utime) + micros(usage.ru_stime))
+    micros(usage.ru_utime) + micros(usage.ru_stime)
 }
 
 /// Run a program to its end and take what it prints.

@@ -2,32 +2,10 @@
 
 use std::fmt::Write as _;
 
+use crate::bars::{Bar, list, median, ratio_within};
 use crate::compare::{Findings, Sample};
 use crate::peers::Peer;
 use crate::profiles;
-
-/// Median; 0 of nothing.
-pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
-    }
-}
-
-/// A bar that the product has to take.
-#[derive(Debug)]
-struct Bar {
-    what: &'static str,
-    /// The measured ratio or number; `None` when the run did not include it.
-    measured: Option<f64>,
-    must: f64,
-    aim: Option<f64>,
-    /// Whether more is better.
-    more: bool,
-}
 
 impl Findings {
     fn samples_of(&self, profile: &str, peer: Peer) -> impl Iterator<Item = &Sample> {
@@ -48,16 +26,12 @@ impl Findings {
         peers: [Peer; 2],
         value: impl Fn(&Sample) -> f64,
     ) -> Option<f64> {
-        let pairs: Vec<f64> = self
-            .samples_of(profile, peers[0])
-            .filter_map(|ours| {
-                let theirs = self
-                    .samples_of(profile, peers[1])
-                    .find(|s| s.repetition == ours.repetition)?;
-                Some(value(ours) / value(theirs))
-            })
-            .collect();
-        (!pairs.is_empty()).then(|| median(pairs))
+        let [ours, theirs] = peers.map(|peer| -> Vec<(u32, f64)> {
+            self.samples_of(profile, peer)
+                .map(|sample| (sample.repetition, value(sample)))
+                .collect()
+        });
+        ratio_within(&ours, &theirs)
     }
 
     /// Latency of a write by the sum of what it cannot do without: NBD, and a durable write.
@@ -79,89 +53,67 @@ impl Findings {
         use Peer::{Device, DramHit, Nbdkit, OnWrite, Qemu, SsdHit};
         let iops = |s: &Sample| s.outcome.iops;
         let cpu = |s: &Sample| s.server_cpu_us;
-        let bar = |what, measured, must, aim, more| Bar {
-            what,
-            measured,
-            must,
-            aim,
-            more,
-        };
         let steady = |value: fn(&crate::steady::Steady) -> f64| {
             (!self.steady.is_empty()).then(|| median(self.steady.iter().map(value)))
         };
         let replay = (!self.replay.is_empty())
             .then(|| median(self.replay.iter().map(|r| r.restart_seconds)));
         vec![
-            bar(
+            Bar::at_least(
                 "randwrite QD32 on-write / qemu-nbd, IOPS",
                 self.ratio("randwrite-qd32", [OnWrite, Qemu], iops),
                 2.0,
                 None,
-                true,
             ),
-            bar(
+            Bar::at_least(
                 "randwrite QD32 on-write / device floor, IOPS",
                 self.ratio("randwrite-qd32", [OnWrite, Device], iops),
                 0.7,
                 Some(1.0),
-                true,
             ),
-            bar(
+            Bar::at_most(
                 "randwrite QD1 on-write / (nbdkit + durable write), latency",
                 self.write_latency_ratio(),
                 1.5,
                 Some(1.2),
-                false,
             ),
-            bar(
+            Bar::at_least(
                 "randread QD32 DRAM hit / nbdkit, IOPS",
                 self.ratio("randread-qd32", [DramHit, Nbdkit], iops),
                 0.9,
                 Some(1.2),
-                true,
             ),
-            bar(
+            Bar::at_least(
                 "randread QD32 SSD hit / device floor, IOPS",
                 self.ratio("randread-qd32", [SsdHit, Device], iops),
                 0.7,
                 Some(0.9),
-                true,
             ),
-            bar(
+            Bar::at_most(
                 "randwrite QD32 on-write / nbdkit, server CPU",
                 self.ratio("randwrite-qd32", [OnWrite, Nbdkit], cpu),
                 2.0,
                 Some(1.2),
-                false,
             ),
-            bar(
+            Bar::at_most(
                 "randread QD32 DRAM hit / nbdkit, server CPU",
                 self.ratio("randread-qd32", [DramHit, Nbdkit], cpu),
                 1.3,
                 Some(0.8),
-                false,
             ),
-            bar(
+            Bar::at_least(
                 "steady state: slowest second / mean",
                 steady(|s| s.slowest_ratio),
                 0.5,
                 None,
-                true,
             ),
-            bar(
+            Bar::at_most(
                 "steady state: p99.99 / p50",
                 steady(|s| s.tail_ratio),
                 20.0,
                 None,
-                false,
             ),
-            bar(
-                "replay of a full 1 GiB log, seconds",
-                replay,
-                2.0,
-                None,
-                false,
-            ),
+            Bar::at_most("replay of a full 1 GiB log, seconds", replay, 2.0, None),
         ]
     }
 }
@@ -256,49 +208,13 @@ pub fn render(findings: &Findings) -> String {
     for replay in &findings.replay {
         let _ = writeln!(out, "{replay}");
     }
-    let _ = writeln!(
-        out,
-        "\nWhat it must reach (medians of ratios within a repetition)"
+    let _ = writeln!(out);
+    list(
+        &mut out,
+        "What it must reach (medians of ratios within a repetition)",
+        &findings.bars(),
     );
-    for bar in findings.bars() {
-        let _ = writeln!(out, "  {}", bar.line());
-    }
     out
-}
-
-impl Bar {
-    fn line(&self) -> String {
-        let sign = if self.more { "≥" } else { "≤" };
-        let reached = |bound: f64, value: f64| {
-            if self.more {
-                value >= bound
-            } else {
-                value <= bound
-            }
-        };
-        let verdict = match self.measured {
-            None => "not run".into(),
-            Some(value) => {
-                let word = match (
-                    reached(self.must, value),
-                    self.aim.is_some_and(|aim| reached(aim, value)),
-                ) {
-                    (_, true) => "pass, aim reached",
-                    (true, false) => "pass",
-                    (false, false) => "MISS",
-                };
-                format!("{value:>7.2}  {word}")
-            }
-        };
-        let aim = self
-            .aim
-            .map_or(String::new(), |aim| format!(", aim {sign} {aim}"));
-        format!(
-            "{:<60} {:<24} {verdict}",
-            self.what,
-            format!("must {sign} {}{aim}", self.must)
-        )
-    }
 }
 
 #[cfg(test)]
@@ -320,13 +236,6 @@ mod tests {
             server_rss_bytes: 0,
             volume: None,
         }
-    }
-
-    #[test]
-    fn median_of_few() {
-        assert!(median([]).abs() < 1e-9);
-        assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
-        assert!((median([4.0, 1.0]) - 2.5).abs() < 1e-9);
     }
 
     #[test]
@@ -352,21 +261,5 @@ mod tests {
                     .iops)
                 .is_none()
         );
-    }
-
-    #[test]
-    fn bar_tells_pass_from_miss() {
-        let bar = |measured, more| Bar {
-            what: "x",
-            measured,
-            must: 1.0,
-            aim: Some(if more { 2.0 } else { 0.5 }),
-            more,
-        };
-        assert!(bar(Some(0.9), true).line().contains("MISS"));
-        assert!(bar(Some(1.1), false).line().contains("MISS"));
-        assert!(bar(Some(2.0), true).line().contains("aim reached"));
-        assert!(bar(Some(0.9), false).line().ends_with("pass"));
-        assert!(bar(None, false).line().contains("not run"));
     }
 }

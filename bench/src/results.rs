@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde::Serialize;
+
 use crate::failure::{Context, Result};
 use crate::process;
 
@@ -24,11 +26,6 @@ impl Directory {
         Ok(Self(path))
     }
 
-    /// Its path.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// Where fio's own report of a run is kept.
     pub fn raw(&self, name: &str) -> PathBuf {
         self.0.join("raw").join(format!("{name}.json"))
@@ -43,5 +40,15 @@ impl Directory {
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.file(name);
         fs::write(&path, text).context(path.display())
+    }
+
+    /// Print the report of a run, and keep it with the findings that it was made of.
+    pub fn report(&self, text: &str, findings: &impl Serialize) -> Result<()> {
+        println!("{text}");
+        self.write("report.txt", text)?;
+        let json = serde_json::to_string_pretty(findings).context("results as JSON")?;
+        self.write("results.json", &json)?;
+        eprintln!("bench: results in {}", self.0.display());
+        Ok(())
     }
 }

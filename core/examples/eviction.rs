@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use fastrand::Rng;
 use hdcs_core::buf::Pool;
-use hdcs_core::io::BlockKey;
+use hdcs_core::io::{BlockKey, Nanos};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{CacheConfig, Lookup, ReadCache};
 
@@ -297,6 +297,7 @@ fn policies(size: usize) -> [Box<dyn Policy>; 5] {
     let config = CacheConfig {
         dram_blocks: size,
         ssd: None,
+        ssd_answer_max: Nanos::from_millis(5_000),
     };
     [
         Box::new(Lru {
@@ -330,6 +331,7 @@ fn policies(size: usize) -> [Box<dyn Policy>; 5] {
         }),
         Box::new(Shipped(ReadCache::new(
             config,
+            Nanos(0),
             Pool::new(1 << 20),
             &mut Vec::new(),
         ))),

@@ -53,9 +53,10 @@ fn main() {
     let config = CacheConfig {
         dram_blocks: frames,
         ssd: None,
+        ssd_answer_max: Nanos::from_millis(5_000),
     };
     let pool = Pool::new(64 << 20);
-    let mut cache = ReadCache::new(config, Rc::clone(&pool), &mut Vec::new());
+    let mut cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut Vec::new());
     let block = [7; BLOCK_BYTES];
     (0..frames as u64).for_each(|key| cache.fill_block(BlockKey::new(1, key), &block));
     let mut random = Rng::with_seed(1);
@@ -98,9 +99,10 @@ fn main() {
             uuid: [1; 16],
             line_blocks: 4,
         }),
+        ssd_answer_max: Nanos::from_millis(5_000),
     };
     let mut actions = Vec::new();
-    let mut cache = ReadCache::new(config, Rc::clone(&pool), &mut actions);
+    let mut cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut actions);
     while !cache.is_ready() {
         answer(&mut cache, &mut actions);
     }

@@ -39,6 +39,8 @@ pub struct Arena {
     references: Box<[Cell<u16>]>,
     /// Runs given back since the pool last looked; unused by an arena without a pool.
     freed: Option<RefCell<Vec<Run>>>,
+    /// Blocks in them.
+    freed_blocks: Cell<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -66,6 +68,7 @@ impl Arena {
             base,
             references: vec![Cell::new(0); blocks].into_boxed_slice(),
             freed: pooled.then(RefCell::default),
+            freed_blocks: Cell::new(0),
         }
     }
 
@@ -198,6 +201,8 @@ impl Drop for Handle {
                 block: self.block,
                 blocks: self.blocks,
             });
+            let blocks = &self.arena.freed_blocks;
+            blocks.set(blocks.get() + self.blocks as usize);
         }
     }
 }
@@ -378,11 +383,10 @@ impl Pool {
         Some(buf.narrow(start..end))
     }
 
-    /// Bytes that are free now.
+    /// Bytes that are free now. Two counts: what was given back is put in its place when memory is
+    /// next taken.
     pub fn free_bytes(&self) -> usize {
-        let mut lists = self.lists.borrow_mut();
-        self.collect(&mut lists);
-        lists.free_blocks * BLOCK_BYTES
+        (self.lists.borrow().free_blocks + self.arena.freed_blocks.get()) * BLOCK_BYTES
     }
 
     /// Bytes in all.
@@ -397,6 +401,7 @@ impl Pool {
             .as_ref()
             .expect("a pool's arena collects")
             .borrow_mut();
+        self.arena.freed_blocks.set(0);
         for run in freed.drain(..) {
             lists.give(run.block as usize, run.blocks.ilog2() as usize);
         }

@@ -1,38 +1,53 @@
 //! Destage: which generation goes to the backend, when, and in which writes.
 //!
 //! ```text
-//!  Idle ─start─► Writing ─all written─► Flushing ─flushed─► Invalidating ─durable─► Committing ─► Idle
-//!                  ▲                        │                                      (superblock)
-//!                  └────── flush failed ────┘   every write of the generation again
+//!  Idle ─start─► Planning ─► Writing ─all written─► Flushing ─flushed─► Forgetting ─► Invalidating
+//!   ▲                          ▲                        │                                 │ durable
+//!   │                          └────── flush failed ────┘  every write again              ▼
+//!   └───────────────────────────────── Retiring ◄────────────────────────────────── Committing
 //! ```
 //!
+//! Planning, Forgetting and Retiring touch every entry; they go in steps, between which clients are
+//! served.
+//!
 //! Invariants:
-//! 1. One generation at a time: no write of the next before this one is committed.
-//! 2. Inside a generation the last write of a sector wins, and only that is written.
+//! 1. One generation at a time: no write of the next before this one is committed. It holds no sync
+//!    point, unless the backend is atomic: then nothing of it can be seen before all of it.
+//! 2. Inside a generation the last write of a sector wins, and only that is written. What a later
+//!    write covers that is durable in the log and has no sync point before it is left out too, for
+//!    both lie between the same two sync points; see [`Lead`] for how long.
 //! 3. A failed write is tried again after a pause; after a failed flush every write is repeated,
 //!    for a backend may have dropped what it could not flush.
-//! 4. A generation is committed only after all its writes, a flush that followed them, and the
+//! 4. What an atomic backend may hold already, since a flush took effect that was never heard of, is in
+//!    the next generation again, whole: a generation ends where the log or its bounds do, so one
+//!    that is taken up anew from the same tail is never shorter.
+//! 5. A generation is committed only after all its writes, a flush that followed them, and the
 //!    durable invalidation of what the cache held of them.
 //!
 //! It decides; [`crate::volume`] performs.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::extent_index::{ExtentIndex, Sequence};
 use crate::format::EntryKind;
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::read_cache::Barrier;
-use crate::write_log::WriteLog;
+use crate::write_log::{Span, WriteLog};
+
+// The bounds of a generation may grow from one version to the next and never shrink, for the sake
+// of the fourth invariant.
 
 /// Share of the ring that one generation takes at most, as a divisor: space comes back in steps
 /// small enough for admission to stay smooth.
-const BATCH_RING_DIVISOR: u64 = 16;
-/// Largest batch in bytes: bounds the plan's memory and the time to commit.
+const BATCH_RING_DIVISOR: u64 = 8;
+/// Largest batch in bytes: bounds the time to commit.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
-/// Most entries in one batch: planning and retiring it are single steps of about a microsecond an
-/// entry, and clients wait meanwhile.
-const BATCH_ENTRIES_MAX: u64 = 4 << 10;
+/// Most entries in one batch: bounds the plan's memory.
+const BATCH_ENTRIES_MAX: u64 = 8 << 10;
+/// Entries handled in one step: some ten microseconds, for which clients wait.
+const STEP_ENTRIES: u64 = 128;
 /// Most parts gathered in one backend write.
 const ITEM_PARTS_MAX: usize = 256;
 /// First and longest pause after a backend failure.
@@ -44,14 +59,21 @@ const RETRY_MAX: Nanos = Nanos::from_millis(2000);
 pub enum Stage {
     /// No generation is taken up.
     Idle,
+    /// What to write is being found out.
+    Planning,
     /// Its writes are under way.
     Writing,
     /// The backend is being flushed.
     Flushing,
+    /// The cache is being told what was overwritten, so far for so many items.
+    Forgetting(usize),
     /// The cache makes its invalidations durable.
     Invalidating(Barrier),
     /// The superblock is being written.
     Committing,
+    /// The superblock no longer names the generation. What memory still has of its items becomes
+    /// clean, so far of so many; then the log forgets it.
+    Retiring(usize),
 }
 
 /// A run of one entry's sectors within an item.
@@ -96,16 +118,66 @@ pub struct Plan {
     pub items: Vec<Item>,
     /// Data bytes of its entries.
     pub bytes: u64,
+    /// Log blocks that it gives back.
+    freed_blocks: u64,
     next: usize,
     done: usize,
+}
+
+/// What is being found out for a plan.
+#[derive(Debug, Default)]
+struct Planning {
+    map: ExtentIndex,
+    entries: Range<Sequence>,
+    /// Writes before this one are durable and have no sync point between them and the generation.
+    covers_before: Sequence,
+}
+
+/// How long writes beyond the generation may stand in for those in it.
+///
+/// A sector that is overwritten all the time would never reach the backend. So from the first write
+/// that is left out this goes on for half of the greatest age, and then everything that is in the log
+/// by then is destaged before it begins again.
+#[derive(Debug, Default)]
+struct Lead {
+    /// When the oldest write was accepted that may have been left out and not been made up for.
+    since: Option<Nanos>,
+    /// Nothing is left out until the log begins here: then all is made up for.
+    settles_at: Option<Sequence>,
+}
+
+impl Lead {
+    /// Whether a generation that begins now may leave out what is covered beyond it.
+    fn allows(&mut self, now: Nanos, log: &WriteLog, age_max: Nanos) -> bool {
+        if self.settles_at.is_none()
+            && self
+                .since
+                .is_some_and(|since| now >= since.plus(Nanos(age_max.0 / 2)))
+        {
+            self.settles_at = Some(log.next_sequence());
+        }
+        self.settles_at.is_none()
+    }
+
+    /// The log begins later than it did.
+    fn retired(&mut self, log: &WriteLog) {
+        let first = log.first_sequence();
+        if self.settles_at.is_some_and(|at| first >= at) || first == log.next_sequence() {
+            *self = Self::default();
+        }
+    }
 }
 
 /// The destage of one volume.
 #[derive(Debug)]
 pub struct Destage {
     stage: Stage,
+    planning: Planning,
+    lead: Lead,
     plan: Plan,
     busy: usize,
+    /// The backend was asked for writes that are not known to be flushed.
+    unflushed: bool,
     retry_at: Option<Nanos>,
     pause: Nanos,
     started: Nanos,
@@ -117,8 +189,11 @@ impl Default for Destage {
     fn default() -> Self {
         Self {
             stage: Stage::Idle,
+            planning: Planning::default(),
+            lead: Lead::default(),
             plan: Plan::default(),
             busy: 0,
+            unflushed: false,
             retry_at: None,
             pause: RETRY_MIN,
             started: Nanos(0),
@@ -143,6 +218,11 @@ impl Destage {
         self.busy
     }
 
+    /// Whether the backend was asked for writes that are not known to be flushed.
+    pub fn has_unflushed(&self) -> bool {
+        self.unflushed
+    }
+
     /// Whether the backend failed and has not done anything since.
     pub fn is_failing(&self) -> bool {
         self.pause > RETRY_MIN
@@ -163,32 +243,76 @@ impl Destage {
         self.rate_blocks
     }
 
-    /// Take up the oldest generation, cut to a batch, if something durable waits. `sectors` is the
-    /// size of the volume. Returns whether there is one.
-    pub fn start(&mut self, now: Nanos, log: &WriteLog, sectors: u64) -> bool {
+    /// Take up the oldest generation, cut to a batch, if something durable waits. Writes from
+    /// `covers_before` on never stand in for older ones, and none for longer than `age_max` allows.
+    /// Over an `atomic` backend it goes on past sync points. Returns whether there is one.
+    pub fn start(
+        &mut self,
+        now: Nanos,
+        log: &WriteLog,
+        covers_before: Sequence,
+        age_max: Nanos,
+        atomic: bool,
+    ) -> bool {
         debug_assert_eq!(self.stage, Stage::Idle);
-        let spans = batch_spans(log);
+        let spans = batch_spans(log, atomic);
         if spans == 0 {
             return false;
         }
         let last = &log.spans()[spans - 1];
-        let mut map = ExtentIndex::default();
-        let volume = SectorRange::new(0, sectors);
-        for sequence in log.first_sequence()..last.end_sequence {
-            let range = log.entry(sequence).range.intersect(volume);
-            if !range.is_empty() {
-                map.insert(range, sequence);
-            }
-        }
+        let entries = log.first_sequence()..last.end_sequence;
+        let covers_before = if self.lead.allows(now, log, age_max) {
+            // Past a sync point that lies inside the generation, nothing stands in for anything.
+            interval_end(log).min(covers_before).max(entries.end)
+        } else {
+            entries.end
+        };
+        self.planning = Planning {
+            map: ExtentIndex::default(),
+            entries,
+            covers_before,
+        };
         self.plan = Plan {
             spans,
-            items: items(log, &map),
+            items: Vec::new(),
             bytes: last.bytes_end - log.bytes().retired,
+            freed_blocks: last.end() - log.spans()[0].position,
             next: 0,
             done: 0,
         };
-        self.stage = Stage::Writing;
+        self.stage = Stage::Planning;
         self.started = now;
+        true
+    }
+
+    /// Plan some more. `index` names the last write of each sector in the log; `sectors` is the size
+    /// of the volume. Returns whether the plan is made, and its writes may begin.
+    pub fn plan_some(&mut self, log: &WriteLog, index: &ExtentIndex, sectors: u64) -> bool {
+        debug_assert_eq!(self.stage, Stage::Planning);
+        let volume = SectorRange::new(0, sectors);
+        let batch_end = log.spans()[self.plan.spans - 1].end_sequence;
+        let Planning {
+            map,
+            entries,
+            covers_before,
+        } = &mut self.planning;
+        for sequence in entries.by_ref().take(STEP_ENTRIES as usize) {
+            let range = log.entry(sequence).range.intersect(volume);
+            for (piece, last) in index.pieces(range) {
+                let last = last.unwrap_or(sequence);
+                if last == sequence || last >= *covers_before {
+                    map.insert(piece, sequence);
+                } else if last >= batch_end && self.lead.since.is_none() {
+                    self.lead.since = log.oldest_since();
+                }
+            }
+        }
+        if !entries.is_empty() {
+            return false;
+        }
+        self.plan.items = items(log, map);
+        self.planning = Planning::default();
+        self.stage = Stage::Writing;
         true
     }
 
@@ -204,6 +328,7 @@ impl Destage {
         self.plan.next = index + 1;
         self.plan.items[index].state = ItemState::Busy;
         self.busy += 1;
+        self.unflushed = true;
         Some(index)
     }
 
@@ -251,7 +376,9 @@ impl Destage {
     pub fn flushed(&mut self, now: Nanos, ok: bool) {
         debug_assert_eq!(self.stage, Stage::Flushing);
         if ok {
+            self.unflushed = false;
             self.pause = RETRY_MIN;
+            self.stage = Stage::Forgetting(0);
             return;
         }
         for item in &mut self.plan.items {
@@ -262,9 +389,20 @@ impl Destage {
         self.fail(now);
     }
 
+    /// The next items whose ranges the cache is to forget; none once it was told of all.
+    pub fn forget_some(&mut self) -> Vec<SectorRange> {
+        let Stage::Forgetting(next) = &mut self.stage else {
+            return Vec::new();
+        };
+        let items = self.plan.items[*next..].iter().take(STEP_ENTRIES as usize);
+        let ranges: Vec<_> = items.map(|item| item.range).collect();
+        *next += ranges.len();
+        ranges
+    }
+
     /// The cache was told to forget what the generation overwrote; wait for its barrier.
     pub fn invalidating(&mut self, barrier: Barrier) {
-        debug_assert_eq!(self.stage, Stage::Flushing);
+        debug_assert_eq!(self.stage, Stage::Forgetting(self.plan.items.len()));
         self.stage = Stage::Invalidating(barrier);
     }
 
@@ -274,31 +412,68 @@ impl Destage {
         self.stage = Stage::Committing;
     }
 
-    /// The generation is retired, freeing so many blocks of the ring.
-    pub fn committed(&mut self, now: Nanos, freed_blocks: u64) -> Plan {
+    /// The superblock no longer names the generation.
+    pub fn committed(&mut self) {
         debug_assert_eq!(self.stage, Stage::Committing);
+        self.stage = Stage::Retiring(0);
+    }
+
+    /// The next items of what is retired; none once all were named.
+    pub fn keep_some(&mut self) -> Range<usize> {
+        let Stage::Retiring(next) = &mut self.stage else {
+            return 0..0;
+        };
+        let from = *next;
+        *next = self.plan.items.len().min(from + STEP_ENTRIES as usize);
+        from..*next
+    }
+
+    /// How many spans to retire next.
+    pub fn spans_to_retire(&self, log: &WriteLog) -> usize {
+        debug_assert_eq!(self.stage, Stage::Retiring(self.plan.items.len()));
+        let enough = log.first_sequence() + STEP_ENTRIES;
+        let spans = log.spans().iter().take(self.plan.spans - 1);
+        1 + spans.take_while(|span| span.end_sequence < enough).count()
+    }
+
+    /// When the oldest write was accepted that the backend may lack, though the log no longer has it.
+    pub fn left_out_since(&self) -> Option<Nanos> {
+        self.lead.since
+    }
+
+    /// So many spans are retired. Returns the plan once all are.
+    pub fn retired(&mut self, now: Nanos, spans: usize, log: &WriteLog) -> Option<Plan> {
+        self.lead.retired(log);
+        debug_assert!(matches!(self.stage, Stage::Retiring(_)));
+        self.plan.spans -= spans;
+        if self.plan.spans > 0 {
+            return None;
+        }
         self.stage = Stage::Idle;
         let seconds = (now.since(self.started).0 as f64 / 1e9).max(1e-4);
+        let freed_blocks = self.plan.freed_blocks;
         let rate = freed_blocks as f64 / seconds;
         self.rate_blocks = if self.rate_blocks == 0.0 {
             rate
         } else {
             self.rate_blocks * 0.75 + rate * 0.25
         };
-        core::mem::take(&mut self.plan)
+        Some(core::mem::take(&mut self.plan))
     }
 
     /// Give the generation up (the volume closes); nothing of it may be under way.
     pub fn abandon(&mut self) {
-        debug_assert!(self.busy == 0 && self.stage == Stage::Writing);
+        debug_assert!(self.busy == 0 && matches!(self.stage, Stage::Planning | Stage::Writing));
         self.stage = Stage::Idle;
+        self.planning = Planning::default();
         self.plan = Plan::default();
         self.retry_at = None;
     }
 }
 
-/// How many of the oldest spans make the next batch: durable, of one generation, bounded.
-fn batch_spans(log: &WriteLog) -> usize {
+/// How many of the oldest spans make the next batch: durable, bounded, and without a sync point
+/// between them unless the backend is `atomic`.
+fn batch_spans(log: &WriteLog, atomic: bool) -> usize {
     let Some(front) = log.spans().front() else {
         return 0;
     };
@@ -306,7 +481,7 @@ fn batch_spans(log: &WriteLog) -> usize {
     let bytes_end = log.bytes().retired + BATCH_BYTES_MAX;
     let fits = log.spans().iter().take_while(|span| {
         span.end() <= log.durable()
-            && span.sync_points == front.sync_points
+            && (atomic || span.sync_points == front.sync_points)
             && span.end() - front.position <= blocks_max
             && span.bytes_end <= bytes_end
             && span.end_sequence - log.first_sequence() <= BATCH_ENTRIES_MAX
@@ -315,11 +490,28 @@ fn batch_spans(log: &WriteLog) -> usize {
     fits.count().max(alone)
 }
 
-/// Merge adjacent pieces into writes of at most one request.
+/// The end of the writes that are durable and have no sync point between them and the log's oldest.
+fn interval_end(log: &WriteLog) -> Sequence {
+    let spans = log.spans();
+    let Some(front) = spans.front() else {
+        return log.first_sequence();
+    };
+    let within = |span: &Span| span.end() <= log.durable() && span.sync_points == front.sync_points;
+    match spans.partition_point(within).checked_sub(1) {
+        Some(last) => spans[last].end_sequence,
+        None => log.first_sequence(),
+    }
+}
+
+/// Merge adjacent pieces into writes of at most one request. They are in the order of the volume,
+/// which a backend likes, as long as memory has their data; else in the order in which the log has the
+/// first of each, so that reading the log for them is sequential.
 fn items(log: &WriteLog, map: &ExtentIndex) -> Vec<Item> {
     let mut items: Vec<Item> = Vec::new();
+    let mut resident = true;
     for (range, sequence) in map.iter() {
         let entry = log.entry(sequence);
+        resident &= entry.kind != EntryKind::Write || entry.data.is_some();
         if entry.kind != EntryKind::Write {
             items.push(Item {
                 range,
@@ -348,6 +540,9 @@ fn items(log: &WriteLog, map: &ExtentIndex) -> Vec<Item> {
                 state: ItemState::Waiting,
             }),
         }
+    }
+    if !resident {
+        items.sort_by_key(|item| item.parts.iter().map(|part| part.sequence).min());
     }
     items
 }

@@ -14,6 +14,9 @@ pub enum IoError {
     /// The device or backend is not there at present.
     #[error("device or backend is not reachable")]
     Unreachable,
+    /// Another owner has taken the backend over: nothing that this one asks will ever be done.
+    #[error("another owner has taken the backend over")]
+    Fenced,
 }
 
 /// Why a request was refused or failed.
@@ -34,6 +37,9 @@ pub enum RequestError {
     /// The volume refuses writes because an earlier log write failed; reopen it to recover.
     #[error("the volume is read-only after a failed log write; reopen it to recover")]
     ReadOnly,
+    /// Another owner has taken the backend over.
+    #[error("another owner has taken the backend over: the volume is served there")]
+    Fenced,
     /// The volume is closing.
     #[error("the volume is closing")]
     Closing,

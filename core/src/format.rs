@@ -32,6 +32,25 @@
 //! half `epoch % 2` from its front, one block per write: a [`CacheJournalHeader`] and its entries. The
 //! superblock names the epochs that count. A footer is followed by one key (`U64`, all ones if the
 //! line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines.
+//!
+//! # Volumes over object stores
+//!
+//! ```text
+//! manifest/N      ManifestHeader, then ManifestMap, ManifestTail, U64 (beginnings of epochs),
+//!                 ManifestSnapshot, ManifestAncestor in the numbers that the header gives, then the
+//!                 ancestors' places as text; the highest N counts
+//! data/N          slots of 4100 bytes (a block of the volume, then its CRC-32C), DataRuns, DataFooter
+//! map/N           pieces of 1 MiB (the last one shorter): MapHeader, then MapPages, each with MapRuns
+//! snapshot/N      a copy of a manifest
+//! clone/N         CloneReference, then the clone's place as text; N is the first eight bytes of the clone's UUID
+//! ```
+//!
+//! N has 20 digits. Data, map and snapshots share one row of numbers below 2^48; none is used twice.
+//! A *place* is `N << 16 | slot`. A slot's CRC-32C is taken over the UUID of the volume that wrote
+//! it, N (`U64`), the number of the block on the volume (`U64`) and the block itself, so a block that
+//! lies in another place than its own is not accepted. The state of a manifest is that of the
+//! pages of its map, later objects before earlier ones, and then of the objects of its tail in order:
+//! of each, first what is unmapped, then what is mapped.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -41,6 +60,7 @@ use crate::limits::{
     BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, SEGMENT_BYTES, SPAN_DATA_BLOCKS_MAX,
     SPAN_ENTRIES_MAX,
 };
+use crate::objects::format as objects;
 
 /// One field of an on-disk structure, for the generated documentation.
 #[derive(Debug)]
@@ -99,6 +119,8 @@ macro_rules! on_disk {
     };
 }
 
+pub(crate) use on_disk;
+
 /// Every structure, in the order of the documentation.
 pub const STRUCTURES: &[Structure] = &[
     LogSuperblock::STRUCTURE,
@@ -108,6 +130,17 @@ pub const STRUCTURES: &[Structure] = &[
     CacheJournalHeader::STRUCTURE,
     CacheJournalEntry::STRUCTURE,
     CacheFooter::STRUCTURE,
+    objects::DataFooter::STRUCTURE,
+    objects::DataRun::STRUCTURE,
+    objects::MapHeader::STRUCTURE,
+    objects::MapPage::STRUCTURE,
+    objects::MapRun::STRUCTURE,
+    objects::ManifestHeader::STRUCTURE,
+    objects::ManifestMap::STRUCTURE,
+    objects::ManifestTail::STRUCTURE,
+    objects::ManifestSnapshot::STRUCTURE,
+    objects::ManifestAncestor::STRUCTURE,
+    objects::CloneReference::STRUCTURE,
 ];
 
 /// CRC-32C (Castagnoli, RFC 3720): the checksum of one data block.
@@ -257,7 +290,7 @@ impl EntryKind {
 pub const ENTRY_NO_HOLE: u8 = 1;
 
 /// Check magic, version and checksum of a structure whose checksum field is at `checksum_offset`.
-fn verify(
+pub(crate) fn verify(
     bytes: &[u8],
     magic: [u8; 8],
     version: u16,
@@ -267,6 +300,16 @@ fn verify(
     if bytes[..8] != magic {
         return Err(FormatError::Magic);
     }
+    verify_after_magic(bytes, version, supported, checksum_offset)
+}
+
+/// Check version and checksum of a structure whose checksum field is at `checksum_offset`.
+pub(crate) fn verify_after_magic(
+    bytes: &[u8],
+    version: u16,
+    supported: u16,
+    checksum_offset: usize,
+) -> Result<(), FormatError> {
     if version > supported {
         return Err(FormatError::Newer {
             found: version,
@@ -284,7 +327,7 @@ fn verify(
 }
 
 /// [`control_checksum`] of `bytes` with the eight bytes at `offset` taken as zero.
-fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
+pub(crate) fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
     digest.update(&bytes[..offset]);
     digest.update(&[0; 8]);
@@ -504,7 +547,7 @@ pub const CACHE_ENTRY_SEGMENT: u8 = 2;
 const CACHE_COUNTER_MAX: u64 = u64::MAX - (1 << 40);
 
 /// Store the checksum of a block whose checksum field is at `offset`.
-fn seal_block(block: &mut [u8], offset: usize) {
+pub(crate) fn seal_block(block: &mut [u8], offset: usize) {
     let checksum = checksum_without(block, offset);
     block[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
 }

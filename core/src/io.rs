@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use crate::buf::{Buf, BufMut};
 use crate::error::{IoError, RequestError};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use crate::objects::io::SnapshotError;
 
 /// Monotonic time in nanoseconds since an origin that the driver chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -337,6 +338,8 @@ pub enum Done {
     Read(BufMut),
     /// The backend's allocation: consecutive [`ExtentState::Data`], `Hole` or `Zero` runs.
     Extents(Vec<Extent>),
+    /// A snapshot was not made or forgotten; nothing failed.
+    Refused(SnapshotError),
 }
 
 /// The end of one action.

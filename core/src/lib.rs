@@ -17,6 +17,7 @@ pub mod extent_index;
 pub mod format;
 pub mod io;
 pub mod limits;
+pub mod objects;
 pub mod read_cache;
 pub mod replay;
 pub mod tiering;

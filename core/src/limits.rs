@@ -85,3 +85,69 @@ const _: () = assert!(
     CACHE_BYTES_MAX / (CACHE_LINE_BLOCKS_MIN * BLOCK_BYTES) as u64 * 5 / 4 < u32::MAX as u64,
     "lines and aliases are numbered in 32 bits"
 );
+
+/// The largest volume over an object store: its map is held in memory (12 bytes for a 4 KiB block
+/// at worst), and the manifest names every object of the map.
+pub const OBJECT_VOLUME_BYTES_MAX: u64 = 16 << 40;
+/// Blocks of one data object at most: what a destage generation of 4 KiB writes has, so that it
+/// costs one put and one manifest.
+pub const OBJECT_BATCH_BLOCKS_MAX: usize = 4096;
+/// The smallest batch: below it an object is all overhead.
+pub const OBJECT_BATCH_BLOCKS_MIN: usize = 8;
+/// The longest name of a snapshot: that of a volume.
+pub const OBJECT_SNAPSHOT_NAME_BYTES_MAX: usize = VOLUME_NAME_BYTES_MAX;
+/// Snapshots of one volume at most: every manifest names them all.
+pub const OBJECT_SNAPSHOTS_MAX: usize = 256;
+/// Numbers of objects are below this: a place in the map has 48 bits for them. At a million numbers
+/// for an opening, that is enough for 2^28 openings.
+pub const OBJECT_NUMBER_MAX: u64 = 1 << 48;
+/// Numbers that an owner may use from one manifest to the next; a later owner begins above them, so
+/// what an earlier one still puts cannot be taken for its own.
+pub const OBJECT_NUMBERS_AHEAD: u64 = 1 << 20;
+/// Ranges that one data object unmaps at most.
+pub const OBJECT_UNMAPPED_MAX: usize = 1024;
+/// Runs of one data object at most: every block on its own, and what is unmapped, cut to 32 bits.
+pub const OBJECT_RUNS_MAX: usize = OBJECT_BATCH_BLOCKS_MAX
+    + OBJECT_UNMAPPED_MAX
+    + ((OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64) >> 32) as usize;
+/// Bytes of one piece of a map object: read and checked at once.
+pub const OBJECT_MAP_CHUNK_BYTES: usize = 1 << 20;
+/// Pieces of a map object at most: few puts for a large map.
+pub const OBJECT_MAP_CHUNKS_MAX: usize = 4;
+/// The largest manifest: one buffer.
+pub const OBJECT_MANIFEST_BYTES_MAX: usize = 1 << 20;
+/// Data objects since the map was stored, at which writes wait for the map: bounds the manifest and
+/// the next opening.
+pub const OBJECT_TAIL_MAX: usize = 8192;
+/// Data objects since the map was stored, up to which what was begun since the last flush goes on to
+/// the next one: between two flushes nothing is committed that was written after the first. So far
+/// more may come between them than destage ever writes.
+pub const OBJECT_TAIL_UNFLUSHED_MAX: usize = OBJECT_TAIL_MAX * 3 / 2;
+/// Beginnings of epochs that a manifest names: the newest ones; of what is older, nothing is deleted.
+pub const OBJECT_BEGINNINGS_MAX: usize = 512;
+/// Generations of clones at most: every manifest names them.
+pub const OBJECT_ANCESTORS_MAX: usize = 16;
+/// The longest place of an ancestor: a bucket and a key, or a path.
+pub const OBJECT_LOCATION_BYTES_MAX: usize = 1024;
+
+const _: () = assert!(
+    OBJECT_MANIFEST_BYTES_MAX <= REQUEST_BYTES_MAX && OBJECT_MAP_CHUNK_BYTES <= REQUEST_BYTES_MAX,
+    "a manifest and a piece of the map are one buffer each"
+);
+const _: () = assert!(
+    OBJECT_TAIL_MAX * 2 * 16
+        + OBJECT_BEGINNINGS_MAX * 8
+        + OBJECT_SNAPSHOTS_MAX * 96
+        + OBJECT_ANCESTORS_MAX * (32 + OBJECT_LOCATION_BYTES_MAX)
+        + 400_000
+        <= OBJECT_MANIFEST_BYTES_MAX,
+    "a manifest has room for twice the tail and 25,000 objects of the map, which is a full one twice"
+);
+const _: () = assert!(
+    OBJECT_BATCH_BLOCKS_MAX <= 1 << 16,
+    "a place has 16 bits for a slot"
+);
+/// Memory for what is neither gathered nor read: tables, one map object, manifests.
+pub const OBJECT_CONTROL_BYTES: usize = 8 << 20;
+/// The least memory for objects that are read: two pieces of the map.
+pub const OBJECT_READ_MEMORY_BYTES_MIN: usize = 2 << 20;

@@ -3,13 +3,20 @@
 //!
 //! `HDCS_UPDATE=1` writes the images of the present version anew, for a reviewer to compare.
 
+mod bucket;
 mod world;
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
+use bucket::{Bucket, Objects};
+use hdcs_core::buf::Pool;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION};
 use hdcs_core::io::{Request, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
+use hdcs_core::objects::io::{Ask, SnapshotName};
+use hdcs_core::objects::{Access, Config};
 use hdcs_core::volume::Persist;
 use world::World;
 
@@ -72,5 +79,140 @@ fn golden_logs_of_every_version_open() {
             *data,
             "it is destaged as it was"
         );
+    }
+}
+
+const PARENT: &str = "bucket/parent/";
+const CLONE: &str = "bucket/clone/";
+
+fn name() -> SnapshotName {
+    SnapshotName::new("monday").unwrap()
+}
+
+fn config(access: Access) -> Config {
+    Config {
+        batch_blocks: 8,
+        ..Config::new(access, 5)
+    }
+}
+
+/// A volume with every kind of object: batches, a map, a snapshot, and a clone that has written.
+fn write_every_object() -> Objects {
+    let objects = Objects::default();
+    let pool = Pool::new(1 << 20);
+    let new = Config {
+        bytes: Some(1 << 20),
+        ..config(Access::Create { uuid: [7; 16] })
+    };
+    let mut parent = Bucket::open(&objects, PARENT, new, "");
+    for round in 0..40 {
+        parent.fill(&pool, 0, 1, round);
+        parent.fill(&pool, 2, 1, 100 + round);
+        parent.ask(Ask::Flush);
+    }
+    parent.ask(Ask::Snapshot {
+        name: name(),
+        made_ms: 1_700_000_000_123,
+    });
+    let clone = config(Access::Clone {
+        uuid: [9; 16],
+        snapshot: name(),
+    });
+    let mut clone = Bucket::open(&objects, CLONE, clone, PARENT);
+    clone.fill(&pool, 0, 1, 200);
+    clone.ask(Ask::Zero {
+        offset: 4 * 4096,
+        bytes: 4096,
+    });
+    clone.ask(Ask::Flush);
+    parent.fill(&pool, 2, 1, 201);
+    parent.ask(Ask::Flush);
+    objects
+}
+
+fn objects_path(version: u16) -> PathBuf {
+    image_path(version).with_file_name(format!("objects-v{version}.bin"))
+}
+
+/// Names and objects, each after its length.
+fn packed(objects: &Objects) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, object) in objects.borrow().iter() {
+        for part in [name.as_bytes(), object] {
+            bytes.extend_from_slice(&(part.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(part);
+        }
+    }
+    bytes
+}
+
+fn unpacked(mut bytes: &[u8]) -> Objects {
+    let objects = Objects::default();
+    let mut next = || {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let (part, rest) = rest.split_at(u32::from_le_bytes(*length) as usize);
+        bytes = rest;
+        Some(part.to_vec())
+    };
+    while let (Some(name), Some(object)) = (next(), next()) {
+        let name = String::from_utf8(name).unwrap();
+        objects.borrow_mut().insert(name, object);
+    }
+    objects
+}
+
+#[test]
+fn golden_objects_are_still_written_the_same() {
+    let objects = write_every_object();
+    for kind in ["data", "map", "manifest", "snapshot", "clone"] {
+        let prefix = format!("{PARENT}{kind}/");
+        let mut names = objects
+            .borrow()
+            .keys()
+            .cloned()
+            .collect::<Vec<_>>()
+            .into_iter();
+        assert!(names.any(|name| name.starts_with(&prefix)), "no {kind}");
+    }
+    let path = objects_path(OBJECT_VERSION);
+    if std::env::var_os("HDCS_UPDATE").is_some() {
+        std::fs::write(&path, packed(&objects)).unwrap();
+    }
+    let golden = std::fs::read(&path).unwrap();
+    assert!(
+        golden == packed(&objects),
+        "the format of objects has changed: raise OBJECT_VERSION and add an image"
+    );
+}
+
+#[test]
+fn golden_objects_of_every_version_open() {
+    let pool: Rc<Pool> = Pool::new(1 << 20);
+    for version in 1..=OBJECT_VERSION {
+        let objects = unpacked(&std::fs::read(objects_path(version)).unwrap());
+        let first = |bucket: &mut Bucket, block: u64| bucket.read(&pool, block)[0];
+        let mut clone = Bucket::open(&objects, CLONE, config(Access::Existing), "");
+        assert_eq!(
+            [0, 2, 4].map(|block| first(&mut clone, block)),
+            [200, 139, 0]
+        );
+        let mut parent = Bucket::open(&objects, PARENT, config(Access::Existing), "");
+        assert_eq!(
+            [0, 2, 4].map(|block| first(&mut parent, block)),
+            [39, 201, 0]
+        );
+        assert_eq!(parent.volume.snapshots(), [name()]);
+        let snapshot = config(Access::Snapshot(name()));
+        let mut snapshot = Bucket::open(&objects, PARENT, snapshot, "");
+        assert_eq!(
+            [0, 2, 4].map(|block| first(&mut snapshot, block)),
+            [39, 139, 0]
+        );
+        let manifests = objects.borrow();
+        let newest = manifests
+            .iter()
+            .rfind(|(name, _)| name.starts_with("bucket/parent/manifest/"));
+        let manifest = Manifest::parse(newest.unwrap().1).unwrap();
+        assert_eq!(manifest.snapshots[0].made_ms, 1_700_000_000_123);
     }
 }

@@ -8,7 +8,7 @@ use hdcs_core::format::block_checksum;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
 use hdcs_core::read_cache::{
-    CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdState, Tier,
+    CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdFailure, SsdState, Tier,
 };
 
 const REGION: usize = 16 << 20;
@@ -47,10 +47,11 @@ impl Rig {
                 uuid: [1; 16],
                 line_blocks: 4,
             }),
+            ssd_answer_max: Nanos::from_millis(5_000),
         };
         let pool = Pool::new(16 << 20);
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config.clone(), Rc::clone(&pool), &mut actions);
+        let cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
         let mut rig = Self {
             pool,
             cache,
@@ -118,6 +119,7 @@ impl Rig {
         self.actions.clear();
         self.cache = ReadCache::new(
             self.config.clone(),
+            Nanos(0),
             Rc::clone(&self.pool),
             &mut self.actions,
         );
@@ -524,8 +526,9 @@ fn cache_indexes_are_within_16_bytes_per_block() {
             uuid: [1; 16],
             line_blocks: 4,
         }),
+        ssd_answer_max: Nanos::from_millis(5_000),
     };
-    let cache = ReadCache::new(config, Pool::new(1 << 20), &mut Vec::new());
+    let cache = ReadCache::new(config, Nanos(0), Pool::new(1 << 20), &mut Vec::new());
     let mut rig = Rig::new();
     rig.cache = cache;
     let stats = rig.cache.stats();
@@ -550,9 +553,10 @@ fn cache_of_a_region_out_of_bounds_works_without_it() {
         let config = CacheConfig {
             dram_blocks: 10,
             ssd: Some(ssd),
+            ssd_answer_max: Nanos::from_millis(5_000),
         };
         let mut actions = Vec::new();
-        let mut cache = ReadCache::new(config, Pool::new(1 << 20), &mut actions);
+        let mut cache = ReadCache::new(config, Nanos(0), Pool::new(1 << 20), &mut actions);
         assert_eq!(cache.stats().ssd_state, SsdState::Off);
         assert!(actions.is_empty() && cache.is_ready());
         cache.fill_block(key(1), &[7; BLOCK_BYTES]);
@@ -560,4 +564,120 @@ fn cache_of_a_region_out_of_bounds_works_without_it() {
         let barrier = cache.barrier();
         assert!(cache.persisted() >= barrier);
     }
+}
+
+#[test]
+fn cache_whose_device_does_not_answer_is_given_up_and_comes_back_empty() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    rig.cache.invalidate(key(3), 4);
+    let barrier = rig.cache.barrier();
+    rig.event(CacheEvent::Poll);
+    // The invalidation and a client's read are under way, and do not end.
+    let Lookup::Ssd(permission) = rig.cache.lookup(key(4)) else {
+        panic!("line 4 is on the medium");
+    };
+    let held = core::mem::take(&mut rig.actions);
+    assert!(!held.is_empty());
+    let deadline = rig.cache.next_wakeup().expect("the device owes an answer");
+    assert_eq!(deadline, Nanos::from_millis(5_000));
+    let mut now = Nanos(deadline.0 - 1);
+    rig.cache.step(now, CacheEvent::Poll, &mut rig.actions);
+    assert_eq!(rig.cache.stats().ssd_state, SsdState::Online);
+    now = deadline;
+    rig.cache.step(now, CacheEvent::Poll, &mut rig.actions);
+    let stats = rig.cache.stats();
+    assert_eq!(
+        (stats.ssd_state, stats.ssd_failure, stats.ssd_since),
+        (SsdState::Offline, Some(SsdFailure::Silent), now)
+    );
+    assert!(rig.actions.is_empty(), "nothing more is asked of it");
+    assert!(rig.cache.must_reset() && rig.cache.persisted() < barrier);
+    assert_eq!(rig.cache.next_wakeup(), None);
+    rig.cache.reset_recorded();
+    assert!(rig.cache.persisted() >= barrier, "destage goes on");
+    // It answers after all: first what the cache asked, then what the client did.
+    assert!(!rig.cache.can_readmit());
+    for action in held {
+        rig.perform(action);
+    }
+    assert!(!rig.cache.can_readmit(), "a read is under way");
+    rig.cache.cancel_ssd_read(permission);
+    assert!(rig.cache.can_readmit());
+    rig.event(CacheEvent::Readmit { uuid: [2; 16] });
+    rig.run();
+    let stats = rig.cache.stats();
+    assert_eq!(stats.ssd_state, SsdState::Online);
+    assert_eq!((stats.ssd_failures, stats.ssd_readmissions), (1, 1));
+    assert_eq!(stats.ssd_failure, None);
+    assert_eq!(rig.present(0..LINES_PER_SEGMENT), 0, "nothing old counts");
+    // Barriers go on where they were.
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    rig.cache.invalidate(key(5), 4);
+    let later = rig.cache.barrier();
+    assert!(later > barrier && rig.cache.persisted() < later);
+    rig.run();
+    assert!(rig.cache.persisted() >= later);
+    rig.close();
+}
+
+#[test]
+fn cache_whose_late_read_is_reported_by_a_volume_is_given_up() {
+    let mut rig = Rig::new();
+    rig.fill_lines(0..LINES_PER_SEGMENT);
+    let Lookup::Ssd(permission) = rig.cache.lookup(key(4)) else {
+        panic!("line 4 is on the medium");
+    };
+    rig.cache.ssd_read_is_late();
+    rig.cache.ssd_read_is_late();
+    assert_eq!(rig.cache.stats().ssd_failures, 1);
+    assert!(rig.cache.must_reset());
+    // A close does not wait for it.
+    rig.cache.reset_recorded();
+    rig.close();
+    rig.cache.cancel_ssd_read(permission);
+}
+
+#[test]
+fn cache_without_its_device_serves_memory_until_there_is_one() {
+    let mut rig = Rig::new();
+    let config = CacheConfig {
+        dram_blocks: 64,
+        ..rig.config.clone()
+    };
+    rig.cache = ReadCache::without_device(config, Rc::clone(&rig.pool));
+    let stats = rig.cache.stats();
+    assert_eq!(stats.ssd_failure, Some(SsdFailure::Absent));
+    assert_eq!(stats.ssd_state, SsdState::Offline);
+    assert!(rig.cache.is_ready() && rig.cache.can_readmit() && !rig.cache.must_reset());
+    rig.cache.invalidate(key(3), 4);
+    let barrier = rig.cache.barrier();
+    assert!(rig.cache.persisted() >= barrier, "there is nothing to void");
+    rig.fill_with(1, |_| 7);
+    assert_eq!(rig.read(1, 0), Some(Ok(7)));
+    rig.event(CacheEvent::Readmit { uuid: [2; 16] });
+    rig.run();
+    assert_eq!(rig.cache.stats().ssd_state, SsdState::Online);
+    rig.close();
+}
+
+#[test]
+fn cache_has_room_only_for_what_its_writes_leave() {
+    let mut rig = Rig::new();
+    assert!(rig.cache.has_room(64));
+    // With segments being written, the rest of the room is promised away piece by piece.
+    rig.fill_with(0, |_| 1);
+    let mut promised = 0;
+    while rig.cache.has_room(64) {
+        rig.cache.promise(64);
+        promised += 64;
+        assert!(promised < 10_000, "the room ends");
+    }
+    for line in 1..=promised / 4 {
+        rig.fill_with(line, |block| (line * 4 + block) as u8);
+    }
+    assert_eq!(rig.present(0..promised / 4), promised as usize / 4);
+    rig.cache.end_promise(promised);
+    rig.run();
+    assert!(rig.cache.has_room(64));
 }

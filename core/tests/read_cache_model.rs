@@ -194,6 +194,7 @@ impl Story {
                 uuid: [random.u8(..); 16],
                 line_blocks,
             }),
+            ssd_answer_max: Nanos::from_millis(5_000),
         };
         let mut device = Device {
             durable: vec![0; REGION],
@@ -209,7 +210,7 @@ impl Story {
             device.durable.copy_from_slice(&device.view);
         }
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config.clone(), Rc::clone(&pool), &mut actions);
+        let cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
         Self {
             random,
             pool,
@@ -448,6 +449,7 @@ impl Story {
         self.actions.clear();
         self.cache = ReadCache::new(
             self.config.clone(),
+            Nanos(0),
             Rc::clone(&self.pool),
             &mut self.actions,
         );

@@ -2,7 +2,9 @@
 
 mod world;
 
-use hdcs_core::io::{Extent, ExtentKind, ExtentState, Reply, Request, RequestId, SectorRange};
+use hdcs_core::io::{
+    Extent, ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange,
+};
 use hdcs_core::limits::SECTOR_BYTES;
 use hdcs_core::volume::{Event, Persist};
 use world::{BYTES, World};
@@ -142,4 +144,124 @@ fn volume_refuses_what_is_outside() {
             "{range:?}"
         );
     }
+}
+
+/// What a crash took from memory is destaged by reading the log in chunks, not entry by entry; and
+/// what most was overwritten of is not read in vain.
+#[test]
+fn volume_destages_a_replayed_log_in_few_reads() {
+    for (blocks, reads_max) in [(512u64, 24), (8, 64)] {
+        let mut world = World::new(Persist::OnWrite);
+        let mut random = fastrand::Rng::with_seed(blocks);
+        for round in 0..400u32 {
+            let block = if blocks == 512 {
+                // Every second block, so that nothing is merged.
+                u64::from(round * 2 % 512)
+            } else {
+                random.u64(..blocks) * 2
+            };
+            world.write(block * 8, &[round as u8; 4096]);
+        }
+        let expected: Vec<u8> = (0..512)
+            .flat_map(|block| world.read(SectorRange::new(block * 8, 8)).to_vec())
+            .collect();
+        world.reopen();
+        world.log_reads = 0;
+        world.close(true);
+        assert!(world.backend[..expected.len()] == expected[..]);
+        assert!(
+            world.log_reads <= reads_max,
+            "{} reads of the log for {blocks} blocks",
+            world.log_reads
+        );
+    }
+}
+
+/// A flush of each write makes a generation of each, unless the backend shows nothing before it is
+/// flushed itself.
+#[test]
+fn volume_flushes_an_atomic_backend_once_for_many_sync_points() {
+    for (atomic, flushes) in [(false, 60), (true, 1)] {
+        let mut world = World::new(Persist::OnFlush);
+        world.config.backend_atomic = atomic;
+        world.reopen();
+        let mut model = vec![0u8; BYTES];
+        for round in 0..60u8 {
+            // Some are overwritten past sync points: the last one is what counts.
+            let at = usize::from(round % 23) * 4096;
+            model[at..at + 4096].fill(round + 1);
+            world.write(at as u64 / 512, &[round + 1; 4096]);
+            world.ask(Request::Flush);
+        }
+        assert_eq!(world.backend_flushes, 0, "nothing is old yet");
+        world.close(true);
+        assert_eq!(world.backend_flushes, flushes, "atomic: {atomic}");
+        assert!(world.backend == model);
+        assert!(world.volume.backend_is_flushed());
+    }
+}
+
+/// A generation takes a part of the log at most, sync points or not.
+#[test]
+fn volume_destages_to_an_atomic_backend_in_bounded_generations() {
+    let mut world = World::new(Persist::OnFlush);
+    world.config.backend_atomic = true;
+    world.reopen();
+    for round in 0..200u64 {
+        world.write(round % 100 * 64, &vec![round as u8; 32768]);
+        world.ask(Request::Flush);
+    }
+    world.close(true);
+    let (eighth, written) = (world.config.log_bytes / 8, 200 * 32768);
+    let fewest = written / eighth;
+    assert!(
+        (fewest..fewest + 20).contains(&(world.backend_flushes as u64)),
+        "{} flushes, at least {fewest}",
+        world.backend_flushes
+    );
+}
+
+/// A block that is overwritten all the time is left out again and again, but not for longer than the
+/// age allows.
+#[test]
+fn volume_destages_a_hot_block_in_time_and_seldom() {
+    let mut world = World::new(Persist::OnWrite);
+    let mut random = fastrand::Rng::with_seed(3);
+    let stamp = |now: Nanos| now.0.to_le_bytes();
+    let mut destaged = (0, 0);
+    for round in 0..1500u64 {
+        world.now = world.now.plus(Nanos::from_millis(24));
+        let now = world.now;
+        let mut data = [7; 4096];
+        data[..8].copy_from_slice(&stamp(now));
+        world.write(0, &data);
+        for _ in 0..96 {
+            world.write(random.u64(8..1024) * 8, &[round as u8; 4096]);
+        }
+        let held = u64::from_le_bytes(world.backend[..8].try_into().unwrap());
+        if held != destaged.1 {
+            destaged = (destaged.0 + 1, held);
+        }
+        let age = Nanos(now.0 - held);
+        assert!(
+            held == 0 && round < 250 || age <= world.config.dirty_age_max,
+            "after {round} writes the backend is behind by {age:?}"
+        );
+        // The first write that the backend lacks came with the round after.
+        let told = world
+            .volume
+            .stats(now)
+            .dirty_age
+            .plus(Nanos::from_millis(50));
+        assert!(
+            held == 0 || age <= told,
+            "it is said to be behind by {told:?}, and is by {age:?}"
+        );
+    }
+    // Of 1500 writes of it.
+    assert!(
+        (5..300).contains(&destaged.0),
+        "destaged {} times",
+        destaged.0
+    );
 }

@@ -5,8 +5,10 @@
 
 mod formats;
 mod nbd;
+mod objects;
 mod replay;
 
 pub use formats::formats;
 pub use nbd::{nbd, nbd_example};
+pub use objects::objects;
 pub use replay::{replay, replay_config};

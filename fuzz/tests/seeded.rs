@@ -1,8 +1,10 @@
 //! The targets on seeded mutations of good input: the short form of fuzzing that every test run
 //! does. `FUZZ_SEED` replays one run, `FUZZ_RUNS` sets how many there are.
 
+use hdcs_core::objects::format::{Ancestor, Manifest, MapEntry, Snapshot, TailEntry};
+use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
-use hdcs_fuzz::{formats, nbd, nbd_example, replay};
+use hdcs_fuzz::{formats, nbd, nbd_example, objects, replay};
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
 fn each(runs: u64, target: fn(&[u8]), input: impl Fn(&mut fastrand::Rng) -> Vec<u8>) {
@@ -92,6 +94,71 @@ fn replay_survives_mutations() {
             bytes.extend(random.u16(..).to_le_bytes());
             bytes.push(random.u8(..));
         }
+        bytes
+    });
+}
+
+/// A manifest with something of everything.
+fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
+    let manifest = Manifest {
+        volume: [7; 16],
+        sequence: 9,
+        epoch: 2,
+        number_first: 100,
+        number_limit: 500,
+        bytes: 1 << 20,
+        maps: (1..random.u64(2..5))
+            .map(|number| MapEntry { number, bytes: 200 })
+            .collect(),
+        tail: (10..random.u64(11..15))
+            .map(|number| TailEntry {
+                number,
+                slots: 8,
+                runs: 2,
+            })
+            .collect(),
+        beginnings: vec![1, 9],
+        snapshots: SnapshotName::new("a")
+            .map(|name| Snapshot {
+                made_ms: random.u64(..),
+                name,
+                number: 5,
+                pin: 6,
+                bytes: 300,
+            })
+            .into_iter()
+            .collect(),
+        ancestors: vec![Ancestor {
+            volume: [8; 16],
+            below: 4,
+            location: "elsewhere".into(),
+        }],
+        ..Manifest::default()
+    };
+    let mut bytes = vec![0; manifest.encoded_bytes()];
+    manifest.write(&mut bytes);
+    bytes
+}
+
+#[test]
+fn objects_survive_mutations() {
+    each(100_000, objects, |random| {
+        let mut bytes = if random.bool() {
+            manifest(random)
+        } else {
+            // Small numbers, of which tables and maps are made.
+            let length = random.usize(64..400) / 4 * 4;
+            (0..length)
+                .map(|_| {
+                    if random.u8(..3) == 0 {
+                        random.u8(..9)
+                    } else {
+                        0
+                    }
+                })
+                .collect()
+        };
+        mutate(&mut bytes, random);
         bytes
     });
 }

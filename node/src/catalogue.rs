@@ -150,6 +150,10 @@ pub struct Entry {
     pub log: LogPlace,
     /// The backend's URL; none: the file `data` in the volume's directory, which HDCS made.
     pub backend: Option<String>,
+    /// What the backend was when the volume was first opened, if it can tell: see
+    /// [`crate::backends::Opened::identity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend_identity: Option<String>,
     /// Settings that differ from the node's.
     pub settings: BTreeMap<String, Value>,
 }
@@ -462,6 +466,22 @@ pub fn remove(
     remove_directory(&gone)
 }
 
+/// Move a volume's directory, with all that is in it, out of the catalogue.
+pub fn detach(layout: &Layout, name: &VolumeName, target: &Path) -> Result<(), CatalogueError> {
+    let path = directory(layout, name);
+    let parent = layout.detached();
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&parent)
+        .map_err(io_at(&parent))?;
+    fs::rename(&path, target).map_err(io_at(&path))?;
+    for directory in [&parent, &layout.volumes(), layout.root()] {
+        sync_directory(directory).map_err(io_at(directory))?;
+    }
+    Ok(())
+}
+
 /// Remove a hidden directory and the log outside of it that its entry names.
 fn remove_directory(path: &Path) -> Result<(), CatalogueError> {
     if let Ok(entry) = sealed::read::<Entry>(&entry_file(path), ENTRY) {
@@ -493,6 +513,7 @@ mod tests {
                 bytes: 16 << 20,
             },
             backend: None,
+            backend_identity: None,
             settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
         }
     }
@@ -528,7 +549,7 @@ mod tests {
 
     #[test]
     fn file_url_reads_back() {
-        use crate::backends::url::{BackendUrl, Place};
+        use crate::backends::url::BackendUrl;
         use std::ffi::OsStr;
         for bytes in [
             &b"/plain"[..],
@@ -537,8 +558,8 @@ mod tests {
             b"/\xff\xc3",
         ] {
             let path = Path::new(OsStr::from_bytes(bytes));
-            let Place::File { path: back, .. } = BackendUrl::parse(&file_url(path)).unwrap().place;
-            assert_eq!(back, path);
+            let place = BackendUrl::parse(&file_url(path)).unwrap().place;
+            assert_eq!(place.path(), Some(path));
         }
     }
 

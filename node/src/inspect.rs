@@ -37,8 +37,10 @@ pub use cache::{CacheSummary, CachedVolume, JournalSummary, check as check_cache
 
 /// Memory for reading a log: a few of the largest reads.
 const POOL_BYTES: usize = 8 << 20;
-/// How often a log in use is read again before a failure is believed.
-const LIVE_TRIES: usize = 5;
+/// How often a log in use is read at most. One that is written while it is read looks torn wherever the
+/// writing overtook the reading, each time elsewhere; what is damaged is damaged at the same place.
+const LIVE_TRIES: usize = 200;
+const LIVE_PAUSE: Duration = Duration::from_millis(5);
 /// The start of a device that must be empty before it becomes a log: every common file system,
 /// partition table and volume manager leaves a mark there.
 const DEVICE_HEAD_BYTES: usize = 64 << 10;
@@ -386,13 +388,13 @@ fn foreign(superblock: &LogSuperblock, expected: Option<Uuid>) -> Option<String>
         .map(|expected| format!("it is the log of volume {found}, not of {expected}"))
 }
 
-/// Bytes that the log of volume `uuid` holds and the backend may not have; `None` if that cannot
-/// be told.
-pub fn dirty_bytes(path: &Path, uuid: Uuid) -> Option<u64> {
+/// What the log of volume `uuid` holds and the backend may not have: bytes of data, and entries,
+/// discards included. `None` if that cannot be told.
+pub fn dirty_of(path: &Path, uuid: Uuid) -> Option<(u64, u64)> {
     let file = File::open(path).ok()?;
     let summary = summarize(&file, Some(uuid)).ok()??;
     match summary.problem {
-        None => Some(summary.data_bytes),
+        None => Some((summary.data_bytes, summary.entries)),
         Some(_) => None,
     }
 }
@@ -403,47 +405,35 @@ pub fn check_log(path: &Path, uuid: Option<Uuid>, how: Use) -> CheckReport {
         path: path.display().to_string(),
         ..CheckReport::default()
     };
-    let mut failures: Vec<(Option<u64>, String)> = Vec::new();
-    let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
-    while failures.len() < tries {
+    let mut last = None;
+    for _ in 0..if how == Use::Live { LIVE_TRIES } else { 1 } {
         match check_once(path, uuid, &mut report) {
             Ok(()) => return report,
-            Err(failure) => {
-                // The same failure under the same superblock is no accident of the moment.
-                if failure.0.is_some() && failures.last().is_some_and(|last| *last == failure) {
-                    failures.push(failure);
-                    break;
-                }
-                failures.push(failure);
-                if failures.len() < tries {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-            }
+            Err(failure) if last.as_ref() == Some(&failure) => break,
+            Err(failure) => last = Some(failure),
+        }
+        if how == Use::Live {
+            std::thread::sleep(LIVE_PAUSE);
         }
     }
-    report.problems.extend(failures.pop().map(|(_, why)| why));
+    report.problems.extend(last);
     report
 }
 
-/// One reading; a failure comes with the superblock's sequence that it was seen under.
-fn check_once(
-    path: &Path,
-    uuid: Option<Uuid>,
-    report: &mut CheckReport,
-) -> Result<(), (Option<u64>, String)> {
+/// One reading.
+fn check_once(path: &Path, uuid: Option<Uuid>, report: &mut CheckReport) -> Result<(), String> {
     let shown = path.display();
-    let file = File::open(path).map_err(|error| (None, format!("{shown}: {error}")))?;
-    let found = superblocks(&file).map_err(|error| (None, format!("{shown}: {error}")))?;
+    let file = File::open(path).map_err(|error| format!("{shown}: {error}"))?;
+    let found = superblocks(&file).map_err(|error| format!("{shown}: {error}"))?;
     let Some(superblock) = best(&found) else {
         let why = found.iter().find_map(|s| s.as_ref().err());
         let why = why.map_or(String::new(), ToString::to_string);
-        return Err((None, format!("{shown}: no usable superblock: {why}")));
+        return Err(format!("{shown}: no usable superblock: {why}"));
     };
-    let sequence = Some(superblock.sequence.get());
     if let Some(why) = foreign(superblock, uuid) {
-        return Err((sequence, format!("{shown}: {why}")));
+        return Err(format!("{shown}: {why}"));
     }
-    let log = replay(&file, superblock).map_err(|error| (sequence, format!("{shown}: {error}")))?;
+    let log = replay(&file, superblock).map_err(|error| format!("{shown}: {error}"))?;
     report.spans = log.spans().len() as u64;
     report.blocks = log.spans().iter().map(|span| span.blocks).sum();
     // A second superblock that was never written is empty; one that is damaged is a finding,
@@ -451,9 +441,7 @@ fn check_once(
     for (block, superblock) in found.iter().enumerate() {
         match superblock {
             Ok(_) | Err(FormatError::Magic) => {}
-            Err(why) => {
-                return Err((sequence, format!("{shown}: superblock {block}: {why}")));
-            }
+            Err(why) => return Err(format!("{shown}: superblock {block}: {why}")),
         }
     }
     Ok(())
@@ -495,6 +483,12 @@ pub fn is_cache(path: &Path) -> bool {
         .unwrap_or(false)
 }
 
+/// The volume whose log is at `path`.
+pub fn log_owner(path: &Path) -> Option<Uuid> {
+    let found = File::open(path).and_then(|file| superblocks(&file)).ok()?;
+    best(&found).map(|superblock| Uuid::from_bytes(superblock.volume))
+}
+
 /// Whether the file or device at `path` begins like a log.
 pub fn is_log(path: &Path) -> bool {
     let mut magic = [0; LOG_MAGIC.len()];
@@ -532,18 +526,17 @@ pub fn refuse_used_device(path: &Path) -> Result<(), String> {
     ))
 }
 
-/// Refuse a place for the read cache that holds something else: it would be overwritten.
-pub fn refuse_foreign_cache(path: &Path) -> Result<(), String> {
+/// Whether a place for the read cache holds something else, which would be overwritten.
+pub fn is_foreign_to_cache(path: &Path) -> io::Result<bool> {
     let mut head = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(2 * BLOCK_BYTES as u64).read_to_end(&mut head))
-        .map_err(|error| error.to_string())?;
+    File::open(path)?
+        .take(2 * BLOCK_BYTES as u64)
+        .read_to_end(&mut head)?;
     // Rot in one superblock, or a file that was cut short, is no reason to refuse what was ours.
     let mut blocks = head.chunks(BLOCK_BYTES);
-    if head.iter().all(|&byte| byte == 0) || blocks.any(|block| block.starts_with(&CACHE_MAGIC)) {
-        return Ok(());
-    }
-    Err("it holds something that is not an HDCS cache".to_owned())
+    let is_ours =
+        head.iter().all(|&byte| byte == 0) || blocks.any(|block| block.starts_with(&CACHE_MAGIC));
+    Ok(!is_ours)
 }
 
 /// Whether a superblock at `path` carries the identity of a cache.
@@ -583,7 +576,8 @@ mod tests {
         let uuid = Uuid::new_v4();
         let file = log_of(uuid);
         assert!(is_log(file.path()));
-        assert_eq!(dirty_bytes(file.path(), uuid), Some(0));
+        assert_eq!(log_owner(file.path()), Some(uuid));
+        assert_eq!(dirty_of(file.path(), uuid), Some((0, 0)));
         let report = check_log(file.path(), Some(uuid), Use::Offline);
         assert_eq!(report.problems, Vec::<String>::new());
         assert!(matches!(
@@ -601,7 +595,7 @@ mod tests {
             report.problems[0].contains(&other.to_string()),
             "{report:?}"
         );
-        assert_eq!(dirty_bytes(file.path(), other), None);
+        assert_eq!(dirty_of(file.path(), other), None);
     }
 
     #[test]

@@ -13,3 +13,4 @@ pub mod frontends;
 pub mod inspect;
 pub mod metrics;
 pub mod shard;
+pub mod stores;

@@ -10,7 +10,7 @@
 
 use std::fmt::Write;
 
-use crate::control::api::{Counters, Latency, Status, Volume};
+use crate::control::api::{Counters, Latency, Status, StoreCounters, Volume};
 use crate::control::view;
 
 /// The content type of what [`render`] returns.
@@ -306,8 +306,66 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
             }
         }
     }
+    stores(&mut page, volumes);
     latencies(&mut page, volumes);
     page.text
+}
+
+/// Labels of a sample, and its value.
+type OfStore = (&'static str, fn(&StoreCounters) -> u64);
+
+/// Requests to object stores, of the volumes over one.
+fn stores(page: &mut Page, volumes: &[Volume]) {
+    let families: [(&str, &str, &[OfStore]); 4] = [
+        (
+            "hdcs_volume_store_requests_total",
+            "Requests to the object store behind the volume, those that failed included.",
+            &[
+                ("op=\"put\"", |c| c.puts),
+                ("op=\"get\"", |c| c.gets),
+                ("op=\"delete\"", |c| c.deletes),
+                ("op=\"list\"", |c| c.lists),
+            ],
+        ),
+        (
+            "hdcs_volume_store_puts_total",
+            "Those of them that put an object, by what it is; snapshots are not among them.",
+            &[
+                ("object=\"data\"", |c| c.puts_data),
+                ("object=\"map\"", |c| c.puts_map),
+                ("object=\"manifest\"", |c| c.puts_manifest),
+            ],
+        ),
+        (
+            "hdcs_volume_store_retries_total",
+            "Those of them that repeated one that had failed.",
+            &[("", |c| c.retries)],
+        ),
+        (
+            "hdcs_volume_store_bytes_total",
+            "Bytes moved by them.",
+            &[
+                ("op=\"put\"", |c| c.put_bytes),
+                ("op=\"get\"", |c| c.get_bytes),
+            ],
+        ),
+    ];
+    let with_store = volumes.iter().filter_map(|volume| {
+        let store = volume.counters.as_ref()?.store.as_ref()?;
+        Some((label("volume", &volume.name), store))
+    });
+    let with_store: Vec<_> = with_store.collect();
+    if with_store.is_empty() {
+        return;
+    }
+    for (name, help, samples) in families {
+        page.family(name, "counter", help);
+        for (volume, counters) in &with_store {
+            for (labels, value) in samples {
+                page.sample("", &[volume, labels], value(counters) as f64);
+            }
+        }
+    }
 }
 
 fn memory(page: &mut Page, status: &Status) {
@@ -358,7 +416,7 @@ fn cache(page: &mut Page, status: &Status) {
         "Lines that the last start found on the SSD.",
         cache.warm_lines as f64,
     );
-    let counters: [(&'static str, &str, u64); 7] = [
+    let counters: [(&'static str, &str, u64); 9] = [
         (
             "hdcs_cache_filled_lines_total",
             "Lines filled.",
@@ -388,6 +446,16 @@ fn cache(page: &mut Page, status: &Status) {
             "hdcs_cache_corrupt_blocks_total",
             "Cached blocks that failed their checksum.",
             cache.corrupt_blocks,
+        ),
+        (
+            "hdcs_cache_ssd_failures_total",
+            "Times that the SSD tier was given up.",
+            cache.ssd_failures,
+        ),
+        (
+            "hdcs_cache_ssd_readmissions_total",
+            "Times that the SSD tier came back.",
+            cache.ssd_readmissions,
         ),
         (
             "hdcs_cache_device_errors_total",
@@ -471,6 +539,7 @@ mod tests {
             state: if open { "healthy" } else { "error" }.to_owned(),
             phase: String::new(),
             reason: None,
+            trouble_ms: None,
             number: 1,
             uuid: String::new(),
             bytes: 4096,

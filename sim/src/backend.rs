@@ -5,6 +5,10 @@
 //!    The first flush after a loss fails, if it would otherwise claim what is gone.
 //! 3. A failed flush leaves each unflushed sector durable, volatile, or lost.
 //! 4. A read that races a write sees old or new, sector by sector; a failed write leaves either.
+//! 5. An atomic one holds what is written beside what it has, where its client sees it; a flush makes
+//!    all of it durable at once, or nothing. One that failed has done so, has not, has lost it, or
+//!    takes effect later, but before any other. With the power or the client, all that is beside is
+//!    gone. A change of size is a flush.
 //!
 //! Sectors are kept as [`Content`]: whoever submits a write decodes it first, so that garbage never
 //! gets this far. Times and failures are decided by whoever drives it.
@@ -40,14 +44,26 @@ pub struct Backend {
     sequence: u64,
     /// Something that completed was lost, and no flush has failed since.
     lost: bool,
+    /// Whether what is written is durable all at once.
+    atomic: bool,
+    /// A flush that failed, of what was written up to this, may yet take effect.
+    late: Option<u64>,
+    /// What each flush made durable, until somebody takes it.
+    commits: Vec<Commit>,
     random: Rng,
 }
 
+/// What one flush made durable.
+pub type Commit = Vec<(u64, Content)>;
+
 impl Backend {
     /// The image of `volume` with `content`.
-    pub fn new(volume: u32, content: Vec<Content>, seed: u64) -> Self {
+    pub fn new(volume: u32, content: Vec<Content>, atomic: bool, seed: u64) -> Self {
         Self {
             volume,
+            atomic,
+            late: None,
+            commits: Vec::new(),
             allocated: content.iter().map(|&held| held != Content::Zero).collect(),
             durable: content,
             volatile: BTreeMap::new(),
@@ -64,8 +80,21 @@ impl Backend {
         self.durable.len() as u64
     }
 
+    /// Whether what is written is durable all at once.
+    pub fn is_atomic(&self) -> bool {
+        self.atomic
+    }
+
+    /// What flushes of an atomic backend have made durable since this was asked last.
+    pub fn take_commits(&mut self) -> Vec<Commit> {
+        std::mem::take(&mut self.commits)
+    }
+
     /// Change the size; new space is a hole.
     pub fn resize(&mut self, sectors: u64) {
+        if self.atomic {
+            self.commit(self.sequence);
+        }
         self.durable.resize(sectors as usize, Content::Zero);
         self.allocated.resize(sectors as usize, false);
         self.volatile.retain(|&sector, _| sector < sectors);
@@ -136,6 +165,21 @@ impl Backend {
     pub fn complete_write(&mut self, op: OpId) {
         let op = self.ops.remove(&op).expect("write is in flight");
         self.apply(&op, |_, _| true);
+        if self.late.is_some() && self.random.u8(..4) == 0 {
+            self.take_effect_late();
+        }
+    }
+
+    /// End a write well and let it be durable before any flush, as a planted bug does.
+    pub fn leak_write(&mut self, op: OpId) {
+        let range = match &self.ops[&op] {
+            Op::Write(range, _) | Op::Zero(range, _) => *range,
+            _ => SectorRange::new(0, 0),
+        };
+        self.complete_write(op);
+        for sector in range.start..range.end().min(self.sectors()) {
+            self.durable[sector as usize] = self.visible(sector);
+        }
     }
 
     /// End a write or zero badly: each sector is old or new.
@@ -167,21 +211,51 @@ impl Backend {
         if std::mem::take(&mut self.lost) {
             return false;
         }
+        self.late = None;
+        self.commit(before);
+        true
+    }
+
+    /// Make durable what was written up to a sequence number.
+    fn commit(&mut self, before: u64) {
         let durable = &mut self.durable;
+        let mut commit = Commit::new();
         self.volatile.retain(|&sector, list| {
             let flushed = list.partition_point(|&(sequence, _)| sequence <= before);
             if flushed > 0 {
                 durable[sector as usize] = list[flushed - 1].1;
+                commit.push((sector, list[flushed - 1].1));
                 list.drain(..flushed);
             }
             !list.is_empty()
         });
-        true
+        if self.atomic {
+            self.commits.push(commit);
+        }
+    }
+
+    /// A flush that failed takes effect after all.
+    fn take_effect_late(&mut self) {
+        if let Some(before) = self.late.take() {
+            self.commit(before);
+        }
     }
 
     /// End a flush badly.
     pub fn fail_flush(&mut self, op: OpId) {
-        self.ops.remove(&op);
+        let flush = self.ops.remove(&op);
+        if self.atomic {
+            let Some(Op::Flush { before }) = flush else {
+                return;
+            };
+            match self.random.u8(..4) {
+                0 => self.commit(before),
+                1 => {}
+                2 => self.late = Some(before),
+                _ => self.volatile.clear(),
+            }
+            return;
+        }
         let random = &mut self.random;
         let durable = &mut self.durable;
         self.volatile.retain(|&sector, list| match random.u8(..3) {
@@ -196,6 +270,9 @@ impl Backend {
 
     /// The backend's host loses power; its clients see every operation fail.
     pub fn power_cut(&mut self) {
+        if self.atomic {
+            return self.forget_staged();
+        }
         for (_, op) in std::mem::take(&mut self.ops) {
             self.apply(&op, |random, _| random.bool());
         }
@@ -210,11 +287,43 @@ impl Backend {
 
     /// The node is gone: what it had in flight happened or not.
     pub fn client_lost(&mut self) {
+        if self.atomic {
+            self.forget_staged();
+        }
         for (_, op) in std::mem::take(&mut self.ops) {
             self.apply(&op, |random, _| random.bool());
         }
         // A new client begins a new promise: its flush covers what it sees.
         self.lost = false;
+    }
+
+    /// What is not durable is gone; a flush in flight takes effect before that, or not.
+    fn forget_staged(&mut self) {
+        if self.random.bool() {
+            self.take_effect_late();
+        }
+        self.late = None;
+        for (_, op) in std::mem::take(&mut self.ops) {
+            if let Op::Flush { before } = op
+                && self.random.bool()
+            {
+                self.commit(before);
+            }
+        }
+        self.lost |= !self.volatile.is_empty();
+        self.volatile.clear();
+    }
+
+    /// It is opened, which makes durable what it shows.
+    pub fn opened(&mut self) {
+        if self.atomic {
+            return self.forget_staged();
+        }
+        for (sector, list) in std::mem::take(&mut self.volatile) {
+            if let Some(&(_, content)) = list.last() {
+                self.durable[sector as usize] = content;
+            }
+        }
     }
 
     /// The allocation of a range, cut after a few runs as a real backend may.
@@ -275,7 +384,11 @@ mod tests {
     use super::*;
 
     fn backend(seed: u64) -> Backend {
-        Backend::new(1, vec![Content::Zero; 64], seed)
+        Backend::new(1, vec![Content::Zero; 64], false, seed)
+    }
+
+    fn atomic(seed: u64) -> Backend {
+        Backend::new(1, vec![Content::Zero; 64], true, seed)
     }
 
     fn write(backend: &mut Backend, start: u64, id: u32) {
@@ -333,6 +446,58 @@ mod tests {
                 (new, new)
             ]
         );
+    }
+
+    /// Both of two writes are durable, or none, whatever becomes of the flush after them.
+    #[test]
+    fn backend_that_is_atomic_keeps_all_or_nothing() {
+        let ends: [fn(&mut Backend, OpId); 4] = [
+            |backend, flush| backend.fail_flush(flush),
+            |backend, _| backend.power_cut(),
+            |backend, _| backend.client_lost(),
+            |backend, flush| {
+                backend.fail_flush(flush);
+                backend.power_cut();
+            },
+        ];
+        for end in ends {
+            let (mut all, mut none) = (0, 0);
+            for seed in 0..50 {
+                let mut backend = atomic(seed);
+                write(&mut backend, 0, 1);
+                write(&mut backend, 8, 2);
+                assert_eq!(backend.visible(8), Content::Write(2));
+                assert_eq!(backend.durable(8), Content::Zero);
+                let flush = backend.submit_flush();
+                write(&mut backend, 16, 3);
+                end(&mut backend, flush);
+                assert_eq!(backend.durable(16), Content::Zero, "after the flush began");
+                match (backend.durable(0), backend.durable(8)) {
+                    (Content::Zero, Content::Zero) => none += 1,
+                    (Content::Write(1), Content::Write(2)) => all += 1,
+                    torn => panic!("{torn:?}"),
+                }
+                assert_eq!(
+                    backend.take_commits().len(),
+                    usize::from(backend.durable(0) != Content::Zero)
+                );
+            }
+            assert!(all > 5 && none > 5, "{all} {none}");
+        }
+    }
+
+    #[test]
+    fn backend_that_is_atomic_says_at_the_next_flush_what_a_power_cut_took() {
+        let mut backend = atomic(1);
+        write(&mut backend, 0, 1);
+        backend.power_cut();
+        assert_eq!(backend.visible(0), Content::Zero);
+        let flush = backend.submit_flush();
+        assert!(!backend.complete_flush(flush));
+        write(&mut backend, 0, 1);
+        let flush = backend.submit_flush();
+        assert!(backend.complete_flush(flush));
+        assert_eq!(backend.durable(0), Content::Write(1));
     }
 
     #[test]

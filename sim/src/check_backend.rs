@@ -7,6 +7,8 @@
 //! 1. Everything acknowledged before F was sent is in the backend, or something newer in its place.
 //!    It must be durable there before M is *submitted*: from then on, a power loss may keep M.
 //!    So the check covers every moment and every subset of unflushed sectors at once.
+//!    Of an atomic backend nothing can be kept before a flush takes effect: there it must be durable
+//!    once M is, and every time that something becomes durable is checked.
 //! 2. The backend is given only what was written to that sector, and is in the history still.
 //! 3. Within one opening, no sector goes back to an older version. (A generation that was
 //!    interrupted by a crash may be cut elsewhere afterwards, within rule 1.)
@@ -61,9 +63,29 @@ impl BackendOrder {
         contents: &[Content],
         durable: impl Fn(u64) -> Content,
     ) -> Result<(), Violation> {
+        let given = (range.start..).zip(contents.iter().copied());
+        self.give(history, given, durable).map(drop)
+    }
+
+    /// Check what an atomic backend has just made `durable`: each sector, and what it holds now.
+    /// Returns how many flushes of the client it has gone past.
+    pub fn commit(
+        &mut self,
+        history: &mut History,
+        committed: &[(u64, Content)],
+        durable: impl Fn(u64) -> Content,
+    ) -> Result<usize, Violation> {
+        self.give(history, committed.iter().copied(), durable)
+    }
+
+    fn give(
+        &mut self,
+        history: &mut History,
+        given: impl Iterator<Item = (u64, Content)>,
+        durable: impl Fn(u64) -> Content,
+    ) -> Result<usize, Violation> {
         let mut newest = self.newest;
-        for (index, &content) in contents.iter().enumerate() {
-            let sector = range.start + index as u64;
+        for (sector, content) in given {
             let id = self.version(history, sector, content)?;
             newest = newest.max(id);
         }
@@ -78,7 +100,7 @@ impl BackendOrder {
             self.enforced = self.enforced.max(barrier.issued);
         }
         if count == 0 {
-            return Ok(());
+            return Ok(0);
         }
         self.passed += count;
         let enforced = self.enforced;
@@ -93,7 +115,7 @@ impl BackendOrder {
             has != latest.copied()
         });
         match failed {
-            None => Ok(()),
+            None => Ok(count),
             Some((sector, required)) => Err(Violation::new(
                 "backend-order",
                 format!(
@@ -275,6 +297,71 @@ mod tests {
         assert_eq!(second, fixture.write(1));
         assert_eq!(fixture.destage(0, first), None);
         assert_eq!(fixture.destage(1, second), None);
+    }
+
+    #[test]
+    fn backend_order_lets_an_atomic_backend_go_past_flushes_only_with_all_before_them() {
+        let given = |ids: &[(u64, WriteId)]| -> Vec<(u64, Content)> {
+            let contents = ids.iter().map(|&(sector, id)| (sector, Content::Write(id)));
+            contents.collect()
+        };
+        for whole in [true, false] {
+            let mut fixture = Fixture::new();
+            let first = fixture.write(0);
+            fixture.flush();
+            let second = fixture.write(1);
+            fixture.flush();
+            let third = fixture.write(2);
+            let mut commit = given(&[(1, second), (2, third)]);
+            if whole {
+                commit.extend(given(&[(0, first)]));
+            }
+            for &(sector, content) in &commit {
+                fixture.backend[sector as usize] = content;
+            }
+            let Fixture {
+                history,
+                order,
+                backend,
+            } = &mut fixture;
+            let result = order.commit(history, &commit, |s| backend[s as usize]);
+            match result {
+                Ok(passed) => assert!(whole && passed == 2),
+                Err(violation) => assert!(!whole && violation.rule == "backend-order"),
+            }
+        }
+    }
+
+    /// What was committed before a crash is not taken back by a shorter generation after it.
+    #[test]
+    fn backend_order_catches_a_generation_that_is_shorter_the_second_time() {
+        let mut fixture = Fixture::new();
+        let old = fixture.write(0);
+        fixture.flush();
+        let new = fixture.write(0);
+        fixture.flush();
+        let other = fixture.write(1);
+        let commit = [(0, Content::Write(new)), (1, Content::Write(other))];
+        for (sector, content) in commit {
+            fixture.backend[sector as usize] = content;
+        }
+        let Fixture {
+            history,
+            order,
+            backend,
+        } = &mut fixture;
+        assert!(
+            order
+                .commit(history, &commit, |s| backend[s as usize])
+                .is_ok()
+        );
+        history.promise(other + 1);
+        history.crash();
+        order.reopened();
+        let again = order.commit(history, &[(0, Content::Write(old))], |s| {
+            backend[s as usize]
+        });
+        assert_eq!(again.unwrap_err().rule, "backend-goes-back");
     }
 
     #[test]

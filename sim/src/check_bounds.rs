@@ -170,6 +170,7 @@ pub fn check_pool_is_free(pool: &Pool) -> Result<(), Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hdcs_core::io::Nanos;
 
     #[test]
     fn bounds_of_a_device_are_checked() {
@@ -197,6 +198,7 @@ mod tests {
         let config = CacheConfig {
             dram_blocks: 4,
             ssd: None,
+            ssd_answer_max: Nanos::from_millis(5_000),
         };
         let mut stats = CacheStats {
             dram_used_blocks: 4,

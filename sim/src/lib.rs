@@ -8,19 +8,24 @@
 //! * [`disk`], [`backend`] and [`clock`] are what the world is made of; they lie only as real ones may.
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
+//! * [`objects`] is another world: volumes over object stores.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 pub mod backend;
 pub mod check_backend;
 pub mod check_bounds;
 pub mod check_log;
+pub mod check_lost;
 pub mod check_progress;
+pub mod check_promotion;
 pub mod check_reads;
 pub mod check_recovery;
+pub mod check_trouble;
 pub mod clock;
 pub mod content;
 pub mod disk;
 pub mod model;
+pub mod objects;
 pub mod plant;
 pub mod run;
 pub mod scenario;

@@ -6,10 +6,18 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use hdcs_sim::plant::Plant;
-use hdcs_sim::run::{Options, Outcome, run};
-use hdcs_sim::world::Coverage;
+use clap::{Parser, ValueEnum};
+use hdcs_sim::violation::Violation;
+use hdcs_sim::{objects, plant, run, world};
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A node: volumes, log, cache and backend.
+    Node,
+    /// A volume over an object store.
+    Objects,
+}
 
 /// Run the core in simulated worlds, one for each seed.
 #[derive(Debug, Parser)]
@@ -24,9 +32,12 @@ struct Arguments {
     /// Replay one seed and print everything that happens.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
+    /// Which world: a node, or a volume over an object store.
+    #[arg(long, default_value = "node")]
+    world: Kind,
     /// Plant a bug: every seed that survives it is one that the checkers missed.
     #[arg(long)]
-    plant: Option<Plant>,
+    plant: Option<String>,
     /// Run a short variant of each seed once for every step of it, with power cut at that step.
     #[arg(long)]
     every_step: bool,
@@ -52,24 +63,106 @@ fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     }
 }
 
+/// One run in either world.
+struct Outcome {
+    trace_hash: u64,
+    violation: Option<Violation>,
+    tail: Vec<String>,
+    crashes: u64,
+}
+
+/// How to run a seed in either world.
+#[derive(Clone, Copy)]
+struct Options<'a> {
+    world: Kind,
+    verbose: bool,
+    plant: Option<&'a str>,
+    crash_at: Option<u64>,
+}
+
 /// What a set of runs saw.
 #[derive(Default)]
 struct Summary {
     runs: u64,
     failures: u64,
-    coverage: Coverage,
+    node: world::Coverage,
+    objects: objects::scenario::Coverage,
 }
 
 impl Summary {
-    fn add(&mut self, outcome: &Outcome) {
+    /// Run a seed and add what it saw.
+    fn run(&mut self, seed: u64, options: Options<'_>) -> Outcome {
+        let Options {
+            verbose, crash_at, ..
+        } = options;
         self.runs += 1;
+        let outcome = match options.world {
+            Kind::Node => {
+                let plant = options
+                    .plant
+                    .and_then(|name| plant::Plant::from_str(name, true).ok());
+                let options = run::Options {
+                    verbose,
+                    plant,
+                    crash_at,
+                };
+                let outcome = run::run(seed, options);
+                self.node.add(&outcome.coverage);
+                Outcome {
+                    trace_hash: outcome.trace_hash,
+                    violation: outcome.violation,
+                    tail: outcome.tail,
+                    crashes: outcome.coverage.crashes,
+                }
+            }
+            Kind::Objects => {
+                let plant = options.plant;
+                let plant = plant.and_then(|name| objects::plant::Plant::from_str(name, true).ok());
+                let options = objects::Options {
+                    verbose,
+                    plant,
+                    crash_at,
+                };
+                let outcome = objects::run(seed, options);
+                self.objects.add(&outcome.coverage);
+                Outcome {
+                    trace_hash: outcome.trace_hash,
+                    violation: outcome.violation,
+                    tail: outcome.tail,
+                    crashes: u64::from(outcome.coverage.cut),
+                }
+            }
+        };
         self.failures += u64::from(outcome.violation.is_some());
-        self.coverage.add(&outcome.coverage);
+        outcome
+    }
+}
+
+/// The names of the bugs that can be planted in a world.
+fn plants(world: Kind) -> Vec<String> {
+    fn names<T: ValueEnum>() -> Vec<String> {
+        let values = T::value_variants().iter();
+        let values = values.filter_map(ValueEnum::to_possible_value);
+        values.map(|value| value.get_name().to_string()).collect()
+    }
+    match world {
+        Kind::Node => names::<plant::Plant>(),
+        Kind::Objects => names::<objects::plant::Plant>(),
     }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let known = plants(arguments.world);
+    if let Some(plant) = &arguments.plant
+        && !known.contains(plant)
+    {
+        eprintln!(
+            "no bug is called `{plant}` in this world; there are: {}",
+            known.join(", ")
+        );
+        return ExitCode::from(2);
+    }
     // A panic is a finding like any other; it is reported with its seed.
     std::panic::set_hook(Box::new(|panic| {
         if let Some(place) = panic.location() {
@@ -101,11 +194,11 @@ fn main() -> ExitCode {
             let _ = std::io::stderr().flush();
         }
     }
-    let Summary {
-        runs,
-        failures,
-        coverage,
-    } = summary;
+    let Summary { runs, failures, .. } = summary;
+    let coverage = match arguments.world {
+        Kind::Node => summary.node.to_string(),
+        Kind::Objects => summary.objects.to_string(),
+    };
     println!(
         "{runs} runs in {:.1} s, {failures} failed: {coverage}",
         started.elapsed().as_secs_f64()
@@ -117,65 +210,59 @@ fn main() -> ExitCode {
 /// Run one seed, in every variant that was asked for; false if one failed.
 fn run_seed(arguments: &Arguments, seed: u64, summary: &mut Summary) -> bool {
     let mut options = Options {
+        world: arguments.world,
         verbose: arguments.seed.is_some() && !arguments.quiet,
-        plant: arguments.plant,
+        plant: arguments.plant.as_deref(),
         crash_at: None,
     };
     if !arguments.every_step {
-        return run_one(seed, options, summary);
+        return run_one(seed, options, summary).is_some();
     }
     if arguments.step.is_some() {
         options.crash_at = arguments.step;
-        return run_one(seed, options, summary);
+        return run_one(seed, options, summary).is_some();
     }
     options.verbose = false;
     for step in 0.. {
         options.crash_at = Some(step);
-        let crashes = summary.coverage.crashes;
-        if !run_one(seed, options, summary) {
-            return false;
-        }
-        if summary.coverage.crashes == crashes {
-            break;
+        match run_one(seed, options, summary) {
+            None => return false,
+            Some(0) => break,
+            Some(_) => {}
         }
     }
     true
 }
 
-fn run_one(seed: u64, options: Options, summary: &mut Summary) -> bool {
+/// Run one seed; how many crashes it had, or `None` if it failed.
+fn run_one(seed: u64, options: Options<'_>, summary: &mut Summary) -> Option<u64> {
     if options.verbose {
         println!("seed {seed}");
     }
-    let outcome = run(seed, options);
-    summary.add(&outcome);
+    let outcome = summary.run(seed, options);
     if let Some(violation) = &outcome.violation {
         if !options.verbose {
             for line in &outcome.tail[outcome.tail.len().saturating_sub(25)..] {
                 println!("{line}");
             }
         }
-        let plant = options.plant.and_then(|plant| {
-            use clap::ValueEnum;
-            Some(format!(
-                " --plant {}",
-                plant.to_possible_value()?.get_name()
-            ))
-        });
+        let world = match options.world {
+            Kind::Node => "",
+            Kind::Objects => " --world objects",
+        };
+        let plant = options.plant.map(|plant| format!(" --plant {plant}"));
         let step = options
             .crash_at
             .map(|step| format!(" --every-step --step {step}"));
         println!("seed {seed} failed: {violation}");
         println!(
-            "replay: hdcs-sim --seed {seed}{}{}",
+            "replay: hdcs-sim{world} --seed {seed}{}{}",
             plant.unwrap_or_default(),
             step.unwrap_or_default()
         );
     }
     if options.verbose {
-        println!(
-            "trace hash {:016x}, {}",
-            outcome.trace_hash, outcome.coverage
-        );
+        println!("trace hash {:016x}", outcome.trace_hash);
     }
-    outcome.violation.is_none()
+    outcome.violation.is_none().then_some(outcome.crashes)
 }

@@ -235,6 +235,14 @@ impl History {
         }
     }
 
+    /// From now on each sector holds `content`, exactly, whatever was written before: that is past.
+    pub fn restart(&mut self, content: impl Fn(u64) -> Content) {
+        self.tick();
+        for (number, sector) in (0..).zip(&mut self.sectors) {
+            *sector = Sector::new(content(number));
+        }
+    }
+
     /// The size changes. What is cut off is gone, and new space is zero.
     pub fn resize(&mut self, sectors: u64) {
         self.tick();

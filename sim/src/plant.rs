@@ -37,6 +37,20 @@ pub enum Plant {
     LeakBuffer,
     /// A completion never arrives.
     LostCompletion,
+    /// That another owner has the backend is taken for a failure that passes.
+    IgnoredFence,
+    /// The SSD tier is readmitted under the identity that its medium carries.
+    StaleReadmission,
+    /// What is written to an atomic backend is durable there before a flush.
+    EarlyCommit,
+    /// A backend is said to be atomic and is not.
+    FalseAtomicity,
+    /// A promotion is answered and brings nothing.
+    IdlePromotion,
+    /// A promotion brings what the backend held when it began.
+    StalePromotion,
+    /// A volume whose log is lost keeps its number in the cache.
+    KeptNumber,
 }
 
 impl Plant {
@@ -48,12 +62,19 @@ impl Plant {
     /// It strikes one time in so many.
     fn one_in(self) -> u32 {
         match self {
-            Self::LostInvalidation => 1,
+            Self::LostInvalidation
+            | Self::IgnoredFence
+            | Self::StaleReadmission
+            | Self::FalseAtomicity
+            | Self::IdlePromotion
+            | Self::StalePromotion
+            | Self::KeptNumber => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite
             | Self::TornLogWrite
             | Self::LateBackendWrite
             | Self::TornBackendWrite
+            | Self::EarlyCommit
             | Self::StaleReply => 10,
             Self::CorruptReply
             | Self::ReplyTwice
@@ -78,6 +99,11 @@ impl Planted {
             plant,
             random: Rng::with_seed(seed),
         }
+    }
+
+    /// Whether `plant` is this run's bug.
+    pub fn is(&self, plant: Plant) -> bool {
+        self.plant == Some(plant)
     }
 
     /// Whether `plant` is this run's bug and strikes now.

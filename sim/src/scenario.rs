@@ -50,6 +50,12 @@ pub struct Faults {
     pub backend_power: bool,
     /// The cache device is another, empty one after a crash.
     pub cache_wiped: bool,
+    /// The cache device does not answer, for a while or for good.
+    pub cache_hang: bool,
+    /// The backend does not answer, for a while.
+    pub backend_hang: bool,
+    /// Another owner takes the backend over.
+    pub backend_fence: bool,
 }
 
 /// One volume of a run.
@@ -96,6 +102,8 @@ pub struct Scenario {
     pub shrinks: bool,
     /// A power cut takes the backends' hosts as well.
     pub shared_power: bool,
+    /// After which endings the first volume's log is lost.
+    pub lost_logs: Vec<bool>,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -188,9 +196,57 @@ impl Scenario {
     pub fn draw(seed: u64) -> Self {
         let mut random = Rng::with_seed(mix(seed));
         let random = &mut random;
-        if random.u32(..6) == 0 {
-            return Self::draw_for_cache(seed, random);
+        let mut scenario = if random.u32(..6) == 0 {
+            Self::draw_for_cache(seed, random)
+        } else {
+            Self::draw_for_volumes(seed, random)
+        };
+        scenario.draw_silence(&mut Rng::with_seed(mix(seed ^ mix(1))));
+        let random = &mut Rng::with_seed(mix(seed ^ mix(2)));
+        let loses = random.u32(..5) == 0;
+        let endings = scenario.endings.iter();
+        scenario.lost_logs = endings.map(|_| loses && random.bool()).collect();
+        scenario
+    }
+
+    /// A scenario of a seed in which a small hot volume loses its log after every ending, and what the
+    /// cache has kept matters.
+    pub fn draw_for_lost_logs(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let mut scenario = Self::draw_for_cache(seed, &mut random);
+        scenario.draw_silence(&mut random);
+        scenario.lost_logs = vec![true; scenario.endings.len()];
+        scenario
+    }
+
+    /// Who may fall silent, after which time that counts, and what the backends are.
+    fn draw_silence(&mut self, random: &mut Rng) {
+        let millis = [200, 1000, 5000];
+        self.cache.ssd_answer_max = Nanos::from_millis(pick(random, &millis));
+        for volume in &mut self.volumes {
+            volume.config.backend_answer_max = Nanos::from_millis(pick(random, &millis));
         }
+        // With little DRAM, much is read from the SSD tier.
+        let one_in = if self.cache.dram_blocks <= 8 { 2 } else { 6 };
+        self.faults.cache_hang = random.u32(..one_in) == 0;
+        self.faults.backend_hang = random.u32(..5) == 0;
+        self.faults.backend_fence = random.u32(..8) == 0;
+        for volume in &mut self.volumes {
+            volume.config.backend_atomic = random.u32(..3) == 0;
+        }
+    }
+
+    /// A scenario of a seed in which the cache device fails, and what comes back from it matters.
+    pub fn draw_for_cache_trouble(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let mut scenario = Self::draw_for_cache(seed, &mut random);
+        scenario.draw_silence(&mut random);
+        scenario.cache.ssd_answer_max = Nanos::from_millis(200);
+        scenario.faults.cache_hang = true;
+        scenario
+    }
+
+    fn draw_for_volumes(seed: u64, random: &mut Rng) -> Self {
         let volumes = if random.u32(..4) == 0 { 2 } else { 1 };
         let laps = random.u32(..8) == 0;
         let mut volumes: Vec<_> = (1..=volumes)
@@ -214,6 +270,7 @@ impl Scenario {
             cache: CacheConfig {
                 dram_blocks: pick(random, &[0, 8, 64, 512]),
                 ssd,
+                ssd_answer_max: Nanos(0),
             },
             cache_latency: latency(random, &[50, 200, 2000]),
             pool_bytes: pick(random, &[6 << 20, 8 << 20, 16 << 20, 64 << 20, 64 << 20]),
@@ -227,6 +284,7 @@ impl Scenario {
             reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
+            lost_logs: Vec::new(),
         }
     }
 
@@ -255,6 +313,7 @@ impl Scenario {
                     uuid: [7; 16],
                     line_blocks: pick(random, &[2, 4, 8]),
                 }),
+                ssd_answer_max: Nanos(0),
             },
             cache_latency: latency(random, &[20, 100]),
             pool_bytes: 16 << 20,
@@ -271,6 +330,7 @@ impl Scenario {
             reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
+            lost_logs: Vec::new(),
         }
     }
 
@@ -302,6 +362,8 @@ impl Scenario {
             read_ahead_bytes_max: 0,
             resident_bytes_max: 0,
             backend_extents: random.bool(),
+            backend_atomic: false,
+            backend_answer_max: Nanos(0),
         };
         draw_behaviour(random, &mut config);
         VolumeScenario {

@@ -62,6 +62,16 @@ fn plant_of_a_torn_backend_write_is_caught() {
 }
 
 #[test]
+fn plant_of_an_early_commit_is_caught() {
+    assert_caught(Plant::EarlyCommit, &["backend-not-a-prefix"]);
+}
+
+#[test]
+fn plant_of_a_false_atomicity_is_caught() {
+    assert_caught(Plant::FalseAtomicity, &["backend-order"]);
+}
+
+#[test]
 fn plant_of_zeroes_that_are_lost_is_caught() {
     assert_caught(Plant::LostZero, BACKEND_RULES);
 }
@@ -94,6 +104,31 @@ fn plant_of_a_forgotten_reply_is_caught() {
 #[test]
 fn plant_of_a_leaked_buffer_is_caught() {
     assert_caught(Plant::LeakBuffer, &["buffer-leak"]);
+}
+
+#[test]
+fn plant_of_an_ignored_fence_is_caught() {
+    assert_caught(Plant::IgnoredFence, &["fenced-asked", "fenced-answer"]);
+}
+
+#[test]
+fn plant_of_a_stale_readmission_is_caught() {
+    assert_caught(Plant::StaleReadmission, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_promotion_that_brings_nothing_is_caught() {
+    assert_caught(Plant::IdlePromotion, &["promoted-not-there"]);
+}
+
+#[test]
+fn plant_of_a_stale_promotion_is_caught() {
+    assert_caught(Plant::StalePromotion, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_number_kept_without_its_log_is_caught() {
+    assert_caught(Plant::KeptNumber, &["read-stale"]);
 }
 
 #[test]

@@ -43,7 +43,11 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.ssd_hits > 100
             && coverage.dram_hits > 1000
             && coverage.refusals > 0
-            && coverage.log_laps > 5000,
+            && coverage.cache_failures > 5
+            && coverage.fences > 0
+            && coverage.silent_rounds > 100
+            && coverage.log_laps > 5000
+            && coverage.crossings > 30,
         "{coverage}"
     );
 }

@@ -21,7 +21,8 @@
 //!    shows in [`CacheStats`].
 //! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
 //!
-//! Failure: see `ssd`. A failing device turns the SSD tier off and reads into misses, never into errors.
+//! Failure: see `ssd`. A device that fails or does not answer turns the SSD tier off and reads into
+//! misses, never into errors; it is readmitted, empty, when the node finds it well again.
 
 mod dram;
 mod ghost;
@@ -52,6 +53,9 @@ pub struct CacheConfig {
     pub dram_blocks: usize,
     /// The SSD tier, if the node has one.
     pub ssd: Option<SsdConfig>,
+    /// How long an operation of the SSD tier may take before it counts as failed and the tier is
+    /// given up.
+    pub ssd_answer_max: Nanos,
 }
 
 /// Size and identity of the SSD tier.
@@ -72,6 +76,12 @@ pub enum CacheEvent {
     Completed(Completion),
     /// The end of a batch: background work.
     Poll,
+    /// The device may be used again ([`ReadCache::can_readmit`]), under this identity, which no
+    /// medium carries and which the node has recorded durably.
+    Readmit {
+        /// As [`SsdConfig::uuid`].
+        uuid: [u8; 16],
+    },
     /// Write everything that makes the next start warm; [`ReadCache::is_closed`] tells the end.
     Close,
 }
@@ -126,8 +136,19 @@ pub enum SsdState {
     Warming,
     /// It serves.
     Online,
-    /// Its device failed too often in a row; it stays so until the next start.
+    /// It was given up; see [`SsdFailure`]. It stays so until it is readmitted.
     Offline,
+}
+
+/// Why the SSD tier was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SsdFailure {
+    /// Too many operations failed in a row.
+    Errors,
+    /// An operation was not answered in time.
+    Silent,
+    /// Its device was not there at the start.
+    Absent,
 }
 
 /// Counters and gauges of the cache.
@@ -161,6 +182,14 @@ pub struct CacheStats {
     pub device_errors: u64,
     /// What the SSD tier is doing.
     pub ssd_state: SsdState,
+    /// Why it is offline, if it is.
+    pub ssd_failure: Option<SsdFailure>,
+    /// Since when it has been in its state.
+    pub ssd_since: Nanos,
+    /// How often it was given up.
+    pub ssd_failures: u64,
+    /// How often it came back.
+    pub ssd_readmissions: u64,
     /// Lines that the last start found on the SSD.
     pub warm_lines: u64,
 }
@@ -171,6 +200,8 @@ pub struct ReadCache {
     line_blocks: u64,
     dram: Dram,
     ssd: Option<Ssd>,
+    /// What the SSD tier was last seen doing, and since when.
+    seen: (SsdState, Nanos),
     closing: bool,
 }
 
@@ -178,29 +209,79 @@ impl ReadCache {
     /// A cache with an empty DRAM tier that begins to read its SSD tier, if it has one. Until
     /// that is read, lookups miss and fills go to DRAM alone. A region or line size that limits.rs
     /// does not allow leaves the SSD tier off.
-    pub fn new(config: CacheConfig, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Self {
-        let line_blocks = config.ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64);
+    pub fn new(config: CacheConfig, now: Nanos, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Self {
+        let answer_max = config.ssd_answer_max;
+        Self::with(config.dram_blocks, config.ssd, |ssd| {
+            Ssd::new(ssd, answer_max, now, pool, actions)
+        })
+    }
+
+    /// As [`Self::new`], but the device of the SSD tier cannot be used at present: the tier is
+    /// offline until [`CacheEvent::Readmit`].
+    pub fn without_device(config: CacheConfig, pool: Rc<Pool>) -> Self {
+        let answer_max = config.ssd_answer_max;
+        Self::with(config.dram_blocks, config.ssd, |ssd| {
+            Ssd::absent(ssd, answer_max, pool)
+        })
+    }
+
+    fn with(
+        dram_blocks: usize,
+        ssd: Option<SsdConfig>,
+        make: impl FnOnce(SsdConfig) -> Option<Ssd>,
+    ) -> Self {
         Self {
-            line_blocks,
-            dram: Dram::new(config.dram_blocks),
-            ssd: config.ssd.and_then(|ssd| Ssd::new(ssd, pool, actions)),
+            line_blocks: ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64),
+            dram: Dram::new(dram_blocks),
+            ssd: ssd.and_then(make),
+            seen: (SsdState::Off, Nanos(0)),
             closing: false,
         }
     }
 
     /// Take one event; push what follows from it.
-    pub fn step(&mut self, _now: Nanos, event: CacheEvent, actions: &mut Vec<Action>) {
+    pub fn step(&mut self, now: Nanos, event: CacheEvent, actions: &mut Vec<Action>) {
         self.closing |= matches!(event, CacheEvent::Close);
         let Some(ssd) = &mut self.ssd else {
             return;
         };
+        ssd.at(now);
         match event {
+            CacheEvent::Readmit { uuid } => ssd.readmit(uuid, actions),
             CacheEvent::Completed(completion) => ssd.completed(completion, actions),
             CacheEvent::Poll => ssd.drive(actions),
             CacheEvent::Close => {
                 ssd.close();
                 ssd.drive(actions);
             }
+        }
+        let state = ssd.state();
+        if state != self.seen.0 {
+            self.seen = (state, now);
+        }
+    }
+
+    /// When [`CacheEvent::Poll`] is due at the latest, if nothing happens before.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        self.ssd.as_ref().and_then(Ssd::next_wakeup)
+    }
+
+    /// Whether the SSD tier was given up, whatever its medium holds no longer counts, and nothing
+    /// of it is under way: its device, or another one, may be used from now on.
+    pub fn can_readmit(&self) -> bool {
+        self.ssd.as_ref().is_some_and(Ssd::can_readmit)
+    }
+
+    /// How long a read that was permitted may take; see [`Self::ssd_read_is_late`].
+    pub fn ssd_answer_max(&self) -> Nanos {
+        self.ssd.as_ref().map_or(Nanos(u64::MAX), Ssd::answer_max)
+    }
+
+    /// A read that was permitted has taken too long: the tier is given up. The permission is kept
+    /// until the read ends, and given back by [`Self::cancel_ssd_read`] then.
+    pub fn ssd_read_is_late(&mut self) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.is_silent();
         }
     }
 
@@ -242,6 +323,35 @@ impl ReadCache {
             Tier::Ssd
         } else {
             Tier::Absent
+        }
+    }
+
+    /// Whether a block is where promoting it brings it: in the SSD tier if that takes lines and the
+    /// block's line is whole below `end`, the end of its volume; else in any tier.
+    pub fn is_promoted(&self, key: BlockKey, end: BlockKey) -> bool {
+        match &self.ssd {
+            Some(ssd) if ssd.takes_lines() && ssd.is_whole(key, end) => ssd.has_taken(key),
+            _ => self.probe(key) != Tier::Absent,
+        }
+    }
+
+    /// Whether the SSD tier has room to take so many blocks soon; if not, fetching them now would
+    /// bring them to DRAM alone. Without the tier there is always room.
+    pub fn has_room(&self, blocks: u64) -> bool {
+        self.ssd.as_ref().is_none_or(|ssd| ssd.has_room(blocks))
+    }
+
+    /// So many blocks are being fetched to be taken: room for others is less by that.
+    pub fn promise(&mut self, blocks: u64) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.promise(blocks);
+        }
+    }
+
+    /// Blocks that were promised are about to be filled, or do not come.
+    pub fn end_promise(&mut self, blocks: u64) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.end_promise(blocks);
         }
     }
 
@@ -354,6 +464,10 @@ impl ReadCache {
             corrupt_blocks: ssd.counters.corrupt_blocks,
             device_errors: ssd.counters.device_errors,
             ssd_state: ssd.state(),
+            ssd_failure: ssd.failure(),
+            ssd_since: self.seen.1,
+            ssd_failures: ssd.counters.failures,
+            ssd_readmissions: ssd.counters.readmissions,
             warm_lines: ssd.counters.warm_lines,
             ..dram
         }

@@ -10,7 +10,8 @@
 //! segment:  Free ──open──► Open ──seal──► Sealing ──written──► Sealed ──evict──► Emptying ──► Free
 //!                                            └───── write failed ──────────────────────────────►┘
 //! tier:     Superblocks ──► Footers ──► Journal ──► Starting ──► Ready ──► Offline
-//!                 └────────────┴───────────┴──► Forming ───────────►┘
+//!                 ▲ └──────────┴───────────┴──► Forming ───────────►┘          │
+//!                 └──── readmitted, under a new identity, nothing in flight ◄──┘
 //! ```
 //!
 //! Invariants:
@@ -27,10 +28,15 @@
 //!    reserved, so the journal never blocks for ever.
 //! 5. Every byte that is read is checked against checksums kept in memory or in a checked footer.
 //!    Lines and footers need no order and no durability: what is torn does not match.
+//! 6. An operation that its device does not end in time counts as failed, and the tier is given up.
+//!    What is still under way belongs to the driver until it ends; then it changes nothing.
+//! 7. The tier is readmitted only when nothing of the time before is under way on the device, and
+//!    only under an identity that no medium carries: so it starts empty.
 //!
 //! Failure: a failed read is a miss, a failed segment write loses the segment. After too many in a
 //! row the tier goes offline: everything misses, and the superblocks are overwritten so that the
-//! next start is cold ([`Burn`]). If even that fails, the node must give the cache a new identity.
+//! next start is cold ([`Burn`]). If even that fails, or the device does not answer, the node must
+//! give the cache a new identity.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
@@ -42,10 +48,10 @@ use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
 use super::root::Root;
 use super::table::mix;
-use super::{Corrupt, SsdConfig, SsdRead, SsdState};
+use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState};
 use crate::buf::{Arena, Buf, BufMut, Pool};
 use crate::format::block_checksum;
-use crate::io::{Action, BlockKey, Completion, Done, Token};
+use crate::io::{Action, BlockKey, Completion, Done, Nanos, Token};
 use crate::limits::{
     BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_INVALIDATIONS_MAX, CACHE_READS_MAX,
     CACHE_SEGMENT_WRITES_MAX, SEGMENT_BYTES,
@@ -140,6 +146,8 @@ pub struct Counters {
     pub corrupt_blocks: u64,
     pub device_errors: u64,
     pub warm_lines: u64,
+    pub failures: u64,
+    pub readmissions: u64,
 }
 
 /// See the module.
@@ -174,8 +182,16 @@ pub struct Ssd {
     writing: BTreeMap<u32, Buf>,
     emptying: Option<Emptying>,
     compares: Vec<Compare>,
-    ops: BTreeMap<u64, Op>,
+    /// What is under way and since when; the oldest first.
+    ops: BTreeMap<u64, (Nanos, Op)>,
     next_token: u64,
+    /// Lines that promotions are fetching.
+    promised_lines: usize,
+    /// Permissions that were given and are not back.
+    permissions: usize,
+    now: Nanos,
+    answer_max: Nanos,
+    failure: Option<SsdFailure>,
     read_errors_in_row: u32,
     write_errors_in_row: u32,
     closing: bool,
@@ -184,10 +200,32 @@ pub struct Ssd {
 
 impl Ssd {
     /// The tier of a region, or `None` if its size or its lines are out of bounds.
-    pub fn new(config: SsdConfig, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Option<Self> {
+    /// An operation that takes longer than `answer_max` counts as failed.
+    pub fn new(
+        config: SsdConfig,
+        answer_max: Nanos,
+        now: Nanos,
+        pool: Rc<Pool>,
+        actions: &mut Vec<Action>,
+    ) -> Option<Self> {
+        let mut this = Self::idle(config, answer_max, pool)?;
+        this.now = now;
+        this.drive(actions);
+        Some(this)
+    }
+
+    /// The tier of a region whose device is not there: offline until it is readmitted. The
+    /// identity must be one that no medium carries.
+    pub fn absent(config: SsdConfig, answer_max: Nanos, pool: Rc<Pool>) -> Option<Self> {
+        let mut this = Self::idle(config, answer_max, pool)?;
+        this.give_up(SsdFailure::Absent, Burn::Done);
+        Some(this)
+    }
+
+    fn idle(config: SsdConfig, answer_max: Nanos, pool: Rc<Pool>) -> Option<Self> {
         let layout = Layout::new(config.bytes, config.line_blocks)?;
         let lines = layout.segments * layout.lines_per_segment;
-        let mut this = Self {
+        Some(Self {
             config,
             layout,
             pool,
@@ -216,23 +254,84 @@ impl Ssd {
             compares: Vec::new(),
             ops: BTreeMap::new(),
             next_token: 0,
+            promised_lines: 0,
+            permissions: 0,
+            now: Nanos(0),
+            answer_max,
+            failure: None,
             read_errors_in_row: 0,
             write_errors_in_row: 0,
             closing: false,
             counters: Counters::default(),
-        };
-        this.drive(actions);
-        Some(this)
+        })
     }
 
     fn token(&mut self, op: Op) -> Token {
         self.next_token += 1;
-        self.ops.insert(self.next_token, op);
+        self.ops.insert(self.next_token, (self.now, op));
         Token(self.next_token)
     }
 
+    /// Whether the device may be used again: the tier is offline for good, and nothing of it is
+    /// under way.
+    pub fn can_readmit(&self) -> bool {
+        matches!(self.phase, Phase::Offline(Burn::Done))
+            && self.ops.is_empty()
+            && self.permissions == 0
+            && !self.closing
+    }
+
+    /// Begin anew on the device, under an identity that no medium carries.
+    pub fn readmit(&mut self, uuid: [u8; 16], actions: &mut Vec<Action>) {
+        assert!(
+            self.can_readmit(),
+            "a tier is readmitted when nothing of it is under way"
+        );
+        let config = SsdConfig {
+            uuid,
+            ..self.config.clone()
+        };
+        let fresh = Self::idle(config, self.answer_max, Rc::clone(&self.pool));
+        let before = core::mem::replace(self, fresh.expect("its sizes were good before"));
+        // Volumes wait for numbers of the queue; tokens stay distinct for whoever reads a trace.
+        self.queue = before.queue;
+        self.next_token = before.next_token;
+        self.now = before.now;
+        self.counters = before.counters;
+        self.counters.readmissions += 1;
+        self.drive(actions);
+    }
+
+    /// What time it is, and what follows: an operation may have taken too long.
+    pub fn at(&mut self, now: Nanos) {
+        self.now = self.now.max(now);
+        if self
+            .next_wakeup()
+            .is_some_and(|deadline| deadline <= self.now)
+        {
+            self.give_up(SsdFailure::Silent, Burn::Wanted(0));
+        }
+    }
+
+    /// When the oldest operation will have taken too long.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        // Once offline, only the superblocks matter, and only until they are void.
+        if matches!(self.phase, Phase::Offline(_)) && self.control.is_none() {
+            return None;
+        }
+        let (_, (since, _)) = self.ops.first_key_value()?;
+        Some(since.plus(self.answer_max))
+    }
+
+    /// The device has kept a volume's read for too long.
+    pub fn is_silent(&mut self) {
+        if !matches!(self.phase, Phase::Offline(_)) {
+            self.give_up(SsdFailure::Silent, Burn::Wanted(0));
+        }
+    }
+
     pub fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
-        let Some(op) = self.ops.remove(&completion.token.0) else {
+        let Some((_, op)) = self.ops.remove(&completion.token.0) else {
             return;
         };
         let is_write = matches!(op, Op::Control | Op::Segment(_));
@@ -290,17 +389,30 @@ impl Ssd {
         let too_many = *in_row >= CACHE_ERRORS_IN_ROW_MAX;
         self.counters.device_errors += 1;
         if too_many && !matches!(self.phase, Phase::Offline(_)) {
-            self.go_offline();
+            // Without having read the superblocks, no number is known that would void them for sure.
+            let attempts = match self.phase {
+                Phase::Superblocks => 0,
+                _ => CACHE_ERRORS_IN_ROW_MAX,
+            };
+            self.give_up(SsdFailure::Errors, Burn::Wanted(attempts));
         }
     }
 
-    fn go_offline(&mut self) {
-        // Without having read the superblocks, no number is known that would void them for sure.
-        let attempts = match self.phase {
-            Phase::Superblocks => 0,
-            _ => CACHE_ERRORS_IN_ROW_MAX,
-        };
-        self.phase = Phase::Offline(Burn::Wanted(attempts));
+    /// Go offline, or once offline, give up voiding the superblocks.
+    fn give_up(&mut self, why: SsdFailure, burn: Burn) {
+        if matches!(self.phase, Phase::Offline(_)) {
+            self.control = None;
+            self.phase = Phase::Offline(burn);
+            return;
+        }
+        self.counters.failures += 1;
+        self.failure = Some(why);
+        if why == SsdFailure::Silent {
+            // Nothing is waited for any more; what it wrote may still come about.
+            self.counters.device_errors += 1;
+            self.control = None;
+        }
+        self.phase = Phase::Offline(burn);
         self.queue.supersede();
         self.forget_all();
         self.index = Index::new(0, self.layout.lines_per_segment, self.layout.line_blocks);
@@ -373,6 +485,7 @@ impl Ssd {
                     return Found::Absent;
                 };
                 self.segments[segment].pins = pins;
+                self.permissions += 1;
                 let offset = self.line_offset(line) + (block * BLOCK_BYTES) as u64;
                 Found::Device(SsdRead { key, offset })
             }
@@ -386,6 +499,8 @@ impl Ssd {
 
     /// A permission is given back: its segment may be reused once none is left.
     pub fn cancel(&mut self, read: &SsdRead) {
+        let permissions = self.permissions.checked_sub(1);
+        self.permissions = permissions.expect("a permission is given back once");
         let (segment, _, _) = self.layout.locate(read.offset);
         if !self.segments.is_empty() {
             self.unpin(segment);
@@ -397,6 +512,7 @@ impl Ssd {
         let (segment, slot, block) = self.layout.locate(read.offset);
         if self.segments.is_empty() {
             // Offline: the checksums are gone.
+            self.cancel(read);
             return Err(Corrupt);
         }
         let line = self.index.line_at(segment, slot);
@@ -525,6 +641,15 @@ impl Ssd {
         }
     }
 
+    /// Why it is offline.
+    pub fn failure(&self) -> Option<SsdFailure> {
+        self.failure
+    }
+
+    pub fn answer_max(&self) -> Nanos {
+        self.answer_max
+    }
+
     pub fn close(&mut self) {
         self.closing = true;
         self.queue.want();
@@ -537,7 +662,10 @@ impl Ssd {
                 Phase::Ready => {
                     still && self.writing.is_empty() && self.queue.is_settled() && !self.has_open()
                 }
-                Phase::Offline(burn) => still && matches!(burn, Burn::Done | Burn::Wanted(0)),
+                // What a silent device has not ended is not waited for.
+                Phase::Offline(burn) => {
+                    self.control.is_none() && matches!(burn, Burn::Done | Burn::Wanted(0))
+                }
                 _ => false,
             }
     }

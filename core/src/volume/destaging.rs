@@ -3,17 +3,19 @@
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
+use core::ops::Range;
 
+use super::log_chunks::{LogChunks, Source, Waiting};
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Op, Volume};
-use crate::buf::{Buf, Pool};
-use crate::destage::{Plan, Stage};
+use crate::buf::{Buf, BufMut, Pool};
+use crate::destage::{Part, Plan, Stage};
 use crate::error::IoError;
 use crate::extent_index::Sequence;
 use crate::format::EntryKind;
-use crate::io::{Action, BlockKey, Done, Nanos};
+use crate::io::{Action, BlockKey, Done, Nanos, SectorRange};
 use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
-use crate::write_log::WriteLog;
+use crate::write_log::{Entry, WriteLog};
 
 /// Destage at the pace of the deadline uses this share of its depth, as a divisor.
 const IDLE_DEPTH_DIVISOR: usize = 4;
@@ -40,7 +42,10 @@ struct Gathering {
 #[derive(Debug, Default)]
 pub(super) struct Destaging {
     pub(super) target: Option<Target>,
+    /// Items under way at most, as of the last poll.
+    depth: usize,
     gathering: BTreeMap<usize, Gathering>,
+    chunks: LogChunks,
     /// For reading the log when the pool is empty, so that destage always goes on.
     reserve: Option<Rc<Pool>>,
 }
@@ -68,7 +73,10 @@ impl Volume {
 
     /// Move the destage as far as it goes without waiting.
     pub(super) fn destage_poll(&mut self, now: Nanos, cx: &mut Context<'_>) {
-        if self.log_corrupt {
+        if let Stage::Retiring(_) = self.destage.stage() {
+            self.retire_some(now, cx);
+        }
+        if self.log_corrupt || self.health.fenced {
             return;
         }
         if self
@@ -80,18 +88,34 @@ impl Volume {
         }
         let giving_up = self.gives_up_destage();
         if self.destage.stage() == Stage::Idle && !giving_up && self.destage_is_due(now) {
+            let log = self.log.as_ref().expect("open");
+            // What somebody asked to have destaged gets there as it is.
+            let target = self.destaging.target.map(|target| target.sequence);
+            let covers_before = target.unwrap_or(Sequence::MAX);
+            let (age_max, atomic) = (self.config.dirty_age_max, self.config.backend_atomic);
+            self.destage.start(now, log, covers_before, age_max, atomic);
+        }
+        if self.destage.stage() == Stage::Planning {
+            if giving_up {
+                self.destage.abandon();
+                return;
+            }
             let sectors = self.config.bytes / SECTOR_BYTES as u64;
             let log = self.log.as_ref().expect("open");
-            self.destage.start(now, log, sectors);
+            if self.destage.plan_some(log, &self.index, sectors) {
+                self.destaging.chunks.plan(self.destage.plan(), log);
+            }
         }
         if self.destage.stage() == Stage::Writing {
             if giving_up {
                 if self.destage.busy() == 0 {
                     self.destage.abandon();
+                    self.destaging.chunks.clear();
                 }
                 return;
             }
-            let depth = self.destage_depth();
+            let depth = self.destage_depth(now);
+            self.destaging.depth = depth;
             while let Some(item) = self.destage.next_item(now, depth) {
                 if !self.begin_item(item, cx) {
                     self.destage.item_postponed(item);
@@ -102,6 +126,9 @@ impl Volume {
                 let token = self.token(Op::DestageFlush);
                 cx.actions.push(Action::BackendFlush { token });
             }
+        }
+        if let Stage::Forgetting(_) = self.destage.stage() {
+            self.forget_some(cx);
         }
         if let Stage::Invalidating(barrier) = self.destage.stage()
             && cx.cache.persisted() >= barrier
@@ -119,11 +146,12 @@ impl Volume {
     /// Whether a generation should be taken up now.
     fn destage_is_due(&self, now: Nanos) -> bool {
         let log = self.log();
-        !log.spans().is_empty()
-            && (self.destage_in_haste()
-                || log
-                    .oldest_since()
-                    .is_some_and(|since| now >= since.plus(self.destage_age())))
+        !log.spans().is_empty() && (self.destage_in_haste() || self.destage_is_aged(now))
+    }
+
+    fn destage_is_aged(&self, now: Nanos) -> bool {
+        let oldest = self.log().oldest_since();
+        oldest.is_some_and(|since| now >= since.plus(self.destage_age()))
     }
 
     /// Destage begins at this age: early enough to be done at the deadline.
@@ -133,21 +161,35 @@ impl Volume {
 
     /// Whether more than age calls for destage.
     fn destage_in_haste(&self) -> bool {
-        let log = self.log();
-        let threshold = log.ring_blocks() * u64::from(self.config.dirty_ratio_min) / 100;
+        self.destage_is_awaited() || self.destage_pressure() > 0.0
+    }
+
+    /// Whether somebody waits for destage.
+    fn destage_is_awaited(&self) -> bool {
         self.destaging.target.is_some()
             || self.close == Some(true)
             || !self.writes.admission.is_empty()
-            || log.used_blocks() > threshold
     }
 
-    fn destage_depth(&self) -> usize {
+    /// 0 while the log is filled up to `dirty_ratio_min`, rising to 1 at `dirty_ratio_max`.
+    fn destage_pressure(&self) -> f64 {
+        let min = f64::from(self.config.dirty_ratio_min) / 100.0;
+        let max = f64::from(self.config.dirty_ratio_max) / 100.0;
+        ((self.log_fill() - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
+    }
+
+    /// Items under way at most: all that are allowed when somebody waits, few for the deadline's
+    /// sake, and between them the more the fuller the log is. So a burst has the device nearly for
+    /// itself, and under a long load destage becomes as fast as it has to be.
+    fn destage_depth(&self, now: Nanos) -> usize {
         let depth = self.config.destage_depth_max.max(1);
-        if self.destage_in_haste() {
-            depth
-        } else {
-            (depth / IDLE_DEPTH_DIVISOR).max(1)
+        if self.destage_is_awaited() {
+            return depth;
         }
+        let aged = self.destage_is_aged(now);
+        let floor = if aged { depth / IDLE_DEPTH_DIVISOR } else { 1 };
+        let pressed = (depth as f64 * self.destage_pressure()) as usize;
+        pressed.max(floor).max(1)
     }
 
     /// Read what an item needs from the log, or write it at once. Returns whether it has begun.
@@ -170,33 +212,56 @@ impl Volume {
         }
         let parts = plan.parts.clone();
         let mut gathered = Vec::with_capacity(parts.len());
-        let mut reads = Vec::new();
+        let (mut reads, mut waits) = (Vec::new(), Vec::new());
         for (index, part) in parts.iter().enumerate() {
-            let entry = self.log().entry(part.sequence);
-            gathered.push(entry.data.as_ref().map(|data| {
+            let log = self.log.as_ref().expect("open");
+            let entry = log.entry(part.sequence);
+            if let Some(data) = &entry.data {
                 let start = (part.range.start - entry.range.start) as usize * SECTOR_BYTES;
-                data.slice(start..start + part.range.bytes())
-            }));
-            if entry.data.is_none() {
-                let position =
-                    entry.position + part.range.first_block() - entry.range.first_block();
-                let bytes = part.range.block_count() as usize * BLOCK_BYTES;
-                let Some(buf) = self.destage_buffer(bytes, cx) else {
-                    return false;
-                };
-                reads.push((index, position, buf));
+                gathered.push(Some(data.slice(start..start + part.range.bytes())));
+                continue;
             }
+            let position = part_position(entry, part.range);
+            let blocks = position..position + part.range.block_count();
+            let mut source = self.destaging.chunks.find(&blocks, log);
+            if let Source::Chunk(chunk) = &source {
+                source = self.read_chunk(chunk, cx);
+            }
+            gathered.push(match source {
+                Source::Data(data) => {
+                    let checked = self.checked_part(part.range, position, &data);
+                    if checked.is_none() {
+                        return false;
+                    }
+                    checked
+                }
+                Source::Later(chunk) => {
+                    waits.push((chunk, Waiting { item, part: index }));
+                    None
+                }
+                Source::Chunk(_) | Source::Alone => {
+                    let bytes = part.range.block_count() as usize * BLOCK_BYTES;
+                    let Some(buf) = self.destage_buffer(bytes, cx) else {
+                        return false;
+                    };
+                    reads.push((index, position, buf));
+                    None
+                }
+            });
         }
-        if reads.is_empty() {
+        if reads.is_empty() && waits.is_empty() {
             self.write_item(item, gathered.into_iter().flatten().collect(), cx);
             return true;
         }
         let gathering = Gathering {
             parts: gathered,
-            missing: reads.len(),
+            missing: reads.len() + waits.len(),
             failed: false,
         };
         self.destaging.gathering.insert(item, gathering);
+        for (chunk, part) in waits {
+            self.destaging.chunks.wait(chunk, part);
+        }
         for (part, position, buf) in reads {
             self.pin(position);
             let (offset, _) = self.log().locate(position);
@@ -210,11 +275,69 @@ impl Volume {
         true
     }
 
-    fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<crate::buf::BufMut> {
-        // A quarter of the pool is left to clients.
-        if cx.pool.free_bytes() > cx.pool.total_bytes() / 4
-            && let Some(buf) = cx.pool.alloc(bytes)
-        {
+    /// Read a chunk of the log, and the next one ahead, if there is memory.
+    fn read_chunk(&mut self, chunk: &Range<u64>, cx: &mut Context<'_>) -> Source {
+        if !self.ask_for_chunk(chunk, cx) {
+            return Source::Alone;
+        }
+        let log = self.log.as_ref().expect("open");
+        if let Some(next) = self.destaging.chunks.next(chunk, log) {
+            self.ask_for_chunk(&next, cx);
+        }
+        Source::Later(chunk.start)
+    }
+
+    fn ask_for_chunk(&mut self, chunk: &Range<u64>, cx: &mut Context<'_>) -> bool {
+        let bytes = (chunk.end - chunk.start) as usize * BLOCK_BYTES;
+        let Some(buf) = shared_buffer(bytes, cx) else {
+            return false;
+        };
+        let position = chunk.start;
+        self.destaging.chunks.reading(chunk);
+        self.pin(position);
+        let (offset, _) = self.log().locate(position);
+        let token = self.token(Op::DestageChunk { position });
+        cx.actions.push(Action::LogRead { token, offset, buf });
+        true
+    }
+
+    pub(super) fn destage_chunk_was_read(
+        &mut self,
+        now: Nanos,
+        position: u64,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let data = match result {
+            Ok(Done::Read(data)) => Some(data.freeze()),
+            _ => None,
+        };
+        for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
+            let Part { range, sequence } = self.destage.plan().items[item].parts[part];
+            let first = part_position(self.log().entry(sequence), range);
+            let read = data.as_ref().and_then(|data| {
+                let start = (first - position) as usize * BLOCK_BYTES;
+                let end = start + range.block_count() as usize * BLOCK_BYTES;
+                self.checked_part(range, first, &data.slice(start..end))
+            });
+            self.part_was_read(now, item, part, read, cx);
+        }
+    }
+
+    /// The sectors of a part out of its blocks in the log, if their checksums are right.
+    fn checked_part(&mut self, range: SectorRange, position: u64, blocks: &Buf) -> Option<Buf> {
+        if !self.blocks_match(blocks, position) {
+            // The only copy is bad: stop here rather than skip it.
+            self.log_corrupt = true;
+            self.stats.log_corrupt_blocks += 1;
+            return None;
+        }
+        let start = range.offset_in_block();
+        Some(blocks.slice(start..start + range.bytes()))
+    }
+
+    fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
+        if let Some(buf) = shared_buffer(bytes, cx) {
             return Some(buf);
         }
         self.destaging
@@ -234,18 +357,21 @@ impl Volume {
     ) {
         let range = self.destage.plan().items[item].parts[part].range;
         let read = match result {
-            Ok(Done::Read(data)) if self.blocks_match(&data, position) => {
-                let start = range.offset_in_block();
-                Some(data.freeze().slice(start..start + range.bytes()))
-            }
-            Ok(_) => {
-                // The only copy is bad: stop here rather than skip it.
-                self.log_corrupt = true;
-                self.stats.log_corrupt_blocks += 1;
-                None
-            }
-            Err(_) => None,
+            Ok(Done::Read(data)) => self.checked_part(range, position, &data.freeze()),
+            _ => None,
         };
+        self.part_was_read(now, item, part, read, cx);
+    }
+
+    /// A part of an item has been read, or could not be.
+    fn part_was_read(
+        &mut self,
+        now: Nanos,
+        item: usize,
+        part: usize,
+        read: Option<Buf>,
+        cx: &mut Context<'_>,
+    ) {
         let gathering = self
             .destaging
             .gathering
@@ -258,7 +384,7 @@ impl Volume {
             return;
         }
         let gathering = self.destaging.gathering.remove(&item).expect("just used");
-        if gathering.failed {
+        if gathering.failed || self.health.fenced {
             self.destage.item_done(now, item, false);
         } else {
             self.write_item(item, gathering.parts.into_iter().flatten().collect(), cx);
@@ -292,30 +418,24 @@ impl Volume {
         self.destage.item_done(now, item, result.is_ok());
     }
 
-    pub(super) fn destage_was_flushed(
-        &mut self,
-        now: Nanos,
-        result: Result<Done, IoError>,
-        cx: &mut Context<'_>,
-    ) {
+    pub(super) fn destage_was_flushed(&mut self, now: Nanos, result: Result<Done, IoError>) {
         self.destage.flushed(now, result.is_ok());
         if result.is_err() {
             self.stats.backend_errors += 1;
-            return;
         }
-        let ranges: Vec<_> = self
-            .destage
-            .plan()
-            .items
-            .iter()
-            .map(|item| item.range)
-            .collect();
-        for range in ranges {
+    }
+
+    /// Have the cache forget more of what was overwritten, and then make that durable.
+    fn forget_some(&mut self, cx: &mut Context<'_>) {
+        let ranges = self.destage.forget_some();
+        for &range in &ranges {
             cx.cache
                 .invalidate(self.key(range.first_block()), range.block_count());
             self.mark_fetches_stale(range);
         }
-        self.destage.invalidating(cx.cache.barrier());
+        if ranges.is_empty() {
+            self.destage.invalidating(cx.cache.barrier());
+        }
     }
 
     fn commit(&mut self, cx: &mut Context<'_>) {
@@ -332,7 +452,6 @@ impl Volume {
 
     pub(super) fn superblock_written(
         &mut self,
-        now: Nanos,
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
@@ -340,10 +459,17 @@ impl Volume {
             // The device may hold either tail: nothing may be retired any more.
             return self.fail_log(cx);
         }
-        let before = self.log().used_blocks();
-        self.keep_destaged(cx);
-        let spans = self.destage.plan().spans;
+        self.destage.committed();
+    }
+
+    /// Forget more of what the superblock no longer names.
+    fn retire_some(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        let items = self.destage.keep_some();
+        if !items.is_empty() {
+            return self.keep_destaged(items, cx);
+        }
         let log = self.log.as_mut().expect("open");
+        let spans = self.destage.spans_to_retire(log);
         let (mut ranges, mut resident) = (Vec::new(), 0);
         for entry in log.retire(spans) {
             ranges.push(entry.range);
@@ -352,28 +478,25 @@ impl Volume {
                 .as_ref()
                 .map_or(0, |data| data.held_bytes() as u64);
         }
-        let limit = log.first_sequence();
-        let freed = before - log.used_blocks();
         self.writes.resident_bytes -= resident;
+        let limit = log.first_sequence();
         for range in ranges {
             self.index.remove_before(range, limit);
         }
-        let plan = self.destage.committed(now, freed);
-        let written: u64 = written_bytes(&plan);
-        self.stats.coalesced_bytes += plan.bytes.saturating_sub(written);
+        let log = self.log.as_ref().expect("open");
+        if let Some(plan) = self.destage.retired(now, spans, log) {
+            self.destaging.chunks.clear();
+            let written: u64 = written_bytes(&plan);
+            self.stats.coalesced_bytes += plan.bytes.saturating_sub(written);
+        }
     }
 
     /// What was destaged and is still in memory is what the backend holds now: keep it as clean.
-    fn keep_destaged(&mut self, cx: &mut Context<'_>) {
+    fn keep_destaged(&mut self, items: Range<usize>, cx: &mut Context<'_>) {
         let log = self.log.as_ref().expect("open");
         let number = self.config.number;
-        for part in self
-            .destage
-            .plan()
-            .items
-            .iter()
-            .flat_map(|item| &item.parts)
-        {
+        let items = &self.destage.plan().items[items];
+        for part in items.iter().flat_map(|item| &item.parts) {
             let entry = log.entry(part.sequence);
             if entry.kind != EntryKind::Write || entry.range.bytes() > KEEP_BYTES_MAX {
                 continue;
@@ -387,10 +510,11 @@ impl Volume {
     }
 
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
-        if self.log_corrupt || self.gives_up_destage() {
-            return None;
-        }
+        let stuck = self.log_corrupt || self.health.fenced;
         match self.destage.stage() {
+            Stage::Retiring(_) => Some(self.now),
+            Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.now),
+            _ if stuck || self.gives_up_destage() => None,
             // What is not durable cannot be taken up: its completion is what wakes.
             Stage::Idle => {
                 let log = self.log();
@@ -401,10 +525,24 @@ impl Volume {
                 oldest.map(|span| span.since.plus(self.destage_age()))
             }
             // With enough under way, it is a completion that wakes.
-            Stage::Writing if self.destage.busy() < self.destage_depth() => self.destage.retry_at(),
+            Stage::Writing if self.destage.busy() < self.destaging.depth => self.destage.retry_at(),
             _ => None,
         }
     }
+}
+
+/// A buffer from the common pool, of which a quarter is left to clients.
+fn shared_buffer(bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
+    let pool = &cx.pool;
+    if pool.free_bytes() <= pool.total_bytes() / 4 {
+        return None;
+    }
+    pool.alloc(bytes)
+}
+
+/// Where the log has the first block of a part of an entry.
+pub(super) fn part_position(entry: &Entry, range: SectorRange) -> u64 {
+    entry.position + range.first_block() - entry.range.first_block()
 }
 
 fn written_bytes(plan: &Plan) -> u64 {

@@ -13,17 +13,25 @@
 //! 4. A generation is retired only when the backend holds it durably, the cache has durably
 //!    forgotten what it overwrote, and the superblock is durable that says so.
 //! 5. Log space that a read in flight needs is not written over.
+//! 6. Once the backend has said that another owner has it, nothing more is asked of it, nothing is
+//!    answered but that, and the log's tail stays where it is.
 //!
 //! A failed log write latches: writes are refused, reads and destage of what is durable go on.
+//! A backend that does not answer is waited for, and shows; a cache device that does not answer is
+//! waited for no longer than the cache allows, and then read around.
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `read` (lookup, fetches, promotion, extents),
-//! `destaging` (the backend side).
+//! `destaging` (the backend side), `health` (what is wrong, and since when).
 
 mod destaging;
+mod health;
+mod log_chunks;
 mod read;
 mod write;
+
+pub use health::{State, Trouble};
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
@@ -100,6 +108,11 @@ pub struct VolumeConfig {
     pub resident_bytes_max: u64,
     /// Whether the backend answers `BackendExtents`.
     pub backend_extents: bool,
+    /// Whether what is written to the backend becomes visible to others and durable all at once, at
+    /// a flush: then a generation of destage may hold sync points.
+    pub backend_atomic: bool,
+    /// The volume counts as degraded while a backend operation has taken longer than this.
+    pub backend_answer_max: Nanos,
 }
 
 /// What happens to a volume.
@@ -150,21 +163,6 @@ pub enum Phase {
     Closing,
     /// Everything is in place; the volume can be dropped.
     Closed,
-}
-
-/// The five states of a core. The first three serve, the last two refuse writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// All is well.
-    Healthy,
-    /// Serving with the backend failing: data is kept in the log.
-    Degraded,
-    /// A log write failed: reads and destage go on, writes are refused until it is reopened.
-    ReadOnly,
-    /// Dirty data in the log is corrupt: destage has stopped before it.
-    Inconsistent,
-    /// Not open.
-    Error,
 }
 
 /// Counters and gauges of one volume. Counters only grow while it is open.
@@ -293,6 +291,10 @@ enum Op {
         range: SectorRange,
         permission: SsdRead,
     },
+    /// A read that was given up; what it brings is not used.
+    LateSsd {
+        permission: SsdRead,
+    },
     Fetch {
         fetch: usize,
     },
@@ -305,12 +307,22 @@ enum Op {
         part: usize,
         position: u64,
     },
+    DestageChunk {
+        position: u64,
+    },
     DestageWrite {
         item: usize,
     },
     DestageFlush,
     Superblock,
     ClosingSuperblock,
+}
+
+/// An outstanding action.
+#[derive(Debug)]
+struct Running {
+    op: Op,
+    since: Nanos,
 }
 
 /// The state of one open volume.
@@ -321,7 +333,9 @@ pub struct Volume {
     replay: Option<Replay>,
     log: Option<WriteLog>,
     index: ExtentIndex,
-    ops: Slab<Op>,
+    ops: Slab<Running>,
+    /// Of them, reads that nobody waits for.
+    late_reads: usize,
     /// Requests that came while the log was being replayed.
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
@@ -336,6 +350,9 @@ pub struct Volume {
     closing_superblock: bool,
     /// Work waits for memory that others will give back: poll again then.
     memory_wait: Option<Nanos>,
+    health: health::Health,
+    /// The time of the present step.
+    now: Nanos,
     open_started: Nanos,
     stats: VolumeStats,
 }
@@ -359,6 +376,7 @@ impl Volume {
             phase: Phase::Opening,
             index: ExtentIndex::default(),
             ops: Slab::new(),
+            late_reads: 0,
             early: VecDeque::new(),
             writes: write::Writes::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
@@ -370,6 +388,8 @@ impl Volume {
             close: None,
             closing_superblock: false,
             memory_wait: None,
+            health: health::Health::new(cx.cache.ssd_answer_max()),
+            now,
             open_started: now,
             stats: VolumeStats::default(),
             config,
@@ -380,6 +400,7 @@ impl Volume {
 
     /// Take one event; push what follows from it.
     pub fn step(&mut self, now: Nanos, event: Event, cx: &mut Context<'_>) {
+        self.now = now;
         match event {
             Event::Request { id, request } => self.request(now, id, request, cx),
             Event::Completed(completion) => self.completed(now, completion, cx),
@@ -405,9 +426,13 @@ impl Volume {
                 if self.log.is_some() {
                     self.trim_resident(self.config.resident_bytes_max);
                 }
+                self.health.watch_at = Some(now);
             }
         }
-        if let Some(log) = &self.log {
+        // It shows in the time that a request takes; the simulator and the tests have it on.
+        if cfg!(debug_assertions)
+            && let Some(log) = &self.log
+        {
             log.check_invariants();
         }
     }
@@ -430,6 +455,9 @@ impl Volume {
     }
 
     fn serve(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
+        if self.health.fenced {
+            return self.reply(id, Kind::Other, Err(RequestError::Fenced), cx);
+        }
         if !self.is_valid(&request) {
             return self.reply(id, Kind::Other, Err(RequestError::BadRange), cx);
         }
@@ -485,7 +513,11 @@ impl Volume {
 
     fn completed(&mut self, now: Nanos, completion: Completion, cx: &mut Context<'_>) {
         let Completion { token, result } = completion;
-        match self.ops.remove(token.0 as usize) {
+        let Running { op, .. } = self.ops.remove(token.0 as usize);
+        if op.is_of_backend() {
+            self.backend_answered(&op, result.as_ref().err().copied(), cx);
+        }
+        match op {
             Op::Replay { chunk } => self.replayed(now, chunk, result, cx),
             Op::OpeningSuperblock => self.opened(now, result, cx),
             Op::Span { end } => self.span_written(end, result, cx),
@@ -504,6 +536,10 @@ impl Volume {
             } => {
                 self.ssd_was_read(read, range, permission, result, cx);
             }
+            Op::LateSsd { permission } => {
+                self.late_reads -= 1;
+                cx.cache.cancel_ssd_read(permission);
+            }
             Op::Fetch { fetch } => self.fetched(fetch, result, cx),
             Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
             Op::DestageRead {
@@ -514,9 +550,13 @@ impl Volume {
                 self.unpin(position);
                 self.destage_was_read(now, item, part, position, result, cx);
             }
+            Op::DestageChunk { position } => {
+                self.unpin(position);
+                self.destage_chunk_was_read(now, position, result, cx);
+            }
             Op::DestageWrite { item } => self.destage_was_written(now, item, result),
-            Op::DestageFlush => self.destage_was_flushed(now, result, cx),
-            Op::Superblock => self.superblock_written(now, result, cx),
+            Op::DestageFlush => self.destage_was_flushed(now, result),
+            Op::Superblock => self.superblock_written(result, cx),
             Op::ClosingSuperblock => {
                 self.log_failed |= result.is_err();
                 self.phase = Phase::Closed;
@@ -539,6 +579,7 @@ impl Volume {
                     self.begin_close(cx);
                 }
                 self.relieve_pool(cx);
+                self.watch(cx);
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
@@ -549,12 +590,15 @@ impl Volume {
                 if self.close.is_some() {
                     self.finish_close(cx);
                 }
+                self.note_trouble();
             }
         }
         let waits = match self.phase {
             Phase::Opening => self.replay.is_some() && self.ops.is_empty(),
             Phase::Open | Phase::Closing => {
-                !self.reads.starved.is_empty() || self.destage.is_postponed()
+                !self.reads.starved.is_empty()
+                    || self.reads.has_stalled_promotion()
+                    || (self.destage.is_postponed() && !self.health.fenced)
             }
             Phase::Failed(_) | Phase::Closed => false,
         };
@@ -562,7 +606,9 @@ impl Volume {
     }
 
     fn token(&mut self, op: Op) -> Token {
-        Token(self.ops.insert(op) as u64)
+        self.watch_from_now(&op);
+        let since = self.now;
+        Token(self.ops.insert(Running { op, since }) as u64)
     }
 
     fn log(&self) -> &WriteLog {
@@ -700,11 +746,12 @@ impl Volume {
     }
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
-        let destage = self.close == Some(true) && !self.log_failed && !self.log_corrupt;
-        let stuck = self.log_failed || self.log_corrupt;
+        let stuck = self.log_failed || self.log_corrupt || self.health.fenced;
+        let destage = self.close == Some(true) && !stuck;
         let idle = self.destage.stage() == Stage::Idle || stuck;
         let answered = self.stats.requests_in_flight == 0;
-        if self.closing_superblock || !idle || !answered || !self.ops.is_empty() {
+        let ended = self.ops.len() == self.late_reads;
+        if self.closing_superblock || !idle || !answered || !ended {
             return;
         }
         if self.log_failed {
@@ -712,6 +759,11 @@ impl Volume {
             return;
         }
         if self.log().flights() > 0 || (destage && !self.log().spans().is_empty()) {
+            return;
+        }
+        if self.health.fenced {
+            // The log stays as it is.
+            self.phase = Phase::Closed;
             return;
         }
         debug_assert!(
@@ -775,7 +827,12 @@ impl Volume {
         if !matches!(self.phase, Phase::Open | Phase::Closing) {
             return self.memory_wait;
         }
-        let wakeups = [self.write_wakeup(), self.destage_wakeup(), self.memory_wait];
+        let wakeups = [
+            self.write_wakeup(),
+            self.destage_wakeup(),
+            self.memory_wait,
+            self.health.watch_at,
+        ];
         wakeups.into_iter().flatten().min()
     }
 
@@ -784,15 +841,21 @@ impl Volume {
         self.phase
     }
 
-    /// Which of the five states it is in.
-    pub fn state(&self) -> State {
-        match self.phase {
-            Phase::Failed(_) | Phase::Opening | Phase::Closed => State::Error,
-            _ if self.log_corrupt => State::Inconsistent,
-            _ if self.log_failed => State::ReadOnly,
-            _ if self.destage.is_failing() => State::Degraded,
-            _ => State::Healthy,
-        }
+    /// Whether nothing of it is under way, so that it may be dropped once it is closed. Reads of a
+    /// cache device that does not answer may outlast the close.
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Whether a write to the log has failed since it was opened.
+    pub fn log_failed(&self) -> bool {
+        self.log_failed
+    }
+
+    /// Whether every write that the backend was asked for is flushed there. What makes an atomic
+    /// backend show what it has, beside a flush, is right only then.
+    pub fn backend_is_flushed(&self) -> bool {
+        !self.destage.has_unflushed()
     }
 
     /// What it is and how it behaves.
@@ -811,9 +874,11 @@ impl Volume {
             stats.log_used_blocks = log.used_blocks();
             stats.log_ring_blocks = log.ring_blocks();
             stats.dirty_bytes = bytes.appended - bytes.retired;
+            // What was left out for something newer is as old as it was.
+            let left_out = self.destage.left_out_since().unwrap_or(now);
             stats.dirty_age = log
                 .oldest_since()
-                .map_or(Nanos(0), |since| now.since(since));
+                .map_or(Nanos(0), |since| now.since(since.min(left_out)));
             stats.unpersisted_bytes = self.unpersisted_bytes();
             stats.sync_points = log.sync_points();
             stats.index_bytes += log.memory_bytes() as u64;
@@ -828,7 +893,8 @@ impl Volume {
         stats
     }
 
-    /// Assert what must always hold. Cheap checks run after every step; this runs them all.
+    /// Assert what must always hold. Builds with assertions run the cheap checks after every step;
+    /// this runs them all.
     pub fn check_invariants(&self) {
         let Some(log) = &self.log else { return };
         log.check_invariants();

@@ -4,6 +4,9 @@
 //! action, and the reply follows the last one. A piece for which there was no buffer lets the read
 //! start over later.
 //!
+//! A promotion fetches no more than the SSD tier has room for, and fetches again what the tier could
+//! not take: others fill it too.
+//!
 //! A *fetch* reads whole cache lines from the backend. Reads that miss the same line share one. A
 //! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
 //! nobody may join it and it does not fill the cache.
@@ -13,12 +16,12 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
-use super::{Context, Kind, Op, Volume, VolumeConfig};
+use super::{Context, Kind, Op, Running, Volume, VolumeConfig};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
+use crate::io::{Action, BlockKey, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::read_cache::{Lookup, SsdRead, Tier};
 use crate::tiering::{StreamConfig, StreamDetector};
@@ -27,6 +30,8 @@ use crate::tiering::{StreamConfig, StreamDetector};
 const FETCH_BLOCKS_MAX: u64 = 64;
 /// Fetches of one promotion in flight.
 const PROMOTE_FETCHES_MAX: usize = 4;
+/// How often one promotion goes back: others may fill the cache faster for ever.
+const PROMOTE_RETURNS_MAX: u32 = 64;
 /// Extents in one answer, and blocks looked at for it.
 const EXTENTS_MAX: usize = 256;
 const EXTENT_BLOCKS_MAX: u64 = 4096;
@@ -74,6 +79,8 @@ struct Promotion {
     end: u64,
     fetches: usize,
     failed: bool,
+    /// How often it may go back to what was not taken.
+    returns_left: u32,
 }
 
 /// The read side of a volume.
@@ -92,6 +99,12 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// Whether a promotion waits for memory, or for room in the cache.
+    pub(super) fn has_stalled_promotion(&self) -> bool {
+        let mut promotions = self.promotions.iter();
+        promotions.any(|(_, promotion)| promotion.fetches == 0)
+    }
+
     pub(super) fn new(config: &VolumeConfig, line_blocks: u64) -> Self {
         Self {
             active: Slab::new(),
@@ -267,6 +280,9 @@ impl Volume {
             ..
         } = self.reads.active.remove(read);
         let kind = Kind::Read(range.bytes() as u64);
+        if self.health.fenced {
+            return self.reply(id, kind, Err(RequestError::Fenced), cx);
+        }
         match error {
             Some(error) => self.reply(id, kind, Err(error), cx),
             None if again => self.reads.starved.push_back((id, range, fill)),
@@ -435,6 +451,43 @@ impl Volume {
         self.finish_read(read, cx);
     }
 
+    /// The cache device has kept a read for too long: take the block from the backend. What the
+    /// device brings in the end is not used.
+    pub(super) fn give_up_ssd_read(&mut self, key: usize, cx: &mut Context<'_>) {
+        let Some(running) = self.ops.get_mut(key) else {
+            return;
+        };
+        let since = running.since;
+        let Op::ReadSsd {
+            read,
+            range,
+            permission,
+        } = self.ops.remove(key).op
+        else {
+            unreachable!("only reads of the cache device are given up");
+        };
+        // The slot that was just emptied is the next to be filled: the token stays the same.
+        let op = Op::LateSsd { permission };
+        let same = self.ops.insert(Running { op, since });
+        assert_eq!(same, key, "a token names one action until it ends");
+        self.late_reads += 1;
+        cx.cache.ssd_read_is_late();
+        self.stats.miss_blocks += 1;
+        self.read_missing(read, range, cx);
+        self.finish_read(read, cx);
+    }
+
+    /// Everything that waits before its first action, and everything under way once it ends, is
+    /// refused.
+    pub(super) fn refuse_waiting_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        for (_, id, range, _) in core::mem::take(&mut self.reads.undurable) {
+            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+        }
+        for (id, range, _) in core::mem::take(&mut self.reads.starved) {
+            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+        }
+    }
+
     /// Let `read` have `run` from the backend, through fetches that others may share.
     fn read_missing(&mut self, read: usize, run: SectorRange, cx: &mut Context<'_>) {
         let mut at = run.start;
@@ -475,6 +528,9 @@ impl Volume {
         promotion: Option<usize>,
         cx: &mut Context<'_>,
     ) -> Option<usize> {
+        if self.health.fenced {
+            return None;
+        }
         let line = if fill == Fill::Nowhere {
             1
         } else {
@@ -547,6 +603,9 @@ impl Volume {
             }
             self.finish_read(read, cx);
         }
+        if fetch.promotion.is_some() {
+            cx.cache.end_promise(fetch.blocks);
+        }
         let failed = data.is_none();
         if let Some(data) = data.filter(|_| !fetch.stale) {
             self.fill_cache(fetch.first_block, &data, fetch.fill, cx);
@@ -555,6 +614,9 @@ impl Volume {
             let state = &mut self.reads.promotions[promotion];
             state.fetches -= 1;
             state.failed |= failed;
+            if !failed {
+                self.return_to_untaken(promotion, fetch.first_block, fetch.blocks, cx);
+            }
             self.go_on_promoting(promotion, cx);
         }
     }
@@ -629,6 +691,7 @@ impl Volume {
             end,
             fetches: 0,
             failed: false,
+            returns_left: PROMOTE_RETURNS_MAX,
         };
         let key = self.reads.promotions.insert(promotion);
         self.go_on_promoting(key, cx);
@@ -643,6 +706,32 @@ impl Volume {
         }
     }
 
+    /// Whether a block is where a promotion brings it.
+    fn is_promoted(&self, block: u64, cx: &Context<'_>) -> bool {
+        let end = BlockKey(self.key(0).0 + self.whole_blocks());
+        cx.cache.is_promoted(self.key(block), end)
+    }
+
+    /// What was fetched for a promotion, but not taken, is fetched once more.
+    fn return_to_untaken(
+        &mut self,
+        promotion: usize,
+        first: u64,
+        blocks: u64,
+        cx: &mut Context<'_>,
+    ) {
+        let state = &self.reads.promotions[promotion];
+        let end = (first + blocks).min(state.end);
+        let untaken = (first..end).find(|&block| !self.is_promoted(block, cx));
+        let state = &mut self.reads.promotions[promotion];
+        if let Some(block) = untaken.filter(|&block| block < state.next)
+            && state.returns_left > 0
+        {
+            state.returns_left -= 1;
+            state.next = block;
+        }
+    }
+
     fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
         while let Some(&Promotion {
             id,
@@ -650,12 +739,15 @@ impl Volume {
             end,
             fetches,
             failed,
+            ..
         }) = self.reads.promotions.get(key)
         {
             if next >= end || failed {
                 if fetches == 0 {
                     self.reads.promotions.remove(key);
-                    let result = if failed {
+                    let result = if self.health.fenced {
+                        Err(RequestError::Fenced)
+                    } else if failed {
                         Err(RequestError::Io)
                     } else {
                         Ok(Reply::Done)
@@ -667,16 +759,19 @@ impl Volume {
             if fetches >= PROMOTE_FETCHES_MAX {
                 return;
             }
-            let absent = cx.cache.probe(self.key(next)) == Tier::Absent;
-            if !absent || self.joinable(next).is_some() {
+            if self.is_promoted(next, cx) || self.joinable(next).is_some() {
                 self.reads.promotions[key].next = next + 1;
                 continue;
+            }
+            if !cx.cache.has_room(FETCH_BLOCKS_MAX) {
+                return;
             }
             let run = SectorRange::between(next * BLOCK_SECTORS, end * BLOCK_SECTORS);
             let Some(fetch) = self.begin_fetch(run, Fill::Both, Some(key), cx) else {
                 return;
             };
             let fetch = &self.reads.fetches[fetch];
+            cx.cache.promise(fetch.blocks);
             let promotion = &mut self.reads.promotions[key];
             promotion.next = fetch.first_block + fetch.blocks;
             promotion.fetches += 1;
@@ -741,7 +836,12 @@ impl Volume {
             self.overlay_extents(id, range, &extents, cx);
         } else {
             self.stats.backend_errors += 1;
-            self.reply(id, Kind::Other, Err(RequestError::Io), cx);
+            let error = if self.health.fenced {
+                RequestError::Fenced
+            } else {
+                RequestError::Io
+            };
+            self.reply(id, Kind::Other, Err(error), cx);
         }
     }
 

@@ -23,9 +23,17 @@ const SECOND_SPAN_BYTES: usize = 32 << 10;
 const SMALL_SPANS_IN_FLIGHT_MAX: usize = 4;
 /// A span that nobody waits for is written when it has so many bytes.
 const LAZY_SPAN_BYTES: usize = 512 << 10;
-/// Throttled admissions may run ahead of their schedule by this much, so that a timer's
-/// granularity does not cost throughput.
-const BURST: Nanos = Nanos::from_micros(500);
+/// Whoever flushes after no more than so many bytes has what is written between two flushes written
+/// early, from this size of a span on: the flush then waits for a short span only.
+const FLUSH_OFTEN_BYTES: u64 = 1 << 20;
+const EARLY_SPAN_BYTES: usize = 32 << 10;
+/// Throttled admissions run ahead of their schedule by the time that destage needs for so many log
+/// blocks, and then wait until they are back on it: let in one by one, each would be a span of its
+/// own, which costs twice the log space and many times the CPU of a span for several.
+const BURST_BLOCKS: f64 = 32.0;
+/// Bounds of that time: a timer's granularity, and what a client may notice.
+const BURST_MIN: Nanos = Nanos::from_micros(500);
+const BURST_MAX: Nanos = Nanos::from_millis(5);
 /// Log blocks a second that are admitted above the threshold while nothing is known of destage.
 const RATE_BLOCKS_MIN: f64 = 256.0;
 
@@ -45,8 +53,13 @@ pub(super) struct Writes {
     waiters: VecDeque<Waiter>,
     /// When the next throttled write may go, and since when it is known.
     next_admission: Nanos,
+    /// Admissions have run ahead as far as they may, and wait for their schedule.
+    held: bool,
     /// A client has flushed: it knows barriers.
     barrier_seen: bool,
+    /// Bytes accepted when the last flush came, and between it and the one before.
+    flushed_at: u64,
+    flush_interval: u64,
     /// Data of entries from this sequence on may be in memory.
     pub(super) resident_from: Sequence,
     pub(super) resident_bytes: u64,
@@ -92,7 +105,7 @@ impl Volume {
                 Admission::Now => {}
                 Admission::At(_) | Admission::Blocked => break,
                 Admission::Full => {
-                    if self.config.when_full == WhenFull::Error && self.destage.is_failing() {
+                    if self.config.when_full == WhenFull::Error && self.backend_takes_nothing() {
                         self.refuse_waiting_writes(RequestError::LogFull, cx);
                     }
                     break;
@@ -103,6 +116,11 @@ impl Volume {
             self.stats.throttled_time = self.stats.throttled_time.plus(waited);
             self.admit(now, pending.id, pending.request, cx);
         }
+    }
+
+    /// Whether the backend fails what is destaged, or gives no answer.
+    fn backend_takes_nothing(&self) -> bool {
+        self.destage.is_failing() || self.health.silent.is_some()
     }
 
     pub(super) fn refuse_waiting_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
@@ -131,18 +149,28 @@ impl Volume {
             return Admission::Blocked;
         }
         let fill = self.fill_above_threshold();
-        if fill > 0.0 && self.writes.next_admission > now.plus(BURST) {
+        if fill > 0.0 && self.writes.held && self.writes.next_admission > now {
             return Admission::At(self.writes.next_admission);
         }
         Admission::Now
     }
 
+    /// How far throttled admissions may run ahead of their schedule.
+    fn burst(&self) -> Nanos {
+        let nanos = BURST_BLOCKS / self.destage.rate_blocks().max(RATE_BLOCKS_MIN) * 1e9;
+        Nanos((nanos as u64).clamp(BURST_MIN.0, BURST_MAX.0))
+    }
+
     /// 0 below the throttling threshold, rising to 1 at a full log.
     fn fill_above_threshold(&self) -> f64 {
-        let log = self.log();
         let threshold = f64::from(self.config.dirty_ratio_max.min(95)) / 100.0;
-        let used = log.used_blocks() as f64 / log.ring_blocks() as f64;
-        ((used - threshold) / (1.0 - threshold)).clamp(0.0, 1.0)
+        ((self.log_fill() - threshold) / (1.0 - threshold)).clamp(0.0, 1.0)
+    }
+
+    /// Share of the log in use, from 0 to 1.
+    pub(super) fn log_fill(&self) -> f64 {
+        let log = self.log();
+        log.used_blocks() as f64 / log.ring_blocks() as f64
     }
 
     fn admit(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
@@ -202,12 +230,16 @@ impl Volume {
         let rate = self.destage.rate_blocks().max(RATE_BLOCKS_MIN) * (1.0 - fill) / fill;
         let nanos = (blocks as f64 / rate.max(1.0) * 1e9).min(1e9) as u64;
         self.writes.next_admission = self.writes.next_admission.max(now).plus(Nanos(nanos));
+        self.writes.held = self.writes.next_admission > now.plus(self.burst());
     }
 
     pub(super) fn flush(&mut self, id: RequestId, cx: &mut Context<'_>) {
         if self.log_failed {
             return self.reply(id, Kind::Flush, Err(RequestError::ReadOnly), cx);
         }
+        let appended = self.log().bytes().appended;
+        self.writes.flush_interval = appended - self.writes.flushed_at;
+        self.writes.flushed_at = appended;
         self.writes.barrier_seen = true;
         let log = self.log_mut();
         log.sync_point();
@@ -279,9 +311,16 @@ impl Volume {
             || self.destaging.wants_seal(log)
             || self.phase == Phase::Closing;
         (awaited && gathered)
+            || (flights == 0 && bytes >= EARLY_SPAN_BYTES && self.is_flushed_often())
             || bytes >= LAZY_SPAN_BYTES
             || now >= since.plus(self.lazy_age())
             || (!self.writes.admission.is_empty() && gathered)
+    }
+
+    /// Whether the next flush is to be expected before much more is written.
+    fn is_flushed_often(&self) -> bool {
+        let since = self.log().bytes().appended - self.writes.flushed_at;
+        self.writes.barrier_seen && self.writes.flush_interval.max(since) <= FLUSH_OFTEN_BYTES
     }
 
     /// Whether the entry before `until` is in the open span.
@@ -326,12 +365,22 @@ impl Volume {
     /// What the log holds from here on is unknown: refuse every write until it is reopened.
     pub(super) fn fail_log(&mut self, cx: &mut Context<'_>) {
         self.log_failed = true;
-        for waiter in core::mem::take(&mut self.writes.waiters) {
-            self.reply(waiter.id, waiter.kind, Err(RequestError::Io), cx);
-        }
+        self.refuse_acknowledgements(RequestError::Io, cx);
         self.refuse_waiting_writes(RequestError::ReadOnly, cx);
         // What these reads wait for will not become durable; memory has it.
         self.wake_durable_reads(Sequence::MAX, cx);
+    }
+
+    fn refuse_acknowledgements(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        for waiter in core::mem::take(&mut self.writes.waiters) {
+            self.reply(waiter.id, waiter.kind, Err(error), cx);
+        }
+    }
+
+    /// Refuse every write and flush that is not answered yet.
+    pub(super) fn refuse_unanswered_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        self.refuse_acknowledgements(error, cx);
+        self.refuse_waiting_writes(error, cx);
     }
 
     /// Drop the oldest durable data from memory until at most `bytes_max` are left.

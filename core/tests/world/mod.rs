@@ -14,6 +14,10 @@ pub const BYTES: usize = 8 << 20;
 
 pub struct World {
     pub config: VolumeConfig,
+    /// Reads of the log that were performed.
+    pub log_reads: usize,
+    /// Flushes of the backend that were performed.
+    pub backend_flushes: usize,
     pub pool: Rc<Pool>,
     pub cache: ReadCache,
     pub volume: Volume,
@@ -41,6 +45,8 @@ pub fn config(persist: Persist) -> VolumeConfig {
         read_ahead_bytes_max: 1 << 20,
         resident_bytes_max: 1 << 20,
         backend_extents: false,
+        backend_atomic: false,
+        backend_answer_max: Nanos::from_millis(5_000),
     }
 }
 
@@ -55,7 +61,9 @@ impl World {
             CacheConfig {
                 dram_blocks: 64,
                 ssd: None,
+                ssd_answer_max: Nanos::from_millis(5_000),
             },
+            Nanos(0),
             Rc::clone(&pool),
             &mut actions,
         );
@@ -74,6 +82,8 @@ impl World {
             volume,
             log,
             backend,
+            log_reads: 0,
+            backend_flushes: 0,
             now: Nanos(1),
             replies,
         };
@@ -105,6 +115,7 @@ impl World {
                     offset,
                     mut buf,
                 } => {
+                    self.log_reads += 1;
                     let bytes = buf.len();
                     buf.copy_from_slice(&self.log[offset as usize..][..bytes]);
                     (token, Done::Read(buf))
@@ -143,7 +154,10 @@ impl World {
                     self.backend[offset as usize..][..bytes as usize].fill(0);
                     (token, Done::Written)
                 }
-                Action::BackendFlush { token } => (token, Done::Written),
+                Action::BackendFlush { token } => {
+                    self.backend_flushes += 1;
+                    (token, Done::Written)
+                }
                 Action::Reply { request, result } => {
                     self.replies.push((request, result));
                     continue;

@@ -1,23 +1,40 @@
 //! What every backend and every stack of filters must do, whatever it is made of.
+//!
+//! The tests of this crate run it over files; `cargo run --example conformance -- URL` runs it over
+//! whatever a URL names, such as an image of a real cluster. A failure panics with what was wrong.
+//! It writes to the place and leaves its image there.
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Buf, Pool};
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
+use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 
-use super::{Absent, Ask, Operation, Port, Stack};
+use super::url::BackendUrl;
+use super::{Absent, Ask, BackendError, Keep, Keeper, Kept, Operation, Port, Prepared, Stack};
 use crate::device::ring::{Finished, Owner, Ring, RingConfig};
+use crate::filters::Chance;
 
 /// Bytes of the backends under test: not a multiple of a block, on purpose.
 pub const BYTES: u64 = (3 << 20) + 512;
 
+/// An operation that has not ended by then never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Opens the backend under test, with these options of filters over it.
+pub type Open<'a> = dyn Fn(&str, u64, Absent) -> Result<Prepared, BackendError> + 'a;
+
 /// A backend with the loop that a shard would be.
 pub struct Bench {
+    /// Where its I/O goes.
     pub ring: Ring,
+    /// What is under test.
     pub stack: Stack,
+    /// Where buffers come from.
     pub pool: Rc<Pool>,
     origin: Instant,
     next: u64,
@@ -25,19 +42,21 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn open(url: &str, bytes: u64, absent: Absent) -> Result<Self, super::BackendError> {
-        Ok(Self {
-            stack: super::open(url, bytes, absent)?.build(),
-            ring: Ring::new(RingConfig::default()).unwrap(),
+    /// Use an open backend.
+    pub fn new(prepared: Prepared) -> Self {
+        Self::over(prepared.build())
+    }
+
+    /// Use a stack.
+    pub fn over(stack: Stack) -> Self {
+        Self {
+            stack,
+            ring: Ring::new(RingConfig::default()).expect("io_uring"),
             pool: Pool::new(8 << 20),
             origin: Instant::now(),
             next: 0,
             ended: HashMap::new(),
-        })
-    }
-
-    pub fn new(url: &str) -> Self {
-        Self::open(url, BYTES, Absent::Create).unwrap()
+        }
     }
 
     fn now(&self) -> Nanos {
@@ -58,6 +77,7 @@ impl Bench {
         }
     }
 
+    /// Begin an operation; its number.
     pub fn start(&mut self, ask: Ask) -> u64 {
         self.next += 1;
         let token = Token(self.next);
@@ -69,7 +89,7 @@ impl Bench {
     pub fn turn(&mut self) {
         let until = self.stack.next_wakeup().map(|due| due.since(self.now()).0);
         let wait = Duration::from_nanos(until.unwrap_or(u64::MAX)).min(Duration::from_millis(20));
-        self.ring.submit_and_wait(Some(wait)).unwrap();
+        self.ring.submit_and_wait(Some(wait)).expect("io_uring");
         let mut finished = Vec::new();
         self.ring.reap(&mut finished);
         for Finished {
@@ -85,22 +105,25 @@ impl Bench {
         self.call(Stack::poll);
     }
 
+    /// Wait for the end of an operation.
     pub fn end(&mut self, id: u64) -> Result<Done, IoError> {
         let started = Instant::now();
         loop {
             if let Some(result) = self.ended.remove(&id) {
                 return result;
             }
-            assert!(started.elapsed() < Duration::from_secs(30), "never ended");
+            assert!(started.elapsed() < PATIENCE, "never ended");
             self.turn();
         }
     }
 
+    /// An operation from its beginning to its end.
     pub fn ask(&mut self, ask: Ask) -> Result<Done, IoError> {
         let id = self.start(ask);
         self.end(id)
     }
 
+    /// Whether it has ended without being waited for.
     pub fn has_ended(&self, id: u64) -> bool {
         self.ended.contains_key(&id)
     }
@@ -108,25 +131,28 @@ impl Bench {
     /// A buffer placed as a volume's are.
     pub fn buf(&self, offset: u64, content: &[u8]) -> Buf {
         let range = SectorRange::new(offset / 512, content.len() as u64 / 512);
-        let mut buf = self.pool.alloc_for(range).unwrap();
+        let mut buf = self.pool.alloc_for(range).expect("a free buffer");
         buf.copy_from_slice(content);
         buf.freeze()
     }
 
+    /// Write.
     pub fn write(&mut self, offset: u64, content: &[u8]) -> Result<(), IoError> {
         let data = vec![self.buf(offset, content)];
         self.ask(Ask::Write { offset, data }).map(drop)
     }
 
+    /// Read.
     pub fn read(&mut self, offset: u64, bytes: usize) -> Result<Vec<u8>, IoError> {
         let range = SectorRange::new(offset / 512, bytes as u64 / 512);
-        let buf = self.pool.alloc_for(range).unwrap();
+        let buf = self.pool.alloc_for(range).expect("a free buffer");
         match self.ask(Ask::Read { offset, buf })? {
             Done::Read(buf) => Ok(buf.to_vec()),
             other => panic!("a read ended in {other:?}"),
         }
     }
 
+    /// The whole allocation of a range.
     pub fn extents(&mut self, range: SectorRange) -> Vec<Extent> {
         let mut runs: Vec<Extent> = Vec::new();
         let mut at = range.start;
@@ -148,30 +174,346 @@ impl Bench {
 }
 
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    std::iter::repeat_with(|| random.u8(1..))
+    let mut chance = Chance::new(seed);
+    std::iter::repeat_with(|| chance.draw() as u8 | 1)
         .take(bytes)
         .collect()
 }
 
-/// The suite. `make` opens a new backend of [`BYTES`] bytes, or, with the path of an earlier call
-/// to it, the same one again.
-pub fn conformance(make: impl Fn(&std::path::Path) -> Bench) {
-    let directory = tempfile::tempdir().unwrap();
-    let mut bench = make(directory.path());
-    reads_what_was_written(&mut bench);
-    zeroes_are_zero(&mut bench);
-    many_at_once(&mut bench);
-    extents_tell_the_truth(&mut bench);
-    resizes(&mut bench);
-    assert_eq!(bench.stack.under_way(), 0);
+/// Something that a backend must do.
+type Case = fn(&mut Bench);
+
+/// Everything, over a URL without filters at whose place nothing is yet. `say` hears what is tried.
+pub fn run_url(url: &str, say: &mut dyn FnMut(&str)) -> Result<(), BackendError> {
+    let parsed = BackendUrl::parse(url)?;
+    if parsed.place.find()?.is_some() {
+        let place = parsed.place.name();
+        return Err(BackendError::Refused(format!(
+            "{place} exists, and the suite would overwrite it: name a place where nothing is"
+        )));
+    }
+    say("a place where nothing is");
+    let refused = super::open(url, BYTES, Absent::Refuse);
+    assert!(
+        refused.is_err(),
+        "nothing there was taken for a volume's data"
+    );
+    let mark = if url.contains('?') { '&' } else { '?' };
+    let open = |options: &str, bytes: u64, absent: Absent| {
+        super::open(&format!("{url}{mark}{options}"), bytes, absent)
+    };
+    contract(&open, say);
+    faults(&open, say);
+    if let Some(keeper) = parsed.place.as_keeper() {
+        say("snapshots and clones");
+        let (place, options) = url.split_once('?').unwrap_or((url, ""));
+        let clone = format!("{place}-clone?{options}");
+        keeps_and_clones(url, &clone, keeper);
+    }
+    let found = super::find(url)?.expect("the image is there");
+    assert_eq!(found.bytes, BYTES, "its size is found");
+    assert!(super::closing::wait(None, PATIENCE), "it never closed");
+    Ok(())
+}
+
+/// What the contract says, over a place where nothing is yet.
+pub fn contract(open: &Open<'_>, say: &mut dyn FnMut(&str)) {
+    let cases: [(&str, Case); 6] = [
+        ("reads bring what was written", reads_what_was_written),
+        ("zeroes are zero", zeroes_are_zero),
+        ("many at once", many_at_once),
+        ("more at once than may be under way", bounded_in_flight),
+        ("extents tell the truth", extents_tell_the_truth),
+        ("resizing", resizes),
+    ];
+    say("making it");
+    let prepared = open("", BYTES, Absent::Create).unwrap_or_else(|error| panic!("{error}"));
+    let identity = prepared.identity();
+    let mut bench = Bench::new(prepared);
+    for (what, case) in cases {
+        say(what);
+        case(&mut bench);
+        assert_eq!(bench.stack.under_way(), 0);
+    }
+    say("opening it again");
     let pool = Rc::clone(&bench.pool);
     bench.write(8192, &noise(77, 4096)).unwrap();
     bench.ask(Ask::Flush).unwrap();
     drop(bench);
     assert_eq!(pool.free_bytes(), pool.total_bytes(), "buffers came back");
-    let mut again = make(directory.path());
-    assert_eq!(again.read(8192, 4096).unwrap(), noise(77, 4096));
+    for (bytes, absent) in [(BYTES + 512, Absent::Refuse), (BYTES - 512, Absent::Create)] {
+        let wrong = open("", bytes, absent).err();
+        assert!(
+            matches!(
+                wrong,
+                Some(BackendError::Size { .. } | BackendError::Shrunk { .. })
+            ),
+            "of another size: {wrong:?}"
+        );
+    }
+    for absent in [Absent::Refuse, Absent::Create] {
+        let prepared = open("", BYTES, absent).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(prepared.identity(), identity, "the same thing is there");
+        let mut again = Bench::new(prepared);
+        assert_eq!(again.read(8192, 4096).unwrap(), noise(77, 4096));
+    }
+    let reopen = || {
+        let prepared = open("", BYTES, Absent::Refuse);
+        Bench::new(prepared.unwrap_or_else(|error| panic!("{error}")))
+    };
+    let mut bench = reopen();
+    if bench.stack.capabilities().atomic_flush {
+        say("what is not flushed is not there");
+        bench.write(8192, &noise(78, 4096)).unwrap();
+        bench
+            .ask(Ask::Zero {
+                offset: 16384,
+                bytes: 4096,
+                unmap: true,
+            })
+            .unwrap();
+        assert_eq!(bench.read(8192, 4096).unwrap(), noise(78, 4096));
+        let before = bench.read(32768, 4096).unwrap();
+        drop(bench);
+        let mut again = reopen();
+        assert_eq!(again.read(8192, 4096).unwrap(), noise(77, 4096));
+        assert_eq!(again.read(32768, 4096).unwrap(), before);
+    }
+}
+
+fn open_bench(url: &str) -> Bench {
+    let prepared = super::open(url, BYTES, Absent::Refuse);
+    Bench::new(prepared.unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn kept(keeper: &dyn Keeper) -> Kept {
+    let kept = keeper.kept().unwrap_or_else(|error| panic!("{error}"));
+    kept.expect("there is a volume")
+}
+
+/// What a place with snapshots must do besides, over one that [`contract`] has left; its clone goes
+/// to `clone_url`, where nothing is, and is given up in the end.
+fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
+    let name = |text| SnapshotName::new(text).expect("a name");
+    let snapshot = |text, made_ms| {
+        let name = name(text);
+        Ask::Keep(Keep::Snapshot { name, made_ms })
+    };
+    let forget = |text| Ask::Keep(Keep::Forget { name: name(text) });
+    let refused = |done: Result<Done, IoError>| match done {
+        Ok(Done::Refused(why)) => why,
+        other => panic!("it is not refused: {other:?}"),
+    };
+    let [first, second, third, fourth] = [60, 61, 62, 63].map(|seed| noise(seed, 1 << 20));
+    let mut parent = open_bench(url);
+    assert!(parent.stack.capabilities().snapshots);
+    assert_eq!(
+        kept(keeper),
+        Kept {
+            identity: kept(keeper).identity,
+            ..Kept::default()
+        }
+    );
+    parent.write(0, &first).unwrap();
+    parent.ask(Ask::Flush).unwrap();
+    // Not flushed: it is in no snapshot.
+    parent.write(4096, &noise(64, 4096)).unwrap();
+    assert!(matches!(parent.ask(snapshot("one", 5)), Ok(Done::Written)));
+    assert_eq!(
+        refused(parent.ask(snapshot("one", 6))),
+        SnapshotError::Exists
+    );
+    parent.write(0, &second).unwrap();
+    parent.ask(Ask::Flush).unwrap();
+    assert!(matches!(parent.ask(snapshot("two", 7)), Ok(Done::Written)));
+    let names = |kept: &Kept| {
+        let snapshots = kept.snapshots.iter();
+        snapshots
+            .map(|s| (s.name.as_str().to_owned(), s.made_ms, s.clones.len()))
+            .collect::<Vec<_>>()
+    };
+    let owned = |text: &str, made_ms, clones| (text.to_owned(), made_ms, clones);
+    assert_eq!(
+        names(&kept(keeper)),
+        [owned("one", 5, 0), owned("two", 7, 0)]
+    );
+
+    let clone_place = BackendUrl::parse(clone_url).expect("a URL").place;
+    let clone_keeper = clone_place.as_keeper().expect("the same kind");
+    assert!(clone_keeper.clone_from(url, &name("three")).is_err());
+    let made = clone_keeper.clone_from(url, &name("one"));
+    assert_eq!(made.unwrap_or_else(|error| panic!("{error}")).bytes, BYTES);
+    assert!(
+        clone_keeper.clone_from(url, &name("one")).is_err(),
+        "it is there"
+    );
+    assert!(kept(clone_keeper).is_clone);
+    assert_eq!(
+        names(&kept(keeper)),
+        [owned("one", 5, 1), owned("two", 7, 0)]
+    );
+    let mut clone = open_bench(clone_url);
+    assert!(
+        clone.read(0, 1 << 20).unwrap() == first,
+        "it begins as the snapshot"
+    );
+    clone.write(1 << 20, &third).unwrap();
+    clone.ask(Ask::Flush).unwrap();
+    parent.write(1 << 20, &fourth).unwrap();
+    parent.ask(Ask::Flush).unwrap();
+    // The clone keeps what it needs, whatever is forgotten.
+    for name in ["one", "two"] {
+        assert!(matches!(parent.ask(forget(name)), Ok(Done::Written)));
+    }
+    assert_eq!(refused(parent.ask(forget("one"))), SnapshotError::NotFound);
+    assert_eq!(kept(keeper).clones.len(), 1);
+    drop(clone);
+    let mut clone = open_bench(clone_url);
+    assert!(clone.read(0, 1 << 20).unwrap() == first, "opened again");
+    assert!(clone.read(1 << 20, 1 << 20).unwrap() == third);
+    assert!(parent.read(0, 1 << 20).unwrap() == second);
+    assert!(parent.read(1 << 20, 1 << 20).unwrap() == fourth);
+
+    assert_eq!(
+        refused(parent.ask(Ask::Keep(Keep::GiveUp))),
+        SnapshotError::HasClones
+    );
+    assert!(clone_keeper.sweep().is_err(), "it is in use");
+    assert!(matches!(
+        clone.ask(Ask::Keep(Keep::GiveUp)),
+        Ok(Done::Written)
+    ));
+    drop(clone);
+    assert!(kept(clone_keeper).is_gone);
+    assert_eq!(kept(keeper).all_clones().count(), 0);
+    assert!(super::open(clone_url, BYTES, Absent::Refuse).is_err());
+    assert!(super::open(clone_url, BYTES, Absent::Create).is_err());
+    assert!(
+        clone_keeper
+            .sweep()
+            .unwrap_or_else(|error| panic!("{error}"))
+            > 0
+    );
+    assert!(kept(clone_keeper).is_gone, "that stays");
+    assert!(parent.read(0, 1 << 20).unwrap() == second);
+}
+
+/// A file that makes an error filter fail while it exists.
+struct Switch(std::path::PathBuf);
+
+impl Switch {
+    fn new() -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("hdcs-switch-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    /// Switch the failure on, and wait until the filter has seen it: `probe` then fails.
+    fn on(&self, bench: &mut Bench, probe: impl Fn(&mut Bench) -> Result<(), IoError>) -> IoError {
+        std::fs::write(&self.0, "").expect("a temporary file");
+        let started = Instant::now();
+        loop {
+            match probe(bench) {
+                Err(error) => return error,
+                Ok(()) => assert!(started.elapsed() < PATIENCE, "it never failed"),
+            }
+        }
+    }
+
+    fn off(&self) {
+        std::fs::remove_file(&self.0).expect("a temporary file");
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // It is there only if a case has failed.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// What faults between a volume and its backend do, over a place that [`contract`] has left.
+pub fn faults(open: &Open<'_>, say: &mut dyn FnMut(&str)) {
+    let bench = |options: &str| {
+        let prepared = open(options, BYTES, Absent::Refuse);
+        Bench::new(prepared.unwrap_or_else(|error| panic!("{error}")))
+    };
+    say("a slow backend");
+    let mut slow = bench("delay_us=3000");
+    let started = Instant::now();
+    slow.write(0, &noise(50, 4096)).unwrap();
+    slow.ask(Ask::Flush).unwrap();
+    assert_eq!(slow.read(0, 4096).unwrap(), noise(50, 4096));
+    assert!(started.elapsed() >= Duration::from_millis(9));
+    drop(slow);
+
+    for (kind, expected) in [
+        ("eio", IoError::Failed),
+        ("gone", IoError::Unreachable),
+        ("enospc", IoError::NoSpace),
+    ] {
+        say(&format!("a failing backend: {kind}"));
+        let switch = Switch::new();
+        let mut failing = bench(&format!(
+            "error_kind={kind}&error_on=write&error_file={}",
+            switch.0.display()
+        ));
+        let error = switch.on(&mut failing, |bench| bench.write(0, &noise(50, 4096)));
+        assert_eq!(error, expected);
+        assert_eq!(failing.write(0, &noise(51, 4096)), Err(expected));
+        assert_eq!(failing.read(0, 4096).unwrap(), noise(50, 4096));
+        failing.ask(Ask::Flush).unwrap();
+        switch.off();
+        let started = Instant::now();
+        while failing.write(0, &noise(50, 4096)).is_err() {
+            assert!(started.elapsed() < PATIENCE, "it never came back");
+        }
+        assert_eq!(failing.read(0, 4096).unwrap(), noise(50, 4096));
+    }
+
+    say("a backend that was taken over");
+    let switch = Switch::new();
+    let mut fenced = bench(&format!(
+        "error_kind=fenced&error_on=write&error_file={}",
+        switch.0.display()
+    ));
+    let error = switch.on(&mut fenced, |bench| bench.write(0, &noise(50, 4096)));
+    assert_eq!(error, IoError::Fenced);
+    switch.off();
+    assert_eq!(fenced.write(0, &noise(51, 4096)), Err(IoError::Fenced));
+    assert_eq!(fenced.read(0, 4096), Err(IoError::Fenced));
+    drop(fenced);
+    let mut successor = bench("");
+    assert_eq!(successor.read(0, 4096).unwrap(), noise(50, 4096));
+    drop(successor);
+
+    say("a backend that hangs and goes on");
+    let switch = Switch::new();
+    let mut hanging = bench(&format!(
+        "error_kind=hang&error_on=flush&error_file={}",
+        switch.0.display()
+    ));
+    let flushes = std::cell::RefCell::new(Vec::new());
+    switch.on(&mut hanging, |bench| {
+        let id = bench.start(Ask::Flush);
+        flushes.borrow_mut().push(id);
+        // Long enough for the filter to look, and for a flush that does not hang to end.
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(500) {
+            bench.turn();
+            if bench.has_ended(id) {
+                return Ok(());
+            }
+        }
+        Err(IoError::Unreachable)
+    });
+    hanging.write(4096, &noise(52, 4096)).unwrap();
+    switch.off();
+    for id in flushes.into_inner() {
+        hanging.end(id).unwrap();
+    }
+    assert_eq!(hanging.read(4096, 4096).unwrap(), noise(52, 4096));
 }
 
 fn reads_what_was_written(bench: &mut Bench) {
@@ -234,27 +576,40 @@ fn zeroes_are_zero(bench: &mut Bench) {
     }
 }
 
-fn many_at_once(bench: &mut Bench) {
-    let mut random = fastrand::Rng::with_seed(5);
-    let mut order: Vec<u64> = (0..256).collect();
-    random.shuffle(&mut order);
+/// Write blocks in an order drawn from the seed, all at once, and read them back.
+fn write_at_once(bench: &mut Bench, seed: u64, blocks: u64, block_bytes: u64) {
+    let mut chance = Chance::new(seed);
+    let mut order: Vec<u64> = (0..blocks).collect();
+    for at in (1..order.len()).rev() {
+        order.swap(at, (chance.draw() % (at as u64 + 1)) as usize);
+    }
+    let content = |block: u64| noise(seed << 32 | block, block_bytes as usize);
     let ids: Vec<u64> = order
         .iter()
         .map(|&block| {
-            let data = vec![bench.buf(block * 4096, &noise(block, 4096))];
-            bench.start(Ask::Write {
-                offset: block * 4096,
-                data,
-            })
+            let offset = block * block_bytes;
+            let data = vec![bench.buf(offset, &content(block))];
+            bench.start(Ask::Write { offset, data })
         })
         .collect();
     for id in ids {
         bench.end(id).unwrap();
     }
     bench.ask(Ask::Flush).unwrap();
-    for block in 0..256 {
-        assert_eq!(bench.read(block * 4096, 4096).unwrap(), noise(block, 4096));
+    for block in 0..blocks {
+        let read = bench.read(block * block_bytes, block_bytes as usize);
+        assert!(read.unwrap() == content(block), "block {block}");
     }
+}
+
+fn many_at_once(bench: &mut Bench) {
+    write_at_once(bench, 5, 256, 4096);
+}
+
+fn bounded_in_flight(bench: &mut Bench) {
+    let max = bench.stack.capabilities().in_flight_max.min(1000) as u64;
+    // Small ones, since each takes a block of the pool.
+    write_at_once(bench, 6, max + max / 2, 512);
 }
 
 fn extents_tell_the_truth(bench: &mut Bench) {
@@ -297,51 +652,5 @@ fn resizes(bench: &mut Bench) {
     );
 }
 
-fn url(directory: &std::path::Path, options: &str) -> String {
-    format!("file:{}/image?{options}", directory.display())
-}
-
-fn reopen(directory: &std::path::Path, options: &str) -> Bench {
-    Bench::new(&url(directory, options))
-}
-
-mod cases {
-    use super::*;
-
-    #[test]
-    fn file_direct() {
-        conformance(|directory| reopen(directory, ""));
-    }
-
-    #[test]
-    fn file_buffered() {
-        conformance(|directory| reopen(directory, "direct=off"));
-    }
-
-    #[test]
-    fn delay() {
-        conformance(|directory| reopen(directory, "delay_us=50&delay_jitter_us=100"));
-    }
-
-    #[test]
-    fn rate() {
-        conformance(|directory| reopen(directory, "rate_mib=2000"));
-    }
-
-    #[test]
-    fn error_at_rest() {
-        conformance(|directory| reopen(directory, "error_rate=0&error_kind=hang"));
-    }
-
-    #[test]
-    fn everything_stacked() {
-        conformance(|directory| {
-            let log = directory.join("log");
-            let options = format!(
-                "delay_us=20&rate_mib=4000&error_file=/nonexistent/file&log={}",
-                log.display()
-            );
-            reopen(directory, &options)
-        });
-    }
-}
+#[cfg(test)]
+mod tests;

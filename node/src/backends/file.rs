@@ -11,10 +11,13 @@
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
 
-use std::fs::{File, OpenOptions};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hdcs_core::buf::{Arena, Buf};
@@ -22,7 +25,8 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
-use super::{Absent, Ask, Backend, BackendError, Operation, Port};
+use super::url::{Given, OptionList, Scheme, UrlError, decode};
+use super::{Absent, Ask, Backend, BackendError, Capabilities, Found, Operation, Place, Port};
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
 use crate::device::ring::Outcome;
@@ -40,6 +44,82 @@ pub struct Prepared {
     opened: Opened,
 }
 
+impl super::Opened for Prepared {
+    fn build(self: Box<Self>) -> Box<dyn Backend> {
+        Box::new(FileBackend::new(*self))
+    }
+}
+
+/// See the module.
+pub const SCHEME: Scheme = Scheme {
+    name: "file",
+    form: "file:PATH",
+    options: &["direct"],
+    parse,
+};
+
+#[derive(Debug)]
+struct ImagePath {
+    path: PathBuf,
+    /// Whether direct I/O is tried.
+    direct: bool,
+}
+
+fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, UrlError> {
+    // `file:///path` is what other programs write.
+    let path = given.place.strip_prefix("//").unwrap_or(given.place);
+    let path = decode(path)?;
+    if !path.starts_with(b"/") || path.contains(&0) {
+        return Err(given.refuse("the path must be absolute, as in file:/var/lib/image"));
+    }
+    Ok(Box::new(ImagePath {
+        path: PathBuf::from(OsString::from_vec(path)),
+        direct: options.switch("direct")?.unwrap_or(true),
+    }))
+}
+
+impl Place for ImagePath {
+    fn name(&self) -> String {
+        let real = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        format!("file:{}", real.display())
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
+
+    fn find(&self) -> Result<Option<Found>, BackendError> {
+        let path = &self.path;
+        let refused = |why: &str| BackendError::Refused(format!("{}: {why}", path.display()));
+        let found = match fs::metadata(path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match path.parent() {
+                    Some(parent) if parent.is_dir() => Ok(None),
+                    _ => Err(refused("its directory does not exist: make it first")),
+                };
+            }
+            Err(error) => return Err(refused(&error.to_string())),
+        };
+        let partly = found.file_type().is_block_device();
+        let bytes = if partly {
+            let mut device = File::open(path).map_err(|e| DeviceError::io("open", path, e))?;
+            let end = device.seek(SeekFrom::End(0));
+            end.map_err(|e| DeviceError::io("measure", path, e))?
+        } else if found.is_file() {
+            found.len()
+        } else {
+            return Err(refused("it is neither a file nor a block device"));
+        };
+        Ok(Some(Found { bytes, partly }))
+    }
+
+    fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn super::Opened>, BackendError> {
+        open(&self.path, bytes, self.direct, absent)
+            .map(|prepared| Box::new(prepared) as Box<dyn super::Opened>)
+    }
+}
+
 /// Open the image, or make it if it may be made. Blocks.
 pub fn open(
     path: &Path,
@@ -47,11 +127,18 @@ pub fn open(
     direct: bool,
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
-    let new = match std::fs::metadata(path) {
+    let new = match fs::metadata(path) {
         Ok(_) => false,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = path.parent().unwrap_or(Path::new("."));
+            if let Err(error) = fs::metadata(directory) {
+                return Err(BackendError::Unreachable(format!(
+                    "{}: {error}: is its file system mounted?",
+                    directory.display()
+                )));
+            }
             if absent == Absent::Refuse {
-                return Err(BackendError::Absent(path.to_path_buf()));
+                return Err(BackendError::Absent(path.display().to_string()));
             }
             true
         }
@@ -67,29 +154,15 @@ pub fn open(
     };
     let opened = device::open_file(path, direct)?;
     device::lock(&opened, 0, 0)?;
-    let has = opened.bytes;
-    let path = path.to_path_buf();
-    if has < bytes && absent == Absent::Refuse {
-        return Err(BackendError::Shrunk {
-            path,
-            has,
-            needs: bytes,
-        });
-    }
-    // A device may be larger than its volume. A file that is larger when its volume is made was
-    // hardly meant for it; later, it is what an interrupted resize leaves.
-    let fits = if absent == Absent::Create && !opened.block_device {
-        has == bytes
-    } else {
-        has >= bytes
+    let found = Found {
+        bytes: opened.bytes,
+        partly: opened.block_device,
     };
-    if !fits {
-        return Err(BackendError::Size {
-            path,
-            has,
-            needs: bytes,
-        });
-    }
+    super::check_size(&path.display().to_string(), found, bytes, absent)?;
+    // What an earlier process wrote and did not flush is in the page cache, perhaps. If that process's
+    // log is lost too, nobody writes it again, and a power loss would take back what was read.
+    let synced = opened.file.sync_all();
+    synced.map_err(|error| DeviceError::io("make durable what is in", path, error))?;
     Ok(Prepared { opened })
 }
 
@@ -103,7 +176,7 @@ fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
     let sized = file.set_len(bytes).and_then(|()| file.sync_all());
     if let Err(error) = sized {
         // The error that matters is the first one.
-        let _ = std::fs::remove_file(path);
+        let _ = fs::remove_file(path);
         return Err(DeviceError::io("size", path, error));
     }
     Ok(())
@@ -258,6 +331,7 @@ impl Backend for FileBackend {
                 let job = move || JobOutput::Unit(resize(&file, block_device, bytes));
                 port.ring.job(port.owner, token, Box::new(job));
             }
+            Ask::Keep(_) => unreachable!("it has no snapshots"),
         }
     }
 
@@ -286,15 +360,17 @@ impl Backend for FileBackend {
         None
     }
 
-    fn has_extents(&self) -> bool {
-        !self.block_device
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            extents: !self.block_device,
+            ..Capabilities::default()
+        }
     }
 }
 
 fn resize(file: &File, block_device: bool, bytes: u64) -> Result<(), Errno> {
     if block_device {
         // A device has the size it has; it must hold the volume.
-        use std::io::{Seek, SeekFrom};
         let has = (&*file)
             .seek(SeekFrom::End(0))
             .map_err(|e| Errno::from(&e))?;

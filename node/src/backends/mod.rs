@@ -8,29 +8,136 @@
 //! 3. What was completed before a flush was submitted is durable when the flush completes.
 //! 4. `Extents` answers with consecutive runs from the start of the range, at least one, all
 //!    within it; what it calls a hole or zero reads as zeroes.
-//! 5. No method blocks; what would block runs on the ring's worker.
+//! 5. No method blocks; what would block runs on the ring's worker or on threads of the backend's
+//!    own, which end operations through a [`crate::device::worker::Remote`].
+//! 6. At most [`Capabilities::in_flight_max`] operations are under way in a backend; the others
+//!    wait here, in order.
+//! 7. Once another owner has taken the backend over, every operation ends with
+//!    [`IoError::Fenced`], and no byte of this owner reaches it any more.
+//! 8. If [`Capabilities::atomic_flush`] is set, what others find at the place, or the next opening, is
+//!    what was completed before some flush or resize was submitted, whole, and nothing later. One
+//!    that failed may have taken effect.
 //!
 //! Failure: operations end with an [`IoError`]; opening fails with a [`BackendError`], a sentence
 //! for the user.
 
+pub mod closing;
+pub mod conformance;
 pub mod file;
+pub mod hdfs;
+pub mod objects;
+#[cfg(feature = "rbd")]
+pub mod rbd;
+pub mod s3;
 pub mod url;
 
-#[cfg(test)]
-pub(crate) mod conformance;
-
-use std::path::PathBuf;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::objects::io::SnapshotName;
 use thiserror::Error;
 
 use crate::device::file::DeviceError;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::filters;
-use url::{BackendUrl, Place, UrlError};
+use crate::stores::{Counters, Counts};
+use url::{BackendUrl, Scheme, UrlError};
+
+/// Every kind of backend: a new one is a file of its own and a line here.
+pub const SCHEMES: &[Scheme] = &[
+    file::SCHEME,
+    #[cfg(feature = "rbd")]
+    rbd::SCHEME,
+    s3::SCHEME,
+    hdfs::SCHEME,
+];
+
+/// Where a backend's data is, as its URL says; nothing has been looked at.
+pub trait Place: std::fmt::Debug + Send {
+    /// Two places of one name are the same.
+    fn name(&self) -> String;
+    /// The local file or device that it is.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+    /// What is there, if anything. Blocks.
+    fn find(&self) -> Result<Option<Found>, BackendError>;
+    /// The same place as one that keeps snapshots and clones, if it is of that kind.
+    fn as_keeper(&self) -> Option<&dyn Keeper> {
+        None
+    }
+    /// Open it for a volume of `bytes` bytes, alone. Blocks.
+    fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
+}
+
+/// A place whose volume can have snapshots and clones. Snapshots are made and deleted by whoever has
+/// the volume open ([`Ask::Keep`]); all of this does without, and fences nobody. It blocks.
+pub trait Keeper {
+    /// The snapshots and clones of the volume there; `None`: there is no volume.
+    fn kept(&self) -> Result<Option<Kept>, BackendError>;
+    /// Make a volume here, where nothing is yet, that begins as a snapshot of the one at the place
+    /// of a URL. No data is copied.
+    fn clone_from(&self, parent: &str, snapshot: &SnapshotName) -> Result<Found, BackendError>;
+    /// Remove what a volume here that was given up has left; how many objects that were.
+    fn sweep(&self) -> Result<u64, BackendError>;
+}
+
+/// What depends on a volume, and what it depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// What it is: see [`Opened::identity`].
+    pub identity: String,
+    /// In the order in which they were made.
+    pub snapshots: Vec<KeptSnapshot>,
+    /// Clones of snapshots that are forgotten.
+    pub clones: Vec<KeptClone>,
+    /// Whether it is a clone itself.
+    pub is_clone: bool,
+    /// Whether it was given up ([`Keep::GiveUp`]).
+    pub is_gone: bool,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptSnapshot {
+    /// Its name.
+    pub name: SnapshotName,
+    /// When it was made: milliseconds since 1970.
+    pub made_ms: u64,
+    /// The clones that begin with it.
+    pub clones: Vec<KeptClone>,
+}
+
+/// A clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptClone {
+    /// What an open backend over it says it is: see [`Opened::identity`].
+    pub identity: String,
+    /// Where it is, for people.
+    pub location: String,
+}
+
+impl Kept {
+    /// Every clone.
+    pub fn all_clones(&self) -> impl Iterator<Item = &KeptClone> {
+        let snapshots = self.snapshots.iter();
+        snapshots.flat_map(|s| &s.clones).chain(&self.clones)
+    }
+}
+
+/// What is at a backend's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its size.
+    pub bytes: u64,
+    /// Whether a new volume may use a part of it.
+    pub partly: bool,
+}
 
 /// What is asked of a backend. Offsets and lengths are bytes, multiples of 512.
 #[derive(Debug)]
@@ -70,6 +177,29 @@ pub enum Ask {
         /// The new size.
         bytes: u64,
     },
+    /// What only backends with [`Capabilities::snapshots`] are asked.
+    Keep(Keep),
+}
+
+/// What is asked about keeping states. Ends with [`Done::Written`] or [`Done::Refused`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Keep a state under a name: what the last flush made durable is in it, and nothing that is
+    /// submitted after its end.
+    Snapshot {
+        /// The name.
+        name: SnapshotName,
+        /// The time: milliseconds since 1970.
+        made_ms: u64,
+    },
+    /// Forget a snapshot.
+    Forget {
+        /// Which.
+        name: SnapshotName,
+    },
+    /// The volume is not needed any more: its parent may free what it has for it. From then on it
+    /// cannot be opened.
+    GiveUp,
 }
 
 impl Ask {
@@ -89,6 +219,9 @@ impl Ask {
             Self::Flush => ("flush", 0, 0),
             Self::Extents { range } => ("extents", range.byte_offset(), range.bytes() as u64),
             Self::Resize { bytes } => ("resize", 0, *bytes),
+            Self::Keep(Keep::Snapshot { .. }) => ("snapshot", 0, 0),
+            Self::Keep(Keep::Forget { .. }) => ("forget", 0, 0),
+            Self::Keep(Keep::GiveUp) => ("give-up", 0, 0),
         }
     }
 }
@@ -129,8 +262,53 @@ pub trait Backend {
     fn poll(&mut self, now: Nanos, port: &mut Port<'_>);
     /// When [`Self::poll`] is due.
     fn next_wakeup(&self) -> Option<Nanos>;
+    /// What it can do; does not change while it is open.
+    fn capabilities(&self) -> Capabilities;
+    /// No operation comes any more: begin nothing of its own, and say whether nothing is under way.
+    /// Asked again whenever something has ended, and dropped only then.
+    fn finish(&mut self) -> bool {
+        true
+    }
+}
+
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
     /// Whether it answers `Extents` with more than "data".
-    fn has_extents(&self) -> bool;
+    pub extents: bool,
+    /// Whether it takes [`Ask::Keep`]; others never see it.
+    pub snapshots: bool,
+    /// Operations under way at most.
+    pub in_flight_max: usize,
+    /// Whether what is written becomes visible to others and durable all at once, at the next flush
+    /// or resize: before it the place holds what the last one left, whatever happens.
+    pub atomic_flush: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            extents: false,
+            snapshots: false,
+            in_flight_max: usize::MAX,
+            atomic_flush: false,
+        }
+    }
+}
+
+/// A backend that is open, but not yet on the thread that will use it.
+pub trait Opened: Send {
+    /// Put it to use on this thread.
+    fn build(self: Box<Self>) -> Box<dyn Backend>;
+    /// Names what was found at the place, the same at every opening, so that a volume notices when
+    /// something else stands there. `None`: the place has no identity of its own.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+    /// What it counts of the requests to its store, if it has one.
+    fn counters(&self) -> Option<Arc<Counters>> {
+        None
+    }
 }
 
 /// Why a backend could not be opened.
@@ -142,21 +320,34 @@ pub enum BackendError {
     /// Its file could not be used.
     #[error("backend: {0}")]
     Device(#[from] DeviceError),
+    /// It cannot be reached at present; later it may.
+    #[error("backend: {0}")]
+    Unreachable(String),
+    /// It was reached and refused: locked, forbidden, damaged, or not what it should be.
+    #[error("backend: {0}")]
+    Refused(String),
     /// There is nothing at its place.
+    #[error("backend: {0} does not exist; put it back, or delete the volume if its data is gone")]
+    Absent(String),
+    /// Something else stands at its place than when the volume was made.
     #[error(
-        "backend: {} does not exist; put it back, or delete the volume if its data is gone",
-        .0.display()
+        "backend: it is {has}, but the volume was made over {was}: another image stands in its place; \
+         put the right one back, or delete the volume if its data is gone"
     )]
-    Absent(PathBuf),
+    Replaced {
+        /// What is there.
+        has: String,
+        /// What was.
+        was: String,
+    },
     /// A new volume over an existing image of another size.
     #[error(
-        "backend: {} exists and holds {has} bytes, but the volume has {needs}; create the volume with \
-         --size {has} to use it as it is, or name a path that does not exist",
-        path.display()
+        "backend: {place} exists and holds {has} bytes, but the volume has {needs}; create the volume \
+         with --size {has} to use it as it is, or name a place where nothing is"
     )]
     Size {
         /// The image.
-        path: PathBuf,
+        place: String,
         /// Its size.
         has: u64,
         /// The volume's size.
@@ -164,13 +355,12 @@ pub enum BackendError {
     },
     /// The image of an existing volume has lost its end.
     #[error(
-        "backend: {} holds {has} bytes, but the volume has {needs}: it was cut or replaced; restore it, \
-         or enlarge it (truncate --size {needs}) if zeroes at its end are acceptable",
-        path.display()
+        "backend: {place} holds {has} bytes, but the volume has {needs}: it was cut or replaced; restore \
+         it, or enlarge it to that size if zeroes at its end are acceptable"
     )]
     Shrunk {
         /// The image.
-        path: PathBuf,
+        place: String,
         /// Its size.
         has: u64,
         /// The volume's size.
@@ -186,6 +376,28 @@ pub enum BackendError {
     },
 }
 
+impl BackendError {
+    /// Whether another attempt may succeed without anybody having changed the volume.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            // A file system behind a network that is away, or not mounted any more.
+            Self::Device(DeviceError::Io { source, .. }) => matches!(
+                source.raw_os_error(),
+                Some(
+                    libc::ESTALE
+                        | libc::ENODEV
+                        | libc::ENOTCONN
+                        | libc::EHOSTDOWN
+                        | libc::EHOSTUNREACH
+                        | libc::ETIMEDOUT
+                )
+            ),
+            _ => false,
+        }
+    }
+}
+
 /// What to do when nothing is at the backend's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
@@ -195,37 +407,79 @@ pub enum Absent {
     Refuse,
 }
 
-/// A backend that is open but not yet on its shard's thread.
+/// A backend with its filters, open but not yet on its shard's thread.
 pub struct Prepared {
-    file: file::Prepared,
+    backend: Box<dyn Opened>,
     filters: filters::Prepared,
     bytes: u64,
+}
+
+/// Whether an image of `has` bytes can carry a volume of `needs`. A place of which a volume may use
+/// a part, such as a device, may be larger. An image that is larger when its volume is made was
+/// hardly meant for it; later, it is what an interrupted resize leaves.
+pub fn check_size(
+    place: &str,
+    found: Found,
+    needs: u64,
+    absent: Absent,
+) -> Result<(), BackendError> {
+    let (place, has) = (place.to_owned(), found.bytes);
+    if has == needs || has > needs && (found.partly || absent == Absent::Refuse) {
+        return Ok(());
+    }
+    Err(match absent {
+        Absent::Create => BackendError::Size { place, has, needs },
+        Absent::Refuse => BackendError::Shrunk { place, has, needs },
+    })
 }
 
 /// Open a backend. Blocks: not for a shard's thread.
 pub fn open(url: &str, bytes: u64, absent: Absent) -> Result<Prepared, BackendError> {
     let url = BackendUrl::parse(url)?;
-    let Place::File { path, direct } = &url.place;
-    Ok(Prepared {
-        file: file::open(path, bytes, *direct, absent)?,
-        filters: filters::prepare(&url.filters)?,
-        bytes,
-    })
+    let filters = filters::prepare(&url.filters)?;
+    let backend = url.place.open(bytes, absent)?;
+    Ok(Prepared::over(backend, filters, bytes))
 }
 
-/// Make the backend of a new volume, or see that what exists fits it. Blocks.
-pub fn create(url: &str, bytes: u64) -> Result<(), BackendError> {
-    open(url, bytes, Absent::Create).map(drop)
+/// What is at a URL's place, if anything. Blocks.
+pub fn find(url: &str) -> Result<Option<Found>, BackendError> {
+    BackendUrl::parse(url)?.place.find()
 }
 
 impl Prepared {
+    /// An open backend of `bytes` bytes under filters.
+    pub fn over(backend: Box<dyn Opened>, filters: filters::Prepared, bytes: u64) -> Self {
+        Self {
+            backend,
+            filters,
+            bytes,
+        }
+    }
+
+    /// See [`Opened::identity`].
+    pub fn identity(&self) -> Option<String> {
+        self.backend.identity()
+    }
+
+    /// Refuse what is not what the volume was made over.
+    pub fn expect(&self, identity: Option<&str>) -> Result<(), BackendError> {
+        let has = self.identity();
+        match (identity, &has) {
+            (Some(was), Some(has)) if was != has => Err(BackendError::Replaced {
+                has: has.clone(),
+                was: was.to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Put it together on the thread that will use it.
     pub fn build(self) -> Stack {
-        let backend = filters::stack(self.filters, Box::new(file::FileBackend::new(self.file)));
+        let counters = self.backend.counters();
+        let backend = filters::stack(self.filters, self.backend.build());
         Stack {
-            backend,
-            bytes: self.bytes,
-            under_way: 0,
+            counters,
+            ..Stack::new(backend, self.bytes)
         }
     }
 }
@@ -234,13 +488,38 @@ impl Prepared {
 pub struct Stack {
     backend: Box<dyn Backend>,
     bytes: u64,
-    under_way: usize,
+    in_flight: usize,
+    in_flight_max: usize,
+    waiting: VecDeque<Operation>,
+    counters: Option<Arc<Counters>>,
 }
 
 impl Stack {
+    /// A stack whose top is `backend`.
+    pub fn new(backend: Box<dyn Backend>, bytes: u64) -> Self {
+        Self {
+            in_flight_max: backend.capabilities().in_flight_max,
+            backend,
+            bytes,
+            in_flight: 0,
+            waiting: VecDeque::new(),
+            counters: None,
+        }
+    }
+
+    /// What it counts of the requests to its store, if it has one.
+    pub fn counts(&self) -> Option<Counts> {
+        self.counters.as_ref().map(|counters| counters.counts())
+    }
+
+    /// See [`Backend::finish`].
+    pub fn finish(&mut self) -> bool {
+        self.backend.finish()
+    }
+
     /// Operations that have not ended.
     pub fn under_way(&self) -> usize {
-        self.under_way
+        self.in_flight + self.waiting.len()
     }
 
     /// Size that operations must keep to.
@@ -253,6 +532,9 @@ impl Stack {
     pub fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, mut ask } = operation;
         let (what, offset, bytes) = ask.describe();
+        if matches!(ask, Ask::Keep(_)) && !self.backend.capabilities().snapshots {
+            return port.end(token, Err(IoError::Failed));
+        }
         if let Ask::Resize { bytes } = ask {
             // While a resize is under way, the smaller size is the one to keep to.
             self.bytes = self.bytes.min(bytes);
@@ -274,10 +556,8 @@ impl Stack {
                 }
             }
         }
-        self.under_way += 1;
-        let before = port.done.len();
-        self.backend.submit(now, Operation { token, ask }, port);
-        self.ended(before, port);
+        self.waiting.push_back(Operation { token, ask });
+        self.go_on(now, port);
     }
 
     /// A resize has ended; operations must keep to the new size from now on.
@@ -287,16 +567,16 @@ impl Stack {
 
     /// See [`Backend::completed`].
     pub fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
-        let before = port.done.len();
-        self.backend.completed(now, token, outcome, port);
-        self.ended(before, port);
+        self.call(port, |backend, port| {
+            backend.completed(now, token, outcome, port);
+        });
+        self.go_on(now, port);
     }
 
     /// See [`Backend::poll`].
     pub fn poll(&mut self, now: Nanos, port: &mut Port<'_>) {
-        let before = port.done.len();
-        self.backend.poll(now, port);
-        self.ended(before, port);
+        self.call(port, |backend, port| backend.poll(now, port));
+        self.go_on(now, port);
     }
 
     /// See [`Backend::next_wakeup`].
@@ -304,15 +584,28 @@ impl Stack {
         self.backend.next_wakeup()
     }
 
-    /// See [`Backend::has_extents`].
-    pub fn has_extents(&self) -> bool {
-        self.backend.has_extents()
+    /// See [`Backend::capabilities`].
+    pub fn capabilities(&self) -> Capabilities {
+        self.backend.capabilities()
     }
 
-    fn ended(&mut self, before: usize, port: &Port<'_>) {
+    /// Hand over as many operations as may be under way.
+    fn go_on(&mut self, now: Nanos, port: &mut Port<'_>) {
+        while self.in_flight < self.in_flight_max
+            && let Some(operation) = self.waiting.pop_front()
+        {
+            self.in_flight += 1;
+            self.call(port, |backend, port| backend.submit(now, operation, port));
+        }
+    }
+
+    /// Call the backend and count what has ended.
+    fn call(&mut self, port: &mut Port<'_>, call: impl FnOnce(&mut dyn Backend, &mut Port<'_>)) {
+        let before = port.done.len();
+        call(&mut *self.backend, port);
         let ended = port.done.len() - before;
-        assert!(ended <= self.under_way, "an operation ended twice");
-        self.under_way -= ended;
+        assert!(ended <= self.in_flight, "an operation ended twice");
+        self.in_flight -= ended;
     }
 }
 
@@ -333,7 +626,8 @@ impl std::fmt::Debug for Stack {
         write!(
             f,
             "Stack({} bytes, {} under way)",
-            self.bytes, self.under_way
+            self.bytes,
+            self.under_way()
         )
     }
 }

@@ -1,25 +1,41 @@
-//! Backend URLs: `file:PATH?option=value&…`.
+//! Backend URLs: `SCHEME:PLACE?option=value&…`.
 //!
-//! `%XX` stands for one byte, so that a path may hold `?`, `&` and `%`. An option that nobody
+//! Each backend's own file takes its place and its options apart ([`Scheme`]); what is common is
+//! here. `%XX` stands for one byte, so that a path may hold `?`, `&` and `%`. An option that nobody
 //! knows is an error that names the nearest one that exists.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
+use super::{Place, SCHEMES};
 use crate::filters;
+
+/// Schemes of the contract that are not there yet.
+const PLANNED: &[&str] = &["ec"];
 
 /// What is wrong with a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UrlError {
     /// No scheme, or one that is not known.
-    #[error("backend `{0}`: the scheme is not known; use file:PATH")]
+    #[error("backend `{0}`: the scheme is not known; use {forms}", forms = forms())]
     Scheme(String),
-    /// The path is relative or empty, or holds a byte that no path has.
-    #[error("backend `{0}`: the path must be absolute, as in file:/var/lib/image")]
-    Path(String),
+    /// A scheme of a later version.
+    #[error("backend `{url}`: {scheme} is not available yet; available is {forms}", forms = forms())]
+    Planned {
+        /// As given.
+        url: String,
+        /// Its scheme.
+        scheme: &'static str,
+    },
+    /// What follows the scheme is not what it must be.
+    #[error("backend `{url}`: {must}")]
+    Place {
+        /// As given.
+        url: String,
+        /// What it must be.
+        must: &'static str,
+    },
     /// An escape is not two hexadecimal digits.
     #[error("backend: `{0}`: % must be followed by two hexadecimal digits (%25 is % itself)")]
     Escape(String),
@@ -30,6 +46,15 @@ pub enum UrlError {
         name: String,
         /// What was probably meant.
         nearest: Option<&'static str>,
+    },
+    /// A secret, which everybody would see who looks at the volume.
+    #[error(
+        "backend URL: it holds a secret ({what}), which would be shown to everybody and kept; put \
+         secrets into the environment of `hdcs serve` or into a file (option `credentials`)"
+    )]
+    Secret {
+        /// Where it stands.
+        what: &'static str,
     },
     /// An option twice.
     #[error("backend option `{0}` is given twice")]
@@ -58,61 +83,74 @@ fn suggest(nearest: Option<&'static str>) -> String {
     nearest.map_or_else(String::new, |name| format!("; did you mean `{name}`?"))
 }
 
-/// Where the data is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A raw image or a block device.
-    File {
-        /// Where.
-        path: PathBuf,
-        /// Whether direct I/O is tried.
-        direct: bool,
-    },
+/// The forms of all URLs that can be used.
+fn forms() -> String {
+    let forms: Vec<&str> = SCHEMES.iter().map(|scheme| scheme.form).collect();
+    forms.join(", ")
+}
+
+/// See [`Scheme::parse`].
+pub type Parse = fn(&Given<'_>, &mut OptionList) -> Result<Box<dyn Place>, UrlError>;
+
+/// How one kind of backend is named in a URL.
+#[derive(Debug)]
+pub struct Scheme {
+    /// What stands before the colon.
+    pub name: &'static str,
+    /// The form of its URLs, for messages.
+    pub form: &'static str,
+    /// The names of its options, for suggestions.
+    pub options: &'static [&'static str],
+    /// Takes apart what follows the colon, and its own options.
+    pub parse: Parse,
+}
+
+/// What is given to [`Scheme::parse`].
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The whole URL, for messages.
+    pub url: &'a str,
+    /// What is between the colon and the options, not decoded.
+    pub place: &'a str,
+}
+
+impl Given<'_> {
+    /// It is not what it must be.
+    pub fn refuse(&self, must: &'static str) -> UrlError {
+        UrlError::Place {
+            url: self.url.to_owned(),
+            must,
+        }
+    }
 }
 
 /// A parsed URL.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct BackendUrl {
     /// Where the data is.
-    pub place: Place,
+    pub place: Box<dyn Place>,
     /// What stands between.
     pub filters: filters::Options,
 }
 
-/// The options of the file backend.
-const FILE_OPTIONS: &[&str] = &["direct"];
-
 impl BackendUrl {
     /// Take a URL apart.
     pub fn parse(url: &str) -> Result<Self, UrlError> {
-        let (scheme, rest) = url
+        let (name, rest) = url
             .split_once(':')
             .ok_or_else(|| UrlError::Scheme(url.to_owned()))?;
-        if scheme != "file" {
-            return Err(UrlError::Scheme(url.to_owned()));
+        if let Some(scheme) = PLANNED.iter().find(|planned| **planned == name) {
+            let url = url.to_owned();
+            return Err(UrlError::Planned { url, scheme });
         }
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        // `file:///path` is what other programs write.
-        let path = path.strip_prefix("//").unwrap_or(path);
-        let path = decode(path)?;
-        if !path.starts_with(b"/") || path.contains(&0) {
-            return Err(UrlError::Path(url.to_owned()));
-        }
+        let scheme = SCHEMES.iter().find(|scheme| scheme.name == name);
+        let scheme = scheme.ok_or_else(|| UrlError::Scheme(url.to_owned()))?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut options = OptionList::parse(query)?;
-        let direct = match options.take("direct").as_deref() {
-            None | Some("on") => true,
-            Some("off") => false,
-            Some(other) => return Err(bad("direct", other, "`on` or `off`")),
-        };
+        let place = (scheme.parse)(&Given { url, place }, &mut options)?;
         let filters = filters::Options::parse(&mut options)?;
-        options.finish()?;
-        Ok(Self {
-            place: Place::File {
-                path: PathBuf::from(OsString::from_vec(path)),
-                direct,
-            },
-            filters,
-        })
+        options.finish(scheme)?;
+        Ok(Self { place, filters })
     }
 }
 
@@ -124,7 +162,8 @@ fn bad(name: &'static str, value: &str, must: &'static str) -> UrlError {
     }
 }
 
-fn decode(text: &str) -> Result<Vec<u8>, UrlError> {
+/// Put bytes in the place of their escapes.
+pub fn decode(text: &str) -> Result<Vec<u8>, UrlError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {
@@ -152,7 +191,8 @@ fn decode(text: &str) -> Result<Vec<u8>, UrlError> {
 pub struct OptionList(Vec<(String, String)>);
 
 impl OptionList {
-    fn parse(query: &str) -> Result<Self, UrlError> {
+    /// The options of a URL: what follows its question mark.
+    pub fn parse(query: &str) -> Result<Self, UrlError> {
         let mut list: Vec<(String, String)> = Vec::new();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
@@ -223,11 +263,18 @@ impl OptionList {
             .ok_or_else(|| bad(name, &value, must))
     }
 
-    fn finish(mut self) -> Result<(), UrlError> {
+    /// `on` or `off`.
+    pub fn switch(&mut self, name: &'static str) -> Result<Option<bool>, UrlError> {
+        self.word(name, &[("on", true), ("off", false)], "`on` or `off`")
+    }
+
+    /// Whatever is left is not known.
+    fn finish(mut self, scheme: &Scheme) -> Result<(), UrlError> {
         let Some((name, _)) = self.0.pop() else {
             return Ok(());
         };
-        let nearest = FILE_OPTIONS
+        let nearest = scheme
+            .options
             .iter()
             .chain(filters::OPTIONS.iter().copied().flatten())
             .map(|known| (distance(&name, known), *known))
@@ -259,8 +306,8 @@ mod tests {
     use super::*;
 
     fn path_of(url: &str) -> PathBuf {
-        let Place::File { path, .. } = BackendUrl::parse(url).unwrap().place;
-        path
+        let place = BackendUrl::parse(url).unwrap().place;
+        place.path().unwrap().to_path_buf()
     }
 
     #[test]
@@ -275,6 +322,7 @@ mod tests {
         let message = |url: &str| BackendUrl::parse(url).unwrap_err().to_string();
         assert!(message("/a/b").contains("use file:PATH"));
         assert!(message("nfs:/a").contains("scheme"));
+        assert!(message("ec:pool").contains("not available yet"));
         assert!(message("file:a").contains("absolute"));
         assert!(message("file:").contains("absolute"));
         assert!(message("file:/a%zz").contains("hexadecimal"));

@@ -37,7 +37,22 @@ enum End {
 }
 
 pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> {
-    let name = &arguments.name;
+    let (total, took) = flush(client, &arguments.name, arguments.timeout).await?;
+    output::line(&format!(
+        "volume {} is flushed: {} in {:.1} s",
+        arguments.name,
+        show(total),
+        took.as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// Write everything dirty to the backend; how much that was, and how long it took.
+pub(super) async fn flush(
+    client: &Client,
+    name: &VolumeName,
+    timeout: Option<u64>,
+) -> Result<(u64, Duration), Failure> {
     let path = format!("{}/flush", api_path(name));
     // Before the flush begins, so that there is no moment in which Ctrl-C leaves it running.
     let mut interrupts = signal(SignalKind::interrupt())
@@ -46,7 +61,7 @@ pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> 
     let total = remaining(&volume);
     let mut progress = Progress::new(total);
     let deadline = async {
-        match arguments.timeout {
+        match timeout {
             Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
             None => std::future::pending().await,
         }
@@ -58,14 +73,7 @@ pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> 
     };
     progress.finish();
     let why = match end {
-        End::Done => {
-            let took = progress.started.elapsed().as_secs_f64();
-            output::line(&format!(
-                "volume {name} is flushed: {} in {took:.1} s",
-                show(total)
-            ));
-            return Ok(());
-        }
+        End::Done => return Ok((total, progress.started.elapsed())),
         End::Interrupted => "interrupted",
         End::TimedOut => "out of time",
     };
@@ -92,6 +100,12 @@ async fn watch(client: &Client, name: &VolumeName, progress: &mut Progress) -> R
         if volume.counters.is_none() {
             return Err(Failure::failed(format!(
                 "flush has ended: volume {name}: it is not open any more: see `hdcs volume show {name}`"
+            )));
+        }
+        if volume.state == "error" {
+            let why = volume.reason.unwrap_or_default();
+            return Err(Failure::failed(format!(
+                "flush has ended: volume {name}: {why}"
             )));
         }
         progress.update(remaining(&volume), volume.reason.as_deref());

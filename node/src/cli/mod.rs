@@ -11,24 +11,29 @@ mod client;
 mod flush;
 mod output;
 pub mod size;
+mod snapshot;
 mod top;
 mod volume;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use client::Client;
 
+use crate::backends::closing;
 use crate::control::api::{ApiError, ErrorKind};
 use crate::control::serve::{self, ServeError};
 use crate::data_dir::Layout;
 
 /// Where the data directory is if nothing says so.
 const DATA_DEFAULT: &str = "hdcs-data";
+/// How long a node that has stopped waits for its backends to close.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// HDCS: a crash-consistent block cache for slow storage.
 #[derive(Debug, Parser)]
@@ -149,15 +154,17 @@ pub fn run() -> ExitCode {
             check::check(&client, &target, json).await
         }),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    let status = match result {
+        Ok(()) => 0,
         Err(failure) => {
             if !failure.message.is_empty() {
                 eprintln!("error: {}", failure.message);
             }
-            ExitCode::from(failure.status)
+            failure.status
         }
-    }
+    };
+    closing::leave(status, CLOSE_TIME_MAX);
+    ExitCode::from(status)
 }
 
 /// Run a command that speaks to a daemon.

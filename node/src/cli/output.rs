@@ -187,6 +187,7 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     let mut row = |field: &str, value: String| {
         table.add_row([field.to_owned(), value]);
     };
+    row("state", status.state);
     row("version", status.version);
     row("process", status.pid.to_string());
     row("data", status.data);
@@ -249,9 +250,21 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
             cache.ssd_state.clone()
         },
     );
-    if let Some(reason) = &cache.ssd_reason {
-        row("  reason", reason.clone());
+    if cache.ssd_failures > 0 {
+        row(
+            "  given up, came back",
+            format!("{}, {}", cache.ssd_failures, cache.ssd_readmissions),
+        );
     }
     print(&table);
+    for problem in &status.problems {
+        let since = problem
+            .for_ms
+            .map_or(String::new(), |ms| format!(" for {} s", ms / 1000));
+        line(&format!(
+            "\n{}: {}{since}: {}",
+            problem.part, problem.state, problem.reason
+        ));
+    }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
 use super::size::show;
@@ -14,6 +15,36 @@ use crate::control::api::{Counters, Status, Volume};
 
 /// Clears the screen and goes to its corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// Columns and lines of the terminal, if it tells.
+fn terminal_size() -> Option<(usize, usize)> {
+    // SAFETY: all zeroes is a valid size, which the request fills in.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    let fd = std::io::stdout().as_raw_fd();
+    // SAFETY: the request writes one `winsize`.
+    let done = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    (done && size.ws_col > 0 && size.ws_row > 0)
+        .then(|| (usize::from(size.ws_col), usize::from(size.ws_row)))
+}
+
+/// As much of a text as a screen shows without wrapping or scrolling; the last line stays free.
+fn fit(text: &str, (columns, lines): (usize, usize)) -> String {
+    let lines = text.lines().take(lines.saturating_sub(1));
+    let cut = lines.map(|line| line.chars().take(columns).collect::<String>());
+    cut.collect::<Vec<_>>().join("\n")
+}
+
+/// Show a screen: cut to the terminal if there is one, else as it is.
+fn show_screen(text: &str, is_terminal: bool) {
+    if is_terminal {
+        let fitted = terminal_size().map_or(text.to_owned(), |size| fit(text, size));
+        output::line(&format!("{CLEAR}{fitted}"));
+    } else {
+        output::line(text);
+    }
+    // A reader that has gone is no error.
+    let _ = std::io::stdout().flush();
+}
 
 #[derive(Args, Debug)]
 pub struct Arguments {
@@ -91,10 +122,13 @@ pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> 
         None if !is_terminal => Some(1),
         chosen => chosen,
     };
+    let at = |error| Failure::failed(format!("cannot run: signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(at)?;
     let _keys = if is_terminal { Keys::new() } else { None };
     tokio::select! {
         ended = show_tables(client, arguments.interval, iterations, is_terminal) => ended,
         _ = tokio::signal::ctrl_c() => Ok(()),
+        _ = terminate.recv() => Ok(()),
         () = quit_key(is_terminal) => Ok(()),
     }
 }
@@ -105,10 +139,22 @@ async fn show_tables(
     iterations: Option<u64>,
     is_terminal: bool,
 ) -> Result<(), Failure> {
+    let at = |error| Failure::failed(format!("cannot run: signals: {error}"));
+    let mut resized = signal(SignalKind::window_change()).map_err(at)?;
     let mut before = look(client).await?;
     let mut shown = 0;
+    let mut screen: Option<String> = None;
     while iterations.is_none_or(|most| shown < most) {
-        tokio::time::sleep(Duration::from_secs_f64(interval)).await;
+        let pause = tokio::time::sleep(Duration::from_secs_f64(interval));
+        tokio::pin!(pause);
+        loop {
+            tokio::select! {
+                () = &mut pause => break,
+                _ = resized.recv() => if let Some(screen) = &screen {
+                    show_screen(screen, is_terminal);
+                },
+            }
+        }
         let now = look(client).await?;
         let status: Status = client.get("/v1/status").await?;
         let seconds = (now.at - before.at).as_secs_f64().max(0.001);
@@ -122,9 +168,8 @@ async fn show_tables(
             show(status.memory.rss_bytes),
             show(status.memory.max_bytes)
         );
-        let clear = if is_terminal { CLEAR } else { "" };
-        output::line(&format!("{clear}{head}\n{table}"));
-        let _ = std::io::stdout().flush();
+        let text = screen.insert(format!("{head}\n{table}"));
+        show_screen(text, is_terminal);
         before = now;
         shown += 1;
     }
@@ -188,4 +233,17 @@ fn rates(before: &[Volume], now: &[Volume], seconds: f64) -> String {
         ]);
     }
     output::trimmed(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn screen_is_cut_to_its_size() {
+        let text = "123456\n12µ4\nthird\nfourth";
+        assert_eq!(fit(text, (4, 3)), "1234\n12µ4");
+        assert_eq!(fit(text, (80, 24)), text);
+        assert_eq!(fit(text, (80, 0)), "");
+    }
 }

@@ -8,10 +8,13 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output};
+use super::{Failure, flush, output, snapshot};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
-use crate::control::api::{CreateVolume, Deleted, ResizeVolume, SetVolume, Volume, VolumeRange};
+use crate::control::api::{
+    CreateVolume, Deleted, DetachOptions, Detached, OpenVolume, OpenedVolume, ResizeVolume,
+    SetVolume, Volume, VolumeRange,
+};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -58,18 +61,37 @@ pub(crate) enum Command {
     },
     /// Write everything dirty to the backend, with progress; Ctrl-C cancels it
     Flush(flush::Arguments),
+    /// Make, list or delete snapshots of a volume on s3: or hdfs:
+    Snapshot(snapshot::Arguments),
+    /// Make a volume that begins as a snapshot of another one, or as it is now, and shares its objects
+    Clone(Box<snapshot::Clone>),
     /// Drop clean data from the read cache
     Evict(Range),
     /// Bring data into the read cache
     Promote(Range),
-    /// Delete a volume, after its dirty data is written to the backend
+    /// Open a volume that could not be opened
+    Open(Open),
+    /// Let the node forget a volume, after its dirty data is written to the backend; backend and log stay
+    Detach {
+        /// Name of the volume
+        name: VolumeName,
+        /// Leave dirty data behind in the log instead of writing it to the backend first
+        #[arg(long)]
+        discard_dirty: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete a volume, after its dirty data is written to the backend. What it has there stays, but
+    /// for a clone, of which nothing stays
     Delete {
         /// Name of the volume
         name: VolumeName,
         /// Lose dirty data instead of writing it to the backend first
         #[arg(long)]
         discard_dirty: bool,
-        /// Keep the backing file that HDCS made (one of yours is always kept)
+        /// Keep the backing file that HDCS made (one of yours is always kept), and a clone; needed
+        /// if it has snapshots or clones
         #[arg(long)]
         keep_data: bool,
         /// Print JSON
@@ -95,15 +117,25 @@ pub(crate) struct Create {
     #[arg(long, default_value = "write-back", value_parser = Available::parser("policy", &["write-back"],
         &["write-through", "write-around", "read-only", "pass-through"]))]
     policy: String,
-    /// When a write counts as durable [default: the node's `persist`]
-    #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
-    persist: Option<String>,
     /// Copies of dirty data on other nodes
     #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
     replicas: String,
     /// How many of them must hold a write before it is acknowledged
     #[arg(long, default_value = "one", value_parser = Available::parser("ack level", &["one"], &["majority", "all"]))]
     ack: String,
+    #[command(flatten)]
+    behaviour: Behaviour,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a new volume behaves, whatever it begins with.
+#[derive(Args, Debug)]
+pub(crate) struct Behaviour {
+    /// When a write counts as durable [default: the node's `persist`]
+    #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
+    persist: Option<String>,
     /// Size of the write log [default: the node's `log_size_mib`]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
@@ -116,6 +148,48 @@ pub(crate) struct Create {
     /// Settings that differ from the node's
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = parse_setting)]
     settings: Vec<(String, Value)>,
+}
+
+impl Behaviour {
+    /// The request for a volume that behaves so.
+    pub(crate) fn of(
+        self,
+        name: &VolumeName,
+        bytes: Option<u64>,
+        backend: Option<String>,
+    ) -> Result<CreateVolume, Failure> {
+        let mut settings: BTreeMap<String, Value> = self.settings.into_iter().collect();
+        if let Some(persist) = self.persist {
+            settings.insert("persist".to_owned(), Value::Text(persist));
+        }
+        Ok(CreateVolume {
+            name: name.to_string(),
+            bytes,
+            backend,
+            log_bytes: self.log_size.map(|size| size.0),
+            log_path: self.log_path.as_deref().map(absolute).transpose()?,
+            log_overwrite: self.log_overwrite,
+            settings,
+        })
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Open {
+    /// Name of the volume
+    name: VolumeName,
+    /// If its write log is lost, open it from its backend alone, with a new log
+    #[arg(long)]
+    discard_dirty: bool,
+    /// File or block device for the new log [default: the place of the lost one]
+    #[arg(long, value_name = "PATH")]
+    log_path: Option<PathBuf>,
+    /// Size of the new log [default: that of the lost one]
+    #[arg(long, value_name = "SIZE")]
+    log_size: Option<Size>,
+    /// Take a block device for the new log although it holds something
+    #[arg(long)]
+    log_overwrite: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -163,7 +237,7 @@ fn parse_volume_size(text: &str) -> Result<Size, String> {
     Ok(size)
 }
 
-fn parse_setting(text: &str) -> Result<(String, Value), String> {
+pub(super) fn parse_setting(text: &str) -> Result<(String, Value), String> {
     let (key, value) = text
         .split_once('=')
         .ok_or("write KEY=VALUE, such as persist=on-write")?;
@@ -182,7 +256,7 @@ fn absolute_backend(url: &str) -> Result<String, Failure> {
     }
 }
 
-fn absolute(path: &Path) -> Result<String, Failure> {
+pub(super) fn absolute(path: &Path) -> Result<String, Failure> {
     let absolute = std::path::absolute(path)
         .map_err(|error| Failure::misused(format!("path {}: {error}", path.display())))?;
     absolute.into_os_string().into_string().map_err(|path| {
@@ -249,8 +323,30 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             })
         }
         Command::Flush(arguments) => flush::run(client, &arguments).await,
+        Command::Snapshot(arguments) => snapshot::run(client, arguments).await,
+        Command::Clone(arguments) => snapshot::clone(client, *arguments).await,
         Command::Evict(range) => move_range(client, range, "evict").await,
         Command::Promote(range) => move_range(client, range, "promote").await,
+        Command::Open(arguments) => open(client, arguments).await,
+        Command::Detach {
+            name,
+            discard_dirty,
+            json,
+        } => {
+            let path = format!("{}/detach", api_path(&name));
+            let options = DetachOptions { discard_dirty };
+            let detached: Detached = client.request(Method::POST, &path, &options).await?;
+            said(json, &detached, || {
+                let left = match detached.dirty_bytes_left {
+                    0 => String::new(),
+                    bytes => format!(", {bytes} dirty bytes at most are left in its log"),
+                };
+                format!(
+                    "volume {name} is detached{left}: backend {}, log {}, directory {}",
+                    detached.backend, detached.log, detached.directory
+                )
+            })
+        }
         Command::Delete {
             name,
             discard_dirty,
@@ -276,7 +372,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
     }
 }
 
-fn said<T: serde::Serialize>(
+pub(super) fn said<T: serde::Serialize>(
     json: bool,
     value: &T,
     sentence: impl FnOnce() -> String,
@@ -289,23 +385,9 @@ fn said<T: serde::Serialize>(
 }
 
 async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
-    let mut settings: BTreeMap<String, Value> = arguments.settings.into_iter().collect();
-    if let Some(persist) = arguments.persist {
-        settings.insert("persist".to_owned(), Value::Text(persist));
-    }
-    let request = CreateVolume {
-        name: arguments.name.to_string(),
-        bytes: arguments.size.map(|size| size.0),
-        backend: arguments
-            .backend
-            .as_deref()
-            .map(absolute_backend)
-            .transpose()?,
-        log_bytes: arguments.log_size.map(|size| size.0),
-        log_path: arguments.log_path.as_deref().map(absolute).transpose()?,
-        log_overwrite: arguments.log_overwrite,
-        settings,
-    };
+    let backend = arguments.backend.as_deref().map(absolute_backend);
+    let bytes = arguments.size.map(|size| size.0);
+    let request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)
         .await?;
@@ -317,6 +399,26 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
             volume.state,
             volume.backend
         )
+    })
+}
+
+async fn open(client: &Client, arguments: Open) -> Result<(), Failure> {
+    let request = OpenVolume {
+        discard_dirty: arguments.discard_dirty,
+        log_path: arguments.log_path.as_deref().map(absolute).transpose()?,
+        log_bytes: arguments.log_size.map(|size| size.0),
+        log_overwrite: arguments.log_overwrite,
+    };
+    let path = format!("{}/open", api_path(&arguments.name));
+    let opened: OpenedVolume = client.request(Method::POST, &path, &request).await?;
+    said(arguments.json, &opened, || {
+        let lost = opened.lost.as_ref().map_or(String::new(), |lost| {
+            let kept = lost.log_kept.as_ref().map_or(String::new(), |path| {
+                format!("; what was in the log's place is kept at {path}")
+            });
+            format!(", without its log, which is lost: {}{kept}", lost.said)
+        });
+        format!("volume {} is open{lost}", opened.volume.name)
     })
 }
 

@@ -159,6 +159,12 @@ settings! {
     /// smaller one than these would need more than 16 bytes of index per 4 KiB. A change empties
     /// the SSD tier.
     cache_line_kib: LineKib = LineKib::default(), ();
+    /// How long the SSD tier's device may take for one operation. Beyond it the tier is given up:
+    /// reads and destage go on without it.
+    cache_answer_max_ms: u64 = 5_000, 10..=600_000;
+    /// How long after the SSD tier was given up its device is tried again. The pause doubles, up to
+    /// 32 times as long, while the device keeps failing.
+    cache_retry_ms: u64 = 10_000, 10..=3_600_000;
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
     /// Size of the write log of volumes that are created from now on.
@@ -166,11 +172,24 @@ settings! {
     /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by
     /// `fdatasync` after the write, or by what is faster on each device when it is opened.
     log_durability: Option<Durability> = None, ();
+    /// Threads that write to the write logs and wait for the device, for ten seconds after a
+    /// durable write was held up by a busy processor; 0: the kernel's workers always do it.
+    log_writer_threads: u64 = 2, 0..=64;
+    /// Whether the threads of the data path ask for the highest priority (nice -20, which needs
+    /// CAP_SYS_NICE), so that on a busy machine they never wait for the end of a time slice.
+    raise_priority: bool = true, ();
     /// The processor that the data path's thread keeps to.
     shard_processor: Option<usize> = None, 0..=(PROCESSORS_MAX - 1);
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
     /// loopback needs TLS.
     nbd_listen: Vec<Listen> = vec![Listen::Unix("nbd.sock".into())], ();
+    /// NBD connections at once; a newer one is closed at once, with a line in the log.
+    nbd_connections_max: u64 = 1024, 1..=4096;
+    /// How long an NBD client may take to open an export, TLS included.
+    nbd_handshake_max_ms: u64 = 10_000, 100..=3_600_000;
+    /// How long an NBD client may leave one MiB of a write's data incomplete, or take nothing of its
+    /// replies. Then its connection is ended, and what it held is given back.
+    nbd_stall_max_ms: u64 = 30_000, 100..=3_600_000;
     /// Certificate chain (PEM) of the NBD server; turns TLS on for every TCP listener.
     nbd_tls_cert_file: Option<PathBuf> = None, "no TLS";
     /// Private key (PEM) of the certificate.
@@ -197,11 +216,14 @@ settings! {
     /// Deadline of destage: the oldest dirty data is meant to be no older.
     destage_age_max_ms: u64 = 30_000, 1..=86_400_000;
     /// Share of the log in use, in percent, below which destage waits for data to age.
-    dirty_ratio_min: u64 = 20, 0..=90;
+    dirty_ratio_min: u64 = 50, 0..=90;
     /// Share of the log in use, in percent, above which writes are slowed.
     dirty_ratio_max: u64 = 70, 5..=95;
     /// Backend writes in flight at most during destage.
-    cache_flush_queue_depth: u64 = 16, 1..=256;
+    cache_flush_queue_depth: u64 = 64, 1..=256;
+    /// How long the backend may take for one operation before the volume counts as degraded. The
+    /// operation is waited for all the same.
+    backend_answer_max_ms: u64 = 5_000, 10..=600_000;
     /// A sequential read longer than this stops filling the read cache.
     sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
     /// Largest read-ahead of a sequential read; 0 turns it off.

@@ -114,7 +114,8 @@ pub struct DeleteOptions {
     /// Lose what the backend does not have yet, instead of writing it there first.
     #[serde(default)]
     pub discard_dirty: bool,
-    /// Keep a backing file that HDCS made. One of the user's is always kept.
+    /// Keep a backing file that HDCS made (one of the user's is always kept), and a clone as a volume
+    /// that can be opened again; snapshots and clones of the volume are no hindrance then.
     #[serde(default)]
     pub keep_data: bool,
 }
@@ -128,6 +129,109 @@ pub struct Deleted {
     pub discarded_dirty_bytes: u64,
     /// Where its data is now, if it was kept.
     pub data: Option<String>,
+}
+
+/// How a volume is detached.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DetachOptions {
+    /// Leave dirty data behind in the log, instead of writing it to the backend first.
+    #[serde(default)]
+    pub discard_dirty: bool,
+}
+
+/// What detaching a volume did.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Detached {
+    /// Its name.
+    pub name: String,
+    /// Dirty bytes at most that its log holds and its backend does not.
+    pub dirty_bytes_left: u64,
+    /// Its backend's URL.
+    pub backend: String,
+    /// Where its write log is now, if it is there.
+    pub log: String,
+    /// Where its directory is now.
+    pub directory: String,
+}
+
+/// How a volume that is not open is opened.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenVolume {
+    /// If its write log is lost, open it from its backend alone with a new log.
+    #[serde(default)]
+    pub discard_dirty: bool,
+    /// File or block device for that new log; left out, the place of the lost one.
+    #[serde(default)]
+    pub log_path: Option<String>,
+    /// Size of that new log; left out, that of the lost one, or what fits at `log_path`.
+    #[serde(default)]
+    pub log_bytes: Option<u64>,
+    /// Take a block device for the new log although it holds something.
+    #[serde(default)]
+    pub log_overwrite: bool,
+}
+
+/// What was lost with a write log.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Lost {
+    /// Dirty bytes at most.
+    pub dirty_bytes_max: u64,
+    /// The backend has everything that was written before this time, if that was recorded.
+    pub complete_until: Option<String>,
+    /// The same for people.
+    pub said: String,
+    /// Where the old log is kept, if there was a file in its place.
+    pub log_kept: Option<String>,
+}
+
+/// What opening a volume did.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct OpenedVolume {
+    /// The volume.
+    pub volume: Volume,
+    /// What was lost, if it was opened without its log.
+    pub lost: Option<Lost>,
+}
+
+/// A new snapshot.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MakeSnapshot {
+    /// Its name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`.
+    pub name: String,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: String,
+    /// When it was made: milliseconds since 1970.
+    pub made_ms: u64,
+    /// The clones that begin with it: volumes of this node by name, others by their place.
+    pub clones: Vec<String>,
+}
+
+/// What depends on a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Snapshots {
+    /// Its snapshots, in the order in which they were made.
+    pub snapshots: Vec<Snapshot>,
+    /// Clones that were made without a snapshot of their own, or whose snapshot is gone.
+    pub clones: Vec<String>,
+}
+
+/// A new volume that begins as a snapshot of another one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CloneVolume {
+    /// Which snapshot; left out, the present state.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+    /// The new volume: with a backend in the same store, and without a size.
+    pub clone: CreateVolume,
 }
 
 /// Percentiles of a latency, in microseconds, since the volume was opened.
@@ -235,6 +339,35 @@ pub struct Counters {
     pub replayed_bytes: u64,
     /// How long the last opening took.
     pub replay_ms: u64,
+    /// Requests to the object store behind it; none: its backend is no object store.
+    pub store: Option<StoreCounters>,
+}
+
+/// Requests to an object store since the volume was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreCounters {
+    /// Requests that put an object.
+    pub puts: u64,
+    /// How many of them put a batch of written blocks.
+    pub puts_data: u64,
+    /// How many of them put a part of the map.
+    pub puts_map: u64,
+    /// How many of them put a manifest, which is the commit of a flush.
+    pub puts_manifest: u64,
+    /// Requests that got an object or a part of one.
+    pub gets: u64,
+    /// Requests that deleted one.
+    pub deletes: u64,
+    /// Requests for a page of a listing.
+    pub lists: u64,
+    /// Those of all these that repeated one that had failed.
+    pub retries: u64,
+    /// Bytes put.
+    pub put_bytes: u64,
+    /// Bytes got.
+    pub get_bytes: u64,
+    /// What the last request failed with, if it failed.
+    pub trouble: Option<String>,
 }
 
 /// A volume.
@@ -244,10 +377,14 @@ pub struct Volume {
     pub name: String,
     /// `healthy`, `degraded`, `read-only`, `inconsistent` or `error`.
     pub state: String,
-    /// `opening`, `open`, `closing`, `closed` or `failed`.
+    /// `opening`, `open`, `closing`, `closed`, `failed`, or `waiting`: its backend cannot be reached
+    /// and is tried again.
     pub phase: String,
-    /// Why it is in state `error`, and what to do.
+    /// Why it is not `healthy`, and what to do.
     pub reason: Option<String>,
+    /// How long what is wrong has been wrong, if something is.
+    #[serde(default)]
+    pub trouble_ms: Option<u64>,
     /// Its number on this node.
     pub number: u32,
     /// Its identity everywhere.
@@ -285,6 +422,15 @@ pub struct Cache {
     pub ssd_bytes: u64,
     /// `off`, `warming` (what the last run left is being read), `online`, or `offline` (given up).
     pub ssd_state: String,
+    /// How long it has been in that state.
+    #[serde(default)]
+    pub ssd_state_ms: u64,
+    /// How often it was given up since the start.
+    #[serde(default)]
+    pub ssd_failures: u64,
+    /// How often it came back since the start.
+    #[serde(default)]
+    pub ssd_readmissions: u64,
     /// Why it is offline, and what to do.
     pub ssd_reason: Option<String>,
     /// Lines filled.
@@ -326,6 +472,19 @@ pub struct Memory {
     pub resident_bytes: u64,
 }
 
+/// Something that is not as it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// Which part: `volume NAME` or `SSD tier`.
+    pub part: String,
+    /// The state that it is in.
+    pub state: String,
+    /// How long it has been wrong, if that is known.
+    pub for_ms: Option<u64>,
+    /// What is wrong, and what to do.
+    pub reason: String,
+}
+
 /// The node.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Status {
@@ -333,6 +492,12 @@ pub struct Status {
     pub version: String,
     /// Its process id.
     pub pid: u32,
+    /// `healthy`, or `degraded` if something is not as it should be.
+    #[serde(default)]
+    pub state: String,
+    /// What is not as it should be.
+    #[serde(default)]
+    pub problems: Vec<Problem>,
     /// Identity of the node.
     pub node: String,
     /// Its data directory.

@@ -9,6 +9,7 @@
 //! Failure: every error is an [`api::ApiError`] with a status code that says whose fault it is.
 
 pub mod api;
+mod cache_at;
 pub mod link;
 pub mod node;
 pub mod serve;
@@ -33,8 +34,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use api::{
-    ApiError, CheckReport, CreateVolume, DeleteOptions, Deleted, ErrorKind, ResizeVolume,
-    SetVolume, Status, Volume, VolumeRange,
+    ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
+    Detached, ErrorKind, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume, SetVolume, Snapshot,
+    Snapshots, Status, Volume, VolumeRange,
 };
 use node::Node;
 
@@ -160,6 +162,32 @@ async fn delete_volume(
     detached(async move { node.delete(&name, options).await }).await
 }
 
+/// Open a volume that could not be opened; with `discard_dirty` from its backend alone, if its write
+/// log is lost.
+#[utoipa::path(post, path = "/v1/volumes/{name}/open", params(("name" = String, Path)),
+    request_body = OpenVolume,
+    responses((status = 200, body = OpenedVolume), (status = 409, body = ApiError),
+        (status = 503, body = ApiError)))]
+async fn open_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<OpenVolume>,
+) -> Answer<OpenedVolume> {
+    detached(async move { node.open_now(&name, request).await }).await
+}
+
+/// Let the node forget a volume; its backend and write log stay as they are.
+#[utoipa::path(post, path = "/v1/volumes/{name}/detach", params(("name" = String, Path)),
+    request_body = DetachOptions,
+    responses((status = 200, body = Detached), (status = 409, body = ApiError)))]
+async fn detach_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(options): Json<DetachOptions>,
+) -> Answer<Detached> {
+    detached(async move { node.detach(&name, options).await }).await
+}
+
 /// Change the size of a volume.
 #[utoipa::path(post, path = "/v1/volumes/{name}/resize", params(("name" = String, Path)),
     request_body = ResizeVolume,
@@ -184,6 +212,52 @@ async fn flush_volume(State(node): Shared, Path(name): Path<String>) -> Answer<V
     responses((status = 200), (status = 404, body = ApiError)))]
 async fn cancel_flush(State(node): Shared, Path(name): Path<String>) -> Answer<()> {
     node.cancel_flush(&name).await.map(Json)
+}
+
+/// The snapshots and clones of a volume.
+#[utoipa::path(get, path = "/v1/volumes/{name}/snapshots", params(("name" = String, Path)),
+    responses((status = 200, body = Snapshots), (status = 400, body = ApiError),
+        (status = 404, body = ApiError)))]
+async fn list_snapshots(State(node): Shared, Path(name): Path<String>) -> Answer<Snapshots> {
+    node.snapshots(&name).await.map(Json)
+}
+
+/// Make a snapshot, of everything that was acknowledged before. `DELETE …/flush` cancels it as long as
+/// that is being written to the backend.
+#[utoipa::path(post, path = "/v1/volumes/{name}/snapshots", params(("name" = String, Path)),
+    request_body = MakeSnapshot,
+    responses((status = 200, body = Snapshot), (status = 400, body = ApiError),
+        (status = 409, body = ApiError)))]
+async fn make_snapshot(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<MakeSnapshot>,
+) -> Answer<Snapshot> {
+    detached(async move { node.make_snapshot(&name, request).await }).await
+}
+
+/// Forget a snapshot that no clone begins with.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/snapshots/{snapshot}",
+    params(("name" = String, Path), ("snapshot" = String, Path)),
+    responses((status = 200), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+async fn delete_snapshot(
+    State(node): Shared,
+    Path((name, snapshot)): Path<(String, String)>,
+) -> Answer<()> {
+    detached(async move { node.delete_snapshot(&name, &snapshot).await }).await
+}
+
+/// Make a volume that begins as a snapshot of this one and shares its objects.
+#[utoipa::path(post, path = "/v1/volumes/{name}/clone", params(("name" = String, Path)),
+    request_body = CloneVolume,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError),
+        (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+async fn clone_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<CloneVolume>,
+) -> Answer<Volume> {
+    detached(async move { node.clone_volume(&name, request).await }).await
 }
 
 /// Bring a range into the read cache.
@@ -250,8 +324,13 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(get_status))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(get_volume, set_volume, delete_volume))
+        .routes(routes!(open_volume))
+        .routes(routes!(detach_volume))
         .routes(routes!(resize_volume))
         .routes(routes!(flush_volume, cancel_flush))
+        .routes(routes!(list_snapshots, make_snapshot))
+        .routes(routes!(delete_snapshot))
+        .routes(routes!(clone_volume))
         .routes(routes!(promote_volume))
         .routes(routes!(evict_volume))
         .routes(routes!(check_volume))

@@ -25,12 +25,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hdcs_core::io::Nanos;
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::api::ApiError;
+use super::api::{ApiError, ErrorKind};
+use super::cache_at::CacheAt;
 use super::link::{DataPath, ask};
-use super::node::{Node, lock};
+use super::node::Node;
 use super::{Server, metrics_router, router};
 use crate::config::budget::Budget;
 use crate::config::value::Listen;
@@ -38,10 +40,10 @@ use crate::config::{Config, ConfigError, NodeSettings};
 use crate::data_dir::{DataDir, DataDirError};
 use crate::device::ring::RingConfig;
 use crate::frontends::nbd::{NbdConfig, NbdSession, tls};
-use crate::inspect;
-use crate::shard::command::{Command, DeviceRegion, SessionFactory};
+use crate::shard::cache_place::CachePlace;
+use crate::shard::command::{Command, SessionFactory};
 use crate::shard::{
-    self, CacheDevice, RecordReset, SendError, ShardConfig, ShardError, ShardHandle,
+    self, CacheDevice, ConnectionLimits, SendError, ShardConfig, ShardError, ShardHandle,
 };
 
 /// Longest path of a unix socket, the terminating zero included.
@@ -74,22 +76,6 @@ pub enum ServeError {
     /// The TLS files could not be used.
     #[error("cannot use the TLS files of nbd_tls_*: {0}")]
     Tls(String),
-    /// The cache file could not be made.
-    #[error("cannot make the read cache: {path}: {source}: make room, or set cache_path or cache_total_size_mib", path = path.display())]
-    Cache {
-        /// Which file.
-        path: PathBuf,
-        /// What happened.
-        source: io::Error,
-    },
-    /// What is at the cache's place is not a cache.
-    #[error("cannot use {path} for the read cache: {reason}: set cache_path to something else", path = path.display())]
-    CachePlace {
-        /// Which file or device.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
     /// The control plane failed.
     #[error("{0}")]
     Control(#[from] ApiError),
@@ -106,6 +92,9 @@ pub enum ServeError {
         "the data path has ended: see the log above; acknowledged data is safe in the write logs"
     )]
     DataPathEnded,
+    /// The stop came to its end, but not as it should.
+    #[error("the node has stopped, but not cleanly: {0}")]
+    Unclean(String),
     /// Somebody was in a hurry.
     #[error(
         "stopped at once, before every volume was closed; the next start replays the write logs"
@@ -151,10 +140,12 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     let control = bind_unix(&layout.control_socket(), true)?;
     let metrics = config.node.metrics_listen.map(bind_metrics).transpose()?;
     let budget = Budget::of(&config.node, &config.volume)?;
-    let region = cache_region(&config.node, &dir)?;
-    settle_cache_identity(region.as_ref(), &mut dir)?;
+    if config.node.cache_total_size_mib == 0 {
+        // A cache that is left out misses what is written now: what it holds must never count again.
+        dir.renew_cache_uuid()?;
+    }
     let dir = Arc::new(Mutex::new(dir));
-    let (handle, thread) = shard::start(shard_config(&config.node, &budget, region, &dir))?;
+    let (handle, thread) = shard::start(shard_config(&config.node, &budget, &dir))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -250,6 +241,7 @@ async fn serve(
                     return Err(ServeError::DataPathEnded);
                 }
                 node.sample().await;
+                node.retry();
             }
             accepted = accept_unix(&api, &control) => {
                 if let Some(stream) = accepted { api.spawn(stream) }
@@ -314,7 +306,7 @@ async fn stop(
         let time_max = Duration::from_millis(settings.destage_on_stop_max_ms);
         tracing::info!("stopping: writing what is dirty to the backends");
         tokio::select! {
-            stopped = node.stop(true) => return Ok(stopped?),
+            stopped = node.stop(true) => return stopped.map_err(unclean),
             () = tokio::time::sleep(time_max) => tracing::warn!(
                 "destage_on_stop_max_ms has passed: the rest stays in the write logs"
             ),
@@ -325,9 +317,17 @@ async fn stop(
         tracing::info!("stopping: what is dirty stays in the write logs");
     }
     tokio::select! {
-        stopped = node.stop(false) => Ok(stopped?),
+        stopped = node.stop(false) => stopped.map_err(unclean),
         _ = terminate.recv() => Err(ServeError::Hurried),
         _ = interrupt.recv() => Err(ServeError::Hurried),
+    }
+}
+
+/// Why a stop is no success: what the shard said, or that it has ended without a word.
+fn unclean(error: ApiError) -> ServeError {
+    match error.kind {
+        ErrorKind::Unavailable => ServeError::DataPathEnded,
+        _ => ServeError::Unclean(error.message),
     }
 }
 
@@ -444,132 +444,36 @@ fn bind_unix(path: &Path, is_locked: bool) -> Result<UnixListener, ServeError> {
     Ok(listener)
 }
 
-/// Only a cache that was in use at every start since it was made knows every invalidation. What is
-/// at its place now keeps the identity if it carries it already; if something else is, or
-/// nothing, whatever carries it elsewhere must never count again.
-fn settle_cache_identity(
-    region: Option<&DeviceRegion>,
-    dir: &mut DataDir,
-) -> Result<(), ServeError> {
-    let uuid = dir.cache_uuid().into_bytes();
-    let carries_it = region.is_some_and(|region| inspect::is_cache_of(&region.path, uuid));
-    if !carries_it {
-        dir.renew_cache_uuid()?;
-        if region.is_some() {
-            tracing::info!("the SSD tier starts empty");
-        }
-    }
-    Ok(())
-}
-
-fn shard_config(
-    node: &NodeSettings,
-    budget: &Budget,
-    region: Option<DeviceRegion>,
-    dir: &Arc<Mutex<DataDir>>,
-) -> ShardConfig {
-    let ssd = region.as_ref().map(|region| SsdConfig {
-        bytes: region.bytes,
-        uuid: lock(dir).cache_uuid().into_bytes(),
+fn shard_config(node: &NodeSettings, budget: &Budget, dir: &Arc<Mutex<DataDir>>) -> ShardConfig {
+    let place = CacheAt::configured(node, dir);
+    let ssd = place.as_ref().map(|place| SsdConfig {
+        bytes: place.bytes,
+        // The start decides; see `shard::cache_place`.
+        uuid: place.identity(),
         line_blocks: node.cache_line_kib.blocks(),
-    });
-    let cache_device = region.map(|region| {
-        let dir = Arc::clone(dir);
-        let record_reset = move || {
-            let renewed = lock(&dir).renew_cache_uuid();
-            renewed.map_err(|error| error.to_string())
-        };
-        CacheDevice {
-            region,
-            record_reset: RecordReset(Arc::new(record_reset)),
-        }
     });
     ShardConfig {
         cache: CacheConfig {
             dram_blocks: budget.dram_blocks(),
             ssd,
+            ssd_answer_max: Nanos::from_millis(node.cache_answer_max_ms),
         },
-        cache_device,
+        cache_device: place.map(|place| CacheDevice {
+            place: Arc::new(place),
+            retry: Nanos::from_millis(node.cache_retry_ms),
+        }),
         pool_bytes: budget.pool_bytes as usize,
-        ring: RingConfig::default(),
+        ring: RingConfig {
+            writer_threads: node.log_writer_threads as usize,
+            raise_priority: node.raise_priority,
+            ..RingConfig::default()
+        },
         durability: node.log_durability,
         processor: node.shard_processor,
+        connections: ConnectionLimits {
+            count_max: node.nbd_connections_max as usize,
+            handshake_max: Nanos::from_millis(node.nbd_handshake_max_ms),
+            stall_max: Nanos::from_millis(node.nbd_stall_max_ms),
+        },
     }
-}
-
-/// The SSD tier's region. A cache file that is missing or has another size is made anew: it holds
-/// nothing that cannot be fetched again.
-fn cache_region(node: &NodeSettings, dir: &DataDir) -> Result<Option<DeviceRegion>, ServeError> {
-    let bytes = node.cache_total_size_mib << 20;
-    if bytes == 0 {
-        return Ok(None);
-    }
-    let path = match &node.cache_path {
-        Some(path) => dir.layout().root().join(path),
-        None => dir.layout().cache(),
-    };
-    let found = fs::metadata(&path).ok();
-    let is_device = found
-        .as_ref()
-        .is_some_and(|f| f.file_type().is_block_device());
-    let place = |reason: String| ServeError::CachePlace {
-        path: path.clone(),
-        reason,
-    };
-    if found.is_none() && path.starts_with("/dev") {
-        // A file there would be a file in memory.
-        return Err(place(
-            "there is no such device (connect it, or go without with cache_total_size_mib = 0)"
-                .to_owned(),
-        ));
-    }
-    if found.is_some() {
-        inspect::refuse_foreign_cache(&path).map_err(place)?;
-    }
-    if !is_device && found.as_ref().is_none_or(|found| found.len() != bytes) {
-        let shown = path.display();
-        match found {
-            Some(found) => tracing::warn!(
-                "read cache: {shown} has {} bytes instead of {bytes}: it is made anew and starts cold",
-                found.len()
-            ),
-            None if dir.is_fresh() => {}
-            None => tracing::info!("read cache: {shown} is not there: it is made and starts cold"),
-        }
-        make_cache(&path, bytes).map_err(|source| ServeError::Cache {
-            path: path.clone(),
-            source,
-        })?;
-    }
-    Ok(Some(DeviceRegion {
-        path,
-        offset: 0,
-        bytes,
-    }))
-}
-
-/// Allocated, so that it never runs out of space; not written, since its writes are large and only
-/// few of them have to be durable.
-fn make_cache(path: &Path, bytes: u64) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(path)?;
-    // SAFETY: a system call on a descriptor that is held.
-    let allocated = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes as i64) };
-    let result = if allocated == 0 {
-        Ok(())
-    } else {
-        match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.set_len(bytes),
-            error => Err(error),
-        }
-    };
-    if result.is_err() {
-        // A part of a cache file would only take the room that is short.
-        let _ = fs::remove_file(path);
-    }
-    result
 }

@@ -1,11 +1,13 @@
 //! What the shard reports, in the words of the API.
 
+use hdcs_core::error::IoError;
+use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{CacheStats, SsdState};
-use hdcs_core::volume::{Phase, State, VolumeStats};
+use hdcs_core::read_cache::{CacheStats, SsdFailure, SsdState};
+use hdcs_core::volume::{Phase, State, Trouble, VolumeStats};
 use hdrhistogram::Histogram;
 
-use super::api::{Cache, Counters, Latencies, Latency};
+use super::api::{Cache, Counters, Latencies, Latency, Problem, StoreCounters, Volume};
 use crate::shard::command::{ShardReport, VolumeReport};
 
 /// The word for a phase.
@@ -43,29 +45,96 @@ pub const fn state(state: State) -> &'static str {
 pub fn reason(report: &VolumeReport) -> Option<String> {
     if let Phase::Failed(error) = report.phase {
         return Some(format!(
-            "cannot be opened: {error}: see `hdcs inspect` and `hdcs check` on its log, put the \
-             device right and restart the daemon"
+            "cannot be opened: {error}: see `hdcs inspect` and `hdcs check` on its log"
         ));
+    }
+    if let Some((trouble, age)) = report.trouble {
+        let words = words(report, trouble, age);
+        let store = report
+            .store
+            .as_ref()
+            .and_then(|store| store.trouble.as_ref());
+        return Some(match store {
+            Some(why) => format!("{words}; last answer of the store: {why}"),
+            None => words,
+        });
     }
     match report.state {
         State::Healthy => None,
-        State::Degraded => Some(format!(
-            "the backend fails ({} operations so far): data is kept in the write log until it \
-             answers again",
-            report.stats.backend_errors
-        )),
-        State::ReadOnly => Some(
-            "a write to the log's device failed: reads and destage go on; put the device right and \
-             restart the daemon"
-                .to_owned(),
-        ),
-        State::Inconsistent => Some(
-            "dirty data in the log is corrupt: destage has stopped before it; restore the volume \
-             or delete it with --discard-dirty"
-                .to_owned(),
-        ),
-        State::Error => Some("not open".to_owned()),
+        _ => Some("not open".to_owned()),
     }
+}
+
+/// A time as people say it.
+fn seconds(age: Nanos) -> String {
+    format!("{} s", age.0 / 1_000_000_000)
+}
+
+fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
+    let time = seconds(age);
+    let kept = || {
+        format!(
+            "({} operations failed since it was opened): data is kept in the write log until it \
+             takes some again",
+            report.stats.backend_errors
+        )
+    };
+    match trouble {
+        Trouble::BackendSilent => format!(
+            "backend: no answer for {time}: writes go on into the write log until it is full; reads \
+             of what is not cached wait"
+        ),
+        Trouble::BackendWrites(IoError::NoSpace) => {
+            format!("backend: no space left for {time} {}", kept())
+        }
+        Trouble::BackendWrites(IoError::Unreachable) => {
+            format!("backend: not reachable for {time} {}", kept())
+        }
+        Trouble::BackendWrites(_) => format!("backend: writes fail for {time} {}", kept()),
+        Trouble::BackendReads(IoError::Unreachable) => {
+            format!("backend: not reachable for {time}: reads of what is not cached fail")
+        }
+        Trouble::BackendReads(error) => {
+            format!("backend: reads fail for {time} ({error}): what is cached is still read")
+        }
+        Trouble::Fenced => format!(
+            "backend: another owner took it over {time} ago: nothing is served here any more; the \
+             write log keeps {} bytes that the backend does not have",
+            report.stats.dirty_bytes
+        ),
+        Trouble::LogFailed => format!(
+            "write log: a write to its device failed {time} ago: reads and destage go on; put the \
+             device right and restart the daemon"
+        ),
+        Trouble::LogCorrupt => format!(
+            "write log: dirty data in it was found corrupt {time} ago: destage has stopped before \
+             it; restore the volume or delete it with --discard-dirty"
+        ),
+    }
+}
+
+/// What is not as it should be, of all parts.
+pub fn problems(volumes: &[Volume], cache: &Cache) -> Vec<Problem> {
+    let of_volumes = volumes.iter().filter(|volume| volume.state != "healthy");
+    let mut problems: Vec<_> = of_volumes
+        // Opening takes its time; that something does not answer shows.
+        .filter(|volume| volume.phase != "opening" || volume.trouble_ms.is_some())
+        .map(|volume| Problem {
+            part: format!("volume {}", volume.name),
+            state: volume.state.clone(),
+            for_ms: volume.trouble_ms,
+            reason: volume.reason.clone().unwrap_or_default(),
+        })
+        .collect();
+    if let Some(reason) = &cache.ssd_reason {
+        problems.push(Problem {
+            part: "SSD tier".to_owned(),
+            state: cache.ssd_state.clone(),
+            for_ms: Some(cache.ssd_state_ms),
+            reason: reason.clone(),
+        });
+    }
+    problems
 }
 
 /// Counters and gauges; the destage rate is the sampler's.
@@ -107,6 +176,24 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         replayed_entries: stats.replayed_entries,
         replayed_bytes: stats.replayed_bytes,
         replay_ms: stats.replay_time.as_millis(),
+        store: None,
+    }
+}
+
+/// What is known of the store behind a volume.
+pub fn store(counts: &crate::stores::Counts) -> StoreCounters {
+    StoreCounters {
+        puts: counts.puts,
+        puts_data: counts.puts_data,
+        puts_map: counts.puts_map,
+        puts_manifest: counts.puts_manifest,
+        gets: counts.gets,
+        deletes: counts.deletes,
+        lists: counts.lists,
+        retries: counts.retries,
+        put_bytes: counts.put_bytes,
+        get_bytes: counts.get_bytes,
+        trouble: counts.trouble.clone(),
     }
 }
 
@@ -159,18 +246,25 @@ fn ssd_reason(report: &ShardReport) -> Option<String> {
     if report.cache.ssd_state != SsdState::Offline {
         return None;
     }
-    let errors = report.cache.device_errors;
-    Some(match &report.cache_identity_error {
-        None => format!(
-            "its device failed too often in a row ({errors} errors since the start): put the \
-             device right, or set cache_path to another one, and restart the daemon; it will \
-             start empty"
+    let (errors, time) = (report.cache.device_errors, seconds(report.cache_state_age));
+    let what = match report.cache.ssd_failure {
+        Some(SsdFailure::Silent) => format!("its device did not answer, {time} ago"),
+        Some(SsdFailure::Absent) => "its device could not be used at the start".to_owned(),
+        Some(SsdFailure::Errors) | None => format!(
+            "its device failed too often in a row, {time} ago ({errors} errors since the start)"
         ),
-        Some(why) => format!(
-            "its device failed ({errors} errors since the start), and destage waits because that \
-             cannot be recorded: {why}"
-        ),
-    })
+    };
+    if let Some(why) = &report.cache_identity_error {
+        return Some(format!(
+            "{what}, and destage waits because that cannot be recorded: {why}"
+        ));
+    }
+    let last = report.cache_trouble.as_ref();
+    let last = last.map_or(String::new(), |why| format!(" (the last time: {why})"));
+    Some(format!(
+        "{what}: reads and destage go on without it; it is tried again{last}, and starts empty then: \
+         put the device right"
+    ))
 }
 
 /// The read cache.
@@ -184,6 +278,9 @@ pub fn cache(report: &ShardReport) -> Cache {
         ssd_bytes: stats.ssd_lines * stats.line_blocks * block,
         ssd_state: ssd_state(stats.ssd_state).to_owned(),
         ssd_reason: ssd_reason(report),
+        ssd_state_ms: report.cache_state_age.as_millis(),
+        ssd_failures: stats.ssd_failures,
+        ssd_readmissions: stats.ssd_readmissions,
         filled_lines: stats.filled_lines,
         shared_lines: stats.shared_lines,
         dram_evicted_blocks: stats.dram_evicted_blocks,

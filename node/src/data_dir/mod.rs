@@ -3,10 +3,11 @@
 //! ```text
 //! DIR/lock             flock of the daemon; holds its process id
 //! DIR/node.json        identity and counters of the node
-//! DIR/volumes/NAME/    one directory per volume: volume.json, log, data
+//! DIR/volumes/NAME/    one directory per volume: volume.json, dirty.json, log, data
 //! DIR/volumes/.new-*   a volume that is being created; removed at the next start
 //! DIR/volumes/.gone-*  a volume that is being deleted; removed at the next start
 //! DIR/kept/            backing files that `volume delete --keep-data` kept
+//! DIR/detached/        directories of volumes that `volume detach` let go
 //! DIR/cache            the SSD tier of the read cache
 //! DIR/control.sock     the control API; DIR/nbd.sock: NBD
 //! ```
@@ -19,6 +20,7 @@
 //!    whatever else is found, or nothing, leads to a new identity before anything is served.
 //! 4. A directory that is not HDCS's, is of a newer version, or is damaged is left untouched.
 
+pub mod dirty;
 pub mod sealed;
 
 use std::fs::{self, File, OpenOptions};
@@ -42,6 +44,7 @@ const OWN_NAMES: &[&str] = &[
     "lock",
     "volumes",
     "kept",
+    "detached",
     "cache",
     "control.sock",
     "nbd.sock",
@@ -143,6 +146,10 @@ impl Layout {
     /// Where kept backing files go.
     pub fn kept(&self) -> PathBuf {
         self.root.join("kept")
+    }
+    /// Where the directories of detached volumes go.
+    pub fn detached(&self) -> PathBuf {
+        self.root.join("detached")
     }
     /// The default cache file.
     pub fn cache(&self) -> PathBuf {

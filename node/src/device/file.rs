@@ -308,6 +308,12 @@ impl Device {
         })
     }
 
+    /// Measure how its writes are made durable faster; writes back what it reads. Blocks.
+    pub fn measure_durability(&mut self) {
+        let last = self.base + self.bytes - BLOCK_BYTES as u64;
+        self.durability = measure(&self.opened, last);
+    }
+
     /// Length of the region.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -336,6 +342,16 @@ impl Device {
         Ok(blocks)
     }
 
+    /// Read a block and write it back durably; blocks. A device that cannot do that is of no use.
+    pub fn prove(&self) -> Result<(), DeviceError> {
+        let last = self.base + self.bytes - BLOCK_BYTES as u64;
+        let proof = durability::probe(self.fd(), last);
+        proof.map(drop).map_err(|errno| {
+            let source = io::Error::from_raw_os_error(errno.0);
+            DeviceError::io("write durably to", &self.opened.path, source)
+        })
+    }
+
     /// Fill `buf` from `offset` of the region.
     pub fn read(&self, ring: &mut Ring, owner: Owner, token: Token, offset: u64, buf: BufMut) {
         self.check(offset, buf.len());
@@ -355,6 +371,20 @@ impl Device {
         self.check(offset, data.iter().map(|buf| buf.len()).sum());
         let durable = durable.then_some(self.durability);
         ring.write(owner, token, self.fd(), self.base + offset, data, durable);
+    }
+
+    /// Write durably at `offset` of the region, for a client that waits for it.
+    pub fn write_urgently(
+        &self,
+        ring: &mut Ring,
+        owner: Owner,
+        token: Token,
+        offset: u64,
+        data: Vec<Buf>,
+    ) {
+        self.check(offset, data.iter().map(|buf| buf.len()).sum());
+        let (fd, offset) = (self.fd(), self.base + offset);
+        ring.write_urgently(owner, token, fd, offset, data, self.durability);
     }
 
     fn check(&self, offset: u64, bytes: usize) {

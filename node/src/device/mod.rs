@@ -2,13 +2,14 @@
 //!
 //! [`ring`] owns every operation that the kernel has not ended, with its buffers; [`file`] knows
 //! what a region of a file or device needs (alignment, durability, lock); [`create`] makes
-//! regions; [`worker`] runs what would block.
+//! regions; [`worker`] runs what would block, [`writers`] what a client waits for.
 
 pub mod create;
 pub mod durability;
 pub mod file;
 pub mod ring;
 pub mod worker;
+pub mod writers;
 
 use hdcs_core::error::IoError;
 

@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::io::{Done, Token};
@@ -23,7 +23,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::Errno;
 use super::durability::Durability;
-use super::worker::{Job, JobOutput, Waker, Worker};
+use super::worker::{Job, JobOutput, Remote, Waker, Worker};
+use super::writers::{Task, Writers};
 
 /// How often an operation that made no progress is repeated before it fails.
 const RETRIES_MAX: u32 = 1000;
@@ -33,6 +34,14 @@ const NO_PROGRESS_COST: u32 = 100;
 const VECTORS_MAX: usize = 1024;
 /// A short direct transfer continues at a multiple of this: no device that is accepted needs more.
 const RESTART_ALIGN: u64 = 4096;
+/// A durable write that took longer than this through io_uring has waited for a time slice of a busy
+/// processor (or the device is so slow that the way does not matter).
+const STALL: Duration = Duration::from_millis(2);
+/// Two stalls among so many urgent writes are no accident.
+const STALL_WINDOW: u32 = 8;
+/// For so long after that, the writer threads take the urgent writes: they cost a fifth more
+/// processor time, but are not held up by what else the machine does.
+const STALL_MEMORY: Duration = Duration::from_secs(10);
 /// How long a dropped ring waits for the kernel.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// Completions under this number belong to no operation.
@@ -56,6 +65,10 @@ pub struct RingConfig {
     pub submit: Submit,
     /// Whether completions are handled only when the thread waits (`DEFER_TASKRUN`).
     pub defer_taskrun: bool,
+    /// Threads that make writes durable; 0: io_uring does.
+    pub writer_threads: usize,
+    /// Whether they ask for a high priority.
+    pub raise_priority: bool,
 }
 
 impl Default for RingConfig {
@@ -64,6 +77,8 @@ impl Default for RingConfig {
             entries: 512,
             submit: Submit::Each,
             defer_taskrun: false,
+            writer_threads: 0,
+            raise_priority: false,
         }
     }
 }
@@ -73,8 +88,10 @@ impl Default for RingConfig {
 pub enum Owner {
     /// The read cache.
     Cache,
-    /// The volume in this slot, on its write log or the cache device.
+    /// The volume in this slot, on its write log.
     Volume(u32),
+    /// The volume in this slot, on the cache device.
+    CacheOf(u32),
     /// The backend of the volume in this slot.
     Backend(u32),
     /// Receiving on the connection in this slot.
@@ -103,6 +120,8 @@ pub enum Outcome {
     },
     /// A job of the worker.
     Job(JobOutput),
+    /// A descriptor has something to read, or cannot be waited for.
+    Readable(Result<(), Errno>),
     /// Another thread has woken the ring.
     Woken,
 }
@@ -142,7 +161,17 @@ enum Kind {
         message: *const libc::msghdr,
     },
     Accept,
+    Readable,
     Wake,
+}
+
+/// Who performs a write.
+#[derive(Clone, Copy)]
+enum Way {
+    Ring,
+    /// The ring, and it matters how long it takes.
+    Timed(Instant),
+    Writer,
 }
 
 struct Operation {
@@ -156,6 +185,10 @@ struct Operation {
     bytes: u64,
     done: u64,
     durable: Option<Durability>,
+    /// Whether a writer thread performs it.
+    by_writer: bool,
+    /// When an urgent write was handed to io_uring.
+    urgent_since: Option<Instant>,
     retries: u32,
     /// Stays with the slot, so that its capacity is used again.
     vectors: Vec<libc::iovec>,
@@ -171,6 +204,12 @@ pub struct Ring {
     running: usize,
     finished: Vec<Finished>,
     worker: Worker,
+    writers: Option<Writers>,
+    /// Urgent writes go to the writer threads until then.
+    evade_until: Option<Instant>,
+    /// Urgent writes since the last stall.
+    since_stall: u32,
+    written: Vec<(u64, Result<u64, Errno>)>,
     woken: Box<u64>,
     config: RingConfig,
     pending: bool,
@@ -180,6 +219,16 @@ impl Ring {
     /// A ring; the calling thread is the only one that may use it.
     pub fn new(config: RingConfig) -> io::Result<Self> {
         let uring = Self::build(config)?;
+        let worker = Worker::start()?;
+        let writers = if config.writer_threads > 0 {
+            Some(Writers::start(
+                config.writer_threads,
+                config.raise_priority,
+                worker.waker(),
+            )?)
+        } else {
+            None
+        };
         let mut ring = Self {
             uring: Some(uring),
             operations: Vec::new(),
@@ -187,7 +236,11 @@ impl Ring {
             backlog: std::collections::VecDeque::new(),
             running: 0,
             finished: Vec::new(),
-            worker: Worker::start()?,
+            worker,
+            writers,
+            evade_until: None,
+            since_stall: STALL_WINDOW,
+            written: Vec::new(),
             woken: Box::new(0),
             config,
             pending: false,
@@ -253,6 +306,44 @@ impl Ring {
         data: Vec<Buf>,
         durable: Option<Durability>,
     ) {
+        self.begin_write(owner, token, fd, offset, data, durable, Way::Ring);
+    }
+
+    /// Like [`Self::write`], for what clients wait for: after a stall, a writer thread performs it.
+    pub fn write_urgently(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        fd: RawFd,
+        offset: u64,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) {
+        let durable = Some(durability);
+        let way = if self.writers.is_none() {
+            Way::Ring
+        } else {
+            let now = Instant::now();
+            if self.evade_until.is_some_and(|until| now < until) {
+                Way::Writer
+            } else {
+                Way::Timed(now)
+            }
+        };
+        self.begin_write(owner, token, fd, offset, data, durable, way);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a write consists of")]
+    fn begin_write(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        fd: RawFd,
+        offset: u64,
+        data: Vec<Buf>,
+        durable: Option<Durability>,
+        way: Way,
+    ) {
         let slot = self.take(Kind::Write { _data: Vec::new() }, owner, token, fd);
         let operation = &mut self.operations[slot as usize];
         let mut bytes = 0;
@@ -275,6 +366,11 @@ impl Ring {
         operation.offset = offset;
         operation.bytes = bytes;
         operation.durable = durable;
+        operation.by_writer = matches!(way, Way::Writer);
+        operation.urgent_since = match way {
+            Way::Timed(since) => Some(since),
+            Way::Ring | Way::Writer => None,
+        };
         if bytes == 0 {
             self.finish_device(slot, Ok(()));
         } else {
@@ -308,6 +404,17 @@ impl Ring {
     pub fn job(&mut self, owner: Owner, token: Token, job: Job) {
         self.running += 1;
         self.worker.submit(owner, token, job);
+    }
+
+    /// How other threads end operations of `owner`: each as [`Outcome::Job`], like a job that ran
+    /// elsewhere. Whoever starts such an operation says so by [`Self::begin_remote`].
+    pub fn remote(&self, owner: Owner) -> Remote {
+        self.worker.remote(owner)
+    }
+
+    /// An operation has begun that a [`Remote`] will end.
+    pub fn begin_remote(&mut self) {
+        self.running += 1;
     }
 
     /// Receive up to `bytes` bytes from a socket to `address`.
@@ -347,6 +454,12 @@ impl Ring {
         self.start(slot)
     }
 
+    /// Wait until a descriptor has something to read.
+    pub fn readable(&mut self, owner: Owner, token: Token, fd: RawFd) -> Key {
+        let slot = self.take(Kind::Readable, owner, token, fd);
+        self.start(slot)
+    }
+
     /// Ask the kernel to end an operation early; it still finishes, by `ECANCELED` perhaps.
     pub fn cancel(&mut self, key: Key) {
         let entry = opcode::AsyncCancel::new(key.0)
@@ -359,7 +472,8 @@ impl Ring {
     /// first completion, at most `timeout`.
     pub fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.drain_backlog();
-        let ready = !self.finished.is_empty() || !self.uring().completion().is_empty();
+        let written = self.writers.as_ref().is_some_and(Writers::has_results);
+        let ready = written || !self.finished.is_empty() || !self.uring().completion().is_empty();
         let result = if ready || timeout == Some(Duration::ZERO) {
             if self.uring().submission().is_empty() && !self.uring().submission().taskrun() {
                 return Ok(());
@@ -395,6 +509,7 @@ impl Ring {
             };
             self.complete(&entry);
         }
+        self.take_written();
         self.drain_backlog();
         out.append(&mut self.finished);
     }
@@ -416,6 +531,8 @@ impl Ring {
                 bytes: 0,
                 done: 0,
                 durable: None,
+                by_writer: false,
+                urgent_since: None,
                 retries: 0,
                 vectors: Vec::new(),
             });
@@ -430,6 +547,8 @@ impl Ring {
         operation.bytes = 0;
         operation.done = 0;
         operation.durable = None;
+        operation.by_writer = false;
+        operation.urgent_since = None;
         operation.retries = 0;
         slot
     }
@@ -463,6 +582,13 @@ impl Ring {
     fn start(&mut self, slot: u32) -> Key {
         let woken: *mut u64 = &raw mut *self.woken;
         let operation = &self.operations[slot as usize];
+        let key = u64::from(operation.generation) << 32 | u64::from(slot);
+        if operation.by_writer
+            && let Some(writers) = &self.writers
+        {
+            writers.submit(key, operation.fd, task(operation));
+            return Key(key);
+        }
         let fd = Fd(operation.fd);
         let entry = match &operation.kind {
             Kind::Read(_) => {
@@ -508,10 +634,10 @@ impl Ring {
             Kind::Accept => opcode::AcceptMulti::new(fd)
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
+            Kind::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
             Kind::Wake => opcode::Read::new(fd, woken.cast(), 8).build(),
             Kind::Free => unreachable!("a free slot is never started"),
         };
-        let key = u64::from(operation.generation) << 32 | u64::from(slot);
         self.push(entry.user_data(key));
         Key(key)
     }
@@ -543,17 +669,35 @@ impl Ring {
         }
     }
 
+    /// Take over what the writer threads have done.
+    fn take_written(&mut self) {
+        let Some(writers) = &self.writers else {
+            return;
+        };
+        let mut written = std::mem::take(&mut self.written);
+        writers.take(&mut written);
+        for (key, result) in written.drain(..) {
+            self.ended(key, result, false);
+        }
+        self.written = written;
+    }
+
     fn complete(&mut self, entry: &cqueue::Entry) {
         let key = entry.user_data();
         if key == NO_OPERATION {
             return;
         }
-        let slot = key as u32;
         let result = if entry.result() < 0 {
             Err(Errno(-entry.result()))
         } else {
             Ok(entry.result() as u64)
         };
+        self.ended(key, result, cqueue::more(entry.flags()));
+    }
+
+    /// The operation under `key` ended, or brought one of several results.
+    fn ended(&mut self, key: u64, result: Result<u64, Errno>, more: bool) {
+        let slot = key as u32;
         let operation = &mut self.operations[slot as usize];
         assert!(
             operation.generation == (key >> 32) as u32,
@@ -574,8 +718,12 @@ impl Ring {
                 let outcome = Outcome::Count(result.map(|bytes| bytes as usize));
                 self.finish(slot, outcome);
             }
+            Kind::Readable => {
+                let outcome = Outcome::Readable(result.map(|_| ()));
+                self.finish(slot, outcome);
+            }
             Kind::Accept => {
-                let last = !cqueue::more(entry.flags());
+                let last = !more;
                 // SAFETY: the kernel has just made this descriptor for us.
                 let connection = result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
                 let outcome = Outcome::Accepted { connection, last };
@@ -647,7 +795,15 @@ impl Ring {
     }
 
     fn finish_device(&mut self, slot: u32, result: Result<(), Errno>) {
-        let Operation { owner, token, .. } = self.operations[slot as usize];
+        let Operation {
+            owner,
+            token,
+            urgent_since,
+            ..
+        } = self.operations[slot as usize];
+        if let Some(since) = urgent_since {
+            self.note_urgent(since.elapsed());
+        }
         let kind = self.release(slot);
         let result = result.map(|()| match kind {
             Kind::Read(buf) => Done::Read(buf),
@@ -660,6 +816,18 @@ impl Ring {
         });
     }
 
+    /// An urgent write through io_uring took so long.
+    fn note_urgent(&mut self, took: Duration) {
+        if took <= STALL {
+            self.since_stall = self.since_stall.saturating_add(1);
+            return;
+        }
+        if self.since_stall < STALL_WINDOW {
+            self.evade_until = Some(Instant::now() + STALL_MEMORY);
+        }
+        self.since_stall = 0;
+    }
+
     fn finish(&mut self, slot: u32, outcome: Outcome) {
         let Operation { owner, token, .. } = self.operations[slot as usize];
         self.release(slot);
@@ -668,6 +836,19 @@ impl Ring {
             token,
             outcome,
         });
+    }
+}
+
+/// What a writer thread does for an operation.
+fn task(operation: &Operation) -> Task {
+    if matches!(operation.kind, Kind::Sync) {
+        return Task::Sync;
+    }
+    Task::Write {
+        offset: operation.offset + operation.done,
+        vectors: operation.vectors.as_ptr(),
+        count: operation.vectors.len().min(VECTORS_MAX),
+        dsync: operation.durable == Some(Durability::Dsync),
     }
 }
 
@@ -703,7 +884,7 @@ impl Drop for Ring {
                 .iter()
                 .any(|operation| !matches!(operation.kind, Kind::Free | Kind::Wake))
         };
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         while busy(self) && started.elapsed() < DROP_PATIENCE {
             if self
                 .submit_and_wait(Some(Duration::from_millis(10)))

@@ -2,6 +2,7 @@
 //!
 //! Jobs run one after another in the order of submission. Results return through a queue and an
 //! eventfd that the ring reads; the same eventfd wakes the ring for other threads' messages.
+//! Threads that are not the worker's end operations through a [`Remote`], over the same queue.
 //! Dropping the worker lets the running job end and drops the others.
 
 use std::io;
@@ -61,10 +62,28 @@ impl Waker {
     }
 }
 
+/// Ends operations of one owner from other threads.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    owner: Owner,
+    results: Sender<(Owner, Token, JobOutput)>,
+    waker: Waker,
+}
+
+impl Remote {
+    /// End an operation. If the ring has gone, nobody waits for it.
+    pub fn end(&self, token: Token, output: JobOutput) {
+        if self.results.send((self.owner, token, output)).is_ok() {
+            self.waker.wake();
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Worker {
     jobs: Sender<(Owner, Token, Job)>,
+    sender: Sender<(Owner, Token, JobOutput)>,
     results: Receiver<(Owner, Token, JobOutput)>,
     waker: Waker,
 }
@@ -75,12 +94,12 @@ impl Worker {
         let waker = Waker::new()?;
         let (jobs, queue) = channel::<(Owner, Token, Job)>();
         let (sender, results) = channel();
-        let wake = waker.clone();
+        let (wake, sending) = (waker.clone(), sender.clone());
         std::thread::Builder::new()
             .name("hdcs-worker".into())
             .spawn(move || {
                 while let Ok((owner, token, job)) = queue.recv() {
-                    if sender.send((owner, token, job())).is_err() {
+                    if sending.send((owner, token, job())).is_err() {
                         return;
                     }
                     wake.wake();
@@ -88,6 +107,7 @@ impl Worker {
             })?;
         Ok(Self {
             jobs,
+            sender,
             results,
             waker,
         })
@@ -98,6 +118,15 @@ impl Worker {
         self.jobs
             .send((owner, token, job))
             .expect("the worker lives as long as its queue");
+    }
+
+    /// How other threads end operations of `owner`.
+    pub fn remote(&self, owner: Owner) -> Remote {
+        Remote {
+            owner,
+            results: self.sender.clone(),
+            waker: self.waker.clone(),
+        }
     }
 
     /// A result, if there is one.

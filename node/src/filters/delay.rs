@@ -5,7 +5,7 @@ use hdcs_core::io::{Nanos, Token};
 use super::Chance;
 use super::later::{Later, earlier};
 use crate::backends::url::{OptionList, UrlError};
-use crate::backends::{Backend, Operation, Port};
+use crate::backends::{Backend, Capabilities, Operation, Port};
 use crate::device::ring::Outcome;
 
 /// The names of its options.
@@ -77,7 +77,11 @@ impl Backend for Delay {
         earlier(self.later.due(), self.inner.next_wakeup())
     }
 
-    fn has_extents(&self) -> bool {
-        self.inner.has_extents()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn finish(&mut self) -> bool {
+        self.inner.finish()
     }
 }

@@ -1,8 +1,9 @@
 //! Makes operations fail: a share of them (`error_rate`), while a file exists (`error_file`), in
-//! a way (`error_kind`: `eio`, `enospc`, `hang`), of one kind (`error_on`: `read`, `write`, `flush`, `zero`).
+//! a way (`error_kind`: `eio`, `enospc`, `gone`, `hang`, `fenced`), of one kind (`error_on`: `read`,
+//! `write`, `flush`, `zero`).
 //!
 //! With a file and no rate, all fail while it exists. An operation that hangs goes on when the
-//! file is gone; without a file it hangs for ever.
+//! file is gone; without a file it hangs for ever. Once one was fenced, all are.
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use hdcs_core::io::{Nanos, Token};
 use super::Chance;
 use super::later::earlier;
 use crate::backends::url::{OptionList, UrlError};
-use crate::backends::{Ask, Backend, Operation, Port};
+use crate::backends::{Ask, Backend, Capabilities, Operation, Port};
 use crate::device::ring::Outcome;
 
 /// The names of its options.
@@ -28,8 +29,12 @@ pub enum Kind {
     Eio,
     /// No space.
     Enospc,
+    /// Not reachable.
+    Gone,
     /// Not at all, for the time being.
     Hang,
+    /// Another owner has taken over; from then on nothing reaches the backend.
+    Fenced,
 }
 
 /// Which operations may fail.
@@ -66,7 +71,9 @@ impl Options {
         let kinds = [
             ("eio", Kind::Eio),
             ("enospc", Kind::Enospc),
+            ("gone", Kind::Gone),
             ("hang", Kind::Hang),
+            ("fenced", Kind::Fenced),
         ];
         let ons = [
             ("all", On::All),
@@ -77,7 +84,11 @@ impl Options {
         ];
         let rate = list.share("error_rate")?;
         let file = list.path("error_file")?;
-        let kind = list.word("error_kind", &kinds, "`eio`, `enospc` or `hang`")?;
+        let kind = list.word(
+            "error_kind",
+            &kinds,
+            "`eio`, `enospc`, `gone`, `hang` or `fenced`",
+        )?;
         let must = "`all`, `read`, `write`, `flush` or `zero`";
         let on = list.word("error_on", &ons, must)?;
         if rate.is_none() && file.is_none() {
@@ -106,6 +117,7 @@ pub struct Error {
     active: bool,
     looked: Option<Nanos>,
     hanging: Vec<Operation>,
+    fenced: bool,
     inner: Box<dyn Backend>,
 }
 
@@ -119,6 +131,7 @@ impl Error {
             options,
             looked: None,
             hanging: Vec::new(),
+            fenced: false,
             inner,
         }
     }
@@ -142,10 +155,10 @@ impl Error {
             Ask::Write { .. } => On::Write,
             Ask::Flush => On::Flush,
             Ask::Zero { .. } => On::Zero,
-            Ask::Extents { .. } | Ask::Resize { .. } => On::All,
+            _ => On::All,
         };
         let chosen = self.options.on == On::All || self.options.on == on;
-        self.active && chosen && self.chance.share() < self.options.rate
+        self.fenced || self.active && chosen && self.chance.share() < self.options.rate
     }
 }
 
@@ -158,7 +171,12 @@ impl Backend for Error {
         match self.options.kind {
             Kind::Eio => port.end(operation.token, Err(IoError::Failed)),
             Kind::Enospc => port.end(operation.token, Err(IoError::NoSpace)),
+            Kind::Gone => port.end(operation.token, Err(IoError::Unreachable)),
             Kind::Hang => self.hanging.push(operation),
+            Kind::Fenced => {
+                self.fenced = true;
+                port.end(operation.token, Err(IoError::Fenced));
+            }
         }
     }
 
@@ -184,7 +202,11 @@ impl Backend for Error {
         earlier(look, self.inner.next_wakeup())
     }
 
-    fn has_extents(&self) -> bool {
-        self.inner.has_extents()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn finish(&mut self) -> bool {
+        self.inner.finish()
     }
 }

@@ -13,7 +13,7 @@ use hdcs_core::io::{Completion, Nanos, Token};
 
 use super::later::earlier;
 use crate::backends::url::{OptionList, UrlError};
-use crate::backends::{Backend, BackendError, Operation, Port};
+use crate::backends::{Backend, BackendError, Capabilities, Operation, Port};
 use crate::device::ring::Outcome;
 
 /// The names of its options.
@@ -151,7 +151,11 @@ impl Backend for Log {
         earlier(flush, self.inner.next_wakeup())
     }
 
-    fn has_extents(&self) -> bool {
-        self.inner.has_extents()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn finish(&mut self) -> bool {
+        self.inner.finish()
     }
 }

@@ -87,15 +87,17 @@ pub fn stack(prepared: Prepared, backend: Box<dyn Backend>) -> Box<dyn Backend> 
     top
 }
 
-/// `SplitMix64`: all that a filter needs of randomness.
-struct Chance(u64);
+/// `SplitMix64`: all that a filter, or the conformance suite, needs of randomness.
+pub struct Chance(u64);
 
 impl Chance {
-    fn new(seed: u64) -> Self {
+    /// A stream that follows from the seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -105,6 +107,6 @@ impl Chance {
 
     /// From 0 up to but not including 1.
     fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

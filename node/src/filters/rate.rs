@@ -7,7 +7,7 @@ use hdcs_core::io::{Nanos, Token};
 
 use super::later::{Later, earlier};
 use crate::backends::url::{OptionList, UrlError};
-use crate::backends::{Ask, Backend, Operation, Port};
+use crate::backends::{Ask, Backend, Capabilities, Operation, Port};
 use crate::device::ring::Outcome;
 
 /// The names of its options.
@@ -92,7 +92,11 @@ impl Backend for Rate {
         earlier(self.later.due(), self.inner.next_wakeup())
     }
 
-    fn has_extents(&self) -> bool {
-        self.inner.has_extents()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn finish(&mut self) -> bool {
+        self.inner.finish()
     }
 }

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use hdcs_core::error::IoError;
 
-use crate::backends::conformance::Bench;
-use crate::backends::{Absent, Ask};
+use crate::backends::conformance::{BYTES, Bench};
+use crate::backends::{self, Absent, Ask};
 
 fn bench(directory: &Path, options: &str) -> Bench {
-    Bench::new(&format!("file:{}/image?{options}", directory.display()))
+    let url = format!("file:{}/image?{options}", directory.display());
+    Bench::new(backends::open(&url, BYTES, Absent::Create).unwrap())
 }
 
 /// Which of 200 writes fail.
@@ -127,6 +128,6 @@ fn log_that_cannot_be_opened_is_an_error() {
         "file:{}/image?log=/nonexistent/log",
         directory.path().display()
     );
-    let error = Bench::open(&url, 4096, Absent::Create).err().unwrap();
+    let error = backends::open(&url, 4096, Absent::Create).err().unwrap();
     assert!(error.to_string().contains("/nonexistent/log"), "{error}");
 }

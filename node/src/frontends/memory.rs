@@ -104,6 +104,8 @@ pub struct MemoryHost {
     volumes: Vec<Arc<MemoryVolume>>,
     /// Requests that wait to be performed.
     pub submitted: Vec<(VolumeNumber, RequestId, Request)>,
+    /// Volumes that are not open, and why.
+    pub not_open: Vec<(String, String)>,
 }
 
 impl MemoryHost {
@@ -113,6 +115,7 @@ impl MemoryHost {
             pool: Pool::new(pool_bytes),
             volumes,
             submitted: Vec::new(),
+            not_open: Vec::new(),
         }
     }
 
@@ -192,6 +195,11 @@ impl Host for MemoryHost {
         self.exports()
             .into_iter()
             .find(|export| export.name == name)
+    }
+
+    fn why_not(&self, name: &str) -> Option<String> {
+        let found = self.not_open.iter().find(|(found, _)| found == name);
+        found.map(|(_, why)| why.clone())
     }
 
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {

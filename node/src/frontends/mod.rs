@@ -37,6 +37,11 @@ pub trait Host {
     fn exports(&self) -> Vec<Export>;
     /// The open volume of this name.
     fn export(&self, name: &str) -> Option<Export>;
+    /// Why there is no open volume of this name, if the node has one that is not open.
+    fn why_not(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
+    }
     /// A buffer for the data of a write; see [`hdcs_core::buf::Pool::alloc_for`]. `None`: the
     /// session answers [`Receive::Wait`] until the shard calls it again.
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut>;
@@ -67,6 +72,17 @@ pub enum Chunk {
     Data(Buf),
 }
 
+/// What a client owes its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owed {
+    /// Nothing: it may be silent for as long as it likes.
+    Nothing,
+    /// The rest of the handshake.
+    Handshake,
+    /// The rest of a request's data; another number is another part of it.
+    Data(u64),
+}
+
 /// One connection of one protocol.
 pub trait Session {
     /// Where the next bytes go. The place stays valid and unused until [`Self::received`].
@@ -78,6 +94,10 @@ pub trait Session {
     /// What is to be sent, in order; the shard takes chunks from the front. A chunk that it has not
     /// taken may still grow.
     fn output(&mut self) -> &mut VecDeque<Chunk>;
+    /// What its client owes it at present.
+    fn owed(&self) -> Owed {
+        Owed::Nothing
+    }
     /// Requests submitted and not yet completed: a connection is dropped only when this is 0.
     fn in_flight(&self) -> usize;
     /// The volume that this connection has open, if any.

@@ -3,12 +3,18 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use hdcs_core::error::IoError;
+use hdcs_core::io::Nanos;
 use hdcs_core::io::SectorRange;
+use hdcs_core::objects::io::SnapshotError;
 use hdcs_core::read_cache::CacheStats;
-use hdcs_core::volume::{Phase, State, VolumeConfig, VolumeStats};
+use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
+use thiserror::Error;
 use tokio::sync::oneshot;
 
+use crate::backends::{Absent, Keep};
 use crate::frontends::{Session, VolumeNumber};
 
 /// A region of a file or block device.
@@ -22,8 +28,66 @@ pub struct DeviceRegion {
     pub bytes: u64,
 }
 
+/// What a log's superblock says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogIdentity {
+    /// The random number of the log.
+    pub log: u64,
+    /// How often it was opened.
+    pub incarnation: u64,
+}
+
+/// What an open volume was found to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenedAs {
+    /// Its log, counting this opening.
+    pub log: LogIdentity,
+    /// What its backend is, if that has a name: see [`crate::backends::Opened::identity`].
+    pub backend: Option<String>,
+}
+
+/// What a node does about a volume that could not be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenFailureKind {
+    /// Its backend cannot be reached at present: try again later.
+    Unreachable,
+    /// Its write log is gone, damaged or another one: what is dirty in it may be lost.
+    LogLost,
+    /// Trying again changes nothing before somebody has put something right.
+    Refused,
+}
+
+/// Why a volume could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct OpenFailure {
+    /// What can be done about it.
+    pub kind: OpenFailureKind,
+    /// For the user.
+    pub message: String,
+}
+
+impl OpenFailure {
+    /// A failure of this kind.
+    pub fn new(kind: OpenFailureKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+/// Who decides whether a log may be opened, and knows that it was. Both calls block, on the thread
+/// that opens the volume, which may be long after the opening was given up.
+pub trait Admission: Send + Sync {
+    /// The log was found. Says whether the backend may be made if it is absent.
+    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure>;
+    /// Log and backend are there: from now on the log may hold what the backend does not.
+    fn begin(&self, log: LogIdentity) -> Result<(), OpenFailure>;
+}
+
 /// Everything that a shard needs to open a volume.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct VolumeSpec {
     /// Name, as exported.
     pub name: String,
@@ -33,6 +97,21 @@ pub struct VolumeSpec {
     pub log: DeviceRegion,
     /// Backend URL (`file:PATH`), filters included as options: `?delay_us=1000&error_rate=…`.
     pub backend: String,
+    /// What the volume was made over, if that is known: something else is refused.
+    pub identity: Option<String>,
+    /// Who is asked before it is opened.
+    pub admission: Arc<dyn Admission>,
+}
+
+impl std::fmt::Debug for VolumeSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VolumeSpec")
+            .field("name", &self.name)
+            .field("log", &self.log)
+            .field("backend", &self.backend)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
 }
 
 /// One volume as its shard sees it.
@@ -44,6 +123,8 @@ pub struct VolumeReport {
     pub phase: Phase,
     /// Which of the five states.
     pub state: State,
+    /// What is wrong, and for how long it has been.
+    pub trouble: Option<(Trouble, Nanos)>,
     /// How it is configured now.
     pub config: VolumeConfig,
     /// Counters and gauges.
@@ -56,6 +137,8 @@ pub struct VolumeReport {
     pub flush_latency: hdrhistogram::Histogram<u64>,
     /// NBD connections that have it open.
     pub connections: usize,
+    /// Requests to its backend's store, if that has one.
+    pub store: Option<crate::stores::Counts>,
 }
 
 /// One shard as a whole.
@@ -67,6 +150,10 @@ pub struct ShardReport {
     pub cache: CacheStats,
     /// Why the cache has no new identity yet although it needs one; destage waits for that.
     pub cache_identity_error: Option<String>,
+    /// Why the cache device could not be used when it was last tried, if it could not.
+    pub cache_trouble: Option<String>,
+    /// How long the SSD tier has been in its state.
+    pub cache_state_age: Nanos,
     /// Bytes of the buffer pool in all.
     pub pool_bytes: u64,
     /// Bytes of the buffer pool that are free.
@@ -76,7 +163,27 @@ pub struct ShardReport {
 }
 
 /// Answers travel back by value; the error is a sentence for the user.
-pub type Answer<T> = oneshot::Sender<Result<T, String>>;
+pub type Answer<T, E = String> = oneshot::Sender<Result<T, E>>;
+
+/// A volume that a stop has closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClosedVolume {
+    /// Which.
+    pub volume: VolumeNumber,
+    /// What its log still holds; `None` if it was never read.
+    pub left: Option<Left>,
+    /// Whether a write to its log has failed, perhaps the one that closes it.
+    pub log_failed: bool,
+}
+
+/// What the log of a volume holds that the backend does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Bytes of data.
+    pub dirty_bytes: u64,
+    /// Whether it holds nothing at all, discards and zeroes included.
+    pub nothing: bool,
+}
 
 /// How a client reached the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +206,26 @@ impl std::fmt::Debug for SessionFactory {
     }
 }
 
+/// Why a state was not kept or forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum KeepFailure {
+    /// The volume is not open, or another such operation is under way.
+    #[error("{0}")]
+    Now(&'static str),
+    /// The flush that goes before a snapshot was cancelled.
+    #[error("the flush that goes before it was cancelled: nothing was made; run it again")]
+    Cancelled,
+    /// Its backend has no snapshots.
+    #[error("its backend has no snapshots")]
+    Incapable,
+    /// The backend refused.
+    #[error(transparent)]
+    Refused(#[from] SnapshotError),
+    /// The backend failed.
+    #[error("its backend: {0}; whether it has happened shows `hdcs volume snapshot --list`")]
+    Io(#[from] IoError),
+}
+
 /// What the control plane asks.
 #[derive(Debug)]
 pub enum Command {
@@ -112,16 +239,19 @@ pub enum Command {
         answer: Answer<()>,
     },
     /// Open a volume; answered when its log is replayed.
-    Open(Box<VolumeSpec>, Answer<()>),
+    Open(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>),
+    /// Wait no longer for the files of a volume to be opened: its `Open` is answered with a refusal,
+    /// and what its thread brings in the end is closed. An error if none is waited for.
+    GiveUpOpening(VolumeNumber, Answer<()>),
     /// Close a volume, with `destage` only after its backend holds everything; connections to it
-    /// are dropped.
+    /// are dropped. Answered with what its log still holds, if that is known.
     Close {
         /// Which.
         volume: VolumeNumber,
         /// Whether the backend must hold everything first.
         destage: bool,
         /// When it is closed.
-        answer: Answer<()>,
+        answer: Answer<Option<Left>>,
     },
     /// Begin to destage all that is dirty; watch [`VolumeStats::destage_all_remaining_bytes`].
     DestageAll(VolumeNumber, Answer<()>),
@@ -129,6 +259,9 @@ pub enum Command {
     CancelDestageAll(VolumeNumber, Answer<()>),
     /// Change the size, of the backend too.
     Resize(VolumeNumber, u64, Answer<()>),
+    /// Make or forget a snapshot, or give the backend up. What was acknowledged before is in a
+    /// snapshot: it is made once the backend has all of that.
+    Keep(VolumeNumber, Keep, Answer<(), KeepFailure>),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Bring a range into the read cache; answered when it is there.
@@ -137,6 +270,8 @@ pub enum Command {
     Evict(VolumeNumber, SectorRange, Answer<()>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
+    /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.
+    Explain(String, Option<String>),
     /// Counters and gauges.
     Report(oneshot::Sender<Box<ShardReport>>),
     /// Close every connection and volume as `Close` does, write the cache's footers, and end the
@@ -145,6 +280,6 @@ pub enum Command {
         /// Whether the backends must hold everything first.
         destage: bool,
         /// When everything is closed.
-        answer: Answer<()>,
+        answer: Answer<Vec<ClosedVolume>>,
     },
 }

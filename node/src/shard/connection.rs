@@ -7,19 +7,62 @@
 //! 3. A connection is dropped only when nothing is under way on its socket and every request it
 //!    submitted is answered.
 //!
-//! A failure of the socket ends this connection and no other.
+//! A failure of the socket ends this connection and no other. So does a client that owes something
+//! for too long: [`Connection::look`], called now and then, costs the data path nothing.
 
 use std::collections::VecDeque;
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use hdcs_core::io::Nanos;
+
+use super::command::Transport;
 use crate::device::Errno;
 use crate::device::ring::{Key, Owner, Ring};
-use crate::frontends::{Chunk, Host, Receive, Session, VolumeNumber};
+use crate::frontends::{Chunk, Host, Owed, Receive, Session, VolumeNumber};
 
 /// Chunks in one send at most: below the kernel's 1024 vectors of one message.
 const SEND_CHUNKS_MAX: usize = 512;
 /// Bytes in one send at most, so that one client with large reads does not hold up the others.
 const SEND_BYTES_MAX: usize = 2 << 20;
+
+/// What clients may hold, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Connections at most; more are closed as they come.
+    pub count_max: usize,
+    /// For the handshake.
+    pub handshake_max: Nanos,
+    /// For a part of a request's data, and for taking any of what is sent.
+    pub stall_max: Nanos,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            count_max: 1024,
+            handshake_max: Nanos::from_millis(10_000),
+            stall_max: Nanos::from_millis(30_000),
+        }
+    }
+}
+
+impl ConnectionLimits {
+    /// How often connections are looked at: often enough that a limit is kept to an eighth.
+    pub fn look_period(&self) -> Nanos {
+        let shortest = self.handshake_max.0.min(self.stall_max.0);
+        Nanos((shortest / 8).clamp(1_000_000, 1_000_000_000))
+    }
+}
+
+/// What the last look at a connection saw, and since when it has been so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    owed: Owed,
+    owed_since: Nanos,
+    sends: u64,
+    sends_since: Nanos,
+}
 
 /// How far a connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +96,9 @@ pub struct Connection {
     message: Box<libc::msghdr>,
     /// Requests of it that are not answered.
     pub requests: usize,
+    /// Sends that have ended.
+    sends: u64,
+    seen: Option<Seen>,
     /// Whether it waits in the shard's list of those to be served.
     pub listed: bool,
 }
@@ -74,6 +120,8 @@ impl Connection {
             vectors: Vec::new(),
             message: Box::new(message),
             requests: 0,
+            sends: 0,
+            seen: None,
             listed: false,
         }
     }
@@ -97,6 +145,7 @@ impl Connection {
     /// A send ended.
     pub fn sent(&mut self, result: Result<usize, Errno>) {
         self.sending = false;
+        self.sends += 1;
         let Ok(mut bytes) = result else {
             return self.abort();
         };
@@ -195,6 +244,40 @@ impl Connection {
         self.session.volume()
     }
 
+    /// What its client has owed for too long.
+    pub fn look(&mut self, now: Nanos, limits: &ConnectionLimits) -> Option<&'static str> {
+        if self.stage == Stage::Broken {
+            return None;
+        }
+        // What is not being received now is not the client's fault.
+        let owed = match self.session.owed() {
+            Owed::Data(_) if self.receiving.is_none() => Owed::Nothing,
+            owed => owed,
+        };
+        let (sends, sending) = (self.sends, self.sending);
+        let seen = self.seen.get_or_insert(Seen {
+            owed,
+            owed_since: now,
+            sends,
+            sends_since: now,
+        });
+        if seen.owed != owed {
+            seen.owed = owed;
+            seen.owed_since = now;
+        }
+        if seen.sends != sends || !sending {
+            seen.sends = sends;
+            seen.sends_since = now;
+        }
+        let waited = now.since(seen.owed_since);
+        match owed {
+            Owed::Handshake if waited >= limits.handshake_max => Some("it did not open an export"),
+            Owed::Data(_) if waited >= limits.stall_max => Some("it did not send a write's data"),
+            _ if now.since(seen.sends_since) >= limits.stall_max => Some("it took no replies"),
+            _ => None,
+        }
+    }
+
     /// Whether it can be dropped.
     pub fn is_over(&mut self) -> bool {
         let drained = match self.stage {
@@ -231,4 +314,16 @@ fn bytes_of(chunk: &Chunk) -> &[u8] {
         Chunk::Bytes(bytes) => bytes,
         Chunk::Data(buf) => buf,
     }
+}
+
+/// Find out who is at the other end. `None` if it has gone already.
+pub fn introduce(socket: OwnedFd, tcp: bool) -> Option<(OwnedFd, Transport)> {
+    if !tcp {
+        return Some((socket, Transport::Unix));
+    }
+    let stream = TcpStream::from(socket);
+    let peer = stream.peer_addr().ok()?;
+    // Replies are sent whole, at once; waiting to fill a segment would only delay them.
+    stream.set_nodelay(true).ok()?;
+    Some((stream.into(), Transport::Tcp { peer }))
 }

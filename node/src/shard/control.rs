@@ -1,25 +1,29 @@
 //! What the control plane asks of a shard, carried out on its thread.
 //!
-//! Nothing here blocks: files are opened and resized on the ring's worker, and an answer is sent
-//! when what was asked has ended. An answer whose receiver has gone is dropped.
+//! Nothing here blocks: each volume is opened on a thread of its own, so that one whose backend
+//! hangs holds up no other; files are resized on the ring's worker; and an answer is sent when what
+//! was asked has ended. An answer whose receiver has gone is dropped.
 
 use std::any::Any;
 use std::os::fd::AsRawFd;
 
-use hdcs_core::error::IoError;
+use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::io::{BlockKey, Nanos, SectorRange, Token};
+use hdcs_core::io::{BlockKey, Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
-use hdcs_core::read_cache::CacheEvent;
+use hdcs_core::read_cache::{CacheEvent, SsdState};
 use hdcs_core::volume::{Context, Event, Phase, Volume, VolumeConfig};
 
-use super::command::{Answer, Command, SessionFactory, ShardReport, VolumeSpec};
+use super::command::{
+    Answer, ClosedVolume, Command, KeepFailure, Left, LogIdentity, OpenFailure, OpenFailureKind,
+    OpenedAs, SessionFactory, ShardReport, VolumeSpec,
+};
 use super::jobs::{Job, Move};
-use super::served::{self, ResizeStep, Resizing, Served};
-use super::turn::{Listener, RESIZE_TOKEN, Shard, Stopping, Works};
-use crate::backends::{self, Absent, Ask, Operation};
+use super::served::{self, Keeping, ResizeStep, Resizing, Served};
+use super::turn::{Husk, KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping, Works};
+use crate::backends::{self, Ask, Capabilities, Keep, Operation};
 use crate::device::durability::Durability;
-use crate::device::file::Device;
+use crate::device::file::{Device, DeviceError};
 use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;
 use crate::frontends::VolumeNumber;
@@ -31,14 +35,17 @@ const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
 const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
 const NOT_OPEN: &str = "the volume is not open on this node";
+/// Why nothing is begun any more.
+const STOPPING: &str = "the node is stopping";
 
-/// A volume's files, opened on the worker.
+/// A volume's files, opened on a thread of their own.
 struct Opened {
     log: Device,
+    log_identity: LogIdentity,
     backend: backends::Prepared,
 }
 
-fn tell<T>(answer: Answer<T>, result: Result<T, String>) {
+fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
     // Whoever asked may have gone.
     let _ = answer.send(result);
 }
@@ -62,6 +69,7 @@ impl Shard {
                 tell(answer, Ok(()));
             }
             Command::Open(spec, answer) => self.open(spec, answer),
+            Command::GiveUpOpening(volume, answer) => tell(answer, self.give_up_opening(volume)),
             Command::Close {
                 volume,
                 destage,
@@ -71,8 +79,10 @@ impl Shard {
                 tell(answer, self.step_open(volume, Event::DestageAll));
             }
             Command::CancelDestageAll(volume, answer) => {
+                self.cancel_keeping(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
+            Command::Keep(volume, keep, answer) => self.keep(volume, keep, answer),
             Command::Resize(volume, bytes, answer) => self.resize(volume, bytes, answer),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
@@ -90,6 +100,12 @@ impl Shard {
                     Ok(())
                 };
                 tell(answer, result);
+            }
+            Command::Explain(name, why) => {
+                match why {
+                    Some(why) => self.works.explained.insert(name, why),
+                    None => self.works.explained.remove(&name),
+                };
             }
             Command::Report(answer) => {
                 let _ = answer.send(Box::new(self.report()));
@@ -115,7 +131,10 @@ impl Shard {
         }
     }
 
-    fn open(&mut self, spec: Box<VolumeSpec>, answer: Answer<()>) {
+    fn open(&mut self, spec: Box<VolumeSpec>, answer: Answer<OpenedAs, OpenFailure>) {
+        let refuse = |answer, why: String| {
+            tell(answer, Err(OpenFailure::new(OpenFailureKind::Refused, why)));
+        };
         let number = VolumeNumber(spec.config.number);
         let opening = self.openings.iter().any(|(_, (other, _))| {
             other.name == spec.name || other.config.number == spec.config.number
@@ -123,36 +142,49 @@ impl Shard {
         let mut volumes = self.works.volumes.iter();
         let open = volumes.any(|(_, served)| served.name == spec.name || served.number == number);
         if open || opening {
-            return tell(
-                answer,
-                Err(format!("volume `{}` is open already", spec.name)),
-            );
+            return refuse(answer, format!("volume `{}` is open already", spec.name));
         }
         if self.stopping.is_some() {
-            return tell(answer, Err("the node is stopping".to_owned()));
+            return refuse(answer, STOPPING.to_owned());
         }
-        let (for_worker, durability) = (spec.clone(), self.config.durability);
+        let (for_thread, durability) = (spec.clone(), self.config.durability);
         let token = Token(u64::from(self.openings.insert((spec, answer))));
-        let job = move || JobOutput::Any(Box::new(open_files(&for_worker, durability)));
-        self.works.ring.job(Owner::Shard, token, Box::new(job));
+        let remote = self.works.ring.remote(Owner::Shard);
+        let thread = std::thread::Builder::new().name("hdcs-open".into());
+        let spawned = thread.spawn(move || {
+            let opened = open_files(&for_thread, durability);
+            remote.end(token, JobOutput::Any(Box::new(opened)));
+        });
+        match spawned {
+            Ok(_) => self.works.ring.begin_remote(),
+            Err(error) => {
+                if let Some((_, answer)) = self.openings.remove(token.0 as u32) {
+                    refuse(answer, format!("cannot start a thread for it: {error}"));
+                }
+            }
+        }
     }
 
-    /// The worker has opened a volume's files, or not.
+    /// A volume's files are open, or not.
     pub fn opened(&mut self, token: Token, opened: Box<dyn Any + Send>) {
         let opened = opened
-            .downcast::<Result<Opened, String>>()
-            .expect("the worker opens volumes, nothing else");
+            .downcast::<Result<Opened, OpenFailure>>()
+            .expect("opening a volume says how it ended");
         let Some((spec, answer)) = self.openings.remove(token.0 as u32) else {
-            return;
+            // It was given up. Closing may take as long as opening did.
+            self.openings.release(token.0 as u32);
+            return backends::closing::close("an opening given up".to_owned(), move || {
+                drop(opened);
+            });
         };
         let opened = match *opened {
-            Ok(opened) if self.stopping.is_none() => opened,
-            Ok(_) => return tell(answer, Err("the node is stopping".to_owned())),
+            Ok(opened) => opened,
             Err(error) => return tell(answer, Err(error)),
         };
+        let identity = opened.backend.identity();
         let backend = opened.backend.build();
         let mut config = spec.config;
-        config.backend_extents = backend.has_extents();
+        tell_capabilities(&mut config, backend.capabilities());
         let number = VolumeNumber(config.number);
         let works = &mut self.works;
         let (volume, actions) = works.open_volume(config);
@@ -162,13 +194,18 @@ impl Shard {
             volume,
             log: opened.log,
             backend,
-            device_operations: 0,
+            identity,
+            log_operations: 0,
+            cache_reads: 0,
             requests: 0,
             waiting: std::collections::VecDeque::new(),
+            hurry: false,
             listed: false,
             opening: Some(answer),
+            log_identity: opened.log_identity,
             closing: Vec::new(),
             resizing: None,
+            keeping: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
         });
@@ -178,7 +215,12 @@ impl Shard {
 
     /// A volume is closed or could not be opened, and nothing of it is under way.
     pub fn drop_volume(&mut self, slot: u32) {
-        let Some(mut served) = self.works.volumes.remove(slot) else {
+        let removed = match self.works.volumes.get(slot) {
+            // What the cache device brings in the end must not meet another volume.
+            Some(served) if served.cache_reads > 0 => self.works.volumes.vacate(slot),
+            _ => self.works.volumes.remove(slot),
+        };
+        let Some(mut served) = removed else {
             return;
         };
         self.works.numbers.remove(&served.number);
@@ -186,24 +228,64 @@ impl Shard {
             *due = Nanos(u64::MAX);
         }
         let failed = match served.volume.phase() {
-            Phase::Failed(error) => Some(format!("volume `{}`: {error}", served.name)),
+            Phase::Failed(error) => Some(not_replayed(&served.name, error)),
             _ => None,
         };
         if let Some(answer) = served.opening.take() {
-            let closed = || "the volume was closed while it opened".to_owned();
+            let closed = || {
+                let why = "the volume was closed while it opened";
+                OpenFailure::new(OpenFailureKind::Refused, why)
+            };
             tell(answer, Err(failed.unwrap_or_else(closed)));
         }
         if let Some(resizing) = served.resizing.take() {
             tell(resizing.answer, Err("the volume was closed".to_owned()));
+        }
+        if let Some(keeping) = served.keeping.take() {
+            tell(keeping.answer, Err(KeepFailure::Now(NOT_OPEN)));
         }
         for one in served.waiting.drain(..) {
             let closing = Err(hdcs_core::error::RequestError::Closing);
             self.works.ended.push((one.origin, closing));
         }
         self.abort_connections(served.number);
-        for answer in served.closing {
-            tell(answer, Ok(()));
+        let left = served.left(self.works.now);
+        if let Some(stopping) = &mut self.stopping {
+            stopping.closed.push(ClosedVolume {
+                volume: served.number,
+                left,
+                log_failed: served.volume.log_failed(),
+            });
         }
+        for answer in served.closing {
+            tell(answer, Ok(left));
+        }
+        if served.cache_reads > 0 {
+            let husk = Husk {
+                volume: served.volume,
+                cache_reads: served.cache_reads,
+            };
+            self.works.husks.insert(slot, husk);
+        }
+    }
+
+    /// Let go of an opening whose thread hangs, which nobody can end. Its place is kept for what it
+    /// brings in the end.
+    fn give_up_opening(&mut self, number: VolumeNumber) -> Result<(), String> {
+        let is_it = |(slot, (spec, _)): (u32, &(Box<VolumeSpec>, _))| {
+            (spec.config.number == number.0).then_some(slot)
+        };
+        let slot = self.openings.iter().find_map(is_it);
+        let Some((spec, answer)) = slot.and_then(|slot| self.openings.vacate(slot)) else {
+            return Err("its files are not being opened".to_owned());
+        };
+        tracing::warn!(
+            volume = spec.name,
+            "its opening is given up; its log is in use until the thread that opens it ends"
+        );
+        let why = "its opening was given up while its write log or its backend did not answer";
+        tell(answer, Err(OpenFailure::new(OpenFailureKind::Refused, why)));
+        Ok(())
     }
 
     fn abort_connections(&mut self, number: VolumeNumber) {
@@ -217,7 +299,7 @@ impl Shard {
         }
     }
 
-    fn close(&mut self, number: VolumeNumber, destage: bool, answer: Answer<()>) {
+    fn close(&mut self, number: VolumeNumber, destage: bool, answer: Answer<Option<Left>>) {
         let Some(&slot) = self.works.numbers.get(&number) else {
             return tell(answer, Err(NOT_OPEN.to_owned()));
         };
@@ -238,7 +320,7 @@ impl Shard {
     fn reconfigure(&mut self, mut config: VolumeConfig) -> Result<(), String> {
         let slot = self.works.open_slot(VolumeNumber(config.number))?;
         if let Some(served) = self.works.volumes.get(slot) {
-            config.backend_extents = served.backend.has_extents();
+            tell_capabilities(&mut config, served.backend.capabilities());
         }
         self.works.step(slot, Event::Reconfigure(config));
         Ok(())
@@ -267,6 +349,25 @@ impl Shard {
         }
     }
 
+    fn keep(&mut self, number: VolumeNumber, keep: Keep, answer: Answer<(), KeepFailure>) {
+        match self.works.check_keep(number) {
+            Ok(slot) => self.works.begin_keeping(slot, keep, answer),
+            Err(failure) => tell(answer, Err(failure)),
+        }
+    }
+
+    /// Nothing waits for a flush any more that is cancelled.
+    fn cancel_keeping(&mut self, number: VolumeNumber) {
+        let Ok(slot) = self.works.open_slot(number) else {
+            return;
+        };
+        if let Some(served) = self.works.volumes.get_mut(slot)
+            && let Some(keeping) = served.keeping.take_if(|keeping| !keeping.asked)
+        {
+            tell(keeping.answer, Err(KeepFailure::Cancelled));
+        }
+    }
+
     fn report(&self) -> ShardReport {
         let works = &self.works;
         let mut volumes: Vec<_> = works
@@ -281,17 +382,20 @@ impl Shard {
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let cache = works.cache.stats();
         ShardReport {
             volumes,
-            cache: works.cache.stats(),
+            cache_state_age: works.now.since(cache.ssd_since),
+            cache,
             cache_identity_error: self.identity.error().map(str::to_owned),
+            cache_trouble: self.readmission.trouble().map(str::to_owned),
             pool_bytes: works.pool.total_bytes() as u64,
             pool_free_bytes: works.pool.free_bytes() as u64,
             connections: self.connections.len(),
         }
     }
 
-    fn stop(&mut self, destage: bool, answer: Answer<()>) {
+    fn stop(&mut self, destage: bool, answer: Answer<Vec<ClosedVolume>>) {
         if let Some(stopping) = &mut self.stopping {
             // Asked again, it may be content with less: nobody should have to wait for a dead
             // backend for ever.
@@ -303,11 +407,19 @@ impl Shard {
         self.stopping = Some(Stopping {
             destage,
             answers: vec![answer],
+            closed: Vec::new(),
             deadline: self.works.now.plus(STOP_PATIENCE),
             volumes_closing: false,
             give_up: Nanos(u64::MAX),
             cache_closing: false,
         });
+        // Their threads may hang for as long as their backends do; nobody waits for them.
+        for slot in 0..self.openings.end() {
+            if let Some((_, answer)) = self.openings.vacate(slot) {
+                let stopping = OpenFailure::new(OpenFailureKind::Refused, STOPPING);
+                tell(answer, Err(stopping));
+            }
+        }
         for slot in 0..self.listeners.end() {
             match self.listeners.get_mut(slot).map(|one| one.accepting) {
                 Some(Some(key)) => self.works.ring.cancel(key),
@@ -354,11 +466,7 @@ impl Shard {
         if self.works.volumes.is_empty() {
             stopping.give_up = Nanos(u64::MAX);
         }
-        if stopping.volumes_closing
-            && self.works.volumes.is_empty()
-            && self.openings.is_empty()
-            && !stopping.cache_closing
-        {
+        if stopping.volumes_closing && self.works.volumes.is_empty() && !stopping.cache_closing {
             stopping.cache_closing = true;
             self.works.step_cache(CacheEvent::Close);
             self.works.cache_touched = true;
@@ -371,9 +479,11 @@ impl Shard {
         let Some(stopping) = &self.stopping else {
             return false;
         };
-        let cache_closed = works.cache.is_closed() && works.cache_operations == 0;
+        // A device that does not answer is not waited for.
+        let given_up = works.cache.stats().ssd_state == SsdState::Offline;
+        let cache_closed = works.cache.is_closed() && (works.cache_operations == 0 || given_up);
         let result = if stopping.cache_closing && cache_closed {
-            Ok(())
+            Ok(stopping.closed.clone())
         } else if stopping.give_up <= works.now && !works.volumes.is_empty() {
             // As after a crash: the logs hold all that was acknowledged as durable.
             let names: Vec<&str> = works
@@ -437,19 +547,95 @@ impl Works {
         Ok(slot)
     }
 
+    /// Take the end of what the shard itself has asked a backend; another's comes back.
+    pub fn take_own(&mut self, slot: u32, completion: Completion) -> Option<Completion> {
+        match completion.token {
+            RESIZE_TOKEN => self.backend_resized(slot, completion.result.map(drop)),
+            KEEP_TOKEN => self.backend_kept(slot, completion.result),
+            _ => return Some(completion),
+        }
+        None
+    }
+
+    /// Whether the backend of a volume may be asked to keep something; the volume's slot.
+    fn check_keep(&self, number: VolumeNumber) -> Result<u32, KeepFailure> {
+        let Ok(slot) = self.open_slot(number) else {
+            return Err(KeepFailure::Now(NOT_OPEN));
+        };
+        match self.volumes.get(slot) {
+            None => Err(KeepFailure::Now(NOT_OPEN)),
+            Some(served) if !served.backend.capabilities().snapshots => Err(KeepFailure::Incapable),
+            Some(served) if served.resizing.is_some() || served.keeping.is_some() => Err(
+                KeepFailure::Now("another snapshot or a resize is under way; wait for its end"),
+            ),
+            Some(_) => Ok(slot),
+        }
+    }
+
+    fn begin_keeping(&mut self, slot: u32, keep: Keep, answer: Answer<(), KeepFailure>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.keeping = Some(Keeping {
+            keep,
+            asked: false,
+            answer,
+        });
+        if let Keep::Snapshot { .. } = keep {
+            self.step(slot, Event::DestageAll);
+        }
+        self.go_on_keeping(slot);
+    }
+
+    /// Ask the backend once it has everything. What it keeps is the state of its last flush: that of
+    /// destage, so nothing of what came since is in it by halves.
+    pub fn go_on_keeping(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let flushed = served.volume.stats(self.now).destage_all_remaining_bytes == 0;
+        let Some(keeping) = served.keeping.as_mut().filter(|keeping| !keeping.asked) else {
+            return;
+        };
+        if flushed || !matches!(keeping.keep, Keep::Snapshot { .. }) {
+            keeping.asked = true;
+            let ask = Ask::Keep(keeping.keep);
+            let token = KEEP_TOKEN;
+            self.ask_backend(slot, Operation { token, ask });
+            self.perform(slot);
+        }
+    }
+
+    /// The backend has done it, or not.
+    fn backend_kept(&mut self, slot: u32, result: Result<Done, IoError>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        if let Some(keeping) = served.keeping.take() {
+            let result = match result {
+                Ok(Done::Refused(why)) => Err(why.into()),
+                Ok(_) => Ok(()),
+                Err(error) => Err(error.into()),
+            };
+            tell(keeping.answer, result);
+        }
+    }
+
     /// The backend grows before the volume and shrinks after it, so that it always holds all of
-    /// the volume.
+    /// the volume. One that shows everything that it was given when it is resized is resized between
+    /// two generations of destage.
     fn begin_resize(&mut self, slot: u32, bytes: u64, answer: Answer<()>) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
         let before = served.volume.config().bytes;
         let shrinks = bytes < before;
+        let atomic = served.backend.capabilities().atomic_flush;
         served.resizing = Some(Resizing {
-            step: if shrinks {
-                ResizeStep::Destage
-            } else {
-                ResizeStep::Backend
+            step: match (shrinks, atomic) {
+                (true, _) => ResizeStep::Destage,
+                (false, true) => ResizeStep::Whole,
+                (false, false) => ResizeStep::Backend,
             },
             bytes,
             before,
@@ -458,6 +644,8 @@ impl Works {
         if shrinks {
             self.step(slot, Event::Resize { bytes });
             self.step(slot, Event::DestageAll);
+        } else if atomic {
+            self.go_on_resizing(slot);
         } else {
             self.resize_backend(slot, bytes);
         }
@@ -481,9 +669,25 @@ impl Works {
         if resizing.step == ResizeStep::Destage
             && served.volume.stats(self.now).destage_all_remaining_bytes == 0
         {
-            resizing.step = ResizeStep::Drain;
+            resizing.step = ResizeStep::Whole;
+        }
+        let shrinks = resizing.bytes < resizing.before;
+        if resizing.step == ResizeStep::Whole {
+            let atomic = served.backend.capabilities().atomic_flush;
+            if !atomic || served.volume.backend_is_flushed() {
+                resizing.step = ResizeStep::Drain;
+            } else if !shrinks && served.volume.trouble().is_some() {
+                // What it was given may not be flushed for a long time.
+                let failing = Err(IoError::Unreachable);
+                return self.backend_resized(slot, failing);
+            }
         }
         if resizing.step == ResizeStep::Drain && served.backend.under_way() == 0 {
+            if !shrinks {
+                resizing.step = ResizeStep::Backend;
+                let bytes = resizing.bytes;
+                return self.resize_backend(slot, bytes);
+            }
             // The block in which the new end lies is among them: it is not cached while it is a
             // part of one, but found again once the volume has grown.
             let first = resizing.bytes / BLOCK_BYTES as u64;
@@ -505,7 +709,7 @@ impl Works {
     }
 
     /// The backend has changed its size, or could not.
-    pub fn backend_resized(&mut self, slot: u32, result: Result<(), IoError>) {
+    fn backend_resized(&mut self, slot: u32, result: Result<(), IoError>) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
@@ -529,23 +733,85 @@ impl Works {
     }
 }
 
-/// Open a volume's log and backend; on the worker, since it blocks.
-fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opened, String> {
+/// What a volume is to know of its backend.
+fn tell_capabilities(config: &mut VolumeConfig, capabilities: Capabilities) {
+    config.backend_extents = capabilities.extents;
+    config.backend_atomic = capabilities.atomic_flush;
+}
+
+/// Open a volume's log and backend; on a thread of its own, since it blocks.
+fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opened, OpenFailure> {
     let name = &spec.name;
-    let log = Device::open(&spec.log, durability)
-        .map_err(|error| format!("volume `{name}`: write log: {error}"))?;
-    let superblocks = log
-        .read_superblocks()
-        .map_err(|error| format!("volume `{name}`: write log: {error}"))?;
-    // Only the backend of a volume that was never opened may be missing: an image that was there
-    // and has gone must not be replaced by an empty one.
-    let openings = superblocks.iter().filter_map(|block| {
-        let superblock = LogSuperblock::parse(block).ok()?;
-        Some(superblock.incarnation.get())
-    });
-    let new = openings.max() == Some(0);
-    let absent = if new { Absent::Create } else { Absent::Refuse };
+    let fail = |kind, what: &dyn std::fmt::Display| {
+        OpenFailure::new(kind, format!("volume `{name}`: {what}"))
+    };
+    let log_fails = |error: DeviceError| {
+        let kind = match error {
+            DeviceError::Locked(_) => OpenFailureKind::Refused,
+            _ => OpenFailureKind::LogLost,
+        };
+        fail(kind, &format_args!("write log: {error}"))
+    };
+    // Measured only once it is known to be ours: that writes to it.
+    let unmeasured = durability.unwrap_or(Durability::Fdatasync);
+    let mut log = Device::open(&spec.log, Some(unmeasured)).map_err(log_fails)?;
+    let superblocks = log.read_superblocks().map_err(log_fails)?;
+    let log_identity = identify(&superblocks, spec.config.uuid)
+        .map_err(|error| not_replayed(name, OpenError::Superblock(error)))?;
+    let prefixed = |failure: OpenFailure| fail(failure.kind, &failure.message);
+    let absent = spec.admission.found(log_identity).map_err(prefixed)?;
     let backend = backends::open(&spec.backend, spec.config.bytes, absent)
-        .map_err(|error| format!("volume `{name}`: {error}"))?;
-    Ok(Opened { log, backend })
+        .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
+    let backend = backend.map_err(|error| {
+        let kind = if error.is_unreachable() {
+            OpenFailureKind::Unreachable
+        } else {
+            OpenFailureKind::Refused
+        };
+        fail(kind, &error)
+    })?;
+    spec.admission.begin(log_identity).map_err(prefixed)?;
+    if durability.is_none() {
+        log.measure_durability();
+    }
+    Ok(Opened {
+        log,
+        log_identity,
+        backend,
+    })
+}
+
+/// Which log these superblocks are of. Replay chooses between them in the same way; here it is only
+/// found out whether there is anything to choose from.
+fn identify(
+    superblocks: &[[u8; BLOCK_BYTES]; 2],
+    volume: [u8; 16],
+) -> Result<LogIdentity, FormatError> {
+    let found = superblocks.each_ref().map(|block| {
+        let superblock = LogSuperblock::parse(block)?;
+        if superblock.volume != volume {
+            return Err(FormatError::Identity);
+        }
+        Ok(superblock)
+    });
+    let newest = found.iter().flatten().max_by_key(|s| s.sequence.get());
+    match (newest, &found) {
+        (Some(newest), _) => Ok(LogIdentity {
+            log: newest.log.get(),
+            incarnation: newest.incarnation.get(),
+        }),
+        // The second block of a new log is empty, which says nothing; the first one's reason counts.
+        (None, [Err(error), _]) => Err(*error),
+        (None, [Ok(_), _]) => unreachable!("the first one would be the newest"),
+    }
+}
+
+/// Why a log could not be used. Whatever is wrong with its content, the content is lost, unless a
+/// newer program can read it.
+fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
+    let kind = match error {
+        OpenError::Superblock(FormatError::Newer { .. }) => OpenFailureKind::Refused,
+        _ => OpenFailureKind::LogLost,
+    };
+    OpenFailure::new(kind, format!("volume `{name}`: {error}"))
 }

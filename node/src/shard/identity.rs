@@ -12,9 +12,11 @@
 //! Failure: a data directory that takes no writes leaves destage waiting; the log says so at every
 //! attempt, and so does the node's report.
 
+use std::sync::Arc;
+
 use hdcs_core::io::{Nanos, Token};
 
-use super::RecordReset;
+use super::cache_place::CachePlace;
 use super::turn::Works;
 use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;
@@ -45,18 +47,21 @@ pub struct Identity {
 
 impl Identity {
     /// At the end of a turn: begin to record a new identity if the cache needs one.
-    pub fn go_on(&mut self, works: &mut Works, record: &RecordReset) {
+    pub fn go_on(&mut self, works: &mut Works, place: &Arc<dyn CachePlace>) {
         match self.state {
             State::Idle if works.cache.must_reset() => tracing::warn!(
-                "the cache device fails, and what it holds cannot be voided: giving the read cache \
-                 a new identity"
+                "the cache device fails or does not answer, and what it holds cannot be voided: \
+                 giving the read cache a new identity"
             ),
             State::Paused(until) if until <= works.now => {}
             State::Idle | State::Paused(_) | State::Recording => return,
         }
         self.state = State::Recording;
-        let record = record.clone();
-        let job = move || JobOutput::Any(Box::new((record.0)()));
+        let place = Arc::clone(place);
+        let job = move || {
+            let recorded: Recorded = place.renew().map(drop);
+            JobOutput::Any(Box::new(recorded))
+        };
         works.ring.job(Owner::Shard, TOKEN, Box::new(job));
     }
 
@@ -65,8 +70,8 @@ impl Identity {
         match result {
             Ok(()) => {
                 tracing::warn!(
-                    "the read cache has a new identity: the SSD tier stays off until the node \
-                     restarts, and starts empty"
+                    "the read cache has a new identity: the SSD tier stays off until its device is \
+                     well again, and starts empty"
                 );
                 self.state = State::Idle;
                 self.error = None;

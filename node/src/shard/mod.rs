@@ -5,16 +5,19 @@
 //!
 //! [`turn`] is the loop, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
-//! into pieces, [`identity`] keeps destage going when the cache device is gone.
+//! into pieces, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
+//! brings it back ([`cache_place`] says from where).
 //!
 //! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
 //! ends with a reason, and everyone who waits for an answer finds its sender dropped.
 
+pub mod cache_place;
 pub mod command;
 mod connection;
 mod control;
 mod identity;
 mod jobs;
+mod readmission;
 mod served;
 mod slots;
 mod turn;
@@ -23,37 +26,34 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
+use hdcs_core::io::Nanos;
 use hdcs_core::read_cache::CacheConfig;
 use thiserror::Error;
 
 use crate::device::durability::Durability;
-use crate::device::file::{Device, DeviceError};
 use crate::device::ring::RingConfig;
 use crate::device::worker::Waker;
-use command::{Command, DeviceRegion};
+use cache_place::CachePlace;
+use command::Command;
+
+pub use connection::ConnectionLimits;
 
 /// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
 const COMMANDS_MAX: usize = 256;
 
-/// Gives the read cache another identity ([`hdcs_core::read_cache::SsdConfig::uuid`]) for the next
-/// start, durably. It blocks, runs on the ring's worker, and is called until it succeeds; an error
-/// is a sentence for the user.
+/// Where the SSD tier is.
 #[derive(Clone)]
-pub struct RecordReset(pub Arc<dyn Fn() -> Result<(), String> + Send + Sync>);
-
-impl std::fmt::Debug for RecordReset {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RecordReset")
-    }
+pub struct CacheDevice {
+    /// Its place, and its identity's.
+    pub place: Arc<dyn CachePlace>,
+    /// The pause before a device that was given up is tried again, at first.
+    pub retry: Nanos,
 }
 
-/// Where the SSD tier is.
-#[derive(Clone, Debug)]
-pub struct CacheDevice {
-    /// Its region.
-    pub region: DeviceRegion,
-    /// What is done when the device can no longer record invalidations.
-    pub record_reset: RecordReset,
+impl std::fmt::Debug for CacheDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CacheDevice(tried again after {:?})", self.retry)
+    }
 }
 
 /// What a shard is made of.
@@ -71,14 +71,16 @@ pub struct ShardConfig {
     pub durability: Option<Durability>,
     /// The processor that it keeps to.
     pub processor: Option<usize>,
+    /// What clients may hold, and for how long.
+    pub connections: ConnectionLimits,
 }
 
 /// Why a shard could not start.
 #[derive(Debug, Error)]
 pub enum ShardError {
-    /// The cache device could not be used.
-    #[error("read cache: {0}")]
-    Cache(#[from] DeviceError),
+    /// The cache device must not be used, or its identity cannot be recorded.
+    #[error("{0}")]
+    Cache(String),
     /// No ring: the kernel is too old, or io_uring is forbidden or out of memory.
     #[error(
         "cannot set up io_uring: {0}; it needs Linux 5.19 and must not be disabled (sysctl kernel.io_uring_disabled)"
@@ -123,9 +125,11 @@ impl ShardHandle {
 
 /// Start a shard. The thread ends after [`Command::Stop`].
 pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), ShardError> {
-    let cache_device = match &config.cache_device {
+    let cache_start = match &config.cache_device {
         Some(device) if config.cache.ssd.is_some() => {
-            Some(Device::open(&device.region, config.durability)?)
+            let answer_max = config.cache.ssd_answer_max;
+            let started = cache_place::start(&device.place, answer_max);
+            Some(started.map_err(ShardError::Cache)?)
         }
         _ => None,
     };
@@ -135,7 +139,7 @@ pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), Shard
         .name("hdcs-shard".into())
         .spawn(move || {
             // Everything with an `Rc` is made here, on the thread that keeps it.
-            match turn::Shard::new(config, cache_device, queue) {
+            match turn::Shard::new(config, cache_start, queue) {
                 Ok(shard) => {
                     // `start` waits for it, so somebody receives.
                     let _ = ready.send(Ok(shard.waker()));

@@ -7,8 +7,8 @@ use hdcs_core::read_cache::Barrier;
 use hdcs_core::volume::{Phase, Volume};
 use hdrhistogram::Histogram;
 
-use super::command::{Answer, VolumeReport};
-use crate::backends::{Operation, Stack};
+use super::command::{Answer, KeepFailure, Left, LogIdentity, OpenFailure, OpenedAs, VolumeReport};
+use crate::backends::{Ask, Keep, Operation, Stack};
 use crate::device::file::Device;
 use crate::frontends::{Export, VolumeNumber};
 
@@ -80,7 +80,11 @@ pub enum ResizeStep {
     /// The backend has everything that was written before, so that the log holds nothing beyond
     /// the new end (only when shrinking).
     Destage,
-    /// Nothing is under way in the backend, which could grow it again (only when shrinking).
+    /// The backend has flushed everything that it was given, for a resize would show the first half
+    /// of a generation (only if its flushes are atomic).
+    Whole,
+    /// Nothing is under way in the backend, which could grow it again (when shrinking), or be
+    /// flushed with the resize (if its flushes are atomic).
     Drain,
     /// No restart brings back what was cached beyond the new end (only when shrinking).
     Void(Barrier),
@@ -101,6 +105,17 @@ pub struct Resizing {
     pub answer: Answer<()>,
 }
 
+/// A snapshot, or what else is kept or forgotten, that is under way.
+#[derive(Debug)]
+pub struct Keeping {
+    /// What.
+    pub keep: Keep,
+    /// Whether the backend was asked; before that it has to have everything.
+    pub asked: bool,
+    /// Who asked.
+    pub answer: Answer<(), KeepFailure>,
+}
+
 /// See the module.
 pub struct Served {
     /// Its name.
@@ -113,20 +128,30 @@ pub struct Served {
     pub log: Device,
     /// Its backend.
     pub backend: Stack,
-    /// Operations on its log or the cache device that have not ended.
-    pub device_operations: usize,
+    /// What its backend is.
+    pub identity: Option<String>,
+    /// Operations on its log that have not ended.
+    pub log_operations: usize,
+    /// Reads of the cache device that have not ended.
+    pub cache_reads: usize,
     /// Requests that the volume has not answered.
     pub requests: usize,
     /// Requests beyond what the volume takes at once.
     pub waiting: VecDeque<Submitted>,
+    /// Whether its backend has ended something at once since it was polled.
+    pub hurry: bool,
     /// Whether it waits in the shard's list of those to be polled.
     pub listed: bool,
     /// Who waits for the end of the replay.
-    pub opening: Option<Answer<()>>,
+    pub opening: Option<Answer<OpenedAs, OpenFailure>>,
+    /// Its log, as it was found.
+    pub log_identity: LogIdentity,
     /// Who waits for the close.
-    pub closing: Vec<Answer<()>>,
+    pub closing: Vec<Answer<Option<Left>>>,
     /// The change of size under way.
     pub resizing: Option<Resizing>,
+    /// What is being kept or forgotten.
+    pub keeping: Option<Keeping>,
     /// Backend operations that wait until the backend has shrunk.
     pub held: Vec<Operation>,
     /// Latency by class.
@@ -134,6 +159,22 @@ pub struct Served {
 }
 
 impl Served {
+    /// Whether what is asked of the backend waits for the end of a resize.
+    pub fn holds(&self, ask: &Ask) -> bool {
+        let Some(resizing) = &self.resizing else {
+            return false;
+        };
+        match resizing.step {
+            ResizeStep::Destage | ResizeStep::Whole => false,
+            ResizeStep::Drain | ResizeStep::Void(_) => true,
+            // A read shows nothing to anybody.
+            ResizeStep::Backend => {
+                let free = matches!(ask, Ask::Resize { .. } | Ask::Read { .. });
+                self.backend.capabilities().atomic_flush && !free
+            }
+        }
+    }
+
     /// What frontends may know, if it serves.
     pub fn export(&self) -> Option<Export> {
         use hdcs_core::volume::State;
@@ -156,9 +197,19 @@ impl Served {
         histogram.saturating_record(took.0);
     }
 
-    /// Whether nothing is left that could still concern it.
+    /// Whether nothing is left that could still concern it, but perhaps reads of a cache device that
+    /// does not answer.
     pub fn is_idle(&self) -> bool {
-        self.device_operations == 0 && self.backend.under_way() == 0 && self.requests == 0
+        self.log_operations == 0 && self.backend.under_way() == 0 && self.requests == 0
+    }
+
+    /// What its log holds that the backend does not have; `None` if the log was never read.
+    pub fn left(&self, now: Nanos) -> Option<Left> {
+        let stats = self.volume.stats(now);
+        (stats.log_ring_blocks > 0).then_some(Left {
+            dirty_bytes: stats.dirty_bytes,
+            nothing: stats.log_used_blocks == 0,
+        })
     }
 
     /// What the control plane may know.
@@ -168,12 +219,17 @@ impl Served {
             name: self.name.clone(),
             phase: self.volume.phase(),
             state: self.volume.state(),
+            trouble: self
+                .volume
+                .trouble()
+                .map(|(trouble, since)| (trouble, now.since(since))),
             config: self.volume.config().clone(),
             stats: self.volume.stats(now),
             read_latency,
             write_latency,
             flush_latency,
             connections,
+            store: self.backend.counts(),
         }
     }
 }

@@ -5,6 +5,8 @@
 pub struct Slots<T> {
     places: Vec<Option<T>>,
     free: Vec<u32>,
+    /// Places that are empty and not to be used again yet.
+    vacated: usize,
 }
 
 impl<T> Default for Slots<T> {
@@ -12,6 +14,7 @@ impl<T> Default for Slots<T> {
         Self {
             places: Vec::new(),
             free: Vec::new(),
+            vacated: 0,
         }
     }
 }
@@ -34,6 +37,19 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    /// Empty a place, but keep it from being used again until [`Self::release`].
+    pub fn vacate(&mut self, slot: u32) -> Option<T> {
+        let value = self.places.get_mut(slot as usize)?.take()?;
+        self.vacated += 1;
+        Some(value)
+    }
+
+    /// A place that was vacated may be used again.
+    pub fn release(&mut self, slot: u32) {
+        self.vacated -= 1;
+        self.free.push(slot);
+    }
+
     /// What is in a place.
     pub fn get(&self, slot: u32) -> Option<&T> {
         self.places.get(slot as usize)?.as_ref()
@@ -46,7 +62,7 @@ impl<T> Slots<T> {
 
     /// Places in use.
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.places.len() - self.free.len() - self.vacated
     }
 
     /// Whether no place is in use.

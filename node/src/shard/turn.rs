@@ -23,24 +23,29 @@ use hdcs_core::error::{IoError, RequestError};
 use hdcs_core::io::{Action, Completion, Nanos, Request, RequestId, SectorRange, Token};
 use hdcs_core::limits::VOLUME_REQUESTS_MAX;
 use hdcs_core::read_cache::{CacheEvent, ReadCache};
-use hdcs_core::volume::{Context, Event, Phase};
+use hdcs_core::volume::{Context, Event, Phase, Volume};
 
 use super::ShardConfig;
-use super::command::{Answer, Command, SessionFactory, Transport, VolumeSpec};
-use super::connection::Connection;
+use super::cache_place::Started;
+use super::command::{
+    Answer, ClosedVolume, Command, LogIdentity, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
+};
+use super::connection::{Connection, introduce};
 use super::identity::{self, Identity};
 use super::jobs::Job;
-use super::served::{Class, Ended, Origin, Pending, ResizeStep, Served, Submitted};
+use super::readmission::{self, Readmission};
+use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use crate::backends::{Ask, Operation, Port};
 use crate::device::Errno;
 use crate::device::file::Device;
 use crate::device::ring::{Finished, Key, Outcome, Owner, Ring};
 use crate::device::worker::{JobOutput, Waker};
+use crate::device::writers::raise_priority;
 use crate::frontends::{Export, Host, VolumeNumber};
 
-/// Connections at most; more are closed as they come.
-const CONNECTIONS_MAX: usize = 4096;
+/// Between two lines in the log about connections that were too many.
+const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
 /// Rounds of serving and stepping within one turn: lets a request that a session had kept back be
 /// answered in the turn in which another one ended.
 const ROUNDS_MAX: usize = 4;
@@ -48,6 +53,8 @@ const ROUNDS_MAX: usize = 4;
 const ACCEPT_PAUSE: Nanos = Nanos::from_millis(100);
 /// Tokens of the shard's own backend operations; the core counts from zero.
 pub const RESIZE_TOKEN: Token = Token(u64::MAX);
+/// See [`RESIZE_TOKEN`].
+pub const KEEP_TOKEN: Token = Token(u64::MAX - 1);
 /// A time that never comes.
 const NEVER: Nanos = Nanos(u64::MAX);
 
@@ -63,13 +70,21 @@ pub struct Listener {
 /// How far a stop has come.
 pub struct Stopping {
     pub destage: bool,
-    pub answers: Vec<Answer<()>>,
+    pub answers: Vec<Answer<Vec<ClosedVolume>>>,
+    pub closed: Vec<ClosedVolume>,
     /// When connections that are left are broken off.
     pub deadline: Nanos,
     pub volumes_closing: bool,
     /// When volumes that are left are given up, unless they are to be destaged.
     pub give_up: Nanos,
     pub cache_closing: bool,
+}
+
+/// A volume that has left its slot while the cache device owes it the end of reads. It takes them,
+/// and does nothing else.
+pub struct Husk {
+    pub volume: Volume,
+    pub cache_reads: usize,
 }
 
 /// What sessions and volumes share: everything but the connections.
@@ -81,7 +96,11 @@ pub struct Works {
     pub cache_operations: usize,
     pub cache_touched: bool,
     pub volumes: Slots<Served>,
+    /// By the slot that they were in.
+    pub husks: HashMap<u32, Husk>,
     pub numbers: HashMap<VolumeNumber, u32>,
+    /// Why volumes that the node has are not open, by name.
+    pub explained: HashMap<String, String>,
     /// By volume slot: when it must be polled.
     pub due: Vec<Nanos>,
     pub touched: Vec<u32>,
@@ -104,11 +123,17 @@ pub struct Shard {
     /// Connections that wait for buffers or for what they have in flight.
     waiters: Vec<u32>,
     pub listeners: Slots<Listener>,
+    /// When connections are looked at again.
+    look_at: Nanos,
+    /// Connections that were closed because they were too many, and when that is said again.
+    refused: u64,
+    refused_said: Nanos,
     pub jobs: Slots<Job>,
-    pub openings: Slots<(Box<VolumeSpec>, Answer<()>)>,
+    pub openings: Slots<(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>)>,
     pub stopping: Option<Stopping>,
     /// Of the cache.
     pub identity: Identity,
+    pub readmission: Readmission,
     pub commands: Receiver<Command>,
     pub config: ShardConfig,
     origin: Instant,
@@ -136,6 +161,10 @@ impl Host for SessionHost<'_> {
     fn export(&self, name: &str) -> Option<Export> {
         let mut served = self.works.volumes.iter().map(|(_, served)| served);
         served.find(|served| served.name == name)?.export()
+    }
+
+    fn why_not(&self, name: &str) -> Option<String> {
+        self.works.explained.get(name).cloned()
     }
 
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
@@ -200,28 +229,29 @@ impl Works {
 
     /// Step the volume with what its backend ended at once.
     fn feed(&mut self, slot: u32) {
-        if self.completions.is_empty() {
-            return;
-        }
-        let mut completions = std::mem::take(&mut self.completions);
-        for completion in completions.drain(..) {
-            if completion.token == RESIZE_TOKEN {
-                let result = completion.result.map(|_| ());
-                self.backend_resized(slot, result);
-                continue;
+        while !self.completions.is_empty() {
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                let Some(completion) = self.take_own(slot, completion) else {
+                    continue;
+                };
+                let Some(served) = self.volumes.get_mut(slot) else {
+                    continue;
+                };
+                served.hurry = true;
+                let mut context = Context {
+                    cache: &mut self.cache,
+                    pool: &self.pool,
+                    actions: &mut self.actions,
+                };
+                let event = Event::Completed(completion);
+                served.volume.step(self.now, event, &mut context);
             }
-            let Some(served) = self.volumes.get_mut(slot) else {
-                continue;
-            };
-            let mut context = Context {
-                cache: &mut self.cache,
-                pool: &self.pool,
-                actions: &mut self.actions,
-            };
-            let event = Event::Completed(completion);
-            served.volume.step(self.now, event, &mut context);
+            // What a resize had held back may have ended at once: it is next.
+            if self.completions.is_empty() {
+                self.completions = completions;
+            }
         }
-        self.completions = completions;
     }
 
     fn act(&mut self, slot: u32, action: Action) {
@@ -232,7 +262,7 @@ impl Works {
         let operation = match action {
             Action::Reply { request, result } => return self.reply(slot, request, result),
             Action::LogRead { token, offset, buf } => {
-                served.device_operations += 1;
+                served.log_operations += 1;
                 return served.log.read(&mut self.ring, owner, token, offset, buf);
             }
             Action::LogWrite {
@@ -240,27 +270,18 @@ impl Works {
                 offset,
                 data,
             } => {
-                served.device_operations += 1;
+                served.log_operations += 1;
                 let ring = &mut self.ring;
-                return served.log.write(ring, owner, token, offset, data, true);
+                return served.log.write_urgently(ring, owner, token, offset, data);
             }
             Action::CacheRead { token, offset, buf } => {
                 let device = self.cache_device.as_ref();
                 let device = device.expect("a cache without a device reads nothing from it");
-                served.device_operations += 1;
+                served.cache_reads += 1;
+                let owner = Owner::CacheOf(slot);
                 return device.read(&mut self.ring, owner, token, offset, buf);
             }
-            Action::CacheWrite {
-                token,
-                offset,
-                data,
-                durable,
-            } => {
-                let device = self.cache_device.as_ref();
-                let device = device.expect("a cache without a device writes nothing to it");
-                served.device_operations += 1;
-                return device.write(&mut self.ring, owner, token, offset, data, durable);
-            }
+            Action::CacheWrite { .. } => unreachable!("volumes do not write to the cache device"),
             Action::BackendRead { token, offset, buf } => Operation {
                 token,
                 ask: Ask::Read { offset, buf },
@@ -308,10 +329,7 @@ impl Works {
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
-        let shrinking = served.resizing.as_ref().is_some_and(|resizing| {
-            matches!(resizing.step, ResizeStep::Drain | ResizeStep::Void(_))
-        });
-        if shrinking {
+        if served.holds(&operation.ask) {
             served.held.push(operation);
             return;
         }
@@ -366,6 +384,29 @@ impl Works {
     pub fn step_cache(&mut self, event: CacheEvent) {
         self.cache.step(self.now, event, &mut self.actions);
         self.perform_cache();
+    }
+
+    /// The cache device has brought a volume what it waits for no longer.
+    fn step_husk(&mut self, slot: u32, completion: Completion) {
+        let Some(husk) = self.husks.get_mut(&slot) else {
+            return;
+        };
+        let mut context = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut self.actions,
+        };
+        let event = Event::Completed(completion);
+        husk.volume.step(self.now, event, &mut context);
+        assert!(
+            self.actions.is_empty(),
+            "a volume that is closed does nothing"
+        );
+        husk.cache_reads -= 1;
+        if husk.cache_reads == 0 {
+            self.husks.remove(&slot);
+            self.volumes.release(slot);
+        }
     }
 
     fn reply(&mut self, slot: u32, request: RequestId, result: Ended) {
@@ -441,6 +482,9 @@ impl Works {
             };
             served.backend.poll(self.now, &mut port);
             self.perform(slot);
+            if let Some(served) = self.volumes.get_mut(slot) {
+                served.hurry = false;
+            }
             // A poll may answer requests and so let others in, which need a poll of their own.
             loop {
                 self.admit(slot);
@@ -453,7 +497,8 @@ impl Works {
                 }
             }
         }
-        if !touched.is_empty() || self.cache_touched {
+        let cache_due = self.cache.next_wakeup().is_some_and(|due| due <= self.now);
+        if !touched.is_empty() || self.cache_touched || cache_due {
             self.cache_touched = false;
             self.step_cache(CacheEvent::Poll);
         }
@@ -478,28 +523,55 @@ impl Works {
         if self.due.len() <= index {
             self.due.resize(index + 1, NEVER);
         }
-        self.due[index] = volume.min(backend);
+        // What ended at once while the volume was polled, it has yet to go on with.
+        self.due[index] = if std::mem::take(&mut served.hurry) {
+            self.now
+        } else {
+            volume.min(backend)
+        };
     }
 }
 
 impl Shard {
     pub fn new(
         config: ShardConfig,
-        cache_device: Option<Device>,
+        cache_start: Option<Started>,
         commands: Receiver<Command>,
     ) -> io::Result<Self> {
         let ring = Ring::new(config.ring)?;
-        // After the ring's worker was started, which is to run beside this thread.
+        // After the ring's threads were started, which would inherit it.
+        if config.ring.raise_priority {
+            raise_priority();
+        }
         if let Some(processor) = config.processor {
             keep_to(processor);
         }
         let pool = Pool::new(config.pool_bytes);
         let mut cache_config = config.cache.clone();
-        if cache_device.is_none() {
-            cache_config.ssd = None;
-        }
-        let mut actions = Vec::new();
-        let cache = ReadCache::new(cache_config, Rc::clone(&pool), &mut actions);
+        let (mut actions, memory) = (Vec::new(), Rc::clone(&pool));
+        let mut readmission = Readmission::default();
+        let mut cache_device = None;
+        let cache = match cache_start {
+            None => {
+                cache_config.ssd = None;
+                ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
+            }
+            Some(Started { uuid, device }) => {
+                if let Some(ssd) = &mut cache_config.ssd {
+                    ssd.uuid = uuid;
+                }
+                match device {
+                    Ok(device) => {
+                        cache_device = Some(device);
+                        ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
+                    }
+                    Err(why) => {
+                        readmission = Readmission::after(why);
+                        ReadCache::without_device(cache_config, memory)
+                    }
+                }
+            }
+        };
         let mut works = Works {
             ring,
             pool,
@@ -508,7 +580,9 @@ impl Shard {
             cache_operations: 0,
             cache_touched: true,
             volumes: Slots::default(),
+            husks: HashMap::new(),
             numbers: HashMap::new(),
+            explained: HashMap::new(),
             due: Vec::new(),
             touched: Vec::new(),
             requests: Slots::default(),
@@ -525,10 +599,14 @@ impl Shard {
             listed: Vec::new(),
             waiters: Vec::new(),
             listeners: Slots::default(),
+            look_at: NEVER,
+            refused: 0,
+            refused_said: Nanos(0),
             jobs: Slots::default(),
             openings: Slots::default(),
             stopping: None,
             identity: Identity::default(),
+            readmission,
             commands,
             config,
             origin: Instant::now(),
@@ -559,6 +637,7 @@ impl Shard {
 
     fn turn(&mut self) {
         self.accept_again();
+        self.look_at_connections();
         // Whatever ended may have freed the buffer that one of them waits for.
         while let Some(slot) = self.waiters.pop() {
             self.list(slot);
@@ -576,7 +655,10 @@ impl Shard {
         }
         self.go_on_stopping();
         if let Some(device) = &self.config.cache_device {
-            self.identity.go_on(&mut self.works, &device.record_reset);
+            self.identity.go_on(&mut self.works, &device.place);
+            if self.stopping.is_none() {
+                self.readmission.go_on(&mut self.works, device);
+            }
         }
     }
 
@@ -590,7 +672,12 @@ impl Shard {
         let stop = stopping.map(|stopping| stopping.deadline.min(stopping.give_up));
         let due = self.works.due.iter().copied();
         let identity = self.identity.next_wakeup();
-        let next = due.chain(listeners).chain(stop).chain(identity).min()?;
+        let cache = self.works.cache.next_wakeup();
+        let retry = self.readmission.next_wakeup();
+        let retry = retry.filter(|_| self.stopping.is_none());
+        let cache = cache.into_iter().chain(retry);
+        let others = [self.look_at].into_iter().chain(identity).chain(cache);
+        let next = due.chain(listeners).chain(stop).chain(others).min()?;
         (next != NEVER).then(|| {
             let now = Nanos(self.origin.elapsed().as_nanos() as u64);
             Duration::from_nanos(next.since(now).0)
@@ -606,11 +693,21 @@ impl Shard {
         match (owner, outcome) {
             (Owner::Volume(slot), Outcome::Device(result)) => {
                 if let Some(served) = self.works.volumes.get_mut(slot) {
-                    served.device_operations -= 1;
+                    served.log_operations -= 1;
                 }
                 let result = result.map_err(IoError::from);
                 let event = Event::Completed(Completion { token, result });
                 self.works.step(slot, event);
+            }
+            (Owner::CacheOf(slot), Outcome::Device(result)) => {
+                let result = result.map_err(IoError::from);
+                let completion = Completion { token, result };
+                if let Some(served) = self.works.volumes.get_mut(slot) {
+                    served.cache_reads -= 1;
+                    self.works.step(slot, Event::Completed(completion));
+                } else {
+                    self.works.step_husk(slot, completion);
+                }
             }
             (Owner::Cache, Outcome::Device(result)) => {
                 self.works.cache_operations -= 1;
@@ -640,6 +737,10 @@ impl Shard {
             (Owner::Shard, Outcome::Job(JobOutput::Any(recorded))) if token == identity::TOKEN => {
                 let recorded = recorded.downcast().expect("the job says how it ended");
                 self.identity.recorded(&mut self.works, *recorded);
+            }
+            (Owner::Shard, Outcome::Job(JobOutput::Any(tried))) if token == readmission::TOKEN => {
+                let tried = tried.downcast().expect("the probe says what it found");
+                self.readmission.tried(&mut self.works, *tried);
             }
             (Owner::Shard, Outcome::Job(JobOutput::Any(opened))) => self.opened(token, opened),
             (owner, outcome) => unreachable!("{owner:?} starts nothing that ends in {outcome:?}"),
@@ -759,12 +860,9 @@ impl Shard {
         }
         match connection {
             Ok(socket) => {
-                if self.connections.len() >= CONNECTIONS_MAX {
-                    tracing::warn!(
-                        max = CONNECTIONS_MAX,
-                        "too many connections; closed a new one"
-                    );
-                    return;
+                if self.connections.len() >= self.config.connections.count_max {
+                    drop(socket);
+                    return self.refuse_connection();
                 }
                 let Some((socket, transport)) = introduce(socket, listener.tcp) else {
                     return;
@@ -772,11 +870,62 @@ impl Shard {
                 let session = (listener.sessions.0)(transport);
                 let connection = Connection::new(socket, session);
                 let slot = self.connections.insert(connection);
+                if self.look_at == NEVER {
+                    self.look_at = now.plus(self.config.connections.look_period());
+                }
                 self.list(slot);
             }
             Err(Errno(libc::ECANCELED | libc::ECONNABORTED)) => {}
             Err(errno) => tracing::warn!(error = %errno, "cannot accept a connection"),
         }
+    }
+
+    /// A connection was one too many. Whoever tries again and again does not fill the log.
+    fn refuse_connection(&mut self) {
+        self.refused += 1;
+        let now = self.works.now;
+        if self.refused_said <= now {
+            tracing::warn!(
+                max = self.config.connections.count_max,
+                refused = self.refused,
+                "too many connections: closed the newest; raise nbd_connections_max if they are needed"
+            );
+            self.refused_said = now.plus(REFUSAL_PAUSE);
+        }
+    }
+
+    /// End the connections whose clients have owed something for too long.
+    fn look_at_connections(&mut self) {
+        let now = self.works.now;
+        if now < self.look_at {
+            return;
+        }
+        for slot in 0..self.connections.end() {
+            let Some(connection) = self.connections.get_mut(slot) else {
+                continue;
+            };
+            let Some(why) = connection.look(now, &self.config.connections) else {
+                continue;
+            };
+            let number = connection.volume();
+            let served = number.and_then(|number| self.works.numbers.get(&number));
+            let served = served.and_then(|&slot| self.works.volumes.get(slot));
+            let volume = served.map_or("none", |served| &served.name);
+            tracing::warn!(
+                volume,
+                "ended the connection of a client that stalls: {why}"
+            );
+            // After the line, so that whoever sees the end finds it.
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.abort();
+            }
+            self.list(slot);
+        }
+        self.look_at = if self.connections.is_empty() {
+            NEVER
+        } else {
+            now.plus(self.config.connections.look_period())
+        };
     }
 
     fn accept_again(&mut self) {
@@ -802,17 +951,29 @@ impl Shard {
                 // What the backend has to do may wait for the end of a resize.
                 Phase::Closing => self.works.go_on_resizing(slot),
                 Phase::Open => {
+                    if served.keeping.is_some() {
+                        self.works.go_on_keeping(slot);
+                        continue;
+                    }
                     if served.resizing.is_some() {
                         self.works.go_on_resizing(slot);
                         continue;
                     }
                     if let Some(answer) = served.opening.take() {
+                        let found = served.log_identity;
+                        let incarnation = found.incarnation + 1;
                         // Whoever asked may have gone.
-                        let _ = answer.send(Ok(()));
+                        let _ = answer.send(Ok(OpenedAs {
+                            log: LogIdentity {
+                                incarnation,
+                                ..found
+                            },
+                            backend: served.identity.clone(),
+                        }));
                     }
                 }
                 Phase::Failed(_) | Phase::Closed => {
-                    if served.is_idle() {
+                    if served.is_idle() && served.backend.finish() {
                         self.drop_volume(slot);
                     }
                 }
@@ -832,16 +993,4 @@ fn keep_to(processor: usize) {
         let error = io::Error::last_os_error();
         tracing::warn!(processor, %error, "cannot keep the shard to its processor");
     }
-}
-
-/// Find out who is at the other end. `None` if it has gone already.
-fn introduce(socket: OwnedFd, tcp: bool) -> Option<(OwnedFd, Transport)> {
-    if !tcp {
-        return Some((socket, Transport::Unix));
-    }
-    let stream = std::net::TcpStream::from(socket);
-    let peer = stream.peer_addr().ok()?;
-    // Replies are sent whole, at once; waiting to fill a segment would only delay them.
-    stream.set_nodelay(true).ok()?;
-    Some((stream.into(), Transport::Tcp { peer }))
 }

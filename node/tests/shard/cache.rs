@@ -1,40 +1,67 @@
 //! The SSD tier of the read cache: over a restart, and when its device dies.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use hdcs_core::io::SectorRange;
 use hdcs_core::read_cache::SsdState;
 use hdcs_node::data_dir::DataDir;
 use hdcs_node::device::create::create_region;
+use hdcs_node::device::file::{Device, DeviceError};
 use hdcs_node::frontends::VolumeNumber;
+use hdcs_node::shard::cache_place::{CachePlace, CacheTrouble, Found};
 use hdcs_node::shard::command::{Command, DeviceRegion, VolumeSpec};
-use hdcs_node::shard::{CacheDevice, RecordReset};
 
 use crate::client::noise;
 use crate::disk::FaultyDisk;
-use crate::node::{BYTES, Node, make_log, spec};
+use crate::node::{BYTES, CACHE_BYTES, Node, make_log, spec};
 
 const ONE: VolumeNumber = VolumeNumber(1);
-const CACHE_BYTES: u64 = 64 << 20;
 /// What is cached of the volume: several segments.
 const CONTENT_BYTES: usize = 8 << 20;
 
-fn device(path: &Path, record_reset: RecordReset) -> CacheDevice {
-    let region = DeviceRegion {
-        path: path.to_path_buf(),
-        offset: 0,
-        bytes: CACHE_BYTES,
-    };
-    CacheDevice {
-        region,
-        record_reset,
+type Renew = Arc<dyn Fn() -> Result<[u8; 16], String> + Send + Sync>;
+
+/// A device that is used under the identity that it is said to carry.
+#[derive(Clone)]
+struct Place {
+    path: PathBuf,
+    identity: [u8; 16],
+    renew: Renew,
+}
+
+impl CachePlace for Place {
+    fn open(&self) -> Result<Found, CacheTrouble> {
+        let region = DeviceRegion {
+            path: self.path.clone(),
+            offset: 0,
+            bytes: CACHE_BYTES,
+        };
+        let away = |error: DeviceError| CacheTrouble::Away(error.to_string());
+        let device = Device::open(&region, None).map_err(away)?;
+        device.prove().map_err(away)?;
+        Ok(Found {
+            device,
+            carries_identity: true,
+        })
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    fn renew(&self) -> Result<[u8; 16], String> {
+        (self.renew)()
     }
 }
 
-/// For devices that never fail.
-fn never() -> RecordReset {
-    RecordReset(Arc::new(|| panic!("the device works")))
+/// A device that never fails.
+fn sound(path: &Path, identity: [u8; 16]) -> Place {
+    Place {
+        path: path.to_path_buf(),
+        identity,
+        renew: Arc::new(|| panic!("the device works")),
+    }
 }
 
 /// Write content to a new volume and bring it into the SSD tier.
@@ -60,10 +87,10 @@ fn ssd_tier_is_warm_after_a_restart() {
     create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
     let content = noise(1, CONTENT_BYTES);
     let volume = spec(path, 1, "");
-    let node = Node::with_ssd(path, [3; 16], device(&cache, never()));
+    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
     fill(&node, &volume, &content);
     node.stop(false);
-    let node = Node::with_ssd(path, [3; 16], device(&cache, never()));
+    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
     node.until_shard("warm", |report| report.cache.warm_lines > 0);
     node.open(volume).unwrap();
     assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == content);
@@ -80,7 +107,7 @@ fn shrinking_ends_what_is_cached_beyond_even_within_a_block() {
     create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
     let content = noise(1, CONTENT_BYTES);
     let volume = spec(path, 1, "");
-    let node = Node::with_ssd(path, [3; 16], device(&cache, never()));
+    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
     fill(&node, &volume, &content);
     let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
     let end = 4096 + 512;
@@ -101,15 +128,29 @@ fn ssd_tier_whose_device_dies_does_not_hold_up_destage_and_never_comes_back_stal
     let identity = || dir.lock().unwrap().cache_uuid().into_bytes();
     let renew = {
         let dir = Arc::clone(&dir);
-        let renew = move || dir.lock().unwrap().renew_cache_uuid();
-        RecordReset(Arc::new(move || renew().map_err(|error| error.to_string())))
+        move || {
+            let mut dir = dir.lock().unwrap();
+            let renewed = dir.renew_cache_uuid();
+            renewed.map_err(|error| error.to_string())?;
+            Ok(dir.cache_uuid().into_bytes())
+        }
     };
     let disk = FaultyDisk::new(path, CACHE_BYTES);
     let before = identity();
     let volume = spec(path, 1, "");
     let (old, new) = (noise(1, CONTENT_BYTES), noise(2, CONTENT_BYTES));
-    let node = Node::with_ssd(path, before, device(&disk.path(), renew));
+    let place = Place {
+        path: disk.path(),
+        identity: before,
+        renew: Arc::new(renew),
+    };
+    let node = Node::with_ssd(path, place.clone());
     fill(&node, &volume, &old);
+    // Only a stop makes sure that what was filled is on the device before that fails.
+    node.stop(false);
+    let node = Node::with_ssd(path, place);
+    node.until_shard("warm", |report| report.cache.warm_lines > 0);
+    node.open(volume.clone()).unwrap();
 
     // Neither the invalidations nor, at first, the new identity can be written.
     disk.fail(true);
@@ -132,25 +173,73 @@ fn ssd_tier_whose_device_dies_does_not_hold_up_destage_and_never_comes_back_stal
     let image = std::fs::read(path.join("image1")).unwrap();
     assert!(image[..CONTENT_BYTES] == new);
     assert!(client.read(0, CONTENT_BYTES).unwrap() == new);
+    node.until_shard("tried", |report| report.cache_trouble.is_some());
+
+    // The device is back, with what it held before: the tier begins anew on it.
+    disk.fail(false);
+    node.until_shard("readmitted", |report| {
+        report.cache.ssd_state == SsdState::Online
+    });
+    let report = node.report();
+    assert_eq!(report.cache.ssd_readmissions, 1);
+    assert_eq!(report.cache_trouble, None);
+    assert!(client.read(0, CONTENT_BYTES).unwrap() == new);
+    let range = SectorRange::new(0, CONTENT_BYTES as u64 / 512);
+    node.ask(|answer| Command::Evict(ONE, range, answer))
+        .unwrap();
+    node.ask(|answer| Command::Promote(ONE, range, answer))
+        .unwrap();
+    let before_reading = node.volume().stats.ssd_hit_blocks;
+    assert!(client.read(0, CONTENT_BYTES).unwrap() == new);
+    assert!(node.volume().stats.ssd_hit_blocks > before_reading);
     drop(client);
     node.stop(false);
 
-    // The device is back, with what it held before.
-    disk.fail(false);
     let after = identity();
     assert_ne!(before, after);
     drop(dir);
     let dir = DataDir::open(&data).unwrap();
     assert_eq!(dir.cache_uuid().into_bytes(), after, "it is durable");
-    let node = Node::with_ssd(path, before, device(&disk.path(), never()));
-    node.until_shard("stale", |report| report.cache.warm_lines > 0);
+    let node = Node::with_ssd(path, sound(&disk.path(), after));
+    node.until_shard("warm", |report| report.cache.warm_lines > 0);
+    node.open(volume).unwrap();
+    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == new);
     node.stop(false);
-    let node = Node::with_ssd(path, after, device(&disk.path(), never()));
+}
+
+#[test]
+fn promote_brings_a_range_that_fits_to_the_ssd_tier() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let cache = path.join("cache");
+    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
+    let bytes = 40 << 20;
+    let content = noise(4, bytes);
+    let volume = spec(path, 1, "");
+    std::fs::write(path.join("image1"), &content).unwrap();
+    let image = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path.join("image1"));
+    image.unwrap().set_len(BYTES).unwrap();
+    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
     node.until_shard("online", |report| {
         report.cache.ssd_state == SsdState::Online
     });
-    assert_eq!(node.report().cache.warm_lines, 0);
+    make_log(&volume);
     node.open(volume).unwrap();
-    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == new);
+    let range = SectorRange::new(0, bytes as u64 / 512);
+    node.ask(|answer| Command::Promote(ONE, range, answer))
+        .unwrap();
+    let before = node.volume().stats.miss_blocks;
+    let mut client = node.connect(1);
+    for (offset, piece) in (0..).step_by(1 << 20).zip(content.chunks(1 << 20)) {
+        assert!(client.read(offset, piece.len()).unwrap() == piece);
+    }
+    drop(client);
+    let stats = node.volume().stats;
+    assert_eq!(
+        stats.miss_blocks, before,
+        "every block is in the cache, of which DRAM has next to nothing"
+    );
     node.stop(false);
 }

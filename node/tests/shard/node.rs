@@ -3,26 +3,32 @@
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdcs_core::io::Nanos;
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
 use hdcs_core::volume::{Persist, Volume, VolumeConfig, WhenFull};
+use hdcs_node::backends::Absent;
 use hdcs_node::device::create::create_region;
 use hdcs_node::device::ring::RingConfig;
 use hdcs_node::frontends::VolumeNumber;
 use hdcs_node::frontends::nbd::{NbdConfig, NbdSession};
+use hdcs_node::shard::cache_place::CachePlace;
 use hdcs_node::shard::command::{
-    Answer, Command, DeviceRegion, SessionFactory, ShardReport, VolumeReport, VolumeSpec,
+    Admission, Answer, Command, DeviceRegion, LogIdentity, OpenFailure, SessionFactory,
+    ShardReport, VolumeReport, VolumeSpec,
 };
-use hdcs_node::shard::{CacheDevice, ShardConfig, ShardHandle, start};
+use hdcs_node::shard::{CacheDevice, ConnectionLimits, ShardConfig, ShardHandle, start};
 use tokio::sync::oneshot;
 
 use crate::client::Client;
 
 /// Size of the volumes.
 pub const BYTES: u64 = 64 << 20;
+/// Size of the SSD tier.
+pub const CACHE_BYTES: u64 = 64 << 20;
 /// Size of their logs.
 pub const LOG_BYTES: u64 = 16 << 20;
 
@@ -53,6 +59,8 @@ pub fn config(number: u32) -> VolumeConfig {
         read_ahead_bytes_max: 0,
         resident_bytes_max: 4 << 20,
         backend_extents: true,
+        backend_atomic: false,
+        backend_answer_max: Nanos::from_millis(5_000),
     }
 }
 
@@ -67,7 +75,26 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
             bytes: config.log_bytes,
         },
         backend: format!("file:{}/image{number}{options}", directory.display()),
+        identity: None,
+        admission: std::sync::Arc::new(Welcome),
         config,
+    }
+}
+
+/// Lets every log in; the backend of one that was never opened may be made.
+struct Welcome;
+
+impl Admission for Welcome {
+    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure> {
+        Ok(if log.incarnation == 0 {
+            Absent::Create
+        } else {
+            Absent::Refuse
+        })
+    }
+
+    fn begin(&self, _: LogIdentity) -> Result<(), OpenFailure> {
+        Ok(())
     }
 }
 
@@ -85,32 +112,36 @@ pub fn make_log(spec: &VolumeSpec) {
 
 impl Node {
     pub fn start(directory: &Path) -> Self {
-        Self::start_with(directory, 4096, [0; 16], None)
+        Self::start_with(directory, 4096, None)
     }
 
-    /// A node with an SSD tier of the given identity and next to no DRAM tier.
-    pub fn with_ssd(directory: &Path, uuid: [u8; 16], device: CacheDevice) -> Self {
-        Self::start_with(directory, 16, uuid, Some(device))
+    /// A node with an SSD tier at the given place and next to no DRAM tier.
+    pub fn with_ssd(directory: &Path, place: impl CachePlace + 'static) -> Self {
+        let device = CacheDevice {
+            place: Arc::new(place),
+            retry: Nanos::from_millis(20),
+        };
+        Self::start_with(directory, 16, Some(device))
     }
 
-    fn start_with(
-        directory: &Path,
-        dram_blocks: usize,
-        uuid: [u8; 16],
-        cache_device: Option<CacheDevice>,
-    ) -> Self {
-        let ssd = cache_device.as_ref().map(|device| SsdConfig {
-            bytes: device.region.bytes,
-            uuid,
+    fn start_with(directory: &Path, dram_blocks: usize, cache_device: Option<CacheDevice>) -> Self {
+        let ssd = cache_device.as_ref().map(|_| SsdConfig {
+            bytes: CACHE_BYTES,
+            uuid: [0; 16],
             line_blocks: 4,
         });
         let config = ShardConfig {
-            cache: CacheConfig { dram_blocks, ssd },
+            cache: CacheConfig {
+                dram_blocks,
+                ssd,
+                ssd_answer_max: Nanos::from_millis(5_000),
+            },
             cache_device,
             pool_bytes: 32 << 20,
             ring: RingConfig::default(),
             durability: None,
             processor: None,
+            connections: ConnectionLimits::default(),
         };
         let (handle, thread) = start(config).unwrap();
         let node = Self {
@@ -149,21 +180,23 @@ impl Node {
     }
 
     /// Send a command, without waiting for its answer.
-    pub fn begin<T>(
+    pub fn begin<T, E>(
         &self,
-        command: impl FnOnce(Answer<T>) -> Command,
-    ) -> oneshot::Receiver<Result<T, String>> {
+        command: impl FnOnce(Answer<T, E>) -> Command,
+    ) -> oneshot::Receiver<Result<T, E>> {
         let (answer, receiver) = oneshot::channel();
         self.send(command(answer));
         receiver
     }
 
-    pub fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, String> {
+    pub fn ask<T, E>(&self, command: impl FnOnce(Answer<T, E>) -> Command) -> Result<T, E> {
         wait(&mut self.begin(command))
     }
 
     pub fn open(&self, spec: VolumeSpec) -> Result<(), String> {
         self.ask(|answer| Command::Open(Box::new(spec), answer))
+            .map(drop)
+            .map_err(|failure| failure.message)
     }
 
     pub fn close(&self, number: u32, destage: bool) -> Result<(), String> {
@@ -173,6 +206,7 @@ impl Node {
             destage,
             answer,
         })
+        .map(drop)
     }
 
     pub fn report(&self) -> ShardReport {
@@ -241,7 +275,7 @@ impl Drop for Node {
     }
 }
 
-pub fn wait<T>(receiver: &mut oneshot::Receiver<Result<T, String>>) -> Result<T, String> {
+pub fn wait<T, E>(receiver: &mut oneshot::Receiver<Result<T, E>>) -> Result<T, E> {
     let started = Instant::now();
     loop {
         match receiver.try_recv() {

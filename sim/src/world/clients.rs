@@ -1,9 +1,12 @@
 //! Clients: sending requests and judging replies.
 
+use hdcs_core::volume::Trouble;
+
 use super::{
-    Ask, BACKEND_TROUBLE, Content, Event, ExtentKind, FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos,
-    Phase, Plant, ReadOp, Reply, Request, RequestError, RequestId, SECTOR_BYTES, SMALL_POOL_BYTES,
-    SectorRange, Violation, Volume, Waiting, World, check_reads,
+    Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Event, ExtentKind,
+    FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos, Phase, Plant, ReadOp, Reply, Request,
+    RequestError, RequestId, SECTOR_BYTES, SMALL_POOL_BYTES, SectorRange, Violation, Volume,
+    Waiting, World, check_promotion, check_reads,
 };
 
 /// What the trace calls each kind of request.
@@ -71,7 +74,11 @@ impl World {
     /// Send one request; false if there is no buffer for it at present.
     pub(super) fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
         let Self {
-            units, pool, now, ..
+            units,
+            pool,
+            now,
+            planted,
+            ..
         } = self;
         let state = &mut units[unit];
         let history = &mut state.history;
@@ -88,7 +95,7 @@ impl World {
                 let id = history.issue_write(range, content);
                 let content = history.write(id).content;
                 for (sector, bytes) in (range.start..).zip(buf.chunks_mut(SECTOR_BYTES)) {
-                    content.fill(state.config.number, sector, bytes);
+                    content.fill(state.volume, sector, bytes);
                 }
                 state.order.written(range);
                 let data = buf.freeze();
@@ -117,7 +124,15 @@ impl World {
                 state.durability.flush_sent();
                 (Waiting::Flush(history.issue_flush()), Request::Flush, 4)
             }
-            Ask::Promote(range) => (Waiting::Other, Request::Promote { range }, 5),
+            Ask::Promote(range) => {
+                let shown = |sector| state.backend.visible(sector);
+                let before = planted
+                    .is(Plant::StalePromotion)
+                    .then(|| (range.start..range.end()).map(shown).collect());
+                let before = before.unwrap_or_default();
+                let waiting = Waiting::Promote(range, before);
+                (waiting, Request::Promote { range }, 5)
+            }
             Ask::Evict(range) => (Waiting::Other, Request::Evict { range }, 6),
             Ask::Extents(range, kind) => {
                 let asked = history.issue_read(range);
@@ -147,6 +162,10 @@ impl World {
         };
         let id = state.requests.sent(*now, waiting);
         self.note(ASKS[code], [id.0, range.start, range.count, number]);
+        if matches!(ask, Ask::Promote(_)) && self.planted.strikes(Plant::IdlePromotion) {
+            self.replied(unit, id, Ok(Reply::Done))?;
+            return Ok(true);
+        }
         self.step_volume(unit, Event::Request { id, request })?;
         Ok(true)
     }
@@ -164,6 +183,7 @@ impl World {
         let error = result.as_ref().err().map_or(0, |&error| error as u64 + 1);
         self.note("reply", [id.0, error, unit as u64, 0]);
         let (since, waiting) = self.units[unit].requests.answered(id)?;
+        (self.units[unit].fence).check_reply(unit, result.as_ref().err().copied())?;
         if self.units[unit].client_waits {
             self.wake_client(unit);
         }
@@ -189,7 +209,7 @@ impl World {
                 let mut data = data.to_vec();
                 self.spoil(unit, read, &mut data);
                 let state = &mut self.units[unit];
-                let volume = state.config.number;
+                let volume = state.volume;
                 let seen = check_reads::check_read(&mut state.history, volume, read, &data)?;
                 state.durability.read_seen(&mut state.history, seen);
                 Ok(())
@@ -211,11 +231,39 @@ impl World {
             (Waiting::Extents(asked, ExtentKind::Cache), Reply::Extents(extents)) => {
                 check_reads::check_cache_extents(&self.units[unit].history, asked, &extents)
             }
+            (Waiting::Promote(range, before), Reply::Done) => {
+                self.promoted(unit, range, &before);
+                Ok(())
+            }
             (Waiting::Other, Reply::Done) => Ok(()),
             (waiting, reply) => Err(Violation::new(
                 "reply-kind",
                 format!("{waiting:?} was answered with {reply:?}"),
             )),
+        }
+    }
+
+    /// A promotion was answered; a planted bug puts what was there at its beginning into the cache.
+    fn promoted(&mut self, unit: usize, range: SectorRange, before: &[Content]) {
+        if !self.planted.strikes(Plant::StalePromotion) {
+            return;
+        }
+        let state = &self.units[unit];
+        let Some(node) = &mut self.node else { return };
+        let blocks = check_promotion::whole_blocks(range, state.history.sectors());
+        for block in blocks {
+            let first = block * BLOCK_SECTORS;
+            let mut data = vec![0; BLOCK_BYTES];
+            let known = (first.checked_sub(range.start))
+                .and_then(|at| before.get(at as usize..(at + BLOCK_SECTORS) as usize));
+            let Some(known) = known else { continue };
+            for ((sector, bytes), content) in
+                (first..).zip(data.chunks_mut(SECTOR_BYTES)).zip(known)
+            {
+                content.fill(state.volume, sector, bytes);
+            }
+            let key = BlockKey::new(state.config.number, block);
+            node.cache.fill_block(key, &data);
         }
     }
 
@@ -230,7 +278,7 @@ impl World {
                 state
                     .backend
                     .visible(sector)
-                    .fill(state.config.number, sector, bytes);
+                    .fill(state.volume, sector, bytes);
             }
         }
     }
@@ -246,7 +294,9 @@ impl World {
         let state = &mut self.units[unit];
         if let Waiting::Write(id, _) = *waiting {
             match error {
-                RequestError::Io | RequestError::Corrupt => state.history.fail_write(id),
+                RequestError::Io | RequestError::Corrupt | RequestError::Fenced => {
+                    state.history.fail_write(id);
+                }
                 _ => state.history.refuse_write(id),
             }
         }
@@ -304,10 +354,14 @@ impl World {
             }
             RequestError::Corrupt => state.log_rotten,
             RequestError::LogFull => {
+                // Whether it says so with reason is checked on its own.
+                let trouble = volume.and_then(Volume::trouble);
+                let silent = matches!(trouble, Some((Trouble::BackendSilent, _)));
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
-                    && (backend_trouble || state.log_rotten || state.log_trouble)
+                    && (backend_trouble || silent || state.log_rotten || state.log_trouble)
             }
             RequestError::ReadOnly => state.log_trouble || state.log_rotten,
+            RequestError::Fenced => state.fence.is_told(),
             RequestError::Closing => phase != Some(Phase::Open),
             RequestError::NoBuffers => self.scenario.pool_bytes <= SMALL_POOL_BYTES,
         }

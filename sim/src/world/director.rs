@@ -1,7 +1,10 @@
 //! What happens to a node beside its clients: faults, and what an operator does.
 
+use hdcs_core::format::CacheSuperblock;
+
 use super::{
-    Event, Happening, Io, IoError, Nanos, Phase, SECTOR_BYTES, Violation, World, scenario,
+    BLOCK_BYTES, CacheEvent, DiskId, Event, Happening, Io, IoError, Nanos, Phase, Plant,
+    SECTOR_BYTES, Violation, Volume, World, check_trouble, scenario,
 };
 
 impl World {
@@ -22,7 +25,7 @@ impl World {
         match self.random.u8(..20) {
             0 | 1 => self.backend_goes(unit, IoError::Unreachable),
             2 => self.backend_goes(unit, IoError::NoSpace),
-            3 => self.backend_loses_power(unit),
+            3 => return self.backend_loses_power(unit),
             4 | 5 => self.log_rots(unit),
             6 | 7 => self.cache_rots(),
             8 => self.cache_dies(),
@@ -34,6 +37,9 @@ impl World {
             }
             11 | 12 => return self.reconfigure(unit),
             13 => return self.grow(unit),
+            14 => self.backend_falls_silent(unit),
+            15 | 17 | 18 => self.cache_falls_silent(),
+            16 => self.backend_is_taken_over(unit),
             _ => {}
         }
         Ok(())
@@ -56,20 +62,92 @@ impl World {
             .add(self.now.plus(pause), Happening::BackendReturns(unit));
     }
 
-    fn backend_loses_power(&mut self, unit: usize) {
-        if !self.scenario.faults.backend_power || self.units[unit].backend_down.is_some() {
+    fn backend_falls_silent(&mut self, unit: usize) {
+        if !self.scenario.faults.backend_hang || self.units[unit].backend_silent > self.now {
             return;
         }
+        let pause = Nanos::from_micros(self.random.u64(100..20_000_000));
+        self.note("backend silent", [unit as u64, pause.0, 0, 0]);
+        self.units[unit].backend_silent = self.now.plus(pause);
+    }
+
+    fn cache_falls_silent(&mut self) {
+        if !self.scenario.faults.cache_hang || self.cache_silent > self.now {
+            return;
+        }
+        let patience = self.scenario.cache.ssd_answer_max.0;
+        let pause = match self.random.u8(..6) {
+            // For good: until the node starts again, at the earliest.
+            0 => Nanos(u64::MAX),
+            1 => Nanos::from_micros(self.random.u64(100..10_000_000)),
+            // About as long as it takes to be given up, so that what comes back is still of use.
+            _ => Nanos(self.random.u64(patience / 2..patience * 2)),
+        };
+        self.note("cache silent", [pause.0, 0, 0, 0]);
+        self.cache_silent = self.now.plus(pause);
+    }
+
+    fn backend_is_taken_over(&mut self, unit: usize) {
+        let state = &mut self.units[unit];
+        if !self.scenario.faults.backend_fence || state.fence.is_up() || self.random.u8(..8) > 0 {
+            return;
+        }
+        state.fence.put_up();
+        for in_flight in self.in_flight.values_mut() {
+            if in_flight.io.backend() == Some(unit) {
+                in_flight.fails = Some(IoError::Fenced);
+            }
+        }
+        self.note("backend taken over", [unit as u64, 0, 0, 0]);
+    }
+
+    /// The node looks after its cache device, which was given up.
+    pub(super) fn probe_cache(&mut self) -> Result<(), Violation> {
+        self.cache_probe = false;
+        let ready = (self.node.as_ref()).is_some_and(|node| node.cache.can_readmit());
+        if self.cache_dead && self.random.bool() {
+            // It is back, with what it held.
+            self.cache_dead = false;
+        }
+        if !ready || self.cache_dead || self.cache_silent > self.now {
+            return Ok(());
+        }
+        let under_way = self.in_flight.values().filter(|one| one.io.is_of_cache());
+        check_trouble::check_readmitted(under_way.count())?;
+        let before = self.scenario.cache.ssd.as_ref().map(|ssd| ssd.uuid);
+        self.renew_cache();
+        let mut uuid = self.scenario.cache.ssd.as_ref().map(|ssd| ssd.uuid);
+        if self.planted.strikes(Plant::StaleReadmission) {
+            uuid = self.cache_carries().or(before);
+        }
+        self.note("cache readmitted", [0; 4]);
+        let Some(uuid) = uuid else { return Ok(()) };
+        self.step_cache(CacheEvent::Readmit { uuid })
+    }
+
+    /// The identity that a superblock on the cache device carries.
+    fn cache_carries(&mut self) -> Option<[u8; 16]> {
+        let mut block = vec![0; BLOCK_BYTES];
+        let op = self.cache_disk.submit_read(0, BLOCK_BYTES);
+        self.cache_disk.complete_read(op, &mut block);
+        CacheSuperblock::parse(&block).ok().map(|found| found.uuid)
+    }
+
+    fn backend_loses_power(&mut self, unit: usize) -> Result<(), Violation> {
+        if !self.scenario.faults.backend_power || self.units[unit].backend_down.is_some() {
+            return Ok(());
+        }
         self.note("backend power cut", [unit as u64, 0, 0, 0]);
-        self.cut_backend(unit);
+        self.cut_backend(unit)?;
         let pause = Nanos::from_micros(self.random.u64(100..500_000));
         self.units[unit].backend_down = Some(IoError::Unreachable);
         self.queue
             .add(self.now.plus(pause), Happening::BackendReturns(unit));
+        Ok(())
     }
 
     /// The backend's host loses power: what is in flight fails.
-    pub(super) fn cut_backend(&mut self, unit: usize) {
+    pub(super) fn cut_backend(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
         state.backend.power_cut();
         state.backend_trouble = Some(self.now);
@@ -83,6 +161,7 @@ impl World {
             let in_flight = self.in_flight.get_mut(&number).expect("just found");
             in_flight.fails = Some(IoError::Unreachable);
         }
+        self.check_commits(unit)
     }
 
     fn log_rots(&mut self, unit: usize) {
@@ -180,6 +259,11 @@ impl World {
             return Ok(());
         }
         let more = self.random.u64(1..=256);
+        let volume = self.volume(unit);
+        if self.units[unit].backend.is_atomic() && !volume.is_some_and(Volume::backend_is_flushed) {
+            // It would show half a generation; a node waits until it is whole.
+            return Ok(());
+        }
         self.resize(unit, sectors + more)
     }
 
@@ -200,6 +284,7 @@ impl World {
         if sectors < state.backend.sectors() {
             state.backend.resize(sectors);
         }
+        self.check_commits(unit)?;
         let is = self
             .volume(unit)
             .map_or(bytes, |volume| volume.config().bytes);
@@ -214,7 +299,20 @@ impl World {
 }
 
 impl Io {
-    fn backend(&self) -> Option<usize> {
+    /// Whether it goes to the cache device.
+    pub(super) fn is_of_cache(&self) -> bool {
+        matches!(
+            self,
+            Self::DiskRead(DiskId::Cache, ..)
+                | Self::DiskWrite {
+                    disk: DiskId::Cache,
+                    ..
+                }
+        )
+    }
+
+    /// The volume whose backend it goes to.
+    pub(super) fn backend(&self) -> Option<usize> {
         match self {
             Self::BackendRead(unit, ..)
             | Self::BackendWrite { volume: unit, .. }

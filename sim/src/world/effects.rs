@@ -21,8 +21,19 @@ impl World {
     fn perform(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
         let unit = match owner {
             Owner::Volume(unit) => unit,
-            Owner::Cache => 0,
+            Owner::Husk(_) | Owner::Cache => 0,
         };
+        let asks = match &action {
+            Action::BackendRead { .. } => Some("a read"),
+            Action::BackendWrite { .. } => Some("a write"),
+            Action::BackendZero { .. } => Some("a zeroing"),
+            Action::BackendFlush { .. } => Some("a flush"),
+            Action::BackendExtents { .. } => Some("a question"),
+            _ => None,
+        };
+        if let Some(what) = asks {
+            self.units[unit].fence.check_ask(unit, what)?;
+        }
         match action {
             Action::LogRead { token, offset, buf } => {
                 self.disk_read(owner, token, DiskId::Log(unit), offset, buf)
@@ -44,6 +55,9 @@ impl World {
             Action::BackendRead { token, offset, buf } => {
                 let range = self.backend_range("backend read", unit, offset, buf.len())?;
                 let op = self.units[unit].backend.submit_read(range);
+                if let Some((_, watched)) = self.watched.filter(|(of, _)| *of == unit) {
+                    self.watched_sectors += range.intersect(watched).count;
+                }
                 self.begin(
                     owner,
                     token,
@@ -160,7 +174,10 @@ impl World {
         let size = self.disk(disk).bytes();
         check_bounds::check_range(name, offset, bytes, BLOCK_BYTES, size)?;
         match disk {
-            DiskId::Log(unit) => self.units[unit].log_writes.begin(name, offset, bytes)?,
+            DiskId::Log(unit) => {
+                self.units[unit].fence.check_log_write(unit, offset)?;
+                self.units[unit].log_writes.begin(name, offset, bytes)?;
+            }
             DiskId::Cache => self.cache_writes.begin(name, offset, bytes)?,
         }
         let op = self.disk(disk).submit_write(offset, &held, durable);
@@ -203,7 +220,7 @@ impl World {
     ) -> Result<(), Violation> {
         let bytes: usize = held.iter().map(|buf| buf.len()).sum();
         let range = self.backend_range("backend write", unit, offset, bytes)?;
-        let volume = self.units[unit].config.number;
+        let volume = self.units[unit].volume;
         let mut contents = Vec::with_capacity(range.count as usize);
         let data: Vec<u8> = held.iter().flat_map(|buf| buf.iter().copied()).collect();
         for (sector, bytes) in (range.start..).zip(data.chunks(SECTOR_BYTES)) {
@@ -221,7 +238,11 @@ impl World {
         self.coverage.destaged_bytes += bytes as u64;
         let backend = &mut self.units[unit].backend;
         let op = backend.submit_write(range, contents);
-        let plant = self.plant(&[Plant::LateBackendWrite, Plant::TornBackendWrite]);
+        let plant = self.plant(&[
+            Plant::LateBackendWrite,
+            Plant::TornBackendWrite,
+            Plant::EarlyCommit,
+        ]);
         let io = Io::BackendWrite {
             volume: unit,
             op,
@@ -253,6 +274,10 @@ impl World {
             ..
         } = &mut self.units[unit];
         backend_writes.begin("backend", range.byte_offset(), range.bytes() as u64)?;
+        if backend.is_atomic() {
+            // What it is given matters when it is durable.
+            return Ok(());
+        }
         order.submit(history, range, contents, |sector| backend.durable(sector))
     }
 
@@ -276,6 +301,7 @@ impl World {
             InFlight {
                 owner,
                 token,
+                since: self.now,
                 io,
                 fails,
             },
@@ -321,6 +347,9 @@ impl World {
             | Io::BackendFlush(index, _)
             | Io::BackendExtents(index, _) => {
                 let unit = &mut self.units[*index];
+                if unit.fence.is_up() {
+                    return (unit.backend_latency.draw(random), Some(IoError::Fenced));
+                }
                 let down = unit.backend_down.filter(|&error| {
                     // A full backend refuses only what needs space.
                     error != IoError::NoSpace || matches!(io, Io::BackendWrite { .. })
@@ -334,16 +363,36 @@ impl World {
         }
     }
 
+    /// Until when whoever performs an effect does not answer.
+    fn silent_until(&self, io: &Io) -> Nanos {
+        if io.is_of_cache() {
+            return self.cache_silent;
+        }
+        io.backend()
+            .map_or(Nanos(0), |unit| self.units[unit].backend_silent)
+    }
+
     pub(super) fn complete(&mut self, number: u64) -> Result<(), Violation> {
+        let Some(in_flight) = self.in_flight.get(&number) else {
+            return Ok(());
+        };
+        let silent = self.silent_until(&in_flight.io);
+        if silent > self.now {
+            let late = Nanos(self.random.u64(..1_000_000));
+            self.queue.add(silent.plus(late), Happening::Io(number));
+            return Ok(());
+        }
         let Some(InFlight {
             owner,
             token,
             io,
             fails,
+            ..
         }) = self.in_flight.remove(&number)
         else {
             return Ok(());
         };
+        let asked = io.backend();
         let result = match io {
             Io::DiskRead(disk, op, buf) => self.disk_was_read(disk, op, buf, fails),
             Io::DiskWrite {
@@ -382,8 +431,19 @@ impl World {
             },
         };
         self.note("completed", [number, u64::from(result.is_err()), 0, 0]);
-        let completion = Completion { token, result };
+        if let Some(unit) = asked {
+            self.check_commits(unit)?;
+        }
+        let mut completion = Completion { token, result };
+        if let (Some(unit), Err(IoError::Fenced)) = (asked, &completion.result) {
+            self.coverage.fences += u64::from(!self.units[unit].fence.is_told());
+            self.units[unit].fence.tell();
+            if self.planted.strikes(Plant::IgnoredFence) {
+                completion.result = Err(IoError::Failed);
+            }
+        }
         match owner {
+            Owner::Husk(husk) => self.step_husk(husk, Event::Completed(completion)),
             Owner::Volume(unit) => self.step_volume(unit, Event::Completed(completion)),
             Owner::Cache => self.step_cache(CacheEvent::Completed(completion)),
         }
@@ -446,7 +506,7 @@ impl World {
         if let Some(error) = fails {
             match error {
                 // What was not reached, or had no room, is as it was.
-                IoError::Unreachable | IoError::NoSpace => backend.cancel(op),
+                IoError::Unreachable | IoError::NoSpace | IoError::Fenced => backend.cancel(op),
                 IoError::Failed => backend.fail_write(op),
             }
             return Err(error);
@@ -458,6 +518,7 @@ impl World {
                     .add(self.now.plus(late), Happening::LateBackendWrite(unit, op));
             }
             Some(Plant::TornBackendWrite) => backend.tear_write(op),
+            Some(Plant::EarlyCommit) => backend.leak_write(op),
             Some(_) => backend.cancel(op),
             None => backend.complete_write(op),
         }

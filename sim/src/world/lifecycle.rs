@@ -1,9 +1,10 @@
 //! Opening, closing and crashing a node.
 
 use super::{
-    AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Happening, Nanos,
-    Node, OpenError, Owner, Phase, Rc, ReadCache, State, UNPERSISTED_SLACK_BYTES, Unit, Violation,
-    Volume, VolumeConfig, World, check_backend, check_bounds, check_log, check_recovery,
+    AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
+    Nanos, Node, OpenError, Owner, Phase, Rc, ReadCache, SsdState, State, Trouble,
+    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, VolumeConfig, World, check_backend,
+    check_bounds, check_log, check_recovery, check_trouble,
 };
 
 impl World {
@@ -17,12 +18,17 @@ impl World {
         self.cache_renewal = false;
         // A device that was gone may be back, with what it held.
         self.cache_dead &= self.random.bool();
+        if self.cache_silent > self.now && self.random.bool() {
+            self.cache_silent = Nanos(0);
+        }
+        self.cache_probe = false;
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();
-        let cache = ReadCache::new(cache, Rc::clone(&self.pool), &mut actions);
+        let cache = ReadCache::new(cache, self.now, Rc::clone(&self.pool), &mut actions);
         self.node = Some(Node {
             cache,
             volumes: Vec::new(),
+            husks: Vec::new(),
         });
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
@@ -70,6 +76,7 @@ impl World {
         node.volumes.iter().any(|volume| {
             matches!(volume.phase(), Phase::Failed(_))
                 || matches!(volume.state(), State::ReadOnly | State::Inconsistent)
+                || matches!(volume.trouble(), Some((Trouble::Fenced, _)))
         })
     }
 
@@ -97,6 +104,7 @@ impl World {
         self.calm_since = Some(self.now);
         for unit in &mut self.units {
             unit.backend_down = None;
+            unit.backend_silent = Nanos(0);
         }
         self.queue
             .retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
@@ -200,6 +208,9 @@ impl World {
         }
         let state = &mut self.units[unit];
         state.settle_close(unit, false)?;
+        state.part_from_backend();
+        self.check_commits(unit)?;
+        let state = &mut self.units[unit];
         state.history.crash();
         state.begin_opening();
         let config = state.config.clone();
@@ -212,7 +223,17 @@ impl World {
             pool: &self.pool,
             actions: &mut actions,
         };
-        node.volumes[unit] = Volume::open(config, self.now, &mut cx);
+        let volume = Volume::open(config, self.now, &mut cx);
+        let husk = std::mem::replace(&mut node.volumes[unit], volume);
+        if !husk.is_idle() {
+            // Of another volume in its place, the end of its reads would be taken for another's.
+            let owner = Owner::Husk(node.husks.len());
+            node.husks.push(husk);
+            let left = self.in_flight.values_mut();
+            for one in left.filter(|one| one.owner == Owner::Volume(unit)) {
+                one.owner = owner;
+            }
+        }
         self.perform_all(Owner::Volume(unit), actions)?;
         self.tick();
         Ok(())
@@ -259,7 +280,13 @@ impl World {
         self.note("stopped", [0; 4]);
         for (index, unit) in self.units.iter_mut().enumerate() {
             unit.settle_close(index, destaged)?;
+            unit.part_from_backend();
         }
+        for unit in 0..self.units.len() {
+            self.check_commits(unit)?;
+        }
+        // What the cache device has not answered it may still do.
+        self.cache_disk.process_kill();
         self.drop_node()
     }
 
@@ -279,17 +306,20 @@ impl World {
                 );
             }
             check_backend::check_whole(&state.history, |sector| state.backend.durable(sector))?;
-            check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
+            if !state.backend.is_atomic() {
+                check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
+            }
             if power {
                 state.log.power_cut();
             } else {
                 state.log.process_kill();
             }
             if power && self.scenario.shared_power {
-                self.cut_backend(unit);
+                self.cut_backend(unit)?;
             }
-            let state = &mut self.units[unit];
-            state.backend.client_lost();
+            self.units[unit].backend.client_lost();
+            self.check_commits(unit)?;
+            let state = &self.units[unit];
             check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
         }
         if power {
@@ -319,6 +349,11 @@ impl World {
             self.coverage.ssd_hits += stats.ssd_hit_blocks;
             self.coverage.dram_hits += stats.dram_hit_blocks;
         }
+        if let Some(node) = &self.node {
+            let cache = node.cache.stats();
+            self.coverage.cache_failures += cache.ssd_failures;
+            self.coverage.readmissions += cache.ssd_readmissions;
+        }
     }
 
     /// The node's memory is gone.
@@ -337,6 +372,8 @@ impl World {
             unit.log_writes.clear();
             unit.backend_writes.clear();
             unit.backend_trouble = None;
+            // Whoever had taken it over has given it back, as it was.
+            unit.fence = Fence::default();
             let bound = unit.unpersisted_bytes_max + UNPERSISTED_SLACK_BYTES;
             unit.lost_bytes_max = (!unit.log_trouble && !unit.log_rotten).then_some(bound);
             unit.history.crash();
@@ -390,6 +427,22 @@ impl World {
         self.queue.add(self.now, Happening::Tick);
     }
 
+    /// Whether the SSD tier serves, or cannot be expected to.
+    pub fn is_cache_back(&self) -> bool {
+        let Some(node) = &self.node else { return true };
+        let state = node.cache.stats().ssd_state;
+        matches!(state, SsdState::Off | SsdState::Online) || self.cache_silent == Nanos(u64::MAX)
+    }
+
+    /// All is well and destaged: check that the volumes say so.
+    pub fn check_healthy(&self) -> Result<(), Violation> {
+        let volumes = self.node.iter().flat_map(|node| &node.volumes);
+        for (unit, volume) in volumes.enumerate() {
+            check_trouble::check_healthy(unit, volume.state())?;
+        }
+        Ok(())
+    }
+
     /// Whether every volume has destaged what it was asked to.
     pub fn is_destaged(&mut self) -> bool {
         self.units.iter().all(|unit| unit.destage_all.is_none())
@@ -403,9 +456,17 @@ impl Unit {
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;
         self.opened = false;
         self.destage_all = None;
+        self.fence.reopened();
         self.order.reopened();
         let now = self.history.tick();
         self.durability = Durability::opened(self.config.persist, now);
+    }
+
+    /// The volume is closed, and with it its backend: what an atomic one holds beside is gone.
+    fn part_from_backend(&mut self) {
+        if self.backend.is_atomic() {
+            self.backend.client_lost();
+        }
     }
 
     /// The volume is closed: everything was answered, and what was acknowledged stays.
@@ -421,7 +482,7 @@ impl Unit {
         }
         let end = self.history.acked_end;
         self.history.promise(end);
-        if destaged {
+        if destaged && !self.fence.is_told() {
             let now = self.history.now() + 1;
             let backend = &self.backend;
             check_backend::check_complete(&self.history, now, |sector| backend.durable(sector))?;

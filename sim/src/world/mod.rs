@@ -12,19 +12,23 @@ use hdcs_core::buf::{Buf, BufMut, Pool};
 use hdcs_core::error::{IoError, OpenError, RequestError};
 use hdcs_core::format::LOG_HEADER_BLOCKS;
 use hdcs_core::io::{
-    Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
+    Action, BlockKey, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange,
+    Token,
 };
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
-use hdcs_core::read_cache::{CacheEvent, ReadCache};
-use hdcs_core::volume::{Context, Event, Phase, State, Volume, VolumeConfig};
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
+use hdcs_core::volume::{Context, Event, Phase, State, Trouble, Volume, VolumeConfig};
 
 use crate::backend::Backend;
 use crate::check_backend::{self, BackendOrder};
 use crate::check_bounds::{self, WritesInFlight};
 use crate::check_log;
+use crate::check_lost;
 use crate::check_progress::{Requests, Spin};
+use crate::check_promotion;
 use crate::check_reads;
 use crate::check_recovery::{self, Durability};
+use crate::check_trouble::{self, Fence};
 use crate::clock::{Latency, Schedule};
 use crate::content::{Content, WriteId, mix};
 use crate::disk::{Disk, OpId};
@@ -56,6 +60,8 @@ const SMALL_POOL_BYTES: usize = 16 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Volume(usize),
+    /// A volume that was closed while its cache device did not answer.
+    Husk(usize),
     Cache,
 }
 
@@ -92,6 +98,7 @@ enum Io {
 struct InFlight {
     owner: Owner,
     token: Token,
+    since: Nanos,
     io: Io,
     fails: Option<IoError>,
 }
@@ -108,6 +115,8 @@ enum Happening {
     Director,
     /// The node has recorded a new identity for its cache.
     CacheIdentityRecorded,
+    /// The node looks whether the cache device is well again.
+    CacheProbed,
     BackendReturns(usize),
 }
 
@@ -118,6 +127,8 @@ enum Waiting {
     Write(WriteId, bool),
     Flush(FlushOp),
     Extents(ReadOp, ExtentKind),
+    /// With what the backend held then, where that matters.
+    Promote(SectorRange, Vec<Content>),
     Other,
     Bad,
 }
@@ -127,11 +138,16 @@ enum Waiting {
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct Unit {
     config: VolumeConfig,
+    /// Which volume its content says that it belongs to; its number in the cache may change.
+    volume: u32,
     log: Disk,
     log_writes: WritesInFlight,
     backend: Backend,
     backend_writes: WritesInFlight,
     backend_down: Option<IoError>,
+    /// Until when it does not answer.
+    backend_silent: Nanos,
+    fence: Fence,
     history: History,
     order: BackendOrder,
     durability: Durability,
@@ -160,6 +176,7 @@ struct Unit {
 struct Node {
     cache: ReadCache,
     volumes: Vec<Volume>,
+    husks: Vec<Volume>,
 }
 
 /// How a stretch of a run ended.
@@ -196,6 +213,22 @@ pub struct Coverage {
     pub dram_hits: u64,
     /// Laps of a log, in thousandths.
     pub log_laps: u64,
+    /// Times that the SSD tier was given up.
+    pub cache_failures: u64,
+    /// Times that it came back within one opening.
+    pub readmissions: u64,
+    /// Volumes that were told that another owner has their backend.
+    pub fences: u64,
+    /// Rounds in which a volume was degraded because its backend did not answer.
+    pub silent_rounds: u64,
+    /// Times that an atomic backend made something durable.
+    pub commits: u64,
+    /// Of them, past more than one flush of a client.
+    pub crossings: u64,
+    /// Promotions that were looked at closely.
+    pub promotions: u64,
+    /// Logs that were lost.
+    pub lost_logs: u64,
 }
 
 impl Coverage {
@@ -212,6 +245,14 @@ impl Coverage {
         self.ssd_hits += other.ssd_hits;
         self.dram_hits += other.dram_hits;
         self.log_laps += other.log_laps;
+        self.cache_failures += other.cache_failures;
+        self.readmissions += other.readmissions;
+        self.fences += other.fences;
+        self.silent_rounds += other.silent_rounds;
+        self.commits += other.commits;
+        self.crossings += other.crossings;
+        self.promotions += other.promotions;
+        self.lost_logs += other.lost_logs;
     }
 }
 
@@ -220,7 +261,9 @@ impl std::fmt::Display for Coverage {
         write!(
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
-             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps",
+             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
+             {} commits ({} past flushes)",
             self.steps,
             self.replies,
             self.errors,
@@ -232,6 +275,14 @@ impl std::fmt::Display for Coverage {
             self.ssd_hits,
             self.dram_hits,
             self.log_laps / 1000,
+            self.cache_failures,
+            self.readmissions,
+            self.fences,
+            self.silent_rounds,
+            self.promotions,
+            self.lost_logs,
+            self.commits,
+            self.crossings,
         )
     }
 }
@@ -249,10 +300,16 @@ pub struct World {
     cache_disk: Disk,
     cache_writes: WritesInFlight,
     cache_dead: bool,
+    /// Until when the cache device does not answer.
+    cache_silent: Nanos,
+    cache_probe: bool,
     /// The node is recording a new identity for its cache.
     cache_renewal: bool,
     pool: Rc<Pool>,
     node: Option<Node>,
+    /// Reads of this range of a backend are counted, in sectors.
+    watched: Option<(usize, SectorRange)>,
+    watched_sectors: u64,
     planted: Planted,
     leaked: Vec<Buf>,
     spin: Spin,
@@ -282,10 +339,16 @@ impl World {
                 let history = History::new(volume.base.clone());
                 Unit {
                     durability: Durability::opened(config.persist, history.now()),
-                    backend: Backend::new(config.number, volume.base.clone(), stream(20 + index)),
+                    backend: Backend::new(
+                        config.number,
+                        volume.base.clone(),
+                        config.backend_atomic && plant != Some(Plant::FalseAtomicity),
+                        stream(20 + index),
+                    ),
                     workload: Workload::new(volume.behaviour.clone(), sectors, stream(40 + index)),
                     log_slow: volume.log_latency.slow_one_in > 0,
                     log_latency: volume.log_latency,
+                    volume: config.number,
                     backend_latency: volume.backend_latency,
                     config,
                     log,
@@ -293,6 +356,8 @@ impl World {
                     log_writes: WritesInFlight::default(),
                     backend_writes: WritesInFlight::default(),
                     backend_down: None,
+                    backend_silent: Nanos(0),
+                    fence: Fence::default(),
                     order: BackendOrder::default(),
                     requests: Requests::default(),
                     asks_left: 0,
@@ -321,8 +386,12 @@ impl World {
             units,
             cache_writes: WritesInFlight::default(),
             cache_dead: false,
+            cache_silent: Nanos(0),
+            cache_probe: false,
             cache_renewal: false,
             node: None,
+            watched: None,
+            watched_sectors: 0,
             leaked: Vec::new(),
             spin: Spin::default(),
             calm_since: None,
@@ -391,8 +460,9 @@ impl World {
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {
-        let volumes = &self.node.as_ref()?.volumes;
-        volumes.iter().filter_map(Volume::next_wakeup).min()
+        let node = self.node.as_ref()?;
+        let volumes = node.volumes.iter().filter_map(Volume::next_wakeup);
+        volumes.chain(node.cache.next_wakeup()).min()
     }
 
     fn stall(&self, what: &str) -> Violation {
@@ -429,7 +499,7 @@ impl World {
             }
             Happening::LateBackendWrite(unit, op) => {
                 self.units[unit].backend.complete_write(op);
-                Ok(())
+                self.check_commits(unit)
             }
             Happening::Client(unit) => self.client(unit),
             Happening::Tick => Ok(()),
@@ -438,6 +508,7 @@ impl World {
                 self.renew_cache();
                 Ok(())
             }
+            Happening::CacheProbed => self.probe_cache(),
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
                 self.note("backend returns", [unit as u64, 0, 0, 0]);
@@ -462,6 +533,12 @@ impl World {
             self.queue
                 .add(self.now.plus(pause), Happening::CacheIdentityRecorded);
         }
+        let readmits = (self.node.as_ref()).is_some_and(|node| node.cache.can_readmit());
+        if readmits && !self.cache_probe {
+            self.cache_probe = true;
+            let pause = Nanos::from_micros(self.random.u64(1..50_000));
+            self.queue.add(self.now.plus(pause), Happening::CacheProbed);
+        }
         if self.node.as_ref().map(|node| node.cache.persisted()) != before {
             for unit in 0..self.volumes() {
                 self.step_volume(unit, Event::Poll)?;
@@ -484,7 +561,7 @@ impl World {
 
     fn step_volume(&mut self, unit: usize, event: Event) -> Result<(), Violation> {
         let mut actions = Vec::new();
-        let Some(Node { cache, volumes }) = &mut self.node else {
+        let Some(Node { cache, volumes, .. }) = &mut self.node else {
             return Ok(());
         };
         let Some(volume) = volumes.get_mut(unit) else {
@@ -505,6 +582,26 @@ impl World {
             node.cache.step(self.now, event, &mut actions);
         }
         self.perform_all(Owner::Cache, actions)
+    }
+
+    /// A closed volume gets the end of what it had left behind.
+    fn step_husk(&mut self, husk: usize, event: Event) -> Result<(), Violation> {
+        let mut actions = Vec::new();
+        if let Some(Node { cache, husks, .. }) = &mut self.node {
+            let mut cx = Context {
+                cache,
+                pool: &self.pool,
+                actions: &mut actions,
+            };
+            husks[husk].step(self.now, event, &mut cx);
+        }
+        if actions.is_empty() {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "closed-acts",
+            format!("a volume that is closed asks for {actions:?}"),
+        ))
     }
 
     fn disk(&mut self, disk: DiskId) -> &mut Disk {
@@ -533,12 +630,65 @@ impl World {
             let stats = volume.stats(self.now);
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
+            let Unit {
+                backend, history, ..
+            } = &self.units[unit];
+            // Large ones less often: every sector is looked at.
+            let seldom = if backend.sectors() <= 8192 { 64 } else { 2048 };
+            if backend.is_atomic() && self.rounds.is_multiple_of(seldom) {
+                check_backend::check_whole(history, |sector| backend.durable(sector))?;
+            }
         }
+        self.check_silence()?;
         if let Some(node) = &self.node
             && thorough
         {
             node.cache.check_invariants();
             check_bounds::check_cache(&self.scenario.cache, &node.cache.stats())?;
+        }
+        Ok(())
+    }
+
+    /// Who has not answered for too long shows.
+    fn check_silence(&mut self) -> Result<(), Violation> {
+        let Some(node) = &self.node else {
+            return Ok(());
+        };
+        let oldest = |of: &dyn Fn(&Io) -> bool| {
+            let theirs = self.in_flight.values().filter(|one| of(&one.io));
+            let since = theirs.map(|one| one.since).min();
+            since.map_or(Nanos(0), |since| self.now.since(since))
+        };
+        let age = oldest(&Io::is_of_cache);
+        let state = node.cache.stats().ssd_state;
+        check_trouble::check_given_up(age, self.scenario.cache.ssd_answer_max, state)?;
+        for (unit, volume) in node.volumes.iter().enumerate() {
+            if volume.phase() != Phase::Open {
+                continue;
+            }
+            let age = oldest(&|io| io.backend() == Some(unit));
+            let max = volume.config().backend_answer_max;
+            check_trouble::check_shown(unit, age, max, volume.state())?;
+            self.coverage.silent_rounds += u64::from(age > max);
+        }
+        Ok(())
+    }
+
+    /// Whatever an atomic backend has made durable is a state that the client could have seen.
+    fn check_commits(&mut self, unit: usize) -> Result<(), Violation> {
+        let Unit {
+            history,
+            order,
+            backend,
+            ..
+        } = &mut self.units[unit];
+        for commit in backend.take_commits() {
+            let passed = order.commit(history, &commit, |sector| backend.durable(sector))?;
+            self.coverage.commits += 1;
+            self.coverage.crossings += u64::from(passed > 1);
+            let numbers = [unit as u64, commit.len() as u64, passed as u64, 0];
+            self.trace
+                .add(self.coverage.steps, self.now, "backend commit", numbers);
         }
         Ok(())
     }
@@ -560,6 +710,7 @@ impl World {
     }
 }
 
+mod audits;
 mod clients;
 mod director;
 mod effects;

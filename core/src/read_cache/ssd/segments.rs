@@ -179,6 +179,56 @@ impl Ssd {
         Some(line)
     }
 
+    /// Whether lines are taken at all.
+    pub fn takes_lines(&self) -> bool {
+        self.is_ready_phase() && !self.closing
+    }
+
+    fn lines_for(&self, blocks: u64) -> usize {
+        blocks.div_ceil(self.layout.line_blocks as u64) as usize
+    }
+
+    /// Whether so many blocks can be taken beside those that are promised, before any of the
+    /// writes under way ends. With nothing under way there is no use in waiting.
+    pub fn has_room(&self, blocks: u64) -> bool {
+        if !self.takes_lines() || (self.writing.is_empty() && self.promised_lines == 0) {
+            return true;
+        }
+        let open = self.open[Stream::Small as usize].as_ref();
+        let left = open.map_or(0, |open| self.layout.lines_per_segment - open.slots);
+        let memory = self
+            .pool
+            .free_bytes()
+            .saturating_sub(self.pool.total_bytes() / 4);
+        let segments = CACHE_SEGMENT_WRITES_MAX
+            .saturating_sub(self.writing.len() + usize::from(open.is_some()))
+            .min(self.free.len())
+            .min(memory / SEGMENT_BYTES);
+        let room = left + segments * self.layout.lines_per_segment;
+        self.promised_lines + self.lines_for(blocks) <= room
+    }
+
+    /// So many blocks are being fetched for the tier.
+    pub fn promise(&mut self, blocks: u64) {
+        self.promised_lines += self.lines_for(blocks);
+    }
+
+    /// They are here, or do not come.
+    pub fn end_promise(&mut self, blocks: u64) {
+        self.promised_lines = self.promised_lines.saturating_sub(self.lines_for(blocks));
+    }
+
+    /// Whether a line is here, or will be once it was compared with another.
+    pub fn has_taken(&self, key: BlockKey) -> bool {
+        let first = self.line_key(key);
+        self.contains(key) || self.compares.iter().any(|compare| compare.key == first)
+    }
+
+    /// Whether the whole line of a block lies below `end`, so that it can be taken.
+    pub fn is_whole(&self, key: BlockKey, end: BlockKey) -> bool {
+        self.line_key(key) + self.layout.line_blocks as u64 <= end.0
+    }
+
     fn open_segment(&mut self, stream: Stream) -> Option<Open> {
         // The cache takes no memory that requests may need soon.
         if self.writing.len() >= CACHE_SEGMENT_WRITES_MAX

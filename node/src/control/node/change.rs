@@ -93,6 +93,15 @@ impl Node {
         })
         .await
         .map_err(|error| at_volume(name, error))?;
+        self.watch_destage(name, number).await
+    }
+
+    /// Wait until nothing is left of a flush of everything, or cancel it when it gets stuck.
+    pub(super) async fn watch_destage(
+        &self,
+        name: &str,
+        number: VolumeNumber,
+    ) -> Result<(), ApiError> {
         let mut least = u64::MAX;
         let mut moved_at = Instant::now();
         loop {
@@ -103,6 +112,11 @@ impl Node {
             let remaining = volume.stats.destage_all_remaining_bytes;
             if remaining == 0 {
                 return Ok(());
+            }
+            let store = volume.store.as_ref().filter(|store| store.is_lost);
+            if let Some(why) = store.and_then(|store| store.trouble.clone()) {
+                self.cancel_flush(name).await?;
+                return Err(failed(format!("volume {name}: {why}")));
             }
             if remaining < least {
                 least = remaining;

@@ -10,8 +10,8 @@ use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
-use super::{Node, at_volume, failed, invalid, lock, parse_name};
-use crate::backends::url::{BackendUrl, Place};
+use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
+use crate::backends::{BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
@@ -34,7 +34,7 @@ impl Node {
                 format!("volume {name}: it exists already: choose another name"),
             ));
         }
-        let entry = self.plan(name.clone(), &request)?;
+        let entry = self.plan(name.clone(), &request).await?;
         let volumes = self.entries().len() + 1;
         let config = self.core_config(&entry, volumes)?;
         let layout = self.layout();
@@ -45,51 +45,53 @@ impl Node {
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
         if let Err(error) = self.open(&entry, volumes).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
+            lock(&self.slots).remove(name.as_str());
+            self.explain(name.as_str(), None);
             self.forget(&entry).await;
             let removed = catalogue::remove(&self.layout(), &entry.name, None);
             let rest = removed.err().map_or(String::new(), |error| {
                 format!(" (and what was made could not be removed: {error})")
             });
-            return Err(ApiError::new(
-                error.kind,
-                format!("volume {name}: {error}{rest}"),
-            ));
+            return Err(failed(format!("volume {name}: {error}{rest}")));
         }
-        self.put(entry, None);
         self.share_memory().await;
         tracing::info!("volume {name} was created");
         self.volume(name.as_str()).await
     }
 
     /// Check everything about a new volume that can be checked before anything is made.
-    fn plan(&self, name: VolumeName, request: &CreateVolume) -> Result<Entry, ApiError> {
+    pub(super) async fn plan(
+        &self,
+        name: VolumeName,
+        request: &CreateVolume,
+    ) -> Result<Entry, ApiError> {
         let at = |error: String| invalid(format!("volume {name}: {error}"));
         self.settings_of(&request.settings)
             .map_err(|error| at(error.message))?;
-        let found_bytes = match &request.backend {
-            Some(url) => self.check_backend(url).map_err(&at)?,
+        let found = match &request.backend {
+            Some(url) => self
+                .check_backend(url)
+                .await
+                .map_err(|error| at_volume(name.as_str(), error))?,
             None => None,
         };
-        let on_device = request
-            .backend
-            .as_deref()
-            .is_some_and(|url| backend_path(url).is_ok_and(|path| is_block_device(&path)));
-        let bytes = match (request.bytes, found_bytes) {
+        let bytes = match (request.bytes, found) {
             (Some(bytes), None) => bytes,
-            (None, Some(found)) => found,
-            (Some(bytes), Some(found)) if bytes == found => bytes,
-            // A device may be larger; the rest of it is not touched.
-            (Some(bytes), Some(found)) if bytes < found && on_device => bytes,
+            (None, Some(found)) => found.bytes,
+            (Some(bytes), Some(found)) if bytes == found.bytes => bytes,
+            // The rest of it is not touched.
+            (Some(bytes), Some(found)) if found.partly && bytes < found.bytes => bytes,
             (Some(bytes), Some(found)) => {
                 return Err(at(format!(
-                    "the backend exists and has {found} bytes, not {bytes}: leave --size out to use \
-                     it as it is"
+                    "the backend exists and has {} bytes, not {bytes}: leave --size out to use it as \
+                     it is",
+                    found.bytes
                 )));
             }
             (None, None) => return Err(at("it needs a size: give --size".to_owned())),
         };
         check_volume_bytes(bytes).map_err(&at)?;
-        let log = self.plan_log(&name, request).map_err(&at)?;
+        let log = self.plan_log(&name, request).await.map_err(&at)?;
         let number = lock(&self.dir)
             .next_volume_number()
             .map_err(|error| failed(format!("volume {name}: {error}")))?;
@@ -100,71 +102,97 @@ impl Node {
             bytes,
             log,
             backend: request.backend.clone(),
+            backend_identity: None,
             settings: request.settings.clone(),
         })
     }
 
-    /// Check a backend's URL; returns the size of what is there already.
-    fn check_backend(&self, url: &str) -> Result<Option<u64>, String> {
-        let path = backend_path(url)?;
-        let in_use = self.entries().into_iter().find(|entry| {
-            backend_path(&entry.backend_url(&self.layout())).is_ok_and(|p| same_file(&p, &path))
-        });
-        if let Some(other) = in_use {
-            return Err(format!(
-                "backend {url} is the backend of volume {}: two volumes on one would destroy it; \
-                 choose another",
-                other.name
-            ));
+    /// Check a backend's URL; returns what is there already.
+    async fn check_backend(&self, url: &str) -> Result<Option<Found>, ApiError> {
+        let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
+        let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
+        let name_of = async |url: String| {
+            let look = move || place_of(&url).ok().map(|place| place.name());
+            in_time(ANSWER_TIME_MAX, look).await
+        };
+        let silent = || failed(format!("backend {url}: what it lies on does not answer"));
+        let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
+        for other in self.entries() {
+            // One that does not answer has a volume that holds its lock.
+            let theirs = name_of(other.backend_url(&self.layout())).await.flatten();
+            if theirs.is_some() && theirs == name {
+                return Err(invalid(format!(
+                    "backend {url} is the backend of volume {}: two volumes on one would destroy it; \
+                     choose another",
+                    other.name
+                )));
+            }
         }
-        let real = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
-        if real.starts_with(self.layout().volumes()) || real.starts_with(self.layout().cache()) {
-            return Err(format!(
-                "backend {url} is inside the data directory, where HDCS keeps its own files: choose \
-                 a path outside, or {}",
-                self.layout().kept().display()
-            ));
+        if let Some(path) = place.path() {
+            let real = real_path(path).await.ok_or_else(silent)?;
+            let layout = self.layout();
+            if real.starts_with(layout.volumes()) || real.starts_with(layout.cache()) {
+                return Err(invalid(format!(
+                    "backend {url} is inside the data directory, where HDCS keeps its own files: \
+                     choose a path outside, or {}",
+                    layout.kept().display()
+                )));
+            }
         }
-        match fs::metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match path.parent() {
-                Some(parent) if parent.is_dir() => Ok(None),
-                _ => Err(format!(
-                    "backend {url}: its directory does not exist: make it first"
-                )),
-            },
-            Err(error) => Err(format!("backend {url}: {error}")),
-            Ok(found) if found.is_file() => Ok(Some(found.len())),
-            Ok(found) if found.file_type().is_block_device() => device_bytes(&path)
-                .map(Some)
-                .map_err(|error| format!("backend {url}: {error}")),
-            Ok(_) => Err(format!(
-                "backend {url}: it is neither a file nor a block device"
-            )),
-        }
+        let found = tokio::task::spawn_blocking(move || place.find()).await;
+        found
+            .map_err(|error| failed(error.to_string()))?
+            .map_err(|error| match error {
+                BackendError::Unreachable(_) => failed(error.to_string()),
+                _ => invalid(error.to_string()),
+            })
     }
 
-    fn plan_log(&self, name: &VolumeName, request: &CreateVolume) -> Result<LogPlace, String> {
-        let default_bytes = self.config.node.log_size_mib << 20;
+    async fn plan_log(
+        &self,
+        name: &VolumeName,
+        request: &CreateVolume,
+    ) -> Result<LogPlace, String> {
         let path = match (&request.log_path, &self.config.node.log_path) {
             (Some(path), _) => PathBuf::from(path),
             (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
             (None, None) => PathBuf::from(LOG_FILE),
         };
+        self.check_log_place(path, request.log_bytes, None).await
+    }
+
+    /// Check where a log is to be, and how large; `of` is the volume that has one already.
+    pub(super) async fn check_log_place(
+        &self,
+        path: PathBuf,
+        bytes: Option<u64>,
+        of: Option<&Entry>,
+    ) -> Result<LogPlace, String> {
+        let default_bytes = self.config.node.log_size_mib << 20;
         if path != Path::new(LOG_FILE) && !path.is_absolute() {
             return Err(format!(
                 "log path {}: give an absolute path",
                 path.display()
             ));
         }
-        let is_device = is_block_device(&path);
-        let bytes = match request.log_bytes {
-            Some(bytes) => bytes,
-            None if is_device => {
-                let found = device_bytes(&path)
-                    .map_err(|error| format!("log path {}: {error}", path.display()))?;
+        let silent = || {
+            format!(
+                "log path {}: what it lies on does not answer",
+                path.display()
+            )
+        };
+        let looked_at = path.clone();
+        let device = in_time(ANSWER_TIME_MAX, move || {
+            is_block_device(&looked_at).then(|| device_bytes(&looked_at))
+        });
+        let bytes = match (bytes, device.await.ok_or_else(silent)?) {
+            (Some(bytes), _) => bytes,
+            (None, Some(found)) => {
+                let found =
+                    found.map_err(|error| format!("log path {}: {error}", path.display()))?;
                 found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
             }
-            None => default_bytes,
+            (None, None) => default_bytes,
         };
         if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
             || !bytes.is_multiple_of(BLOCK_BYTES as u64)
@@ -175,16 +203,18 @@ impl Node {
             ));
         }
         let layout = self.layout();
-        let others = self.entries();
-        if let Some(other) = others
-            .iter()
-            .find(|e| same_file(&e.log_path(&layout), &path))
-        {
-            return Err(format!(
-                "log path {} is the write log of volume {}: choose another",
-                path.display(),
-                other.name
-            ));
+        let mut others = self.entries();
+        others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
+        let real = real_path(&path).await.ok_or_else(silent)?;
+        for other in &others {
+            // One that does not answer has a volume that holds its lock.
+            if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
+                return Err(format!(
+                    "log path {} is the write log of volume {}: choose another",
+                    path.display(),
+                    other.name
+                ));
+            }
         }
         let indexed: u64 = others.iter().map(|e| log_index_bytes(e.log.bytes)).sum();
         let needed = indexed + log_index_bytes(bytes);
@@ -201,26 +231,11 @@ impl Node {
     }
 }
 
-/// Schemes of the contract that are not there yet.
-const PLANNED_SCHEMES: [&str; 4] = ["rbd", "s3", "hdfs", "ec"];
-
-/// The path of a backend's URL, with its options checked too.
-fn backend_path(url: &str) -> Result<PathBuf, String> {
-    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-    if PLANNED_SCHEMES.contains(&scheme) {
-        return Err(format!(
-            "backend {url}: {scheme} is not available yet; available is file:PATH"
-        ));
-    }
-    let Place::File { path, .. } = BackendUrl::parse(url)
-        .map_err(|error| error.to_string())?
-        .place;
-    Ok(path)
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    real(a) == real(b)
+/// A path without links, as far as it exists; `None` if what it lies on does not answer.
+async fn real_path(path: &Path) -> Option<PathBuf> {
+    let path = path.to_owned();
+    let look = move || fs::canonicalize(&path).unwrap_or(path);
+    in_time(ANSWER_TIME_MAX, look).await
 }
 
 pub(super) fn is_block_device(path: &Path) -> bool {
@@ -275,7 +290,7 @@ fn make_sparse(path: &Path, bytes: u64) -> io::Result<()> {
 }
 
 /// Make a write log: zeroes, each of them written, then its first block; all durable.
-fn make_log(
+pub(super) fn make_log(
     path: &Path,
     bytes: u64,
     overwrite: bool,

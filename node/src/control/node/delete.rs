@@ -1,11 +1,18 @@
 //! Deleting a volume. Dirty data is lost only if `discard_dirty` says so, and the answer says how
 //! much it was.
 
+use std::time::Duration;
+
 use hdcs_core::volume::Phase;
 use uuid::Uuid;
 
 use super::create::is_block_device;
-use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, at_volume, failed, find, lock, parse_name};
+use super::open::NotOpen;
+use super::{
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, at_volume, failed, find, in_time, lock,
+    parse_name,
+};
+use crate::backends::{closing, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use crate::control::link::{ask, report};
@@ -13,14 +20,38 @@ use crate::frontends::VolumeNumber;
 use crate::inspect;
 use crate::shard::command::Command;
 
+/// What is being done to a volume that is deleted.
+pub(super) const DELETED: &str = "deleted";
+/// How long closing a backend may take until its volume counts as deleted all the same.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Wait for the end of a backend's use, so that others can use its place from now on.
+pub(super) async fn settle(url: String) {
+    let name = move || BackendUrl::parse(&url).ok().map(|url| url.place.name());
+    // A place that does not answer does not close either.
+    let Some(Some(name)) = in_time(ANSWER_TIME_MAX, name).await else {
+        return;
+    };
+    let wait = move || closing::wait(Some(&name), CLOSE_TIME_MAX);
+    // It only ends early if the thread could not be started.
+    let _ = tokio::task::spawn_blocking(wait).await;
+}
+
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
-        let _busy = self.begin(name, "deleted")?;
+        let _busy = self
+            .begin_leaving(name, DELETED, options.discard_dirty)
+            .await?;
         let slot = self.slot(name)?;
         let volume_name = parse_name(name)?;
+        let mut is_clone = false;
         let discarded = match &slot.found {
-            Found::Entry(entry) => self.close_for_good(name, entry, &options).await?,
+            Found::Entry(entry) => {
+                is_clone = self.is_free_clone(name, entry, &options).await?;
+                self.close_for_good(name, entry, &options, &mut is_clone)
+                    .await?
+            }
             Found::Damaged(why) if options.discard_dirty => {
                 tracing::warn!("volume {name} is deleted although {why}");
                 0
@@ -45,20 +76,37 @@ impl Node {
             Found::Entry(entry) => entry.backend.clone(),
             Found::Damaged(_) => None,
         };
-        if let Err(error) = catalogue::remove(&layout, &volume_name, keep.as_deref()) {
+        // Its log may be elsewhere, on something that does not answer.
+        let (at, of, kept) = (self.layout(), volume_name.clone(), keep.clone());
+        let removed = tokio::task::spawn_blocking(move || {
+            catalogue::remove(&at, &of, kept.as_deref()).map_err(|error| error.to_string())
+        });
+        let removed = removed.await.unwrap_or_else(|error| Err(error.to_string()));
+        if let Err(error) = removed {
             let why = format!("deleting it did not end: {error}: delete it again");
             if let Some(slot) = lock(&self.slots).get_mut(name) {
-                slot.open_error = Some(why.clone());
+                slot.not_open = Some(NotOpen::Leaving { why: why.clone() });
             }
+            self.explain(name, Some(why.clone()));
             return Err(failed(format!("volume {name}: {why}")));
         }
         lock(&self.slots).remove(name);
+        if let Found::Entry(entry) = &slot.found {
+            settle(entry.backend_url(&layout)).await;
+            if is_clone {
+                super::snapshots::sweep(name, entry.backend_url(&layout));
+            }
+        }
+        self.explain(name, None);
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
         Ok(Deleted {
             name: name.to_owned(),
             discarded_dirty_bytes: discarded,
-            data: keep.as_deref().map(catalogue::file_url).or(users),
+            data: keep
+                .as_deref()
+                .map(catalogue::file_url)
+                .or(users.filter(|_| !is_clone)),
         })
     }
 
@@ -68,6 +116,7 @@ impl Node {
         name: &str,
         entry: &Entry,
         options: &DeleteOptions,
+        is_clone: &mut bool,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
         let report = report(&*self.path).await?;
@@ -83,6 +132,9 @@ impl Node {
                 )
             })?;
         }
+        if *is_clone {
+            *is_clone = self.give_up_clone(name, number).await?;
+        }
         let destage = !options.discard_dirty;
         ask(&*self.path, "closing it", MOVE_TIME_MAX, |answer| {
             Command::Close {
@@ -93,6 +145,7 @@ impl Node {
         })
         .await
         .map_err(|error| at_volume(name, error))?;
+        self.records.untrack(entry.number).await;
         self.forget(entry).await;
         Ok(if options.discard_dirty { dirty } else { 0 })
     }
@@ -104,20 +157,13 @@ impl Node {
         entry: &Entry,
         options: &DeleteOptions,
     ) -> Result<u64, ApiError> {
-        let (path, uuid) = (entry.log_path(&self.layout()), entry.uuid);
-        let inspected = tokio::task::spawn_blocking(move || inspect::dirty_bytes(&path, uuid))
-            .await
-            .map_err(|error| failed(format!("volume {name}: {error}")))?;
-        let (lost, how_much) = match inspected {
-            Some(bytes) => (bytes, format!("{bytes} dirty bytes")),
-            None => (0, "an unknown amount of dirty data".to_owned()),
-        };
-        if !options.discard_dirty && inspected != Some(0) {
+        let dirty = self.dirty_of_unopened(name, entry).await?;
+        if !options.discard_dirty && !dirty.is_none() {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
-                    "volume {name}: it is not open and its write log holds {how_much} that the backend \
-                     does not have: put it right and restart the daemon, or lose that with --discard-dirty"
+                    "volume {name}: it is not open and its write log holds {dirty} that the backend \
+                     does not have: put it right and open it, or lose that with --discard-dirty"
                 ),
             ));
         }
@@ -132,12 +178,69 @@ impl Node {
         if let Err(error) = closed.await {
             tracing::debug!("volume {name} was not open: {error}");
         }
+        self.records.untrack(entry.number).await;
         self.forget(entry).await;
-        Ok(lost)
+        Ok(dirty.bytes_max)
+    }
+
+    /// Whether whatever is in the place of a volume's log can be looked at in time.
+    pub(super) async fn log_answers(&self, entry: &Entry) -> bool {
+        let path = entry.log_path(&self.layout());
+        let looked = in_time(ANSWER_TIME_MAX, move || inspect::log_owner(&path)).await;
+        looked.is_some()
+    }
+
+    /// What a volume that is not open has dirty: what its log says, or else its record.
+    pub(super) async fn dirty_of_unopened(
+        &self,
+        name: &str,
+        entry: &Entry,
+    ) -> Result<Dirty, ApiError> {
+        let (path, uuid) = (entry.log_path(&self.layout()), entry.uuid);
+        let inspected = if self.log_answers(entry).await {
+            tokio::task::spawn_blocking(move || inspect::dirty_of(&path, uuid))
+                .await
+                .map_err(|error| failed(format!("volume {name}: {error}")))?
+        } else {
+            None
+        };
+        let loss = self.loss_of(entry);
+        Ok(match inspected {
+            Some((bytes_max, entries)) => Dirty {
+                bytes_max,
+                is_exact: true,
+                is_none: entries == 0,
+            },
+            None => Dirty {
+                bytes_max: loss.dirty_bytes_max,
+                is_exact: loss.record.as_ref().is_some_and(|record| !record.in_use),
+                is_none: loss.is_none(),
+            },
+        })
     }
 
     /// Drop what the read cache and the log device still hold of a closed volume.
     pub(super) async fn forget(&self, entry: &Entry) {
+        self.forget_cached(entry).await;
+        let log = entry.log_path(&self.layout());
+        let (path, uuid) = (log.clone(), entry.uuid);
+        let wiped = in_time(COMMAND_TIME_MAX, move || {
+            // Another disk may be in its place by now.
+            let is_its_own = is_block_device(&path) && inspect::log_owner(&path) == Some(uuid);
+            let wiped = is_its_own.then(|| inspect::wipe_log_device(&path));
+            wiped.and_then(|wiped| wiped.err().map(|error| error.to_string()))
+        });
+        if let Some(problem) = wiped.await.unwrap_or(Some("it does not answer".to_owned())) {
+            tracing::warn!(
+                "volume {}: {}: {problem}: wipe it with `wipefs` before using it again",
+                entry.name,
+                log.display()
+            );
+        }
+    }
+
+    /// Drop what the read cache holds of a closed volume whose number will not be used again.
+    pub(super) async fn forget_cached(&self, entry: &Entry) {
         let number = VolumeNumber(entry.number);
         let forgotten = ask(&*self.path, "forgetting it", COMMAND_TIME_MAX, |answer| {
             Command::Forget(number, answer)
@@ -146,15 +249,34 @@ impl Node {
             // Its number is never used again, so what stays is only memory that ages out.
             tracing::warn!("volume {}: {error}", entry.name);
         }
-        let log = entry.log_path(&self.layout());
-        if is_block_device(&log)
-            && let Err(error) = inspect::wipe_log_device(&log)
-        {
-            tracing::warn!(
-                "volume {}: {}: {error}: wipe it with `wipefs` before using it again",
-                entry.name,
-                log.display()
-            );
+    }
+}
+
+/// Dirty data of a volume that is not open.
+pub(super) struct Dirty {
+    /// Bytes at most.
+    pub bytes_max: u64,
+    is_exact: bool,
+    is_none: bool,
+}
+
+impl Dirty {
+    /// Whether it is certain that there is none, discards included.
+    pub fn is_none(&self) -> bool {
+        self.is_none
+    }
+}
+
+impl std::fmt::Display for Dirty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_exact {
+            write!(f, "{} dirty bytes", self.bytes_max)
+        } else {
+            write!(
+                f,
+                "an unknown amount of dirty data, {} bytes at most,",
+                self.bytes_max
+            )
         }
     }
 }

@@ -12,7 +12,11 @@
 mod change;
 mod create;
 mod delete;
+mod detach;
+mod open;
+mod record;
 mod report;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,18 +28,22 @@ use hdcs_core::volume::VolumeConfig;
 
 use super::api::{ApiError, ErrorKind};
 use super::link::{DataPath, ask};
-use crate::catalogue::{self, Entry, Found, VolumeName};
+use crate::catalogue::{Entry, Found, VolumeName};
 use crate::config::budget::Budget;
 use crate::config::value::Value;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::{DataDir, Layout};
 use crate::frontends::VolumeNumber;
-use crate::shard::command::{Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec};
+use crate::shard::command::{
+    Admission, Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec,
+};
+use open::{NotOpen, Opening};
+use record::Records;
 
-/// Opening replays a log; the largest takes minutes on a slow device.
-const OPEN_TIME_MAX: Duration = Duration::from_mins(10);
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
+/// Looking at one file: what it is, its first block. Then what it lies on counts as not answering.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// What moves data.
 const MOVE_TIME_MAX: Duration = Duration::from_mins(10);
 /// A stop that destages is bounded by its caller, one that does not by the shard.
@@ -50,7 +58,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(50);
 struct Slot {
     found: Found,
     /// Why the shard does not have it although the entry is good.
-    open_error: Option<String>,
+    not_open: Option<NotOpen>,
 }
 
 /// Destaged bytes at one moment, and the rate up to then.
@@ -70,7 +78,10 @@ pub struct Node {
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Operations under way, by volume.
     busy: Mutex<BTreeMap<String, &'static str>>,
+    /// Volumes whose opening the shard was asked for and has not answered.
+    openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
+    records: Records,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
     started: Instant,
@@ -123,7 +134,9 @@ impl Node {
             dir,
             slots: Mutex::default(),
             busy: Mutex::default(),
+            openings: Mutex::default(),
             samples: Mutex::default(),
+            records: Records::default(),
             path,
             nbd_listen,
             started: Instant::now(),
@@ -165,22 +178,31 @@ impl Node {
     /// The entry of a volume that the shard has.
     fn entry(&self, name: &str) -> Result<Entry, ApiError> {
         let slot = self.slot(name)?;
-        match (slot.found, slot.open_error) {
-            (Found::Entry(entry), None) => Ok(entry),
-            (Found::Entry(_), Some(why)) | (Found::Damaged(why), _) => Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!("volume {name}: it is not open: {why}"),
-            )),
-        }
+        let why = match (slot.found, slot.not_open) {
+            (Found::Entry(entry), None) => return Ok(entry),
+            (Found::Entry(_), Some(not_open)) => not_open.to_string(),
+            (Found::Damaged(why), _) => why,
+        };
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: it is not open: {why}"),
+        ))
     }
 
-    fn put(&self, entry: Entry, open_error: Option<String>) {
+    /// Note what became of a volume, and have the data path tell it to whoever asks for it.
+    fn put(&self, entry: Entry, not_open: Option<NotOpen>) {
         let name = entry.name.to_string();
+        self.explain(&name, not_open.as_ref().map(ToString::to_string));
         let slot = Slot {
             found: Found::Entry(entry),
-            open_error,
+            not_open,
         };
         lock(&self.slots).insert(name, slot);
+    }
+
+    fn explain(&self, name: &str, why: Option<String>) {
+        // If the shard has ended, nobody asks any more.
+        self.path.send(Command::Explain(name.to_owned(), why));
     }
 
     /// The entries that take part in the split of memory.
@@ -228,10 +250,17 @@ impl Node {
             read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
             resident_bytes_max: self.budget.resident_bytes_max(volumes),
             backend_extents: true,
+            backend_atomic: false,
+            backend_answer_max: Nanos::from_millis(settings.backend_answer_max_ms),
         })
     }
 
-    fn spec(&self, entry: &Entry, volumes: usize) -> Result<VolumeSpec, ApiError> {
+    fn spec(
+        &self,
+        entry: &Entry,
+        volumes: usize,
+        admission: Arc<dyn Admission>,
+    ) -> Result<VolumeSpec, ApiError> {
         let layout = self.layout();
         Ok(VolumeSpec {
             name: entry.name.to_string(),
@@ -242,55 +271,9 @@ impl Node {
                 bytes: entry.log.bytes,
             },
             backend: entry.backend_url(&layout),
+            identity: entry.backend_identity.clone(),
+            admission,
         })
-    }
-
-    async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), ApiError> {
-        let spec = self.spec(entry, volumes)?;
-        ask(&*self.path, "opening it", OPEN_TIME_MAX, |answer| {
-            Command::Open(Box::new(spec), answer)
-        })
-        .await
-    }
-
-    /// Read the catalogue and open every volume that can be. What cannot is listed with its reason.
-    pub async fn open_all(&self) -> Result<(), ApiError> {
-        let recovered = {
-            let mut dir = lock(&self.dir);
-            let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
-            for found in recovered.volumes.values() {
-                if let Found::Entry(entry) = found {
-                    dir.note_used_number(entry.number)
-                        .map_err(|error| failed(error.to_string()))?;
-                }
-            }
-            recovered
-        };
-        for what in recovered.removed {
-            tracing::warn!("removed {what}");
-        }
-        for what in recovered.ignored {
-            tracing::warn!("left alone, not a volume: {what}");
-        }
-        let good = recovered
-            .volumes
-            .values()
-            .filter(|found| matches!(found, Found::Entry(_)))
-            .count();
-        for (name, found) in recovered.volumes {
-            let open_error = match &found {
-                Found::Damaged(why) => {
-                    tracing::error!("volume {name} does not serve: {why}");
-                    None
-                }
-                Found::Entry(entry) => self.open(entry, good).await.err().map(|error| {
-                    tracing::error!("volume {name} does not serve: {error}");
-                    error.message
-                }),
-            };
-            lock(&self.slots).insert(name, Slot { found, open_error });
-        }
-        Ok(())
     }
 
     /// Give every open volume its share of memory after their number has changed.
@@ -330,11 +313,42 @@ impl Node {
     /// after the backends hold everything, and end the shard. Asked again without `destage`, the
     /// shard settles for that.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
-        ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
+        let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
             Command::Stop { destage, answer }
         })
-        .await
+        .await?;
+        for one in &closed {
+            self.records.closed(one.volume.0, one.left).await;
+        }
+        let failed_logs: Vec<String> = closed
+            .iter()
+            .filter(|one| one.log_failed)
+            .map(|one| self.name_of(one.volume))
+            .collect();
+        if failed_logs.is_empty() {
+            return Ok(());
+        }
+        Err(failed(format!(
+            "writes to the logs of these volumes failed: {}; what was acknowledged as durable before is \
+             in them: put their devices right before the next start",
+            failed_logs.join(", ")
+        )))
     }
+
+    fn name_of(&self, number: VolumeNumber) -> String {
+        let entries = self.entries();
+        let entry = entries.iter().find(|entry| entry.number == number.0);
+        entry.map_or_else(|| format!("number {}", number.0), |e| e.name.to_string())
+    }
+}
+
+/// Look at files on a thread of its own, since what they lie on may hang; `None` if it does.
+async fn in_time<T: Send + 'static>(
+    time_max: Duration,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let looked = tokio::task::spawn_blocking(look);
+    tokio::time::timeout(time_max, looked).await.ok()?.ok()
 }
 
 fn at_volume(name: &str, error: ApiError) -> ApiError {

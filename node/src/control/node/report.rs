@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::volume::State;
 
+use super::record::Asked;
 use super::{Node, Sample, Slot, find, lock};
 use crate::catalogue::Found;
-use crate::control::api::{ApiError, Memory, Status, Volume};
+use crate::control::api::{ApiError, Counters, Memory, Status, Volume};
 use crate::control::link::report;
 use crate::control::view;
 use crate::frontends::VolumeNumber;
@@ -36,7 +38,8 @@ impl Node {
             name: name.to_owned(),
             state: "error".to_owned(),
             phase: "failed".to_owned(),
-            reason: slot.open_error.clone(),
+            reason: slot.not_open.as_ref().map(ToString::to_string),
+            trouble_ms: None,
             number: 0,
             uuid: String::new(),
             bytes: 0,
@@ -56,6 +59,11 @@ impl Node {
                 return volume;
             }
         };
+        if let Some(not_open) = &slot.not_open {
+            not_open.phase().clone_into(&mut volume.phase);
+            let age = not_open.hangs_for();
+            volume.trouble_ms = age.map(|age| age.as_millis() as u64);
+        }
         let layout = self.layout();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();
@@ -71,11 +79,15 @@ impl Node {
             view::phase(found.phase).clone_into(&mut volume.phase);
             view::state(found.state).clone_into(&mut volume.state);
             volume.reason = view::reason(found).or(volume.reason);
+            volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
             volume.connections = found.connections as u64;
             let rate = lock(&self.samples)
                 .get(&entry.number)
                 .map_or(0, |sample| sample.bytes_per_s);
-            volume.counters = Some(view::counters(&found.stats, rate));
+            volume.counters = Some(Counters {
+                store: found.store.as_ref().map(view::store),
+                ..view::counters(&found.stats, rate)
+            });
             volume.latency = Some(view::latencies(found));
         }
         volume
@@ -89,14 +101,26 @@ impl Node {
             .iter()
             .map(|&state| (view::state(state).to_owned(), 0))
             .collect();
-        for (name, slot) in &slots {
-            let state = self.view(name, slot, &report).state;
-            *volumes_by_state.entry(state).or_default() += 1;
+        let views: Vec<_> = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, &report))
+            .collect();
+        for volume in &views {
+            *volumes_by_state.entry(volume.state.clone()).or_default() += 1;
         }
+        let cache = view::cache(&report);
+        let problems = view::problems(&views, &cache);
+        let state = if problems.is_empty() {
+            State::Healthy
+        } else {
+            State::Degraded
+        };
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            state: view::state(state).to_owned(),
+            problems,
             node: lock(&self.dir).node_uuid().to_string(),
             data: self.root.display().to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
@@ -115,16 +139,18 @@ impl Node {
                 log_index_bytes: sum(|v| v.stats.index_bytes),
                 resident_bytes: sum(|v| v.stats.resident_bytes),
             },
-            cache: view::cache(&report),
+            cache,
         })
     }
 
-    /// Take a sample of the destage rate; called about once a second.
+    /// Take a sample of the destage rate, and renew the dirty records; called about once a second.
     pub async fn sample(&self) {
+        let asked = Asked::now();
         // Without a report there is nothing to sample; whoever asks for one gets the error.
         let Ok(report) = report(&*self.path).await else {
             return;
         };
+        self.records.renew(asked, &report);
         let now = Instant::now();
         let mut samples = lock(&self.samples);
         let mut fresh = BTreeMap::new();

@@ -16,6 +16,7 @@ fn ring(entries: u32, submit: Submit, defer_taskrun: bool) -> Ring {
         entries,
         submit,
         defer_taskrun,
+        ..RingConfig::default()
     })
     .unwrap()
 }
@@ -33,6 +34,27 @@ fn ended(ring: &mut Ring, count: usize) -> Vec<Finished> {
         }
     }
     panic!("{} of {count} ended", all.len());
+}
+
+#[test]
+fn ring_tells_when_something_can_be_read() {
+    let mut ring = ring(4, Submit::Batch, false);
+    let (here, mut there) = UnixStream::pair().unwrap();
+    ring.readable(OWNER, Token(7), here.as_raw_fd());
+    ring.submit_and_wait(Some(Duration::from_millis(1)))
+        .unwrap();
+    let mut early = Vec::new();
+    ring.reap(&mut early);
+    assert!(early.is_empty(), "{early:?}");
+    there.write_all(b"x").unwrap();
+    let ended = ended(&mut ring, 1);
+    assert_eq!((ended[0].owner, ended[0].token), (OWNER, Token(7)));
+    assert!(matches!(ended[0].outcome, Outcome::Readable(Ok(()))));
+    assert_eq!(ring.running(), 0);
+    // A ring that is dropped while it waits for nothing does not hang.
+    ring.readable(OWNER, Token(8), here.as_raw_fd());
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    ring.readable(OWNER, Token(9), here.as_raw_fd());
 }
 
 #[test]
@@ -250,4 +272,76 @@ fn jobs_and_wakes_of_other_threads_arrive() {
         }
     }
     panic!("never woken");
+}
+
+/// After stalls, writer threads make writes durable by either way; a failure is reported like the
+/// ring's own.
+#[test]
+fn ring_hands_urgent_writes_to_writers_after_stalls() {
+    let pool = Pool::new(8 << 20);
+    let config = RingConfig {
+        writer_threads: 2,
+        ..RingConfig::default()
+    };
+    let mut ring = Ring::new(config).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let read_only = std::fs::File::open("/dev/null").unwrap();
+    for by_writers in [false, true] {
+        ring.evade_until = by_writers.then(|| Instant::now() + Duration::from_secs(60));
+        for at in 0..64u64 {
+            let mut buf = pool.alloc(8192).unwrap();
+            buf.fill(at as u8 + 1);
+            let buf = buf.freeze();
+            // Two vectors, the second one not behind the first.
+            let data = vec![buf.slice(4096..8192), buf.slice(0..4096)];
+            let durability = [Durability::Dsync, Durability::Fdatasync][at as usize % 2];
+            let fd = file.as_raw_fd();
+            ring.write_urgently(OWNER, Token(at), fd, at * 8192, data, durability);
+        }
+        let data = vec![pool.alloc(4096).unwrap().freeze()];
+        let fd = read_only.as_raw_fd();
+        ring.write_urgently(OWNER, Token(64), fd, 0, data, Durability::Dsync);
+        for one in ended(&mut ring, 65) {
+            let failed = one.token == Token(64);
+            match one.outcome {
+                Outcome::Device(result) => assert_eq!(result.is_err(), failed, "{by_writers}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut content = vec![0; 64 * 8192];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut content, 0).unwrap();
+        for at in 0..64usize {
+            assert!(
+                content[at * 8192..][..8192]
+                    .iter()
+                    .all(|&byte| byte == at as u8 + 1)
+            );
+        }
+        file.set_len(0).unwrap();
+    }
+    assert_eq!(ring.running(), 0);
+    drop(ring);
+    assert_eq!(pool.free_bytes(), pool.total_bytes(), "buffers came back");
+}
+
+/// Stalls are counted on urgent writes alone, and one is no reason to change the way.
+#[test]
+fn ring_evades_after_two_stalls_close_together() {
+    let config = RingConfig {
+        writer_threads: 1,
+        ..RingConfig::default()
+    };
+    let mut ring = Ring::new(config).unwrap();
+    let fast = Duration::ZERO;
+    for (times, evades) in [
+        (vec![STALL * 2, fast, fast], false),
+        (vec![STALL * 2, fast, STALL * 2], true),
+    ] {
+        ring.evade_until = None;
+        ring.since_stall = STALL_WINDOW;
+        for took in times {
+            ring.note_urgent(took);
+        }
+        assert_eq!(ring.evade_until.is_some(), evades);
+    }
 }

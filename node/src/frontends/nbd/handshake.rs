@@ -15,6 +15,8 @@
 //! An option that makes no sense gets an error reply and the handshake goes on; bytes that are not
 //! an option at all end the connection.
 
+use std::borrow::Cow;
+
 use zerocopy::FromBytes;
 
 use super::PREFERRED_BYTES;
@@ -30,6 +32,8 @@ use hdcs_core::limits::{PROTOCOL_REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 /// The longest string that the protocol allows.
 const STRING_BYTES_MAX: usize = 4096;
+/// The longest reason in a refusal, well below the longest string.
+const REASON_BYTES_MAX: usize = 2048;
 /// The longest data of an option that is looked at: a name of the longest kind and several queries.
 pub const OPTION_BYTES_MAX: usize = 16 << 10;
 /// The longest data of an option that is skipped with an error reply; what claims to be longer is
@@ -92,7 +96,7 @@ pub struct Handshake {
 /// What one option leads to.
 enum Outcome {
     Next,
-    Refuse(u32, &'static str),
+    Refuse(u32, Cow<'static, str>),
     StartTls,
     Transmit(Export),
     Close,
@@ -156,7 +160,7 @@ impl Handshake {
                 if kind == option::EXPORT_NAME {
                     return Step::Close;
                 }
-                Outcome::Refuse(option_reply::ERR_TOO_BIG, "the option's data is too long")
+                refuse(option_reply::ERR_TOO_BIG, "the option's data is too long")
             } else {
                 let Some(data) = rest.get(..length) else {
                     return Step::More;
@@ -210,12 +214,12 @@ impl Handshake {
             return if kind == option::EXPORT_NAME {
                 Outcome::Close
             } else {
-                Outcome::Refuse(option_reply::ERR_TLS_REQD, "start TLS first")
+                refuse(option_reply::ERR_TLS_REQD, "start TLS first")
             };
         }
         let no_data = [option::LIST, option::STARTTLS, option::STRUCTURED_REPLY];
         if no_data.contains(&kind) && !data.is_empty() {
-            return Outcome::Refuse(option_reply::ERR_INVALID, "this option takes no data");
+            return refuse(option_reply::ERR_INVALID, "this option takes no data");
         }
         match kind {
             option::EXPORT_NAME => self.export_name(data, host, output),
@@ -233,10 +237,10 @@ impl Handshake {
                 Outcome::Next
             }
             option::STARTTLS if security.started => {
-                Outcome::Refuse(option_reply::ERR_INVALID, "TLS is in use already")
+                refuse(option_reply::ERR_INVALID, "TLS is in use already")
             }
             option::STARTTLS if security.offered => Outcome::StartTls,
-            option::STARTTLS => Outcome::Refuse(
+            option::STARTTLS => refuse(
                 option_reply::ERR_POLICY,
                 "TLS is not configured on this listener",
             ),
@@ -249,7 +253,7 @@ impl Handshake {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.contexts(kind, data, host, output)
             }
-            _ => Outcome::Refuse(option_reply::ERR_UNSUP, "this option is not supported"),
+            _ => refuse(option_reply::ERR_UNSUP, "this option is not supported"),
         }
     }
 
@@ -283,7 +287,7 @@ impl Handshake {
             return MALFORMED;
         }
         let Some(export) = host.export(name) else {
-            return UNKNOWN_EXPORT;
+            return unknown_export(name, host);
         };
         let flags = transmission_flags(&export, self.structured);
         let (size, flags) = (export.bytes.to_be_bytes(), flags.to_be_bytes());
@@ -328,7 +332,7 @@ impl Handshake {
             self.selected = None;
         }
         if !self.structured {
-            return Outcome::Refuse(
+            return refuse(
                 option_reply::ERR_INVALID,
                 "metadata contexts need structured replies; ask for those first",
             );
@@ -357,7 +361,7 @@ impl Handshake {
             return MALFORMED;
         }
         let Some(export) = host.export(name) else {
-            return UNKNOWN_EXPORT;
+            return unknown_export(name, host);
         };
         for context in found.iter() {
             let id = if list { 0 } else { context.id() };
@@ -372,11 +376,28 @@ impl Handshake {
     }
 }
 
-const MALFORMED: Outcome = Outcome::Refuse(option_reply::ERR_INVALID, "the option is malformed");
-const UNKNOWN_EXPORT: Outcome = Outcome::Refuse(
-    option_reply::ERR_UNKNOWN,
-    "there is no open volume of this name; list the exports to see which there are",
+const MALFORMED: Outcome = Outcome::Refuse(
+    option_reply::ERR_INVALID,
+    Cow::Borrowed("the option is malformed"),
 );
+
+fn refuse(error: u32, message: &'static str) -> Outcome {
+    Outcome::Refuse(error, Cow::Borrowed(message))
+}
+
+/// There is no such export; a volume that the node has and that is not open is explained.
+fn unknown_export(name: &str, host: &dyn Host) -> Outcome {
+    let message = match host.why_not(name) {
+        Some(mut why) => {
+            why.truncate(why.floor_char_boundary(REASON_BYTES_MAX));
+            format!("volume {name} is not open: {why}").into()
+        }
+        None => {
+            "there is no open volume of this name; list the exports to see which there are".into()
+        }
+    };
+    Outcome::Refuse(option_reply::ERR_UNKNOWN, message)
+}
 
 /// What a client may do with an export. `FAST_ZERO` is left out: zeroing is never refused for
 /// being slow, and no promise is made that it is fast.

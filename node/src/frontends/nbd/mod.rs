@@ -14,7 +14,8 @@
 //! 1. Memory is bounded: an inbox of fixed size, and requests in flight as [`transmission`] says.
 //! 2. [`Receive::Close`] is answered only when nothing is in flight.
 //! 3. Bytes in the place that [`Session::receive`] named move only when the next bytes came.
-//! 4. Bytes that came in the clear are never taken for bytes that came through TLS.
+//! 4. A client that sends the head of a write and no data holds no buffer for it.
+//! 5. Bytes that came in the clear are never taken for bytes that came through TLS.
 //!
 //! Whatever a client sends ends at worst its own connection.
 
@@ -41,7 +42,7 @@ use self::inbox::Inbox;
 use self::output::Output;
 use self::tls::Tls;
 use self::transmission::Transmission;
-use super::{Chunk, Host, Receive, Session, VolumeNumber};
+use super::{Chunk, Host, Owed, Receive, Session, VolumeNumber};
 
 /// The request size that clients are told to prefer: the block of the log and the caches.
 const PREFERRED_BYTES: usize = hdcs_core::limits::BLOCK_BYTES;
@@ -179,12 +180,18 @@ impl NbdSession {
 
 /// Where plain bytes go, and whether that is a payload's buffer.
 fn place<'a>(stage: &'a mut Stage, inbox: &'a mut Inbox) -> (&'a mut [u8], bool) {
-    if let Stage::Transmission(transmission) = stage
-        && let Some(rest) = transmission.direct()
-    {
+    let Stage::Transmission(transmission) = stage else {
+        return (inbox.room(), false);
+    };
+    let wanted = transmission.wanted();
+    if let Some(rest) = transmission.direct() {
         return (rest, true);
     }
-    (inbox.room(), false)
+    let unread = inbox.unread().len();
+    let room = inbox.room();
+    let most = wanted.map_or(room.len(), |wanted| wanted.saturating_sub(unread).max(1));
+    let bytes = most.min(room.len());
+    (&mut room[..bytes], false)
 }
 
 /// So many plain bytes came there.
@@ -251,6 +258,13 @@ impl Session for NbdSession {
         match &self.stage {
             Stage::Handshake(_) => 0,
             Stage::Transmission(transmission) => transmission.in_flight(),
+        }
+    }
+
+    fn owed(&self) -> Owed {
+        match &self.stage {
+            Stage::Handshake(_) => Owed::Handshake,
+            Stage::Transmission(transmission) => transmission.owed(),
         }
     }
 

@@ -32,7 +32,7 @@ use super::protocol::{
     Errno, REQUEST_HEADER_BYTES, REQUEST_MAGIC, RequestHeader, chunk, chunk_header, command,
     command_flag, simple_reply,
 };
-use crate::frontends::{Export, Host};
+use crate::frontends::{Export, Host, Owed};
 
 /// Requests of one connection in flight at most: twice the deepest queue that clients commonly
 /// use, and a quarter of what one volume takes, so that one connection does not starve the others.
@@ -129,6 +129,8 @@ pub struct Transmission {
     bytes_in_flight: usize,
     payload: Option<Payload>,
     refused: Option<Refused>,
+    /// Parts of payloads that were begun: tells one from the next.
+    parts: u64,
     stopping: bool,
 }
 
@@ -156,8 +158,26 @@ impl Transmission {
             bytes_in_flight: 0,
             payload: None,
             refused: None,
+            parts: 0,
             stopping: false,
         }
+    }
+
+    /// What the client has to send before anything else can be taken from it.
+    pub fn owed(&self) -> Owed {
+        if self.payload.is_none() && self.refused.is_none() {
+            return Owed::Nothing;
+        }
+        Owed::Data(self.parts)
+    }
+
+    /// How much of a payload has to be in the inbox before it gets a buffer; `None` if none is
+    /// waiting for that.
+    pub fn wanted(&self) -> Option<usize> {
+        let payload = self.payload.as_ref()?;
+        let slot = &self.slots[usize::from(payload.slot)];
+        let bytes = slot.piece(payload.piece).bytes();
+        payload.buf.is_none().then(|| bytes.min(DIRECT_BYTES_MIN))
     }
 
     /// The export that is open.
@@ -183,7 +203,9 @@ impl Transmission {
             if let Some(refused) = &mut self.refused {
                 let dropped = refused.bytes.min(inbox.unread().len());
                 inbox.consume(dropped);
+                let part = refused.bytes / REQUEST_BYTES_MAX;
                 refused.bytes -= dropped;
+                self.parts += u64::from(part != refused.bytes / REQUEST_BYTES_MAX);
                 if refused.bytes > 0 {
                     return Step::More;
                 }
@@ -266,6 +288,7 @@ impl Transmission {
             (command::DISC, _) => return false,
             (command::WRITE, _) if length as usize > PROTOCOL_REQUEST_BYTES_MAX => return false,
             (command::WRITE, Err((errno, reason))) => {
+                self.parts += 1;
                 self.refused = Some(Refused {
                     cookie,
                     bytes: length as usize,
@@ -414,7 +437,15 @@ impl Transmission {
 
     /// Move a write's payload into buffers, and submit each piece as it is whole.
     fn gather(&mut self, inbox: &mut Inbox, host: &mut dyn Host) -> Step {
-        while let Some(payload) = &mut self.payload {
+        loop {
+            if let Some(wanted) = self.wanted()
+                && inbox.unread().len() < wanted
+            {
+                return Step::More;
+            }
+            let Some(payload) = &mut self.payload else {
+                return Step::More;
+            };
             let slot = &self.slots[usize::from(payload.slot)];
             let range = slot.piece(payload.piece);
             let mut buf = match payload.buf.take() {
@@ -440,9 +471,9 @@ impl Transmission {
                 self.payload = None;
             }
             let data = buf.freeze();
+            self.parts += 1;
             self.submit(index, piece, Request::Write { range, data, fua }, host);
         }
-        Step::More
     }
 
     fn refuse(&self, cookie: u64, (errno, reason): Refusal, output: &mut Output) {
@@ -596,7 +627,7 @@ fn error_chunk(
 const fn errno(error: RequestError) -> Errno {
     match error {
         RequestError::BadRange => Errno::Inval,
-        RequestError::Io | RequestError::Corrupt => Errno::Io,
+        RequestError::Io | RequestError::Corrupt | RequestError::Fenced => Errno::Io,
         RequestError::LogFull => Errno::NoSpace,
         RequestError::ReadOnly => Errno::Perm,
         RequestError::Closing => Errno::Shutdown,

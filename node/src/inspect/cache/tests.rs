@@ -32,9 +32,10 @@ impl Rig {
                 uuid: UUID.into_bytes(),
                 line_blocks: LINE_BLOCKS,
             }),
+            ssd_answer_max: Nanos::from_millis(5_000),
         };
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config, Rc::clone(&pool), &mut actions);
+        let cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut actions);
         let mut this = Self {
             file,
             pool,

@@ -160,6 +160,26 @@ fn info_and_go_malformed_are_refused_and_the_handshake_goes_on() {
 }
 
 #[test]
+fn export_that_is_not_open_is_refused_with_the_reason() {
+    let mut wire = Wire::greeted(8);
+    // Longer than a reply may be, and cut within a character.
+    let why = format!("x{}", "µ".repeat(4000));
+    wire.host.not_open.push(("away".to_owned(), why));
+    wire.send_option(option::GO, &info_query("away", &[]));
+    let replies = wire.option_replies(option::GO);
+    let [(option_reply::ERR_UNKNOWN, message)] = &replies[..] else {
+        panic!("{replies:?}");
+    };
+    let message = str::from_utf8(message).unwrap();
+    assert!(
+        message.starts_with("volume away is not open: xµ"),
+        "{message}"
+    );
+    assert!(message.len() < 4096);
+    wire.go("disk");
+}
+
+#[test]
 fn unknown_options_are_unsupported() {
     let mut wire = Wire::greeted(10);
     // PEEK_EXPORT, EXTENDED_HEADERS, and what nobody has defined.

@@ -16,7 +16,7 @@ use super::protocol::{
 };
 use super::{NbdConfig, NbdSession};
 use crate::frontends::memory::{MemoryHost, MemoryVolume};
-use crate::frontends::{Chunk, Export, Receive, Session, VolumeNumber};
+use crate::frontends::{Chunk, Export, Owed, Receive, Session, VolumeNumber};
 
 /// Size of the volume `disk`: not a multiple of the piece size, nor of 4096.
 const DISK_BYTES: u64 = (40 << 20) + 512;

@@ -261,6 +261,7 @@ fn errors_of_the_volume_have_their_numbers() {
         (RequestError::BadRange, EINVAL),
         (RequestError::Io, EIO),
         (RequestError::Corrupt, EIO),
+        (RequestError::Fenced, EIO),
         (RequestError::LogFull, ENOSPC),
         (RequestError::ReadOnly, EPERM),
         (RequestError::Closing, ESHUTDOWN),
@@ -510,21 +511,70 @@ fn writes_wait_for_buffers_and_go_on() {
 fn large_payloads_are_received_into_their_buffer() {
     let mut wire = Wire::structured(19);
     wire.send(&request_bytes(command::WRITE, 0, 1, 512, 1 << 20));
-    wire.send(&[1; 300]);
+    wire.send(&vec![1; 32 << 10]);
     let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
         panic!("a payload is awaited");
     };
     // The first piece ends at the first MiB of the volume.
-    assert_eq!(place.len(), (1 << 20) - 512 - 300);
+    assert_eq!(place.len(), (1 << 20) - 512 - (32 << 10));
     place.fill(2);
     let bytes = place.len();
     wire.session.received(bytes, &mut wire.host);
     wire.send(&[3; 512]);
     wire.settle();
     let disk = wire.disk.bytes();
-    assert_eq!(disk[512..812], [1; 300]);
-    assert!(disk[812..1 << 20].iter().all(|&byte| byte == 2));
+    let (first, rest) = disk[512..1 << 20].split_at(32 << 10);
+    assert!(first.iter().all(|&byte| byte == 1));
+    assert!(rest.iter().all(|&byte| byte == 2));
     assert_eq!(disk[1 << 20..(1 << 20) + 512], [3; 512]);
+}
+
+#[test]
+fn payload_gets_its_buffer_only_when_some_of_it_is_there() {
+    let mut wire = Wire::structured(21);
+    let pool = std::rc::Rc::clone(wire.host.pool());
+    let all = pool.free_bytes();
+    assert_eq!(wire.session.owed(), Owed::Nothing);
+    wire.send(&request_bytes(command::WRITE, 0, 1, 0, 2 << 20));
+    wire.send(&[1; 300]);
+    let Owed::Data(first) = wire.session.owed() else {
+        panic!("data is owed");
+    };
+    assert_eq!(pool.free_bytes(), all, "nothing is held for 300 bytes");
+    wire.send(&vec![1; (32 << 10) - 300]);
+    assert!(pool.free_bytes() < all);
+    assert_eq!(wire.session.owed(), Owed::Data(first));
+    wire.send(&vec![1; (1 << 20) - (32 << 10)]);
+    let Owed::Data(second) = wire.session.owed() else {
+        panic!("data is owed");
+    };
+    assert_ne!(first, second, "the second MiB has its own time");
+    wire.settle();
+    assert_eq!(
+        pool.free_bytes(),
+        all,
+        "nothing is held for what has not begun"
+    );
+    wire.send(&vec![1; 1 << 20]);
+    assert_eq!(wire.session.owed(), Owed::Nothing);
+    wire.settle();
+    assert!(wire.disk.bytes()[..2 << 20].iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn refused_payload_is_owed_too() {
+    let mut wire = Wire::simple(22, "frozen");
+    wire.send(&request_bytes(command::WRITE, 0, 1, 0, 3 << 20));
+    let mut parts = std::collections::BTreeSet::new();
+    for _ in 0..6 {
+        let Owed::Data(part) = wire.session.owed() else {
+            panic!("data is owed");
+        };
+        parts.insert(part);
+        wire.send(&vec![0; 512 << 10]);
+    }
+    assert!(parts.len() >= 3, "{parts:?}");
+    assert_eq!(wire.session.owed(), Owed::Nothing);
 }
 
 #[test]

@@ -1,0 +1,542 @@
+//! Freeing objects: copying forward what is left of them, removing what nobody needs, and looking
+//! for what nobody knows.
+//!
+//! A dead object is removed after the commit of the state in which it died, when it is below the
+//! tail of the newest manifest, above every pin, and not being read. What a listing shows and nobody
+//! knows is removed if its number is below those of this epoch: it was never committed, or was put
+//! late, by an owner of before.
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::format::{Reference, SLOT_BYTES};
+use super::io::{Action, Kind, Listed, Name, StoreError, Stored};
+use super::map::Place;
+use super::read::{FETCH_BLOCKS_MAX, slot};
+use super::{DELETES_IN_FLIGHT_MAX, Object, ObjectVolume, Purpose};
+use crate::buf::BufMut;
+use crate::limits::BLOCK_BYTES;
+
+/// Part of what is stored that may be dead, in percent.
+const GARBAGE_PERCENT_MAX: u64 = 40;
+/// And so many batches beside, so that a small volume is left alone.
+const GARBAGE_BATCHES_MIN: u64 = 2;
+/// An object of which more is alive is not worth copying, in percent.
+const VICTIM_LIVE_PERCENT_MAX: u64 = 85;
+/// Objects of less than an eighth of a batch, beyond which they are copied together.
+const SMALL_OBJECTS_MAX: usize = 64;
+/// Pages of the map that one step looks at.
+const SCAN_PAGES_MAX: usize = 256;
+/// Gets for copies at once: clients come first.
+const COPIES_IN_FLIGHT_MAX: usize = 2;
+/// Slots between two of a get that nobody wants.
+const GAP_SLOTS_MAX: u32 = 3;
+
+/// What is being copied forward.
+#[derive(Debug)]
+pub(super) enum Collect {
+    Idle,
+    /// Finding out which blocks the victims have.
+    Searching {
+        victims: BTreeSet<u64>,
+        page: u64,
+        found: Vec<(Place, u64)>,
+    },
+    /// Fetching and gathering them, in the order of their places.
+    Copying {
+        found: Vec<(Place, u64)>,
+        next: usize,
+        in_flight: usize,
+        fetched: VecDeque<(Copy, BufMut)>,
+    },
+}
+
+/// Blocks that are fetched with one get: where they are, and which they are.
+#[derive(Debug)]
+pub(super) struct Copy {
+    first: Place,
+    blocks: Vec<(Place, u64)>,
+    /// How many of them are gathered.
+    done: usize,
+}
+
+/// The search for objects that nobody knows.
+#[derive(Debug)]
+pub(super) struct Scan {
+    todo: VecDeque<Kind>,
+    after: String,
+    pending: bool,
+    /// And their sizes.
+    references: Vec<(Name, usize)>,
+    reading: bool,
+    pin: u64,
+    clones_known: bool,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Self {
+            // Nothing is removed before it is known what clones need.
+            todo: VecDeque::from([
+                Kind::Clone,
+                Kind::Data,
+                Kind::Map,
+                Kind::Manifest,
+                Kind::Snapshot,
+            ]),
+            after: String::new(),
+            pending: false,
+            references: Vec::new(),
+            reading: false,
+            pin: 0,
+            clones_known: false,
+        }
+    }
+}
+
+impl Scan {
+    /// A snapshot is named no more: look for clones of it.
+    pub(super) fn again_for_clones(&mut self) {
+        self.todo.push_back(Kind::Clone);
+        self.clones_known = false;
+    }
+
+    /// Whether nothing is left to be looked for.
+    pub(super) fn knows_clones(&self) -> bool {
+        self.todo.is_empty()
+    }
+}
+
+impl ObjectVolume {
+    /// After a commit: is there enough to be freed?
+    pub(super) fn consider_collecting(&mut self) {
+        if !matches!(self.collect, Collect::Idle) || !self.scan.todo.is_empty() {
+            return;
+        }
+        let pin = self.pin();
+        let committed = self.committed;
+        let candidates = || {
+            let range = pin..=committed.max(pin);
+            let objects = self.objects.range(range);
+            objects.filter(|(_, object)| object.live > 0 && object.bytes > 0 && !object.damaged)
+        };
+        let live_bytes = |object: &Object| u64::from(object.live) * SLOT_BYTES as u64;
+        let batch = (self.config.batch_blocks * SLOT_BYTES) as u64;
+        let is_small = |object: &Object| object.bytes < batch / 8;
+        let (mut stored, mut live, mut small) = (0, 0, 0);
+        for (_, object) in candidates() {
+            stored += object.bytes;
+            live += live_bytes(object).min(object.bytes);
+            small += usize::from(is_small(object));
+        }
+        let garbage = stored - live;
+        let mut chosen: Vec<(u64, u64, u64)> = if garbage > GARBAGE_BATCHES_MIN * batch
+            && garbage * 100 > stored * GARBAGE_PERCENT_MAX
+        {
+            let percent = |object: &Object| live_bytes(object) * 100 / object.bytes;
+            candidates()
+                .map(|(&number, object)| (percent(object), number, u64::from(object.live)))
+                .filter(|&(percent, ..)| percent <= VICTIM_LIVE_PERCENT_MAX)
+                .collect()
+        } else if small > SMALL_OBJECTS_MAX {
+            candidates()
+                .filter(|(_, object)| is_small(object))
+                .map(|(&number, object)| (0, number, u64::from(object.live)))
+                .collect()
+        } else {
+            return;
+        };
+        chosen.sort_unstable();
+        let mut blocks = 0;
+        let victims: BTreeSet<u64> = chosen
+            .into_iter()
+            .take_while(|&(_, _, live)| {
+                let room = blocks < self.config.batch_blocks as u64;
+                blocks += live;
+                room
+            })
+            .map(|(_, number, _)| number)
+            .collect();
+        if !victims.is_empty() {
+            self.again = true;
+            self.collect = Collect::Searching {
+                victims,
+                page: 0,
+                found: Vec::new(),
+            };
+        }
+    }
+
+    pub(super) fn pump_collect(&mut self, actions: &mut Vec<Action>) {
+        self.search_pages();
+        self.fetch_copies(actions);
+        let done = |collect: &Collect| match collect {
+            Collect::Copying {
+                found,
+                next,
+                in_flight,
+                fetched,
+            } => *next == found.len() && *in_flight == 0 && fetched.is_empty(),
+            _ => false,
+        };
+        if done(&self.collect) {
+            self.collect = Collect::Idle;
+            // With nothing else to be committed, the copies are no other state than that of before.
+            if !self.has_unflushed_writes()
+                && self.flushes.is_empty()
+                && self.last_sealed_or_gathered()
+            {
+                self.begin_flush(None);
+            }
+        }
+    }
+
+    fn last_sealed_or_gathered(&self) -> bool {
+        self.last_sealed > self.committed || !self.gathering.is_empty()
+    }
+
+    fn search_pages(&mut self) {
+        let Collect::Searching {
+            victims,
+            page,
+            found,
+        } = &mut self.collect
+        else {
+            return;
+        };
+        let mut next = None;
+        for (seen, (number, content)) in self.map.pages(*page).enumerate() {
+            if seen == SCAN_PAGES_MAX {
+                next = Some(number);
+                break;
+            }
+            let first = number * u64::from(super::map::PAGE_BLOCKS);
+            for run in content.runs() {
+                let place = run.place();
+                if victims.contains(&place.number()) {
+                    let block = first + u64::from(run.first);
+                    let blocks = 0..u32::from(run.count);
+                    found.extend(blocks.map(|i| (place.plus(i), block + u64::from(i))));
+                }
+            }
+        }
+        if let Some(next) = next {
+            *page = next;
+            return;
+        }
+        self.again = true;
+        let mut found = core::mem::take(found);
+        found.sort_unstable();
+        self.collect = Collect::Copying {
+            found,
+            next: 0,
+            in_flight: 0,
+            fetched: VecDeque::new(),
+        };
+    }
+
+    fn fetch_copies(&mut self, actions: &mut Vec<Action>) {
+        loop {
+            let Collect::Copying {
+                found,
+                next,
+                in_flight,
+                fetched,
+            } = &mut self.collect
+            else {
+                return;
+            };
+            if *in_flight + fetched.len() >= COPIES_IN_FLIGHT_MAX
+                || *next == found.len()
+                || self.gets_in_flight + 1 >= self.config.gets_in_flight_max.max(2)
+            {
+                return;
+            }
+            let (first, block) = found[*next];
+            if self.map.find(block, 1).0 != Some(first) {
+                // Written over meanwhile; its object may be gone.
+                *next += 1;
+                continue;
+            }
+            let mut end = *next + 1;
+            while let Some(&(place, _)) = found.get(end)
+                && place.number() == first.number()
+                && place.0 - found[end - 1].0.0 <= u64::from(GAP_SLOTS_MAX) + 1
+                && place.0 - first.0 < FETCH_BLOCKS_MAX
+            {
+                end += 1;
+            }
+            let slots = (found[end - 1].0.0 - first.0 + 1) as usize;
+            let Some(buf) = self.read_pool.alloc(slots * SLOT_BYTES) else {
+                return;
+            };
+            let copy = Copy {
+                first,
+                blocks: found[*next..end].to_vec(),
+                done: 0,
+            };
+            *next = end;
+            *in_flight += 1;
+            self.gets_in_flight += 1;
+            self.stats.gets += 1;
+            if let Some(object) = self.objects.get_mut(&first.number()) {
+                object.readers += 1;
+            }
+            let token = self.issue(Purpose::Copy(copy));
+            actions.push(Action::Get {
+                token,
+                name: self.name(Kind::Data, first.number()),
+                offset: u64::from(first.slot()) * SLOT_BYTES as u64,
+                buf,
+            });
+        }
+    }
+
+    pub(super) fn copy_ended(
+        &mut self,
+        copy: Copy,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let result = self.unverified(copy.first.number(), result, actions);
+        if let Collect::Copying {
+            in_flight, fetched, ..
+        } = &mut self.collect
+        {
+            *in_flight -= 1;
+            // What could not be read stays where it is, for the next time.
+            if let Ok(buf) = result {
+                fetched.push_back((copy, buf));
+            }
+        }
+    }
+
+    /// Gather what was fetched and is still where it was.
+    pub(super) fn gather_copies(&mut self) {
+        let Collect::Copying { fetched, .. } = &mut self.collect else {
+            return;
+        };
+        let mut fetched = core::mem::take(fetched);
+        while let Some((copy, buf)) = fetched.front_mut() {
+            if self.seal_wanted || !self.gather_copy(copy, buf) {
+                break;
+            }
+            fetched.pop_front();
+            self.again = true;
+        }
+        if let Collect::Copying { fetched: place, .. } = &mut self.collect {
+            *place = fetched;
+        }
+    }
+
+    /// Gather one; false if there is no room at present.
+    fn gather_copy(&mut self, copy: &mut Copy, buf: &BufMut) -> bool {
+        while let Some(&(place, block)) = copy.blocks.get(copy.done) {
+            if self.gathering.is_full() && !self.seal() {
+                return false;
+            }
+            let current = self.map.find(block, 1).0 == Some(place) && !self.gathering.holds(block);
+            if current {
+                let bytes = slot(buf, (place.0 - copy.first.0) as u32);
+                if self.is_good(place, block, bytes) {
+                    match self.gathering.block_mut(block, &self.write_pool) {
+                        Ok(data) => data.copy_from_slice(&bytes[..BLOCK_BYTES]),
+                        Err(_) => return false,
+                    }
+                    self.stats.copied_blocks += 1;
+                } else {
+                    self.damaged(place.number());
+                }
+            }
+            copy.done += 1;
+        }
+        true
+    }
+
+    /// Remove what the committed state and everything that is pinned can do without.
+    pub(super) fn bury(&mut self) {
+        if !self.scan.clones_known {
+            return;
+        }
+        let pin = self.pin();
+        let tail = self.tail.front().map_or(u64::MAX, |tail| tail.entry.number);
+        let committed = self.committed;
+        let gone: Vec<u64> = self
+            .dead
+            .range(pin..)
+            .filter(|&(number, &by)| {
+                by <= committed
+                    && *number < tail
+                    && !self.batches.contains_key(number)
+                    && self.objects.get(number).is_some_and(|o| o.readers == 0)
+            })
+            .map(|(&number, _)| number)
+            .collect();
+        for number in gone {
+            self.dead.remove(&number);
+            self.objects.remove(&number);
+            self.deletes.push_back(Name::own(Kind::Data, number));
+        }
+        for number in self.dropped_maps.split_off(&pin) {
+            self.deletes.push_back(Name::own(Kind::Map, number));
+        }
+    }
+
+    pub(super) fn pump_deletes(&mut self, actions: &mut Vec<Action>) {
+        while self.deletes_in_flight < DELETES_IN_FLIGHT_MAX
+            && self.may_try()
+            && let Some(name) = self.deletes.pop_front()
+        {
+            self.deletes_in_flight += 1;
+            self.stats.deletes += 1;
+            let token = self.issue(Purpose::Delete(name));
+            actions.push(Action::Delete { token, name });
+        }
+    }
+
+    pub(super) fn delete_ended(&mut self, name: Name, result: Result<Stored, StoreError>) {
+        self.deletes_in_flight -= 1;
+        if let Err(StoreError::Io(_)) = result {
+            self.deletes.push_back(name);
+            self.back_off();
+        }
+    }
+
+    pub(super) fn pump_scan(&mut self, actions: &mut Vec<Action>) {
+        if self.scan.pending || !self.may_try() {
+            return;
+        }
+        if let Some(&(name, bytes)) = self.scan.references.last() {
+            let Some(buf) = self.control_pool.alloc(bytes) else {
+                return;
+            };
+            self.scan.pending = true;
+            self.scan.reading = true;
+            self.stats.gets += 1;
+            let token = self.issue(Purpose::Scan);
+            actions.push(Action::Get {
+                token,
+                name,
+                offset: 0,
+                buf,
+            });
+        } else if let Some(&kind) = self.scan.todo.front() {
+            self.scan.pending = true;
+            self.scan.reading = false;
+            self.stats.lists += 1;
+            let token = self.issue(Purpose::Scan);
+            actions.push(Action::List {
+                token,
+                volume: 0,
+                prefix: kind.prefix(),
+                after: self.scan.after.clone(),
+            });
+        }
+    }
+
+    pub(super) fn scanned(&mut self, result: Result<Stored, StoreError>) {
+        self.scan.pending = false;
+        let kind = self.scan.todo.front().copied();
+        match result {
+            Ok(Stored::Read(buf)) => {
+                self.scan.references.pop();
+                // One that cannot be read pins everything: its clone needs something.
+                let pin = Reference::parse(&self.manifest.volume, &buf)
+                    .map_or(u64::MAX, |reference| reference.pin);
+                self.scan.pin = self.scan.pin.max(pin);
+            }
+            Err(StoreError::NotFound) if self.scan.reading => {
+                self.scan.references.pop();
+            }
+            Err(StoreError::Short) if self.scan.reading => {
+                self.scan.references.pop();
+                self.scan.pin = u64::MAX;
+            }
+            Ok(Stored::Listed { objects, more }) => {
+                for object in &objects {
+                    self.found(object);
+                }
+                self.scan.after = objects
+                    .last()
+                    .filter(|_| more)
+                    .map_or_else(String::new, |last| last.name.clone());
+                if self.scan.after.is_empty() && kind != Some(Kind::Clone) {
+                    self.next_scan();
+                }
+                self.again = true;
+            }
+            _ => return self.back_off(),
+        }
+        if self.scan.todo.front() == Some(&Kind::Clone)
+            && self.scan.references.is_empty()
+            && self.scan.after.is_empty()
+        {
+            self.clone_pin = core::mem::take(&mut self.scan.pin);
+            self.scan.clones_known = true;
+            self.next_scan();
+        }
+    }
+
+    /// One kind of objects is known.
+    fn next_scan(&mut self) {
+        self.scan.todo.pop_front();
+        self.again = true;
+        if self.scan.todo.is_empty() {
+            self.bury();
+            self.consider_collecting();
+        }
+    }
+
+    /// A listing shows an object.
+    fn found(&mut self, listed: &Listed) {
+        let Some(name) = Name::parse(&listed.name) else {
+            return;
+        };
+        let number = name.number;
+        let stray = number < self.manifest.number_first && number >= self.own_first();
+        match name.kind {
+            Kind::Data => {
+                if let Some(object) = self.objects.get_mut(&number) {
+                    object.bytes = listed.bytes;
+                } else if stray {
+                    let object = Object {
+                        bytes: listed.bytes,
+                        ..Object::default()
+                    };
+                    self.objects.insert(number, object);
+                    self.dead.insert(number, 0);
+                }
+            }
+            Kind::Map => {
+                if stray && !self.maps.contains_key(&number) {
+                    self.dropped_maps.insert(number);
+                }
+            }
+            Kind::Manifest => {
+                let beginnings = &self.manifest.beginnings;
+                let known = beginnings.first().is_some_and(|&first| number > first);
+                if known
+                    && number < self.manifest.sequence
+                    && beginnings.binary_search(&number).is_err()
+                {
+                    self.deletes.push_back(name);
+                }
+            }
+            Kind::Snapshot => {
+                let is_it = |snapshot: &super::format::Snapshot| snapshot.number == number;
+                // One that is to be forgotten is named until that is committed.
+                let mut named = self.manifest.snapshots.iter().chain(&self.snapshots);
+                if stray && !named.any(is_it) {
+                    self.deletes.push_back(name);
+                }
+            }
+            Kind::Clone => match usize::try_from(listed.bytes) {
+                Ok(bytes @ Reference::BYTES_MIN..=Reference::BYTES_MAX) => {
+                    self.scan.references.push((name, bytes));
+                }
+                _ => self.scan.pin = u64::MAX,
+            },
+        }
+    }
+}

@@ -1,0 +1,890 @@
+//! Opening: the newest manifest, taking over, the map, the tail.
+//!
+//! ```text
+//!  Listing ─► Reading ─checked─► TakingOver ─created─► Confirming ─► Loading ─map, tail─► Open
+//!    ▲  │none                        │ another one is there │ a later one is
+//!    │  └─► Looking ─empty─► TakingOver (a new volume)      │
+//!    └───────────────────────────────┴──────────────────────┘
+//!  a clone:     Looking ─empty─► Listing, Reading, CopyReading of the parent ─► Referring
+//!               ─► Listing, Reading of the parent once more ─► TakingOver
+//!  a snapshot:  Reading ─► CopyReading ─► Loading
+//!  given up:    Reading ─► Releasing ─► Failed
+//! ```
+//!
+//! A manifest that was created is not the newest for certain: between the listing and now the owner
+//! may have created it and the next ones, and removed it. The newest is never removed, so another
+//! listing tells.
+//!
+//! Taking over comes before loading: from then on whoever was the owner before can commit nothing,
+//! and so removes nothing that the manifest needs.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::format::{
+    Ancestor, Manifest, Reference, Snapshot, TailEntry, parse_map, parse_table, table_bytes,
+};
+use super::io::{
+    Action, Condition, Kind, Name, OpenError, Phase, SnapshotName, StoreError, Stored,
+};
+use super::snapshots::clone_number;
+use super::{Access, MapObject, Object, ObjectVolume, Purpose, Tail};
+use crate::buf::{Buf, BufMut};
+use crate::error::{FormatError, IoError};
+use crate::limits::{
+    BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_BEGINNINGS_MAX, OBJECT_LOCATION_BYTES_MAX,
+    OBJECT_MANIFEST_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD,
+    OBJECT_VOLUME_BYTES_MAX, SECTOR_BYTES,
+};
+
+/// Times that somebody else may be first.
+const CONTENTIONS_MAX: u32 = 16;
+/// Failures in a row after which opening is given up; the driver tried each several times.
+const FAILURES_MAX: u32 = 5;
+/// Tables of the tail that are fetched ahead.
+const TABLES_AHEAD_MAX: usize = 8;
+/// Blocks of the largest volume: one may have been larger when an object was put.
+const BLOCKS_MAX: u64 = OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64;
+
+/// An opening under way.
+#[derive(Debug)]
+pub(super) struct Opening {
+    /// Where the volume is that this is to be a clone of.
+    pub(super) parent: String,
+    /// Where it is itself to be.
+    pub(super) own: String,
+    stage: Stage,
+    /// Whether what the stage asks for was asked for.
+    asked: bool,
+    contentions: u32,
+    failures: u32,
+    clone: Option<Cloning>,
+}
+
+/// What is known of a snapshot that is being cloned.
+#[derive(Clone, Debug)]
+struct Cloning {
+    parent: [u8; 16],
+    snapshot: Snapshot,
+    /// What the clone begins with.
+    manifest: Manifest,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Looking for the newest manifest of this volume (0) or of the parent (1).
+    Listing {
+        volume: u16,
+        after: String,
+        newest: Option<(u64, u64)>,
+    },
+    /// There is none: looking whether there is anything.
+    Looking,
+    /// Reading it.
+    Reading {
+        name: Name,
+        bytes: usize,
+    },
+    /// Reading the copy that a snapshot is.
+    CopyReading {
+        volume: u16,
+        parent: [u8; 16],
+        snapshot: Snapshot,
+    },
+    /// Telling the parent.
+    Referring,
+    /// It was given up: telling the parent, if whoever did that did not come so far.
+    Releasing,
+    /// Creating the manifest that begins this epoch, or reading whose it is.
+    TakingOver {
+        manifest: Manifest,
+        data: Option<Buf>,
+        checking: bool,
+    },
+    /// Looking whether there is a later one.
+    Confirming {
+        manifest: Manifest,
+    },
+    Loading(Loading),
+    Done,
+}
+
+/// Which part of opening was asked of the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// What the stage asks for.
+    Stage,
+    /// A piece of an object of the map.
+    Map(Piece),
+    /// Runs of an object of the tail, by its index.
+    Table(usize),
+}
+
+/// A piece of an object of the map.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    number: u64,
+    index: u32,
+    bytes: usize,
+}
+
+/// Map and tail.
+#[derive(Debug, Default)]
+struct Loading {
+    pieces: VecDeque<Piece>,
+    pieces_left: usize,
+    tail: Vec<TailEntry>,
+    /// Indexes of tables that are to be asked for, ascending.
+    tables: VecDeque<usize>,
+    /// Tables that came before their turn.
+    early: BTreeMap<usize, BufMut>,
+    applied: usize,
+    /// Pages of each object of the map.
+    pages: BTreeMap<u64, u32>,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Self {
+            parent: String::new(),
+            own: String::new(),
+            stage: listing(0),
+            asked: false,
+            contentions: 0,
+            failures: 0,
+            clone: None,
+        }
+    }
+}
+
+const fn listing(volume: u16) -> Stage {
+    Stage::Listing {
+        volume,
+        after: String::new(),
+        newest: None,
+    }
+}
+
+impl ObjectVolume {
+    pub(super) fn pump_open(&mut self, actions: &mut Vec<Action>) {
+        if !self.may_try() {
+            return;
+        }
+        if let Stage::Loading(_) = self.opening.stage {
+            return self.load(actions);
+        }
+        if self.opening.asked {
+            return;
+        }
+        let Some(action) = self.ask() else {
+            return;
+        };
+        self.opening.asked = true;
+        actions.push(action);
+    }
+
+    /// What the stage asks for; `None` if there is no memory for it at present.
+    fn ask(&mut self) -> Option<Action> {
+        let list = |this: &mut Self, volume, prefix, after: String| {
+            this.stats.lists += 1;
+            Action::List {
+                token: this.issue(Purpose::Open(Part::Stage)),
+                volume,
+                prefix,
+                after,
+            }
+        };
+        Some(match &self.opening.stage {
+            Stage::Listing { volume, after, .. } => {
+                let (volume, after) = (*volume, after.clone());
+                list(self, volume, Kind::Manifest.prefix(), after)
+            }
+            Stage::Looking => list(self, 0, "", String::new()),
+            Stage::Reading { name, bytes } => {
+                let (name, bytes) = (*name, *bytes);
+                self.get(name, 0, bytes, Part::Stage)?
+            }
+            Stage::CopyReading {
+                volume, snapshot, ..
+            } => {
+                let name = Name {
+                    volume: *volume,
+                    kind: Kind::Snapshot,
+                    number: snapshot.number,
+                };
+                let bytes = snapshot.bytes as usize;
+                self.get(name, 0, bytes, Part::Stage)?
+            }
+            Stage::Referring => self.put_reference()?,
+            Stage::Releasing => {
+                let name = self.reference_name()?;
+                self.stats.deletes += 1;
+                let token = self.issue(Purpose::Open(Part::Stage));
+                Action::Delete { token, name }
+            }
+            Stage::TakingOver {
+                manifest,
+                checking: true,
+                ..
+            } => {
+                let name = Name::own(Kind::Manifest, manifest.sequence);
+                let bytes = manifest.encoded_bytes();
+                self.get(name, 0, bytes, Part::Stage)?
+            }
+            Stage::TakingOver { manifest, .. } => {
+                let name = Name::own(Kind::Manifest, manifest.sequence);
+                let bytes = self.encode(manifest)?;
+                if let Stage::TakingOver { data, .. } = &mut self.opening.stage {
+                    *data = Some(bytes.clone());
+                }
+                self.stats.puts_manifest += 1;
+                Action::Put {
+                    token: self.issue(Purpose::Open(Part::Stage)),
+                    name,
+                    data: vec![bytes],
+                    condition: Condition::IfAbsent,
+                }
+            }
+            Stage::Confirming { manifest } => {
+                let name = Name::own(Kind::Manifest, manifest.sequence);
+                list(self, 0, Kind::Manifest.prefix(), alloc::format!("{name}"))
+            }
+            Stage::Loading(_) | Stage::Done => return None,
+        })
+    }
+
+    fn get(&mut self, name: Name, offset: u64, bytes: usize, part: Part) -> Option<Action> {
+        let buf = self.read_pool.alloc(bytes)?;
+        self.stats.gets += 1;
+        Some(Action::Get {
+            token: self.issue(Purpose::Open(part)),
+            name,
+            offset,
+            buf,
+        })
+    }
+
+    fn put_reference(&mut self) -> Option<Action> {
+        let Access::Clone { uuid, .. } = self.config.access else {
+            return None;
+        };
+        let cloning = self.opening.clone.as_ref()?;
+        let reference = Reference {
+            clone: uuid,
+            pin: cloning.snapshot.pin,
+            location: self.opening.own.clone(),
+        };
+        let parent = cloning.parent;
+        let mut buf = self.control_pool.alloc(reference.encoded_bytes())?;
+        reference.write(parent, &mut buf);
+        self.stats.puts_other += 1;
+        Some(Action::Put {
+            token: self.issue(Purpose::Open(Part::Stage)),
+            name: Name {
+                volume: 1,
+                kind: Kind::Clone,
+                number: clone_number(&uuid),
+            },
+            data: vec![buf.freeze()],
+            condition: Condition::Always,
+        })
+    }
+
+    pub(super) fn opened(
+        &mut self,
+        part: Part,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let outcome = match part {
+            Part::Stage => {
+                self.opening.asked = false;
+                self.stage_ended(result)
+            }
+            Part::Map(piece) => self.piece_ended(piece, result),
+            Part::Table(index) => self.table_ended(index, result),
+        };
+        match outcome {
+            Ok(()) => {
+                self.opening.failures = 0;
+                self.again = true;
+            }
+            Err(OpenError::Io(error)) if self.opening.failures < FAILURES_MAX => {
+                let _ = error;
+                self.opening.failures += 1;
+                self.back_off();
+            }
+            Err(error) => self.fail_open(error, actions),
+        }
+    }
+
+    fn fail_open(&mut self, error: OpenError, actions: &mut Vec<Action>) {
+        self.phase = Phase::Failed(error);
+        self.opening.stage = Stage::Done;
+        let io = match error {
+            OpenError::Io(error) => error,
+            _ => IoError::Failed,
+        };
+        self.end_all(io, actions);
+    }
+
+    fn stage_ended(&mut self, result: Result<Stored, StoreError>) -> Result<(), OpenError> {
+        if let Err(StoreError::Io(error)) = result {
+            if let Stage::TakingOver { checking, .. } = &mut self.opening.stage {
+                // It may be there: the put finds out, and is compared.
+                *checking = false;
+            }
+            return Err(OpenError::Io(error));
+        }
+        let stage = core::mem::replace(&mut self.opening.stage, Stage::Done);
+        self.opening.stage = match (stage, result) {
+            (
+                Stage::Listing {
+                    volume,
+                    after: _,
+                    newest,
+                },
+                Ok(Stored::Listed { objects, more }),
+            ) => {
+                let manifests = objects.iter().filter_map(|object| {
+                    let name = Name::parse(&object.name)?;
+                    (name.kind == Kind::Manifest).then_some((name.number, object.bytes))
+                });
+                let newest = manifests.max().max(newest);
+                match objects.last() {
+                    Some(last) if more => Stage::Listing {
+                        volume,
+                        after: last.name.clone(),
+                        newest,
+                    },
+                    _ => Self::listed(volume, newest)?,
+                }
+            }
+            (Stage::Looking, Ok(Stored::Listed { objects, .. })) => {
+                if !objects.is_empty() {
+                    return Err(OpenError::Foreign);
+                }
+                self.nothing_there()?
+            }
+            (Stage::Reading { name, .. }, Ok(Stored::Read(buf))) => {
+                self.read_manifest(name, &buf)?
+            }
+            // Its owner has gone on since it was listed.
+            (Stage::Reading { name, .. }, Err(StoreError::NotFound)) => {
+                self.contend(name.volume)?
+            }
+            (
+                Stage::CopyReading {
+                    volume,
+                    parent,
+                    snapshot,
+                },
+                Ok(Stored::Read(buf)),
+            ) => self.read_copy(volume, parent, snapshot, &buf)?,
+            (Stage::Referring, Ok(_)) => listing(1),
+            (Stage::Releasing, Ok(_)) => return Err(OpenError::Gone),
+            (
+                Stage::TakingOver {
+                    manifest,
+                    checking: false,
+                    ..
+                },
+                Ok(_),
+            ) => Stage::Confirming { manifest },
+            (
+                Stage::TakingOver {
+                    manifest,
+                    data,
+                    checking: false,
+                },
+                Err(StoreError::Exists),
+            ) => Stage::TakingOver {
+                manifest,
+                data,
+                checking: true,
+            },
+            (
+                Stage::TakingOver {
+                    manifest,
+                    data: Some(data),
+                    checking: true,
+                },
+                Ok(Stored::Read(buf)),
+            ) if buf[..] == data[..] => Stage::Confirming { manifest },
+            (Stage::Confirming { manifest }, Ok(Stored::Listed { objects, .. })) => {
+                let later =
+                    |name: Name| name.kind == Kind::Manifest && name.number > manifest.sequence;
+                let mut names = objects.iter().filter_map(|o| Name::parse(&o.name));
+                if names.any(later) {
+                    self.contend(0)?
+                } else {
+                    self.taken_over(manifest)
+                }
+            }
+            (Stage::TakingOver { .. }, _) => self.contend(0)?,
+            (Stage::Reading { name, .. }, _) => return Err(damaged(name, short())),
+            (
+                Stage::CopyReading {
+                    volume, snapshot, ..
+                },
+                error,
+            ) => {
+                let name = Name {
+                    volume,
+                    kind: Kind::Snapshot,
+                    number: snapshot.number,
+                };
+                return Err(match error {
+                    Err(StoreError::NotFound) => OpenError::Missing { name },
+                    _ => damaged(name, short()),
+                });
+            }
+            _ => return Err(OpenError::Io(IoError::Failed)),
+        };
+        Ok(())
+    }
+
+    /// Somebody else was faster: begin again.
+    fn contend(&mut self, volume: u16) -> Result<Stage, OpenError> {
+        self.opening.contentions += 1;
+        if self.opening.contentions > CONTENTIONS_MAX {
+            return Err(OpenError::Contended);
+        }
+        Ok(listing(volume))
+    }
+
+    fn listed(volume: u16, newest: Option<(u64, u64)>) -> Result<Stage, OpenError> {
+        let Some((number, bytes)) = newest else {
+            return if volume == 0 {
+                Ok(Stage::Looking)
+            } else {
+                Err(OpenError::Absent)
+            };
+        };
+        let name = Name {
+            volume,
+            kind: Kind::Manifest,
+            number,
+        };
+        if bytes == 0 || bytes > OBJECT_MANIFEST_BYTES_MAX as u64 {
+            return Err(damaged(name, short()));
+        }
+        Ok(Stage::Reading {
+            name,
+            bytes: bytes as usize,
+        })
+    }
+
+    /// There is nothing at the place.
+    fn nothing_there(&mut self) -> Result<Stage, OpenError> {
+        match self.config.access {
+            Access::Existing | Access::Snapshot(_) => Err(OpenError::Absent),
+            Access::Create { uuid } => {
+                let bytes = self.config.bytes.unwrap_or(0);
+                if bytes == 0
+                    || !bytes.is_multiple_of(SECTOR_BYTES as u64)
+                    || bytes > OBJECT_VOLUME_BYTES_MAX
+                {
+                    return Err(OpenError::Size { bytes });
+                }
+                let manifest = Manifest {
+                    volume: uuid,
+                    number_limit: 1,
+                    bytes,
+                    ..Manifest::default()
+                };
+                self.take_over(&manifest)
+            }
+            Access::Clone { .. } => {
+                if let Some(cloning) = self.opening.clone.clone() {
+                    return self.take_over(&cloning.manifest);
+                }
+                let places = [&self.opening.parent, &self.opening.own];
+                if places
+                    .iter()
+                    .any(|place| place.is_empty() || place.len() > OBJECT_LOCATION_BYTES_MAX)
+                {
+                    return Err(OpenError::Absent);
+                }
+                // The driver asks where volume 1 is.
+                self.manifest.ancestors = vec![Ancestor {
+                    volume: [0; 16],
+                    below: 0,
+                    location: self.opening.parent.clone(),
+                }];
+                Ok(listing(1))
+            }
+        }
+    }
+
+    fn read_manifest(&mut self, name: Name, bytes: &[u8]) -> Result<Stage, OpenError> {
+        let manifest = parse(name, bytes)?;
+        if manifest.sequence != name.number {
+            return Err(damaged(name, FormatError::Identity));
+        }
+        if name.volume != 0 {
+            return self.read_parent(&manifest);
+        }
+        if let Some(uuid) = self.config.uuid
+            && uuid != manifest.volume
+        {
+            return Err(OpenError::OtherVolume);
+        }
+        if manifest.gone {
+            self.manifest = manifest;
+            return match self.reference_name() {
+                Some(_) => Ok(Stage::Releasing),
+                None => Err(OpenError::Gone),
+            };
+        }
+        if let Access::Snapshot(wanted) = self.config.access {
+            let snapshot = find_snapshot(&manifest, wanted)?;
+            return Ok(Stage::CopyReading {
+                volume: 0,
+                parent: manifest.volume,
+                snapshot,
+            });
+        }
+        if let Some(needs) = self.config.bytes
+            && needs != manifest.bytes
+        {
+            let has = manifest.bytes;
+            return Err(OpenError::OtherSize { has, needs });
+        }
+        self.take_over(&manifest)
+    }
+
+    /// The newest manifest of the volume that is to be cloned.
+    fn read_parent(&mut self, parent: &Manifest) -> Result<Stage, OpenError> {
+        let Access::Clone { snapshot, .. } = self.config.access else {
+            return Err(OpenError::Absent);
+        };
+        let found = find_snapshot(parent, snapshot)?;
+        if let Some(cloning) = &self.opening.clone {
+            // The second look, after the reference: is it still the same?
+            if cloning.snapshot != found || cloning.parent != parent.volume {
+                return Err(OpenError::NoSnapshot);
+            }
+            return self.take_over(&cloning.manifest.clone());
+        }
+        Ok(Stage::CopyReading {
+            volume: 1,
+            parent: parent.volume,
+            snapshot: found,
+        })
+    }
+
+    fn read_copy(
+        &mut self,
+        volume: u16,
+        parent: [u8; 16],
+        snapshot: Snapshot,
+        bytes: &[u8],
+    ) -> Result<Stage, OpenError> {
+        let name = Name {
+            volume,
+            kind: Kind::Snapshot,
+            number: snapshot.number,
+        };
+        let mut manifest = parse(name, bytes)?;
+        if manifest.volume != parent {
+            return Err(damaged(name, FormatError::Identity));
+        }
+        if let Some(needs) = self.config.bytes
+            && needs != manifest.bytes
+        {
+            let has = manifest.bytes;
+            return Err(OpenError::OtherSize { has, needs });
+        }
+        let Access::Clone { uuid, .. } = self.config.access else {
+            return Ok(self.taken_over(manifest));
+        };
+        if manifest.ancestors.len() >= OBJECT_ANCESTORS_MAX {
+            return Err(OpenError::TooManyGenerations);
+        }
+        manifest.ancestors.push(Ancestor {
+            volume: parent,
+            below: manifest.number_limit,
+            location: self.opening.parent.clone(),
+        });
+        manifest.volume = uuid;
+        manifest.sequence = 0;
+        manifest.epoch = 0;
+        manifest.beginnings.clear();
+        manifest.snapshots.clear();
+        self.opening.clone = Some(Cloning {
+            parent,
+            snapshot,
+            manifest,
+        });
+        Ok(Stage::Referring)
+    }
+
+    /// The manifest that begins this epoch: the state of `before`.
+    fn take_over(&mut self, before: &Manifest) -> Result<Stage, OpenError> {
+        let sequence = before.sequence + 1;
+        let mut beginnings = before.beginnings.clone();
+        beginnings.push(sequence);
+        if beginnings.len() > OBJECT_BEGINNINGS_MAX {
+            beginnings.remove(0);
+        }
+        let number_limit = before.number_limit + OBJECT_NUMBERS_AHEAD;
+        if number_limit > OBJECT_NUMBER_MAX {
+            let name = Name::own(Kind::Manifest, before.sequence);
+            return Err(damaged(name, FormatError::Field("number_limit")));
+        }
+        let manifest = Manifest {
+            begins: true,
+            nonce: self.config.nonce,
+            sequence,
+            epoch: before.epoch + 1,
+            number_first: before.number_limit,
+            number_limit,
+            beginnings,
+            ..before.clone()
+        };
+        Ok(Stage::TakingOver {
+            manifest,
+            data: None,
+            checking: false,
+        })
+    }
+
+    /// The volume is ours: load what it names.
+    fn taken_over(&mut self, manifest: Manifest) -> Stage {
+        let mut loading = Loading {
+            tail: manifest.tail.clone(),
+            tables: (0..manifest.tail.len()).collect(),
+            ..Loading::default()
+        };
+        for map in &manifest.maps {
+            let mut left = map.bytes as usize;
+            let mut index = 0;
+            while left > 0 {
+                let bytes = left.min(OBJECT_MAP_CHUNK_BYTES);
+                let number = map.number;
+                let piece = Piece {
+                    number,
+                    index,
+                    bytes,
+                };
+                loading.pieces.push_back(piece);
+                left -= bytes;
+                index += 1;
+            }
+            loading.pages.insert(map.number, 0);
+        }
+        loading.pieces_left = loading.pieces.len();
+        self.bytes = manifest.bytes;
+        self.manifest = manifest;
+        Stage::Loading(loading)
+    }
+
+    fn load(&mut self, actions: &mut Vec<Action>) {
+        loop {
+            if self.in_flight.len() >= self.config.gets_in_flight_max {
+                break;
+            }
+            let Stage::Loading(loading) = &mut self.opening.stage else {
+                return;
+            };
+            if loading.pieces_left == 0 && loading.applied == loading.tail.len() {
+                self.finish_open(actions);
+                return;
+            }
+            let action = if let Some(&piece) = loading.pieces.front() {
+                let name = self.name(Kind::Map, piece.number);
+                let offset = u64::from(piece.index) * OBJECT_MAP_CHUNK_BYTES as u64;
+                self.get(name, offset, piece.bytes, Part::Map(piece))
+            } else if loading.pieces_left == 0
+                && let Some(&index) = loading.tables.front()
+                && index < loading.applied + TABLES_AHEAD_MAX
+            {
+                let entry = loading.tail[index];
+                let name = self.name(Kind::Data, entry.number);
+                let bytes = table_bytes(entry.runs as usize);
+                self.get(name, entry.table_offset(), bytes, Part::Table(index))
+            } else {
+                None
+            };
+            let Some(action) = action else {
+                break;
+            };
+            if let Stage::Loading(loading) = &mut self.opening.stage
+                && loading.pieces.pop_front().is_none()
+            {
+                loading.tables.pop_front();
+            }
+            actions.push(action);
+        }
+    }
+
+    fn piece_ended(
+        &mut self,
+        piece: Piece,
+        result: Result<Stored, StoreError>,
+    ) -> Result<(), OpenError> {
+        let name = self.name(Kind::Map, piece.number);
+        let Stage::Loading(loading) = &mut self.opening.stage else {
+            return Ok(());
+        };
+        let buf = match result {
+            Ok(Stored::Read(buf)) => buf,
+            other => {
+                loading.pieces.push_front(piece);
+                return Err(missing(name, other));
+            }
+        };
+        let writer = self.writer(piece.number);
+        let map = &mut self.map;
+        let mut pages = 0;
+        let parsed = parse_map(
+            &writer,
+            piece.number,
+            piece.index,
+            BLOCKS_MAX,
+            &buf,
+            |page, runs| {
+                map.load(page, runs, piece.number);
+                pages += 1;
+            },
+        );
+        parsed.map_err(|reason| damaged(name, reason))?;
+        if let Stage::Loading(loading) = &mut self.opening.stage {
+            loading.pieces_left -= 1;
+            *loading.pages.entry(piece.number).or_insert(0) += pages;
+        }
+        Ok(())
+    }
+
+    fn table_ended(
+        &mut self,
+        index: usize,
+        result: Result<Stored, StoreError>,
+    ) -> Result<(), OpenError> {
+        let Stage::Loading(loading) = &mut self.opening.stage else {
+            return Ok(());
+        };
+        match result {
+            Ok(Stored::Read(buf)) => {
+                loading.early.insert(index, buf);
+            }
+            other => {
+                let number = loading.tail[index].number;
+                loading.tables.push_back(index);
+                loading.tables.make_contiguous().sort_unstable();
+                return Err(missing(self.name(Kind::Data, number), other));
+            }
+        }
+        while let Stage::Loading(loading) = &mut self.opening.stage
+            && let Some(buf) = loading.early.remove(&loading.applied)
+        {
+            let entry = loading.tail[loading.applied];
+            loading.applied += 1;
+            self.replay(entry, &buf)?;
+        }
+        Ok(())
+    }
+
+    /// Apply one object of the tail to the map.
+    fn replay(&mut self, entry: TailEntry, bytes: &[u8]) -> Result<(), OpenError> {
+        let name = self.name(Kind::Data, entry.number);
+        let writer = self.writer(entry.number);
+        let parsed = parse_table(&writer, entry.number, BLOCKS_MAX, bytes);
+        let (footer, runs) = parsed.map_err(|reason| damaged(name, reason))?;
+        if footer.slots.get() != entry.slots {
+            return Err(damaged(name, FormatError::Field("slots")));
+        }
+        for run in runs {
+            self.apply(
+                entry.number,
+                run.block.get(),
+                run.count.get(),
+                run.slot.get(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Everything is there: count what lives where, and serve.
+    fn finish_open(&mut self, actions: &mut Vec<Action>) {
+        let stage = core::mem::replace(&mut self.opening.stage, Stage::Done);
+        let Stage::Loading(loading) = stage else {
+            return;
+        };
+        for entry in &self.manifest.tail {
+            let object = Object {
+                bytes: entry.bytes(),
+                ..Object::default()
+            };
+            self.objects.insert(entry.number, object);
+            self.tail_bytes += entry.bytes();
+            self.tail.push_back(Tail {
+                entry: *entry,
+                user: true,
+            });
+        }
+        for map in &self.manifest.maps {
+            let object = MapObject {
+                bytes: map.bytes,
+                pages: loading.pages.get(&map.number).copied().unwrap_or(0),
+                live: 0,
+            };
+            self.maps.insert(map.number, object);
+        }
+        for (_, page) in self.map.pages(0) {
+            if let Some(map) = self.maps.get_mut(&page.stored_in) {
+                map.live += 1;
+            }
+            for run in page.runs() {
+                let number = run.place().number();
+                self.objects.entry(number).or_default().live += u32::from(run.count);
+            }
+        }
+        for (&number, object) in &self.objects {
+            if object.live == 0 {
+                self.dead.insert(number, 0);
+            }
+        }
+        self.next_number = self.manifest.number_first;
+        self.last_sealed = self.next_number - 1;
+        self.committed = self.last_sealed;
+        self.snapshots = self.manifest.snapshots.clone();
+        self.phase = Phase::Open;
+        self.again = true;
+        for (token, ask) in core::mem::take(&mut self.early) {
+            self.submit(token, ask, actions);
+        }
+    }
+}
+
+fn parse(name: Name, bytes: &[u8]) -> Result<Manifest, OpenError> {
+    Manifest::parse(bytes).map_err(|reason| match reason {
+        FormatError::Newer { found, supported } => OpenError::Newer { found, supported },
+        reason => damaged(name, reason),
+    })
+}
+
+fn find_snapshot(manifest: &Manifest, name: SnapshotName) -> Result<Snapshot, OpenError> {
+    let found = manifest.snapshots.iter().find(|s| s.name == name);
+    found.copied().ok_or(OpenError::NoSnapshot)
+}
+
+const fn damaged(name: Name, reason: FormatError) -> OpenError {
+    OpenError::Damaged { name, reason }
+}
+
+const fn short() -> FormatError {
+    FormatError::Field("length")
+}
+
+/// Why an object that the manifest names could not be read.
+fn missing(name: Name, result: Result<Stored, StoreError>) -> OpenError {
+    match result {
+        Err(StoreError::Io(error)) => OpenError::Io(error),
+        Err(StoreError::Short) => damaged(name, short()),
+        _ => OpenError::Missing { name },
+    }
+}

@@ -1,0 +1,306 @@
+//! Reads: from what is gathered, from batches that are being put, or with one ranged get for each
+//! run of consecutive slots.
+
+use alloc::vec::Vec;
+
+use super::batch::Found;
+use super::format::{SLOT_BYTES, slot_checksum};
+use super::io::{Action, Kind, StoreError, Stored};
+use super::map::Place;
+use super::{ObjectVolume, Purpose, end};
+use crate::buf::BufMut;
+use crate::error::IoError;
+use crate::io::{Done, Extent, ExtentState, SectorRange, Token};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS};
+
+/// Blocks of one get at most: with their checksums they fill a buffer of 512 KiB.
+pub(super) const FETCH_BLOCKS_MAX: u64 = (512 << 10) / SLOT_BYTES as u64;
+/// Runs that one answer to a question for extents has at most.
+const EXTENTS_MAX: usize = 256;
+
+/// Consecutive blocks in consecutive slots of one object.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fetch {
+    pub(super) place: Place,
+    pub(super) block: u64,
+    pub(super) count: u32,
+}
+
+/// A read under way.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) token: Token,
+    buf: BufMut,
+    begin: u64,
+    /// Where the first byte is that nobody has looked for yet.
+    at: u64,
+    end: u64,
+    pending: u32,
+    error: Option<IoError>,
+}
+
+impl Read {
+    /// Where the bytes of `block` go that are not before `at`, and where they are in the block.
+    fn part(&mut self, block: u64) -> (usize, &mut [u8]) {
+        let start = block * BLOCK_BYTES as u64;
+        let from = start.max(self.begin);
+        let to = (start + BLOCK_BYTES as u64).min(self.end);
+        let range = (from - self.begin) as usize..(to - self.begin) as usize;
+        ((from - start) as usize, &mut self.buf[range])
+    }
+
+    fn give(&mut self, block: u64, data: &[u8]) {
+        let (within, out) = self.part(block);
+        let bytes = out.len();
+        out.copy_from_slice(&data[within..within + bytes]);
+    }
+}
+
+impl ObjectVolume {
+    pub(super) fn begin_read(&mut self, token: Token, offset: u64, buf: BufMut) {
+        let end = offset + buf.len() as u64;
+        assert!(
+            end <= self.blocks() * BLOCK_BYTES as u64,
+            "a read of {} bytes at {offset} of {}",
+            buf.len(),
+            self.bytes
+        );
+        self.next_id += 1;
+        let read = Read {
+            token,
+            buf,
+            begin: offset,
+            at: offset,
+            end,
+            pending: 0,
+            error: None,
+        };
+        self.reads.insert(self.next_id, read);
+        self.read_queue.push_back(self.next_id);
+    }
+
+    pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
+        while let Some(&id) = self.read_queue.front() {
+            let Some(mut read) = self.reads.remove(&id) else {
+                self.read_queue.pop_front();
+                continue;
+            };
+            let resolved = self.resolve(id, &mut read, actions);
+            self.reads.insert(id, read);
+            if !resolved {
+                break;
+            }
+            self.read_queue.pop_front();
+            self.end_read_if_done(id, actions);
+        }
+    }
+
+    /// Find the rest of what a read asks for; false if it has to wait for memory.
+    fn resolve(&mut self, id: u64, read: &mut Read, actions: &mut Vec<Action>) -> bool {
+        let block_bytes = BLOCK_BYTES as u64;
+        while read.at < read.end {
+            let block = read.at / block_bytes;
+            let rest = read.end.div_ceil(block_bytes) - block;
+            let next = |blocks: u64| (block + blocks) * block_bytes;
+            match self.gathering.find(block) {
+                Some(Found::Data(data)) => {
+                    read.give(block, data);
+                    read.at = next(1).min(read.end);
+                    continue;
+                }
+                Some(Found::Zero) => {
+                    read.part(block).1.fill(0);
+                    read.at = next(1).min(read.end);
+                    continue;
+                }
+                None => {}
+            }
+            let limit = (self.gathering.next_held(block + 1) - block).min(rest);
+            let (place, count) = self.map.find(block, limit);
+            let mut count = count.min(limit);
+            match place {
+                None => (block..block + count).for_each(|block| read.part(block).1.fill(0)),
+                Some(place) => {
+                    if let Some(batch) = self.batches.get(&place.number()) {
+                        for index in 0..count as u32 {
+                            let data = batch.block(place.slot() + index);
+                            read.give(block + u64::from(index), data);
+                        }
+                    } else {
+                        count = count.min(FETCH_BLOCKS_MAX);
+                        let fetch = Fetch {
+                            place,
+                            block,
+                            count: count as u32,
+                        };
+                        let purpose = Purpose::Read { request: id, fetch };
+                        if self.fetch(fetch, purpose, actions).is_none() {
+                            return false;
+                        }
+                        read.pending += 1;
+                    }
+                }
+            }
+            read.at = next(count).min(read.end);
+        }
+        true
+    }
+
+    /// Get consecutive slots; `None` if there is no memory for them at present.
+    pub(super) fn fetch(
+        &mut self,
+        fetch: Fetch,
+        purpose: Purpose,
+        actions: &mut Vec<Action>,
+    ) -> Option<Token> {
+        if self.gets_in_flight >= self.config.gets_in_flight_max {
+            return None;
+        }
+        let buf = self.read_pool.alloc(fetch.count as usize * SLOT_BYTES)?;
+        let number = fetch.place.number();
+        if let Some(object) = self.objects.get_mut(&number) {
+            object.readers += 1;
+        }
+        self.gets_in_flight += 1;
+        self.stats.gets += 1;
+        let token = self.issue(purpose);
+        actions.push(Action::Get {
+            token,
+            name: self.name(Kind::Data, number),
+            offset: u64::from(fetch.place.slot()) * SLOT_BYTES as u64,
+            buf,
+        });
+        Some(token)
+    }
+
+    /// The slots that were fetched, if every one is what it should be.
+    pub(super) fn fetched(
+        &mut self,
+        fetch: Fetch,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) -> Result<BufMut, IoError> {
+        let buf = self.unverified(fetch.place.number(), result, actions)?;
+        for index in 0..fetch.count {
+            let place = fetch.place.plus(index);
+            if !self.is_good(place, fetch.block + u64::from(index), slot(&buf, index)) {
+                return Err(self.damaged(place.number()));
+            }
+        }
+        Ok(buf)
+    }
+
+    /// The bytes that a get of slots of an object brought.
+    pub(super) fn unverified(
+        &mut self,
+        number: u64,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) -> Result<BufMut, IoError> {
+        self.gets_in_flight -= 1;
+        if let Some(object) = self.objects.get_mut(&number) {
+            object.readers -= 1;
+        }
+        match result {
+            Ok(Stored::Read(buf)) => Ok(buf),
+            Ok(_) => Err(IoError::Failed),
+            Err(StoreError::Io(error)) => Err(error),
+            Err(_) => {
+                self.probe(actions);
+                Err(IoError::Failed)
+            }
+        }
+    }
+
+    /// Whether a slot holds what the map says.
+    pub(super) fn is_good(&self, place: Place, block: u64, slot: &[u8]) -> bool {
+        let number = place.number();
+        let (data, sum) = slot.split_at(BLOCK_BYTES);
+        slot_checksum(&self.writer(number), number, block, data).to_le_bytes() == *sum
+    }
+
+    /// A block of an object is not what it should be.
+    pub(super) fn damaged(&mut self, number: u64) -> IoError {
+        self.stats.damaged_blocks += 1;
+        if let Some(object) = self.objects.get_mut(&number) {
+            object.damaged = true;
+        }
+        IoError::Failed
+    }
+
+    pub(super) fn read_ended(
+        &mut self,
+        id: u64,
+        fetch: Fetch,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let result = self.fetched(fetch, result, actions);
+        let Some(read) = self.reads.get_mut(&id) else {
+            return;
+        };
+        read.pending -= 1;
+        match result {
+            Ok(buf) => {
+                for index in 0..fetch.count {
+                    read.give(fetch.block + u64::from(index), slot(&buf, index));
+                }
+            }
+            Err(error) => {
+                read.error.get_or_insert(error);
+            }
+        }
+        self.end_read_if_done(id, actions);
+    }
+
+    fn end_read_if_done(&mut self, id: u64, actions: &mut Vec<Action>) {
+        let done = |read: &Read| read.at >= read.end && read.pending == 0;
+        if !self.reads.get(&id).is_some_and(done) {
+            return;
+        }
+        if let Some(read) = self.reads.remove(&id) {
+            let result = match read.error {
+                None => Ok(Done::Read(read.buf)),
+                Some(error) => Err(error),
+            };
+            end(read.token, result, actions);
+        }
+    }
+
+    /// What is mapped of `range`, from its start on; perhaps not all of it.
+    pub(super) fn extents(&self, range: SectorRange) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let blocks_end = range.end().div_ceil(BLOCK_SECTORS);
+        let mut block = range.first_block();
+        while block < blocks_end {
+            let (state, count) = match self.gathering.find(block) {
+                Some(Found::Data(_)) => (ExtentState::Data, 1),
+                Some(Found::Zero) => (ExtentState::Hole, 1),
+                None => {
+                    let limit = self.gathering.next_held(block + 1) - block;
+                    let (place, count) = self.map.find(block, limit.min(blocks_end - block));
+                    let state = place.map_or(ExtentState::Hole, |_| ExtentState::Data);
+                    (state, count)
+                }
+            };
+            let piece = SectorRange::new(block * BLOCK_SECTORS, count * BLOCK_SECTORS);
+            let piece = piece.intersect(range);
+            let full = extents.len() == EXTENTS_MAX;
+            match extents.last_mut() {
+                Some(last) if last.state == state => last.range.count += piece.count,
+                _ if full => break,
+                _ => extents.push(Extent {
+                    range: piece,
+                    state,
+                }),
+            }
+            block += count;
+        }
+        extents
+    }
+}
+
+/// A slot of a buffer of slots.
+pub(super) fn slot(buf: &[u8], index: u32) -> &[u8] {
+    &buf[index as usize * SLOT_BYTES..(index as usize + 1) * SLOT_BYTES]
+}

@@ -1,0 +1,249 @@
+//! What is wrong with a volume, and since when.
+//!
+//! A backend is *silent* while one of its operations has been under way for longer than
+//! [`VolumeConfig::backend_answer_max`]; its writes *fail* from the first one that fails until a
+//! flush succeeds after all were repeated, for only then the backend holds what it refused; its
+//! reads fail until one succeeds or a flush does, or for a while, since nobody may read again.
+//!
+//! Operations are looked through when the oldest may have become too old, not when they begin or
+//! end: a look costs as much as there is under way, and comes once in the time allowed.
+//!
+//! [`VolumeConfig::backend_answer_max`]: super::VolumeConfig::backend_answer_max
+
+use super::{Context, Nanos, Op, Phase, RequestError, Volume};
+use crate::error::IoError;
+
+/// How long a failed read of the backend shows, if no other read follows.
+const READ_TROUBLE_SHOWN: Nanos = Nanos::from_millis(30_000);
+
+/// The five states of a core. The first three serve, the last two refuse writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// All is well.
+    Healthy,
+    /// Serving with the backend failing or not answering: data is kept in the log.
+    Degraded,
+    /// A log write failed: reads and destage go on, writes are refused until it is reopened.
+    ReadOnly,
+    /// Dirty data in the log is corrupt: destage has stopped before it.
+    Inconsistent,
+    /// Not open, or another owner has taken the backend over: everything is refused.
+    Error,
+}
+
+/// What is wrong with an open volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Another owner has taken the backend over.
+    Fenced,
+    /// Dirty data in the log is corrupt.
+    LogCorrupt,
+    /// A log write failed.
+    LogFailed,
+    /// The backend has not answered for too long.
+    BackendSilent,
+    /// The backend does not take what is written.
+    BackendWrites(IoError),
+    /// The backend does not give what is read.
+    BackendReads(IoError),
+}
+
+/// A backend that fails.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    error: IoError,
+    since: Nanos,
+    last: Nanos,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    pub(super) fenced: bool,
+    /// Of the cache: how long a read of its device may take.
+    pub(super) ssd_answer_max: Nanos,
+    /// When the operations must be looked through.
+    pub(super) watch_at: Option<Nanos>,
+    /// Since when the operation is under way that is too old.
+    pub(super) silent: Option<Nanos>,
+    writes: Option<Failing>,
+    reads: Option<Failing>,
+    /// What was wrong at the end of the last poll, and since when.
+    shown: Option<(Trouble, Nanos)>,
+}
+
+impl Health {
+    /// All is well. A read of the cache device may take so long.
+    pub(super) fn new(ssd_answer_max: Nanos) -> Self {
+        Self {
+            ssd_answer_max,
+            ..Self::default()
+        }
+    }
+}
+
+fn note(failing: &mut Option<Failing>, now: Nanos, error: IoError) {
+    let since = failing.map_or(now, |failing| failing.since);
+    *failing = Some(Failing {
+        error,
+        since,
+        last: now,
+    });
+}
+
+/// Move a time forward to `to`, if it is later.
+fn hasten(time: &mut Option<Nanos>, to: Nanos) {
+    *time = Some(time.map_or(to, |time| time.min(to)));
+}
+
+impl Op {
+    /// Whether the backend performs it.
+    pub(super) fn is_of_backend(&self) -> bool {
+        matches!(
+            self,
+            Self::Fetch { .. }
+                | Self::Extents { .. }
+                | Self::DestageWrite { .. }
+                | Self::DestageFlush
+        )
+    }
+}
+
+impl Volume {
+    /// An action begins: from now on it may come to take too long.
+    pub(super) fn watch_from_now(&mut self, op: &Op) {
+        let limit = match op {
+            Op::ReadSsd { .. } => self.health.ssd_answer_max,
+            _ if op.is_of_backend() => self.config.backend_answer_max,
+            _ => return,
+        };
+        hasten(&mut self.health.watch_at, self.now.plus(limit));
+    }
+
+    /// Look through what is under way, if something may have become too old.
+    pub(super) fn watch(&mut self, cx: &mut Context<'_>) {
+        if self.health.watch_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        let (backend_max, ssd_max) = (self.config.backend_answer_max, self.health.ssd_answer_max);
+        let (mut next, mut silent, mut late) = (None, None, alloc::vec::Vec::new());
+        for (key, running) in &self.ops {
+            let is_ssd = matches!(running.op, Op::ReadSsd { .. });
+            if !is_ssd && !running.op.is_of_backend() {
+                continue;
+            }
+            let limit = if is_ssd { ssd_max } else { backend_max };
+            let deadline = running.since.plus(limit);
+            if deadline > self.now {
+                hasten(&mut next, deadline);
+            } else if is_ssd {
+                late.push(key);
+            } else {
+                hasten(&mut silent, running.since);
+            }
+        }
+        if let Some(reads) = self.health.reads {
+            let until = reads.last.plus(READ_TROUBLE_SHOWN);
+            if until > self.now {
+                hasten(&mut next, until);
+            } else {
+                self.health.reads = None;
+            }
+        }
+        self.health.silent = silent;
+        self.health.watch_at = next;
+        for key in late {
+            self.give_up_ssd_read(key, cx);
+        }
+    }
+
+    /// The backend has ended an operation.
+    pub(super) fn backend_answered(
+        &mut self,
+        op: &Op,
+        error: Option<IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let (now, health) = (self.now, &mut self.health);
+        if health.silent.is_some() {
+            // It may have been the one that was waited for.
+            health.watch_at = Some(now);
+        }
+        if error == Some(IoError::Fenced) {
+            return self.fence(cx);
+        }
+        let is_read = matches!(op, Op::Fetch { .. } | Op::Extents { .. });
+        match error {
+            Some(error) if is_read => {
+                note(&mut health.reads, now, error);
+                hasten(&mut health.watch_at, now.plus(READ_TROUBLE_SHOWN));
+            }
+            Some(error) => note(&mut health.writes, now, error),
+            None if is_read => health.reads = None,
+            None if matches!(op, Op::DestageFlush) => {
+                // It works; whether that read would, the next one tells.
+                (health.writes, health.reads) = (None, None);
+            }
+            None => {}
+        }
+    }
+
+    /// Another owner has the backend: this one asks it for nothing any more, moves no tail, and
+    /// answers nothing but that.
+    fn fence(&mut self, cx: &mut Context<'_>) {
+        if core::mem::replace(&mut self.health.fenced, true) {
+            return;
+        }
+        self.refuse_unanswered_writes(RequestError::Fenced, cx);
+        self.refuse_waiting_reads(RequestError::Fenced, cx);
+        self.cancel_promotions(cx);
+    }
+
+    fn trouble_now(&self) -> Option<(Trouble, Option<Nanos>)> {
+        let health = &self.health;
+        if health.fenced {
+            Some((Trouble::Fenced, None))
+        } else if self.log_corrupt {
+            Some((Trouble::LogCorrupt, None))
+        } else if self.log_failed {
+            Some((Trouble::LogFailed, None))
+        } else if let Some(since) = health.silent {
+            Some((Trouble::BackendSilent, Some(since)))
+        } else if let Some(failing) = health.writes {
+            Some((Trouble::BackendWrites(failing.error), Some(failing.since)))
+        } else {
+            let failing = health.reads?;
+            Some((Trouble::BackendReads(failing.error), Some(failing.since)))
+        }
+    }
+
+    /// At the end of a poll: since when what is wrong now has been wrong.
+    pub(super) fn note_trouble(&mut self) {
+        self.health.shown = self.trouble();
+    }
+
+    /// What is wrong, and since when; if more than one thing is, the worst.
+    pub fn trouble(&self) -> Option<(Trouble, Nanos)> {
+        let (trouble, since) = self.trouble_now()?;
+        let shown = self.health.shown.filter(|(shown, _)| *shown == trouble);
+        let noticed = shown.map_or(self.now, |(_, since)| since);
+        Some((trouble, since.unwrap_or(noticed)))
+    }
+
+    /// Which of the five states it is in.
+    pub fn state(&self) -> State {
+        match self.phase {
+            Phase::Failed(_) | Phase::Opening | Phase::Closed => return State::Error,
+            Phase::Open | Phase::Closing => {}
+        }
+        match self.trouble_now().map(|(trouble, _)| trouble) {
+            None => State::Healthy,
+            Some(Trouble::Fenced) => State::Error,
+            Some(Trouble::LogCorrupt) => State::Inconsistent,
+            Some(Trouble::LogFailed) => State::ReadOnly,
+            Some(Trouble::BackendSilent | Trouble::BackendWrites(_) | Trouble::BackendReads(_)) => {
+                State::Degraded
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Volumes over objects in one bucket, on a store that never fails.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use hdcs_core::buf::Pool;
+use hdcs_core::io::{Done, Nanos, Token};
+use hdcs_core::objects::io::{Action, Ask, Event, Kind, Listed, Name, Phase, StoreError, Stored};
+use hdcs_core::objects::{Config, ObjectVolume};
+
+/// Objects by their whole names.
+pub type Objects = Rc<RefCell<BTreeMap<String, Vec<u8>>>>;
+
+/// A volume in a bucket.
+pub struct Bucket {
+    pub volume: ObjectVolume,
+    pub objects: Objects,
+    place: String,
+    ended: u64,
+    /// What the last read brought.
+    read: Option<Vec<u8>>,
+    /// Puts of the map are not answered while this is set.
+    pub holds_map: bool,
+    /// Those that were not.
+    pub held: Vec<Token>,
+}
+
+impl Bucket {
+    /// The volume at a place, which has to open; `parent` is where the one is that it is a clone of.
+    pub fn open(objects: &Objects, place: &str, config: Config, parent: &str) -> Self {
+        let mut this = Self {
+            volume: ObjectVolume::new(config),
+            objects: Rc::clone(objects),
+            place: place.to_owned(),
+            ended: 0,
+            read: None,
+            holds_map: false,
+            held: Vec::new(),
+        };
+        this.volume.clone_of(parent.to_owned(), place.to_owned());
+        this.go();
+        assert_eq!(this.volume.phase(), Phase::Open);
+        this
+    }
+
+    /// Ask for something, which has to end well.
+    pub fn ask(&mut self, ask: Ask) {
+        let mut actions = Vec::new();
+        let token = Token(0);
+        let event = Event::Submit { token, ask };
+        self.volume.step(Nanos(0), event, &mut actions);
+        assert!(actions.is_empty());
+        let ended = self.ended;
+        self.go();
+        assert_eq!(self.ended, ended + 1);
+    }
+
+    /// Write blocks that hold one byte.
+    #[allow(dead_code, reason = "each test uses a part of this")]
+    pub fn fill(&mut self, pool: &Rc<Pool>, block: u64, blocks: usize, byte: u8) {
+        let mut buf = pool.alloc(blocks * 4096).expect("nothing holds it");
+        buf.fill(byte);
+        let data = vec![buf.freeze()];
+        let offset = block * 4096;
+        self.ask(Ask::Write { offset, data });
+    }
+
+    /// Read a block.
+    #[allow(dead_code, reason = "each test uses a part of this")]
+    pub fn read(&mut self, pool: &Rc<Pool>, block: u64) -> Vec<u8> {
+        let buf = pool.alloc(4096).expect("nothing holds it");
+        let offset = block * 4096;
+        self.ask(Ask::Read { offset, buf });
+        self.read.take().expect("a read brings what it read")
+    }
+
+    /// Answer the puts of the map that were held.
+    #[allow(dead_code, reason = "each test uses a part of this")]
+    pub fn release_map(&mut self) {
+        self.holds_map = false;
+        for token in std::mem::take(&mut self.held) {
+            let result = Ok(Stored::Done);
+            let mut actions = Vec::new();
+            let event = Event::Stored { token, result };
+            self.volume.step(Nanos(0), event, &mut actions);
+            assert!(actions.is_empty());
+        }
+        self.go();
+    }
+
+    fn whole(&self, name: Name) -> String {
+        match name.volume {
+            0 => format!("{}{name}", self.place),
+            number => format!("{}{name}", self.volume.ancestor_location(number - 1)),
+        }
+    }
+
+    /// Perform everything until nothing is left.
+    fn go(&mut self) {
+        loop {
+            let mut actions = Vec::new();
+            self.volume.poll(Nanos(0), &mut actions);
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                let Some((token, result)) = self.perform(action) else {
+                    continue;
+                };
+                let mut more = Vec::new();
+                let event = Event::Stored { token, result };
+                self.volume.step(Nanos(0), event, &mut more);
+                for action in more {
+                    assert!(
+                        self.perform(action).is_none(),
+                        "a step ends requests, a poll asks"
+                    );
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> Option<(Token, Result<Stored, StoreError>)> {
+        Some(match action {
+            Action::Put {
+                token, name, data, ..
+            } => {
+                let bytes = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+                self.objects.borrow_mut().insert(self.whole(name), bytes);
+                if self.holds_map && name.kind == Kind::Map {
+                    self.held.push(token);
+                    return None;
+                }
+                (token, Ok(Stored::Done))
+            }
+            Action::Get {
+                token,
+                name,
+                offset,
+                mut buf,
+            } => {
+                let result = match self.objects.borrow().get(&self.whole(name)) {
+                    Some(bytes) => {
+                        let range = offset as usize..offset as usize + buf.len();
+                        buf.copy_from_slice(&bytes[range]);
+                        Ok(Stored::Read(buf))
+                    }
+                    None => Err(StoreError::NotFound),
+                };
+                (token, result)
+            }
+            Action::Delete { token, name } => {
+                self.objects.borrow_mut().remove(&self.whole(name));
+                (token, Ok(Stored::Done))
+            }
+            Action::List {
+                token,
+                volume,
+                prefix,
+                after,
+            } => {
+                let name = Name {
+                    volume,
+                    ..Name::own(Kind::Data, 0)
+                };
+                let whole = self.whole(name);
+                let place = &whole[..whole.len() - name.to_string().len()];
+                let objects = self.objects.borrow();
+                let objects = objects
+                    .iter()
+                    .filter_map(|(name, bytes)| Some((name.strip_prefix(place)?, bytes)))
+                    .filter(|(name, _)| name.starts_with(prefix) && *name > after.as_str())
+                    .map(|(name, bytes)| Listed {
+                        name: name.to_owned(),
+                        bytes: bytes.len() as u64,
+                    })
+                    .collect();
+                let more = false;
+                (token, Ok(Stored::Listed { objects, more }))
+            }
+            Action::End(completion) => {
+                if let Done::Read(buf) = completion.result.expect("the store never fails") {
+                    self.read = Some(buf.to_vec());
+                }
+                self.ended += 1;
+                return None;
+            }
+            Action::SnapshotEnd { result, .. } => {
+                result.expect("the store never fails");
+                self.ended += 1;
+                return None;
+            }
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! A volume over objects at its usual size, on a store that never fails: what it costs.
+
+mod bucket;
+
+use bucket::{Bucket, Objects};
+use hdcs_core::buf::Pool;
+use hdcs_core::limits::{OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_TAIL_MAX};
+use hdcs_core::objects::format::Manifest;
+use hdcs_core::objects::io::{Ask, Kind};
+use hdcs_core::objects::{Access, Config};
+
+/// A new volume.
+fn volume(bytes: u64) -> Bucket {
+    volume_of_batches(bytes, OBJECT_BATCH_BLOCKS_MAX)
+}
+
+/// One whose objects have so many blocks.
+fn volume_of_batches(bytes: u64, batch_blocks: usize) -> Bucket {
+    let access = Access::Create { uuid: [1; 16] };
+    let config = Config {
+        bytes: Some(bytes),
+        batch_blocks,
+        ..Config::new(access, 7)
+    };
+    Bucket::open(&Objects::default(), "", config, "")
+}
+
+/// The last object after the map that the newest manifest names.
+fn committed(bucket: &Bucket) -> u64 {
+    let objects = bucket.objects.borrow();
+    let mut names = objects.iter();
+    let newest = names.rfind(|(name, _)| name.starts_with(Kind::Manifest.prefix()));
+    let manifest = Manifest::parse(newest.expect("there is one").1).expect("it is whole");
+    manifest.tail.last().map_or(0, |entry| entry.number)
+}
+
+#[test]
+fn objects_random_writes_cost_few_puts_and_little_memory() {
+    const MIB: u64 = 1 << 20;
+    let blocks = 10 * 1024 * MIB / 4096;
+    let mut bucket = volume(blocks * 4096);
+    let pool = Pool::new(1 << 20);
+    let mut random = fastrand::Rng::with_seed(11);
+    let before = bucket.volume.stats();
+    for _ in 0..16 {
+        for _ in 0..4096 {
+            let mut buf = pool.alloc(4096).expect("nothing holds it");
+            buf.fill(random.u8(1..));
+            let offset = random.u64(0..blocks) * 4096;
+            let data = vec![buf.freeze()];
+            bucket.ask(Ask::Write { offset, data });
+        }
+        bucket.ask(Ask::Flush);
+    }
+    let stats = bucket.volume.stats();
+    let puts = |stats: &hdcs_core::objects::Stats| {
+        stats.puts_data + stats.puts_map + stats.puts_manifest + stats.puts_other
+    };
+    // 256 MiB were written.
+    let puts_per_gib = (puts(&stats) - puts(&before)) * 4;
+    assert!(puts_per_gib <= 150, "{puts_per_gib} puts per GiB");
+    let memory = stats.map_memory_bytes;
+    assert!(
+        memory <= 16 * stats.live_blocks,
+        "{memory} bytes: {stats:?}"
+    );
+    bucket.volume.check_map();
+}
+
+#[test]
+fn objects_read_of_a_block_is_one_get() {
+    let mut bucket = volume(1 << 20);
+    let pool = Pool::new(1 << 20);
+    let mut buf = pool.alloc(64 << 10).expect("free");
+    buf.fill(9);
+    let data = vec![buf.freeze()];
+    bucket.ask(Ask::Write { offset: 0, data });
+    bucket.ask(Ask::Flush);
+    let before = bucket.volume.stats().gets;
+    let buf = pool.alloc(4096).expect("free");
+    bucket.ask(Ask::Read { offset: 8192, buf });
+    assert_eq!(bucket.volume.stats().gets, before + 1);
+    let buf = pool.alloc(64 << 10).expect("free");
+    bucket.ask(Ask::Read { offset: 0, buf });
+    assert_eq!(bucket.volume.stats().gets, before + 2);
+}
+
+/// Even when the map is stored so late that the tail is full: what was written since the last flush goes
+/// on to the next one, and nothing before it commits any of it.
+#[test]
+fn objects_commit_nothing_between_two_flushes() {
+    let mut bucket = volume_of_batches(1 << 30, OBJECT_BATCH_BLOCKS_MIN);
+    let pool = Pool::new(1 << 20);
+    let mut block = 0;
+    let mut write = |bucket: &mut Bucket| {
+        bucket.fill(&pool, block, OBJECT_BATCH_BLOCKS_MIN, 7);
+        block += OBJECT_BATCH_BLOCKS_MIN as u64;
+    };
+    bucket.holds_map = true;
+    for _ in 0..OBJECT_TAIL_MAX - 100 {
+        write(&mut bucket);
+    }
+    bucket.ask(Ask::Flush);
+    let flushed = committed(&bucket);
+    assert!(!bucket.held.is_empty(), "the map is being stored");
+    for _ in 0..300 {
+        write(&mut bucket);
+    }
+    assert_eq!(committed(&bucket), flushed);
+    bucket.release_map();
+    assert_eq!(committed(&bucket), flushed, "with the map as it was then");
+    bucket.ask(Ask::Flush);
+    assert!(committed(&bucket) >= flushed + 300);
+    bucket.volume.check_map();
+}

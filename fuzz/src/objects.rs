@@ -1,0 +1,97 @@
+//! What a store returns against the parsers of objects: manifests, tables, pieces of the map,
+//! references and names.
+//!
+//! Whatever a parser accepts must be within bounds, and a manifest must be the same when it is
+//! written again.
+
+use hdcs_core::format::control_checksum;
+use hdcs_core::limits::OBJECT_BATCH_BLOCKS_MAX;
+use hdcs_core::objects::format::{
+    CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, Reference, SLOT_NONE, parse_map,
+    parse_table,
+};
+use hdcs_core::objects::io::{Name, SnapshotName};
+
+const VOLUME: [u8; 16] = [7; 16];
+const BLOCKS: u64 = 1 << 20;
+
+/// The bytes as they are, and with magic, version, lengths and checksum put right.
+pub fn objects(data: &[u8]) {
+    parse_all(data);
+    if data.len() >= 128 {
+        let mut manifest = data.to_vec();
+        manifest[..8].copy_from_slice(&MANIFEST_MAGIC);
+        manifest[8..10].copy_from_slice(&[1, 0]);
+        let length = manifest.len() as u32;
+        manifest[12..16].copy_from_slice(&length.to_le_bytes());
+        seal(&mut manifest, 16);
+        parse_all(&manifest);
+    }
+    if data.len() >= 64 {
+        let mut map = data.to_vec();
+        map[..8].copy_from_slice(&MAP_MAGIC);
+        map[8..10].copy_from_slice(&[1, 0]);
+        let length = map.len() as u32;
+        map[12..16].copy_from_slice(&length.to_le_bytes());
+        map[24..40].copy_from_slice(&VOLUME);
+        map[40..52].copy_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        seal(&mut map, 16);
+        parse_all(&map);
+        let mut table = data.to_vec();
+        let footer = table.len() - 64;
+        let runs = (footer / 16) as u32;
+        table[footer..footer + 8].copy_from_slice(&DATA_MAGIC);
+        table[footer + 8..footer + 10].copy_from_slice(&[1, 0]);
+        table[footer + 12..footer + 16].copy_from_slice(&runs.to_le_bytes());
+        table[footer + 24..footer + 40].copy_from_slice(&VOLUME);
+        table[footer + 40..footer + 48].copy_from_slice(&1u64.to_le_bytes());
+        seal(&mut table, footer + 16);
+        parse_all(&table);
+        let mut clone = data[..64].to_vec();
+        clone[..8].copy_from_slice(&CLONE_MAGIC);
+        clone[8..10].copy_from_slice(&[1, 0]);
+        clone[24..40].copy_from_slice(&VOLUME);
+        seal(&mut clone, 16);
+        parse_all(&clone);
+    }
+}
+
+/// Put the checksum at `offset` right.
+fn seal(bytes: &mut [u8], offset: usize) {
+    bytes[offset..offset + 8].fill(0);
+    let checksum = control_checksum(bytes);
+    bytes[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
+}
+
+fn parse_all(data: &[u8]) {
+    if let Ok(manifest) = Manifest::parse(data) {
+        let mut again = vec![0; manifest.encoded_bytes()];
+        manifest.write(&mut again);
+        assert_eq!(Manifest::parse(&again), Ok(manifest));
+    }
+    if let Ok((footer, runs)) = parse_table(&VOLUME, 1, BLOCKS, data) {
+        for run in runs {
+            let (count, slot) = (run.count.get(), run.slot.get());
+            assert!(run.block.get() + u64::from(count) <= BLOCKS);
+            assert!(slot == SLOT_NONE || slot + count <= footer.slots.get());
+        }
+    }
+    let _ = parse_map(&VOLUME, 1, 0, BLOCKS, data, |page, runs| {
+        assert!(page * 4096 < BLOCKS);
+        let mut end = 0;
+        for run in runs {
+            assert!(u32::from(run.first) >= end && run.end() <= 4096);
+            assert!(run.place().slot() + u32::from(run.count) <= OBJECT_BATCH_BLOCKS_MAX as u32);
+            end = run.end();
+        }
+    });
+    let _ = Reference::parse(&VOLUME, data);
+    if let Ok(text) = core::str::from_utf8(data) {
+        if let Some(name) = Name::parse(text) {
+            assert_eq!(name.to_string(), text);
+        }
+        if let Some(name) = SnapshotName::new(text) {
+            assert_eq!(name.as_str(), text);
+        }
+    }
+}

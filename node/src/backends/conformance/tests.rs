@@ -1,0 +1,136 @@
+//! The suite over files and filters, and the wrapper that checks the contract.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::path::Path;
+
+use super::*;
+use crate::backends::{self, Backend, Capabilities, Opened};
+use crate::device::ring::Outcome;
+use crate::filters;
+
+fn under(options: impl Fn(&Path) -> String) {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path());
+    let url = format!("file:{}/image?{options}", directory.path().display());
+    contract(
+        &|_, bytes, absent| backends::open(&url, bytes, absent),
+        &mut |_| (),
+    );
+}
+
+#[test]
+fn file_direct() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("file:{}/image", directory.path().display());
+    run_url(&url, &mut |_| ()).unwrap();
+    let again = run_url(&url, &mut |_| ()).unwrap_err().to_string();
+    assert!(again.contains("would overwrite it"), "{again}");
+}
+
+#[test]
+fn file_buffered() {
+    under(|_| "direct=off".to_owned());
+}
+
+#[test]
+fn delay() {
+    under(|_| "delay_us=50&delay_jitter_us=100".to_owned());
+}
+
+#[test]
+fn rate() {
+    under(|_| "rate_mib=2000".to_owned());
+}
+
+#[test]
+fn error_at_rest() {
+    under(|_| "error_rate=0&error_kind=hang".to_owned());
+}
+
+#[test]
+fn everything_stacked() {
+    under(|directory| {
+        format!(
+            "delay_us=20&rate_mib=4000&error_file=/nonexistent/file&log={}",
+            directory.join("log").display()
+        )
+    });
+}
+
+#[test]
+fn replaced_image_is_refused() {
+    struct Named(&'static str);
+    impl Opened for Named {
+        fn build(self: Box<Self>) -> Box<dyn Backend> {
+            unreachable!("only its name is looked at")
+        }
+        fn identity(&self) -> Option<String> {
+            Some(self.0.to_owned())
+        }
+    }
+    let filters = filters::prepare(&filters::Options::default()).unwrap();
+    let prepared = Prepared::over(Box::new(Named("image 7")), filters, BYTES);
+    prepared.expect(None).unwrap();
+    prepared.expect(Some("image 7")).unwrap();
+    let error = prepared.expect(Some("image 3")).unwrap_err().to_string();
+    assert!(
+        error.contains("image 7") && error.contains("image 3"),
+        "{error}"
+    );
+}
+
+/// Ends the oldest of its operations at each poll, and never has more than it allows.
+struct Slow {
+    waiting: VecDeque<Operation>,
+    most: Rc<Cell<usize>>,
+}
+
+impl Backend for Slow {
+    fn submit(&mut self, _now: Nanos, operation: Operation, _port: &mut Port<'_>) {
+        self.waiting.push_back(operation);
+        self.most.set(self.most.get().max(self.waiting.len()));
+    }
+
+    fn completed(&mut self, _: Nanos, _: Token, outcome: Outcome, _: &mut Port<'_>) {
+        unreachable!("it starts nothing that ends in {outcome:?}");
+    }
+
+    fn poll(&mut self, _now: Nanos, port: &mut Port<'_>) {
+        if let Some(operation) = self.waiting.pop_front() {
+            port.end(operation.token, Ok(Done::Written));
+        }
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        (!self.waiting.is_empty()).then_some(Nanos(0))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            in_flight_max: 3,
+            ..Capabilities::default()
+        }
+    }
+}
+
+#[test]
+fn in_flight_is_bounded_and_in_order() {
+    let most = Rc::new(Cell::new(0));
+    let mut bench = Bench::over(Stack::new(
+        Box::new(Slow {
+            waiting: VecDeque::new(),
+            most: Rc::clone(&most),
+        }),
+        BYTES,
+    ));
+    let ids: Vec<u64> = (0..20).map(|_| bench.start(Ask::Flush)).collect();
+    assert_eq!(bench.stack.under_way(), 20);
+    for (at, id) in ids.iter().enumerate() {
+        bench.end(*id).unwrap();
+        let later = &ids[at + 1..];
+        assert!(later.iter().all(|later| !bench.has_ended(*later)));
+    }
+    assert_eq!(most.get(), 3);
+    assert_eq!(bench.stack.under_way(), 0);
+}

@@ -1,0 +1,829 @@
+//! A volume as immutable objects in a store: the driver of [`hdcs_core::objects`].
+//!
+//! The state machine decides; here its actions become requests to a [`crate::stores::Client`], and
+//! their ends events. It is opened on the thread that opens backends, with a loop of its own, and
+//! then moves to its shard.
+//!
+//! Invariants:
+//! 1. Each request of the machine is under way once, and its end reaches the machine, unless the
+//!    program ends first.
+//! 2. A request holds no memory of the machine: data is copied when it begins and when it ends, so
+//!    everything that the machine counts without atomics stays in one place.
+//! 3. The machine sees a clock of its own, the same on both threads.
+//! 4. Once it is to finish, nothing new begins.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use hdcs_core::buf::{Buf, BufMut};
+use hdcs_core::error::IoError;
+use hdcs_core::io::{Completion, Done, Nanos, Token};
+use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
+use hdcs_core::objects::format::{Manifest, Reference};
+use hdcs_core::objects::io::{
+    Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, OpenError, Phase, SnapshotError,
+    SnapshotName, StoreError as Failure, Stored,
+};
+use hdcs_core::objects::{Access, Config, ObjectVolume};
+use uuid::Uuid;
+
+use super::url::{Given, OptionList, UrlError};
+use super::{
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, KeptClone,
+    KeptSnapshot, Opened, Operation, Place, Port, check_size,
+};
+use crate::device::ring::Outcome;
+use crate::device::worker::{JobOutput, Remote};
+use crate::stores::{self, Client, Counters, LIST_MAX, Listing, Store, StoreError, runtime};
+
+/// The option with the time for one request, and the one with the time for all its attempts.
+pub const TIMEOUT: &str = "timeout_s";
+/// See [`TIMEOUT`].
+pub const RETRY: &str = "retry_s";
+/// Their values when they are not given, and the most they may be.
+const TIMEOUT_DEFAULT_S: u64 = 30;
+const RETRY_DEFAULT_S: u64 = 60;
+const SECONDS_MAX: u64 = 3600;
+/// An opening gives up after this: somebody waits for it.
+const OPEN_TIME_MAX: Duration = Duration::from_secs(30);
+/// Patience with one request of an opening.
+const OPEN_PATIENCE: Duration = Duration::from_secs(12);
+/// Operations that the machine is given at once; the others wait before it.
+const IN_FLIGHT_MAX: usize = 256;
+
+/// An option that is a time in seconds.
+pub fn seconds(options: &mut OptionList, name: &'static str) -> Result<Duration, UrlError> {
+    let default = if name == TIMEOUT {
+        TIMEOUT_DEFAULT_S
+    } else {
+        RETRY_DEFAULT_S
+    };
+    match options.number(name, SECONDS_MAX)?.unwrap_or(default) {
+        0 => Err(UrlError::Value {
+            name,
+            value: "0".to_owned(),
+            must: "at least 1",
+        }),
+        seconds => Ok(Duration::from_secs(seconds)),
+    }
+}
+
+/// How a kind of store is reached.
+pub trait Reach: std::fmt::Debug + Send + Sync {
+    /// Two places of one name are the same.
+    fn name(&self) -> String;
+    /// A client for the place; none of its requests takes longer than `timeout`. Sends nothing yet.
+    fn reach(&self, timeout: Option<Duration>) -> Result<Arc<dyn Store>, BackendError>;
+    /// The place within its store, without how that is reached, which may change: clones keep it.
+    fn location(&self) -> String;
+    /// Another place in the same store, by its location.
+    fn elsewhere(&self, location: &str) -> Option<Arc<dyn Reach>>;
+    /// The store: places in one of the same name can be clones of each other.
+    fn store(&self) -> String;
+}
+
+/// A place in a store.
+#[derive(Debug)]
+pub struct ObjectsPlace {
+    reach: Arc<dyn Reach>,
+    patience: Duration,
+}
+
+impl ObjectsPlace {
+    /// A place that is reached so, with patience for each request.
+    pub fn new(reach: Arc<dyn Reach>, patience: Duration) -> Self {
+        Self { reach, patience }
+    }
+
+    /// A client for it.
+    pub fn client(&self) -> Result<Client, BackendError> {
+        Ok(Client::over(self.reach.reach(None)?, self.patience))
+    }
+
+    /// One that does not keep somebody waiting for long.
+    fn brief_client(&self) -> Result<Client, BackendError> {
+        let patience = self.patience.min(OPEN_PATIENCE);
+        let store = self.reach.reach(Some(OPEN_PATIENCE))?;
+        Ok(Client::over(store, patience))
+    }
+
+    fn drive(&self, machine: ObjectVolume) -> Result<Driver, BackendError> {
+        let reach = Arc::clone(&self.reach);
+        let patience = self.patience.min(OPEN_PATIENCE);
+        Driver::open(machine, reach, self.client()?, patience)
+    }
+}
+
+/// A random number for [`Config::nonce`].
+fn nonce() -> u64 {
+    Uuid::new_v4().as_u128() as u64
+}
+
+impl Place for ObjectsPlace {
+    fn name(&self) -> String {
+        self.reach.name()
+    }
+
+    fn find(&self) -> Result<Option<Found>, BackendError> {
+        let client = self.brief_client()?;
+        match runtime().block_on(newest_manifest(&client))? {
+            Some(manifest) if manifest.gone => Err(BackendError::Refused(format!(
+                "{}: {}",
+                client.place(),
+                OpenError::Gone
+            ))),
+            manifest => Ok(manifest.map(|manifest| Found {
+                bytes: manifest.bytes,
+                partly: false,
+            })),
+        }
+    }
+
+    fn as_keeper(&self) -> Option<&dyn Keeper> {
+        Some(self)
+    }
+
+    fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
+        let (access, needs) = match absent {
+            Absent::Create => {
+                let uuid = *Uuid::new_v4().as_bytes();
+                (Access::Create { uuid }, Some(bytes))
+            }
+            Absent::Refuse => (Access::Existing, None),
+        };
+        let mut config = Config::new(access, nonce());
+        config.bytes = needs;
+        let driver = self.drive(ObjectVolume::new(config))?;
+        let found = Found {
+            bytes: driver.machine.bytes(),
+            partly: false,
+        };
+        check_size(&driver.client.place(), found, bytes, absent)?;
+        Ok(Box::new(OpenVolume(driver)))
+    }
+}
+
+impl Keeper for ObjectsPlace {
+    fn kept(&self) -> Result<Option<Kept>, BackendError> {
+        let client = self.brief_client()?;
+        runtime().block_on(async {
+            let Some(manifest) = newest_manifest(&client).await? else {
+                return Ok(None);
+            };
+            let references = references(&client, &manifest).await?;
+            Ok(Some(kept(&manifest, references)))
+        })
+    }
+
+    fn clone_from(&self, parent: &str, snapshot: &SnapshotName) -> Result<Found, BackendError> {
+        let (parent, place) = (objects_place(parent)?, self.reach.name());
+        if parent.reach.store() != self.reach.store() {
+            return Err(BackendError::Refused(format!(
+                "{place}: the parent is in {}, and a clone shares its objects: name a place in the same \
+                 store",
+                parent.reach.store()
+            )));
+        }
+        let locations = [parent.reach.location(), self.reach.location()];
+        if locations
+            .iter()
+            .any(|text| text.len() > OBJECT_LOCATION_BYTES_MAX)
+        {
+            return Err(BackendError::Refused(format!(
+                "{place}: a place of a parent or clone has at most {OBJECT_LOCATION_BYTES_MAX} bytes"
+            )));
+        }
+        let there = || {
+            BackendError::Refused(format!(
+                "{place}: there is a volume already: name a place where nothing is"
+            ))
+        };
+        if self.find()?.is_some() {
+            return Err(there());
+        }
+        let uuid = *Uuid::new_v4().as_bytes();
+        let snapshot = *snapshot;
+        let mut machine = ObjectVolume::new(Config::new(Access::Clone { uuid, snapshot }, nonce()));
+        let [parent, own] = locations;
+        machine.clone_of(parent, own);
+        let driver = self.drive(machine)?;
+        if driver.machine.uuid() != uuid {
+            return Err(there());
+        }
+        Ok(Found {
+            bytes: driver.machine.bytes(),
+            partly: false,
+        })
+    }
+
+    fn sweep(&self) -> Result<u64, BackendError> {
+        let client = self.client()?;
+        let failed = |error| backend_error(&error);
+        runtime().block_on(async {
+            let newest = newest_manifest(&client).await?;
+            if !newest.is_some_and(|manifest| manifest.gone) {
+                return Err(BackendError::Refused(format!(
+                    "{}: it was not given up",
+                    client.place()
+                )));
+            }
+            let mut swept = 0;
+            // The manifest that says so stays: a late one of before must not be the newest.
+            for kind in [Kind::Data, Kind::Map, Kind::Snapshot] {
+                let mut after = String::new();
+                loop {
+                    let page = client.list(kind.prefix(), &after, LIST_MAX).await;
+                    let page = page.map_err(failed)?;
+                    for object in &page.objects {
+                        client.delete(&object.name).await.map_err(failed)?;
+                        swept += 1;
+                    }
+                    match page.objects.last() {
+                        Some(last) if page.more => after.clone_from(&last.name),
+                        _ => break,
+                    }
+                }
+            }
+            Ok(swept)
+        })
+    }
+}
+
+/// What clones have left with the volume of a manifest.
+async fn references(client: &Client, manifest: &Manifest) -> Result<Vec<Reference>, BackendError> {
+    let mut references = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page = client.list(Kind::Clone.prefix(), &after, LIST_MAX).await;
+        let page = page.map_err(|error| backend_error(&error))?;
+        for object in &page.objects {
+            let bytes = (object.bytes as usize).min(Reference::BYTES_MAX);
+            let got = match client.get(&object.name, 0, bytes).await {
+                // Its clone was deleted since.
+                Err(StoreError::NotFound) => continue,
+                got => got.map_err(|error| backend_error(&error))?,
+            };
+            let parsed = Reference::parse(&manifest.volume, &got);
+            references.push(parsed.map_err(|error| {
+                let (place, name) = (client.place(), &object.name);
+                BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
+            })?);
+        }
+        match page.objects.last() {
+            Some(last) if page.more => after.clone_from(&last.name),
+            _ => return Ok(references),
+        }
+    }
+}
+
+/// Which clone begins with which snapshot: pins are never used twice.
+fn kept(manifest: &Manifest, references: Vec<Reference>) -> Kept {
+    let mut kept = Kept {
+        identity: identity(manifest.volume),
+        is_clone: !manifest.ancestors.is_empty(),
+        is_gone: manifest.gone,
+        snapshots: manifest
+            .snapshots
+            .iter()
+            .map(|snapshot| KeptSnapshot {
+                name: snapshot.name,
+                made_ms: snapshot.made_ms,
+                clones: Vec::new(),
+            })
+            .collect(),
+        clones: Vec::new(),
+    };
+    for reference in references {
+        let clone = KeptClone {
+            identity: identity(reference.clone),
+            location: reference.location,
+        };
+        let mut snapshots = manifest.snapshots.iter();
+        match snapshots.position(|snapshot| snapshot.pin == reference.pin) {
+            Some(index) => kept.snapshots[index].clones.push(clone),
+            None => kept.clones.push(clone),
+        }
+    }
+    kept
+}
+
+/// What a volume is, whatever its place.
+fn identity(uuid: [u8; 16]) -> String {
+    format!("the volume {} in an object store", Uuid::from_bytes(uuid))
+}
+
+/// A client for the place of a URL, without the volume that may be there; filters are left out.
+pub fn client(url: &str) -> Result<Client, BackendError> {
+    objects_place(url)?.client()
+}
+
+/// The place of a URL of an object store.
+fn objects_place(url: &str) -> Result<ObjectsPlace, BackendError> {
+    let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut options = OptionList::parse(query)?;
+    let given = Given { url, place };
+    let place = match scheme {
+        "s3" => super::s3::parse_place(&given, &mut options)?,
+        "hdfs" => super::hdfs::parse_place(&given, &mut options)?,
+        _ => {
+            return Err(given
+                .refuse("it must be an object store's: s3: or hdfs:")
+                .into());
+        }
+    };
+    Ok(place)
+}
+
+/// What an error of a store is to somebody who opens a backend.
+fn backend_error(error: &StoreError) -> BackendError {
+    match error {
+        StoreError::Unreachable(why) => BackendError::Unreachable(why.clone()),
+        error => BackendError::Refused(error.to_string()),
+    }
+}
+
+/// The newest manifest of what is at a place, without taking it over.
+async fn newest_manifest(client: &Client) -> Result<Option<Manifest>, BackendError> {
+    loop {
+        let mut newest: Option<stores::Object> = None;
+        loop {
+            let after = newest.as_ref().map_or("", |object| object.name.as_str());
+            let page = client.list(Kind::Manifest.prefix(), after, LIST_MAX).await;
+            let page = page.map_err(|error| backend_error(&error))?;
+            let more = page.more;
+            newest = page.objects.into_iter().next_back().or(newest);
+            if !more {
+                break;
+            }
+        }
+        let Some(object) = newest else {
+            return Ok(None);
+        };
+        match client.get(&object.name, 0, object.bytes as usize).await {
+            Ok(bytes) => {
+                let refused = |error| {
+                    let (place, name) = (client.place(), &object.name);
+                    BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
+                };
+                return Manifest::parse(&bytes).map(Some).map_err(refused);
+            }
+            // Its owner has committed the next one since.
+            Err(StoreError::NotFound) => {}
+            Err(error) => return Err(backend_error(&error)),
+        }
+    }
+}
+
+/// What a request brought.
+#[derive(Debug)]
+enum Got {
+    Nothing,
+    Bytes(Bytes),
+    Listing(Listing),
+}
+
+/// The end of a request.
+type Ended = Result<Got, StoreError>;
+
+/// Where the ends of requests go.
+#[derive(Clone)]
+enum Sink {
+    /// To the thread that opens.
+    Opening(Sender<(Token, Ended)>),
+    /// To the ring of the shard.
+    Ring(Remote),
+}
+
+impl Sink {
+    fn end(self, token: Token, ended: Ended) {
+        match self {
+            // Whoever opened may have given up.
+            Self::Opening(sender) => drop(sender.send((token, ended))),
+            Self::Ring(remote) => remote.end(token, JobOutput::Any(Box::new(ended))),
+        }
+    }
+}
+
+/// The machine and what it waits for.
+struct Driver {
+    machine: ObjectVolume,
+    client: Client,
+    reach: Arc<dyn Reach>,
+    /// For the places of ancestors, by location.
+    ancestors: HashMap<String, Client>,
+    /// What it has asked and was not performed yet.
+    actions: Vec<Action>,
+    /// Requests under way; those that read have the buffer that the bytes go to.
+    flights: HashMap<u64, Option<BufMut>>,
+    /// How the last request failed, if it did.
+    trouble: Option<StoreError>,
+    damaged_blocks: u64,
+    is_fenced: bool,
+    origin: Instant,
+}
+
+impl Driver {
+    /// Open a volume. Blocks, but not for ever.
+    fn open(
+        machine: ObjectVolume,
+        reach: Arc<dyn Reach>,
+        client: Client,
+        patience: Duration,
+    ) -> Result<Self, BackendError> {
+        let mut driver = Self {
+            machine,
+            client,
+            reach,
+            ancestors: HashMap::new(),
+            actions: Vec::new(),
+            flights: HashMap::new(),
+            trouble: None,
+            damaged_blocks: 0,
+            is_fenced: false,
+            origin: Instant::now(),
+        };
+        let serving = driver.client.clone();
+        driver.client = serving.with_patience(patience);
+        let (sender, ends) = channel();
+        let sink = Sink::Opening(sender);
+        driver.poll();
+        while driver.machine.phase() == Phase::Opening {
+            driver.perform(&sink, &mut |end| unreachable!("nothing was asked: {end:?}"));
+            driver.wait(&ends)?;
+        }
+        match driver.machine.phase() {
+            Phase::Failed(error) => return Err(driver.refusal(error)),
+            Phase::Fenced => {
+                let place = driver.client.place();
+                return Err(BackendError::Refused(format!(
+                    "{place}: another node has taken the volume over meanwhile"
+                )));
+            }
+            Phase::Open | Phase::Opening => {}
+        }
+        // What it has begun besides ends here; what it wants now begins on the shard.
+        while !driver.flights.is_empty() {
+            driver.wait(&ends)?;
+        }
+        driver.client = serving;
+        // Those of the opening have less patience. All of them now: later nothing may block.
+        driver.ancestors.clear();
+        let locations = driver.machine.ancestor_locations().map(str::to_owned);
+        for location in locations.collect::<Vec<_>>() {
+            driver.ancestor(&location)?;
+        }
+        Ok(driver)
+    }
+
+    /// A client for the place of an ancestor.
+    fn ancestor(&mut self, location: &str) -> Result<Client, BackendError> {
+        if let Some(client) = self.ancestors.get(location) {
+            return Ok(client.clone());
+        }
+        let place = self.client.place();
+        let Some(reach) = self.reach.elsewhere(location) else {
+            return Err(BackendError::Refused(format!(
+                "{place}: it is a clone, and {location:?} is no place in its store"
+            )));
+        };
+        let client = self.client.beside(reach.reach(None)?);
+        self.ancestors.insert(location.to_owned(), client.clone());
+        Ok(client)
+    }
+
+    /// While opening: wait for the end of a request, or until the machine wants to go on.
+    fn wait(&mut self, ends: &Receiver<(Token, Ended)>) -> Result<(), BackendError> {
+        let left = OPEN_TIME_MAX.saturating_sub(self.origin.elapsed());
+        if left.is_zero() {
+            let place = self.client.place();
+            let why = match &self.trouble {
+                Some(trouble) => trouble.to_string(),
+                None => format!("{place}: it did not open within {OPEN_TIME_MAX:?}"),
+            };
+            return Err(BackendError::Unreachable(why));
+        }
+        let wakeup = self.machine.next_wakeup();
+        let due = wakeup.map_or(left, |at| Duration::from_nanos(at.since(self.now()).0));
+        match ends.recv_timeout(due.min(left)) {
+            Ok((token, ended)) => self.settle(token, ended),
+            Err(RecvTimeoutError::Timeout) => self.poll(),
+            Err(RecvTimeoutError::Disconnected) => unreachable!("a sender is held while opening"),
+        }
+        Ok(())
+    }
+
+    /// Why it did not open.
+    fn refusal(&self, error: OpenError) -> BackendError {
+        let place = self.client.place();
+        match (error, &self.trouble) {
+            (OpenError::Io(_), Some(trouble)) => backend_error(trouble),
+            (OpenError::Io(IoError::Unreachable), None) => {
+                BackendError::Unreachable(format!("{place}: it is not reachable"))
+            }
+            (OpenError::Absent, _) => BackendError::Absent(place),
+            (OpenError::OtherSize { has, needs }, _) => BackendError::Size { place, has, needs },
+            (error, _) => BackendError::Refused(format!("{place}: {error}")),
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn poll(&mut self) {
+        self.machine.poll(self.now(), &mut self.actions);
+        self.look();
+    }
+
+    fn step(&mut self, event: Event) {
+        let now = self.now();
+        self.machine.step(now, event, &mut self.actions);
+        self.machine.poll(now, &mut self.actions);
+        self.look();
+    }
+
+    /// Say so when another owner has taken it over.
+    fn look(&mut self) {
+        if self.machine.phase() == Phase::Fenced && !self.is_fenced {
+            self.is_fenced = true;
+            let why = format!(
+                "{}: another node has taken the volume over; nothing is written to it any more",
+                self.client.place()
+            );
+            tracing::error!("{why}");
+            self.client.counters().lose(why);
+        }
+    }
+
+    /// A request has ended.
+    fn settle(&mut self, token: Token, ended: Ended) {
+        let Some(buf) = self.flights.remove(&token.0) else {
+            unreachable!("a request that was not under way has ended");
+        };
+        if let Err(error) = &ended {
+            self.trouble = Some(error.clone());
+        }
+        let result = match (ended, buf) {
+            (Ok(Got::Bytes(bytes)), Some(mut buf)) => {
+                buf.copy_from_slice(&bytes);
+                Ok(Stored::Read(buf))
+            }
+            (Ok(Got::Listing(listing)), None) => {
+                let objects = listing.objects.into_iter().map(|object| Listed {
+                    name: object.name,
+                    bytes: object.bytes,
+                });
+                Ok(Stored::Listed {
+                    objects: objects.collect(),
+                    more: listing.more,
+                })
+            }
+            (Ok(_), _) => Ok(Stored::Done),
+            (Err(StoreError::NotFound), _) => Err(Failure::NotFound),
+            (Err(StoreError::Short), _) => Err(Failure::Short),
+            (Err(StoreError::Exists), _) => Err(Failure::Exists),
+            (Err(error), _) => Err(Failure::Io(error.io())),
+        };
+        self.step(Event::Stored { token, result });
+    }
+
+    /// Begin what the machine has asked for; how many requests that were.
+    fn perform(&mut self, sink: &Sink, end: &mut dyn FnMut(Completion)) -> usize {
+        let before = self.flights.len();
+        for action in std::mem::take(&mut self.actions) {
+            match action {
+                Action::Put {
+                    token,
+                    name,
+                    data,
+                    condition,
+                } => {
+                    let data = joined(&data);
+                    let condition = match condition {
+                        Condition::Always => stores::Condition::Always,
+                        Condition::IfAbsent => stores::Condition::IfAbsent,
+                    };
+                    let volume = name.volume;
+                    let name = name.to_string();
+                    self.begin(sink, token, volume, None, move |client| async move {
+                        client.put(&name, data, condition).await?;
+                        Ok(Got::Nothing)
+                    });
+                }
+                Action::Get {
+                    token,
+                    name,
+                    offset,
+                    buf,
+                } => {
+                    let (bytes, volume) = (buf.len(), name.volume);
+                    let name = name.to_string();
+                    self.begin(sink, token, volume, Some(buf), move |client| async move {
+                        client.get(&name, offset, bytes).await.map(Got::Bytes)
+                    });
+                }
+                Action::Delete { token, name } => {
+                    let volume = name.volume;
+                    let name = name.to_string();
+                    self.begin(sink, token, volume, None, move |client| async move {
+                        client.delete(&name).await?;
+                        Ok(Got::Nothing)
+                    });
+                }
+                Action::List {
+                    token,
+                    volume,
+                    prefix,
+                    after,
+                } => {
+                    self.begin(sink, token, volume, None, move |client| async move {
+                        let listed = client.list(prefix, &after, LIST_MAX).await;
+                        listed.map(Got::Listing)
+                    });
+                }
+                Action::End(completion) => {
+                    self.note_damage(&completion);
+                    end(completion);
+                }
+                Action::SnapshotEnd { token, result } => {
+                    let result = match result {
+                        Ok(()) => Ok(Done::Written),
+                        Err(SnapshotError::Io(error)) => Err(error),
+                        Err(refused) => Ok(Done::Refused(refused)),
+                    };
+                    end(Completion { token, result });
+                }
+            }
+        }
+        self.flights.len() - before
+    }
+
+    /// Begin a request about objects of this volume, or of the ancestor with a number.
+    fn begin<F: Future<Output = Ended> + Send>(
+        &mut self,
+        sink: &Sink,
+        token: Token,
+        volume: u16,
+        buf: Option<BufMut>,
+        request: impl FnOnce(Client) -> F + Send + 'static,
+    ) {
+        let other = self.flights.insert(token.0, buf);
+        assert!(other.is_none(), "a request is under way already");
+        let sink = sink.clone();
+        let client = match volume.checked_sub(1) {
+            None => Ok(self.client.clone()),
+            Some(number) => {
+                let location = self.machine.ancestor_location(number).to_owned();
+                self.ancestor(&location)
+            }
+        };
+        runtime().spawn(async move {
+            let ended = match client {
+                Ok(client) => request(client).await,
+                Err(error) => Err(StoreError::Refused(error.to_string())),
+            };
+            sink.end(token, ended);
+        });
+    }
+
+    /// Say so when a request fails because an object is damaged.
+    fn note_damage(&mut self, completion: &Completion) {
+        if completion.result.is_ok() {
+            return;
+        }
+        let damaged = self.machine.stats().damaged_blocks;
+        if damaged > self.damaged_blocks {
+            self.damaged_blocks = damaged;
+            tracing::error!(
+                place = self.client.place(),
+                blocks = damaged,
+                "objects are damaged: what they hold differs from its checksum and is not handed out"
+            );
+        }
+    }
+}
+
+/// All bytes of some buffers.
+fn joined(data: &[Buf]) -> Bytes {
+    let mut all = BytesMut::with_capacity(data.iter().map(|buf| buf.len()).sum());
+    for buf in data {
+        all.extend_from_slice(buf);
+    }
+    all.freeze()
+}
+
+/// An open volume on its way to its shard.
+struct OpenVolume(Driver);
+
+// SAFETY: what the machine counts without atomics (its arenas and their buffers) is all inside the
+// driver: nobody gave it a buffer from outside before it was open, nothing was under way when it
+// was put here, and requests hold copies. So everything moves at once.
+unsafe impl Send for OpenVolume {}
+
+impl Opened for OpenVolume {
+    fn build(self: Box<Self>) -> Box<dyn Backend> {
+        Box::new(ObjectsBackend {
+            driver: self.0,
+            ahead: 0,
+            is_finishing: false,
+        })
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some(identity(self.0.machine.uuid()))
+    }
+
+    fn counters(&self) -> Option<Arc<Counters>> {
+        Some(self.0.client.counters())
+    }
+}
+
+/// See the module.
+struct ObjectsBackend {
+    driver: Driver,
+    /// Nanoseconds that the shard's clock is ahead of the machine's.
+    ahead: i64,
+    is_finishing: bool,
+}
+
+impl ObjectsBackend {
+    /// Perform what the machine wants.
+    fn go_on(&mut self, now: Nanos, port: &mut Port<'_>) {
+        self.ahead = now.0.wrapping_sub(self.driver.now().0).cast_signed();
+        if self.is_finishing {
+            return;
+        }
+        let sink = Sink::Ring(port.ring.remote(port.owner));
+        let done = &mut *port.done;
+        let begun = self.driver.perform(&sink, &mut |end| done.push(end));
+        for _ in 0..begun {
+            port.ring.begin_remote();
+        }
+    }
+}
+
+impl Backend for ObjectsBackend {
+    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Operation { token, ask } = operation;
+        let ask = match ask {
+            Ask::Zero { bytes: 0, .. } => return port.end(token, Ok(Done::Written)),
+            Ask::Read { offset, buf } => ObjectAsk::Read { offset, buf },
+            Ask::Write { offset, data } => ObjectAsk::Write { offset, data },
+            // What is zero takes no space, whatever was asked.
+            Ask::Zero { offset, bytes, .. } => ObjectAsk::Zero { offset, bytes },
+            Ask::Flush => ObjectAsk::Flush,
+            Ask::Extents { range } => ObjectAsk::Extents { range },
+            Ask::Resize { bytes } => ObjectAsk::Resize { bytes },
+            Ask::Keep(Keep::Snapshot { name, made_ms }) => ObjectAsk::Snapshot { name, made_ms },
+            Ask::Keep(Keep::Forget { name }) => ObjectAsk::DeleteSnapshot { name },
+            Ask::Keep(Keep::GiveUp) => ObjectAsk::GiveUp,
+        };
+        self.driver.step(Event::Submit { token, ask });
+        self.go_on(now, port);
+    }
+
+    fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
+        let Outcome::Job(JobOutput::Any(ended)) = outcome else {
+            unreachable!("nothing is started that ends in {outcome:?}");
+        };
+        let Ok(ended) = ended.downcast::<Ended>() else {
+            unreachable!("requests end in what they brought");
+        };
+        self.driver.settle(token, *ended);
+        self.go_on(now, port);
+    }
+
+    fn poll(&mut self, now: Nanos, port: &mut Port<'_>) {
+        self.driver.poll();
+        self.go_on(now, port);
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        if self.is_finishing {
+            return None;
+        }
+        let due = self.driver.machine.next_wakeup()?;
+        Some(Nanos(due.0.saturating_add_signed(self.ahead)))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            extents: true,
+            snapshots: true,
+            in_flight_max: IN_FLIGHT_MAX,
+            atomic_flush: true,
+        }
+    }
+
+    fn finish(&mut self) -> bool {
+        self.is_finishing = true;
+        self.driver.flights.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! The driver over a server in this process: the suite of the backends, and what fails.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::backends::conformance::{self, Bench};
+use crate::backends::url::BackendUrl;
+use crate::backends::{Absent, Ask, BackendError, Keep, find, open};
+use crate::stores::tests::Served;
+use hdcs_core::error::IoError;
+use hdcs_core::objects::io::SnapshotName;
+
+const BYTES: u64 = 8 << 20;
+
+fn url(served: &Served, prefix: &str) -> String {
+    let credentials = served.directory.path().join("credentials");
+    format!(
+        "s3://bucket/{prefix}?endpoint={}&credentials={}&retry_s=2",
+        served.endpoint,
+        credentials.display()
+    )
+}
+
+#[test]
+fn s3_conforms_as_a_backend() {
+    let served = Served::start();
+    conformance::run_url(&url(&served, "volume"), &mut |_| ()).unwrap();
+}
+
+#[test]
+fn volume_is_found_without_being_taken() {
+    let served = Served::start();
+    let url = url(&served, "volume");
+    assert_eq!(find(&url).unwrap(), None);
+    let made = open(&url, BYTES, Absent::Create).unwrap();
+    let identity = made.identity();
+    let mut owner = Bench::over(made.build());
+    assert_eq!(find(&url).unwrap().unwrap().bytes, BYTES);
+    // Whoever only looked has not fenced it.
+    owner.write(0, &[1; 4096]).unwrap();
+    owner.ask(Ask::Flush).unwrap();
+    let again = open(&url, BYTES, Absent::Refuse).unwrap();
+    assert_eq!(again.identity(), identity);
+    assert!(identity.is_some());
+}
+
+#[test]
+fn owner_whose_place_is_taken_is_fenced() {
+    let served = Served::start();
+    let url = url(&served, "volume");
+    let mut first = Bench::over(open(&url, BYTES, Absent::Create).unwrap().build());
+    first.write(0, &[1; 4096]).unwrap();
+    first.ask(Ask::Flush).unwrap();
+    let mut second = Bench::over(open(&url, BYTES, Absent::Refuse).unwrap().build());
+    assert_eq!(second.read(0, 4096).unwrap(), vec![1; 4096]);
+    second.write(0, &[2; 4096]).unwrap();
+    second.ask(Ask::Flush).unwrap();
+    // It may take a write into its memory, but nothing of it counts.
+    let _ = first.write(0, &[3; 4096]);
+    assert_eq!(first.ask(Ask::Flush).unwrap_err(), IoError::Fenced);
+    assert_eq!(first.write(0, &[4; 4096]).unwrap_err(), IoError::Fenced);
+    assert_eq!(second.read(0, 4096).unwrap(), vec![2; 4096]);
+    second.write(4096, &[5; 4096]).unwrap();
+    second.ask(Ask::Flush).unwrap();
+}
+
+#[test]
+fn damaged_object_is_an_error_and_never_data() {
+    let served = Served::start();
+    let url = url(&served, "volume");
+    let mut bench = Bench::over(open(&url, BYTES, Absent::Create).unwrap().build());
+    for block in 0..64u64 {
+        bench.write(block * 4096, &[block as u8 + 1; 4096]).unwrap();
+    }
+    bench.ask(Ask::Flush).unwrap();
+    drop(bench);
+    let data = served.directory.path().join("bucket/volume/data");
+    let objects: Vec<PathBuf> = fs::read_dir(data)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert!(!objects.is_empty());
+    for path in &objects {
+        let mut bytes = fs::read(path).unwrap();
+        // A run of one block's content: the second half of it is inverted.
+        let at = bytes.windows(4096).position(|run| run == [8; 4096]);
+        if let Some(at) = at {
+            bytes[at + 2048..at + 4096].fill(!8);
+            fs::write(path, bytes).unwrap();
+        }
+    }
+    let mut bench = Bench::over(open(&url, BYTES, Absent::Refuse).unwrap().build());
+    assert_eq!(bench.read(7 * 4096, 4096).unwrap_err(), IoError::Failed);
+    assert_eq!(bench.read(9 * 4096, 4096).unwrap(), vec![10; 4096]);
+}
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let served = Served::start();
+    let here = url(&served, "volume");
+    assert!(matches!(
+        open(&here, BYTES, Absent::Refuse).map(drop),
+        Err(BackendError::Absent(_))
+    ));
+    drop(open(&here, BYTES, Absent::Create).unwrap());
+    assert!(matches!(
+        open(&here, 2 * BYTES, Absent::Create).map(drop),
+        Err(BackendError::Size { has: BYTES, .. })
+    ));
+    assert!(matches!(
+        open(&here, 2 * BYTES, Absent::Refuse).map(drop),
+        Err(BackendError::Shrunk { .. })
+    ));
+    let bucket = here.replace("//bucket", "//absent");
+    let said = open(&bucket, BYTES, Absent::Create).map(drop).unwrap_err();
+    assert!(said.to_string().contains("does not exist"), "{said}");
+    let away = here.replace(&served.endpoint, "http://127.0.0.1:1");
+    assert!(matches!(
+        open(&away, BYTES, Absent::Create).map(drop),
+        Err(BackendError::Unreachable(_))
+    ));
+}
+
+/// Files below a directory, and their bytes.
+fn total(directory: &Path) -> (u64, u64) {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return (0, 0);
+    };
+    entries
+        .map(Result::unwrap)
+        .fold((0, 0), |(count, bytes), entry| {
+            let found = entry.metadata().unwrap();
+            let (more, beside) = if found.is_dir() {
+                total(&entry.path())
+            } else {
+                (1, found.len())
+            };
+            (count + more, bytes + beside)
+        })
+}
+
+#[test]
+fn snapshot_and_clone_copy_no_data() {
+    let served = Served::start();
+    let name = SnapshotName::new("s").unwrap();
+    for mib in [1u64, 24] {
+        let parent = url(&served, &format!("parent-{mib}"));
+        let clone = url(&served, &format!("clone-{mib}"));
+        let mut bench = Bench::over(open(&parent, mib << 20, Absent::Create).unwrap().build());
+        for at in 0..mib {
+            bench.write(at << 20, &vec![at as u8 + 1; 1 << 20]).unwrap();
+        }
+        bench.ask(Ask::Flush).unwrap();
+        let before = bench.stack.counts().unwrap();
+        let made_ms = 1;
+        bench
+            .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+            .unwrap();
+        let after = bench.stack.counts().unwrap();
+        assert_eq!(
+            after.puts - before.puts,
+            2,
+            "a copy of a manifest, and a manifest"
+        );
+        assert!(after.put_bytes - before.put_bytes < 4096);
+        let place = BackendUrl::parse(&clone).unwrap().place;
+        place
+            .as_keeper()
+            .unwrap()
+            .clone_from(&parent, &name)
+            .unwrap();
+        let bucket = served.directory.path().join("bucket");
+        let (count, bytes) = total(&bucket.join(format!("clone-{mib}")));
+        assert!(count == 1 && bytes < 4096, "{count} objects, {bytes} bytes");
+        let (count, bytes) = total(&bucket.join(format!("parent-{mib}/clone")));
+        assert!(count == 1 && bytes < 4096, "{count} objects, {bytes} bytes");
+        let mut cloned = Bench::over(open(&clone, mib << 20, Absent::Refuse).unwrap().build());
+        let last = cloned.read((mib - 1) << 20, 4096).unwrap();
+        assert_eq!(last, vec![mib as u8; 4096]);
+    }
+}
+
+#[test]
+fn clone_in_another_store_is_refused() {
+    let (served, other) = (Served::start(), Served::start());
+    let parent = url(&served, "parent");
+    let name = SnapshotName::new("s").unwrap();
+    let mut bench = Bench::over(open(&parent, BYTES, Absent::Create).unwrap().build());
+    let made_ms = 1;
+    bench
+        .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+        .unwrap();
+    let place = BackendUrl::parse(&url(&other, "clone")).unwrap().place;
+    let refused = place.as_keeper().unwrap().clone_from(&parent, &name);
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains("name a place in the same store"), "{said}");
+    let elsewhere = place.as_keeper().unwrap().clone_from("file:/tmp/x", &name);
+    assert!(elsewhere.is_err());
+}

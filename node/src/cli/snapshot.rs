@@ -1,0 +1,196 @@
+//! `hdcs volume snapshot` and `hdcs volume clone`.
+
+use clap::Args;
+use hyper::Method;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::client::Client;
+use super::size::show;
+use super::volume::{Behaviour, api_path, said};
+use super::{Failure, flush, output};
+use crate::catalogue::VolumeName;
+use crate::control::api::{CloneVolume, MakeSnapshot, Snapshot, Snapshots, Volume};
+use crate::data_dir::dirty::utc;
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Name of the volume
+    name: VolumeName,
+    /// Name of the snapshot: letters, digits, `.`, `_`, `-`
+    #[arg(required_unless_present = "list")]
+    snapshot: Option<String>,
+    /// List the snapshots, and the clones that begin with them
+    #[arg(long, conflicts_with_all = ["snapshot", "delete"])]
+    list: bool,
+    /// Delete the snapshot
+    #[arg(long)]
+    delete: bool,
+    /// Give up after so many seconds of writing dirty data to the backend; nothing is made then
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["list", "delete"])]
+    timeout: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Clone {
+    /// The volume, and which snapshot of it [default: as it is now]
+    #[arg(value_name = "NAME[@SNAPSHOT]", value_parser = parse_source)]
+    source: Source,
+    /// Name of the new volume
+    new: VolumeName,
+    /// Where its own objects go: a place of its own in the same store
+    #[arg(long, value_name = "URL")]
+    backend: String,
+    #[command(flatten)]
+    behaviour: Behaviour,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A volume, or a snapshot of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    volume: VolumeName,
+    snapshot: Option<String>,
+}
+
+fn parse_source(text: &str) -> Result<Source, String> {
+    let (volume, snapshot) = match text.split_once('@') {
+        Some((volume, snapshot)) => (volume, Some(snapshot.to_owned())),
+        None => (text, None),
+    };
+    let volume = volume.parse().map_err(|error| format!("{error}"))?;
+    Ok(Source { volume, snapshot })
+}
+
+pub(crate) async fn run(client: &Client, arguments: Arguments) -> Result<(), Failure> {
+    let name = &arguments.name;
+    let path = format!("{}/snapshots", api_path(name));
+    let Some(snapshot) = &arguments.snapshot else {
+        return list(client, &path, arguments.json).await;
+    };
+    if arguments.delete {
+        let path = format!("{path}/{}", escaped(snapshot)?);
+        let () = client.request(Method::DELETE, &path, &()).await?;
+        return said(arguments.json, &(), || {
+            format!("snapshot {snapshot} of volume {name} is deleted")
+        });
+    }
+    // Refused before the flush, if that is possible.
+    let there: Snapshots = client.get(&path).await?;
+    if there.snapshots.iter().all(|there| there.name != *snapshot) {
+        flush::flush(client, name, arguments.timeout).await?;
+    }
+    let made = make(client, name, &path, snapshot).await?;
+    said(arguments.json, &made, || {
+        format!("snapshot {snapshot} of volume {name} is made")
+    })
+}
+
+/// A name in a path; no snapshot has one that would need escaping.
+fn escaped(snapshot: &str) -> Result<&str, Failure> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if snapshot.bytes().all(good) && !snapshot.is_empty() {
+        return Ok(snapshot);
+    }
+    Err(Failure::misused(format!(
+        "snapshot name {snapshot:?}: it has 1 to 64 letters A-Z a-z, digits, `.`, `_` and `-`"
+    )))
+}
+
+/// Make it, of what has come meanwhile too; Ctrl-C cancels that.
+async fn make(
+    client: &Client,
+    name: &VolumeName,
+    path: &str,
+    snapshot: &str,
+) -> Result<Snapshot, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
+    let request = MakeSnapshot {
+        name: snapshot.to_owned(),
+    };
+    let made = client.request(Method::POST, path, &request);
+    tokio::pin!(made);
+    tokio::select! {
+        made = &mut made => return Ok(made?),
+        _ = interrupts.recv() => {}
+    }
+    let flush = format!("{}/flush", api_path(name));
+    let () = client.request(Method::DELETE, &flush, &()).await?;
+    Ok(made.await?)
+}
+
+async fn list(client: &Client, path: &str, json: bool) -> Result<(), Failure> {
+    let there: Snapshots = client.get(path).await?;
+    if json {
+        return output::json(&there);
+    }
+    let mut table = output::table(&["SNAPSHOT", "MADE", "CLONES"]);
+    for snapshot in &there.snapshots {
+        table.add_row([
+            snapshot.name.clone(),
+            utc(snapshot.made_ms),
+            snapshot.clones.join(", "),
+        ]);
+    }
+    output::print(&table);
+    if !there.clones.is_empty() {
+        let clones = there.clones.join(", ");
+        output::line(&format!("\nclones without a snapshot: {clones}"));
+    }
+    Ok(())
+}
+
+pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failure> {
+    let Source { volume, snapshot } = arguments.source;
+    if snapshot.is_none() {
+        // Refused before the flush, if that is possible.
+        let path = format!("{}/snapshots", api_path(&volume));
+        let _: Snapshots = client.get(&path).await?;
+        flush::flush(client, &volume, None).await?;
+    }
+    let of = match &snapshot {
+        Some(snapshot) => format!("snapshot {snapshot} of volume {volume}"),
+        None => format!("volume {volume}"),
+    };
+    let request = CloneVolume {
+        snapshot,
+        clone: (arguments.behaviour).of(&arguments.new, None, Some(arguments.backend))?,
+    };
+    let path = format!("{}/clone", api_path(&volume));
+    let made: Volume = client.request(Method::POST, &path, &request).await?;
+    said(arguments.json, &made, || {
+        format!(
+            "volume {} is a clone of {of}: {}, {}, backend {}",
+            made.name,
+            show(made.bytes),
+            made.state,
+            made.backend
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_is_a_volume_or_a_snapshot_of_it() {
+        let source = |text| parse_source(text).map(|s| (s.volume.to_string(), s.snapshot));
+        assert_eq!(source("v"), Ok(("v".to_owned(), None)));
+        assert_eq!(source("v@s"), Ok(("v".to_owned(), Some("s".to_owned()))));
+        assert!(source("@s").is_err() && source("a/b").is_err());
+    }
+
+    #[test]
+    fn snapshot_name_never_leaves_its_path() {
+        for bad in ["", "a/b", "..?x", "a b"] {
+            assert!(escaped(bad).is_err(), "{bad}");
+        }
+        assert_eq!(escaped("nightly-1.0_a").unwrap(), "nightly-1.0_a");
+    }
+}

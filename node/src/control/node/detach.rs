@@ -1,0 +1,115 @@
+//! Detaching a volume: the node forgets it, and leaves its backend, its log and its record alone.
+//!
+//! Its directory moves to `DIR/detached/`. It has a new number there: moved back before a restart, it
+//! is a volume again, and finds nothing in the read cache that its backend may have outlived.
+
+use hdcs_core::volume::Phase;
+use uuid::Uuid;
+
+use super::{MOVE_TIME_MAX, Node, at_volume, failed, find, lock, parse_name};
+use crate::catalogue::{self, Entry, Found};
+use crate::control::api::{ApiError, DetachOptions, Detached, ErrorKind};
+use crate::control::link::{ask, report};
+use crate::frontends::VolumeNumber;
+use crate::shard::command::{Command, Left};
+
+impl Node {
+    /// Detach a volume.
+    pub async fn detach(&self, name: &str, options: DetachOptions) -> Result<Detached, ApiError> {
+        let _busy = self
+            .begin_leaving(name, "detached", options.discard_dirty)
+            .await?;
+        let slot = self.slot(name)?;
+        let volume_name = parse_name(name)?;
+        let entry = match slot.found {
+            Found::Entry(entry) => entry,
+            Found::Damaged(why) => {
+                return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+            }
+        };
+        let dirty_bytes_left = self.let_go(name, &entry, options).await?;
+        let layout = self.layout();
+        let number = lock(&self.dir)
+            .next_volume_number()
+            .map_err(|error| failed(format!("volume {name}: {error}")))?;
+        let renumbered = Entry {
+            number,
+            ..entry.clone()
+        };
+        let target = layout.detached().join(format!("{name}-{}", Uuid::new_v4()));
+        let moved = catalogue::update(&layout, &renumbered)
+            .and_then(|()| catalogue::detach(&layout, &volume_name, &target));
+        if let Err(error) = moved {
+            let why = format!("detaching it did not end: {error}: detach it again");
+            self.put(
+                renumbered,
+                Some(super::open::NotOpen::Leaving { why: why.clone() }),
+            );
+            return Err(failed(format!("volume {name}: {why}")));
+        }
+        lock(&self.slots).remove(name);
+        super::delete::settle(entry.backend_url(&layout)).await;
+        self.explain(name, None);
+        self.share_memory().await;
+        tracing::info!(
+            "volume {name} was detached, {dirty_bytes_left} dirty bytes left in its log"
+        );
+        let inside = |path: std::path::PathBuf| path.display().to_string();
+        Ok(Detached {
+            name: name.to_owned(),
+            dirty_bytes_left,
+            log: inside(target.join(&entry.log.path)),
+            backend: entry
+                .backend
+                .unwrap_or_else(|| catalogue::file_url(&target.join(catalogue::DATA_FILE))),
+            directory: inside(target),
+        })
+    }
+
+    /// Close a volume that the node will forget; how many dirty bytes at most stay in its log.
+    async fn let_go(
+        &self,
+        name: &str,
+        entry: &Entry,
+        options: DetachOptions,
+    ) -> Result<u64, ApiError> {
+        let number = VolumeNumber(entry.number);
+        let report = report(&*self.path).await?;
+        let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
+            let dirty = self.dirty_of_unopened(name, entry).await?;
+            if !options.discard_dirty && !dirty.is_none() {
+                return Err(ApiError::new(
+                    ErrorKind::Conflict,
+                    format!(
+                        "volume {name}: it is not open, and detaching it would leave {dirty} behind that \
+                         the backend does not have: put it right and open it, or leave that behind with \
+                         --discard-dirty"
+                    ),
+                ));
+            }
+            self.forget_cached(entry).await;
+            return Ok(dirty.bytes_max);
+        };
+        let dirty = volume.stats.dirty_bytes;
+        if !options.discard_dirty {
+            self.destage(name, number).await.map_err(|error| {
+                ApiError::new(
+                    ErrorKind::Conflict,
+                    format!("{error}, or leave {dirty} dirty bytes behind with --discard-dirty"),
+                )
+            })?;
+        }
+        let left: Option<Left> = ask(&*self.path, "closing it", MOVE_TIME_MAX, |answer| {
+            Command::Close {
+                volume: number,
+                destage: !options.discard_dirty,
+                answer,
+            }
+        })
+        .await
+        .map_err(|error| at_volume(name, error))?;
+        self.records.closed(entry.number, left).await;
+        self.forget_cached(entry).await;
+        Ok(left.map_or(dirty, |left| left.dirty_bytes))
+    }
+}

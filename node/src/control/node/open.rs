@@ -1,0 +1,599 @@
+//! Opening volumes: all of them at start, one whose backend was away again and again, one by hand,
+//! and one whose write log is lost from its backend alone.
+//!
+//! ```text
+//!            ┌───────────── next attempt ────────────┐
+//!            ▼                                        │
+//!  start ─► opening ──► open            waiting (backend unreachable; 1 s to 30 s)
+//!            │ │ └────────────────────────────────────┘
+//!            │ └─► refused ──────── `volume open` ──► opening
+//!            └───► log lost ─────── `volume open` ──► opening
+//!                     └─ `volume open --discard-dirty` ─► new log, new number ──► opening
+//! ```
+//!
+//! Invariants:
+//! 1. No volume waits for another one to be opened, nor does the start of the node for longer than
+//!    [`START_PATIENCE`].
+//! 2. A log is given up only if it cannot be opened, the backend can, and `discard_dirty` says so or
+//!    it is certain that it holds nothing. It is moved aside, not destroyed, unless it is a device.
+//! 3. A volume that gives up its log gets a new number with the new log, in one durable step: what
+//!    the read cache holds under the old number, some of it of data that is lost now, is never found
+//!    again. Before that step the volume is as lost as before, after it as new as its backend.
+//! 4. An opening whose thread hangs is given up only for a volume that is to go. Whatever that thread
+//!    brings later is closed; it changes neither records nor volumes any more ([`Gate`]).
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hdcs_core::volume::Volume as CoreVolume;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::create::{is_block_device, make_log};
+use super::delete::DELETED;
+use super::record::Gate;
+use super::{Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
+use crate::backends::url::BackendUrl;
+use crate::backends::{self, Absent};
+use crate::catalogue::{self, Entry, Found};
+use crate::control::api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
+use crate::control::link::ask;
+use crate::data_dir::dirty::{self, DirtyRecord, Loss};
+use crate::data_dir::sealed;
+use crate::frontends::VolumeNumber;
+use crate::inspect;
+use crate::shard::command::{Command, OpenFailure, OpenFailureKind, OpenedAs};
+
+/// How long the start waits for volumes that are slow to open; they go on opening after it.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Pauses between attempts to reach a backend, doubled from the first to the last.
+const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long an opening may take before it counts as hanging: files open at once, and what is reached
+/// over a network gives up by itself before the second time.
+const HANG_TIME_LOCAL: Duration = Duration::from_secs(10);
+const HANG_TIME_REMOTE: Duration = Duration::from_secs(60);
+/// Openings that are handed over at once: fewer than the commands that the data path takes.
+const OPENINGS_PER_ROUND: usize = 64;
+
+/// Why a volume is not open.
+#[derive(Clone, Debug)]
+pub(super) enum NotOpen {
+    /// It is being opened.
+    Opening {
+        /// Since then.
+        since: Instant,
+    },
+    /// Its backend cannot be reached; it is tried again.
+    Waiting {
+        why: String,
+        attempts: u32,
+        retry_at: Instant,
+    },
+    /// Its write log is lost.
+    LogLost { why: String, loss: Loss },
+    /// Somebody must put something right.
+    Refused { why: String },
+    /// Deleting or detaching it has begun, and did not end.
+    Leaving { why: String },
+}
+
+impl NotOpen {
+    /// The phase that it is shown in.
+    pub fn phase(&self) -> &'static str {
+        match self {
+            Self::Opening { .. } => "opening",
+            Self::Waiting { .. } => "waiting",
+            Self::LogLost { .. } | Self::Refused { .. } | Self::Leaving { .. } => "failed",
+        }
+    }
+
+    /// For how long it has been opening, if that is longer than it should take.
+    pub fn hangs_for(&self) -> Option<Duration> {
+        match self {
+            Self::Opening { since } => Some(since.elapsed()).filter(|age| *age >= HANG_TIME_LOCAL),
+            _ => None,
+        }
+    }
+}
+
+/// A volume that the shard was asked to open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    number: u32,
+    since: Instant,
+    hang_time: Duration,
+}
+
+impl fmt::Display for NotOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Opening { .. } => match self.hangs_for() {
+                None => f.write_str("it is being opened"),
+                Some(age) => write!(
+                    f,
+                    "it has been opening for {} s: its write log or its backend does not answer; it \
+                     opens by itself once they do, and `hdcs volume detach` or `delete` lets go of it",
+                    age.as_secs()
+                ),
+            },
+            Self::Waiting { why, attempts, .. } => write!(
+                f,
+                "{why}: tried {attempts} times, and again by itself; `hdcs volume open` tries at once"
+            ),
+            Self::LogLost { why, loss } => write!(
+                f,
+                "{why}: its write log is lost: {loss}: put the log back and run `hdcs volume open`, or \
+                 open it from its backend alone with `hdcs volume open --discard-dirty`"
+            ),
+            Self::Refused { why } => {
+                write!(f, "{why}: put that right and run `hdcs volume open`")
+            }
+            Self::Leaving { why } => f.write_str(why),
+        }
+    }
+}
+
+/// The pause after so many attempts have failed.
+fn retry_pause(attempts: u32) -> Duration {
+    let doubled = RETRY_PAUSE_MIN * 2u32.pow(attempts.saturating_sub(1).min(16));
+    doubled.min(RETRY_PAUSE_MAX)
+}
+
+impl Node {
+    /// Have the shard open a volume; what it says, and what of it is recorded.
+    async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
+        let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
+        let layout = self.layout();
+        let gate = Arc::new(Gate::new(entry, &layout));
+        let spec = self
+            .spec(entry, volumes, Arc::<Gate>::clone(&gate))
+            .map_err(|error| refused(error.message))?;
+        let (answer, answered) = oneshot::channel();
+        let stopping = || refused("the node is stopping".to_owned());
+        if !self.path.send(Command::Open(Box::new(spec), answer)) {
+            return Err(stopping());
+        }
+        // However long it takes: a log may be large and a backend far away.
+        let result = answered.await.unwrap_or_else(|_| Err(stopping()));
+        if result.is_err() {
+            // A thread that panics has said so; then the record says "in use".
+            let _ = tokio::task::spawn_blocking(move || gate.take_back()).await;
+        }
+        result
+    }
+
+    /// Open a volume, and note what became of it.
+    pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
+        let attempts = match lock(&self.slots).get(entry.name.as_str()) {
+            Some(slot) => match slot.not_open {
+                Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
+                _ => 1,
+            },
+            None => 1,
+        };
+        let opening = Opening {
+            number: entry.number,
+            since: Instant::now(),
+            hang_time: hang_time(&entry.backend_url(&self.layout())),
+        };
+        lock(&self.openings).insert(entry.name.to_string(), opening);
+        let result = self.ask_to_open(entry, volumes).await;
+        lock(&self.openings).remove(entry.name.as_str());
+        let mut entry = entry.clone();
+        let not_open = match &result {
+            Ok(opened) => {
+                self.records.track(&entry, &self.layout(), opened.log);
+                self.record_backend(&mut entry, opened.backend.as_deref());
+                None
+            }
+            Err(failure) => Some(self.not_open(&entry, failure, attempts)),
+        };
+        self.put(entry, not_open);
+        result.map(drop)
+    }
+
+    /// Begin what takes a volume away, if need be in the place of an opening that hangs. An opening
+    /// that does not is waited for; none is given up for what will be refused.
+    pub(super) async fn begin_leaving(
+        &self,
+        name: &str,
+        what: &'static str,
+        discard_dirty: bool,
+    ) -> Result<Busy<'_>, ApiError> {
+        let mut given_up: Option<Instant> = None;
+        loop {
+            let refused = match self.begin(name, what) {
+                Ok(busy) => return Ok(busy),
+                Err(refused) => refused,
+            };
+            let opening = lock(&self.openings).get(name).copied();
+            match (opening, given_up) {
+                (_, Some(at)) if at.elapsed() < COMMAND_TIME_MAX => {}
+                (Some(opening), None) if opening.since.elapsed() < opening.hang_time => {}
+                (Some(opening), None) => {
+                    self.give_up(name, opening, what, discard_dirty).await?;
+                    given_up = Some(Instant::now());
+                }
+                _ => return Err(refused),
+            }
+            tokio::time::sleep(WATCH_PERIOD).await;
+        }
+    }
+
+    /// Give up an opening that hangs.
+    async fn give_up(
+        &self,
+        name: &str,
+        opening: Opening,
+        what: &'static str,
+        discard_dirty: bool,
+    ) -> Result<(), ApiError> {
+        let age = opening.since.elapsed().as_secs();
+        let refuse = |why: String| {
+            let message = format!("volume {name}: it has been opening for {age} s: {why}");
+            Err(ApiError::new(ErrorKind::Conflict, message))
+        };
+        if let Found::Entry(entry) = self.slot(name)?.found {
+            if what == DELETED && !self.log_answers(&entry).await {
+                return refuse(format!(
+                    "its write log {} does not answer, so that it cannot be removed: detach the volume \
+                     with `hdcs volume detach`",
+                    entry.log_path(&self.layout()).display()
+                ));
+            }
+            let dirty = self.dirty_of_unopened(name, &entry).await?;
+            if !discard_dirty && !dirty.is_none() {
+                return refuse(format!(
+                    "its write log or its backend does not answer, and its write log holds {dirty} that \
+                     the backend does not have: bring back what does not answer, or leave that behind \
+                     with --discard-dirty"
+                ));
+            }
+        }
+        let number = VolumeNumber(opening.number);
+        ask(
+            &*self.path,
+            "giving up its opening",
+            COMMAND_TIME_MAX,
+            |answer| Command::GiveUpOpening(number, answer),
+        )
+        .await
+        .map_err(|error| at_volume(name, error))
+    }
+
+    /// Record what a volume's backend is, if that was not known.
+    fn record_backend(&self, entry: &mut Entry, identity: Option<&str>) {
+        if entry.backend_identity.is_some() || identity.is_none() {
+            return;
+        }
+        let known = Entry {
+            backend_identity: identity.map(str::to_owned),
+            ..entry.clone()
+        };
+        match catalogue::update(&self.layout(), &known) {
+            Ok(()) => *entry = known,
+            // Until it is recorded, another image in its place would not be noticed.
+            Err(error) => tracing::warn!(
+                "volume {}: its backend is not recorded: {error}",
+                entry.name
+            ),
+        }
+    }
+
+    fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
+        let why = failure.message.clone();
+        match failure.kind {
+            OpenFailureKind::Unreachable => NotOpen::Waiting {
+                why,
+                attempts,
+                retry_at: Instant::now() + retry_pause(attempts),
+            },
+            OpenFailureKind::LogLost => NotOpen::LogLost {
+                why,
+                loss: self.loss_of(entry),
+            },
+            OpenFailureKind::Refused => NotOpen::Refused { why },
+        }
+    }
+
+    /// What is lost if the log of a volume is.
+    pub(super) fn loss_of(&self, entry: &Entry) -> Loss {
+        let directory = catalogue::directory(&self.layout(), &entry.name);
+        Loss::of(DirtyRecord::read(&directory, entry.uuid), entry.log.bytes)
+    }
+
+    /// Open a volume that is in the catalogue, unless something else is being done to it.
+    async fn open_by_itself(self: Arc<Self>, name: String) {
+        let Ok(_busy) = self.begin(&name, "opened") else {
+            return;
+        };
+        let Ok(slot) = self.slot(&name) else {
+            return;
+        };
+        let (Found::Entry(entry), Some(before)) = (slot.found, slot.not_open) else {
+            return;
+        };
+        let is_first = matches!(before, NotOpen::Opening { .. });
+        match self.open(&entry, self.entries().len()).await {
+            Ok(()) if is_first => {}
+            Ok(()) => tracing::info!("volume {name} is open now"),
+            Err(failure) if is_first => {
+                tracing::error!("volume {name} does not serve: {failure}");
+            }
+            Err(failure) => tracing::debug!("volume {name} still does not serve: {failure}"),
+        }
+    }
+
+    /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
+    /// what takes long goes on opening when this has returned.
+    pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        let recovered = {
+            let mut dir = lock(&self.dir);
+            let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
+            for found in recovered.volumes.values() {
+                if let Found::Entry(entry) = found {
+                    dir.note_used_number(entry.number)
+                        .map_err(|error| failed(error.to_string()))?;
+                }
+            }
+            recovered
+        };
+        for what in recovered.removed {
+            tracing::warn!("removed {what}");
+        }
+        for what in recovered.ignored {
+            tracing::warn!("left alone, not a volume: {what}");
+        }
+        let mut names = Vec::new();
+        for (name, found) in recovered.volumes {
+            match found {
+                Found::Damaged(why) => {
+                    tracing::error!("volume {name} does not serve: {why}");
+                    self.explain(&name, Some(why.clone()));
+                    let slot = super::Slot {
+                        found: Found::Damaged(why),
+                        not_open: None,
+                    };
+                    lock(&self.slots).insert(name, slot);
+                }
+                Found::Entry(entry) => {
+                    let since = Instant::now();
+                    self.put(entry, Some(NotOpen::Opening { since }));
+                    names.push(name);
+                }
+            }
+        }
+        let mut openings = JoinSet::new();
+        for names in names.chunks(OPENINGS_PER_ROUND) {
+            for name in names {
+                openings.spawn(Arc::clone(self).open_by_itself(name.clone()));
+            }
+            // Once it has answered, it has taken what was sent before.
+            tokio::task::yield_now().await;
+            crate::control::link::report(&*self.path).await?;
+        }
+        let all = async { while openings.join_next().await.is_some() {} };
+        if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
+            tracing::warn!(
+                "{} volumes are still being opened; the others serve",
+                openings.len()
+            );
+        }
+        openings.detach_all();
+        Ok(())
+    }
+
+    /// Try again what could not be reached and is due; called about once a second.
+    pub fn retry(self: &Arc<Self>) {
+        let now = Instant::now();
+        let slots = lock(&self.slots);
+        let due = slots.iter().filter(|(_, slot)| {
+            matches!(slot.not_open, Some(NotOpen::Waiting { retry_at, .. }) if retry_at <= now)
+        });
+        for (name, _) in due.take(OPENINGS_PER_ROUND) {
+            tokio::spawn(Arc::clone(self).open_by_itself(name.clone()));
+        }
+    }
+
+    /// Open a volume by hand, if need be without its log.
+    pub async fn open_now(
+        &self,
+        name: &str,
+        request: OpenVolume,
+    ) -> Result<OpenedVolume, ApiError> {
+        let _busy = self.begin(name, "opened")?;
+        let slot = self.slot(name)?;
+        let entry = match (slot.found, slot.not_open) {
+            (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why })) => {
+                return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+            }
+            (Found::Entry(entry), Some(_)) => entry,
+            (Found::Entry(_), None) => {
+                let volume = self.volume(name).await?;
+                return Ok(OpenedVolume { volume, lost: None });
+            }
+        };
+        let volumes = self.entries().len();
+        let mut opened_without = None;
+        if let Err(failure) = self.open(&entry, volumes).await {
+            let loss = self.loss_of(&entry);
+            let may_lose = request.discard_dirty || loss.is_none();
+            if failure.kind != OpenFailureKind::LogLost || !may_lose {
+                return Err(self.refusal(name, &failure));
+            }
+            let (entry, kept) = self.replace_log(&entry, &request).await?;
+            tracing::warn!("volume {name} is opened without its log, which is lost: {loss}");
+            opened_without = Some(Lost {
+                dirty_bytes_max: loss.dirty_bytes_max,
+                complete_until: loss.complete_until(),
+                said: loss.to_string(),
+                log_kept: kept.map(|path| path.display().to_string()),
+            });
+            let opened = self.open(&entry, volumes).await;
+            opened.map_err(|failure| self.refusal(name, &failure))?;
+        }
+        tracing::info!("volume {name} was opened by hand");
+        Ok(OpenedVolume {
+            volume: self.volume(name).await?,
+            lost: opened_without,
+        })
+    }
+
+    /// Why a volume was not opened by hand, as its slot says it now.
+    fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
+        let kind = match failure.kind {
+            OpenFailureKind::Unreachable => ErrorKind::Unavailable,
+            OpenFailureKind::LogLost | OpenFailureKind::Refused => ErrorKind::Conflict,
+        };
+        let slot = lock(&self.slots).get(name).cloned();
+        let why = slot.and_then(|slot| slot.not_open);
+        let why = why.map_or(failure.message.clone(), |why| why.to_string());
+        ApiError::new(kind, format!("volume {name}: {why}"))
+    }
+
+    /// Make a new log for a volume whose log is lost; its entry from now on, and where the old log
+    /// was moved to.
+    async fn replace_log(
+        &self,
+        entry: &Entry,
+        request: &OpenVolume,
+    ) -> Result<(Entry, Option<PathBuf>), ApiError> {
+        let name = entry.name.as_str();
+        let log = match (&request.log_path, request.log_bytes) {
+            (None, None) => entry.log.clone(),
+            (path, bytes) => {
+                let path = path.as_ref().map_or(entry.log.path.clone(), PathBuf::from);
+                let bytes = bytes.or(request.log_path.is_none().then_some(entry.log.bytes));
+                self.check_log_place(path, bytes, Some(entry))
+                    .await
+                    .map_err(|error| invalid(format!("volume {name}: {error}")))?
+            }
+        };
+        let number = lock(&self.dir)
+            .next_volume_number()
+            .map_err(|error| failed(format!("volume {name}: {error}")))?;
+        let new = Entry {
+            number,
+            log,
+            ..entry.clone()
+        };
+        let config = self.core_config(&new, self.entries().len())?;
+        let (layout, old, overwrite) = (self.layout(), entry.clone(), request.log_overwrite);
+        let made = tokio::task::spawn_blocking(move || {
+            let (high, low) = Uuid::new_v4().as_u64_pair();
+            let log = high ^ low;
+            let first_block = CoreVolume::format_log(&config, log);
+            // Nothing is given up before it is certain that the backend is there.
+            let backend = backends::open(&new.backend_url(&layout), new.bytes, Absent::Refuse);
+            drop(backend.map_err(|error| failed(error.to_string()))?);
+            let place = new.log_path(&layout);
+            let is_old_place = place == old.log_path(&layout);
+            let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
+            // The device is this volume's, or it may be overwritten: `make_way` has looked.
+            if let Err(error) = make_log(&place, new.log.bytes, true, &first_block) {
+                if let Some(aside) = &aside {
+                    let _back_where_it_was = fs::rename(aside, &place);
+                }
+                return Err(error);
+            }
+            let directory = catalogue::directory(&layout, &new.name);
+            let until = Loss::of(DirtyRecord::read(&directory, new.uuid), old.log.bytes);
+            let until = until.record.and_then(|record| record.complete_until_ms);
+            // In this order: with the old entry or the old record the new log is refused.
+            catalogue::update(&layout, &new).map_err(|error| failed(error.to_string()))?;
+            DirtyRecord::of_new_log(new.uuid, log, until)
+                .write(&directory)
+                .map_err(|error| failed(format!("{}: {error}", directory.display())))?;
+            Ok((new, aside))
+        });
+        let made = made.await.map_err(|error| failed(error.to_string()))?;
+        let (new, aside) = made.map_err(|error| at_volume(name, error))?;
+        self.forget_cached(entry).await;
+        Ok((new, aside))
+    }
+}
+
+/// How long opening a backend may take before that counts as hanging.
+fn hang_time(url: &str) -> Duration {
+    match BackendUrl::parse(url) {
+        Ok(url) if url.place.path().is_none() => HANG_TIME_REMOTE,
+        _ => HANG_TIME_LOCAL,
+    }
+}
+
+/// Make way for a new log of `volume`: a file in the place of its old one is moved aside, a device must
+/// be this volume's or empty. A file elsewhere is somebody's, and left for [`make_log`] to refuse.
+fn make_way(
+    path: &Path,
+    is_old_place: bool,
+    volume: Uuid,
+    overwrite: bool,
+) -> Result<Option<PathBuf>, ApiError> {
+    if is_block_device(path) {
+        if !overwrite && inspect::log_owner(path) != Some(volume) {
+            inspect::refuse_used_device(path)
+                .map_err(|why| ApiError::new(ErrorKind::Conflict, why))?;
+        }
+        return Ok(None);
+    }
+    if path.starts_with("/dev") {
+        // A file there would be a file in memory.
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "its write log cannot be made: {}: there is no such device: connect one, or name \
+                 another place with --log-path",
+                path.display()
+            ),
+        ));
+    }
+    if !is_old_place || fs::symlink_metadata(path).is_err() {
+        return Ok(None);
+    }
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".lost-{}", dirty::utc(dirty::unix_ms())));
+    let aside = PathBuf::from(aside);
+    let parent = path.parent().unwrap_or(Path::new("."));
+    fs::rename(path, &aside)
+        .and_then(|()| sealed::sync_directory(parent))
+        .map_err(|error| {
+            failed(format!(
+                "{}: cannot be moved aside: {error}",
+                path.display()
+            ))
+        })?;
+    Ok(Some(aside))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_pauses_double_up_to_half_a_minute() {
+        let seconds: Vec<u64> = (1..9).map(|n| retry_pause(n).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30, 30]);
+        assert_eq!(retry_pause(u32::MAX), RETRY_PAUSE_MAX);
+    }
+
+    #[test]
+    fn make_way_moves_its_own_file_aside_and_never_makes_one_below_dev() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let make_way = |path: &Path, own| make_way(path, own, Uuid::nil(), true);
+        assert_eq!(make_way(&path, true).unwrap(), None);
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(make_way(&path, false).unwrap(), None);
+        assert!(path.exists(), "a file of somebody else's stays");
+        let aside = make_way(&path, true).unwrap().unwrap();
+        assert!(!path.exists());
+        assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
+        let error = make_way(Path::new("/dev/hdcs-no-such-device"), true).unwrap_err();
+        assert!(error.message.contains("--log-path"), "{error}");
+    }
+}

@@ -1,0 +1,436 @@
+//! What owners ask of the store, and what becomes of it: when it happens, what goes wrong, and what
+//! they are told.
+
+use std::rc::Rc;
+
+use hdcs_core::buf::Buf;
+use hdcs_core::error::IoError;
+use hdcs_core::io::{Nanos, Token};
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::objects::format::{Manifest, SLOT_BYTES, slot_checksum};
+use hdcs_core::objects::io::{Action, Condition, Event, Kind, Name, StoreError, Stored};
+
+use super::plant::Plant;
+use super::reader;
+use super::world::{Effect, Fault, Happening, Look, UUID, World};
+use crate::violation::Violation;
+
+impl World {
+    pub(super) fn latency(&mut self) -> Nanos {
+        if !self.calm && self.random.u32(0..100) == 0 {
+            return self
+                .now
+                .plus(Nanos::from_millis(self.random.u64(1000..20_000)));
+        }
+        self.now
+            .plus(Nanos(self.random.u64(1..=self.scenario.latency_max)))
+    }
+
+    pub(super) fn draw_fault(&mut self, reads: bool) -> Fault {
+        let one_in = self.scenario.fault_one_in;
+        if self.calm || one_in == 0 || self.random.u32(0..one_in) > 0 {
+            return Fault::None;
+        }
+        self.coverage.faults += 1;
+        if reads {
+            return if self.scenario.corrupts && self.random.bool() {
+                Fault::Corrupt
+            } else {
+                Fault::Fails
+            };
+        }
+        let faults = [Fault::Fails, Fault::Unknown, Fault::Late, Fault::Twice];
+        self.random.choice(faults).unwrap_or(Fault::Fails)
+    }
+
+    pub(super) fn whole(&self, owner: usize, name: Name) -> String {
+        let entry = &self.owners[owner];
+        let place = match (name.volume, &entry.machine) {
+            (0, _) | (_, None) => entry.place,
+            (number, Some(machine)) => machine.ancestor_location(number - 1),
+        };
+        format!("{place}{name}")
+    }
+
+    /// Begin what an owner asks of the store.
+    pub(super) fn perform(&mut self, owner: usize, action: Action) -> Result<(), Violation> {
+        match action {
+            Action::Put {
+                token,
+                name,
+                data,
+                condition,
+            } => {
+                let whole = self.whole(owner, name);
+                let bytes = self.gather(name, &data);
+                self.plant_at_put(owner, name, &bytes)?;
+                let effect = Effect::Put {
+                    name: whole,
+                    short: name,
+                    bytes: Rc::new(bytes),
+                    condition,
+                };
+                self.begin(owner, token, effect, name.kind);
+            }
+            Action::Delete { token, name } => {
+                let effect = Effect::Delete {
+                    name: self.whole(owner, name),
+                };
+                self.begin(owner, token, effect, name.kind);
+            }
+            Action::Get {
+                token,
+                name,
+                offset,
+                buf,
+            } => {
+                let look = Look::Get {
+                    name: self.whole(owner, name),
+                    kind: name.kind,
+                    offset,
+                    buf,
+                };
+                let time = self.latency();
+                self.schedule
+                    .add(time, Happening::Look { owner, token, look });
+            }
+            Action::List {
+                token,
+                volume,
+                prefix,
+                after,
+            } => {
+                let name = Name {
+                    volume,
+                    kind: Kind::Data,
+                    number: 0,
+                };
+                let whole = self.whole(owner, name);
+                let place = whole.strip_suffix(&name.to_string());
+                let look = Look::List {
+                    place: place.unwrap_or(&whole).into(),
+                    prefix,
+                    after,
+                };
+                let time = self.latency();
+                self.schedule
+                    .add(time, Happening::Look { owner, token, look });
+            }
+            Action::End(_) | Action::SnapshotEnd { .. } => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn gather(&mut self, name: Name, data: &[Buf]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = Vec::new();
+        for buf in data {
+            bytes.extend_from_slice(buf);
+        }
+        if self.plant == Some(Plant::TornBlock)
+            && name.kind == Kind::Data
+            && bytes.len() > SLOT_BYTES + 100
+        {
+            // One sector of the first block is lost, as if it had been zero before.
+            bytes[512..1024].fill(0);
+            Self::put_right(name, 0, &mut bytes);
+        }
+        if self.plant == Some(Plant::SilentEnd)
+            && name.kind == Kind::Manifest
+            && let Ok(manifest) = Manifest::parse(&bytes)
+        {
+            let gone = false;
+            Manifest { gone, ..manifest }.write(&mut bytes);
+        }
+        bytes
+    }
+
+    /// Give the slot at `offset` of an object a good checksum, whatever block it is.
+    pub(super) fn put_right(name: Name, offset: usize, bytes: &mut [u8]) {
+        let slot = &mut bytes[offset..offset + SLOT_BYTES];
+        let (data, sum) = slot.split_at_mut(BLOCK_BYTES);
+        // The block is told by the content of its first sector, if that is a write's.
+        let sector = u64::from_le_bytes(data[16..24].try_into().unwrap_or_default());
+        let sum_now = slot_checksum(&UUID, name.number, sector / 8, data);
+        sum.copy_from_slice(&sum_now.to_le_bytes());
+    }
+
+    pub(super) fn plant_at_put(
+        &mut self,
+        owner: usize,
+        name: Name,
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
+        let place = self.owners[owner].place;
+        match self.plant {
+            Some(Plant::DeleteBeforeCommit) if name.kind == Kind::Manifest => {
+                let (Ok(manifest), Ok(before)) =
+                    (Manifest::parse(bytes), reader::needed(&self.store, place))
+                else {
+                    return Ok(());
+                };
+                let Ok(after) = reader::read(&self.store, place, manifest) else {
+                    return Ok(());
+                };
+                if let Some(name) = before.difference(&after.needs).next() {
+                    self.check_delete(name)?;
+                }
+            }
+            Some(Plant::DeleteBeginning) if name.kind == Kind::Manifest => {
+                if let Ok(Some(newest)) = reader::newest(&self.store, place)
+                    && newest.begins
+                {
+                    let name = format!("{place}{}", Name::own(Kind::Manifest, newest.sequence));
+                    self.check_delete(&name)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Begin a put or a delete, with whatever goes wrong.
+    pub(super) fn begin(&mut self, owner: usize, token: Token, effect: Effect, kind: Kind) {
+        let time = self.latency();
+        let later = Nanos(self.random.u64(1..120_000_000_000));
+        let late = time.plus(later);
+        let happen = |token| Happening::Happen {
+            owner,
+            token,
+            effect: effect.clone(),
+        };
+        let tell = |result| Happening::Tell {
+            owner,
+            token,
+            result,
+        };
+        let failed = || Err(StoreError::Io(IoError::Unreachable));
+        let mut fault = self.draw_fault(false);
+        if self.plant == Some(Plant::LostEnd) && self.random.u8(0..40) == 0 {
+            return self.schedule.add(time, happen(None));
+        }
+        if self.plant == Some(Plant::ManifestBeforeData) && kind == Kind::Data {
+            self.schedule.add(time, tell(Ok(Stored::Done)));
+            return self.schedule.add(late, happen(None));
+        }
+        if self.plant == Some(Plant::DeleteUnknown)
+            && kind == Kind::Data
+            && let Effect::Put { name, .. } = &effect
+            && self.random.u8(0..10) == 0
+        {
+            let delete = Effect::Delete { name: name.clone() };
+            let gone = Happening::Happen {
+                owner,
+                token: None,
+                effect: delete,
+            };
+            self.schedule.add(time, happen(Some(token)));
+            return self.schedule.add(time.plus(Nanos(1)), gone);
+        }
+        if self.plant == Some(Plant::UnknownIsSuccess)
+            && kind == Kind::Manifest
+            && self.random.u8(0..5) == 0
+        {
+            return self.schedule.add(time, tell(Ok(Stored::Done)));
+        }
+        if self.plant == Some(Plant::UnknownIsFailure)
+            && kind == Kind::Manifest
+            && matches!(effect, Effect::Put { .. })
+            && self.is_open(owner)
+            && self.random.bool()
+        {
+            fault = Fault::Unknown;
+        }
+        match fault {
+            Fault::None | Fault::Corrupt => self.schedule.add(time, happen(Some(token))),
+            Fault::Fails => self.schedule.add(time, tell(failed())),
+            Fault::Unknown => {
+                self.schedule.add(time, happen(None));
+                self.schedule.add(time.plus(Nanos(1)), tell(failed()));
+            }
+            Fault::Late => {
+                self.coverage.late += 1;
+                self.schedule.add(time, tell(failed()));
+                self.schedule.add(late, happen(None));
+            }
+            Fault::Twice => {
+                self.coverage.late += 1;
+                self.schedule.add(time, happen(Some(token)));
+                self.schedule.add(late, happen(None));
+            }
+        }
+    }
+
+    pub(super) fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
+        match happening {
+            Happening::Happen {
+                owner,
+                token,
+                effect,
+            } => {
+                let result = self.take_effect(owner, effect)?;
+                if let Some(token) = token {
+                    let time = self.latency();
+                    let tell = Happening::Tell {
+                        owner,
+                        token,
+                        result,
+                    };
+                    self.schedule.add(time, tell);
+                }
+                Ok(())
+            }
+            Happening::Look { owner, token, look } => {
+                let result = self.look(owner, look)?;
+                self.tell(owner, token, result)
+            }
+            Happening::Tell {
+                owner,
+                token,
+                result,
+            } => self.tell(owner, token, result),
+        }
+    }
+
+    pub(super) fn tell(
+        &mut self,
+        owner: usize,
+        token: Token,
+        result: Result<Stored, StoreError>,
+    ) -> Result<(), Violation> {
+        self.log(
+            "tell",
+            [owner as u64, token.0, u64::from(result.is_ok()), 0],
+        );
+        if let Err(StoreError::Io(_)) = result {
+            self.last_fault = self.now;
+        }
+        if let Some(machine) = &mut self.owners[owner].machine {
+            let event = Event::Stored { token, result };
+            machine.step(self.now, event, &mut self.actions);
+        }
+        self.settle_actions(owner)
+    }
+
+    /// A put or delete happens.
+    pub(super) fn take_effect(
+        &mut self,
+        owner: usize,
+        effect: Effect,
+    ) -> Result<Result<Stored, StoreError>, Violation> {
+        match effect {
+            Effect::Put {
+                name,
+                short,
+                bytes,
+                condition,
+            } => {
+                self.log(
+                    "put",
+                    [
+                        owner as u64,
+                        short.kind as u64,
+                        short.number,
+                        bytes.len() as u64,
+                    ],
+                );
+                let exists = self.store.get(&name).is_some();
+                let plant = self.plant == Some(Plant::NoFence);
+                if condition == Condition::IfAbsent && exists && !plant {
+                    return Ok(Err(StoreError::Exists));
+                }
+                if short.kind == Kind::Manifest {
+                    self.check_manifest(owner, &name, &bytes)?;
+                }
+                self.store.put(&name, bytes);
+                if let Kind::Manifest | Kind::Snapshot | Kind::Clone = short.kind {
+                    self.needed = None;
+                }
+                if short.kind == Kind::Manifest {
+                    self.check_state(owner)?;
+                }
+                Ok(Ok(Stored::Done))
+            }
+            Effect::Delete { name } => {
+                self.log("delete", [owner as u64, 0, 0, 0]);
+                self.coverage.deletes += 1;
+                self.check_delete(&name)?;
+                self.store.delete(&name);
+                Ok(Ok(Stored::Done))
+            }
+        }
+    }
+
+    /// A get or list is answered.
+    pub(super) fn look(
+        &mut self,
+        owner: usize,
+        look: Look,
+    ) -> Result<Result<Stored, StoreError>, Violation> {
+        let mut fault = self.draw_fault(true);
+        if self.plant == Some(Plant::SkipChecksum)
+            && matches!(
+                look,
+                Look::Get {
+                    kind: Kind::Data,
+                    ..
+                }
+            )
+        {
+            fault = Fault::Corrupt;
+        }
+        if fault == Fault::Fails {
+            return Ok(Err(StoreError::Io(IoError::Unreachable)));
+        }
+        match look {
+            Look::List {
+                place,
+                prefix,
+                after,
+            } => {
+                let (objects, more) = self.store.list(&place, prefix, &after);
+                Ok(Ok(Stored::Listed { objects, more }))
+            }
+            Look::Get {
+                name,
+                kind,
+                offset,
+                mut buf,
+            } => {
+                let Some(bytes) = self.store.get(&name).cloned() else {
+                    self.check_lost(owner, &name)?;
+                    return Ok(Err(StoreError::NotFound));
+                };
+                let range = offset as usize..offset as usize + buf.len();
+                let Some(bytes) = bytes.get(range) else {
+                    return Ok(Err(StoreError::Short));
+                };
+                buf.copy_from_slice(bytes);
+                if self.plant == Some(Plant::UnknownIsFailure)
+                    && kind == Kind::Manifest
+                    && self.is_open(owner)
+                {
+                    // As if nobody had compared it.
+                    if let Ok(mut manifest) = Manifest::parse(&buf) {
+                        manifest.nonce ^= 1;
+                        manifest.write(&mut buf);
+                    }
+                }
+                if fault == Fault::Corrupt {
+                    self.last_fault = self.now;
+                    let at = self.random.usize(0..buf.len());
+                    buf[at] ^= 1 << self.random.u8(0..8);
+                    if self.plant == Some(Plant::SkipChecksum)
+                        && buf.len().is_multiple_of(SLOT_BYTES)
+                        && let Some(name) = name.rsplit('/').next().and_then(|n| n.parse().ok())
+                    {
+                        // The place in a write's first sector stays, so that the sum can be made.
+                        let slot = at / SLOT_BYTES * SLOT_BYTES;
+                        buf[slot + 100] ^= 1;
+                        Self::put_right(Name::own(kind, name), slot, &mut buf);
+                    }
+                }
+                Ok(Ok(Stored::Read(buf)))
+            }
+        }
+    }
+}

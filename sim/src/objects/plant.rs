@@ -1,0 +1,38 @@
+//! Planted bugs: the driver between machine and fake store misbehaves in one way. Each stands for a
+//! bug that the machine could have; what it does is where it is planted, in `world.rs`.
+
+use clap::ValueEnum;
+
+/// One way to misbehave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plant {
+    /// What a new manifest does not need is removed before it is there.
+    DeleteBeforeCommit,
+    /// A put of data is said to be done and happens after the manifest.
+    ManifestBeforeData,
+    /// A manifest that begins an epoch is removed.
+    DeleteBeginning,
+    /// A damaged block comes with a good checksum: the check is skipped.
+    SkipChecksum,
+    /// A manifest that may be there or not is taken to be there.
+    UnknownIsSuccess,
+    /// A manifest that is there is taken for another owner's.
+    UnknownIsFailure,
+    /// A manifest replaces that of another owner.
+    NoFence,
+    /// An object that is not known is removed, whoever put it.
+    DeleteUnknown,
+    /// An end never arrives.
+    LostEnd,
+    /// A part of a block is written over the rest of it.
+    TornBlock,
+    /// A clone's reference is removed without a manifest that says that the clone is given up.
+    SilentEnd,
+}
+
+impl Plant {
+    /// Every bug.
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+}

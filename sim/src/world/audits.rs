@@ -1,0 +1,98 @@
+//! What is looked at closely when nothing else goes on, and what is done to a node that is down.
+
+use super::{
+    BLOCK_BYTES, BLOCK_SECTORS, BackendOrder, BlockKey, Disk, Happening, Nanos, Plant,
+    SMALL_POOL_BYTES, SectorRange, SsdState, Violation, Volume, World, check_lost, check_promotion,
+    mix,
+};
+
+/// Longer than the slowest device needs for what the cache still compares.
+const SETTLE_TIME: Nanos = Nanos::from_millis(2000);
+/// What lost logs begin again with: no volume of a scenario has such a number.
+const NUMBERS_AFTER_LOSS: u32 = 1000;
+
+impl World {
+    /// A range of a volume that takes a small part of the SSD tier, if that serves.
+    pub fn promotable(&mut self, unit: usize) -> Option<SectorRange> {
+        let stats = self.node.as_ref()?.cache.stats();
+        // With little memory it takes what it can.
+        let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
+        if stats.ssd_state != SsdState::Online || is_tight {
+            return None;
+        }
+        let blocks = stats.ssd_lines * stats.line_blocks / 8;
+        // A last line that is not whole has its place in DRAM alone, if anywhere.
+        let line = stats.line_blocks * BLOCK_SECTORS;
+        let sectors = self.sectors(unit) / line * line;
+        if sectors == 0 {
+            return None;
+        }
+        let start = self.random.u64(..sectors);
+        let count = 1 + self
+            .random
+            .u64(..(blocks * BLOCK_SECTORS).min(sectors - start));
+        Some(SectorRange::new(start, count))
+    }
+
+    /// Let everything that is under way come to its end, with time to spare.
+    pub fn settle(&mut self) -> Result<(), Violation> {
+        let until = self.now.plus(SETTLE_TIME);
+        self.queue.add(until, Happening::Tick);
+        self.run_until(|world| world.now >= until).map(|_| ())
+    }
+
+    /// Count what is read of a range of a backend from now on.
+    pub fn watch(&mut self, unit: usize, range: SectorRange) {
+        self.watched = Some((unit, range));
+        self.watched_sectors = 0;
+    }
+
+    /// A promotion that had the node for itself was answered, and was watched.
+    pub fn check_promoted(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
+        self.coverage.promotions += 1;
+        let sectors = self.sectors(unit);
+        let key = |block| BlockKey::new(self.units[unit].config.number, block);
+        let Some(node) = &self.node else {
+            return Ok(());
+        };
+        let end = key(sectors / BLOCK_SECTORS);
+        let is_cached = |block| node.cache.is_promoted(key(block), end);
+        check_promotion::check_there(range, sectors, is_cached)?;
+        check_promotion::check_effort(range, self.watched_sectors)
+    }
+
+    /// What was promoted has been read, which was watched.
+    pub fn check_promotion_used(&self, unit: usize, range: SectorRange) -> Result<(), Violation> {
+        let blocks = check_promotion::whole_blocks(range, self.sectors(unit));
+        let is_whole = blocks.end * BLOCK_SECTORS >= range.end();
+        // What rots on the cache's device is fetched again.
+        if self.scenario.faults.cache_rot || !is_whole {
+            return Ok(());
+        }
+        check_promotion::check_used(range, self.watched_sectors)
+    }
+
+    /// The node is down, and the log of a volume is lost: it gets a new one, with a new number, over
+    /// what the backend holds.
+    pub fn lose_log(&mut self, unit: usize) -> Result<(), Violation> {
+        self.note("log lost", [unit as u64, 0, 0, 0]);
+        self.coverage.lost_logs += 1;
+        let keeps_number = self.planted.strikes(Plant::KeptNumber);
+        let lost = self.coverage.lost_logs;
+        let state = &mut self.units[unit];
+        state.backend.opened();
+        check_lost::give_up_log(&mut state.history, |sector| state.backend.visible(sector))?;
+        if !keeps_number {
+            state.config.number = NUMBERS_AFTER_LOSS + lost as u32;
+        }
+        let seed = mix(self.scenario.seed ^ mix(100 + lost));
+        state.log = Disk::new(state.config.log_bytes, seed);
+        let first: [u8; BLOCK_BYTES] = Volume::format_log(&state.config, mix(seed));
+        state.log.put(0, &first);
+        state.log_rotten = false;
+        state.order = BackendOrder::default();
+        // What it took was stated, and accepted.
+        state.lost_bytes_max = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! Volumes over object stores: short seeded sets, a crash at every step, and planted bugs.
+
+use hdcs_sim::objects::plant::Plant;
+use hdcs_sim::objects::scenario::Coverage;
+use hdcs_sim::objects::{Options, run};
+
+/// Seeds that a bug may survive.
+const SEEDS_MAX: u64 = 200;
+
+#[test]
+fn objects_seeds_hold_and_cover() {
+    let mut coverage = Coverage::default();
+    for seed in 0..80 {
+        let outcome = run(seed, Options::default());
+        if let Some(violation) = &outcome.violation {
+            panic!(
+                "{violation}\nreplay: hdcs-sim --world objects --seed {seed}\n{}",
+                outcome.tail.join("\n")
+            );
+        }
+        coverage.add(&outcome.coverage);
+    }
+    // A set that no longer commits, copies, crashes or is fenced proves nothing.
+    assert!(
+        coverage.commits > 2000
+            && coverage.copied_blocks > 1000
+            && coverage.maps > 300
+            && coverage.crashes > 150
+            && coverage.fenced > 10
+            && coverage.late > 100
+            && coverage.snapshots > 10
+            && coverage.clones > 5
+            && coverage.given_up > 2,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn objects_seed_is_the_same_every_time() {
+    let hash = |seed| run(seed, Options::default()).trace_hash;
+    assert_eq!(hash(3), hash(3));
+    assert_ne!(hash(3), hash(4));
+}
+
+#[test]
+fn objects_crash_at_every_step_holds() {
+    let mut steps = 0;
+    for seed in 0..12 {
+        for step in 0.. {
+            let options = Options {
+                crash_at: Some(step),
+                ..Options::default()
+            };
+            let outcome = run(seed, options);
+            if let Some(violation) = &outcome.violation {
+                let tail = outcome.tail.join("\n");
+                panic!("seed {seed}, crash at step {step}: {violation}\n{tail}");
+            }
+            if !outcome.coverage.cut {
+                break;
+            }
+            steps += 1;
+        }
+    }
+    assert!(steps > 200, "the runs have only {steps} steps");
+}
+
+/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
+fn assert_caught(plant: Plant, rules: &[&str]) {
+    let options = Options {
+        plant: Some(plant),
+        ..Options::default()
+    };
+    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
+    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
+    assert!(
+        rules.contains(&violation.rule),
+        "{plant:?} was caught by another rule: {violation}"
+    );
+}
+
+#[test]
+fn objects_plant_of_a_delete_before_the_commit_is_caught() {
+    assert_caught(Plant::DeleteBeforeCommit, &["delete-needed"]);
+}
+
+#[test]
+fn objects_plant_of_a_manifest_before_its_data_is_caught() {
+    assert_caught(
+        Plant::ManifestBeforeData,
+        &["manifest-dangling", "read-lost"],
+    );
+}
+
+#[test]
+fn objects_plant_of_a_removed_beginning_is_caught() {
+    assert_caught(Plant::DeleteBeginning, &["beginning-deleted"]);
+}
+
+#[test]
+fn objects_plant_of_a_skipped_checksum_is_caught() {
+    assert_caught(Plant::SkipChecksum, &["read-foreign"]);
+}
+
+#[test]
+fn objects_plant_of_an_unknown_end_taken_for_success_is_caught() {
+    assert_caught(
+        Plant::UnknownIsSuccess,
+        &["not-a-boundary", "manifest-dangling", "delete-needed"],
+    );
+}
+
+#[test]
+fn objects_plant_of_an_unknown_end_taken_for_failure_is_caught() {
+    assert_caught(Plant::UnknownIsFailure, &["fenced-without-cause"]);
+}
+
+#[test]
+fn objects_plant_of_a_missing_fence_is_caught() {
+    assert_caught(Plant::NoFence, &["fenced-commit", "not-a-boundary"]);
+}
+
+#[test]
+fn objects_plant_of_a_removed_unknown_object_is_caught() {
+    assert_caught(
+        Plant::DeleteUnknown,
+        &["manifest-dangling", "read-lost", "delete-needed"],
+    );
+}
+
+#[test]
+fn objects_plant_of_a_lost_end_is_caught() {
+    assert_caught(Plant::LostEnd, &["stall", "memory"]);
+}
+
+#[test]
+fn objects_plant_of_a_torn_block_is_caught() {
+    assert_caught(
+        Plant::TornBlock,
+        &["manifest-dangling", "not-a-boundary", "read-stale"],
+    );
+}
+
+#[test]
+fn objects_plant_of_a_silent_end_of_a_clone_is_caught() {
+    assert_caught(Plant::SilentEnd, &["delete-needed"]);
+}

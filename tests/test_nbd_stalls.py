@@ -1,0 +1,158 @@
+"""Clients that stall, or are too many: they are ended, and hold up nobody else."""
+
+import os
+import socket
+import struct
+import threading
+
+import pytest
+from daemon import MIB, Daemon
+
+OPTION = 0x49484156454F5054
+REQUEST = 0x25609513
+READ, WRITE = 0, 1
+SECONDS = 60
+
+LIMITS = {"nbd_handshake_max_ms": 400, "nbd_stall_max_ms": 400}
+
+
+class Client:
+    """A client that does as little as it is told to."""
+
+    def __init__(self, daemon):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(SECONDS)
+        self.socket.connect(str(daemon.data / "nbd.sock"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def take(self, size):
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            assert more, "the connection has ended"
+            data += more
+        return data
+
+    def open(self, name):
+        """The shortest handshake."""
+        self.take(18)
+        self.socket.sendall(struct.pack(">I", 3))
+        self.socket.sendall(struct.pack(">QII", OPTION, 1, len(name)) + name.encode())
+        self.take(10)
+        return self
+
+    def ask(self, kind, offset, size, data=b""):
+        self.socket.sendall(struct.pack(">IHHQQI", REQUEST, 0, kind, 7, offset, size) + data)
+
+    def read(self, offset, size):
+        self.ask(READ, offset, size)
+        assert struct.unpack(">IIQ", self.take(16))[1:] == (0, 7)
+        return self.take(size)
+
+    def is_ended(self):
+        """Wait for the end."""
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except ConnectionResetError:
+            pass
+
+
+def pool_free(daemon):
+    return daemon.json("status")["memory"]["pool_free_bytes"]
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with Daemon(tmp_path, LIMITS) as daemon:
+        daemon.create("v", "--persist", "on-write", size="64M")
+        yield daemon
+
+
+def test_client_without_a_handshake_is_ended(daemon):
+    with Client(daemon) as patient:
+        patient.open("v")
+        with Client(daemon) as silent, Client(daemon) as half:
+            half.take(18)
+            half.socket.sendall(struct.pack(">I", 3) + struct.pack(">QII", OPTION, 7, 100))
+            silent.is_ended()
+            half.is_ended()
+        assert daemon.log().count("it did not open an export") == 2
+        # One that has opened its export may be silent for as long as it likes.
+        assert patient.read(0, 4096) == bytes(4096)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_client_that_stops_in_a_payload_is_ended(daemon, size):
+    free = pool_free(daemon)
+    with Client(daemon) as idle, Client(daemon) as stalled:
+        idle.open("v")
+        stalled.open("v")
+        stalled.ask(WRITE, 0, MIB, os.urandom(size))
+        if size < 32 << 10:
+            assert pool_free(daemon) == free, "no buffer is held for it"
+        stalled.is_ended()
+        assert "it did not send a write's data" in daemon.log()
+        daemon.until(lambda: pool_free(daemon) == free)
+        assert idle.read(0, 4096) == bytes(4096)
+
+
+def test_client_that_sends_a_payload_byte_by_byte_is_ended(daemon):
+    """What counts is that a part arrives in time, not that something does."""
+    with Client(daemon) as slow:
+        slow.open("v")
+        slow.ask(WRITE, 0, MIB, bytes(100_000))
+        stop = threading.Event()
+
+        def drip():
+            try:
+                while not stop.wait(0.01):
+                    slow.socket.send(b"x")
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            daemon.until(lambda: "it did not send a write's data" in daemon.log())
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_client_that_takes_no_replies_is_ended(daemon):
+    daemon.write("v", os.urandom(32 * MIB))
+    free = pool_free(daemon)
+    with Client(daemon) as idle, Client(daemon) as deaf:
+        idle.open("v")
+        deaf.open("v")
+        for index in range(32):
+            deaf.ask(READ, index * MIB, MIB)
+        daemon.until(lambda: "it took no replies" in daemon.log())
+        assert len(idle.read(0, 4096)) == 4096
+    daemon.until(lambda: pool_free(daemon) >= free - MIB)
+
+
+def test_newest_of_too_many_connections_is_refused(tmp_path):
+    with Daemon(tmp_path, {"nbd_connections_max": 3}) as daemon:
+        daemon.create("v")
+        clients = [Client(daemon).open("v") for _ in range(3)]
+        for _ in range(5):
+            with Client(daemon) as refused:
+                refused.is_ended()
+        assert "too many connections" in daemon.log() and "nbd_connections_max" in daemon.log()
+        # Whoever tries again and again does not fill the log.
+        assert daemon.log().count("too many connections") < 5
+        for client in clients:
+            assert client.read(0, 4096) == bytes(4096)
+        clients.pop().socket.close()
+        daemon.until(lambda: daemon.json("status")["connections"] == 2)
+        with Client(daemon) as next_one:
+            assert next_one.open("v").read(0, 4096) == bytes(4096)
+        for client in clients:
+            client.socket.close()
