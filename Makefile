@@ -4,7 +4,8 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 # pytest and libnbd come with the distribution's Python, whatever else is installed.
 PYTHON := /usr/bin/python3
-PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider
+# Two tests at a time; those of a file, and of a store, one after the other.
+PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
 .PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs crash sim fuzz clean
@@ -27,7 +28,7 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	timeout 1500 cargo build --release --workspace --bins --examples
 	timeout 300 target/release/hdcs-sim --seeds 1000000 --time 45
 	timeout 300 target/release/hdcs-sim --world objects --seeds 1000000 --time 30
-	timeout 1500 $(PYTEST) tests
+	timeout 3000 $(PYTEST) tests
 
 demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
 	timeout 300 target/release/hdcs-bench demo

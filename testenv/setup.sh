@@ -9,7 +9,7 @@ packages=(
     fio jq gnuplot-nox                  # load, its results, the plots
     nbdkit nbdkit-plugin-dev            # the peer, the slow backend, the disk with a volatile cache
     libnbd-bin python3-libnbd           # nbdinfo, nbdcopy, nbdfuse; the tests' client
-    python3-pytest                      # the black-box suite
+    python3-pytest python3-pytest-xdist # the black-box suite
     qemu-utils                          # the peer qemu-nbd; qemu-img and qemu-io as clients
     e2fsprogs xfsprogs fuse3            # file systems on a volume
     openssl strace                      # certificates of the TLS tests; injected errors

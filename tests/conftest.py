@@ -23,6 +23,9 @@ from pathlib import Path
 
 import pytest
 
+# Fixtures of their own files.
+pytest_plugins = ["ceph_cluster", "object_stores"]
+
 ROOT = Path(__file__).resolve().parent.parent
 HDCS = Path(os.environ.get("HDCS_BINARY", ROOT / "target/release/hdcs"))
 SERVER_CMD = os.environ.get("HDCS_SERVER_CMD")
@@ -33,6 +36,9 @@ CLIENT_SECONDS = 120
 TEST_SECONDS = 240
 
 MIB = 1 << 20
+
+# A store that the tests of several files share is in their names.
+STORES = ("rbd", "s3", "hdfs")
 
 # Small enough that tests overrun every part of it.
 CONFIG = {
@@ -229,6 +235,22 @@ def certificates():
     with tempfile.TemporaryDirectory(prefix="hdcs-tls-") as directory:
         run(ROOT / "testenv/tls.sh", directory)
         yield Path(directory)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With several workers, a file's tests run on one, and so do the files that share a real store."""
+    for item in items:
+        name = item.path.stem
+        group = next((store for store in STORES if store in name), name)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    """A failure is told at once: a run that is cut short would keep it to itself."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed in its {report.when}:\n{report.longreprtext}", flush=True)
 
 
 # What needs the daemon itself, not just an NBD server.

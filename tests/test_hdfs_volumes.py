@@ -1,8 +1,8 @@
 """Volumes on a real HDFS: as on S3, and with DataNodes that die while they are written to."""
 
 from daemon import DIRTY, MIB, Daemon, refused
-from object_stores import (  # noqa: F401 - the fixture
-    EAGER, Load, Model, conforms, counters, fills, hdfs, taken_over, waits_for_its_store,
+from object_stores import (
+    EAGER, Load, Model, conforms, counters, fills, taken_over, waits_for_its_store,
 )
 from test_s3_volumes import homes
 

@@ -7,8 +7,8 @@ import nbd
 import pytest
 
 from daemon import DIRTY, MIB, Daemon, refused
-from object_stores import (  # noqa: F401 - the fixture
-    BLOCK, EAGER, Load, Model, conforms, counters, fills, s3, taken_over, waits_for_its_store,
+from object_stores import (
+    BLOCK, EAGER, Load, Model, conforms, counters, fills, taken_over, waits_for_its_store,
 )
 
 

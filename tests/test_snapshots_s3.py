@@ -7,9 +7,7 @@ import threading
 import pytest
 
 from daemon import DIRTY, MIB, Daemon, refused
-from object_stores import (  # noqa: F401 - the fixture
-    BLOCK, EAGER, THREAD_SECONDS, Model, counters, s3,
-)
+from object_stores import BLOCK, EAGER, THREAD_SECONDS, Model, counters
 from test_s3_volumes import homes
 
 SMALL = {"log_size_mib": 16}
