@@ -18,10 +18,13 @@
 //!    both lie between the same two sync points; see [`Lead`] for how long.
 //! 3. A failed write is tried again after a pause; after a failed flush every write is repeated,
 //!    for a backend may have dropped what it could not flush.
-//! 4. What an atomic backend may hold already, since a flush took effect that was never heard of, is in
+//! 4. A later write of the same kind that lies next to one of the generation is written along with it,
+//!    unless the backend is atomic. It is remembered until the log forgets it: it is not written again,
+//!    and nothing older goes there any more.
+//! 5. What an atomic backend may hold already, since a flush took effect that was never heard of, is in
 //!    the next generation again, whole: a generation ends where the log or its bounds do, so one
 //!    that is taken up anew from the same tail is never shorter.
-//! 5. A generation is committed only after all its writes, a flush that followed them, and the
+//! 6. A generation is committed only after all its writes, a flush that followed them, and the
 //!    durable invalidation of what the cache held of them.
 //!
 //! It decides; [`crate::volume`] performs.
@@ -37,7 +40,7 @@ use crate::read_cache::Barrier;
 use crate::write_log::{Span, WriteLog};
 
 // The bounds of a generation may grow from one version to the next and never shrink, for the sake
-// of the fourth invariant.
+// of the fifth invariant.
 
 /// Share of the ring that one generation takes at most, as a divisor: space comes back in steps
 /// small enough for admission to stay smooth.
@@ -50,6 +53,11 @@ const BATCH_ENTRIES_MAX: u64 = 8 << 10;
 const STEP_ENTRIES: u64 = 128;
 /// Most parts gathered in one backend write.
 const ITEM_PARTS_MAX: usize = 256;
+/// Sectors on either side of a write that are looked through for later writes to go along with it:
+/// backends charge by the request, up to some ten KiB.
+const GATHER_SECTORS: u64 = 64;
+/// Most runs remembered as written ahead of their turn: bounds their memory.
+const AHEAD_RUNS_MAX: usize = 32 << 10;
 /// First and longest pause after a backend failure.
 const RETRY_MIN: Nanos = Nanos::from_millis(10);
 const RETRY_MAX: Nanos = Nanos::from_millis(2000);
@@ -118,10 +126,24 @@ pub struct Plan {
     pub items: Vec<Item>,
     /// Data bytes of its entries.
     pub bytes: u64,
+    /// Those of them that went along with earlier generations.
+    ahead_bytes: u64,
+    /// The end of its entries.
+    end: Sequence,
     /// Log blocks that it gives back.
     freed_blocks: u64,
     next: usize,
     done: usize,
+}
+
+impl Plan {
+    /// Data bytes of its entries that were never written, since later ones replaced them.
+    pub fn coalesced_bytes(&self) -> u64 {
+        let parts = self.items.iter().flat_map(|item| &item.parts);
+        let own = parts.filter(|part| part.sequence < self.end);
+        let written: u64 = own.map(|part| part.range.bytes() as u64).sum();
+        self.bytes.saturating_sub(written + self.ahead_bytes)
+    }
 }
 
 /// What is being found out for a plan.
@@ -131,6 +153,53 @@ struct Planning {
     entries: Range<Sequence>,
     /// Writes before this one are durable and have no sync point between them and the generation.
     covers_before: Sequence,
+    /// Writes behind the generation and before this one may go along with it.
+    gathers_before: Sequence,
+}
+
+impl Planning {
+    /// Have what is next to `piece` in the volume, and waits in the log behind the generation,
+    /// written along with it. Reading it from the log costs less than a backend write of its own.
+    fn gather(&mut self, piece: SectorRange, log: &WriteLog, sectors: &Sectors<'_>) {
+        let behind = self.entries.end..self.gathers_before;
+        if behind.is_empty() {
+            return;
+        }
+        let goes_along = |&(range, last): &(SectorRange, Option<Sequence>)| {
+            last.filter(|sequence| behind.contains(sequence))
+                .is_some_and(|sequence| {
+                    log.entry(sequence).kind == EntryKind::Write
+                        && !sectors.was_written(range, sequence)
+                })
+        };
+        let start = piece.start.saturating_sub(GATHER_SECTORS);
+        let before: Vec<_> = sectors
+            .index
+            .pieces(SectorRange::between(start, piece.start))
+            .collect();
+        let after = SectorRange::new(piece.end(), GATHER_SECTORS).intersect(sectors.volume);
+        let after = sectors.index.pieces(after).take_while(goes_along);
+        let before = before.into_iter().rev().take_while(goes_along);
+        for (range, sequence) in before.chain(after) {
+            self.map.insert(range, sequence.expect("it goes along"));
+        }
+    }
+}
+
+/// What a plan is made from.
+struct Sectors<'a> {
+    volume: SectorRange,
+    /// The last write of each sector in the log.
+    index: &'a ExtentIndex,
+    /// What the backend was given ahead of its turn.
+    ahead: &'a ExtentIndex,
+}
+
+impl Sectors<'_> {
+    /// Whether the backend has a part of `range` as of `sequence` or later already.
+    fn was_written(&self, range: SectorRange, sequence: Sequence) -> bool {
+        self.ahead.overlaps(range).any(|(_, had)| had >= sequence)
+    }
 }
 
 /// How long writes beyond the generation may stand in for those in it.
@@ -175,6 +244,8 @@ pub struct Destage {
     planning: Planning,
     lead: Lead,
     plan: Plan,
+    /// Later writes that went along with a generation that is flushed.
+    ahead: ExtentIndex,
     busy: usize,
     /// The backend was asked for writes that are not known to be flushed.
     unflushed: bool,
@@ -192,6 +263,7 @@ impl Default for Destage {
             planning: Planning::default(),
             lead: Lead::default(),
             plan: Plan::default(),
+            ahead: ExtentIndex::default(),
             busy: 0,
             unflushed: false,
             retry_at: None,
@@ -261,21 +333,27 @@ impl Destage {
         }
         let last = &log.spans()[spans - 1];
         let entries = log.first_sequence()..last.end_sequence;
+        // Past a sync point that lies inside the generation, nothing stands in for anything.
+        let interval_end = interval_end(log).min(covers_before).max(entries.end);
         let covers_before = if self.lead.allows(now, log, age_max) {
-            // Past a sync point that lies inside the generation, nothing stands in for anything.
-            interval_end(log).min(covers_before).max(entries.end)
+            interval_end
         } else {
             entries.end
         };
+        let gathers = !atomic && self.ahead.len() < AHEAD_RUNS_MAX;
+        let end = entries.end;
         self.planning = Planning {
             map: ExtentIndex::default(),
             entries,
             covers_before,
+            gathers_before: if gathers { interval_end } else { end },
         };
         self.plan = Plan {
             spans,
             items: Vec::new(),
             bytes: last.bytes_end - log.bytes().retired,
+            ahead_bytes: 0,
+            end,
             freed_blocks: last.end() - log.spans()[0].position,
             next: 0,
             done: 0,
@@ -289,28 +367,40 @@ impl Destage {
     /// of the volume. Returns whether the plan is made, and its writes may begin.
     pub fn plan_some(&mut self, log: &WriteLog, index: &ExtentIndex, sectors: u64) -> bool {
         debug_assert_eq!(self.stage, Stage::Planning);
-        let volume = SectorRange::new(0, sectors);
-        let batch_end = log.spans()[self.plan.spans - 1].end_sequence;
-        let Planning {
-            map,
-            entries,
-            covers_before,
-        } = &mut self.planning;
-        for sequence in entries.by_ref().take(STEP_ENTRIES as usize) {
-            let range = log.entry(sequence).range.intersect(volume);
+        let sectors = Sectors {
+            volume: SectorRange::new(0, sectors),
+            index,
+            ahead: &self.ahead,
+        };
+        let planning = &mut self.planning;
+        for _ in 0..STEP_ENTRIES.min(planning.entries.end - planning.entries.start) {
+            let sequence = planning.entries.start;
+            planning.entries.start += 1;
+            let range = log.entry(sequence).range.intersect(sectors.volume);
             for (piece, last) in index.pieces(range) {
                 let last = last.unwrap_or(sequence);
-                if last == sequence || last >= *covers_before {
-                    map.insert(piece, sequence);
-                } else if last >= batch_end && self.lead.since.is_none() {
-                    self.lead.since = log.oldest_since();
+                if last != sequence && last < planning.covers_before {
+                    if last >= self.plan.end && self.lead.since.is_none() {
+                        self.lead.since = log.oldest_since();
+                    }
+                    continue;
+                }
+                for (piece, had) in sectors.ahead.pieces(piece) {
+                    if had.is_some_and(|had| had >= sequence) {
+                        if had == Some(sequence) {
+                            self.plan.ahead_bytes += piece.bytes() as u64;
+                        }
+                        continue;
+                    }
+                    planning.map.insert(piece, sequence);
+                    planning.gather(piece, log, &sectors);
                 }
             }
         }
-        if !entries.is_empty() {
+        if !planning.entries.is_empty() {
             return false;
         }
-        self.plan.items = items(log, map);
+        self.plan.items = items(log, &planning.map);
         self.planning = Planning::default();
         self.stage = Stage::Writing;
         true
@@ -379,6 +469,11 @@ impl Destage {
             self.unflushed = false;
             self.pause = RETRY_MIN;
             self.stage = Stage::Forgetting(0);
+            for part in self.plan.items.iter().flat_map(|item| &item.parts) {
+                if part.sequence >= self.plan.end {
+                    self.ahead.insert(part.range, part.sequence);
+                }
+            }
             return;
         }
         for item in &mut self.plan.items {
@@ -439,6 +534,11 @@ impl Destage {
     /// When the oldest write was accepted that the backend may lack, though the log no longer has it.
     pub fn left_out_since(&self) -> Option<Nanos> {
         self.lead.since
+    }
+
+    /// The log has no write of `range` before `limit` any more.
+    pub fn forget_ahead(&mut self, range: SectorRange, limit: Sequence) {
+        self.ahead.remove_before(range, limit);
     }
 
     /// So many spans are retired. Returns the plan once all are.

@@ -265,3 +265,30 @@ fn volume_destages_a_hot_block_in_time_and_seldom() {
         destaged.0
     );
 }
+
+/// What lies side by side in the volume and far apart in the log goes to the backend in one write.
+#[test]
+fn volume_destages_neighbours_together_however_far_apart_they_were_written() {
+    let mut world = World::new(Persist::OnWrite);
+    let mut random = fastrand::Rng::with_seed(4);
+    let mut model = vec![0u8; BYTES];
+    let blocks = BYTES / 4096;
+    for _ in 0..3 {
+        let mut order: Vec<usize> = (0..blocks).collect();
+        random.shuffle(&mut order);
+        for block in order {
+            let data = [random.u8(1..); 4096];
+            world.write(block as u64 * 8, &data);
+            model[block * 4096..][..4096].copy_from_slice(&data);
+        }
+    }
+    world.step(Event::DestageAll);
+    world.close(true);
+    assert!(world.backend == model, "the last write of each block won");
+    let destaged_blocks = world.volume.stats(world.now).destaged_bytes / 4096;
+    assert!(
+        world.backend_writes * 4 < destaged_blocks * 3,
+        "{} writes for {destaged_blocks} blocks",
+        world.backend_writes,
+    );
+}

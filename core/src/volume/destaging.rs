@@ -9,7 +9,7 @@ use super::log_chunks::{LogChunks, Source, Waiting};
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Op, Volume};
 use crate::buf::{Buf, BufMut, Pool};
-use crate::destage::{Part, Plan, Stage};
+use crate::destage::{Part, Stage};
 use crate::error::IoError;
 use crate::extent_index::Sequence;
 use crate::format::EntryKind;
@@ -482,12 +482,12 @@ impl Volume {
         let limit = log.first_sequence();
         for range in ranges {
             self.index.remove_before(range, limit);
+            self.destage.forget_ahead(range, limit);
         }
         let log = self.log.as_ref().expect("open");
         if let Some(plan) = self.destage.retired(now, spans, log) {
             self.destaging.chunks.clear();
-            let written: u64 = written_bytes(&plan);
-            self.stats.coalesced_bytes += plan.bytes.saturating_sub(written);
+            self.stats.coalesced_bytes += plan.coalesced_bytes();
         }
     }
 
@@ -543,11 +543,6 @@ fn shared_buffer(bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
 /// Where the log has the first block of a part of an entry.
 pub(super) fn part_position(entry: &Entry, range: SectorRange) -> u64 {
     entry.position + range.first_block() - entry.range.first_block()
-}
-
-fn written_bytes(plan: &Plan) -> u64 {
-    let written = plan.items.iter().filter(|item| !item.parts.is_empty());
-    written.map(|item| item.range.bytes() as u64).sum()
 }
 
 /// Room to read one largest item from the log, each part rounded up to blocks and to a power of

@@ -82,6 +82,9 @@ impl LogChunks {
                 continue;
             }
             let position = part_position(entry, part.range);
+            if position >= self.bounds.end {
+                continue;
+            }
             let (blocks, chunk) = (part.range.block_count(), self.chunk_of(position, log));
             // What crosses the end of a chunk is read alone.
             if position + blocks <= chunk.end {
@@ -98,6 +101,10 @@ impl LogChunks {
 
     /// Where `blocks` of the log can be had.
     pub(super) fn find(&mut self, blocks: &Range<u64>, log: &WriteLog) -> Source {
+        // What goes along from behind the plan's spans is read alone.
+        if blocks.start >= self.bounds.end {
+            return Source::Alone;
+        }
         let chunk = self.chunk_of(blocks.start, log);
         if blocks.end > chunk.end {
             return Source::Alone;

@@ -16,6 +16,8 @@ pub struct World {
     pub config: VolumeConfig,
     /// Reads of the log that were performed.
     pub log_reads: usize,
+    /// Writes of data to the backend that were performed.
+    pub backend_writes: u64,
     /// Flushes of the backend that were performed.
     pub backend_flushes: usize,
     pub pool: Rc<Pool>,
@@ -83,6 +85,7 @@ impl World {
             log,
             backend,
             log_reads: 0,
+            backend_writes: 0,
             backend_flushes: 0,
             now: Nanos(1),
             replies,
@@ -142,6 +145,7 @@ impl World {
                     offset,
                     data,
                 } => {
+                    self.backend_writes += 1;
                     write(&mut self.backend, offset, &data);
                     (token, Done::Written)
                 }
