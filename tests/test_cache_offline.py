@@ -27,8 +27,9 @@ def filled(tmp_path_factory):
     """A stopped daemon whose cache holds 3 MiB of one volume and 1 MiB of another, and their data."""
     home = tmp_path_factory.mktemp("filled")
     with Daemon(home) as daemon:
-        daemon.create("a")
-        daemon.create("b")
+        # Just as large: a read ahead of the data would bring in what lies behind it.
+        daemon.create("a", size="3M")
+        daemon.create("b", size="1M")
         data = {"a": fill(daemon, "a", 3 * MIB, 1), "b": fill(daemon, "b", MIB, 2)}
         daemon.stop()
         yield daemon, data

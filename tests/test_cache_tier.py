@@ -88,7 +88,9 @@ def test_cache_is_warm_after_a_restart(tmp_path, end):
         # A crash loses the two segments that were being filled, nothing else.
         assert cached["cached_bytes"] >= size * 0.6, cached
         daemon.start()
-        assert online(daemon)["warm_lines"] == cached["lines"]
+        # What was under way at a kill may reach the device after that was looked at.
+        warm = online(daemon)["warm_lines"]
+        assert warm == cached["lines"] or end == "kill" and warm > cached["lines"]
         assert read_all(daemon, size) == data
         found = reads(daemon)
         assert found["miss"] <= (size - cached["cached_bytes"]) / BLOCK, found
