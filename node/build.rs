@@ -56,6 +56,7 @@ mod ceph {
         "rbd_poll_io_events",
         "rbd_resize",
         "rbd_set_image_notification",
+        "rbd_snap_get_id",
         "rbd_stat",
         "rbd_watchers_list",
         "rbd_watchers_list_cleanup",

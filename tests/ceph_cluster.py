@@ -62,8 +62,8 @@ class Cluster:
     def ceph(self, *command):
         return self.program("ceph", "-c", self.conf, *command)
 
-    def rbd(self, *command):
-        return self.program("rbd", "-c", self.conf, *command)
+    def rbd(self, *command, check=True):
+        return self.program("rbd", "-c", self.conf, *command, check=check)
 
     def export(self, image):
         """The content of an image, read without HDCS."""

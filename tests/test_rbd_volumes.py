@@ -1,12 +1,15 @@
 """Volumes on images of a real Ceph cluster: what is on the image is what the clients wrote, and the image
 can be used with HDCS, without it, and with it again."""
 
+import errno
+import json
 import os
 import random
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
+import nbd
 import pytest
 
 from conftest import ROOT, run
@@ -45,6 +48,12 @@ def test_rbd_conformance(cluster):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "conforms" in done.stdout
+    cluster.rbd("snap", "create", "--no-progress", "rbd/conformance@s")
+    done = subprocess.run(
+        [CONFORMANCE, cluster.url("rbd/conformance@s")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing changes it" in done.stdout and "conforms" in done.stdout
 
 
 def test_rbd_image_is_made_and_is_plain_without_hdcs(cluster, tmp_path):
@@ -106,8 +115,6 @@ def test_rbd_extents_are_those_of_the_image(cluster, tmp_path):
     cluster.rbd("snap", "protect", "rbd/base@s")
     cluster.rbd("clone", "rbd/base@s", "rbd/clone")
     with Daemon(tmp_path) as daemon:
-        refused(daemon.cli("volume", "create", "s", "--backend", cluster.url("rbd/base@s")), 2,
-                "is a snapshot", "rbd clone rbd/base@s")
         daemon.json("volume", "create", "v", "--backend", cluster.url("rbd/clone"))
         daemon.write("v", b"c" * 4096, 16 * MIB)
         daemon.ok("volume", "flush", "v")
@@ -189,6 +196,187 @@ def test_rbd_another_image_in_its_place_is_refused(cluster, tmp_path):
         assert daemon.read("v", MIB) == b"d" * MIB
         daemon.ok("volume", "flush", "v")
         assert cluster.export("rbd/swapped") == content({0: b"d" * MIB}, 16 * MIB)
+
+
+def import_with_snapshot(cluster, directory, image, data):
+    """An image with this content and a snapshot of it; the URL of the snapshot."""
+    (directory / "import").write_bytes(data)
+    cluster.rbd("import", "--no-progress", directory / "import", image)
+    cluster.rbd("snap", "create", "--no-progress", f"{image}@s")
+    return cluster.url(f"{image}@s")
+
+
+def whole(client):
+    size = client.get_size()
+    return b"".join(client.pread(min(MIB, size - at), at) for at in range(0, size, MIB))
+
+
+def test_rbd_snapshot_is_served_while_its_image_is_written(cluster, tmp_path):
+    """By several nodes at once, and beside a volume over the image itself; what is cached of the one is
+    never shown as the other's."""
+    rng = random.Random(4)
+    size = 20 * MIB
+    (tmp_path / "other").mkdir()
+    with Daemon(tmp_path, {"log_size_mib": 32}) as daemon, Daemon(tmp_path / "other") as other:
+        daemon.create("disk", "--backend", cluster.url("rbd/lived"), size="20M")
+        writer = daemon.nbd("disk")
+        then = write(writer, {}, rng, 30, size)
+        daemon.ok("volume", "flush", "disk")
+        cluster.rbd("snap", "create", "--no-progress", "rbd/lived@then")
+        # A user with no more rights than any volume on Ceph needs.
+        url = cluster.url("rbd/lived@then", **cluster.user("reader", tmp_path))
+        wrong = daemon.cli("volume", "create", "past", "--size", "16M", "--backend", url)
+        refused(wrong, 2, "has 20971520 bytes")
+        made = daemon.json("volume", "create", "past", "--backend", url)
+        assert (made["bytes"], made["read_only"], made["state"]) == (size, True, "healthy"), made
+        assert made["log_bytes"] == 16 * MIB, "the smallest log, since nothing is written to it"
+        assert not daemon.volume("disk")["read_only"]
+        other.json("volume", "create", "elsewhere", "--backend", url)
+        readers = [daemon.nbd("past"), other.nbd("elsewhere")]
+        now = then
+        for turn in range(4):
+            now = write(writer, now, rng, 10, size)
+            daemon.ok("volume", "flush", "disk")
+            for reader in readers:
+                assert whole(reader) == then[0]
+            assert whole(writer) == now[0]
+            if turn % 2:
+                daemon.ok("volume", "evict", "past")
+                other.ok("volume", "evict", "elsewhere")
+        for volume, node in [("past", daemon), ("elsewhere", other)]:
+            shown = node.volume(volume)
+            assert shown["state"] == "healthy" and shown["counters"]["miss_blocks"] > 0, shown
+        assert now != then
+        daemon.stop()
+        other.stop()
+    assert cluster.export("rbd/lived") == now[0]
+    assert cluster.export("rbd/lived@then") == then[0]
+
+
+def test_rbd_snapshot_is_warm_after_a_restart(cluster, tmp_path):
+    data = random.Random(5).randbytes(6 * MIB)
+    url = import_with_snapshot(cluster, tmp_path, "rbd/warm", data)
+    with Daemon(tmp_path) as daemon:
+        daemon.json("volume", "create", "v", "--backend", url)
+        daemon.ok("volume", "promote", "v")
+        assert daemon.read("v", MIB, 5 * MIB) == data[5 * MIB :]
+        daemon.stop()
+        daemon.start()
+        daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+        client = daemon.nbd("v")
+        assert whole(client) == data
+        counters = daemon.volume("v")["counters"]
+        assert counters["miss_blocks"] == 0 and counters["ssd_hit_blocks"] > 0, counters
+
+
+def test_rbd_snapshot_refuses_what_would_write(cluster, tmp_path):
+    data = random.Random(6).randbytes(4 * MIB) + bytes(4 * MIB)
+    url = import_with_snapshot(cluster, tmp_path, "rbd/frozen", data)
+    with Daemon(tmp_path) as daemon:
+        made = daemon.ok("volume", "create", "v", "--backend", url)
+        assert "8 MiB, healthy, read-only, backend" in made
+        uri = f"nbd+unix:///v?socket={daemon.data / 'nbd.sock'}"
+        shown = json.loads(run("nbdinfo", "--json", uri).stdout)["exports"][0]
+        assert (shown["is_read_only"], shown["can_trim"], shown["can_flush"]) == (True, False, True)
+        listed = run("qemu-nbd", "--list", "--socket", daemon.data / "nbd.sock").stdout
+        assert "readonly" in listed, listed
+        client = daemon.nbd("v")
+        assert client.is_read_only()
+        # Otherwise libnbd keeps to the flags, and nothing is sent.
+        client.set_strict_mode(0)
+        for ask in [
+            lambda: client.pwrite(b"x" * 4096, 0),
+            lambda: client.zero(4096, 0),
+            lambda: client.trim(4096, 0),
+        ]:
+            with pytest.raises(nbd.Error) as failed:
+                ask()
+            assert failed.value.errnum == errno.EPERM, failed.value
+        client.flush()
+        run("nbdcopy", uri, tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == data
+        counters = daemon.volume("v")["counters"]
+        assert (counters["writes"], counters["trims"], counters["flushes"]) == (0, 0, 1), counters
+        for size, more in [("16M", []), ("4M", ["--shrink"])]:
+            done = daemon.cli("volume", "resize", "v", "--size", size, *more)
+            refused(done, 1, "it is read-only", "is a snapshot")
+        refused(daemon.cli("volume", "snapshot", "v", "t"), 2,
+                "it is a snapshot itself", "`rbd clone rbd/frozen@s POOL/NEW`")
+        for what in ["flush", "evict", "promote"]:
+            daemon.ok("volume", what, "v")
+        daemon.ok("check", "v")
+        assert "read-only" in daemon.ok("volume", "list")
+        assert "healthy, read-only" in daemon.ok("volume", "show", "v")
+        assert daemon.json("volume", "list")[0]["read_only"] is True
+        assert daemon.json("status")["state"] == "healthy"
+        assert "Watchers: none" not in cluster.rbd("status", "rbd/frozen").decode()
+        daemon.ok("volume", "detach", "v")
+        daemon.json("volume", "create", "again", "--backend", url)
+        assert daemon.read("again", MIB) == data[:MIB]
+        deleted = daemon.json("volume", "delete", "again")
+        assert deleted["data"] == url and deleted["discarded_dirty_bytes"] == 0
+        assert "Watchers: none" in cluster.rbd("status", "rbd/frozen").decode()
+        daemon.stop()
+    assert cluster.export("rbd/frozen") == data
+    assert cluster.export("rbd/frozen@s") == data
+
+
+def test_rbd_snapshot_that_is_not_there(cluster, tmp_path):
+    import_with_snapshot(cluster, tmp_path, "rbd/some", bytes(4 * MIB))
+    before = cluster.rbd("ls", "rbd")
+    with Daemon(tmp_path) as daemon:
+        for image in ["rbd/some", "rbd/none"]:
+            for size in [[], ["--size", "4M"]]:
+                url = cluster.url(f"{image}@t")
+                refused(daemon.cli("volume", "create", "v", *size, "--backend", url), 2,
+                        f"rbd:{image}@t does not exist", f"`rbd snap ls {image}`")
+        steal = cluster.url("rbd/some@s", steal="on")
+        refused(daemon.cli("volume", "create", "v", "--backend", steal), 2, "leave out steal=on")
+        assert daemon.json("volume", "list") == []
+        daemon.stop()
+    assert cluster.rbd("ls", "rbd") == before
+
+
+def test_rbd_snapshot_that_is_deleted_underneath(cluster, tmp_path):
+    """Never zeroes in the place of what it held. A protected one is not deleted at all; and another one
+    of the same name is another one."""
+    data = random.Random(7).randbytes(32 * MIB)
+    url = import_with_snapshot(cluster, tmp_path, "rbd/lost", data)
+    with Daemon(tmp_path, {"cache_total_size_mib": 0}) as daemon:
+        daemon.json("volume", "create", "v", "--backend", url)
+        client = daemon.nbd("v")
+        cluster.rbd("snap", "protect", "rbd/lost@s")
+        cluster.rbd("snap", "rm", "--no-progress", "rbd/lost@s", check=False)
+        assert client.pread(MIB, 0) == data[:MIB]
+        daemon.ok("volume", "evict", "v")
+        # What is written now needs what the snapshot held to be kept for it.
+        cluster.rbd("bench", "--io-type", "write", "--io-total", "16M", "--io-size", "1M",
+                    "--io-threads", "1", "rbd/lost")
+        assert client.pread(MIB, 0) == data[:MIB]
+        cluster.rbd("snap", "unprotect", "rbd/lost@s")
+        cluster.rbd("snap", "rm", "--no-progress", "rbd/lost@s")
+        with pytest.raises(nbd.Error) as failed:
+            client.pread(MIB, 4 * MIB)
+        assert failed.value.errnum == errno.EIO, failed.value
+        shown = daemon.volume("v")
+        assert shown["state"] == "error", shown
+        assert "its snapshot was found deleted" in shown["reason"], shown
+        assert "the snapshot was deleted" in daemon.log()
+        daemon.stop()
+        for again in [False, True]:
+            if again:
+                cluster.rbd("snap", "create", "--no-progress", "rbd/lost@s")
+            daemon.start()
+            shown = daemon.volume("v")
+            said = "another image stands in its place" if again else "`rbd snap ls rbd/lost`"
+            assert shown["state"] == "error" and shown["read_only"], shown
+            assert said in shown["reason"], shown
+            daemon.stop()
+        daemon.start()
+        daemon.ok("volume", "delete", "v")
+        daemon.json("volume", "create", "v", "--backend", url)
+        assert daemon.read("v", MIB, 20 * MIB) == data[20 * MIB : 21 * MIB]
+        daemon.stop()
 
 
 @pytest.fixture

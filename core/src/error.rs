@@ -14,8 +14,9 @@ pub enum IoError {
     /// The device or backend is not there at present.
     #[error("device or backend is not reachable")]
     Unreachable,
-    /// Another owner has taken the backend over: nothing that this one asks will ever be done.
-    #[error("another owner has taken the backend over")]
+    /// Another owner has taken the backend over, or it is gone for good: nothing that this one asks
+    /// will ever be done.
+    #[error("another owner has taken the backend over, or it is gone for good")]
     Fenced,
 }
 
@@ -37,8 +38,10 @@ pub enum RequestError {
     /// The volume refuses writes because an earlier log write failed; reopen it to recover.
     #[error("the volume is read-only after a failed log write; reopen it to recover")]
     ReadOnly,
-    /// Another owner has taken the backend over.
-    #[error("another owner has taken the backend over: the volume is served there")]
+    /// Another owner has taken the backend over, or it is gone for good.
+    #[error(
+        "the backend is lost to this node: another owner has taken it over, or it is gone for good"
+    )]
     Fenced,
     /// The volume is closing.
     #[error("the volume is closing")]

@@ -170,6 +170,7 @@ impl Backend for Memory {
             in_flight_max: self.depth,
             atomic_flush: false,
             snapshots: false,
+            read_only: false,
         }
     }
 }

@@ -22,6 +22,7 @@ use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::backends;
 use crate::config::value::Value;
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
 use crate::data_dir::{DataDir, Layout};
@@ -175,6 +176,11 @@ impl Entry {
             let path = directory(layout, &self.name).join(DATA_FILE);
             file_url(&path)
         })
+    }
+
+    /// Whether its backend can only be read.
+    pub fn is_read_only(&self) -> bool {
+        self.backend.as_deref().is_some_and(backends::is_read_only)
     }
 }
 

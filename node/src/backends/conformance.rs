@@ -2,7 +2,8 @@
 //!
 //! The tests of this crate run it over files; `cargo run --example conformance -- URL` runs it over
 //! whatever a URL names, such as an image of a real cluster. A failure panics with what was wrong.
-//! It writes to the place and leaves its image there.
+//! It writes to the place and leaves its image there; of a place that can only be read it tries what
+//! such a one must do.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -186,6 +187,9 @@ type Case = fn(&mut Bench);
 /// Everything, over a URL without filters at whose place nothing is yet. `say` hears what is tried.
 pub fn run_url(url: &str, say: &mut dyn FnMut(&str)) -> Result<(), BackendError> {
     let parsed = BackendUrl::parse(url)?;
+    if parsed.place.is_read_only() {
+        return reads_only(url, say);
+    }
     if parsed.place.find()?.is_some() {
         let place = parsed.place.name();
         return Err(BackendError::Refused(format!(
@@ -212,6 +216,68 @@ pub fn run_url(url: &str, say: &mut dyn FnMut(&str)) -> Result<(), BackendError>
     }
     let found = super::find(url)?.expect("the image is there");
     assert_eq!(found.bytes, BYTES, "its size is found");
+    assert!(super::closing::wait(None, PATIENCE), "it never closed");
+    Ok(())
+}
+
+/// What the contract says of a place that can only be read, over one where something is.
+fn reads_only(url: &str, say: &mut dyn FnMut(&str)) -> Result<(), BackendError> {
+    let place = || BackendError::Refused(format!("nothing is at {url}"));
+    let bytes = super::find(url)?.ok_or_else(place)?.bytes;
+    say("opening it, twice at once");
+    let wrong = super::open(url, bytes + 512, Absent::Create).err();
+    assert!(
+        matches!(wrong, Some(BackendError::Size { .. })),
+        "of another size: {wrong:?}"
+    );
+    let (first, second) = (
+        super::open(url, bytes, Absent::Create)?,
+        super::open(url, bytes, Absent::Refuse)?,
+    );
+    assert_eq!(
+        first.identity(),
+        second.identity(),
+        "the same thing is there"
+    );
+    let (mut first, mut second) = (Bench::new(first), Bench::new(second));
+    assert!(first.stack.capabilities().read_only);
+    let piece = |offset: u64| (bytes - offset).min(1 << 20) as usize;
+    let all = |bench: &mut Bench| -> Vec<u8> {
+        let pieces = (0..bytes).step_by(1 << 20);
+        pieces
+            .flat_map(|offset| bench.read(offset, piece(offset)).unwrap())
+            .collect()
+    };
+    let content = all(&mut first);
+    say("nothing changes it");
+    let data = vec![first.buf(0, &noise(70, 4096))];
+    let zero = |unmap| Ask::Zero {
+        offset: 0,
+        bytes: 4096,
+        unmap,
+    };
+    for ask in [
+        Ask::Write { offset: 0, data },
+        zero(true),
+        zero(false),
+        Ask::Resize { bytes: 4096 },
+    ] {
+        assert!(first.ask(ask).is_err(), "it was written to");
+    }
+    first.ask(Ask::Flush).unwrap();
+    for bench in [&mut first, &mut second] {
+        assert!(all(bench) == content);
+    }
+    say("extents tell the truth");
+    for extent in first.extents(SectorRange::new(0, bytes / 512)) {
+        let (from, to) = (extent.range.byte_offset(), extent.range.end() * 512);
+        let range = &content[from as usize..to as usize];
+        assert!(
+            extent.state == ExtentState::Data || range.iter().all(|&byte| byte == 0),
+            "a hole over data"
+        );
+    }
+    drop((first, second));
     assert!(super::closing::wait(None, PATIENCE), "it never closed");
     Ok(())
 }

@@ -12,11 +12,13 @@
 //!    own, which end operations through a [`crate::device::worker::Remote`].
 //! 6. At most [`Capabilities::in_flight_max`] operations are under way in a backend; the others
 //!    wait here, in order.
-//! 7. Once another owner has taken the backend over, every operation ends with
-//!    [`IoError::Fenced`], and no byte of this owner reaches it any more.
+//! 7. Once another owner has taken the backend over, or what it reads from is gone for good, every
+//!    operation ends with [`IoError::Fenced`], and no byte of this owner reaches it any more.
 //! 8. If [`Capabilities::atomic_flush`] is set, what others find at the place, or the next opening, is
 //!    what was completed before some flush or resize was submitted, whole, and nothing later. One
 //!    that failed may have taken effect.
+//! 9. If [`Capabilities::read_only`] is set, every read of a byte brings the same for as long as the
+//!    place exists, to however many have it open; it is never asked to write, zero or resize.
 //!
 //! Failure: operations end with an [`IoError`]; opening fails with a [`BackendError`], a sentence
 //! for the user.
@@ -64,6 +66,10 @@ pub trait Place: std::fmt::Debug + Send {
     /// The local file or device that it is.
     fn path(&self) -> Option<&Path> {
         None
+    }
+    /// Whether what is there can only be read; then it is not made either, and nobody has it alone.
+    fn is_read_only(&self) -> bool {
+        false
     }
     /// What is there, if anything. Blocks.
     fn find(&self) -> Result<Option<Found>, BackendError>;
@@ -273,11 +279,14 @@ pub trait Backend {
 
 /// What a backend can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Capabilities {
     /// Whether it answers `Extents` with more than "data".
     pub extents: bool,
     /// Whether it takes [`Ask::Keep`]; others never see it.
     pub snapshots: bool,
+    /// Whether it can only be read, as [`Place::is_read_only`] said.
+    pub read_only: bool,
     /// Operations under way at most.
     pub in_flight_max: usize,
     /// Whether what is written becomes visible to others and durable all at once, at the next flush
@@ -290,6 +299,7 @@ impl Default for Capabilities {
         Self {
             extents: false,
             snapshots: false,
+            read_only: false,
             in_flight_max: usize::MAX,
             atomic_flush: false,
         }
@@ -446,6 +456,11 @@ pub fn find(url: &str) -> Result<Option<Found>, BackendError> {
     BackendUrl::parse(url)?.place.find()
 }
 
+/// Whether what a URL names can only be read; not so if nobody knows what it names.
+pub fn is_read_only(url: &str) -> bool {
+    BackendUrl::parse(url).is_ok_and(|url| url.place.is_read_only())
+}
+
 impl Prepared {
     /// An open backend of `bytes` bytes under filters.
     pub fn over(backend: Box<dyn Opened>, filters: filters::Prepared, bytes: u64) -> Self {
@@ -532,7 +547,13 @@ impl Stack {
     pub fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, mut ask } = operation;
         let (what, offset, bytes) = ask.describe();
-        if matches!(ask, Ask::Keep(_)) && !self.backend.capabilities().snapshots {
+        let capabilities = self.backend.capabilities();
+        let is_possible = match ask {
+            Ask::Keep(_) => capabilities.snapshots,
+            Ask::Write { .. } | Ask::Zero { .. } | Ask::Resize { .. } => !capabilities.read_only,
+            Ask::Read { .. } | Ask::Flush | Ask::Extents { .. } => true,
+        };
+        if !is_possible {
             return port.end(token, Err(IoError::Failed));
         }
         if let Ask::Resize { bytes } = ask {

@@ -814,6 +814,7 @@ impl Backend for ObjectsBackend {
         Capabilities {
             extents: true,
             snapshots: true,
+            read_only: false,
             in_flight_max: IN_FLIGHT_MAX,
             atomic_flush: true,
         }

@@ -11,6 +11,10 @@
 //! 4. Operations go out without a time limit: one that was given up could still be carried out later,
 //!    over what was written since. They wait for the cluster to come back, and the volume's log
 //!    takes the writes meanwhile. Everything before that, when an image is opened, has its limit.
+//! 5. A snapshot of an image is opened without its lock, and only read. It is opened as for writing
+//!    all the same, though librbd then refuses to write to it: so it is told of the snapshot's
+//!    deletion. Opened read-only, librbd would go on, and read zeroes. What it has read counts only
+//!    once it was asked again whether the snapshot is there ([`RbdBackend::check`]).
 //!
 //! librbd's own cache is off; the volume is one. Extents and resizing block and run on a thread of the
 //! backend's own, and so does closing ([`closing`]).
@@ -55,7 +59,7 @@ const EVENT_TOKEN: Token = Token(u64::MAX - 1);
 /// See the module.
 pub const SCHEME: Scheme = Scheme {
     name: "rbd",
-    form: "rbd:POOL/IMAGE",
+    form: "rbd:POOL/IMAGE[@SNAP]",
     options: &["conf", "id", "steal"],
     parse,
 };
@@ -91,6 +95,10 @@ fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, 
         _ => return Err(given.refuse(must)),
     };
     let conf = options.path("conf")?;
+    let steal = options.switch("steal")?.unwrap_or(false);
+    if steal && snapshot.is_some() {
+        return Err(given.refuse("a snapshot has no owner: leave out steal=on"));
+    }
     Ok(Box::new(ImagePlace {
         pool,
         namespace,
@@ -98,7 +106,7 @@ fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, 
         snapshot,
         conf: conf.map(|path| path.display().to_string()),
         id: options.take("id"),
-        steal: options.switch("steal")?.unwrap_or(false),
+        steal,
     }))
 }
 
@@ -108,8 +116,11 @@ impl Place for ImagePlace {
         format!("{} {conf}", self.spec())
     }
 
+    fn is_read_only(&self) -> bool {
+        self.snapshot.is_some()
+    }
+
     fn find(&self) -> Result<Option<Found>, BackendError> {
-        self.refuse_snapshot()?;
         let (ceph, this) = (ceph::load()?, self.clone());
         bounded(&self.spec(), move || match this.look(ceph)? {
             Look::Image { bytes } => Ok(Some(Found {
@@ -124,7 +135,6 @@ impl Place for ImagePlace {
     }
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
-        self.refuse_snapshot()?;
         let (ceph, this) = (ceph::load()?, self.clone());
         closing::wait(Some(&self.name()), CLOSE_TIME_MAX);
         bounded(&self.spec(), move || this.open_now(ceph, bytes, absent))
@@ -179,26 +189,34 @@ enum Look {
 
 impl ImagePlace {
     /// As the `rbd` program writes it.
-    fn spec(&self) -> String {
-        let snapshot = self.snapshot.iter().map(|name| format!("@{name}"));
-        let snapshot: String = snapshot.collect();
+    fn image_spec(&self) -> String {
         let namespace = match &*self.namespace {
             "" => String::new(),
             name => format!("{name}/"),
         };
-        format!("rbd:{}/{namespace}{}{snapshot}", self.pool, self.image)
+        format!("{}/{namespace}{}", self.pool, self.image)
     }
 
-    fn refuse_snapshot(&self) -> Result<(), BackendError> {
-        let Some(snapshot) = &self.snapshot else {
-            return Ok(());
-        };
-        let (pool, image) = (&self.pool, &self.image);
-        Err(BackendError::Refused(format!(
-            "{} is a snapshot, which cannot be written to, and a volume is; make a clone of it (rbd \
-             clone {pool}/{image}@{snapshot} {pool}/NEW) and use that",
-            self.spec()
-        )))
+    /// The same with its snapshot, for messages.
+    fn spec(&self) -> String {
+        let snapshot = self.snapshot.iter().map(|name| format!("@{name}"));
+        format!("rbd:{}{}", self.image_spec(), snapshot.collect::<String>())
+    }
+
+    /// Open the image or snapshot; `None`: there is no such image. That a snapshot is not there is an
+    /// error, since none is ever made.
+    fn image(&self, pool: &Arc<Pool>, read_only: bool) -> Result<Option<Image>, BackendError> {
+        let (pool, snapshot) = (Arc::clone(pool), self.snapshot.as_deref());
+        match pool.image(&self.image, snapshot, read_only, &self.name()) {
+            Ok(image) => Ok(Some(image)),
+            Err(Errno(libc::ENOENT)) if snapshot.is_none() => Ok(None),
+            Err(Errno(libc::ENOENT)) => Err(BackendError::Refused(format!(
+                "{} does not exist: `rbd snap ls {}` lists the snapshots that do",
+                self.spec(),
+                self.image_spec()
+            ))),
+            Err(errno) => Err(self.fail("opening it", errno)),
+        }
     }
 
     fn fail(&self, what: &str, errno: Errno) -> BackendError {
@@ -253,17 +271,15 @@ impl ImagePlace {
     /// See what is there, without taking part in it. Ends in bounded time.
     fn look(&self, ceph: &'static Ceph) -> Result<Look, BackendError> {
         let pool = self.connect(ceph, true)?;
-        let image = match Arc::clone(&pool).image(&self.image, true, &self.name()) {
-            Ok(image) => image,
-            Err(Errno(libc::ENOENT)) => return Ok(Look::Nothing(pool)),
-            Err(errno) => return Err(self.fail("opening it", errno)),
+        let Some(image) = self.image(&pool, true)? else {
+            return Ok(Look::Nothing(pool));
         };
         let bytes = image.bytes();
         let features = image.features();
         image.close();
         let bytes = bytes.map_err(|errno| self.fail("asking for its size", errno))?;
         let features = features.map_err(|errno| self.fail("asking for its features", errno))?;
-        if features & ceph::FEATURE_EXCLUSIVE_LOCK == 0 {
+        if self.snapshot.is_none() && features & ceph::FEATURE_EXCLUSIVE_LOCK == 0 {
             return Err(BackendError::Refused(format!(
                 "{} lacks the feature exclusive-lock, without which two nodes could write to it at \
                  once; turn it on: rbd feature enable {}/{} exclusive-lock",
@@ -297,11 +313,14 @@ impl ImagePlace {
         };
         check_size(&spec, found, bytes, absent)?;
         let pool = self.connect(ceph, false)?;
-        let opened = pool.image(&self.image, false, &self.name());
-        let mut image = opened.map_err(|errno| self.fail("opening it", errno))?;
-        // Only a new volume steals: an older one that was fenced must not take the image back.
-        let steal = self.steal && absent == Absent::Create;
-        owner::take(&image, &spec, steal)?;
+        let Some(mut image) = self.image(&pool, false)? else {
+            return Err(BackendError::Absent(spec));
+        };
+        if self.snapshot.is_none() {
+            // Only a new volume steals: an older one that was fenced must not take the image back.
+            let steal = self.steal && absent == Absent::Create;
+            owner::take(&image, &spec, steal)?;
+        }
         // Whoever had it before may have changed it meanwhile.
         let found = Found {
             bytes: image
@@ -310,7 +329,7 @@ impl ImagePlace {
             ..found
         };
         check_size(&spec, found, bytes, absent)?;
-        let prepared = Prepared::about(&image);
+        let prepared = Prepared::about(&image, self.snapshot.as_deref());
         let (identity, extents) = prepared.map_err(|errno| self.fail("looking at it", errno))?;
         let event = image.make_event();
         event.map_err(|errno| self.fail("asking to be told of finished operations", errno))?;
@@ -318,25 +337,30 @@ impl ImagePlace {
             image,
             identity,
             extents,
+            read_only: self.snapshot.is_some(),
             place: spec,
         })
     }
 }
 
-/// An image that is open and locked.
+/// An image that is open and locked, or a snapshot that is open.
 struct Prepared {
     image: Image,
     identity: String,
+    read_only: bool,
     /// Bytes of an object, if the image knows which of its objects exist.
     extents: Option<u64>,
     place: String,
 }
 
 impl Prepared {
-    /// The identity of an image, and whether it can tell its allocation.
-    fn about(image: &Image) -> Result<(String, Option<u64>), Errno> {
+    /// The identity of an image or snapshot, and whether it can tell its allocation.
+    fn about(image: &Image, snapshot: Option<&str>) -> Result<(String, Option<u64>), Errno> {
         let pool = image.pool();
-        let identity = format!("rbd:{}/{}/{}", pool.cluster.fsid()?, pool.id(), image.id()?);
+        let mut identity = format!("rbd:{}/{}/{}", pool.cluster.fsid()?, pool.id(), image.id()?);
+        if let Some(name) = snapshot {
+            identity = format!("{identity}@{}", image.snapshot_id(name)?);
+        }
         // Without that list, or when it cannot be trusted, every object would have to be asked for.
         let extents = if image.features()? & ceph::FEATURE_FAST_DIFF != 0
             && image.flags()? & ceph::FLAG_FAST_DIFF_INVALID == 0
@@ -358,6 +382,8 @@ impl Opened for Prepared {
             vectors: Vec::new(),
             waiting: false,
             fenced: false,
+            read_only: self.read_only,
+            unchecked: Vec::new(),
             extents: self.extents,
             side: None,
             place: self.place,
@@ -372,8 +398,12 @@ impl Opened for Prepared {
 /// What an operation of librbd works on, for as long as it does.
 enum Held {
     Read(BufMut),
-    Write { _data: Vec<Buf> },
+    Write {
+        _data: Vec<Buf>,
+    },
     Nothing,
+    /// What a snapshot has answered, while it is asked whether it is still there.
+    Unchecked(Vec<(Token, Done)>),
 }
 
 /// Something that blocks in librbd, and ends its operation by itself.
@@ -390,6 +420,9 @@ struct RbdBackend {
     /// Whether the ring waits for the image's descriptor.
     waiting: bool,
     fenced: bool,
+    read_only: bool,
+    /// What a snapshot has answered since it was last asked whether it is still there.
+    unchecked: Vec<(Token, Done)>,
     extents: Option<u64>,
     /// The thread for what blocks, once there was something.
     side: Option<Sender<Job>>,
@@ -398,14 +431,22 @@ struct RbdBackend {
 
 impl RbdBackend {
     /// How an operation failed. Without the lock the library refuses writes as to a read-only image;
-    /// from a client that is locked out the cluster takes nothing.
+    /// from a client that is locked out the cluster takes nothing; a snapshot that was deleted the
+    /// library does not find any more.
     fn error(&mut self, errno: Errno) -> IoError {
-        if matches!(errno.0, libc::ESHUTDOWN | libc::EROFS) && !self.fenced {
+        let lost = match (errno.0, self.read_only) {
+            (libc::ENOENT, true) => {
+                Some("the snapshot was deleted; nothing is read from it any more")
+            }
+            (libc::ESHUTDOWN, true) => Some("the cluster has locked this client out"),
+            (libc::ESHUTDOWN | libc::EROFS, false) => {
+                Some("another client has taken the image over; nothing is written to it any more")
+            }
+            _ => None,
+        };
+        if let Some(why) = lost.filter(|_| !self.fenced) {
             self.fenced = true;
-            tracing::error!(
-                image = self.place,
-                "another client has taken the image over; nothing is written to it any more"
-            );
+            tracing::error!(image = self.place, "{why}");
         }
         if self.fenced {
             return IoError::Fenced;
@@ -447,15 +488,56 @@ impl RbdBackend {
         for Event { number, result } in events.drain(..) {
             let (token, held) = self.flights.remove(number);
             let result = match (result, held) {
+                (result, Held::Unchecked(answers)) => {
+                    let error = result.err().map(|errno| self.error(errno));
+                    for (token, done) in answers {
+                        port.end(token, error.map_or(Ok(done), Err));
+                    }
+                    continue;
+                }
                 (Ok(bytes), Held::Read(buf)) if bytes == buf.len() => Ok(Done::Read(buf)),
                 // The image ends before the range does: somebody has cut it.
                 (Ok(_), Held::Read(_)) => Err(IoError::Failed),
                 (Ok(_), _) => Ok(Done::Written),
                 (Err(errno), _) => Err(self.error(errno)),
             };
-            port.end(token, result);
+            self.end(token, result, port);
         }
         self.events = events;
+        self.check(port);
+    }
+
+    /// End an operation, but keep what a snapshot has answered for [`Self::check`].
+    fn end(&mut self, token: Token, result: Result<Done, IoError>, port: &mut Port<'_>) {
+        match result {
+            Ok(done) if self.read_only => self.unchecked.push((token, done)),
+            result => port.end(token, result),
+        }
+    }
+
+    /// Ask whether the snapshot is still there, for all that it has answered. Told of its deletion,
+    /// librbd takes that in with the next reads, but only after it has let them pass; they may bring
+    /// zeroes. A read of nothing costs the cluster no request, and does not pass any more.
+    fn check(&mut self, port: &mut Port<'_>) {
+        if self.unchecked.is_empty() {
+            return;
+        }
+        let answers = std::mem::take(&mut self.unchecked);
+        let flight = self.flights.vacant_entry();
+        let nowhere = std::ptr::dangling_mut();
+        // SAFETY: no byte is written there.
+        match unsafe { self.image.read(flight.key(), 0, nowhere, 0) } {
+            Ok(()) => {
+                flight.insert((EVENT_TOKEN, Held::Unchecked(answers)));
+            }
+            Err(errno) => {
+                let error = self.error(errno);
+                for (token, _) in answers {
+                    port.end(token, Err(error));
+                }
+            }
+        }
+        self.wait(port);
     }
 
     /// Run something that blocks on the backend's thread; it ends the operation.
@@ -561,7 +643,8 @@ impl Backend for RbdBackend {
             other => unreachable!("an rbd backend starts nothing that ends in {other:?}"),
         };
         let result = result.map_err(|errno| self.error(errno));
-        port.end(token, result);
+        self.end(token, result, port);
+        self.check(port);
     }
 
     fn poll(&mut self, _now: Nanos, _port: &mut Port<'_>) {}
@@ -576,6 +659,7 @@ impl Backend for RbdBackend {
             in_flight_max: IN_FLIGHT_MAX,
             atomic_flush: false,
             snapshots: false,
+            read_only: self.read_only,
         }
     }
 }
@@ -688,10 +772,15 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_is_refused_before_anything_is_asked() {
-        let place = BackendUrl::parse("rbd:p/i@s").unwrap().place;
-        let error = place.open(4096, Absent::Refuse).err().unwrap().to_string();
-        assert!(error.contains("rbd clone p/i@s p/NEW"), "{error}");
+    fn snapshot_is_read_only_and_its_image_is_not() {
+        let read_only = |url: &str| BackendUrl::parse(url).unwrap().place.is_read_only();
+        assert!(read_only("rbd:p/i@s"));
+        assert!(read_only("rbd:p/ns/i@a%20b?conf=/etc/x.conf"));
+        assert!(!read_only("rbd:p/i"));
+        assert!(!read_only("rbd:p/i?steal=on"));
+        let error = BackendUrl::parse("rbd:p/i@s?steal=on").unwrap_err();
+        assert!(error.to_string().contains("leave out steal=on"), "{error}");
+        assert!(BackendUrl::parse("rbd:p/i@s@t").is_err());
     }
 
     #[test]

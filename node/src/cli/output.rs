@@ -60,6 +60,12 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
+/// The state of a volume, and whether it can only be read.
+pub fn state(volume: &Volume) -> String {
+    let read_only = if volume.read_only { ", read-only" } else { "" };
+    format!("{}{read_only}", volume.state)
+}
+
 /// A list of volumes.
 pub fn volumes(volumes: &[Volume]) {
     let mut table = table(&[
@@ -75,7 +81,7 @@ pub fn volumes(volumes: &[Volume]) {
         };
         table.add_row([
             volume.name.clone(),
-            volume.state.clone(),
+            state(volume),
             show(volume.bytes),
             dirty,
             log,
@@ -98,7 +104,7 @@ pub fn volume(volume: &Volume) {
         table.add_row([field.to_owned(), value]);
     };
     row("name", volume.name.clone());
-    row("state", volume.state.clone());
+    row("state", state(volume));
     if let Some(reason) = &volume.reason {
         row("reason", reason.clone());
     }

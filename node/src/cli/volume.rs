@@ -107,7 +107,8 @@ pub(crate) struct Create {
     /// Size, such as 10G; can be left out if the backend exists
     #[arg(long, value_parser = parse_volume_size)]
     size: Option<Size>,
-    /// Where cold data lives, such as file:PATH [default: a sparse file in the data directory]
+    /// Where cold data lives, such as file:PATH; read-only if it is a snapshot, rbd:POOL/IMAGE@SNAP
+    /// [default: a sparse file in the data directory]
     #[arg(long, value_name = "URL")]
     backend: Option<String>,
     /// Who is the home of the data
@@ -396,7 +397,7 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
             "volume {} is created: {}, {}, backend {}",
             volume.name,
             show(volume.bytes),
-            volume.state,
+            output::state(&volume),
             volume.backend
         )
     })

@@ -393,6 +393,9 @@ pub struct Volume {
     pub bytes: u64,
     /// Its backend's URL.
     pub backend: String,
+    /// Whether its backend can only be read, being a snapshot: what would write is refused.
+    #[serde(default)]
+    pub read_only: bool,
     /// Its write log's file or device.
     pub log_path: String,
     /// Size of the write log.

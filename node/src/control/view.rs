@@ -42,14 +42,17 @@ pub const fn state(state: State) -> &'static str {
 }
 
 /// Why a volume is in its state and what to do, if it is not healthy.
-pub fn reason(report: &VolumeReport) -> Option<String> {
+pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
     if let Phase::Failed(error) = report.phase {
         return Some(format!(
             "cannot be opened: {error}: see `hdcs inspect` and `hdcs check` on its log"
         ));
     }
     if let Some((trouble, age)) = report.trouble {
-        let words = words(report, trouble, age);
+        let special = read_only
+            .then(|| words_of_read_only(trouble, age))
+            .flatten();
+        let words = special.unwrap_or_else(|| words(report, trouble, age));
         let store = report
             .store
             .as_ref()
@@ -68,6 +71,22 @@ pub fn reason(report: &VolumeReport) -> Option<String> {
 /// A time as people say it.
 fn seconds(age: Nanos) -> String {
     format!("{} s", age.0 / 1_000_000_000)
+}
+
+/// What is different if nothing is ever written to the backend.
+fn words_of_read_only(trouble: Trouble, age: Nanos) -> Option<String> {
+    let time = seconds(age);
+    match trouble {
+        Trouble::BackendSilent => Some(format!(
+            "backend: no answer for {time}: reads of what is not cached wait"
+        )),
+        Trouble::Fenced => Some(format!(
+            "backend: its snapshot was found deleted {time} ago, or the cluster has locked this node out \
+             (the log says which): nothing is served any more; delete the volume, or restart the daemon \
+             if the snapshot is there"
+        )),
+        _ => None,
+    }
 }
 
 fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {

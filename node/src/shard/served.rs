@@ -182,7 +182,8 @@ impl Served {
             number: self.number,
             name: self.name.clone(),
             bytes: self.volume.config().bytes,
-            read_only: matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
+            read_only: self.backend.capabilities().read_only
+                || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
         })
     }
 

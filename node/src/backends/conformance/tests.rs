@@ -134,3 +134,54 @@ fn in_flight_is_bounded_and_in_order() {
     assert_eq!(most.get(), 3);
     assert_eq!(bench.stack.under_way(), 0);
 }
+
+/// Can only be read; whoever asks it for more has overlooked that.
+struct Frozen;
+
+impl Backend for Frozen {
+    fn submit(&mut self, _now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let done = match operation.ask {
+            Ask::Read { buf, .. } => Done::Read(buf),
+            Ask::Flush => Done::Written,
+            other => unreachable!("it was asked for {other:?}"),
+        };
+        port.end(operation.token, Ok(done));
+    }
+
+    fn completed(&mut self, _: Nanos, _: Token, outcome: Outcome, _: &mut Port<'_>) {
+        unreachable!("it starts nothing that ends in {outcome:?}");
+    }
+
+    fn poll(&mut self, _now: Nanos, _port: &mut Port<'_>) {}
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            read_only: true,
+            ..Capabilities::default()
+        }
+    }
+}
+
+#[test]
+fn read_only_backend_is_never_asked_to_write() {
+    let mut bench = Bench::over(Stack::new(Box::new(Frozen), BYTES));
+    assert_eq!(bench.write(0, &[1; 4096]), Err(IoError::Failed));
+    for unmap in [true, false] {
+        let (offset, bytes) = (0, 4096);
+        let zeroed = bench.ask(Ask::Zero {
+            offset,
+            bytes,
+            unmap,
+        });
+        assert!(matches!(zeroed, Err(IoError::Failed)));
+    }
+    // Nor does it count as resized.
+    assert!(bench.ask(Ask::Resize { bytes: 4096 }).is_err());
+    bench.read(BYTES - 512, 512).unwrap();
+    bench.ask(Ask::Flush).unwrap();
+    assert_eq!(bench.stack.under_way(), 0);
+}

@@ -211,22 +211,25 @@ impl Pool {
         }
     }
 
-    /// Open an image. `place` names it for those who wait for its closing.
+    /// Open an image, or a snapshot of it. `place` names it for those who wait for its closing.
     pub fn image(
         self: Arc<Self>,
         name: &str,
+        snapshot: Option<&str>,
         read_only: bool,
         place: &str,
     ) -> Result<Image, Errno> {
         let (rbd, c_name, mut handle) = (&self.cluster.ceph.rbd, c_text(name), null_mut());
-        let no_snapshot = std::ptr::null();
+        let snapshot = snapshot.map(c_text);
+        let snapshot = snapshot.as_ref();
+        let c_snapshot = snapshot.map_or(std::ptr::null(), |name| name.as_ptr());
         let open = if read_only {
             rbd.rbd_open_read_only
         } else {
             rbd.rbd_open
         };
-        // SAFETY: the name is valid during the call.
-        check(unsafe { open(self.handle, c_name.as_ptr(), &raw mut handle, no_snapshot) })?;
+        // SAFETY: the names are valid during the call, or null.
+        check(unsafe { open(self.handle, c_name.as_ptr(), &raw mut handle, c_snapshot) })?;
         Ok(Image(Some(Open {
             handle,
             pool: self,
@@ -371,6 +374,17 @@ impl Image {
                 .rbd_get_id(open.handle, buffer.as_mut_ptr().cast(), bytes)
         })?;
         Ok(text(&buffer))
+    }
+
+    /// The number of a snapshot of it, which is never used again.
+    pub fn snapshot_id(&self, name: &str) -> Result<u64, Errno> {
+        let (open, name, mut id) = (self.open(), c_text(name), 0);
+        // SAFETY: the name is valid during the call, and a place for the number.
+        check(unsafe {
+            open.rbd()
+                .rbd_snap_get_id(open.handle, name.as_ptr(), &raw mut id)
+        })?;
+        Ok(id)
     }
 
     /// A note that stays with the image.

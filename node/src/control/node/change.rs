@@ -51,6 +51,16 @@ impl Node {
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
         let _busy = self.begin(name, "resized")?;
         let mut entry = self.entry(name)?;
+        if entry.is_read_only() {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: it is read-only and keeps its size, since its backend {} is a \
+                     snapshot; a clone of that can be resized",
+                    entry.backend_url(&self.layout())
+                ),
+            ));
+        }
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;

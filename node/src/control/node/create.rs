@@ -11,7 +11,7 @@ use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
 use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
-use crate::backends::{BackendError, Found, url::BackendUrl};
+use crate::backends::{self, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
@@ -122,8 +122,8 @@ impl Node {
             let theirs = name_of(other.backend_url(&self.layout())).await.flatten();
             if theirs.is_some() && theirs == name {
                 return Err(invalid(format!(
-                    "backend {url} is the backend of volume {}: two volumes on one would destroy it; \
-                     choose another",
+                    "backend {url} is the backend of volume {} already, and two volumes on one would \
+                     destroy what is written: use that volume, or choose another backend",
                     other.name
                 )));
             }
@@ -158,7 +158,14 @@ impl Node {
             (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
             (None, None) => PathBuf::from(LOG_FILE),
         };
-        self.check_log_place(path, request.log_bytes, None).await
+        // Nothing is ever written to a volume that is only read. It has a log all the same, since to
+        // open, close and check a volume is to do that to its log; so it is the smallest that there is.
+        let read_only = request
+            .backend
+            .as_deref()
+            .is_some_and(backends::is_read_only);
+        let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
+        self.check_log_place(path, bytes, None).await
     }
 
     /// Check where a log is to be, and how large; `of` is the volume that has one already.

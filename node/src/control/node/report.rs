@@ -44,6 +44,7 @@ impl Node {
             uuid: String::new(),
             bytes: 0,
             backend: String::new(),
+            read_only: false,
             log_path: String::new(),
             log_bytes: 0,
             connections: 0,
@@ -69,6 +70,7 @@ impl Node {
         volume.uuid = entry.uuid.to_string();
         volume.bytes = entry.bytes;
         volume.backend = entry.backend_url(&layout);
+        volume.read_only = entry.is_read_only();
         volume.log_path = entry.log_path(&layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
         volume.overridden = entry.settings.keys().cloned().collect();
@@ -78,7 +80,7 @@ impl Node {
         if let Some(found) = find(report, VolumeNumber(entry.number)) {
             view::phase(found.phase).clone_into(&mut volume.phase);
             view::state(found.state).clone_into(&mut volume.state);
-            volume.reason = view::reason(found).or(volume.reason);
+            volume.reason = view::reason(found, volume.read_only).or(volume.reason);
             volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
             volume.connections = found.connections as u64;
             let rate = lock(&self.samples)

@@ -118,6 +118,10 @@ impl Node {
         let (name, url) = (&entry.name, entry.backend_url(&self.layout()));
         let place = url.split('?').next().unwrap_or(&url);
         match place.split_once(':') {
+            Some(("rbd", image)) if entry.is_read_only() => format!(
+                "volume {name}: it is a snapshot itself, of an RBD image; for a clone run `rbd clone \
+                 {image} POOL/NEW`"
+            ),
             Some(("rbd", image)) => format!(
                 "volume {name}: the snapshots of an RBD image are Ceph's own: run `hdcs volume flush \
                  {name}`, then `rbd snap create {image}@SNAP`, and `rbd clone` for a clone"
