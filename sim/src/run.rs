@@ -106,21 +106,9 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
         Ending::Kill(step) => (Some(step), false),
         Ending::Close { .. } => (None, true),
     };
-    let views = world.judge_rot();
     world.start(crash_at)?;
     world.give_work(scenario.requests);
-    let mut opened = false;
-    let mut judged = None;
-    let ended = world.run_until(|world| {
-        if world.is_open() && !opened {
-            opened = true;
-            judged = world.check_rot(&views).err();
-        }
-        judged.is_some() || world.is_idle() || world.is_broken()
-    })?;
-    if let Some(violation) = judged {
-        return Err(violation);
-    }
+    let ended = world.run_until(|world| world.is_idle() || world.is_broken())?;
     if ended == Ended::Crash {
         return world.crash(power);
     }
@@ -223,11 +211,9 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.calm();
     let mut refusals = 0;
     loop {
-        let views = world.judge_rot();
         world.start(None)?;
         world.run_until(|world| world.is_open() || world.has_failed())?;
         if !world.has_failed() {
-            world.check_rot(&views)?;
             break;
         }
         refusals += 1;

@@ -165,7 +165,9 @@ impl World {
     }
 
     fn log_rots(&mut self, unit: usize) {
-        if !self.scenario.faults.log_rot || self.random.u8(..4) > 0 {
+        // What becomes of an opening is judged by what the log held when that began.
+        let is_opening = self.phase(unit) == Some(Phase::Opening);
+        if !self.scenario.faults.log_rot || is_opening || self.random.u8(..4) > 0 {
             return;
         }
         let bytes = self.units[unit].log.bytes();

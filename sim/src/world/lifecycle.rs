@@ -115,10 +115,11 @@ impl World {
         self.calm_since = None;
     }
 
-    /// What rots in a log is as it was again. Returns whether anything was.
+    /// What rots in a log that was refused is as it was again. Returns whether anything was. One that
+    /// was opened stays as it is: what it lost would come back.
     pub fn heal_logs(&mut self) -> bool {
         let mut healed = false;
-        for unit in &mut self.units {
+        for unit in self.units.iter_mut().filter(|unit| unit.refused) {
             healed |= std::mem::take(&mut unit.log_rotten);
             unit.log.heal();
         }
@@ -141,7 +142,7 @@ impl World {
                 self.coverage.replayed += replayed;
                 self.units[unit].opened = true;
                 self.note("opened", [unit as u64, replayed, 0, 0]);
-                Ok(())
+                self.check_rot(unit)
             }
             Phase::Failed(error) => {
                 let rot = state.log_rotten;
@@ -151,6 +152,7 @@ impl World {
                 };
                 self.coverage.refusals += 1;
                 self.units[unit].opened = true;
+                self.units[unit].refused = !matches!(error, OpenError::Io(_));
                 self.note("refused", [unit as u64, 0, 0, 0]);
                 if excused {
                     return Ok(());
@@ -164,31 +166,23 @@ impl World {
         }
     }
 
-    /// Before a log with rot is opened: remember what an independent reader makes of it.
-    pub fn judge_rot(&mut self) -> Vec<Option<check_log::LogView>> {
-        (self.units.iter().map(|unit| &unit.log))
-            .map(|log| log.is_rotten().then(|| check_log::read_log(log)).flatten())
-            .collect()
-    }
-
-    /// A log with rot was opened: that is right only if nothing in it proves a loss.
-    pub fn check_rot(&mut self, views: &[Option<check_log::LogView>]) -> Result<(), Violation> {
-        for (unit, view) in views.iter().enumerate() {
-            let opened = self.phase(unit) == Some(Phase::Open);
-            let Some(view) = view.filter(|_| opened) else {
-                continue;
-            };
-            if view.proof {
-                return Err(Violation::new(
-                    "corrupt-log-forgotten",
-                    format!(
-                        "volume {unit} was opened, though its log proves that it went on beyond position {}",
-                        view.end
-                    ),
-                ));
-            }
-            self.units[unit].history.forgive();
+    /// A log was opened. With rot in it that is right only if nothing in it proves a loss; then nobody
+    /// can tell the rot from a torn tail, and what it took cannot be demanded, from the first reply on.
+    fn check_rot(&mut self, unit: usize) -> Result<(), Violation> {
+        let state = &mut self.units[unit];
+        let Some(view) = state.rot.take() else {
+            return Ok(());
+        };
+        if view.proof {
+            return Err(Violation::new(
+                "corrupt-log-forgotten",
+                format!(
+                    "volume {unit} was opened, though its log proves that it went on beyond position {}",
+                    view.end
+                ),
+            ));
         }
+        state.history.forgive();
         Ok(())
     }
 
@@ -455,6 +449,9 @@ impl Unit {
         self.log_trouble = false;
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;
         self.opened = false;
+        self.refused = false;
+        let log = &self.log;
+        self.rot = log.is_rotten().then(|| check_log::read_log(log)).flatten();
         self.destage_all = None;
         self.fence.reopened();
         self.order.reopened();

@@ -163,6 +163,10 @@ struct Unit {
     log_trouble: bool,
     log_slow: bool,
     log_rotten: bool,
+    /// What an independent reader made of a log with rot when its opening began.
+    rot: Option<check_log::LogView>,
+    /// The opening ended with the log being refused.
+    refused: bool,
     backend_trouble: Option<Nanos>,
     /// The largest bound on unpersisted bytes of this opening.
     unpersisted_bytes_max: u64,
@@ -365,6 +369,8 @@ impl World {
                     postponed: None,
                     log_trouble: false,
                     log_rotten: false,
+                    rot: None,
+                    refused: false,
                     backend_trouble: None,
                     unpersisted_bytes_max: 0,
                     lost_bytes_max: None,
@@ -573,6 +579,8 @@ impl World {
             actions: &mut actions,
         };
         volume.step(self.now, event, &mut cx);
+        // Before the first reply of an opening is judged.
+        self.notice_opening(unit)?;
         self.perform_all(Owner::Volume(unit), actions)
     }
 
@@ -619,7 +627,6 @@ impl World {
     fn check_state(&mut self) -> Result<(), Violation> {
         let thorough = self.rounds.is_multiple_of(64);
         for unit in 0..self.volumes() {
-            self.notice_opening(unit)?;
             let Some(volume) = self.node.as_ref().map(|node| &node.volumes[unit]) else {
                 break;
             };
