@@ -49,7 +49,10 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         _ => Scenario::draw(seed),
     };
-    if let Some(Plant::EarlyCommit | Plant::FalseAtomicity) = options.plant {
+    if let Some(
+        Plant::EarlyCommit | Plant::FalseAtomicity | Plant::HastySnapshot | Plant::LooseSnapshot,
+    ) = options.plant
+    {
         for volume in &mut scenario.volumes {
             volume.config.backend_atomic = true;
         }
@@ -227,6 +230,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     }
     verify(world)?;
     world.check_lost()?;
+    world.check_snapshots()?;
     if world.is_rotten() {
         return world.crash(false);
     }

@@ -105,6 +105,7 @@ impl World {
         for unit in &mut self.units {
             unit.backend_down = None;
             unit.backend_silent = Nanos(0);
+            unit.shrink = None;
         }
         self.queue
             .retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
@@ -183,6 +184,8 @@ impl World {
             ));
         }
         state.history.forgive();
+        // The backend may have been given what the log has lost.
+        state.snapshots.clear();
         Ok(())
     }
 
@@ -190,6 +193,7 @@ impl World {
     pub fn begin_reopen(&mut self, unit: usize) -> Result<(), Violation> {
         self.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
+        self.units[unit].snapshot_asked = None;
         self.step_volume(unit, Event::Close { destage: false })?;
         self.tick();
         Ok(())
@@ -352,6 +356,7 @@ impl World {
 
     /// The node's memory is gone.
     fn drop_node(&mut self) -> Result<(), Violation> {
+        self.check_snapshots()?;
         self.count_hits();
         self.queue
             .retain(|happening| matches!(happening, Happening::BackendReturns(_)));
@@ -363,6 +368,7 @@ impl World {
             unit.asks_left = 0;
             unit.postponed = None;
             unit.destage_all = None;
+            unit.snapshot_asked = None;
             unit.log_writes.clear();
             unit.backend_writes.clear();
             unit.backend_trouble = None;
@@ -453,6 +459,8 @@ impl Unit {
         let log = &self.log;
         self.rot = log.is_rotten().then(|| check_log::read_log(log)).flatten();
         self.destage_all = None;
+        self.snapshot_asked = None;
+        self.shrink = None;
         self.fence.reopened();
         self.order.reopened();
         let now = self.history.tick();
