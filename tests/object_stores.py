@@ -26,6 +26,9 @@ EXAMPLES = Path(os.environ.get("HDCS_EXAMPLES", ROOT / "target/release/examples"
 
 # Everything goes to the store at once.
 EAGER = {"destage_age_max_ms": 10, "dirty_ratio_min": 0}
+OUTAGE_MS = 62_000
+# A log that has room for what is written in an outage.
+ROOMY = {**EAGER, "log_size_mib": 384, "memory_max_mib": 256}
 
 
 def script(name, *arguments, timeout=UP_SECONDS):
@@ -189,6 +192,7 @@ class Model:
             data = self.rng.randbytes(length)
             client.pwrite(data, offset)
             self.image[offset : offset + length] = data
+            self.last = offset, length
         client.flush()
 
     def check(self, client):
@@ -198,12 +202,15 @@ class Model:
 
 
 class Load(threading.Thread):
-    """Writes blocks until it is told to stop, and knows what it wrote."""
+    """Writes blocks until it is told to stop, and knows what it wrote. It rests after every fiftieth, for a
+    log that has to last."""
 
-    def __init__(self, daemon, name, size, seed, lengths=(BLOCK, 65536)):
+    def __init__(self, daemon, name, size, seed, lengths=(BLOCK, 65536), rest_seconds=0):
         super().__init__(daemon=True)
         self.client = daemon.nbd(name)
         self.lengths = lengths
+        self.rest_seconds = rest_seconds
+        self.rounds = 0
         self.model = Model(seed, size)
         self.enough = threading.Event()
         self.failure = None
@@ -212,6 +219,11 @@ class Load(threading.Thread):
         try:
             while not self.enough.is_set():
                 self.model.write(self.client, 50, self.lengths)
+                offset, length = self.model.last
+                expected = self.model.image[offset : offset + length]
+                assert bytes(self.client.pread(length, offset)) == expected
+                self.rounds += 1
+                self.enough.wait(self.rest_seconds)
         except Exception as error:  # noqa: BLE001 - whatever it was, the test fails with it
             self.failure = error
 
@@ -234,6 +246,36 @@ def fills(daemon, name="v"):
     """Whether a volume's log is so full that its writers are held back."""
     found = counters(daemon, name)
     return found["throttled_requests"] > 0 and found["log_used_bytes"] > found["log_ring_bytes"] * 7 // 10
+
+
+def serves_without_its_store(daemon, url, down, up):
+    """An outage of more than a minute under load, before which the log is large enough: clients see nothing
+    but service, and in the end the store has everything. What the volume holds then."""
+    size = 32 * MIB
+    daemon.create("v", "--backend", url, "--persist", "on-write", size=str(size))
+    load = Load(daemon, "v", size, 11, lengths=(BLOCK,), rest_seconds=0.2)
+    load.start()
+    daemon.until(lambda: counters(daemon)["store"]["puts"] > 3)
+    down()
+    try:
+        daemon.until(lambda: (daemon.volume("v")["trouble_ms"] or 0) > 1)
+        rounds, stored = load.rounds, counters(daemon)["store"]["put_bytes"]
+        daemon.until(lambda: (daemon.volume("v")["trouble_ms"] or 0) > OUTAGE_MS)
+        found = counters(daemon)
+        assert load.is_alive() and not load.failure and load.rounds > rounds + 50
+        assert found["throttled_requests"] == 0 and found["errors"] == 0
+        assert found["dirty_bytes"] > 8 * MIB and found["store"]["put_bytes"] == stored
+        assert daemon.json("status")["state"] == "degraded"
+    finally:
+        up()
+    daemon.until(lambda: counters(daemon)["store"]["trouble"] is None)
+    daemon.until(lambda: daemon.volume("v")["state"] == "healthy")
+    model = load.end()
+    daemon.ok("volume", "flush", "v")
+    found = counters(daemon)
+    assert found["throttled_requests"] == 0 and found["errors"] == 0
+    assert daemon.json("status")["problems"] == []
+    return model
 
 
 def waits_for_its_store(daemon, model, down, up):

@@ -2,7 +2,8 @@
 
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import (
-    EAGER, Load, Model, conforms, counters, fills, taken_over, waits_for_its_store,
+    EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store, taken_over,
+    waits_for_its_store,
 )
 from test_s3_volumes import homes
 
@@ -137,6 +138,18 @@ def test_hdfs_namenode_goes_and_comes_back_under_load(hdfs, tmp_path):
         client = daemon.nbd("v")
         model.check(client)
         client.shutdown()
+        daemon.stop()
+
+
+def test_hdfs_outage_of_more_than_a_minute(hdfs, tmp_path):
+    one, two = homes(tmp_path)
+    url = hdfs.url("minute", retry_s=2, timeout_s=5)
+    with Daemon(one, ROOMY) as daemon:
+        model = serves_without_its_store(daemon, url, lambda: hdfs.do("kill-namenode"),
+                                         lambda: hdfs.do("start-namenode"))
+        daemon.stop()
+    with Daemon(two) as daemon:
+        taken_over(daemon, url, model)
         daemon.stop()
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import (
-    BLOCK, EAGER, Load, Model, conforms, counters, fills, taken_over, waits_for_its_store,
+    BLOCK, EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store, taken_over,
+    waits_for_its_store,
 )
 
 
@@ -128,6 +129,17 @@ def test_s3_gateway_goes_and_comes_back_under_load(s3, tmp_path):
         daemon.stop()
     with Daemon(two) as daemon:
         taken_over(daemon, s3.url("away"), model)
+        daemon.stop()
+
+
+def test_s3_outage_of_more_than_a_minute(s3, tmp_path):
+    one, two = homes(tmp_path)
+    url = s3.url("minute", retry_s=2, timeout_s=5)
+    with Daemon(one, ROOMY) as daemon:
+        model = serves_without_its_store(daemon, url, s3.gateway_down, s3.up)
+        daemon.stop()
+    with Daemon(two) as daemon:
+        taken_over(daemon, url, model)
         daemon.stop()
 
 

@@ -105,6 +105,11 @@ impl Backend {
         self.durable[sector as usize]
     }
 
+    /// Whether it has something that is not durable.
+    pub fn has_staged(&self) -> bool {
+        !self.volatile.is_empty()
+    }
+
     /// What a reader sees.
     pub fn visible(&self, sector: u64) -> Content {
         let newest = self.volatile.get(&sector).and_then(|list| list.last());

@@ -167,8 +167,17 @@ impl BackendOrder {
 
 /// Check a backend that is all that is left: `content` tells each sector.
 pub fn check_whole(history: &History, content: impl Fn(u64) -> Content) -> Result<(), Violation> {
+    check_first(history.sectors(), history, content)
+}
+
+/// The same for its first sectors alone.
+pub fn check_first(
+    sectors: u64,
+    history: &History,
+    content: impl Fn(u64) -> Content,
+) -> Result<(), Violation> {
     let mut newest = 0;
-    for sector in 0..history.sectors() {
+    for sector in 0..sectors {
         match history.matches(sector, content(sector)).last() {
             Some(oldest) => newest = newest.max(oldest),
             None => {
@@ -186,7 +195,7 @@ pub fn check_whole(history: &History, content: impl Fn(u64) -> Content) -> Resul
     let Some(enforced) = passed.map(|barrier| barrier.issued).max() else {
         return Ok(());
     };
-    holds(history, enforced, content, "backend-not-a-prefix")
+    holds(sectors, history, enforced, content, "backend-not-a-prefix")
 }
 
 /// Check that everything acknowledged before `seq` is in `durable`.
@@ -195,16 +204,23 @@ pub fn check_complete(
     seq: Seq,
     durable: impl Fn(u64) -> Content,
 ) -> Result<(), Violation> {
-    holds(history, seq, durable, "backend-incomplete")
+    holds(
+        history.sectors(),
+        history,
+        seq,
+        durable,
+        "backend-incomplete",
+    )
 }
 
 fn holds(
+    sectors: u64,
     history: &History,
     seq: Seq,
     content: impl Fn(u64) -> Content,
     rule: &'static str,
 ) -> Result<(), Violation> {
-    for sector in 0..history.sectors() {
+    for sector in 0..sectors {
         let required = history.required(sector, seq);
         let has = history.matches(sector, content(sector)).next();
         if has.unwrap_or(0) < required {

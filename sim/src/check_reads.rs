@@ -105,7 +105,8 @@ fn narrow(history: &mut History, sector: u64, found: WriteId) -> Result<(), Viol
         if matches!(write.outcome, Outcome::Refused | Outcome::Failed) {
             continue;
         }
-        if let Some(epoch) = history.epochs.get_mut(write.epoch) {
+        let epoch = history.epochs.get_mut(write.epoch);
+        if let Some(epoch) = epoch.filter(|epoch| !epoch.mixed) {
             epoch.hi = epoch.hi.min(id);
         }
     }
@@ -124,7 +125,8 @@ pub(crate) fn survived(
 
 fn raise(history: &mut History, found: WriteId) {
     let epoch = history.writes[found as usize].epoch;
-    if let Some(epoch) = history.epochs.get_mut(epoch).filter(|_| found > 0) {
+    let epoch = history.epochs.get_mut(epoch);
+    if let Some(epoch) = epoch.filter(|epoch| found > 0 && !epoch.mixed) {
         epoch.lo = epoch.lo.max(found + 1);
     }
 }
@@ -373,6 +375,23 @@ mod tests {
             Err("read-stale"),
             "it came back"
         );
+    }
+
+    #[test]
+    fn reads_after_rot_that_nobody_can_tell_may_see_half_a_generation() {
+        let mut history = history();
+        let ids = [0, 1].map(|sector| acked(&mut history, SectorRange::new(sector, 1)));
+        history.crash();
+        history.forgive();
+        assert!(sees(&mut history, 1, Content::Write(ids[1])).is_ok());
+        assert!(sees(&mut history, 0, Content::Zero).is_ok());
+        let gone_back = sees(&mut history, 1, Content::Zero);
+        assert_eq!(gone_back, Err("read-stale"), "within one opening");
+        let after = acked(&mut history, ONE);
+        history.crash();
+        assert!(sees(&mut history, 0, Content::Write(after)).is_ok());
+        let lost = sees(&mut history, 0, Content::Write(ids[0]));
+        assert_eq!(lost, Err("read-stale"), "what came later is a prefix");
     }
 
     #[test]

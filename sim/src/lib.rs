@@ -20,6 +20,7 @@ pub mod check_progress;
 pub mod check_promotion;
 pub mod check_reads;
 pub mod check_recovery;
+pub mod check_snapshot;
 pub mod check_trouble;
 pub mod clock;
 pub mod content;

@@ -55,6 +55,8 @@ pub struct Epoch {
     pub lo: WriteId,
     /// Writes from this one on have not.
     pub hi: WriteId,
+    /// Those before need not be a prefix: the log has lost some of which the backend was given a part.
+    pub mixed: bool,
 }
 
 /// One acknowledged flush.
@@ -222,16 +224,19 @@ impl History {
         self.epochs.push(Epoch {
             lo: self.promised,
             hi: self.next_write(),
+            mixed: false,
         });
         for sector in &mut self.sectors {
             sector.seen = [(0, 0); 2];
         }
     }
 
-    /// The evidence is gone with the data: no survival can be demanded of any past epoch.
+    /// The evidence is gone with the data: no survival can be demanded of any past epoch, and what has
+    /// survived is what is left of the log over a backend that was given half a generation of the rest.
     pub fn forgive(&mut self) {
         for epoch in &mut self.epochs {
             epoch.lo = 0;
+            epoch.mixed = true;
         }
     }
 

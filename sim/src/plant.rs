@@ -51,6 +51,10 @@ pub enum Plant {
     StalePromotion,
     /// A volume whose log is lost keeps its number in the cache.
     KeptNumber,
+    /// A snapshot is taken before what it has to hold is destaged.
+    HastySnapshot,
+    /// A snapshot shows what an atomic backend has not made durable yet.
+    LooseSnapshot,
 }
 
 impl Plant {
@@ -68,7 +72,9 @@ impl Plant {
             | Self::FalseAtomicity
             | Self::IdlePromotion
             | Self::StalePromotion
-            | Self::KeptNumber => 1,
+            | Self::KeptNumber
+            | Self::HastySnapshot
+            | Self::LooseSnapshot => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite
             | Self::TornLogWrite

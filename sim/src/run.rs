@@ -49,7 +49,10 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         _ => Scenario::draw(seed),
     };
-    if let Some(Plant::EarlyCommit | Plant::FalseAtomicity) = options.plant {
+    if let Some(
+        Plant::EarlyCommit | Plant::FalseAtomicity | Plant::HastySnapshot | Plant::LooseSnapshot,
+    ) = options.plant
+    {
         for volume in &mut scenario.volumes {
             volume.config.backend_atomic = true;
         }
@@ -106,21 +109,9 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
         Ending::Kill(step) => (Some(step), false),
         Ending::Close { .. } => (None, true),
     };
-    let views = world.judge_rot();
     world.start(crash_at)?;
     world.give_work(scenario.requests);
-    let mut opened = false;
-    let mut judged = None;
-    let ended = world.run_until(|world| {
-        if world.is_open() && !opened {
-            opened = true;
-            judged = world.check_rot(&views).err();
-        }
-        judged.is_some() || world.is_idle() || world.is_broken()
-    })?;
-    if let Some(violation) = judged {
-        return Err(violation);
-    }
+    let ended = world.run_until(|world| world.is_idle() || world.is_broken())?;
     if ended == Ended::Crash {
         return world.crash(power);
     }
@@ -223,11 +214,9 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.calm();
     let mut refusals = 0;
     loop {
-        let views = world.judge_rot();
         world.start(None)?;
         world.run_until(|world| world.is_open() || world.has_failed())?;
         if !world.has_failed() {
-            world.check_rot(&views)?;
             break;
         }
         refusals += 1;
@@ -241,6 +230,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     }
     verify(world)?;
     world.check_lost()?;
+    world.check_snapshots()?;
     if world.is_rotten() {
         return world.crash(false);
     }

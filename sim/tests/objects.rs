@@ -28,6 +28,8 @@ fn objects_seeds_hold_and_cover() {
             && coverage.crashes > 150
             && coverage.fenced > 10
             && coverage.late > 100
+            && coverage.refused > 500
+            && coverage.freed_when_full > 50
             && coverage.snapshots > 10
             && coverage.clones > 5
             && coverage.given_up > 2,
@@ -139,6 +141,29 @@ fn objects_plant_of_a_torn_block_is_caught() {
         Plant::TornBlock,
         &["manifest-dangling", "not-a-boundary", "read-stale"],
     );
+}
+
+#[test]
+fn objects_plant_of_a_refused_put_taken_for_done_is_caught() {
+    assert_caught(
+        Plant::FullIsDone,
+        &["manifest-dangling", "not-a-boundary", "read-lost"],
+    );
+}
+
+#[test]
+fn objects_plant_of_a_bucket_that_is_full_for_good_is_caught() {
+    assert_caught(Plant::FullForGood, &["error-without-cause", "stall"]);
+}
+
+#[test]
+fn objects_plant_of_room_at_any_price_is_caught() {
+    assert_caught(Plant::RoomAtAnyPrice, &["delete-needed"]);
+}
+
+#[test]
+fn objects_plant_of_a_full_bucket_that_is_not_read_is_caught() {
+    assert_caught(Plant::FullForReads, &["error-without-cause"]);
 }
 
 #[test]

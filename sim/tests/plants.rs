@@ -132,6 +132,16 @@ fn plant_of_a_number_kept_without_its_log_is_caught() {
 }
 
 #[test]
+fn plant_of_a_snapshot_before_its_destage_is_caught() {
+    assert_caught(Plant::HastySnapshot, &["snapshot-incomplete"]);
+}
+
+#[test]
+fn plant_of_a_snapshot_of_what_is_not_flushed_is_caught() {
+    assert_caught(Plant::LooseSnapshot, &["snapshot-not-a-prefix"]);
+}
+
+#[test]
 fn plant_of_a_lost_completion_is_caught() {
     assert_caught(Plant::LostCompletion, &["stall"]);
 }

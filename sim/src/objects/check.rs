@@ -7,7 +7,7 @@ use hdcs_core::objects::format::{Manifest, SLOT_BYTES};
 use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotError};
 
 use super::reader;
-use super::world::{CLONE_PLACE, Op, PLACE, UUID, VOLUME, World};
+use super::world::{CLONE_PLACE, Op, PLACE, REFUSAL_TELLS, UUID, VOLUME, World};
 use crate::violation::Violation;
 
 impl World {
@@ -186,8 +186,12 @@ impl World {
         let good = u64::from(completion.result.is_ok());
         let numbers = [owner as u64, completion.token.0, good, 0];
         self.trace.add(self.step, self.now, "ended", numbers);
-        // What an owner of before needs may be gone.
-        let excused = since <= self.last_fault || !owns;
+        // What an owner of before needs may be gone. A full bucket is a reason for what has to put.
+        let excused = match (&op, completion.result.as_ref()) {
+            (Op::Read(..) | Op::Extents(_), Err(IoError::NoSpace)) => false,
+            (_, Err(IoError::NoSpace)) => since <= self.last_refusal.plus(REFUSAL_TELLS),
+            _ => since <= self.last_fault || !owns,
+        };
         let Some(model) = &mut entry.model else {
             return Ok(());
         };

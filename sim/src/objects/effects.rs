@@ -43,6 +43,26 @@ impl World {
         self.random.choice(faults).unwrap_or(Fault::Fails)
     }
 
+    /// The bucket gets a quota that it has reached, or nearly so, for a while.
+    pub(super) fn fill_up(&mut self) {
+        let batch = (self.scenario.batch_blocks * SLOT_BYTES) as u64;
+        // Sometimes there is room for a manifest, but for no data.
+        let rest = self.random.choice([0, 500, batch]).unwrap_or(0);
+        let lasts = Nanos::from_millis(self.random.u64(100..120_000));
+        let quota = self.store.bytes() + self.random.u64(0..=rest);
+        self.quota = Some((quota, self.now.plus(lasts)));
+        self.log("full", [quota, lasts.0, 0, 0]);
+    }
+
+    /// Whether the bucket refuses so many bytes more. Everything else it does.
+    fn refuses(&mut self, bytes: usize) -> bool {
+        if self.quota.is_some_and(|(_, until)| self.now >= until) {
+            self.quota = None;
+        }
+        let room = |(quota, _)| self.store.bytes() + bytes as u64 > quota;
+        !self.calm && self.quota.is_some_and(room)
+    }
+
     pub(super) fn whole(&self, owner: usize, name: Name) -> String {
         let entry = &self.owners[owner];
         let place = match (name.volume, &entry.machine) {
@@ -301,7 +321,9 @@ impl World {
             "tell",
             [owner as u64, token.0, u64::from(result.is_ok()), 0],
         );
-        if let Err(StoreError::Io(_)) = result {
+        if let Err(StoreError::Io(error)) = result
+            && error != IoError::NoSpace
+        {
             self.last_fault = self.now;
         }
         if let Some(machine) = &mut self.owners[owner].machine {
@@ -335,6 +357,13 @@ impl World {
                 );
                 let exists = self.store.get(&name).is_some();
                 let plant = self.plant == Some(Plant::NoFence);
+                // Which of the two is looked at first is the store's.
+                if self.latched == Some(owner) {
+                    return Ok(Err(StoreError::Io(IoError::NoSpace)));
+                }
+                if self.refuses(bytes.len()) && (!exists || self.random.bool()) {
+                    return self.refuse(owner);
+                }
                 if condition == Condition::IfAbsent && exists && !plant {
                     return Ok(Err(StoreError::Exists));
                 }
@@ -353,11 +382,33 @@ impl World {
             Effect::Delete { name } => {
                 self.log("delete", [owner as u64, 0, 0, 0]);
                 self.coverage.deletes += 1;
+                self.coverage.freed_when_full += u64::from(self.quota.is_some());
                 self.check_delete(&name)?;
                 self.store.delete(&name);
                 Ok(Ok(Stored::Done))
             }
         }
+    }
+
+    /// A put finds the bucket full: nothing happens, and that is told.
+    fn refuse(&mut self, owner: usize) -> Result<Result<Stored, StoreError>, Violation> {
+        self.coverage.refused += 1;
+        self.last_refusal = self.now;
+        match self.plant {
+            Some(Plant::FullIsDone) => return Ok(Ok(Stored::Done)),
+            Some(Plant::FullForGood) => self.latched = Some(owner),
+            Some(Plant::RoomAtAnyPrice) => {
+                let place = self.owners[owner].place;
+                let prefix = format!("{place}{}", Kind::Data.prefix());
+                let first = self.store.below(&prefix).next();
+                if let Some(name) = first.map(|(name, _)| name.clone()) {
+                    self.check_delete(&name)?;
+                    self.store.delete(&name);
+                }
+            }
+            _ => {}
+        }
+        Ok(Err(StoreError::Io(IoError::NoSpace)))
     }
 
     /// A get or list is answered.
@@ -377,6 +428,9 @@ impl World {
             )
         {
             fault = Fault::Corrupt;
+        }
+        if self.plant == Some(Plant::FullForReads) && self.refuses(1) {
+            return Ok(Err(StoreError::Io(IoError::NoSpace)));
         }
         if fault == Fault::Fails {
             return Ok(Err(StoreError::Io(IoError::Unreachable)));

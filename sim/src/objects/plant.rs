@@ -28,6 +28,14 @@ pub enum Plant {
     TornBlock,
     /// A clone's reference is removed without a manifest that says that the clone is given up.
     SilentEnd,
+    /// A put that a full bucket refused is said to be done.
+    FullIsDone,
+    /// Once a bucket was full, nothing is put any more.
+    FullForGood,
+    /// When a bucket is full, an object is removed to make room, whoever needs it.
+    RoomAtAnyPrice,
+    /// When a bucket is full, it is not read either.
+    FullForReads,
 }
 
 impl Plant {

@@ -29,6 +29,10 @@ pub struct Coverage {
     pub faults: u64,
     /// Things that happened after they were reported as failed, or twice, or after their owner died.
     pub late: u64,
+    /// Puts that were refused because the bucket was full.
+    pub refused: u64,
+    /// Objects that were removed while it was full.
+    pub freed_when_full: u64,
     /// Snapshots that were compared.
     pub snapshots: u64,
     /// Clones that were compared.
@@ -51,6 +55,8 @@ impl Coverage {
         self.fenced += other.fenced;
         self.faults += other.faults;
         self.late += other.late;
+        self.refused += other.refused;
+        self.freed_when_full += other.freed_when_full;
         self.snapshots += other.snapshots;
         self.clones += other.clones;
         self.given_up += other.given_up;
@@ -62,7 +68,8 @@ impl fmt::Display for Coverage {
         write!(
             f,
             "{} requests, {} commits, {} deletes, {} blocks copied, {} map objects, {} crashes, \
-             {} take-overs, {} fenced, {} faults, {} late, {} snapshots, {} clones, {} given up",
+             {} take-overs, {} fenced, {} faults, {} late, {} refused, {} freed when full, \
+             {} snapshots, {} clones, {} given up",
             self.requests,
             self.commits,
             self.deletes,
@@ -73,6 +80,8 @@ impl fmt::Display for Coverage {
             self.fenced,
             self.faults,
             self.late,
+            self.refused,
+            self.freed_when_full,
             self.snapshots,
             self.clones,
             self.given_up
@@ -98,6 +107,8 @@ pub(super) struct Scenario {
     pub(super) flush_one_in: u32,
     pub(super) fault_one_in: u32,
     pub(super) corrupts: bool,
+    /// The bucket is full now and then.
+    pub(super) fills: bool,
     pub(super) snapshots: bool,
     pub(super) resizes: bool,
     pub(super) clones: bool,
@@ -130,6 +141,7 @@ impl Scenario {
             snapshots: random.u8(0..3) == 0,
             resizes: random.u8(0..4) == 0,
             clones: random.u8(0..4) == 0,
+            fills: random.bool(),
             latency_max: random.choice([2, 20, 200]).unwrap_or(2) * 1_000_000,
         }
     }

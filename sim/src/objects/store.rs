@@ -13,6 +13,7 @@ const PAGE: usize = 7;
 #[derive(Debug, Default)]
 pub struct Store {
     objects: BTreeMap<String, Rc<Vec<u8>>>,
+    bytes: u64,
 }
 
 impl Store {
@@ -21,14 +22,22 @@ impl Store {
         self.objects.get(name)
     }
 
+    /// Bytes of all objects: what a quota counts.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Store an object.
     pub fn put(&mut self, name: &str, bytes: Rc<Vec<u8>>) {
+        self.delete(name);
+        self.bytes += bytes.len() as u64;
         self.objects.insert(name.into(), bytes);
     }
 
     /// Remove an object.
     pub fn delete(&mut self, name: &str) {
-        self.objects.remove(name);
+        let gone = self.objects.remove(name);
+        self.bytes -= gone.map_or(0, |bytes| bytes.len() as u64);
     }
 
     /// Names below `place` that begin with `prefix` and come after `after`.
@@ -73,5 +82,17 @@ mod tests {
         let (rest, more) = store.list("a/", "data/", &first[PAGE - 1].name);
         assert!(!more && rest.len() == 3 && rest[2].name == "data/9");
         assert_eq!(store.list("a/", "", "data/8").0.len(), 2);
+    }
+
+    #[test]
+    fn store_counts_its_bytes() {
+        let mut store = Store::default();
+        store.put("a", Rc::new(vec![0; 10]));
+        store.put("a", Rc::new(vec![0; 3]));
+        store.put("b", Rc::new(vec![0; 4]));
+        assert_eq!(store.bytes(), 7);
+        store.delete("a");
+        store.delete("a");
+        assert_eq!(store.bytes(), 4);
     }
 }

@@ -29,8 +29,10 @@ pub(super) const PLACE: &str = "bucket/volume/";
 pub(super) const CLONE_PLACE: &str = "bucket/clone/";
 pub(super) const UUID: [u8; 16] = [7; 16];
 pub(super) const CLONE_UUID: [u8; 16] = [9; 16];
-/// A request that waits longer with a store that works is stalled.
-const PATIENCE: Nanos = Nanos::from_millis(600_000);
+/// A request that waits longer is stalled: a bucket that was full has had room for long.
+const PATIENCE: Nanos = Nanos::from_millis(1_200_000);
+/// An owner knows that long after a put was refused that it was.
+pub(super) const REFUSAL_TELLS: Nanos = Nanos::from_millis(21_000);
 /// Steps without time passing after which a machine is said to spin.
 const STEPS_WITHOUT_TIME_MAX: u32 = 20_000;
 
@@ -164,6 +166,12 @@ pub struct World {
     pub(super) calm: bool,
     /// When something was last told to have failed, or damaged.
     pub(super) last_fault: Nanos,
+    /// The bucket's quota, and until when it has it.
+    pub(super) quota: Option<(u64, Nanos)>,
+    /// When a put was last refused because of it.
+    pub(super) last_refusal: Nanos,
+    /// A planted bug: this owner's puts are refused for good.
+    pub(super) latched: Option<usize>,
     pub(super) next_write: u32,
     pub(super) needed: Option<BTreeSet<String>>,
     pub(super) snapshots: BTreeMap<SnapshotName, Model>,
@@ -198,6 +206,9 @@ impl World {
             pool: Pool::new(8 << 20),
             calm: false,
             last_fault: Nanos(0),
+            quota: None,
+            last_refusal: Nanos(0),
+            latched: None,
             next_write: 0,
             needed: None,
             snapshots: BTreeMap::new(),
@@ -441,6 +452,9 @@ impl World {
                 self.crash_at = None;
                 self.coverage.cut = true;
                 return Ok(false);
+            }
+            if self.scenario.fills && self.quota.is_none() && self.random.u8(0..100) == 0 {
+                self.fill_up();
             }
             while left > 0
                 && self.owners[owner].ops.len() < self.scenario.depth
@@ -734,14 +748,11 @@ impl World {
         Ok(true)
     }
 
-    /// With a store that works, everything ends.
+    /// Everything ends, whatever the store does: nothing here lasts as long as the patience.
     pub(super) fn check_patience(&self) -> Result<(), Violation> {
-        if !self.calm {
-            return Ok(());
-        }
         for entry in self.owners.iter().filter(|entry| entry.machine.is_some()) {
             for (since, op) in entry.ops.values() {
-                if self.now.since(*since) > PATIENCE.plus(PATIENCE) {
+                if self.now.since(*since) > PATIENCE {
                     return Err(Violation::new("stall", format!("{op:?} waits")));
                 }
             }

@@ -91,6 +91,7 @@ impl World {
         state.log.put(0, &first);
         state.log_rotten = false;
         state.order = BackendOrder::default();
+        state.snapshots.clear();
         // What it took was stated, and accepted.
         state.lost_bytes_max = None;
         Ok(())

@@ -29,6 +29,9 @@ impl World {
         if self.volumes() <= unit {
             return Ok(());
         }
+        if self.shrinks(unit)? {
+            return Ok(());
+        }
         self.units[unit].client_waits = true;
         let burst = self.random.usize(1..=8);
         for _ in 0..burst {

@@ -32,6 +32,7 @@ impl World {
             9 => return self.destage_all(unit),
             10 => {
                 self.units[unit].destage_all = None;
+                self.units[unit].snapshot_asked = None;
                 self.note("cancel destage all", [unit as u64, 0, 0, 0]);
                 return self.step_volume(unit, Event::CancelDestageAll);
             }
@@ -40,6 +41,7 @@ impl World {
             14 => self.backend_falls_silent(unit),
             15 | 17 | 18 => self.cache_falls_silent(),
             16 => self.backend_is_taken_over(unit),
+            19 => return self.snapshot_or_shrink(unit),
             _ => {}
         }
         Ok(())
@@ -165,7 +167,9 @@ impl World {
     }
 
     fn log_rots(&mut self, unit: usize) {
-        if !self.scenario.faults.log_rot || self.random.u8(..4) > 0 {
+        // What becomes of an opening is judged by what the log held when that began.
+        let is_opening = self.phase(unit) == Some(Phase::Opening);
+        if !self.scenario.faults.log_rot || is_opening || self.random.u8(..4) > 0 {
             return;
         }
         let bytes = self.units[unit].log.bytes();
@@ -277,6 +281,9 @@ impl World {
         }
         state.history.resize(sectors);
         state.order.resized(sectors);
+        for snapshot in &mut state.snapshots {
+            snapshot.resized(sectors);
+        }
         state.config.bytes = bytes;
         state.postponed = None;
         self.step_volume(unit, Event::Resize { bytes })?;

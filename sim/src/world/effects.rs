@@ -351,8 +351,10 @@ impl World {
                     return (unit.backend_latency.draw(random), Some(IoError::Fenced));
                 }
                 let down = unit.backend_down.filter(|&error| {
-                    // A full backend refuses only what needs space.
-                    error != IoError::NoSpace || matches!(io, Io::BackendWrite { .. })
+                    // A full backend refuses only what needs space; an atomic one may find out late.
+                    let flushes = matches!(io, Io::BackendFlush(..)) && unit.backend.is_atomic();
+                    let writes = matches!(io, Io::BackendWrite { .. });
+                    error != IoError::NoSpace || writes || flushes
                 });
                 let fails = down.or_else(|| fail(random, faults.backend_one_in));
                 if fails.is_some() {

@@ -105,6 +105,7 @@ impl World {
         for unit in &mut self.units {
             unit.backend_down = None;
             unit.backend_silent = Nanos(0);
+            unit.shrink = None;
         }
         self.queue
             .retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
@@ -115,10 +116,11 @@ impl World {
         self.calm_since = None;
     }
 
-    /// What rots in a log is as it was again. Returns whether anything was.
+    /// What rots in a log that was refused is as it was again. Returns whether anything was. One that
+    /// was opened stays as it is: what it lost would come back.
     pub fn heal_logs(&mut self) -> bool {
         let mut healed = false;
-        for unit in &mut self.units {
+        for unit in self.units.iter_mut().filter(|unit| unit.refused) {
             healed |= std::mem::take(&mut unit.log_rotten);
             unit.log.heal();
         }
@@ -141,7 +143,7 @@ impl World {
                 self.coverage.replayed += replayed;
                 self.units[unit].opened = true;
                 self.note("opened", [unit as u64, replayed, 0, 0]);
-                Ok(())
+                self.check_rot(unit)
             }
             Phase::Failed(error) => {
                 let rot = state.log_rotten;
@@ -151,6 +153,7 @@ impl World {
                 };
                 self.coverage.refusals += 1;
                 self.units[unit].opened = true;
+                self.units[unit].refused = !matches!(error, OpenError::Io(_));
                 self.note("refused", [unit as u64, 0, 0, 0]);
                 if excused {
                     return Ok(());
@@ -164,31 +167,25 @@ impl World {
         }
     }
 
-    /// Before a log with rot is opened: remember what an independent reader makes of it.
-    pub fn judge_rot(&mut self) -> Vec<Option<check_log::LogView>> {
-        (self.units.iter().map(|unit| &unit.log))
-            .map(|log| log.is_rotten().then(|| check_log::read_log(log)).flatten())
-            .collect()
-    }
-
-    /// A log with rot was opened: that is right only if nothing in it proves a loss.
-    pub fn check_rot(&mut self, views: &[Option<check_log::LogView>]) -> Result<(), Violation> {
-        for (unit, view) in views.iter().enumerate() {
-            let opened = self.phase(unit) == Some(Phase::Open);
-            let Some(view) = view.filter(|_| opened) else {
-                continue;
-            };
-            if view.proof {
-                return Err(Violation::new(
-                    "corrupt-log-forgotten",
-                    format!(
-                        "volume {unit} was opened, though its log proves that it went on beyond position {}",
-                        view.end
-                    ),
-                ));
-            }
-            self.units[unit].history.forgive();
+    /// A log was opened. With rot in it that is right only if nothing in it proves a loss; then nobody
+    /// can tell the rot from a torn tail, and what it took cannot be demanded, from the first reply on.
+    fn check_rot(&mut self, unit: usize) -> Result<(), Violation> {
+        let state = &mut self.units[unit];
+        let Some(view) = state.rot.take() else {
+            return Ok(());
+        };
+        if view.proof {
+            return Err(Violation::new(
+                "corrupt-log-forgotten",
+                format!(
+                    "volume {unit} was opened, though its log proves that it went on beyond position {}",
+                    view.end
+                ),
+            ));
         }
+        state.history.forgive();
+        // The backend may have been given what the log has lost.
+        state.snapshots.clear();
         Ok(())
     }
 
@@ -196,6 +193,7 @@ impl World {
     pub fn begin_reopen(&mut self, unit: usize) -> Result<(), Violation> {
         self.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
+        self.units[unit].snapshot_asked = None;
         self.step_volume(unit, Event::Close { destage: false })?;
         self.tick();
         Ok(())
@@ -358,6 +356,7 @@ impl World {
 
     /// The node's memory is gone.
     fn drop_node(&mut self) -> Result<(), Violation> {
+        self.check_snapshots()?;
         self.count_hits();
         self.queue
             .retain(|happening| matches!(happening, Happening::BackendReturns(_)));
@@ -369,6 +368,7 @@ impl World {
             unit.asks_left = 0;
             unit.postponed = None;
             unit.destage_all = None;
+            unit.snapshot_asked = None;
             unit.log_writes.clear();
             unit.backend_writes.clear();
             unit.backend_trouble = None;
@@ -455,7 +455,12 @@ impl Unit {
         self.log_trouble = false;
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;
         self.opened = false;
+        self.refused = false;
+        let log = &self.log;
+        self.rot = log.is_rotten().then(|| check_log::read_log(log)).flatten();
         self.destage_all = None;
+        self.snapshot_asked = None;
+        self.shrink = None;
         self.fence.reopened();
         self.order.reopened();
         let now = self.history.tick();

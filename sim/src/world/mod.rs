@@ -28,6 +28,7 @@ use crate::check_progress::{Requests, Spin};
 use crate::check_promotion;
 use crate::check_reads;
 use crate::check_recovery::{self, Durability};
+use crate::check_snapshot::Snapshot;
 use crate::check_trouble::{self, Fence};
 use crate::clock::{Latency, Schedule};
 use crate::content::{Content, WriteId, mix};
@@ -118,6 +119,8 @@ enum Happening {
     /// The node looks whether the cache device is well again.
     CacheProbed,
     BackendReturns(usize),
+    /// A backend takes the snapshot that was asked for at a moment of the history.
+    Snapshot(usize, u64),
 }
 
 /// What the sender of a request remembers.
@@ -163,6 +166,10 @@ struct Unit {
     log_trouble: bool,
     log_slow: bool,
     log_rotten: bool,
+    /// What an independent reader made of a log with rot when its opening began.
+    rot: Option<check_log::LogView>,
+    /// The opening ended with the log being refused.
+    refused: bool,
     backend_trouble: Option<Nanos>,
     /// The largest bound on unpersisted bytes of this opening.
     unpersisted_bytes_max: u64,
@@ -170,6 +177,10 @@ struct Unit {
     lost_bytes_max: Option<u64>,
     opened: bool,
     destage_all: Option<u64>,
+    /// A snapshot waits for that to be destaged which was there then.
+    snapshot_asked: Option<u64>,
+    snapshots: Vec<Snapshot>,
+    shrink: Option<snapshots::Shrink>,
 }
 
 #[derive(Debug)]
@@ -229,6 +240,10 @@ pub struct Coverage {
     pub promotions: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
+    /// Snapshots that were taken.
+    pub snapshots: u64,
+    /// Volumes that were made smaller while clients and faults went on.
+    pub shrinks: u64,
 }
 
 impl Coverage {
@@ -253,6 +268,8 @@ impl Coverage {
         self.crossings += other.crossings;
         self.promotions += other.promotions;
         self.lost_logs += other.lost_logs;
+        self.snapshots += other.snapshots;
+        self.shrinks += other.shrinks;
     }
 }
 
@@ -263,7 +280,7 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
-             {} commits ({} past flushes)",
+             {} commits ({} past flushes), {} snapshots, {} shrinks",
             self.steps,
             self.replies,
             self.errors,
@@ -283,6 +300,8 @@ impl std::fmt::Display for Coverage {
             self.lost_logs,
             self.commits,
             self.crossings,
+            self.snapshots,
+            self.shrinks,
         )
     }
 }
@@ -365,11 +384,16 @@ impl World {
                     postponed: None,
                     log_trouble: false,
                     log_rotten: false,
+                    rot: None,
+                    refused: false,
                     backend_trouble: None,
                     unpersisted_bytes_max: 0,
                     lost_bytes_max: None,
                     opened: false,
                     destage_all: None,
+                    snapshot_asked: None,
+                    snapshots: Vec::new(),
+                    shrink: None,
                 }
             })
             .collect();
@@ -509,6 +533,7 @@ impl World {
                 Ok(())
             }
             Happening::CacheProbed => self.probe_cache(),
+            Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
                 self.note("backend returns", [unit as u64, 0, 0, 0]);
@@ -573,6 +598,8 @@ impl World {
             actions: &mut actions,
         };
         volume.step(self.now, event, &mut cx);
+        // Before the first reply of an opening is judged.
+        self.notice_opening(unit)?;
         self.perform_all(Owner::Volume(unit), actions)
     }
 
@@ -619,7 +646,6 @@ impl World {
     fn check_state(&mut self) -> Result<(), Violation> {
         let thorough = self.rounds.is_multiple_of(64);
         for unit in 0..self.volumes() {
-            self.notice_opening(unit)?;
             let Some(volume) = self.node.as_ref().map(|node| &node.volumes[unit]) else {
                 break;
             };
@@ -695,18 +721,22 @@ impl World {
 
     /// Once a `DestageAll` is done, what was acknowledged before it is durable in the backend.
     fn notice_destaged(&mut self, unit: usize, remaining: u64) -> Result<(), Violation> {
-        let unit = &mut self.units[unit];
-        let Some(asked) = unit.destage_all else {
+        let state = &mut self.units[unit];
+        let Some(asked) = state.destage_all else {
             return Ok(());
         };
         if remaining > 0 {
             return Ok(());
         }
-        unit.destage_all = None;
-        if unit.log_rotten {
+        state.destage_all = None;
+        if state.log_rotten {
+            state.snapshot_asked = None;
             return Ok(());
         }
-        check_backend::check_complete(&unit.history, asked, |sector| unit.backend.durable(sector))
+        let backend = &state.backend;
+        check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
+        self.ask_for_snapshot(unit);
+        Ok(())
     }
 }
 
@@ -715,3 +745,4 @@ mod clients;
 mod director;
 mod effects;
 mod lifecycle;
+mod snapshots;
