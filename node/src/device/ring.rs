@@ -207,8 +207,9 @@ pub struct Ring {
     writers: Option<Writers>,
     /// Urgent writes go to the writer threads until then.
     evade_until: Option<Instant>,
-    /// Urgent writes since the last stall.
+    /// Urgent writes since the last stall, and when that ended.
     since_stall: u32,
+    stalled_at: Option<Instant>,
     written: Vec<(u64, Result<u64, Errno>)>,
     woken: Box<u64>,
     config: RingConfig,
@@ -240,6 +241,7 @@ impl Ring {
             writers,
             evade_until: None,
             since_stall: STALL_WINDOW,
+            stalled_at: None,
             written: Vec::new(),
             woken: Box::new(0),
             config,
@@ -802,7 +804,7 @@ impl Ring {
             ..
         } = self.operations[slot as usize];
         if let Some(since) = urgent_since {
-            self.note_urgent(since.elapsed());
+            self.note_urgent(since, Instant::now());
         }
         let kind = self.release(slot);
         let result = result.map(|()| match kind {
@@ -816,16 +818,21 @@ impl Ring {
         });
     }
 
-    /// An urgent write through io_uring took so long.
-    fn note_urgent(&mut self, took: Duration) {
-        if took <= STALL {
+    /// An urgent write through io_uring took from then until now.
+    fn note_urgent(&mut self, since: Instant, now: Instant) {
+        if now - since <= STALL {
             self.since_stall = self.since_stall.saturating_add(1);
             return;
         }
+        // Writes that are under way together wait for one hiccup of the device together.
+        if self.stalled_at.is_some_and(|stalled_at| since < stalled_at) {
+            return;
+        }
         if self.since_stall < STALL_WINDOW {
-            self.evade_until = Some(Instant::now() + STALL_MEMORY);
+            self.evade_until = Some(now + STALL_MEMORY);
         }
         self.since_stall = 0;
+        self.stalled_at = Some(now);
     }
 
     fn finish(&mut self, slot: u32, outcome: Outcome) {

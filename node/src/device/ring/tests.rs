@@ -332,15 +332,21 @@ fn ring_evades_after_two_stalls_close_together() {
         ..RingConfig::default()
     };
     let mut ring = Ring::new(config).unwrap();
-    let fast = Duration::ZERO;
-    for (times, evades) in [
-        (vec![STALL * 2, fast, fast], false),
-        (vec![STALL * 2, fast, STALL * 2], true),
+    let start = Instant::now();
+    // When each begins and ends.
+    let stall = |at: u32| (start + STALL * at, start + STALL * (at + 2));
+    let fast = |at: u32| (start + STALL * at, start + STALL * at);
+    for (writes, evades) in [
+        (vec![stall(0), fast(3), fast(4)], false),
+        (vec![stall(0), fast(3), stall(4)], true),
+        // At once: one hiccup of the device, not a busy processor.
+        (vec![stall(0), stall(1), fast(4)], false),
     ] {
         ring.evade_until = None;
         ring.since_stall = STALL_WINDOW;
-        for took in times {
-            ring.note_urgent(took);
+        ring.stalled_at = None;
+        for (since, now) in writes {
+            ring.note_urgent(since, now);
         }
         assert_eq!(ring.evade_until.is_some(), evades);
     }
