@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, free_port
+from conftest import ROOT, free_ports
 
 UP_SECONDS = 180
 COMMAND_SECONDS = 60
@@ -25,7 +25,7 @@ class Cluster:
         # Its unix sockets are in there, so that the path must be short.
         self.directory = Path(tempfile.mkdtemp(prefix="hdcs-ceph-", dir="/tmp"))
         self.conf = self.directory / "ceph.conf"
-        self.port = min(free_port(), 65535 - PORTS)
+        self.port = free_ports(PORTS)
 
     def up(self):
         """Start what does not run; returns when the cluster is healthy."""

@@ -11,6 +11,7 @@ hanging; whatever a test starts ends with it.
 
 import itertools
 import os
+import secrets
 import select
 import shlex
 import shutil
@@ -67,6 +68,21 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def free_ports(count):
+    """The first of so many TCP ports in a row that nobody uses at the moment: below those that the kernel
+    gives to clients, any of which could take one before its server does, and apart for each worker."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2
+    while True:
+        first = 10_000 + worker * 11_000 + secrets.randbelow(11_000 - count)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
 
 
 class Server:

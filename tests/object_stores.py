@@ -13,7 +13,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from conftest import ROOT, free_port
+from conftest import ROOT, free_ports
 from daemon import DIRTY, MIB
 
 UP_SECONDS = 240
@@ -50,7 +50,7 @@ class Home:
 
     def __init__(self, name):
         self.directory = Path(tempfile.mkdtemp(prefix=f"hdcs-{name}-", dir="/tmp"))
-        self.port = min(free_port(), 65535 - PORTS)
+        self.port = free_ports(PORTS)
 
     def remove(self):
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -247,6 +247,25 @@ def fills(daemon, name="v"):
     """Whether a volume's log is so full that its writers are held back."""
     found = counters(daemon, name)
     return found["throttled_requests"] > 0 and found["log_used_bytes"] > found["log_ring_bytes"] * 7 // 10
+
+
+def survives_kills(daemon, url, model, kills):
+    """A daemon that is killed again and again finds everything that it acknowledged, and so does its store."""
+    size = len(model.image) // MIB
+    daemon.create("v", "--backend", url, "--persist", "on-write", size=f"{size}M")
+    for _ in range(kills):
+        client = daemon.nbd("v")
+        model.write(client, 150)
+        daemon.kill()
+        daemon.start()
+        client = daemon.nbd("v")
+        model.check(client)
+        client.shutdown()
+    daemon.ok("volume", "flush", "v")
+    daemon.ok("volume", "evict", "v")
+    client = daemon.nbd("v")
+    model.check(client)
+    client.shutdown()
 
 
 def serves_without_its_store(daemon, url, down, up):

@@ -2,8 +2,8 @@
 
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import (
-    EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store, taken_over,
-    waits_for_its_store,
+    EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store,
+    survives_kills, taken_over, waits_for_its_store,
 )
 from test_s3_volumes import homes
 
@@ -19,20 +19,7 @@ def test_hdfs_backend_conforms(hdfs):
 def test_hdfs_daemon_killed_finds_everything_again(hdfs, tmp_path):
     model = Model(1, 32 * MIB)
     with Daemon(tmp_path, EAGER) as daemon:
-        daemon.create("v", "--backend", hdfs.url("killed"), "--persist", "on-write", size="32M")
-        for _ in range(2):
-            client = daemon.nbd("v")
-            model.write(client, 150)
-            daemon.kill()
-            daemon.start()
-            client = daemon.nbd("v")
-            model.check(client)
-            client.shutdown()
-        daemon.ok("volume", "flush", "v")
-        daemon.ok("volume", "evict", "v")
-        client = daemon.nbd("v")
-        model.check(client)
-        client.shutdown()
+        survives_kills(daemon, hdfs.url("killed"), model, 2)
         daemon.stop()
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import (
-    BLOCK, EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store, taken_over,
-    waits_for_its_store,
+    BLOCK, EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store,
+    survives_kills, taken_over, waits_for_its_store,
 )
 
 
@@ -31,20 +31,7 @@ def test_s3_backend_conforms(s3):
 def test_s3_daemon_killed_finds_everything_again(s3, tmp_path):
     model = Model(1, 48 * MIB)
     with Daemon(tmp_path, EAGER) as daemon:
-        daemon.create("v", "--backend", s3.url("killed"), "--persist", "on-write", size="48M")
-        for _ in range(3):
-            client = daemon.nbd("v")
-            model.write(client, 150)
-            daemon.kill()
-            daemon.start()
-            client = daemon.nbd("v")
-            model.check(client)
-            client.shutdown()
-        daemon.ok("volume", "flush", "v")
-        daemon.ok("volume", "evict", "v")
-        client = daemon.nbd("v")
-        model.check(client)
-        client.shutdown()
+        survives_kills(daemon, s3.url("killed"), model, 3)
         found = counters(daemon)["store"]
         assert found["puts"] > 0 and found["gets"] > 0 and found["trouble"] is None
         status, page = daemon.api("GET", "/metrics")
