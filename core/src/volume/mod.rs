@@ -25,13 +25,19 @@
 //! The parts: `write` (admission, acknowledgement), `read` (lookup, fetches, promotion, extents),
 //! `destaging` (the backend side), `health` (what is wrong, and since when).
 
+mod config;
 mod destaging;
+mod extents;
 mod health;
 mod log_chunks;
+mod promotion;
 mod read;
+mod stats;
 mod write;
 
+pub use config::{Persist, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
+pub use stats::VolumeStats;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
@@ -52,68 +58,6 @@ use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES}
 use crate::read_cache::{ReadCache, SsdRead};
 use crate::replay::{Found, Replay};
 use crate::write_log::WriteLog;
-
-/// When a write counts as durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Persist {
-    /// Before its acknowledgement.
-    OnWrite,
-    /// At the client's next flush; what is not yet durable is bounded in bytes and age.
-    OnFlush,
-    /// On write until the client's first flush shows that it knows barriers, then on flush.
-    Auto,
-}
-
-/// What a write gets when the log is full and the backend takes no data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhenFull {
-    /// It waits.
-    Wait,
-    /// It fails with [`crate::error::RequestError::LogFull`].
-    Error,
-}
-
-/// What a volume is and how it behaves.
-#[derive(Clone, Debug)]
-pub struct VolumeConfig {
-    /// Number of the volume on its node, never reused: its identity in the read cache.
-    pub number: u32,
-    /// Identity of the volume everywhere.
-    pub uuid: [u8; 16],
-    /// Size, a multiple of 512.
-    pub bytes: u64,
-    /// Size of the log's region on its device, a multiple of 4096.
-    pub log_bytes: u64,
-    /// When a write counts as durable.
-    pub persist: Persist,
-    /// What a write gets when nothing can be taken.
-    pub when_full: WhenFull,
-    /// Most bytes acknowledged but not durable, under persist-on-flush.
-    pub unpersisted_bytes_max: u64,
-    /// Longest time that an acknowledged write stays not durable, under persist-on-flush.
-    pub unpersisted_age_max: Nanos,
-    /// Deadline of destage: the oldest dirty data is never meant to be older.
-    pub dirty_age_max: Nanos,
-    /// Below this share of the log in use, in percent, destage waits for data to age.
-    pub dirty_ratio_min: u8,
-    /// At this share of the log in use, in percent, writes begin to be slowed.
-    pub dirty_ratio_max: u8,
-    /// Backend writes in flight at most during destage.
-    pub destage_depth_max: usize,
-    /// A sequential read stream longer than this stops filling the read cache.
-    pub sequential_cutoff_bytes: u64,
-    /// Largest read-ahead of a sequential stream; 0 turns it off.
-    pub read_ahead_bytes_max: u64,
-    /// Memory for recently logged data, so that reading or destaging it needs no device.
-    pub resident_bytes_max: u64,
-    /// Whether the backend answers `BackendExtents`.
-    pub backend_extents: bool,
-    /// Whether what is written to the backend becomes visible to others and durable all at once, at
-    /// a flush: then a generation of destage may hold sync points.
-    pub backend_atomic: bool,
-    /// The volume counts as degraded while a backend operation has taken longer than this.
-    pub backend_answer_max: Nanos,
-}
 
 /// What happens to a volume.
 #[derive(Debug)]
@@ -163,79 +107,6 @@ pub enum Phase {
     Closing,
     /// Everything is in place; the volume can be dropped.
     Closed,
-}
-
-/// Counters and gauges of one volume. Counters only grow while it is open.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VolumeStats {
-    /// Requests answered: read, write, write-zeroes, discard, flush.
-    pub reads: u64,
-    /// Writes answered.
-    pub writes: u64,
-    /// Write-zeroes and discards answered.
-    pub trims: u64,
-    /// Flushes answered.
-    pub flushes: u64,
-    /// Requests answered with an error.
-    pub errors: u64,
-    /// Bytes read by clients.
-    pub read_bytes: u64,
-    /// Bytes written by clients.
-    pub write_bytes: u64,
-    /// 4 KiB blocks read from the log's data in memory or on its device.
-    pub log_hit_blocks: u64,
-    /// 4 KiB blocks read from DRAM.
-    pub dram_hit_blocks: u64,
-    /// 4 KiB blocks read from the SSD cache.
-    pub ssd_hit_blocks: u64,
-    /// 4 KiB blocks read from the backend for a client.
-    pub miss_blocks: u64,
-    /// 4 KiB blocks read ahead.
-    pub read_ahead_blocks: u64,
-    /// Clean cached blocks that failed their checksum and were fetched again.
-    pub cache_corrupt_blocks: u64,
-    /// Dirty blocks that failed their checksum.
-    pub log_corrupt_blocks: u64,
-    /// Blocks of the ring in use, control and padding included.
-    pub log_used_blocks: u64,
-    /// Blocks of the ring.
-    pub log_ring_blocks: u64,
-    /// Bytes written to the log's device.
-    pub log_written_bytes: u64,
-    /// Spans written.
-    pub log_spans: u64,
-    /// Bytes in the log that the backend does not have.
-    pub dirty_bytes: u64,
-    /// Age of the oldest of them.
-    pub dirty_age: Nanos,
-    /// Bytes acknowledged and not yet durable.
-    pub unpersisted_bytes: u64,
-    /// Bytes written to the backend by destage.
-    pub destaged_bytes: u64,
-    /// Dirty bytes that needed no backend write because a later write covered them.
-    pub coalesced_bytes: u64,
-    /// Sync points in the log since it was made.
-    pub sync_points: u64,
-    /// Of a running [`Event::DestageAll`]: bytes still to go.
-    pub destage_all_remaining_bytes: u64,
-    /// Requests waiting for room in the log.
-    pub throttled_requests: u64,
-    /// Time that requests have waited for room, in all.
-    pub throttled_time: Nanos,
-    /// Requests not answered yet.
-    pub requests_in_flight: u64,
-    /// Backend operations that failed.
-    pub backend_errors: u64,
-    /// Bytes of memory in the volume's indexes.
-    pub index_bytes: u64,
-    /// Bytes of buffers held for recently logged data.
-    pub resident_bytes: u64,
-    /// What the last opening replayed: entries.
-    pub replayed_entries: u64,
-    /// What the last opening replayed: bytes of data.
-    pub replayed_bytes: u64,
-    /// How long the last opening took.
-    pub replay_time: Nanos,
 }
 
 /// What a volume works with during one step.
@@ -861,36 +732,6 @@ impl Volume {
     /// What it is and how it behaves.
     pub fn config(&self) -> &VolumeConfig {
         &self.config
-    }
-
-    /// Counters and gauges.
-    pub fn stats(&self, now: Nanos) -> VolumeStats {
-        let mut stats = self.stats.clone();
-        stats.throttled_requests = self.writes.admission.len() as u64;
-        stats.index_bytes = self.index.memory_bytes() as u64;
-        stats.resident_bytes = self.writes.resident_bytes;
-        if let Some(log) = &self.log {
-            let bytes = log.bytes();
-            stats.log_used_blocks = log.used_blocks();
-            stats.log_ring_blocks = log.ring_blocks();
-            stats.dirty_bytes = bytes.appended - bytes.retired;
-            // What was left out for something newer is as old as it was.
-            let left_out = self.destage.left_out_since().unwrap_or(now);
-            stats.dirty_age = log
-                .oldest_since()
-                .map_or(Nanos(0), |since| now.since(since.min(left_out)));
-            stats.unpersisted_bytes = self.unpersisted_bytes();
-            stats.sync_points = log.sync_points();
-            stats.index_bytes += log.memory_bytes() as u64;
-            stats.destage_all_remaining_bytes = self
-                .destaging
-                .target
-                // Discards have no bytes: until the target is reached, something is left.
-                .map_or(0, |target| {
-                    target.bytes.saturating_sub(bytes.retired).max(1)
-                });
-        }
-        stats
     }
 
     /// Assert what must always hold. Builds with assertions run the cheap checks after every step;

@@ -1,11 +1,8 @@
-//! Reads: the dirty index, the read cache, fetches from the backend; promotion; extents.
+//! Reads: the dirty index, the read cache, fetches from the backend.
 //!
 //! A read is cut into pieces. What memory holds is copied at once; each other piece becomes an
 //! action, and the reply follows the last one. A piece for which there was no buffer lets the read
 //! start over later.
-//!
-//! A promotion fetches no more than the SSD tier has room for, and fetches again what the tier could
-//! not take: others fill it too.
 //!
 //! A *fetch* reads whole cache lines from the backend. Reads that miss the same line share one. A
 //! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
@@ -16,25 +13,19 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
+use super::promotion::Promotion;
 use super::{Context, Kind, Op, Running, Volume, VolumeConfig};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Action, BlockKey, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
+use crate::io::{Action, Done, Reply, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::read_cache::{Lookup, SsdRead, Tier};
 use crate::tiering::{StreamConfig, StreamDetector};
 
 /// Largest fetch in blocks: large enough for a sequential stream, small enough to find a buffer.
-const FETCH_BLOCKS_MAX: u64 = 64;
-/// Fetches of one promotion in flight.
-const PROMOTE_FETCHES_MAX: usize = 4;
-/// How often one promotion goes back: others may fill the cache faster for ever.
-const PROMOTE_RETURNS_MAX: u32 = 64;
-/// Extents in one answer, and blocks looked at for it.
-const EXTENTS_MAX: usize = 256;
-const EXTENT_BLOCKS_MAX: u64 = 4096;
+pub(super) const FETCH_BLOCKS_MAX: u64 = 64;
 
 /// A read under way.
 #[derive(Debug)]
@@ -62,35 +53,23 @@ pub(super) enum Fill {
 
 /// A backend read of whole blocks.
 #[derive(Debug)]
-struct Fetch {
-    first_block: u64,
-    blocks: u64,
+pub(super) struct Fetch {
+    pub(super) first_block: u64,
+    pub(super) blocks: u64,
     stale: bool,
     fill: Fill,
     waiters: Vec<(usize, SectorRange)>,
     promotion: Option<usize>,
 }
 
-/// A promotion under way.
-#[derive(Debug)]
-struct Promotion {
-    id: RequestId,
-    next: u64,
-    end: u64,
-    fetches: usize,
-    failed: bool,
-    /// How often it may go back to what was not taken.
-    returns_left: u32,
-}
-
 /// The read side of a volume.
 #[derive(Debug)]
 pub(super) struct Reads {
     active: Slab<Read>,
-    fetches: Slab<Fetch>,
+    pub(super) fetches: Slab<Fetch>,
     /// Fetches by their first block; a stale one may have been replaced.
     by_block: BTreeMap<u64, usize>,
-    promotions: Slab<Promotion>,
+    pub(super) promotions: Slab<Promotion>,
     streams: StreamDetector,
     /// Reads of what is not durable yet, by the sequence that must become durable.
     undurable: VecDeque<(Sequence, RequestId, SectorRange, Fill)>,
@@ -514,14 +493,14 @@ impl Volume {
     }
 
     /// A fetch under way that covers `block` and is not stale.
-    fn joinable(&self, block: u64) -> Option<usize> {
+    pub(super) fn joinable(&self, block: u64) -> Option<usize> {
         let (_, &key) = self.reads.by_block.range(..=block).next_back()?;
         let fetch = &self.reads.fetches[key];
         (!fetch.stale && block < fetch.first_block + fetch.blocks).then_some(key)
     }
 
     /// Fetch at least the first block of `run`, in whole lines, bounded.
-    fn begin_fetch(
+    pub(super) fn begin_fetch(
         &mut self,
         run: SectorRange,
         fill: Fill,
@@ -680,212 +659,10 @@ impl Volume {
             self.go_on_promoting(key, cx);
         }
     }
-
-    // Promotion.
-
-    pub(super) fn promote(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
-        let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
-        let promotion = Promotion {
-            id,
-            next: range.first_block(),
-            end,
-            fetches: 0,
-            failed: false,
-            returns_left: PROMOTE_RETURNS_MAX,
-        };
-        let key = self.reads.promotions.insert(promotion);
-        self.go_on_promoting(key, cx);
-    }
-
-    pub(super) fn cancel_promotions(&mut self, cx: &mut Context<'_>) {
-        let keys: Vec<usize> = self.reads.promotions.iter().map(|(key, _)| key).collect();
-        for key in keys {
-            let promotion = &mut self.reads.promotions[key];
-            promotion.end = promotion.end.min(promotion.next);
-            self.go_on_promoting(key, cx);
-        }
-    }
-
-    /// Whether a block is where a promotion brings it.
-    fn is_promoted(&self, block: u64, cx: &Context<'_>) -> bool {
-        let end = BlockKey(self.key(0).0 + self.whole_blocks());
-        cx.cache.is_promoted(self.key(block), end)
-    }
-
-    /// What was fetched for a promotion, but not taken, is fetched once more.
-    fn return_to_untaken(
-        &mut self,
-        promotion: usize,
-        first: u64,
-        blocks: u64,
-        cx: &mut Context<'_>,
-    ) {
-        let state = &self.reads.promotions[promotion];
-        let end = (first + blocks).min(state.end);
-        let untaken = (first..end).find(|&block| !self.is_promoted(block, cx));
-        let state = &mut self.reads.promotions[promotion];
-        if let Some(block) = untaken.filter(|&block| block < state.next)
-            && state.returns_left > 0
-        {
-            state.returns_left -= 1;
-            state.next = block;
-        }
-    }
-
-    fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
-        while let Some(&Promotion {
-            id,
-            next,
-            end,
-            fetches,
-            failed,
-            ..
-        }) = self.reads.promotions.get(key)
-        {
-            if next >= end || failed {
-                if fetches == 0 {
-                    self.reads.promotions.remove(key);
-                    let result = if self.health.fenced {
-                        Err(RequestError::Fenced)
-                    } else if failed {
-                        Err(RequestError::Io)
-                    } else {
-                        Ok(Reply::Done)
-                    };
-                    self.reply(id, Kind::Other, result, cx);
-                }
-                return;
-            }
-            if fetches >= PROMOTE_FETCHES_MAX {
-                return;
-            }
-            if self.is_promoted(next, cx) || self.joinable(next).is_some() {
-                self.reads.promotions[key].next = next + 1;
-                continue;
-            }
-            if !cx.cache.has_room(FETCH_BLOCKS_MAX) {
-                return;
-            }
-            let run = SectorRange::between(next * BLOCK_SECTORS, end * BLOCK_SECTORS);
-            let Some(fetch) = self.begin_fetch(run, Fill::Both, Some(key), cx) else {
-                return;
-            };
-            let fetch = &self.reads.fetches[fetch];
-            cx.cache.promise(fetch.blocks);
-            let promotion = &mut self.reads.promotions[key];
-            promotion.next = fetch.first_block + fetch.blocks;
-            promotion.fetches += 1;
-        }
-    }
-
-    // Extents.
-
-    /// Dirty, clean or cold, from the start of `range` on, bounded.
-    pub(super) fn cache_extents(&self, range: SectorRange, cx: &mut Context<'_>) -> Vec<Extent> {
-        let mut extents = Vec::new();
-        let mut looked = 0;
-        for (piece, sequence) in self.index.pieces(range) {
-            if sequence.is_some() {
-                push_extent(&mut extents, piece, ExtentState::Dirty);
-            } else {
-                for block in piece.first_block()..piece.first_block() + piece.block_count() {
-                    let state = match cx.cache.probe(self.key(block)) {
-                        Tier::Absent => ExtentState::Cold,
-                        Tier::Dram | Tier::Ssd => ExtentState::Clean,
-                    };
-                    push_extent(&mut extents, block_range(block).intersect(piece), state);
-                    looked += 1;
-                    if looked >= EXTENT_BLOCKS_MAX {
-                        return extents;
-                    }
-                }
-            }
-            if extents.len() >= EXTENTS_MAX {
-                break;
-            }
-        }
-        extents
-    }
-
-    pub(super) fn allocation_extents(
-        &mut self,
-        id: RequestId,
-        range: SectorRange,
-        cx: &mut Context<'_>,
-    ) {
-        if self.config.backend_extents {
-            let token = self.token(Op::Extents { id, range });
-            cx.actions.push(Action::BackendExtents { token, range });
-        } else {
-            let whole = Extent {
-                range,
-                state: ExtentState::Data,
-            };
-            self.overlay_extents(id, range, &[whole], cx);
-        }
-    }
-
-    pub(super) fn backend_extents(
-        &mut self,
-        id: RequestId,
-        range: SectorRange,
-        result: Result<Done, IoError>,
-        cx: &mut Context<'_>,
-    ) {
-        if let Ok(Done::Extents(extents)) = result {
-            self.overlay_extents(id, range, &extents, cx);
-        } else {
-            self.stats.backend_errors += 1;
-            let error = if self.health.fenced {
-                RequestError::Fenced
-            } else {
-                RequestError::Io
-            };
-            self.reply(id, Kind::Other, Err(error), cx);
-        }
-    }
-
-    /// What the log holds over what the backend says.
-    fn overlay_extents(
-        &mut self,
-        id: RequestId,
-        range: SectorRange,
-        backend: &[Extent],
-        cx: &mut Context<'_>,
-    ) {
-        let known = backend
-            .last()
-            .map_or(range.start, |extent| extent.range.end());
-        let mut extents = Vec::new();
-        for (piece, sequence) in self.index.pieces(SectorRange::between(range.start, known)) {
-            if let Some(sequence) = sequence {
-                let entry = self.log().entry(sequence);
-                let state = match entry.kind {
-                    EntryKind::Write | EntryKind::SyncPoint => ExtentState::Data,
-                    EntryKind::WriteZeroes if entry.no_hole => ExtentState::Zero,
-                    EntryKind::WriteZeroes | EntryKind::Discard => ExtentState::Hole,
-                };
-                push_extent(&mut extents, piece, state);
-            } else {
-                for extent in backend.iter().filter(|extent| extent.range.overlaps(piece)) {
-                    push_extent(&mut extents, extent.range.intersect(piece), extent.state);
-                }
-            }
-            if extents.len() >= EXTENTS_MAX {
-                break;
-            }
-        }
-        let result = if extents.is_empty() {
-            Err(RequestError::Io)
-        } else {
-            Ok(Reply::Extents(extents))
-        };
-        self.reply(id, Kind::Other, result, cx);
-    }
 }
 
 /// The sectors of one block.
-fn block_range(block: u64) -> SectorRange {
+pub(super) fn block_range(block: u64) -> SectorRange {
     SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS)
 }
 
@@ -900,15 +677,6 @@ fn fetch_buffer(pool: &Pool, first: u64, end: u64, wanted: u64) -> Option<(BufMu
         blocks /= 2;
     }
     pool.alloc(BLOCK_BYTES).map(|buf| (buf, wanted, 1))
-}
-
-fn push_extent(extents: &mut Vec<Extent>, range: SectorRange, state: ExtentState) {
-    match extents.last_mut() {
-        Some(last) if last.state == state && last.range.end() == range.start => {
-            last.range.count += range.count;
-        }
-        _ => extents.push(Extent { range, state }),
-    }
 }
 
 /// Whether a read-only view of destaged data may be kept: all of one block.

@@ -20,7 +20,8 @@ use super::command::{
 };
 use super::jobs::{Job, Move};
 use super::served::{self, Keeping, ResizeStep, Resizing, Served};
-use super::turn::{Husk, KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping, Works};
+use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
+use super::works::{Husk, Works};
 use crate::backends::{self, Ask, Capabilities, Keep, Operation};
 use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};

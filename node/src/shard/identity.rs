@@ -17,7 +17,7 @@ use std::sync::Arc;
 use hdcs_core::io::{Nanos, Token};
 
 use super::cache_place::CachePlace;
-use super::turn::Works;
+use super::works::Works;
 use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;
 

@@ -3,7 +3,7 @@
 //! Its loop: reap a batch of completions, step the state machines, poll them once, submit the
 //! batch of their actions. Other threads reach it through [`ShardHandle`] alone.
 //!
-//! [`turn`] is the loop, [`control`] carries out commands, [`connection`] moves bytes between
+//! [`turn`] is the loop, [`works`] performs what volumes ask for, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
 //! into pieces, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
 //! brings it back ([`cache_place`] says from where).
@@ -21,6 +21,7 @@ mod readmission;
 mod served;
 mod slots;
 mod turn;
+mod works;
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};

@@ -23,7 +23,7 @@ use hdcs_core::read_cache::CacheEvent;
 
 use super::CacheDevice;
 use super::cache_place::CacheTrouble;
-use super::turn::Works;
+use super::works::Works;
 use crate::device::file::Device;
 use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;

@@ -1,0 +1,65 @@
+//! What a volume is and how it behaves.
+
+use crate::io::Nanos;
+
+/// When a write counts as durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persist {
+    /// Before its acknowledgement.
+    OnWrite,
+    /// At the client's next flush; what is not yet durable is bounded in bytes and age.
+    OnFlush,
+    /// On write until the client's first flush shows that it knows barriers, then on flush.
+    Auto,
+}
+
+/// What a write gets when the log is full and the backend takes no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It waits.
+    Wait,
+    /// It fails with [`crate::error::RequestError::LogFull`].
+    Error,
+}
+
+/// What a volume is and how it behaves.
+#[derive(Clone, Debug)]
+pub struct VolumeConfig {
+    /// Number of the volume on its node, never reused: its identity in the read cache.
+    pub number: u32,
+    /// Identity of the volume everywhere.
+    pub uuid: [u8; 16],
+    /// Size, a multiple of 512.
+    pub bytes: u64,
+    /// Size of the log's region on its device, a multiple of 4096.
+    pub log_bytes: u64,
+    /// When a write counts as durable.
+    pub persist: Persist,
+    /// What a write gets when nothing can be taken.
+    pub when_full: WhenFull,
+    /// Most bytes acknowledged but not durable, under persist-on-flush.
+    pub unpersisted_bytes_max: u64,
+    /// Longest time that an acknowledged write stays not durable, under persist-on-flush.
+    pub unpersisted_age_max: Nanos,
+    /// Deadline of destage: the oldest dirty data is never meant to be older.
+    pub dirty_age_max: Nanos,
+    /// Below this share of the log in use, in percent, destage waits for data to age.
+    pub dirty_ratio_min: u8,
+    /// At this share of the log in use, in percent, writes begin to be slowed.
+    pub dirty_ratio_max: u8,
+    /// Backend writes in flight at most during destage.
+    pub destage_depth_max: usize,
+    /// A sequential read stream longer than this stops filling the read cache.
+    pub sequential_cutoff_bytes: u64,
+    /// Largest read-ahead of a sequential stream; 0 turns it off.
+    pub read_ahead_bytes_max: u64,
+    /// Memory for recently logged data, so that reading or destaging it needs no device.
+    pub resident_bytes_max: u64,
+    /// Whether the backend answers `BackendExtents`.
+    pub backend_extents: bool,
+    /// Whether what is written to the backend becomes visible to others and durable all at once, at
+    /// a flush: then a generation of destage may hold sync points.
+    pub backend_atomic: bool,
+    /// The volume counts as degraded while a backend operation has taken longer than this.
+    pub backend_answer_max: Nanos,
+}

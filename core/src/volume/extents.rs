@@ -1,0 +1,128 @@
+//! Extents: what is dirty, clean or cold, and what the backend has allocated.
+
+use alloc::vec::Vec;
+
+use super::read::block_range;
+use super::{Context, Kind, Op, Volume};
+use crate::error::{IoError, RequestError};
+use crate::format::EntryKind;
+use crate::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
+use crate::read_cache::Tier;
+
+/// Extents in one answer, and blocks looked at for it.
+const EXTENTS_MAX: usize = 256;
+const EXTENT_BLOCKS_MAX: u64 = 4096;
+
+impl Volume {
+    /// Dirty, clean or cold, from the start of `range` on, bounded.
+    pub(super) fn cache_extents(&self, range: SectorRange, cx: &mut Context<'_>) -> Vec<Extent> {
+        let mut extents = Vec::new();
+        let mut looked = 0;
+        for (piece, sequence) in self.index.pieces(range) {
+            if sequence.is_some() {
+                push_extent(&mut extents, piece, ExtentState::Dirty);
+            } else {
+                for block in piece.first_block()..piece.first_block() + piece.block_count() {
+                    let state = match cx.cache.probe(self.key(block)) {
+                        Tier::Absent => ExtentState::Cold,
+                        Tier::Dram | Tier::Ssd => ExtentState::Clean,
+                    };
+                    push_extent(&mut extents, block_range(block).intersect(piece), state);
+                    looked += 1;
+                    if looked >= EXTENT_BLOCKS_MAX {
+                        return extents;
+                    }
+                }
+            }
+            if extents.len() >= EXTENTS_MAX {
+                break;
+            }
+        }
+        extents
+    }
+
+    pub(super) fn allocation_extents(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        cx: &mut Context<'_>,
+    ) {
+        if self.config.backend_extents {
+            let token = self.token(Op::Extents { id, range });
+            cx.actions.push(Action::BackendExtents { token, range });
+        } else {
+            let whole = Extent {
+                range,
+                state: ExtentState::Data,
+            };
+            self.overlay_extents(id, range, &[whole], cx);
+        }
+    }
+
+    pub(super) fn backend_extents(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        if let Ok(Done::Extents(extents)) = result {
+            self.overlay_extents(id, range, &extents, cx);
+        } else {
+            self.stats.backend_errors += 1;
+            let error = if self.health.fenced {
+                RequestError::Fenced
+            } else {
+                RequestError::Io
+            };
+            self.reply(id, Kind::Other, Err(error), cx);
+        }
+    }
+
+    /// What the log holds over what the backend says.
+    fn overlay_extents(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        backend: &[Extent],
+        cx: &mut Context<'_>,
+    ) {
+        let known = backend
+            .last()
+            .map_or(range.start, |extent| extent.range.end());
+        let mut extents = Vec::new();
+        for (piece, sequence) in self.index.pieces(SectorRange::between(range.start, known)) {
+            if let Some(sequence) = sequence {
+                let entry = self.log().entry(sequence);
+                let state = match entry.kind {
+                    EntryKind::Write | EntryKind::SyncPoint => ExtentState::Data,
+                    EntryKind::WriteZeroes if entry.no_hole => ExtentState::Zero,
+                    EntryKind::WriteZeroes | EntryKind::Discard => ExtentState::Hole,
+                };
+                push_extent(&mut extents, piece, state);
+            } else {
+                for extent in backend.iter().filter(|extent| extent.range.overlaps(piece)) {
+                    push_extent(&mut extents, extent.range.intersect(piece), extent.state);
+                }
+            }
+            if extents.len() >= EXTENTS_MAX {
+                break;
+            }
+        }
+        let result = if extents.is_empty() {
+            Err(RequestError::Io)
+        } else {
+            Ok(Reply::Extents(extents))
+        };
+        self.reply(id, Kind::Other, result, cx);
+    }
+}
+
+fn push_extent(extents: &mut Vec<Extent>, range: SectorRange, state: ExtentState) {
+    match extents.last_mut() {
+        Some(last) if last.state == state && last.range.end() == range.start => {
+            last.range.count += range.count;
+        }
+        _ => extents.push(Extent { range, state }),
+    }
+}

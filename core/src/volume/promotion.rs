@@ -1,0 +1,126 @@
+//! Promotion: fetches a range for the cache.
+//!
+//! A promotion fetches no more than the SSD tier has room for, and fetches again what the tier could
+//! not take: others fill it too.
+
+use alloc::vec::Vec;
+
+use super::read::{FETCH_BLOCKS_MAX, Fill};
+use super::{Context, Kind, Volume};
+use crate::error::RequestError;
+use crate::io::{BlockKey, Reply, RequestId, SectorRange};
+use crate::limits::BLOCK_SECTORS;
+
+/// Fetches of one promotion in flight.
+const PROMOTE_FETCHES_MAX: usize = 4;
+/// How often one promotion goes back: others may fill the cache faster for ever.
+const PROMOTE_RETURNS_MAX: u32 = 64;
+
+/// A promotion under way.
+#[derive(Debug)]
+pub(super) struct Promotion {
+    id: RequestId,
+    next: u64,
+    end: u64,
+    pub(super) fetches: usize,
+    pub(super) failed: bool,
+    /// How often it may go back to what was not taken.
+    returns_left: u32,
+}
+
+impl Volume {
+    pub(super) fn promote(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
+        let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
+        let promotion = Promotion {
+            id,
+            next: range.first_block(),
+            end,
+            fetches: 0,
+            failed: false,
+            returns_left: PROMOTE_RETURNS_MAX,
+        };
+        let key = self.reads.promotions.insert(promotion);
+        self.go_on_promoting(key, cx);
+    }
+
+    pub(super) fn cancel_promotions(&mut self, cx: &mut Context<'_>) {
+        let keys: Vec<usize> = self.reads.promotions.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let promotion = &mut self.reads.promotions[key];
+            promotion.end = promotion.end.min(promotion.next);
+            self.go_on_promoting(key, cx);
+        }
+    }
+
+    /// Whether a block is where a promotion brings it.
+    fn is_promoted(&self, block: u64, cx: &Context<'_>) -> bool {
+        let end = BlockKey(self.key(0).0 + self.whole_blocks());
+        cx.cache.is_promoted(self.key(block), end)
+    }
+
+    /// What was fetched for a promotion, but not taken, is fetched once more.
+    pub(super) fn return_to_untaken(
+        &mut self,
+        promotion: usize,
+        first: u64,
+        blocks: u64,
+        cx: &mut Context<'_>,
+    ) {
+        let state = &self.reads.promotions[promotion];
+        let end = (first + blocks).min(state.end);
+        let untaken = (first..end).find(|&block| !self.is_promoted(block, cx));
+        let state = &mut self.reads.promotions[promotion];
+        if let Some(block) = untaken.filter(|&block| block < state.next)
+            && state.returns_left > 0
+        {
+            state.returns_left -= 1;
+            state.next = block;
+        }
+    }
+
+    pub(super) fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
+        while let Some(&Promotion {
+            id,
+            next,
+            end,
+            fetches,
+            failed,
+            ..
+        }) = self.reads.promotions.get(key)
+        {
+            if next >= end || failed {
+                if fetches == 0 {
+                    self.reads.promotions.remove(key);
+                    let result = if self.health.fenced {
+                        Err(RequestError::Fenced)
+                    } else if failed {
+                        Err(RequestError::Io)
+                    } else {
+                        Ok(Reply::Done)
+                    };
+                    self.reply(id, Kind::Other, result, cx);
+                }
+                return;
+            }
+            if fetches >= PROMOTE_FETCHES_MAX {
+                return;
+            }
+            if self.is_promoted(next, cx) || self.joinable(next).is_some() {
+                self.reads.promotions[key].next = next + 1;
+                continue;
+            }
+            if !cx.cache.has_room(FETCH_BLOCKS_MAX) {
+                return;
+            }
+            let run = SectorRange::between(next * BLOCK_SECTORS, end * BLOCK_SECTORS);
+            let Some(fetch) = self.begin_fetch(run, Fill::Both, Some(key), cx) else {
+                return;
+            };
+            let fetch = &self.reads.fetches[fetch];
+            cx.cache.promise(fetch.blocks);
+            let promotion = &mut self.reads.promotions[key];
+            promotion.next = fetch.first_block + fetch.blocks;
+            promotion.fetches += 1;
+        }
+    }
+}

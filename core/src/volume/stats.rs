@@ -1,0 +1,109 @@
+//! What a volume has counted.
+
+use super::Volume;
+use crate::io::Nanos;
+
+/// Counters and gauges of one volume. Counters only grow while it is open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeStats {
+    /// Requests answered: read, write, write-zeroes, discard, flush.
+    pub reads: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Write-zeroes and discards answered.
+    pub trims: u64,
+    /// Flushes answered.
+    pub flushes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Bytes read by clients.
+    pub read_bytes: u64,
+    /// Bytes written by clients.
+    pub write_bytes: u64,
+    /// 4 KiB blocks read from the log's data in memory or on its device.
+    pub log_hit_blocks: u64,
+    /// 4 KiB blocks read from DRAM.
+    pub dram_hit_blocks: u64,
+    /// 4 KiB blocks read from the SSD cache.
+    pub ssd_hit_blocks: u64,
+    /// 4 KiB blocks read from the backend for a client.
+    pub miss_blocks: u64,
+    /// 4 KiB blocks read ahead.
+    pub read_ahead_blocks: u64,
+    /// Clean cached blocks that failed their checksum and were fetched again.
+    pub cache_corrupt_blocks: u64,
+    /// Dirty blocks that failed their checksum.
+    pub log_corrupt_blocks: u64,
+    /// Blocks of the ring in use, control and padding included.
+    pub log_used_blocks: u64,
+    /// Blocks of the ring.
+    pub log_ring_blocks: u64,
+    /// Bytes written to the log's device.
+    pub log_written_bytes: u64,
+    /// Spans written.
+    pub log_spans: u64,
+    /// Bytes in the log that the backend does not have.
+    pub dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub dirty_age: Nanos,
+    /// Bytes acknowledged and not yet durable.
+    pub unpersisted_bytes: u64,
+    /// Bytes written to the backend by destage.
+    pub destaged_bytes: u64,
+    /// Dirty bytes that needed no backend write because a later write covered them.
+    pub coalesced_bytes: u64,
+    /// Sync points in the log since it was made.
+    pub sync_points: u64,
+    /// Of a running [`Event::DestageAll`]: bytes still to go.
+    pub destage_all_remaining_bytes: u64,
+    /// Requests waiting for room in the log.
+    pub throttled_requests: u64,
+    /// Time that requests have waited for room, in all.
+    pub throttled_time: Nanos,
+    /// Requests not answered yet.
+    pub requests_in_flight: u64,
+    /// Backend operations that failed.
+    pub backend_errors: u64,
+    /// Bytes of memory in the volume's indexes.
+    pub index_bytes: u64,
+    /// Bytes of buffers held for recently logged data.
+    pub resident_bytes: u64,
+    /// What the last opening replayed: entries.
+    pub replayed_entries: u64,
+    /// What the last opening replayed: bytes of data.
+    pub replayed_bytes: u64,
+    /// How long the last opening took.
+    pub replay_time: Nanos,
+}
+
+impl Volume {
+    /// Counters and gauges.
+    pub fn stats(&self, now: Nanos) -> VolumeStats {
+        let mut stats = self.stats.clone();
+        stats.throttled_requests = self.writes.admission.len() as u64;
+        stats.index_bytes = self.index.memory_bytes() as u64;
+        stats.resident_bytes = self.writes.resident_bytes;
+        if let Some(log) = &self.log {
+            let bytes = log.bytes();
+            stats.log_used_blocks = log.used_blocks();
+            stats.log_ring_blocks = log.ring_blocks();
+            stats.dirty_bytes = bytes.appended - bytes.retired;
+            // What was left out for something newer is as old as it was.
+            let left_out = self.destage.left_out_since().unwrap_or(now);
+            stats.dirty_age = log
+                .oldest_since()
+                .map_or(Nanos(0), |since| now.since(since.min(left_out)));
+            stats.unpersisted_bytes = self.unpersisted_bytes();
+            stats.sync_points = log.sync_points();
+            stats.index_bytes += log.memory_bytes() as u64;
+            stats.destage_all_remaining_bytes = self
+                .destaging
+                .target
+                // Discards have no bytes: until the target is reached, something is left.
+                .map_or(0, |target| {
+                    target.bytes.saturating_sub(bytes.retired).max(1)
+                });
+        }
+        stats
+    }
+}

@@ -1,0 +1,447 @@
+//! What a shard's sessions and volumes share, and how a volume's actions are performed.
+//!
+//! Invariants: see [`super::turn`].
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use hdcs_core::buf::{BufMut, Pool};
+use hdcs_core::error::RequestError;
+use hdcs_core::io::{Action, Completion, Nanos, Request, RequestId, SectorRange, Token};
+use hdcs_core::limits::VOLUME_REQUESTS_MAX;
+use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::volume::{Context, Event, Volume};
+
+use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
+use super::slots::Slots;
+use super::turn::NEVER;
+use crate::backends::{Ask, Operation, Port};
+use crate::device::file::Device;
+use crate::device::ring::{Outcome, Owner, Ring};
+use crate::frontends::{Export, Host, VolumeNumber};
+
+/// A volume that has left its slot while the cache device owes it the end of reads. It takes them,
+/// and does nothing else.
+pub struct Husk {
+    pub volume: Volume,
+    pub cache_reads: usize,
+}
+
+/// What sessions and volumes share: everything but the connections.
+pub struct Works {
+    pub ring: Ring,
+    pub pool: Rc<Pool>,
+    pub cache: ReadCache,
+    pub cache_device: Option<Device>,
+    pub cache_operations: usize,
+    pub cache_touched: bool,
+    pub volumes: Slots<Served>,
+    /// By the slot that they were in.
+    pub husks: HashMap<u32, Husk>,
+    pub numbers: HashMap<VolumeNumber, u32>,
+    /// Why volumes that the node has are not open, by name.
+    pub explained: HashMap<String, String>,
+    /// By volume slot: when it must be polled.
+    pub due: Vec<Nanos>,
+    pub touched: Vec<u32>,
+    pub requests: Slots<Pending>,
+    pub submitted: Vec<Submitted>,
+    /// Requests that ended, for their origins.
+    pub ended: Vec<(Origin, Ended)>,
+    pub actions: Vec<Action>,
+    pub completions: Vec<Completion>,
+    pub now: Nanos,
+}
+
+/// What a session sees of its shard.
+pub struct SessionHost<'a> {
+    pub works: &'a mut Works,
+    pub connection: u32,
+    pub requests: usize,
+}
+
+impl Host for SessionHost<'_> {
+    fn exports(&self) -> Vec<Export> {
+        let mut exports: Vec<Export> = self
+            .works
+            .volumes
+            .iter()
+            .filter_map(|(_, served)| served.export())
+            .collect();
+        exports.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        exports
+    }
+
+    fn export(&self, name: &str) -> Option<Export> {
+        let mut served = self.works.volumes.iter().map(|(_, served)| served);
+        served.find(|served| served.name == name)?.export()
+    }
+
+    fn why_not(&self, name: &str) -> Option<String> {
+        self.works.explained.get(name).cloned()
+    }
+
+    fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
+        self.works.pool.alloc_for(range)
+    }
+
+    fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
+        self.requests += 1;
+        self.works.submitted.push(Submitted {
+            origin: Origin::Connection(self.connection, id),
+            volume,
+            arrived: self.works.now,
+            request,
+        });
+    }
+}
+
+impl Works {
+    /// Mark a volume for a poll in this turn.
+    pub fn touch(&mut self, slot: u32) {
+        if let Some(served) = self.volumes.get_mut(slot)
+            && !served.listed
+        {
+            served.listed = true;
+            self.touched.push(slot);
+        }
+    }
+
+    /// Hand a volume an event, and perform what follows.
+    pub fn step(&mut self, slot: u32, event: Event) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut context = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut self.actions,
+        };
+        served.volume.step(self.now, event, &mut context);
+        self.perform(slot);
+    }
+
+    /// Perform what opening a volume has asked for.
+    pub fn perform_opening(&mut self, slot: u32, mut actions: Vec<Action>) {
+        self.actions.append(&mut actions);
+        self.perform(slot);
+    }
+
+    /// Perform the volume's actions; what ends at once is fed back.
+    pub fn perform(&mut self, slot: u32) {
+        self.touch(slot);
+        self.feed(slot);
+        while !self.actions.is_empty() {
+            let mut actions = std::mem::take(&mut self.actions);
+            for action in actions.drain(..) {
+                self.act(slot, action);
+            }
+            self.actions = actions;
+            self.feed(slot);
+        }
+    }
+
+    /// Step the volume with what its backend ended at once.
+    fn feed(&mut self, slot: u32) {
+        while !self.completions.is_empty() {
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                let Some(completion) = self.take_own(slot, completion) else {
+                    continue;
+                };
+                let Some(served) = self.volumes.get_mut(slot) else {
+                    continue;
+                };
+                served.hurry = true;
+                let mut context = Context {
+                    cache: &mut self.cache,
+                    pool: &self.pool,
+                    actions: &mut self.actions,
+                };
+                let event = Event::Completed(completion);
+                served.volume.step(self.now, event, &mut context);
+            }
+            // What a resize had held back may have ended at once: it is next.
+            if self.completions.is_empty() {
+                self.completions = completions;
+            }
+        }
+    }
+
+    fn act(&mut self, slot: u32, action: Action) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let owner = Owner::Volume(slot);
+        let operation = match action {
+            Action::Reply { request, result } => return self.reply(slot, request, result),
+            Action::LogRead { token, offset, buf } => {
+                served.log_operations += 1;
+                return served.log.read(&mut self.ring, owner, token, offset, buf);
+            }
+            Action::LogWrite {
+                token,
+                offset,
+                data,
+            } => {
+                served.log_operations += 1;
+                let ring = &mut self.ring;
+                return served.log.write_urgently(ring, owner, token, offset, data);
+            }
+            Action::CacheRead { token, offset, buf } => {
+                let device = self.cache_device.as_ref();
+                let device = device.expect("a cache without a device reads nothing from it");
+                served.cache_reads += 1;
+                let owner = Owner::CacheOf(slot);
+                return device.read(&mut self.ring, owner, token, offset, buf);
+            }
+            Action::CacheWrite { .. } => unreachable!("volumes do not write to the cache device"),
+            Action::BackendRead { token, offset, buf } => Operation {
+                token,
+                ask: Ask::Read { offset, buf },
+            },
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => Operation {
+                token,
+                ask: Ask::Write { offset, data },
+            },
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+                unmap,
+            } => Operation {
+                token,
+                ask: Ask::Zero {
+                    offset,
+                    bytes,
+                    unmap,
+                },
+            },
+            Action::BackendFlush { token } => Operation {
+                token,
+                ask: Ask::Flush,
+            },
+            Action::BackendExtents { token, range } => Operation {
+                token,
+                ask: Ask::Extents { range },
+            },
+        };
+        self.ask_backend(slot, operation);
+    }
+
+    /// Hand an operation to a volume's backend; what ends at once waits in `completions`.
+    pub fn ask_backend(&mut self, slot: u32, operation: Operation) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        if served.holds(&operation.ask) {
+            served.held.push(operation);
+            return;
+        }
+        served.backend.submit(self.now, operation, &mut port);
+    }
+
+    /// A ring operation of a volume's backend ended.
+    pub fn backend_finished(&mut self, slot: u32, token: Token, outcome: Outcome) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        served
+            .backend
+            .completed(self.now, token, outcome, &mut port);
+        self.perform(slot);
+    }
+
+    /// Perform the cache's own actions.
+    pub fn perform_cache(&mut self) {
+        let Some(device) = &self.cache_device else {
+            assert!(
+                self.actions.is_empty(),
+                "a cache without a device does no I/O"
+            );
+            return;
+        };
+        for action in self.actions.drain(..) {
+            self.cache_operations += 1;
+            match action {
+                Action::CacheRead { token, offset, buf } => {
+                    device.read(&mut self.ring, Owner::Cache, token, offset, buf);
+                }
+                Action::CacheWrite {
+                    token,
+                    offset,
+                    data,
+                    durable,
+                } => {
+                    device.write(&mut self.ring, Owner::Cache, token, offset, data, durable);
+                }
+                other => unreachable!("the cache touches its device alone, not {other:?}"),
+            }
+        }
+    }
+
+    /// Hand the cache an event, and perform what follows.
+    pub fn step_cache(&mut self, event: CacheEvent) {
+        self.cache.step(self.now, event, &mut self.actions);
+        self.perform_cache();
+    }
+
+    /// The cache device has brought a volume what it waits for no longer.
+    pub fn step_husk(&mut self, slot: u32, completion: Completion) {
+        let Some(husk) = self.husks.get_mut(&slot) else {
+            return;
+        };
+        let mut context = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut self.actions,
+        };
+        let event = Event::Completed(completion);
+        husk.volume.step(self.now, event, &mut context);
+        assert!(
+            self.actions.is_empty(),
+            "a volume that is closed does nothing"
+        );
+        husk.cache_reads -= 1;
+        if husk.cache_reads == 0 {
+            self.husks.remove(&slot);
+            self.volumes.release(slot);
+        }
+    }
+
+    fn reply(&mut self, slot: u32, request: RequestId, result: Ended) {
+        let pending = self.requests.remove(request.0 as u32);
+        let pending = pending.expect("a volume answers what it was asked, once");
+        if let Some(served) = self.volumes.get_mut(slot) {
+            served.requests -= 1;
+            served.record(pending.class, self.now.since(pending.arrived));
+        }
+        self.ended.push((pending.origin, result));
+    }
+
+    /// Step the volumes with what was submitted.
+    pub fn step_submitted(&mut self) {
+        let mut submitted = std::mem::take(&mut self.submitted);
+        for one in submitted.drain(..) {
+            let slot = self.numbers.get(&one.volume).copied();
+            let served = slot.and_then(|slot| Some((slot, self.volumes.get_mut(slot)?)));
+            let Some((slot, served)) = served else {
+                self.ended.push((one.origin, Err(RequestError::Closing)));
+                continue;
+            };
+            if served.requests >= VOLUME_REQUESTS_MAX || !served.waiting.is_empty() {
+                served.waiting.push_back(one);
+                continue;
+            }
+            self.request(slot, one);
+        }
+        self.submitted = submitted;
+    }
+
+    /// Let waiting requests in, as far as the volume takes them.
+    fn admit(&mut self, slot: u32) {
+        while let Some(served) = self.volumes.get_mut(slot)
+            && served.requests < VOLUME_REQUESTS_MAX
+            && let Some(one) = served.waiting.pop_front()
+        {
+            self.request(slot, one);
+        }
+    }
+
+    fn request(&mut self, slot: u32, one: Submitted) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.requests += 1;
+        let id = self.requests.insert(Pending {
+            origin: one.origin,
+            arrived: one.arrived,
+            class: Class::of(&one.request),
+        });
+        let id = RequestId(u64::from(id));
+        let request = one.request;
+        self.step(slot, Event::Request { id, request });
+    }
+
+    /// Poll the volumes that were touched or whose time has come, then the cache.
+    pub fn poll(&mut self) {
+        for slot in 0..self.due.len() as u32 {
+            if self.due[slot as usize] <= self.now {
+                self.touch(slot);
+            }
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        for &slot in &touched {
+            let Some(served) = self.volumes.get_mut(slot) else {
+                continue;
+            };
+            let mut port = Port {
+                ring: &mut self.ring,
+                owner: Owner::Backend(slot),
+                done: &mut self.completions,
+            };
+            served.backend.poll(self.now, &mut port);
+            self.perform(slot);
+            if let Some(served) = self.volumes.get_mut(slot) {
+                served.hurry = false;
+            }
+            // A poll may answer requests and so let others in, which need a poll of their own.
+            loop {
+                self.admit(slot);
+                self.step(slot, Event::Poll);
+                let more = self.volumes.get(slot).is_some_and(|served| {
+                    !served.waiting.is_empty() && served.requests < VOLUME_REQUESTS_MAX
+                });
+                if !more {
+                    break;
+                }
+            }
+        }
+        let cache_due = self.cache.next_wakeup().is_some_and(|due| due <= self.now);
+        if !touched.is_empty() || self.cache_touched || cache_due {
+            self.cache_touched = false;
+            self.step_cache(CacheEvent::Poll);
+        }
+        for &slot in &touched {
+            self.note_due(slot);
+        }
+        // Those that were touched while they were polled are among them.
+        self.touched.clear();
+        touched.clear();
+        self.touched = touched;
+    }
+
+    /// Note when a volume must be polled next.
+    fn note_due(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.listed = false;
+        let volume = served.volume.next_wakeup().unwrap_or(NEVER);
+        let backend = served.backend.next_wakeup().unwrap_or(NEVER);
+        let index = slot as usize;
+        if self.due.len() <= index {
+            self.due.resize(index + 1, NEVER);
+        }
+        // What ended at once while the volume was polled, it has yet to go on with.
+        self.due[index] = if std::mem::take(&mut served.hurry) {
+            self.now
+        } else {
+            volume.min(backend)
+        };
+    }
+}
