@@ -2,11 +2,12 @@
 
 mod world;
 
+use hdcs_core::error::IoError;
 use hdcs_core::io::{
-    Extent, ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange,
+    Completion, Extent, ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange,
 };
 use hdcs_core::limits::SECTOR_BYTES;
-use hdcs_core::volume::{Event, Persist};
+use hdcs_core::volume::{Event, Persist, Trouble};
 use world::{BYTES, World};
 
 fn random_range(random: &mut fastrand::Rng) -> SectorRange {
@@ -291,4 +292,26 @@ fn volume_destages_neighbours_together_however_far_apart_they_were_written() {
         "{} writes for {destaged_blocks} blocks",
         world.backend_writes,
     );
+}
+
+/// A backend that is silent, and then refuses, is away since it fell silent.
+#[test]
+fn volume_tells_since_when_the_backend_is_away() {
+    let mut world = World::new(Persist::OnWrite);
+    world.backend_silent = Some(Vec::new());
+    world.write(0, &[1; 4096]);
+    world.step(Event::DestageAll);
+    let away = world.now;
+    world.now = away.plus(Nanos::from_millis(10_000));
+    world.step(Event::Poll);
+    let (trouble, since) = world.volume.trouble().expect("it does not answer");
+    assert_eq!(trouble, Trouble::BackendSilent);
+    assert!(since <= away);
+    let unanswered = world.backend_silent.replace(Vec::new()).expect("silent");
+    for token in unanswered {
+        let result = Err(IoError::Unreachable);
+        world.step(Event::Completed(Completion { token, result }));
+    }
+    let refused = (Trouble::BackendWrites(IoError::Unreachable), since);
+    assert_eq!(world.volume.trouble(), Some(refused));
 }

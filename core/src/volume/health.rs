@@ -48,6 +48,17 @@ pub enum Trouble {
     BackendReads(IoError),
 }
 
+impl Trouble {
+    /// Whether the backend does not do what it should. It may be silent, then refuse: it is away
+    /// since the first of these.
+    fn is_of_backend(self) -> bool {
+        matches!(
+            self,
+            Self::BackendSilent | Self::BackendWrites(_) | Self::BackendReads(_)
+        )
+    }
+}
+
 /// A backend that fails.
 #[derive(Clone, Copy, Debug)]
 struct Failing {
@@ -225,9 +236,11 @@ impl Volume {
     /// What is wrong, and since when; if more than one thing is, the worst.
     pub fn trouble(&self) -> Option<(Trouble, Nanos)> {
         let (trouble, since) = self.trouble_now()?;
-        let shown = self.health.shown.filter(|(shown, _)| *shown == trouble);
-        let noticed = shown.map_or(self.now, |(_, since)| since);
-        Some((trouble, since.unwrap_or(noticed)))
+        let since = since.unwrap_or(self.now);
+        let shown = self.health.shown.filter(|(shown, _)| {
+            *shown == trouble || (shown.is_of_backend() && trouble.is_of_backend())
+        });
+        Some((trouble, shown.map_or(since, |(_, shown)| shown.min(since))))
     }
 
     /// Which of the five states it is in.

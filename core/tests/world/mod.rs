@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::io::{Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use hdcs_core::io::{
+    Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
+};
 use hdcs_core::limits::{LOG_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheConfig, ReadCache};
 use hdcs_core::volume::{Context, Event, Persist, Phase, Volume, VolumeConfig, WhenFull};
@@ -18,6 +20,8 @@ pub struct World {
     pub log_reads: usize,
     /// Writes of data to the backend that were performed.
     pub backend_writes: u64,
+    /// Writes to the backend are kept here, unanswered, while there is such a place.
+    pub backend_silent: Option<Vec<Token>>,
     /// Flushes of the backend that were performed.
     pub backend_flushes: usize,
     pub pool: Rc<Pool>,
@@ -86,6 +90,7 @@ impl World {
             backend,
             log_reads: 0,
             backend_writes: 0,
+            backend_silent: None,
             backend_flushes: 0,
             now: Nanos(1),
             replies,
@@ -139,6 +144,10 @@ impl World {
                 } => {
                     write(&mut self.log, offset, &data);
                     (token, Done::Written)
+                }
+                Action::BackendWrite { token, .. } if self.backend_silent.is_some() => {
+                    self.backend_silent.as_mut().expect("looked at").push(token);
+                    continue;
                 }
                 Action::BackendWrite {
                     token,
