@@ -47,6 +47,11 @@ const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
 /// Rounds of serving and stepping within one turn: lets a request that a session had kept back be
 /// answered in the turn in which another one ended.
 const ROUNDS_MAX: usize = 4;
+/// Unanswered requests from which on a client is not woken for by each of its requests: below, what
+/// it waits for is the answer.
+const HOLD_REQUESTS_MIN: usize = 8;
+/// How long its next requests may gather: less than a durable write takes, which they wait for.
+const HOLD_MAX: Nanos = Nanos::from_micros(40);
 /// After a failure to accept (no descriptors, no memory), the next attempt.
 const ACCEPT_PAUSE: Nanos = Nanos::from_millis(100);
 /// Tokens of the shard's own backend operations; the core counts from zero.
@@ -87,6 +92,9 @@ pub struct Shard {
     pub listed: Vec<u32>,
     /// Connections that wait for buffers or for what they have in flight.
     waiters: Vec<u32>,
+    /// Connections that nothing is received from until the log is written, or this time has come.
+    held: Vec<u32>,
+    held_until: Nanos,
     pub listeners: Slots<Listener>,
     /// When connections are looked at again.
     look_at: Nanos,
@@ -170,6 +178,8 @@ impl Shard {
             connections: Slots::default(),
             listed: Vec::new(),
             waiters: Vec::new(),
+            held: Vec::new(),
+            held_until: NEVER,
             listeners: Slots::default(),
             look_at: NEVER,
             refused: 0,
@@ -208,6 +218,9 @@ impl Shard {
     }
 
     fn turn(&mut self) {
+        if self.held_until <= self.works.now {
+            self.release();
+        }
         self.accept_again();
         self.look_at_connections();
         // Whatever ended may have freed the buffer that one of them waits for.
@@ -248,7 +261,10 @@ impl Shard {
         let retry = self.readmission.next_wakeup();
         let retry = retry.filter(|_| self.stopping.is_none());
         let cache = cache.into_iter().chain(retry);
-        let others = [self.look_at].into_iter().chain(identity).chain(cache);
+        let others = [self.look_at, self.held_until]
+            .into_iter()
+            .chain(identity)
+            .chain(cache);
         let next = due.chain(listeners).chain(stop).chain(others).min()?;
         (next != NEVER).then(|| {
             let now = Nanos(self.origin.elapsed().as_nanos() as u64);
@@ -270,6 +286,7 @@ impl Shard {
                 let result = result.map_err(IoError::from);
                 let event = Event::Completed(Completion { token, result });
                 self.works.step(slot, event);
+                self.release();
             }
             (Owner::CacheOf(slot), Outcome::Device(result)) => {
                 let result = result.map_err(IoError::from);
@@ -295,6 +312,7 @@ impl Shard {
             (Owner::Backend(slot), outcome) => self.works.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {
                 self.with_session(slot, |connection, host| connection.received(result, host));
+                self.hold(slot);
             }
             (Owner::Send(slot), Outcome::Count(result)) => {
                 if let Some(connection) = self.connections.get_mut(slot) {
@@ -332,6 +350,32 @@ impl Shard {
         call(connection, &mut host);
         connection.requests += host.requests;
         self.list(slot);
+    }
+
+    /// Let the requests of a client gather that sends them one by one, while its volume's log is
+    /// being written: they go out with the next span, and a wakeup for each costs more than they do.
+    fn hold(&mut self, slot: u32) {
+        let Some(connection) = self.connections.get_mut(slot) else {
+            return;
+        };
+        if connection.requests < HOLD_REQUESTS_MIN || self.held.contains(&slot) {
+            return;
+        }
+        let number = connection.volume();
+        let volume = number.and_then(|number| self.works.numbers.get(&number));
+        let served = volume.and_then(|&volume| self.works.volumes.get(volume));
+        if served.is_some_and(|served| served.log_operations > 0) {
+            self.held.push(slot);
+            self.held_until = self.held_until.min(self.works.now.plus(HOLD_MAX));
+        }
+    }
+
+    /// Receive again from everyone.
+    fn release(&mut self) {
+        while let Some(slot) = self.held.pop() {
+            self.list(slot);
+        }
+        self.held_until = NEVER;
     }
 
     /// Serve a connection later in this turn.
@@ -400,7 +444,11 @@ impl Shard {
                 connection: slot,
                 requests: 0,
             };
-            let place = connection.ask_receive(&mut host);
+            let place = if self.held.contains(&slot) {
+                None
+            } else {
+                connection.ask_receive(&mut host)
+            };
             connection.requests += host.requests;
             connection.serve(slot, place, &mut self.works.ring);
             if connection.is_over() {

@@ -4,6 +4,7 @@ mod cache;
 mod client;
 mod disk;
 mod faults;
+mod gather;
 mod node;
 
 use std::io::{Read, Write};
