@@ -41,6 +41,7 @@ mod collect;
 mod commit;
 pub mod format;
 pub mod io;
+mod lineage;
 pub mod map;
 mod open;
 mod read;
@@ -63,6 +64,7 @@ use batch::{Batch, Gathering};
 use format::{Manifest, Snapshot, TailEntry};
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
 use map::Map;
+pub use lineage::Parent;
 use snapshots::What;
 
 /// First and longest pause after a failure of the store.
