@@ -63,8 +63,8 @@ use crate::limits::{
 use batch::{Batch, Gathering};
 use format::{Manifest, Snapshot, TailEntry};
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
-use map::Map;
 pub use lineage::Parent;
+use map::Map;
 use snapshots::What;
 
 /// First and longest pause after a failure of the store.
