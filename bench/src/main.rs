@@ -6,6 +6,7 @@
 
 mod bars;
 mod before;
+mod clones;
 mod compare;
 mod crash;
 mod demo;
@@ -39,6 +40,8 @@ enum Job {
     S3(before::Options),
     /// HDCS before a real HDFS, beside its client; what it costs in requests.
     Hdfs(before::Options),
+    /// A clone's first reads of what another clone has read, beside those of a cached volume.
+    Clones(clones::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Job::Ceph(options) => before::run(Store::Ceph, &options),
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
+        Job::Clones(options) => clones::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

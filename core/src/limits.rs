@@ -89,6 +89,9 @@ const _: () = assert!(
 /// The largest volume over an object store: its map is held in memory (12 bytes for a 4 KiB block
 /// at worst), and the manifest names every object of the map.
 pub const OBJECT_VOLUME_BYTES_MAX: u64 = 16 << 40;
+/// Stretches of 16 MiB of which a volume has inherited a part, at most: 2 MiB of memory. Of further
+/// ones nothing counts as inherited.
+pub const INHERITED_PAGES_MIXED_MAX: usize = 4096;
 /// Blocks of one data object at most: what a destage generation of 4 KiB writes has, so that it
 /// costs one put and one manifest.
 pub const OBJECT_BATCH_BLOCKS_MAX: usize = 4096;

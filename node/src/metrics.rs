@@ -202,6 +202,11 @@ const OF_VOLUMES: &[OfVolume] = &[
         |c| c.backend_errors as f64,
     ),
     gauge(
+        "hdcs_volume_inherited_bytes",
+        "Bytes still as in the snapshot that the volume began as, which clones of it share in the cache.",
+        |c| c.inherited_bytes as f64,
+    ),
+    gauge(
         "hdcs_volume_replayed_entries",
         "Log entries that the last opening replayed.",
         |c| c.replayed_entries as f64,

@@ -55,6 +55,10 @@ pub enum Plant {
     HastySnapshot,
     /// A snapshot shows what an atomic backend has not made durable yet.
     LooseSnapshot,
+    /// A clone is said to have inherited what it has written.
+    GuessedLineage,
+    /// What a clone has written is cached as its origin's.
+    MisplacedFill,
 }
 
 impl Plant {
@@ -74,7 +78,9 @@ impl Plant {
             | Self::StalePromotion
             | Self::KeptNumber
             | Self::HastySnapshot
-            | Self::LooseSnapshot => 1,
+            | Self::LooseSnapshot
+            | Self::GuessedLineage
+            | Self::MisplacedFill => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite
             | Self::TornLogWrite

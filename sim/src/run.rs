@@ -47,6 +47,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         // In a scenario of every kind it would show once in a hundred seeds.
         Some(Plant::StaleReadmission) => Scenario::draw_for_cache_trouble(seed),
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
+        Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         _ => Scenario::draw(seed),
     };
     if let Some(
@@ -239,6 +240,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     }
     world.run_until(World::is_destaged)?;
     world.run_until(|world| world.is_cache_back())?;
+    share(world)?;
     for unit in 0..world.units() {
         promote(world, unit)?;
     }
@@ -246,6 +248,23 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.check_healthy()?;
     close(world, true)?;
     world.stop(true)
+}
+
+/// Promote what two clones have inherited on one of them, and read it on the other.
+fn share(world: &mut World) -> Result<(), Violation> {
+    let Some(range) = world.common() else {
+        return Ok(());
+    };
+    send(world, 0, Ask::Promote(range))?;
+    world.run_until(|world| world.is_idle())?;
+    world.settle()?;
+    // Equal lines abound, and one can be shared so often and no more.
+    let Some(range) = world.cached_of_origin(range) else {
+        return Ok(());
+    };
+    world.watch(1, range);
+    read(world, 1, range)?;
+    world.check_shared(range)
 }
 
 /// Promote a range beside writes and destage, then with nothing else going on, and read it.

@@ -104,6 +104,8 @@ pub struct Scenario {
     pub shared_power: bool,
     /// After which endings the first volume's log is lost.
     pub lost_logs: Vec<bool>,
+    /// What the volumes have begun as, if they are clones.
+    pub origin: Option<Vec<Content>>,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -206,7 +208,42 @@ impl Scenario {
         let loses = random.u32(..5) == 0;
         let endings = scenario.endings.iter();
         scenario.lost_logs = endings.map(|_| loses && random.bool()).collect();
+        let random = &mut Rng::with_seed(mix(seed ^ mix(3)));
+        if random.u32(..6) == 0 {
+            scenario.make_clones(random);
+        }
         scenario
+    }
+
+    /// A scenario of a seed in which the volumes are clones.
+    pub fn draw_for_clones(seed: u64) -> Self {
+        let mut scenario = Self::draw(seed);
+        scenario.make_clones(&mut Rng::with_seed(mix(seed ^ mix(4))));
+        scenario
+    }
+
+    /// Let there be two volumes that have begun as one; the second may be shorter or longer than that.
+    fn make_clones(&mut self, random: &mut Rng) {
+        let first = self.volumes[0].clone();
+        let origin = first.base.clone();
+        let sectors = origin.len() as u64;
+        if self.volumes.len() == 1 {
+            let mut second = first;
+            second.config.number = 2;
+            second.config.uuid = [2; 16];
+            second.behaviour = Behaviour::draw(random);
+            self.volumes.push(second);
+        }
+        let second = &mut self.volumes[1];
+        let sectors = match random.u8(..4) {
+            0 => random.u64(sectors.div_ceil(2)..=sectors).max(8),
+            1 => sectors + random.u64(1..200),
+            _ => sectors,
+        };
+        second.base.clone_from(&origin);
+        second.base.resize(sectors as usize, Content::Zero);
+        second.config.bytes = sectors * SECTOR_BYTES as u64;
+        self.origin = Some(origin);
     }
 
     /// A scenario of a seed in which a small hot volume loses its log after every ending, and what the
@@ -285,6 +322,7 @@ impl Scenario {
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
             lost_logs: Vec::new(),
+            origin: None,
         }
     }
 
@@ -331,6 +369,7 @@ impl Scenario {
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
             lost_logs: Vec::new(),
+            origin: None,
         }
     }
 

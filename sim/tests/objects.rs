@@ -32,7 +32,8 @@ fn objects_seeds_hold_and_cover() {
             && coverage.freed_when_full > 50
             && coverage.snapshots > 10
             && coverage.clones > 5
-            && coverage.given_up > 2,
+            && coverage.given_up > 2
+            && coverage.inherited_blocks > 500,
         "{coverage}"
     );
 }
@@ -169,4 +170,9 @@ fn objects_plant_of_a_full_bucket_that_is_not_read_is_caught() {
 #[test]
 fn objects_plant_of_a_silent_end_of_a_clone_is_caught() {
     assert_caught(Plant::SilentEnd, &["delete-needed"]);
+}
+
+#[test]
+fn objects_plant_of_a_guessed_lineage_is_caught() {
+    assert_caught(Plant::GuessedLineage, &["inherited"]);
 }

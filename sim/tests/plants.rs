@@ -142,6 +142,16 @@ fn plant_of_a_snapshot_of_what_is_not_flushed_is_caught() {
 }
 
 #[test]
+fn plant_of_a_guessed_lineage_is_caught() {
+    assert_caught(Plant::GuessedLineage, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_clones_data_under_its_origin_is_caught() {
+    assert_caught(Plant::MisplacedFill, &["read-foreign", "read-stale"]);
+}
+
+#[test]
 fn plant_of_a_lost_completion_is_caught() {
     assert_caught(Plant::LostCompletion, &["stall"]);
 }

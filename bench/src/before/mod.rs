@@ -24,7 +24,7 @@ use crate::fio::{self, Load, Outcome};
 use crate::results::Directory;
 use lab::{Lab, Peer};
 use requests::Requests;
-pub use store::Store;
+pub use store::{Behind, Store};
 
 /// What to compare.
 #[derive(Args, Debug)]

@@ -88,6 +88,8 @@ pub struct Page {
     pub dirty: bool,
     /// Number of the object that has it stored; 0: none has.
     pub stored_in: u64,
+    /// Whether an object of the volume itself was found to change it when it was opened.
+    pub is_changed: bool,
 }
 
 impl Page {
@@ -280,7 +282,17 @@ impl Map {
             runs,
             dirty: false,
             stored_in: number,
+            is_changed: false,
         };
+    }
+
+    /// The volume itself has changed what is within `count` blocks from `block`.
+    pub fn mark_changed(&mut self, block: u64, count: u64) {
+        let page_blocks = u64::from(PAGE_BLOCKS);
+        let numbers = block / page_blocks..(block + count).div_ceil(page_blocks);
+        for (_, page) in self.pages.range_mut(numbers) {
+            page.is_changed = true;
+        }
     }
 
     /// Every page from `first` on, in order.

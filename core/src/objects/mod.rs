@@ -41,6 +41,7 @@ mod collect;
 mod commit;
 pub mod format;
 pub mod io;
+mod lineage;
 pub mod map;
 mod open;
 mod read;
@@ -62,6 +63,7 @@ use crate::limits::{
 use batch::{Batch, Gathering};
 use format::{Manifest, Snapshot, TailEntry};
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
+pub use lineage::Parent;
 use map::Map;
 use snapshots::What;
 

@@ -797,13 +797,13 @@ impl ObjectVolume {
         if footer.slots.get() != entry.slots {
             return Err(damaged(name, FormatError::Field("slots")));
         }
+        let is_own = entry.number >= self.own_first();
         for run in runs {
-            self.apply(
-                entry.number,
-                run.block.get(),
-                run.count.get(),
-                run.slot.get(),
-            );
+            let (block, count) = (run.block.get(), run.count.get());
+            self.apply(entry.number, block, count, run.slot.get());
+            if is_own {
+                self.map.mark_changed(block, u64::from(count));
+            }
         }
         Ok(())
     }

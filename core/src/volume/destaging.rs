@@ -13,7 +13,7 @@ use crate::destage::{Part, Stage};
 use crate::error::IoError;
 use crate::extent_index::Sequence;
 use crate::format::EntryKind;
-use crate::io::{Action, BlockKey, Done, Nanos, SectorRange};
+use crate::io::{Action, Done, Nanos, SectorRange};
 use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::write_log::{Entry, WriteLog};
 
@@ -430,7 +430,7 @@ impl Volume {
         let ranges = self.destage.forget_some();
         for &range in &ranges {
             cx.cache
-                .invalidate(self.key(range.first_block()), range.block_count());
+                .invalidate(self.own_key(range.first_block()), range.block_count());
             self.mark_fetches_stale(range);
         }
         if ranges.is_empty() {
@@ -494,7 +494,6 @@ impl Volume {
     /// What was destaged and is still in memory is what the backend holds now: keep it as clean.
     fn keep_destaged(&mut self, items: Range<usize>, cx: &mut Context<'_>) {
         let log = self.log.as_ref().expect("open");
-        let number = self.config.number;
         let items = &self.destage.plan().items[items];
         for part in items.iter().flat_map(|item| &item.parts) {
             let entry = log.entry(part.sequence);
@@ -504,7 +503,7 @@ impl Volume {
             let Some(data) = &entry.data else { continue };
             for block in whole_blocks_of(part.range) {
                 let data = block_of(data, entry.range, block);
-                cx.cache.fill_block(BlockKey::new(number, block), &data);
+                cx.cache.fill_block(self.own_key(block), &data);
             }
         }
     }

@@ -23,7 +23,7 @@ impl Volume {
                 push_extent(&mut extents, piece, ExtentState::Dirty);
             } else {
                 for block in piece.first_block()..piece.first_block() + piece.block_count() {
-                    let state = match cx.cache.probe(self.key(block)) {
+                    let state = match self.probe(block, cx) {
                         Tier::Absent => ExtentState::Cold,
                         Tier::Dram | Tier::Ssd => ExtentState::Clean,
                     };

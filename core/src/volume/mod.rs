@@ -23,12 +23,14 @@
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `read` (lookup, fetches, promotion, extents),
-//! `destaging` (the backend side), `health` (what is wrong, and since when).
+//! `destaging` (the backend side), `inherited`
+//! (what is cached under the number of an origin), `health` (what is wrong, and since when).
 
 mod config;
 mod destaging;
 mod extents;
 mod health;
+mod inherited;
 mod log_chunks;
 mod promotion;
 mod read;
@@ -37,6 +39,7 @@ mod write;
 
 pub use config::{Persist, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
+pub use inherited::Inherited;
 pub use stats::VolumeStats;
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -51,8 +54,7 @@ use crate::destage::{Destage, Stage};
 use crate::error::{IoError, OpenError, RequestError};
 use crate::extent_index::{ExtentIndex, Sequence};
 use crate::io::{
-    Action, BlockKey, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange,
-    Token,
+    Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::read_cache::{ReadCache, SsdRead};
@@ -204,6 +206,7 @@ pub struct Volume {
     replay: Option<Replay>,
     log: Option<WriteLog>,
     index: ExtentIndex,
+    inherited: Option<Inherited>,
     ops: Slab<Running>,
     /// Of them, reads that nobody waits for.
     late_reads: usize,
@@ -246,6 +249,7 @@ impl Volume {
             log: None,
             phase: Phase::Opening,
             index: ExtentIndex::default(),
+            inherited: None,
             ops: Slab::new(),
             late_reads: 0,
             early: VecDeque::new(),
@@ -340,7 +344,8 @@ impl Volume {
             Request::Flush => self.flush(id, cx),
             Request::Promote { range } => self.promote(id, range, cx),
             Request::Evict { range } => {
-                let first = BlockKey::new(self.config.number, range.first_block());
+                // What is inherited stays for others.
+                let first = self.own_key(range.first_block());
                 cx.cache.invalidate(first, range.block_count());
                 self.reply(id, Kind::Other, Ok(Reply::Done), cx);
             }
@@ -553,12 +558,16 @@ impl Volume {
             Done::Read(buf) => buf,
             _ => unreachable!("a read brings a buffer"),
         });
-        let (index, stats) = (&mut self.index, &mut self.stats);
+        let (index, inherited, stats) = (&mut self.index, &mut self.inherited, &mut self.stats);
         let mut whole = false;
         let outcome = replay.read_done(now, chunk, result, |log, found| match found {
             Found::Entries(sequences) => {
                 for sequence in sequences {
-                    index.insert(log.entry(sequence).range, sequence);
+                    let range = log.entry(sequence).range;
+                    index.insert(range, sequence);
+                    if let Some(inherited) = inherited {
+                        inherited.remove(range.first_block(), range.block_count());
+                    }
                     stats.replayed_entries += 1;
                 }
             }
@@ -665,7 +674,10 @@ impl Volume {
         let (from, to) = (bytes.min(self.config.bytes), bytes.max(self.config.bytes));
         let first = from / BLOCK_BYTES as u64;
         let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
-        cx.cache.invalidate(self.key(first), blocks);
+        cx.cache.invalidate(self.own_key(first), blocks);
+        if let Some(inherited) = &mut self.inherited {
+            inherited.remove(first, blocks);
+        }
         self.config.bytes = bytes;
     }
 
@@ -679,11 +691,6 @@ impl Volume {
         if *count == 0 {
             self.log_pins.remove(&position);
         }
-    }
-
-    /// Key of a block of this volume in the read cache.
-    fn key(&self, block: u64) -> BlockKey {
-        BlockKey::new(self.config.number, block)
     }
 
     /// Whole blocks of the volume; a last partial block is not cached.

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use super::read::{FETCH_BLOCKS_MAX, Fill};
 use super::{Context, Kind, Volume};
 use crate::error::RequestError;
-use crate::io::{BlockKey, Reply, RequestId, SectorRange};
+use crate::io::{Reply, RequestId, SectorRange};
 use crate::limits::BLOCK_SECTORS;
 
 /// Fetches of one promotion in flight.
@@ -50,12 +50,6 @@ impl Volume {
             promotion.end = promotion.end.min(promotion.next);
             self.go_on_promoting(key, cx);
         }
-    }
-
-    /// Whether a block is where a promotion brings it.
-    fn is_promoted(&self, block: u64, cx: &Context<'_>) -> bool {
-        let end = BlockKey(self.key(0).0 + self.whole_blocks());
-        cx.cache.is_promoted(self.key(block), end)
     }
 
     /// What was fetched for a promotion, but not taken, is fetched once more.

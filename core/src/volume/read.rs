@@ -151,7 +151,7 @@ impl Volume {
         let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
         let mut block = range.first_block();
         while block < end && cx.pool.free_bytes() > cx.pool.total_bytes() / 2 {
-            if cx.cache.probe(self.key(block)) != Tier::Absent || self.joinable(block).is_some() {
+            if self.probe(block, cx) != Tier::Absent || self.joinable(block).is_some() {
                 block += 1;
                 continue;
             }
@@ -173,7 +173,7 @@ impl Volume {
         if range.block_count() == 1 && self.index.is_clear(range) {
             // The common case: one block, from memory, without a copy.
             let block = range.first_block();
-            match cx.cache.lookup(self.key(block)) {
+            match self.look_up(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = range.offset_in_block();
@@ -354,7 +354,7 @@ impl Volume {
         let mut missing: Option<SectorRange> = None;
         for block in piece.first_block()..piece.first_block() + piece.block_count() {
             let part = block_range(block).intersect(piece);
-            match cx.cache.lookup(self.key(block)) {
+            match self.look_up(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = part.offset_in_block();
@@ -603,14 +603,9 @@ impl Volume {
     /// Keep what was fetched; a last partial block of the volume is not cached.
     fn fill_cache(&self, first_block: u64, data: &Buf, fill: Fill, cx: &mut Context<'_>) {
         let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
-        match fill {
-            Fill::Both if whole > 0 => cx.cache.fill(self.key(first_block), &data.slice(0..whole)),
-            Fill::Dram => {
-                for (block, content) in (first_block..).zip(data.chunks_exact(BLOCK_BYTES)) {
-                    cx.cache.fill_block(self.key(block), content);
-                }
-            }
-            Fill::Both | Fill::Nowhere => {}
+        if whole > 0 && fill != Fill::Nowhere {
+            let data = data.slice(0..whole);
+            self.fill(first_block, &data, fill == Fill::Both, cx);
         }
     }
 

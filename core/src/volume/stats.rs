@@ -64,6 +64,8 @@ pub struct VolumeStats {
     pub requests_in_flight: u64,
     /// Backend operations that failed.
     pub backend_errors: u64,
+    /// Blocks that are still as in the volume's origin, and cached under its number.
+    pub inherited_blocks: u64,
     /// Bytes of memory in the volume's indexes.
     pub index_bytes: u64,
     /// Bytes of buffers held for recently logged data.
@@ -82,6 +84,10 @@ impl Volume {
         let mut stats = self.stats.clone();
         stats.throttled_requests = self.writes.admission.len() as u64;
         stats.index_bytes = self.index.memory_bytes() as u64;
+        if let Some(inherited) = &self.inherited {
+            stats.inherited_blocks = inherited.blocks();
+            stats.index_bytes += inherited.memory_bytes() as u64;
+        }
         stats.resident_bytes = self.writes.resident_bytes;
         if let Some(log) = &self.log {
             let bytes = log.bytes();

@@ -222,6 +222,7 @@ impl Volume {
         self.writes.resident_bytes += data.as_ref().map_or(0, |data| data.held_bytes() as u64);
         let sequence = self.log_mut().append(now, kind, range, no_hole, data);
         self.index.insert(range, sequence);
+        self.own(range);
         sequence
     }
 

@@ -40,8 +40,9 @@ use std::sync::Arc;
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::objects::io::SnapshotName;
+use hdcs_core::volume::Inherited;
 use thiserror::Error;
 
 use crate::device::file::DeviceError;
@@ -315,6 +316,13 @@ pub trait Opened: Send {
     fn identity(&self) -> Option<String> {
         None
     }
+    /// Names the immutable state that what is there began as, such as a snapshot that it is a clone of:
+    /// the same name for everything that began as that, and for nothing else, for ever.
+    fn origin(&self) -> Option<&str> {
+        None
+    }
+    /// Add the blocks that are certainly still as in the origin, before anything is asked of it.
+    fn inherit(&self, _inherited: &mut Inherited) {}
     /// What it counts of the requests to its store, if it has one.
     fn counters(&self) -> Option<Arc<Counters>> {
         None
@@ -474,6 +482,21 @@ impl Prepared {
     /// See [`Opened::identity`].
     pub fn identity(&self) -> Option<String> {
         self.backend.identity()
+    }
+
+    /// See [`Opened::origin`].
+    pub fn origin(&self) -> Option<&str> {
+        self.backend.origin()
+    }
+
+    /// What a volume of `bytes` bytes over it has inherited of its origin, whose number in the cache is
+    /// given.
+    pub fn inherited(&self, origin: u32, bytes: u64) -> Inherited {
+        let mut inherited = Inherited::new(origin);
+        self.backend.inherit(&mut inherited);
+        let blocks = bytes / BLOCK_BYTES as u64;
+        inherited.remove(blocks, u64::MAX - blocks);
+        inherited
     }
 
     /// Refuse what is not what the volume was made over.

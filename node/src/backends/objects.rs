@@ -12,6 +12,8 @@
 //! 3. The machine sees a clock of its own, the same on both threads.
 //! 4. Once it is to finish, nothing new begins.
 
+mod lineage;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -28,6 +30,7 @@ use hdcs_core::objects::io::{
     SnapshotName, StoreError as Failure, Stored,
 };
 use hdcs_core::objects::{Access, Config, ObjectVolume};
+use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
 use super::url::{Given, OptionList, UrlError};
@@ -162,7 +165,8 @@ impl Place for ObjectsPlace {
             partly: false,
         };
         check_size(&driver.client.place(), found, bytes, absent)?;
-        Ok(Box::new(OpenVolume(driver)))
+        let origin = lineage::origin(&driver);
+        Ok(Box::new(OpenVolume { driver, origin }))
     }
 }
 
@@ -717,7 +721,10 @@ fn joined(data: &[Buf]) -> Bytes {
 }
 
 /// An open volume on its way to its shard.
-struct OpenVolume(Driver);
+struct OpenVolume {
+    driver: Driver,
+    origin: Option<String>,
+}
 
 // SAFETY: what the machine counts without atomics (its arenas and their buffers) is all inside the
 // driver: nobody gave it a buffer from outside before it was open, nothing was under way when it
@@ -727,18 +734,27 @@ unsafe impl Send for OpenVolume {}
 impl Opened for OpenVolume {
     fn build(self: Box<Self>) -> Box<dyn Backend> {
         Box::new(ObjectsBackend {
-            driver: self.0,
+            driver: self.driver,
             ahead: 0,
             is_finishing: false,
         })
     }
 
     fn identity(&self) -> Option<String> {
-        Some(identity(self.0.machine.uuid()))
+        Some(identity(self.driver.machine.uuid()))
+    }
+
+    fn origin(&self) -> Option<&str> {
+        self.origin.as_deref()
+    }
+
+    fn inherit(&self, inherited: &mut Inherited) {
+        let machine = &self.driver.machine;
+        machine.inherited(|first, count| inherited.insert(first, count));
     }
 
     fn counters(&self) -> Option<Arc<Counters>> {
-        Some(self.0.client.counters())
+        Some(self.driver.client.counters())
     }
 }
 

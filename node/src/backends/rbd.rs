@@ -29,7 +29,8 @@ use std::time::Duration;
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::volume::Inherited;
 use slab::Slab;
 
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
@@ -331,11 +332,22 @@ impl ImagePlace {
         check_size(&spec, found, bytes, absent)?;
         let prepared = Prepared::about(&image, self.snapshot.as_deref());
         let (identity, extents) = prepared.map_err(|errno| self.fail("looking at it", errno))?;
+        let origin = if self.snapshot.is_some() {
+            // It is itself what clones of it began as.
+            Some(Origin::whole(&identity, found.bytes))
+        } else {
+            // Without a list of its objects nobody knows which of them are its own.
+            let origin = extents.map(|_| Origin::of(&image)).transpose();
+            origin
+                .map_err(|errno| self.fail("looking at its parent", errno))?
+                .flatten()
+        };
         let event = image.make_event();
         event.map_err(|errno| self.fail("asking to be told of finished operations", errno))?;
         Ok(Prepared {
             image,
             identity,
+            origin,
             extents,
             read_only: self.snapshot.is_some(),
             place: spec,
@@ -347,10 +359,55 @@ impl ImagePlace {
 struct Prepared {
     image: Image,
     identity: String,
+    origin: Option<Origin>,
     read_only: bool,
     /// Bytes of an object, if the image knows which of its objects exist.
     extents: Option<u64>,
     place: String,
+}
+
+/// The snapshot that an image began as, and what is still as there.
+struct Origin {
+    name: String,
+    /// Runs of bytes: offsets and lengths.
+    inherited: Vec<(u64, u64)>,
+}
+
+impl Origin {
+    /// A snapshot by itself.
+    fn whole(identity: &str, bytes: u64) -> Self {
+        Self {
+            name: identity.to_owned(),
+            inherited: vec![(0, bytes)],
+        }
+    }
+
+    /// Of an image that is locked, so that nobody else writes to it. An object that the image has not got
+    /// is read from the parent; one that was discarded it has, empty.
+    fn of(image: &Image) -> Result<Option<Self>, Errno> {
+        let Some(parent) = image.parent()? else {
+            return Ok(None);
+        };
+        let pool = image.pool();
+        let snapshot = format!("{}@{}", parent.image, parent.snapshot);
+        Ok(Some(Self {
+            name: format!("rbd:{}/{}/{snapshot}", pool.cluster.fsid()?, parent.pool),
+            inherited: gaps(&image.own(image.bytes()?)?, parent.overlap_bytes),
+        }))
+    }
+}
+
+/// What lies below `end` and in none of some runs, which are in order.
+fn gaps(runs: &[(u64, u64)], end: u64) -> Vec<(u64, u64)> {
+    let (mut gaps, mut at) = (Vec::new(), 0);
+    for &(offset, bytes) in runs.iter().chain([&(end, 0)]) {
+        let to = offset.min(end);
+        if at < to {
+            gaps.push((at, to - at));
+        }
+        at = at.max(offset + bytes);
+    }
+    gaps
 }
 
 impl Prepared {
@@ -392,6 +449,18 @@ impl Opened for Prepared {
 
     fn identity(&self) -> Option<String> {
         Some(self.identity.clone())
+    }
+
+    fn origin(&self) -> Option<&str> {
+        self.origin.as_ref().map(|origin| &*origin.name)
+    }
+
+    fn inherit(&self, inherited: &mut Inherited) {
+        let block = BLOCK_BYTES as u64;
+        for &(offset, bytes) in self.origin.iter().flat_map(|origin| &origin.inherited) {
+            let (first, end) = (offset.div_ceil(block), (offset + bytes) / block);
+            inherited.insert(first, end.saturating_sub(first));
+        }
     }
 }
 
@@ -781,6 +850,16 @@ mod tests {
         let error = BackendUrl::parse("rbd:p/i@s?steal=on").unwrap_err();
         assert!(error.to_string().contains("leave out steal=on"), "{error}");
         assert!(BackendUrl::parse("rbd:p/i@s@t").is_err());
+    }
+
+    #[test]
+    fn gaps_are_what_no_run_covers() {
+        assert_eq!(gaps(&[], 10), [(0, 10)]);
+        assert_eq!(gaps(&[], 0), []);
+        assert_eq!(gaps(&[(0, 4), (4, 2), (8, 4)], 10), [(6, 2)]);
+        assert_eq!(gaps(&[(2, 2), (20, 4)], 10), [(0, 2), (4, 6)]);
+        assert_eq!(gaps(&[(0, 12)], 10), []);
+        assert_eq!(gaps(&[(12, 4)], 10), [(0, 10)]);
     }
 
     #[test]

@@ -155,6 +155,9 @@ pub fn volume(volume: &Volume) {
                 percent(c.miss_blocks, blocks)
             ),
         );
+        if c.inherited_bytes > 0 {
+            row("cached with other clones", show(c.inherited_bytes));
+        }
         row(
             "destaged, coalesced",
             format!("{}, {}", show(c.destaged_bytes), show(c.coalesced_bytes)),

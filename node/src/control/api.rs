@@ -329,6 +329,9 @@ pub struct Counters {
     pub requests_in_flight: u64,
     /// Backend operations that failed.
     pub backend_errors: u64,
+    /// Bytes that are still as in the snapshot that the volume began as, and that clones of it share in
+    /// the cache.
+    pub inherited_bytes: u64,
     /// Memory of the volume's indexes.
     pub index_bytes: u64,
     /// Buffers held for recently logged data.

@@ -190,6 +190,7 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         throttled_ms: stats.throttled_time.as_millis(),
         requests_in_flight: stats.requests_in_flight,
         backend_errors: stats.backend_errors,
+        inherited_bytes: stats.inherited_blocks * block,
         index_bytes: stats.index_bytes,
         resident_bytes: stats.resident_bytes,
         replayed_entries: stats.replayed_entries,

@@ -23,6 +23,7 @@
 pub mod dirty;
 pub mod sealed;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
@@ -39,6 +40,8 @@ const IDENTITY: Kind = Kind {
     magic: "hdcs-node",
     version: 1,
 };
+/// States that volumes began as whose numbers are kept: the newest ones.
+const ORIGINS_MAX: usize = 1024;
 /// Names that may be in a directory without `node.json` that is taken for one of ours.
 const OWN_NAMES: &[&str] = &[
     "lock",
@@ -114,6 +117,9 @@ struct Identity {
     node: Uuid,
     cache: Uuid,
     next_volume_number: u32,
+    /// Numbers in the cache of what clones began as, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    origins: BTreeMap<String, u32>,
 }
 
 /// Where things are below a data directory; holds no lock.
@@ -219,6 +225,7 @@ impl DataDir {
             node: Uuid::new_v4(),
             cache: Uuid::new_v4(),
             next_volume_number: 1,
+            origins: BTreeMap::new(),
         });
         let mut this = Self {
             layout,
@@ -279,6 +286,30 @@ impl DataDir {
             return Err(error);
         }
         Ok(number)
+    }
+
+    /// The number of the state with this name that volumes begin as; one of its own from the row of the
+    /// volumes', handed out durably when it is first asked for. The oldest are forgotten when there are
+    /// too many: whoever asks for such a one again gets another number, under which nothing is cached.
+    pub fn origin_number(&mut self, name: &str) -> Result<u32, DataDirError> {
+        if let Some(&number) = self.identity.origins.get(name) {
+            return Ok(number);
+        }
+        let before = self.identity.clone();
+        let number = before.next_volume_number;
+        let mut origins = before.origins.clone();
+        while origins.len() >= ORIGINS_MAX {
+            let oldest = origins.iter().min_by_key(|(_, number)| **number);
+            let oldest = oldest.map(|(name, _)| name.clone()).unwrap_or_default();
+            origins.remove(&oldest);
+        }
+        origins.insert(name.to_owned(), number);
+        self.identity.origins = origins;
+        let handed_out = self.next_volume_number();
+        if handed_out.is_err() {
+            self.identity = before;
+        }
+        handed_out
     }
 
     /// Make sure that `number`, found in the catalogue, is never handed out again: the counter may
@@ -403,6 +434,40 @@ mod tests {
         let mut again = DataDir::open(root.path()).unwrap();
         assert_eq!(again.node_uuid(), uuid);
         assert_eq!(again.next_volume_number().unwrap(), 10);
+    }
+
+    #[test]
+    fn data_dir_origins_keep_their_numbers_and_share_them_with_nobody() {
+        let root = tempfile::tempdir().unwrap();
+        let mut dir = DataDir::open(root.path()).unwrap();
+        assert_eq!(dir.next_volume_number().unwrap(), 1);
+        assert_eq!(dir.origin_number("snapshot 7").unwrap(), 2);
+        assert_eq!(dir.origin_number("snapshot 8").unwrap(), 3);
+        assert_eq!(dir.next_volume_number().unwrap(), 4);
+        drop(dir);
+        let mut dir = DataDir::open(root.path()).unwrap();
+        assert_eq!(dir.origin_number("snapshot 7").unwrap(), 2);
+        assert_eq!(dir.origin_number("snapshot 9").unwrap(), 5);
+        // Nothing can be written where a directory is in the way.
+        let in_the_way = root.path().join("node.json.tmp");
+        fs::create_dir(&in_the_way).unwrap();
+        dir.origin_number("snapshot 10").unwrap_err();
+        fs::remove_dir(in_the_way).unwrap();
+        assert_eq!(dir.next_volume_number().unwrap(), 6);
+        assert_eq!(dir.origin_number("snapshot 10").unwrap(), 7);
+    }
+
+    #[test]
+    fn data_dir_forgets_the_oldest_of_too_many_origins() {
+        let root = tempfile::tempdir().unwrap();
+        let mut dir = DataDir::open(root.path()).unwrap();
+        let name = |number: usize| format!("snapshot {number}");
+        dir.identity.origins = (1..=ORIGINS_MAX).map(|n| (name(n), n as u32)).collect();
+        dir.identity.next_volume_number = ORIGINS_MAX as u32 + 1;
+        assert_eq!(dir.origin_number("new").unwrap(), ORIGINS_MAX as u32 + 1);
+        assert_eq!(dir.identity.origins.len(), ORIGINS_MAX);
+        assert_eq!(dir.origin_number(&name(2)).unwrap(), 2);
+        assert_eq!(dir.origin_number(&name(1)).unwrap(), ORIGINS_MAX as u32 + 2);
     }
 
     #[test]

@@ -77,13 +77,18 @@ impl OpenFailure {
     }
 }
 
-/// Who decides whether a log may be opened, and knows that it was. Both calls block, on the thread
+/// Who decides whether a log may be opened, and knows that it was. Its calls block, on the thread
 /// that opens the volume, which may be long after the opening was given up.
 pub trait Admission: Send + Sync {
     /// The log was found. Says whether the backend may be made if it is absent.
     fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure>;
     /// Log and backend are there: from now on the log may hold what the backend does not.
     fn begin(&self, log: LogIdentity) -> Result<(), OpenFailure>;
+    /// The number in the read cache of the state that the volume began as, which has this name. None:
+    /// it cannot be had.
+    fn origin(&self, _name: &str) -> Option<u32> {
+        None
+    }
 }
 
 /// Everything that a shard needs to open a volume.

@@ -12,7 +12,7 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::io::{BlockKey, Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
 use hdcs_core::read_cache::{CacheEvent, SsdState};
-use hdcs_core::volume::{Context, Event, Phase, Volume, VolumeConfig};
+use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
 
 use super::command::{
     Answer, ClosedVolume, Command, KeepFailure, Left, LogIdentity, OpenFailure, OpenFailureKind,
@@ -44,6 +44,7 @@ struct Opened {
     log: Device,
     log_identity: LogIdentity,
     backend: backends::Prepared,
+    inherited: Option<Inherited>,
 }
 
 fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
@@ -188,7 +189,7 @@ impl Shard {
         tell_capabilities(&mut config, backend.capabilities());
         let number = VolumeNumber(config.number);
         let works = &mut self.works;
-        let (volume, actions) = works.open_volume(config);
+        let (volume, actions) = works.open_volume(config, opened.inherited);
         let slot = works.volumes.insert(Served {
             name: spec.name,
             number,
@@ -520,14 +521,21 @@ impl Works {
         }
     }
 
-    fn open_volume(&mut self, config: VolumeConfig) -> (Volume, Vec<hdcs_core::io::Action>) {
+    fn open_volume(
+        &mut self,
+        config: VolumeConfig,
+        inherited: Option<Inherited>,
+    ) -> (Volume, Vec<hdcs_core::io::Action>) {
         let mut actions = Vec::new();
         let mut context = Context {
             cache: &mut self.cache,
             pool: &self.pool,
             actions: &mut actions,
         };
-        let volume = Volume::open(config, self.now, &mut context);
+        let mut volume = Volume::open(config, self.now, &mut context);
+        if let Some(inherited) = inherited {
+            volume.inherit(inherited);
+        }
         (volume, actions)
     }
 
@@ -775,10 +783,15 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     if durability.is_none() {
         log.measure_durability();
     }
+    let number = backend
+        .origin()
+        .and_then(|origin| spec.admission.origin(origin));
+    let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
     Ok(Opened {
         log,
         log_identity,
         backend,
+        inherited,
     })
 }
 

@@ -13,6 +13,7 @@
 
 mod check;
 mod effects;
+mod lineage;
 pub mod model;
 pub mod plant;
 pub mod reader;

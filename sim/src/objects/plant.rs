@@ -36,6 +36,8 @@ pub enum Plant {
     RoomAtAnyPrice,
     /// When a bucket is full, it is not read either.
     FullForReads,
+    /// A clone says that it has inherited what it has written.
+    GuessedLineage,
 }
 
 impl Plant {

@@ -39,6 +39,8 @@ pub struct Coverage {
     pub clones: u64,
     /// Clones that were given up.
     pub given_up: u64,
+    /// Blocks that clones said they had inherited, at every opening.
+    pub inherited_blocks: u64,
 }
 
 impl Coverage {
@@ -60,6 +62,7 @@ impl Coverage {
         self.snapshots += other.snapshots;
         self.clones += other.clones;
         self.given_up += other.given_up;
+        self.inherited_blocks += other.inherited_blocks;
     }
 }
 
@@ -69,7 +72,7 @@ impl fmt::Display for Coverage {
             f,
             "{} requests, {} commits, {} deletes, {} blocks copied, {} map objects, {} crashes, \
              {} take-overs, {} fenced, {} faults, {} late, {} refused, {} freed when full, \
-             {} snapshots, {} clones, {} given up",
+             {} snapshots, {} clones, {} given up, {} blocks inherited",
             self.requests,
             self.commits,
             self.deletes,
@@ -84,7 +87,8 @@ impl fmt::Display for Coverage {
             self.freed_when_full,
             self.snapshots,
             self.clones,
-            self.given_up
+            self.given_up,
+            self.inherited_blocks
         )
     }
 }

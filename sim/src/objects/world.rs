@@ -845,6 +845,8 @@ impl World {
             return Err(Violation::new("clone", "it differs from its snapshot"));
         }
         self.verify(clone)?;
+        let clone = self.diverge(clone, &contents)?;
+        self.verify(clone)?;
         self.send(owner, Op::Forget, Ask::DeleteSnapshot { name });
         self.settle(owner)?;
         self.calm = true;
@@ -858,6 +860,7 @@ impl World {
         let clone = self.start(Access::Existing, None, CLONE_PLACE);
         let clone = self.open(clone)?.unwrap_or(clone);
         self.calm = true;
+        self.check_inherited(clone, &contents)?;
         self.verify(clone)?;
         if self.random.bool() {
             self.kill(clone);

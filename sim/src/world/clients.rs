@@ -210,6 +210,7 @@ impl World {
                     self.leaked.push(data.clone());
                 }
                 let mut data = data.to_vec();
+                self.misplace(read, &data);
                 self.spoil(unit, read, &mut data);
                 let state = &mut self.units[unit];
                 let volume = state.volume;

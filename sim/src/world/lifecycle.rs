@@ -3,8 +3,8 @@
 use super::{
     AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
     Nanos, Node, OpenError, Owner, Phase, Rc, ReadCache, SsdState, State, Trouble,
-    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, VolumeConfig, World, check_backend,
-    check_bounds, check_log, check_recovery, check_trouble,
+    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
+    check_log, check_recovery, check_trouble,
 };
 
 impl World {
@@ -32,17 +32,17 @@ impl World {
         });
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
-            let state = &mut self.units[unit];
-            state.begin_opening();
-            let config = state.config.clone();
-            self.open(config)?;
+            self.units[unit].begin_opening();
+            self.open(unit)?;
             self.queue.add(self.now, Happening::Client(unit));
         }
         self.start_director();
         Ok(())
     }
 
-    fn open(&mut self, config: VolumeConfig) -> Result<(), Violation> {
+    fn open(&mut self, unit: usize) -> Result<(), Violation> {
+        let config = self.units[unit].config.clone();
+        let inherited = self.inherited(unit);
         let mut actions = Vec::new();
         let node = self.node.as_mut().expect("the node was started");
         let mut cx = Context {
@@ -50,9 +50,12 @@ impl World {
             pool: &self.pool,
             actions: &mut actions,
         };
-        let volume = Volume::open(config, self.now, &mut cx);
+        let mut volume = Volume::open(config, self.now, &mut cx);
+        if let Some(inherited) = inherited {
+            volume.inherit(inherited);
+        }
         node.volumes.push(volume);
-        self.perform_all(Owner::Volume(self.volumes() - 1), actions)
+        self.perform_all(Owner::Volume(unit), actions)
     }
 
     /// Let every client send so many requests.
@@ -212,6 +215,7 @@ impl World {
         state.history.crash();
         state.begin_opening();
         let config = state.config.clone();
+        let inherited = self.inherited(unit);
         let mut actions = Vec::new();
         let Some(node) = &mut self.node else {
             return Ok(());
@@ -221,7 +225,10 @@ impl World {
             pool: &self.pool,
             actions: &mut actions,
         };
-        let volume = Volume::open(config, self.now, &mut cx);
+        let mut volume = Volume::open(config, self.now, &mut cx);
+        if let Some(inherited) = inherited {
+            volume.inherit(inherited);
+        }
         let husk = std::mem::replace(&mut node.volumes[unit], volume);
         if !husk.is_idle() {
             // Of another volume in its place, the end of its reads would be taken for another's.

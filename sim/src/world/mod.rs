@@ -244,6 +244,8 @@ pub struct Coverage {
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
     pub shrinks: u64,
+    /// Sectors that one clone read of the cache because another one had.
+    pub shared_sectors: u64,
 }
 
 impl Coverage {
@@ -270,6 +272,7 @@ impl Coverage {
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
+        self.shared_sectors += other.shared_sectors;
     }
 }
 
@@ -280,7 +283,7 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks",
+             {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors",
             self.steps,
             self.replies,
             self.errors,
@@ -302,6 +305,7 @@ impl std::fmt::Display for Coverage {
             self.crossings,
             self.snapshots,
             self.shrinks,
+            self.shared_sectors,
         )
     }
 }
@@ -742,6 +746,7 @@ impl World {
 
 mod audits;
 mod clients;
+mod clones;
 mod director;
 mod effects;
 mod lifecycle;

@@ -298,6 +298,18 @@ impl Drop for Image {
     }
 }
 
+/// What an image is a clone of.
+pub struct Parent {
+    /// Number of the pool of the parent.
+    pub pool: i64,
+    /// The parent's identity in its pool.
+    pub image: String,
+    /// Number of the snapshot, which is never used again.
+    pub snapshot: u64,
+    /// Bytes from the beginning that are the parent's where the clone has no object.
+    pub overlap_bytes: u64,
+}
+
 /// The end of an asynchronous operation.
 pub struct Event {
     /// As given.
@@ -497,8 +509,53 @@ impl Image {
         check(unsafe { open.rbd().rbd_resize(open.handle, bytes) }).map(drop)
     }
 
-    /// Which ranges of it have objects, in order; offsets and lengths in bytes. Blocks.
+    /// Which snapshot it is a clone of, and how many of its bytes, from the beginning, may still be
+    /// that one's.
+    pub fn parent(&self) -> Result<Option<Parent>, Errno> {
+        let open = self.open();
+        // SAFETY: plain numbers and texts, for which zeroes are valid; filled during the call. The texts
+        // in them are freed by the library below.
+        let parent = unsafe {
+            let mut image: librbd::rbd_linked_image_spec_t = std::mem::zeroed();
+            let mut snapshot: librbd::rbd_snap_spec_t = std::mem::zeroed();
+            let rbd = open.rbd();
+            match check(rbd.rbd_get_parent(open.handle, &raw mut image, &raw mut snapshot)) {
+                Ok(_) => {}
+                Err(Errno(libc::ENOENT)) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+            let parent = Parent {
+                pool: image.pool_id,
+                image: CStr::from_ptr(image.image_id)
+                    .to_string_lossy()
+                    .into_owned(),
+                snapshot: snapshot.id,
+                overlap_bytes: 0,
+            };
+            rbd.rbd_linked_image_spec_cleanup(&raw mut image);
+            rbd.rbd_snap_spec_cleanup(&raw mut snapshot);
+            parent
+        };
+        let overlap_bytes = self.number(open.rbd().rbd_get_overlap)?;
+        Ok(Some(Parent {
+            overlap_bytes,
+            ..parent
+        }))
+    }
+
+    /// Which ranges of it have objects, or its parent has some for them, in order; offsets and lengths
+    /// in bytes. Blocks.
     pub fn allocated(&self, offset: u64, bytes: u64) -> Result<Vec<(u64, u64)>, Errno> {
+        self.objects(offset, bytes, true)
+    }
+
+    /// Which ranges of it have objects of its own, in order; offsets and lengths in bytes. What has none
+    /// is read from the parent. Blocks.
+    pub fn own(&self, bytes: u64) -> Result<Vec<(u64, u64)>, Errno> {
+        self.objects(0, bytes, false)
+    }
+
+    fn objects(&self, offset: u64, bytes: u64, parent: bool) -> Result<Vec<(u64, u64)>, Errno> {
         extern "C" fn found(offset: u64, bytes: usize, exists: c_int, to: *mut c_void) -> c_int {
             if exists != 0 {
                 // SAFETY: the vector below, which the call outlives and nobody else uses.
@@ -508,7 +565,7 @@ impl Image {
         }
         let (open, mut ranges) = (self.open(), Vec::new());
         let to: *mut Vec<(u64, u64)> = &raw mut ranges;
-        let (from, parent, whole_objects) = (std::ptr::null(), 1, 1);
+        let (from, parent, whole_objects) = (std::ptr::null(), u8::from(parent), 1);
         // SAFETY: the callback runs only during the call, on what it was given.
         check(unsafe {
             open.rbd().rbd_diff_iterate2(

@@ -149,7 +149,7 @@ impl Node {
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
         let layout = self.layout();
-        let gate = Arc::new(Gate::new(entry, &layout));
+        let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir)));
         let spec = self
             .spec(entry, volumes, Arc::<Gate>::clone(&gate))
             .map_err(|error| refused(error.message))?;

@@ -16,8 +16,8 @@ use uuid::Uuid;
 use super::lock;
 use crate::backends::Absent;
 use crate::catalogue::{self, Entry};
-use crate::data_dir::Layout;
 use crate::data_dir::dirty::{DirtyRecord, RECORD_FILE, unix_ms};
+use crate::data_dir::{DataDir, Layout};
 use crate::shard::command::{
     Admission, Left, LogIdentity, OpenFailure, OpenFailureKind, ShardReport, VolumeReport,
 };
@@ -178,6 +178,8 @@ fn write(record: &DirtyRecord, directory: &Path) -> bool {
 pub(super) struct Gate {
     directory: PathBuf,
     volume: Uuid,
+    /// Where the numbers of origins are.
+    dir: Option<Arc<Mutex<DataDir>>>,
     /// Held while a record is written.
     passage: Mutex<Passage>,
 }
@@ -192,8 +194,9 @@ struct Passage {
 }
 
 impl Gate {
-    pub fn new(entry: &Entry, layout: &Layout) -> Self {
+    pub fn new(entry: &Entry, layout: &Layout, dir: Arc<Mutex<DataDir>>) -> Self {
         Self {
+            dir: Some(dir),
             directory: catalogue::directory(layout, &entry.name),
             volume: entry.uuid,
             passage: Mutex::default(),
@@ -266,6 +269,14 @@ impl Admission for Gate {
             )
         })
     }
+
+    fn origin(&self, name: &str) -> Option<u32> {
+        let numbered = lock(self.dir.as_ref()?).origin_number(name);
+        if let Err(error) = &numbered {
+            tracing::warn!("{name} gets no place of its own in the cache: {error}");
+        }
+        numbered.ok()
+    }
 }
 
 #[cfg(test)]
@@ -276,6 +287,7 @@ mod tests {
         Gate {
             directory: directory.to_owned(),
             volume: Uuid::from_u128(1),
+            dir: None,
             passage: Mutex::default(),
         }
     }

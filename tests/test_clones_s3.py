@@ -1,0 +1,242 @@
+"""Clones of one snapshot share one cached copy of it on a node, and each has what it wrote for itself. The
+store is a real S3; what it is asked is counted."""
+
+import random
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from daemon import MIB, Daemon, refused, samples
+from object_stores import BLOCK, Model, counters
+
+SIZE = 32 * MIB
+# The SSD tier holds all of it, and DRAM does not.
+CONFIG = {"memory_max_mib": 128, "cache_total_size_mib": 96, "log_size_mib": 16}
+FUSE_SECONDS = 60
+
+
+def cache(daemon):
+    return daemon.json("status")["cache"]
+
+
+def store(daemon, name):
+    return counters(daemon, name)["store"]
+
+
+def read_all(daemon, name):
+    client = daemon.nbd(name)
+    data = b"".join(bytes(client.pread(MIB, offset)) for offset in range(0, SIZE, MIB))
+    client.shutdown()
+    return data
+
+
+def asked(daemon, name):
+    """What a volume had of its backend so far: blocks for its client, and gets."""
+    return counters(daemon, name)["miss_blocks"], store(daemon, name)["gets"]
+
+
+def image(tmp_path):
+    """A file system with content, and holes in between."""
+    tree = tmp_path / "tree"
+    rng = random.Random(7)
+    for number in range(120):
+        path = tree / f"d{number % 7}" / f"f{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.randbytes(rng.choice([700, 9000, 60_000, 400_000])))
+    made = tmp_path / "image"
+    made.touch()
+    subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", tree, made, "32M"], check=True)
+    return tree, made.read_bytes()
+
+
+def clones(daemon, s3, prefix, data, names=("a", "b")):
+    """Clones of a volume that holds `data`, which was written as an image is: without its zeroes."""
+    daemon.create("v", "--backend", s3.url(f"{prefix}"), size=str(SIZE))
+    client = daemon.nbd("v")
+    for offset in range(0, SIZE, BLOCK):
+        block = data[offset : offset + BLOCK]
+        if any(block):
+            client.pwrite(block, offset)
+    client.flush()
+    client.shutdown()
+    daemon.ok("volume", "snapshot", "v", "golden")
+    for name in names:
+        daemon.ok("volume", "clone", "v@golden", name, "--backend", s3.url(f"{prefix}-{name}"))
+
+
+@contextmanager
+def as_file(daemon, name, where):
+    """A volume as a file."""
+    where.touch()
+    uri = f"nbd+unix:///{name}?socket={daemon.data / 'nbd.sock'}"
+    pid = where.with_suffix(".pid")
+    fuse = subprocess.Popen(["nbdfuse", "-r", "-P", pid, where, uri])
+    try:
+        daemon.until(pid.exists)
+        yield where
+    finally:
+        subprocess.run(["fusermount3", "-u", where], check=True)
+        fuse.wait(FUSE_SECONDS)
+
+
+def boot(daemon, name, tree, tmp_path):
+    """Check a file system and read every file of it, as a machine does that boots from it."""
+    out = tmp_path / f"booted-{name}"
+    out.mkdir()
+    with as_file(daemon, name, tmp_path / f"disk-{name}") as disk:
+        subprocess.run(["e2fsck", "-f", "-n", disk], check=True, capture_output=True)
+        subprocess.run(["debugfs", "-R", f"rdump / {out}", disk], check=True, capture_output=True)
+    for path in tree.rglob("*"):
+        if path.is_file():
+            assert (out / path.relative_to(tree)).read_bytes() == path.read_bytes()
+
+
+def test_clones_second_boot_reads_what_the_first_one_has_cached(s3, tmp_path):
+    tree, data = image(tmp_path)
+    with Daemon(tmp_path, CONFIG) as daemon:
+        clones(daemon, s3, "boot", data)
+        before = asked(daemon, "a")
+        boot(daemon, "a", tree, tmp_path)
+        first = asked(daemon, "a")
+        assert first[0] > before[0] and first[1] > before[1]
+        opened, lines = store(daemon, "b"), cache(daemon)["filled_lines"]
+        boot(daemon, "b", tree, tmp_path)
+        assert counters(daemon, "b")["miss_blocks"] == 0
+        assert store(daemon, "b") == opened, "the store was asked for nothing"
+        assert cache(daemon)["filled_lines"] == lines, "nothing was cached again"
+        assert counters(daemon, "b")["inherited_bytes"] == SIZE
+        assert samples(daemon.api("GET", "/metrics")[1])['hdcs_volume_inherited_bytes{volume="b"}'] == SIZE
+        assert "cached with other clones" in daemon.ok("volume", "show", "b")
+        # A later one finds it as well, and so does everybody after a restart.
+        daemon.ok("volume", "clone", "v@golden", "c", "--backend", s3.url("boot-c"))
+        assert read_all(daemon, "c") == data
+        daemon.stop()
+    with Daemon(tmp_path, CONFIG) as daemon:
+        daemon.until(lambda: cache(daemon)["ssd_state"] == "online")
+        assert cache(daemon)["warm_lines"] > 0
+        opened = store(daemon, "b")
+        (tmp_path / "again").mkdir()
+        boot(daemon, "b", tree, tmp_path / "again")
+        found = counters(daemon, "b")
+        # What was in DRAM alone is gone: lines of the last segment, and others that were compared then.
+        assert found["ssd_hit_blocks"] > 10 * found["miss_blocks"], found
+        assert read_all(daemon, "a") == read_all(daemon, "c") == data
+        before = asked(daemon, "b")
+        assert read_all(daemon, "b") == data
+        assert asked(daemon, "b") == before
+        daemon.stop()
+
+
+def test_clones_see_nothing_of_each_other_through_the_cache(s3, tmp_path):
+    rng = random.Random(3)
+    data = rng.randbytes(SIZE)
+    a, b = Model(4, SIZE), Model(5, SIZE)
+    a.image[:] = b.image[:] = data
+    with Daemon(tmp_path, CONFIG) as daemon:
+        clones(daemon, s3, "apart", data)
+
+        def check():
+            for name, model in [("a", a), ("b", b)]:
+                client = daemon.nbd(name)
+                model.check(client)
+                client.shutdown()
+
+        for round in range(4):
+            for name, model in [("a", a), ("b", b)]:
+                client = daemon.nbd(name)
+                # Sectors, blocks, and what spans several lines.
+                model.write(client, 40)
+                if round % 2:
+                    offset = rng.randrange(SIZE // BLOCK - 8) * BLOCK
+                    client.trim(8 * BLOCK, offset)
+                    model.image[offset : offset + 8 * BLOCK] = bytes(8 * BLOCK)
+                client.flush()
+                client.shutdown()
+                check()
+            if round % 2:
+                daemon.ok("volume", "flush", "a")
+                check()
+            daemon.kill()
+            daemon.start()
+            check()
+        # What a clone drops of the cache is its own.
+        inherited = counters(daemon, "b")["inherited_bytes"]
+        assert 0 < inherited < SIZE
+        daemon.ok("volume", "clone", "v@golden", "c", "--backend", s3.url("apart-c"))
+        assert read_all(daemon, "c") == data
+        daemon.ok("volume", "flush", "a")
+        daemon.ok("volume", "evict", "a")
+        before = asked(daemon, "c")
+        assert read_all(daemon, "c") == data
+        assert asked(daemon, "c") == before
+        check()
+        assert read_all(daemon, "v") == data
+        daemon.stop()
+
+
+def test_clones_of_different_snapshots_share_nothing_that_differs(s3, tmp_path):
+    rng = random.Random(6)
+    data = rng.randbytes(SIZE)
+    with Daemon(tmp_path, CONFIG) as daemon:
+        clones(daemon, s3, "two", data, names=("a",))
+        later = rng.randbytes(MIB)
+        daemon.write("v", later)
+        daemon.ok("volume", "snapshot", "v", "later")
+        daemon.ok("volume", "clone", "v@later", "b", "--backend", s3.url("two-b"))
+        assert read_all(daemon, "a") == data
+        assert read_all(daemon, "b") == later + data[MIB:]
+        # A clone of a clone began as that, whatever its own parent has written since.
+        daemon.write("b", bytes([9]) * MIB, 4 * MIB)
+        daemon.ok("volume", "snapshot", "b", "own")
+        daemon.ok("volume", "clone", "b@own", "c", "--backend", s3.url("two-c"))
+        daemon.write("b", bytes([8]) * MIB, 4 * MIB)
+        expected = later + data[MIB : 4 * MIB] + bytes([9]) * MIB + data[5 * MIB :]
+        assert read_all(daemon, "c") == expected
+        # It goes on without the snapshot, and when it is cut and grows.
+        daemon.ok("volume", "snapshot", "b", "own", "--delete")
+        daemon.ok("volume", "resize", "c", "--size", str(SIZE // 2 + 512), "--shrink")
+        daemon.ok("volume", "resize", "c", "--size", str(SIZE))
+        cut = expected[: SIZE // 2 + 512] + bytes(SIZE // 2 - 512)
+        assert read_all(daemon, "c") == cut
+        daemon.kill()
+        daemon.start()
+        assert read_all(daemon, "c") == cut
+        daemon.stop()
+
+
+def test_clones_number_in_the_cache_is_of_the_snapshot_for_good(s3, tmp_path):
+    data = random.Random(8).randbytes(SIZE)
+    with Daemon(tmp_path, CONFIG) as daemon:
+        clones(daemon, s3, "number", data, names=("a",))
+        assert read_all(daemon, "a") == data
+        daemon.ok("volume", "delete", "a")
+        # The next one finds what the one before has read.
+        daemon.ok("volume", "clone", "v@golden", "b", "--backend", s3.url("number-b"))
+        before = asked(daemon, "b")
+        assert read_all(daemon, "b") == data
+        assert asked(daemon, "b") == before
+        refused(daemon.cli("volume", "snapshot", "v", "golden", "--delete"), 1, "clone")
+        daemon.stop()
+
+
+@pytest.mark.parametrize("order", ["one-after-another", "alternating"])
+def test_volumes_with_equal_content_share_one_copy(s3, tmp_path, order):
+    data = random.Random(9).randbytes(SIZE)
+    with Daemon(tmp_path, CONFIG) as daemon:
+        for name in ["one", "two"]:
+            daemon.create(name, "--backend", s3.url(f"equal-{order}-{name}"), size=str(SIZE))
+            daemon.write(name, data)
+            daemon.ok("volume", "flush", name)
+            daemon.ok("volume", "evict", name)
+        if order == "alternating":
+            one, two = daemon.nbd("one"), daemon.nbd("two")
+            for offset in range(0, SIZE, MIB):
+                expected = data[offset : offset + MIB]
+                assert bytes(one.pread(MIB, offset)) == bytes(two.pread(MIB, offset)) == expected
+            one.shutdown(), two.shutdown()
+        else:
+            assert read_all(daemon, "one") == read_all(daemon, "two") == data
+        found = cache(daemon)
+        assert found["ssd_used_bytes"] < SIZE * 11 // 10, found
+        assert found["shared_lines"] > 0
+        daemon.stop()
