@@ -10,8 +10,10 @@ from daemon import MIB, Daemon, refused, samples
 from object_stores import BLOCK, Model, counters
 
 SIZE = 32 * MIB
-# The SSD tier holds all of it, and DRAM does not.
-CONFIG = {"memory_max_mib": 128, "cache_total_size_mib": 96, "log_size_mib": 16}
+# Either tier holds all of it, long streams included.
+CONFIG = {
+    "memory_max_mib": 256, "cache_total_size_mib": 128, "log_size_mib": 16, "sequential_cutoff_kib": 1 << 20,
+}
 FUSE_SECONDS = 60
 
 

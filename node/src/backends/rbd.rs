@@ -332,22 +332,16 @@ impl ImagePlace {
         check_size(&spec, found, bytes, absent)?;
         let prepared = Prepared::about(&image, self.snapshot.as_deref());
         let (identity, extents) = prepared.map_err(|errno| self.fail("looking at it", errno))?;
-        let origin = if self.snapshot.is_some() {
-            // It is itself what clones of it began as.
-            Some(Origin::whole(&identity, found.bytes))
-        } else {
-            // Without a list of its objects nobody knows which of them are its own.
-            let origin = extents.map(|_| Origin::of(&image)).transpose();
-            origin
-                .map_err(|errno| self.fail("looking at its parent", errno))?
-                .flatten()
-        };
+        // Without a list of its objects nobody knows which of them are its own.
+        let is_known = self.snapshot.is_none() && extents.is_some();
+        let origin = is_known.then(|| Origin::of(&image)).transpose();
+        let origin = origin.map_err(|errno| self.fail("looking at its parent", errno))?;
         let event = image.make_event();
         event.map_err(|errno| self.fail("asking to be told of finished operations", errno))?;
         Ok(Prepared {
             image,
             identity,
-            origin,
+            origin: origin.flatten(),
             extents,
             read_only: self.snapshot.is_some(),
             place: spec,
@@ -374,14 +368,6 @@ struct Origin {
 }
 
 impl Origin {
-    /// A snapshot by itself.
-    fn whole(identity: &str, bytes: u64) -> Self {
-        Self {
-            name: identity.to_owned(),
-            inherited: vec![(0, bytes)],
-        }
-    }
-
     /// Of an image that is locked, so that nobody else writes to it. An object that the image has not got
     /// is read from the parent; one that was discarded it has, empty.
     fn of(image: &Image) -> Result<Option<Self>, Errno> {
