@@ -12,6 +12,7 @@ mod crash;
 mod demo;
 mod failure;
 mod fio;
+mod hits;
 mod nbd;
 mod node;
 mod peers;
@@ -42,6 +43,8 @@ enum Job {
     Hdfs(before::Options),
     /// A clone's first reads of what another clone has read, beside those of a cached volume.
     Clones(clones::Options),
+    /// How many reads a cache answers, by policy, trace and size.
+    Hits(hits::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
         Job::Clones(options) => clones::run(&options),
+        Job::Hits(options) => hits::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

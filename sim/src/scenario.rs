@@ -133,6 +133,8 @@ pub fn draw_behaviour(random: &mut Rng, config: &mut VolumeConfig) {
     config.dirty_ratio_max = pick(random, &[30, 60, 80]);
     config.destage_depth_max = pick(random, &[1, 4, 16]);
     config.sequential_cutoff_bytes = pick(random, &[64 << 10, 1 << 20, 1 << 40]);
+    // Of a copy, so that what else a seed draws is what it always was.
+    config.promote_hits = pick(&mut random.clone(), &[1, 1, 2, 4]);
     config.read_ahead_bytes_max = pick(random, &[0, 64 << 10, 256 << 10, 1 << 20]);
     config.resident_bytes_max = pick(random, &[0, 64 << 10, 1 << 20, 8 << 20]);
 }
@@ -332,6 +334,7 @@ impl Scenario {
         let sectors = pick(random, &[2048, 8192, 16_384]);
         volume.base = draw_base(random, sectors);
         volume.config.bytes = sectors * SECTOR_BYTES as u64;
+        volume.config.promote_hits = 1;
         volume.config.dirty_ratio_min = 0;
         volume.config.dirty_age_max = Nanos::from_millis(1);
         volume.config.sequential_cutoff_bytes = 1 << 40;
@@ -398,6 +401,7 @@ impl Scenario {
             dirty_ratio_max: 0,
             destage_depth_max: 1,
             sequential_cutoff_bytes: 0,
+            promote_hits: 1,
             read_ahead_bytes_max: 0,
             resident_bytes_max: 0,
             backend_extents: random.bool(),

@@ -45,6 +45,7 @@ use ssd::{Found, Ssd};
 pub use journal::{Entry, EpochScan, Layout};
 pub use root::{Root, Verdict};
 pub use ssd::{FooterFound, read_footer};
+pub(crate) use table::mix;
 
 /// Sizes of a read cache.
 #[derive(Clone, Debug)]

@@ -226,6 +226,9 @@ settings! {
     backend_answer_max_ms: u64 = 5_000, 10..=600_000;
     /// A sequential read longer than this stops filling the read cache.
     sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
+    /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first
+    /// read. More spares the SSD what is read once.
+    cache_promote_hits: u64 = 1, 1..=8;
     /// Largest read-ahead of a sequential read; 0 turns it off.
     read_ahead_max_kib: u64 = 1024, 0..=16384;
     /// Most data acknowledged and not yet durable, under persist on-flush.

@@ -56,6 +56,7 @@ pub fn config(number: u32) -> VolumeConfig {
         dirty_ratio_max: 80,
         destage_depth_max: 8,
         sequential_cutoff_bytes: 1 << 30,
+        promote_hits: 1,
         read_ahead_bytes_max: 0,
         resident_bytes_max: 4 << 20,
         backend_extents: true,
