@@ -15,6 +15,7 @@ mod nbd;
 mod node;
 mod peers;
 mod plot;
+mod policies;
 mod process;
 mod profiles;
 mod replay;
@@ -39,6 +40,8 @@ enum Job {
     S3(before::Options),
     /// HDCS before a real HDFS, beside its client; what it costs in requests.
     Hdfs(before::Options),
+    /// Every cache policy, and every change of one to another, under load.
+    Policies(policies::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Job::Ceph(options) => before::run(Store::Ceph, &options),
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
+        Job::Policies(options) => policies::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

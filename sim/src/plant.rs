@@ -53,6 +53,14 @@ pub enum Plant {
     KeptNumber,
     /// A snapshot is taken before what it has to hold is destaged.
     HastySnapshot,
+    /// The backend is said to have a write that went past the log, and gets it much later.
+    EarlyDirectAck,
+    /// Writes are said to go past the log while it still holds something.
+    HastySwitch,
+    /// An invalidation is said to be durable long before it is: a write went past the log too early.
+    LateInvalidation,
+    /// After the return to write-back, a flush forgets what went past the log.
+    ForgottenFlush,
     /// A snapshot shows what an atomic backend has not made durable yet.
     LooseSnapshot,
 }
@@ -74,6 +82,9 @@ impl Plant {
             | Self::StalePromotion
             | Self::KeptNumber
             | Self::HastySnapshot
+            | Self::HastySwitch
+            | Self::LateInvalidation
+            | Self::ForgottenFlush
             | Self::LooseSnapshot => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite
@@ -81,6 +92,7 @@ impl Plant {
             | Self::LateBackendWrite
             | Self::TornBackendWrite
             | Self::EarlyCommit
+            | Self::EarlyDirectAck
             | Self::StaleReply => 10,
             Self::CorruptReply
             | Self::ReplyTwice

@@ -105,6 +105,8 @@ impl Op {
                 | Self::Extents { .. }
                 | Self::DestageWrite { .. }
                 | Self::DestageFlush
+                | Self::DirectWrite { .. }
+                | Self::DirectFlush
         )
     }
 }
@@ -180,10 +182,12 @@ impl Volume {
             }
             Some(error) => note(&mut health.writes, now, error),
             None if is_read => health.reads = None,
-            None if matches!(op, Op::DestageFlush) => {
+            None if matches!(op, Op::DestageFlush | Op::DirectFlush) => {
                 // It works; whether that read would, the next one tells.
                 (health.writes, health.reads) = (None, None);
             }
+            // There is nothing to repeat: whoever wrote knows.
+            None if matches!(op, Op::DirectWrite { .. }) => health.writes = None,
             None => {}
         }
     }

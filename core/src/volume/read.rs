@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 
 use super::promotion::Promotion;
-use super::{Context, Kind, Op, Running, Volume, VolumeConfig};
+use super::{Context, Kind, Op, Policy, Running, Volume, VolumeConfig};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
@@ -131,6 +131,9 @@ impl Volume {
     /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
         let advice = self.reads.streams.observe(range);
+        if self.config.policy == Policy::PassThrough {
+            return self.start_read(id, range, Fill::Nowhere, cx);
+        }
         self.start_read(
             id,
             range,
@@ -173,7 +176,7 @@ impl Volume {
         if range.block_count() == 1 && self.index.is_clear(range) {
             // The common case: one block, from memory, without a copy.
             let block = range.first_block();
-            match cx.cache.lookup(self.key(block)) {
+            match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = range.offset_in_block();
@@ -202,6 +205,14 @@ impl Volume {
             }
         }
         self.finish_read(read, cx);
+    }
+
+    /// A block in the cache, if it is to be looked for there.
+    fn find_cached(&self, block: u64, cx: &mut Context<'_>) -> Lookup {
+        match self.config.policy {
+            Policy::PassThrough => Lookup::Miss,
+            _ => cx.cache.lookup(self.key(block)),
+        }
     }
 
     /// Under persist-on-write, the sequence after the last write in `range` that is not durable.
@@ -354,7 +365,7 @@ impl Volume {
         let mut missing: Option<SectorRange> = None;
         for block in piece.first_block()..piece.first_block() + piece.block_count() {
             let part = block_range(block).intersect(piece);
-            match cx.cache.lookup(self.key(block)) {
+            match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = part.offset_in_block();
@@ -531,7 +542,7 @@ impl Volume {
         let fetch = self.reads.fetches.insert(Fetch {
             first_block,
             blocks,
-            stale: false,
+            stale: self.direct.is_changing(range),
             fill,
             waiters: Vec::new(),
             promotion,
@@ -603,6 +614,15 @@ impl Volume {
     /// Keep what was fetched; a last partial block of the volume is not cached.
     fn fill_cache(&self, first_block: u64, data: &Buf, fill: Fill, cx: &mut Context<'_>) {
         let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
+        let range = SectorRange::new(
+            first_block * BLOCK_SECTORS,
+            (data.len() / SECTOR_BYTES) as u64,
+        );
+        let fill = match fill {
+            // The SSD tier would keep what the backend may lose.
+            Fill::Both if self.direct.is_unflushed(range) => Fill::Dram,
+            other => other,
+        };
         match fill {
             Fill::Both if whole > 0 => cx.cache.fill(self.key(first_block), &data.slice(0..whole)),
             Fill::Dram => {

@@ -8,7 +8,7 @@ use hdcs_core::buf::{Buf, Pool};
 use hdcs_core::io::{Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::{LOG_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheConfig, ReadCache};
-use hdcs_core::volume::{Context, Event, Persist, Phase, Volume, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Context, Event, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
 
 pub const BYTES: usize = 8 << 20;
 
@@ -35,6 +35,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         uuid: [7; 16],
         bytes: BYTES as u64,
         log_bytes: LOG_BYTES_MIN + 32768,
+        policy: Policy::WriteBack,
         persist,
         when_full: WhenFull::Wait,
         unpersisted_bytes_max: 4 << 20,

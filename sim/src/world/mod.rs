@@ -17,13 +17,14 @@ use hdcs_core::io::{
 };
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
-use hdcs_core::volume::{Context, Event, Phase, State, Trouble, Volume, VolumeConfig};
+use hdcs_core::volume::{Context, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig};
 
 use crate::backend::Backend;
 use crate::check_backend::{self, BackendOrder};
 use crate::check_bounds::{self, WritesInFlight};
 use crate::check_log;
 use crate::check_lost;
+use crate::check_policy;
 use crate::check_progress::{Requests, Spin};
 use crate::check_promotion;
 use crate::check_reads;
@@ -181,6 +182,11 @@ struct Unit {
     snapshot_asked: Option<u64>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
+    /// Since when writes are refused because of the policy, and until when they last were.
+    read_only_since: Option<u64>,
+    read_only_until: u64,
+    /// Writes have gone past the log in this opening.
+    was_direct: bool,
 }
 
 #[derive(Debug)]
@@ -244,6 +250,10 @@ pub struct Coverage {
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
     pub shrinks: u64,
+    /// Times that writes began to go past the log.
+    pub switches: u64,
+    /// Writes that went past the log and were acknowledged.
+    pub direct_writes: u64,
 }
 
 impl Coverage {
@@ -270,6 +280,8 @@ impl Coverage {
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
+        self.switches += other.switches;
+        self.direct_writes += other.direct_writes;
     }
 }
 
@@ -280,7 +292,8 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks",
+             {} commits ({} past flushes), {} snapshots, {} shrinks, {} switches past the log \
+             and {} writes there",
             self.steps,
             self.replies,
             self.errors,
@@ -302,6 +315,8 @@ impl std::fmt::Display for Coverage {
             self.crossings,
             self.snapshots,
             self.shrinks,
+            self.switches,
+            self.direct_writes,
         )
     }
 }
@@ -394,6 +409,9 @@ impl World {
                     snapshot_asked: None,
                     snapshots: Vec::new(),
                     shrink: None,
+                    read_only_since: None,
+                    read_only_until: 0,
+                    was_direct: false,
                 }
             })
             .collect();
@@ -600,6 +618,7 @@ impl World {
         volume.step(self.now, event, &mut cx);
         // Before the first reply of an opening is judged.
         self.notice_opening(unit)?;
+        self.notice_policy(unit)?;
         self.perform_all(Owner::Volume(unit), actions)
     }
 
@@ -655,6 +674,7 @@ impl World {
             let waiting = self.units[unit].requests.len();
             let stats = volume.stats(self.now);
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
+            check_policy::check_clean(&stats)?;
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
             let Unit {
                 backend, history, ..
@@ -735,6 +755,7 @@ impl World {
         }
         let backend = &state.backend;
         check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
+        state.history.settle_before(asked);
         self.ask_for_snapshot(unit);
         Ok(())
     }
@@ -745,4 +766,5 @@ mod clients;
 mod director;
 mod effects;
 mod lifecycle;
+mod policies;
 mod snapshots;
