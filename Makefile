@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -35,6 +35,9 @@ demo: build ## HDCS beside its slow backend, then a crash and the proof that not
 
 run: build ## a node in the foreground, and how to attach to it
 	@testenv/run.sh
+
+bench-policies: build ## every cache policy, and the longest gap when one becomes another (QUICK=1)
+	target/release/hdcs-bench policies $(if $(QUICK),--quick)
 
 bench: build ## side by side with the device and peers (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))

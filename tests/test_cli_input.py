@@ -56,7 +56,6 @@ def test_size_is_refused(tmp_path, size, why):
     "option, value, available",
     [
         ("--mode", "storage", "available: cache"),
-        ("--policy", "write-through", "available: write-back"),
         ("--replicas", "2", "available: 0"),
         ("--ack", "all", "available: one"),
     ],

@@ -17,6 +17,7 @@ mod nbd;
 mod node;
 mod peers;
 mod plot;
+mod policies;
 mod process;
 mod profiles;
 mod replay;
@@ -45,6 +46,8 @@ enum Job {
     Clones(clones::Options),
     /// How many reads a cache answers, by policy, trace and size.
     Hits(hits::Options),
+    /// Every cache policy, and every change of one to another, under load.
+    Policies(policies::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
         Job::Clones(options) => clones::run(&options),
         Job::Hits(options) => hits::run(&options),
+        Job::Policies(options) => policies::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

@@ -38,6 +38,9 @@ pub enum RequestError {
     /// The volume refuses writes because an earlier log write failed; reopen it to recover.
     #[error("the volume is read-only after a failed log write; reopen it to recover")]
     ReadOnly,
+    /// The volume's policy is read-only.
+    #[error("the volume's policy is read-only")]
+    Policy,
     /// Another owner has taken the backend over, or it is gone for good.
     #[error(
         "the backend is lost to this node: another owner has taken it over, or it is gone for good"

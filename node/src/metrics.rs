@@ -10,6 +10,9 @@
 
 use std::fmt::Write;
 
+use hdcs_core::volume::Policy;
+
+use crate::config::value::Word;
 use crate::control::api::{Counters, Latency, Status, StoreCounters, Volume};
 use crate::control::view;
 
@@ -175,6 +178,11 @@ const OF_VOLUMES: &[OfVolume] = &[
         |c| c.coalesced_bytes as f64,
     ),
     gauge(
+        "hdcs_volume_policy_remaining_bytes",
+        "Bytes still to go until the policy that was set is in effect, at least 1; 0 once it is.",
+        |c| c.policy_remaining_bytes as f64,
+    ),
+    gauge(
         "hdcs_volume_flush_remaining_bytes",
         "Of a running flush: bytes still to go.",
         |c| c.flush_remaining_bytes as f64,
@@ -296,6 +304,7 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
     memory(&mut page, status);
     cache(&mut page, status);
     states(&mut page, volumes);
+    policies(&mut page, volumes);
     page.family("hdcs_volume_size_bytes", "gauge", "Size of the volume.");
     for volume in volumes {
         page.sample("", &[&label("volume", &volume.name)], volume.bytes as f64);
@@ -483,6 +492,24 @@ fn states(page: &mut Page, volumes: &[Volume]) {
         for state in view::STATES.map(view::state) {
             let labels = [label("volume", &volume.name), label("state", state)];
             let is_in = f64::from(u8::from(volume.state == state));
+            page.sample("", &[&labels[0], &labels[1]], is_in);
+        }
+    }
+}
+
+fn policies(page: &mut Page, volumes: &[Volume]) {
+    page.family(
+        "hdcs_volume_policy",
+        "gauge",
+        "1 for the policy that is in effect, 0 for the others.",
+    );
+    for volume in volumes {
+        let Some(counters) = &volume.counters else {
+            continue;
+        };
+        for (policy, _) in Policy::WORDS {
+            let labels = [label("volume", &volume.name), label("policy", policy)];
+            let is_in = f64::from(u8::from(counters.policy == *policy));
             page.sample("", &[&labels[0], &labels[1]], is_in);
         }
     }

@@ -79,8 +79,16 @@ pub fn check_sector(
     let Some(found) = candidate else {
         return Err(explain(history, sector, content, issued, blocked_by));
     };
+    if held.loose {
+        return Ok(0);
+    }
     if candidates == 1 {
         narrow(history, sector, found)?;
+    }
+    let write = history.write(found);
+    if write.direct && write.ended > issued {
+        // Until it ended, the backend may have shown it to one and not to the next.
+        return Ok(0);
     }
     // The oldest candidate is the least that can be said.
     let seq = history.tick();
@@ -102,7 +110,7 @@ fn narrow(history: &mut History, sector: u64, found: WriteId) -> Result<(), Viol
     let versions = &history.sectors[sector as usize].versions;
     for &id in versions.iter().rev().take_while(|&&id| id > found) {
         let write = history.writes[id as usize];
-        if matches!(write.outcome, Outcome::Refused | Outcome::Failed) {
+        if write.direct || matches!(write.outcome, Outcome::Refused | Outcome::Failed) {
             continue;
         }
         let epoch = history.epochs.get_mut(write.epoch);
@@ -124,9 +132,9 @@ pub(crate) fn survived(
 }
 
 fn raise(history: &mut History, found: WriteId) {
-    let epoch = history.writes[found as usize].epoch;
-    let epoch = history.epochs.get_mut(epoch);
-    if let Some(epoch) = epoch.filter(|epoch| found > 0 && !epoch.mixed) {
+    let write = history.writes[found as usize];
+    let epoch = history.epochs.get_mut(write.epoch);
+    if let Some(epoch) = epoch.filter(|epoch| found > 0 && !epoch.mixed && !write.direct) {
         epoch.lo = epoch.lo.max(found + 1);
     }
 }

@@ -7,6 +7,8 @@
 //! 3. Under on-flush, what was acknowledged longer ago than the age allowed survives, unless the log's
 //!    device was slow or failing; and what is lost is no more than the bytes allowed.
 //! 4. A clean close keeps everything.
+//! 5. Past the log: a write with FUA, and what was acknowledged before a flush was sent that was
+//!    acknowledged, survives ([`crate::check_policy`]); of the rest any part.
 //!
 //! Because a crash keeps a prefix, a promise about one write is one about all before it.
 
@@ -14,7 +16,7 @@ use hdcs_core::io::Nanos;
 use hdcs_core::volume::Persist;
 
 use crate::content::WriteId;
-use crate::model::{FlushOp, History, Outcome, Seq};
+use crate::model::{FlushOp, History, Outcome, Seq, WriteOp};
 use crate::violation::Violation;
 
 /// The promise under which a volume works at present.
@@ -53,8 +55,12 @@ impl Durability {
 
     /// A write was acknowledged.
     pub fn write_acked(&self, history: &mut History, id: WriteId, fua: bool) {
-        let issued = history.write(id).issued;
-        if fua || self.since.is_some_and(|since| since <= issued) {
+        let WriteOp { issued, direct, .. } = *history.write(id);
+        if direct {
+            if fua {
+                history.settle(id);
+            }
+        } else if fua || self.since.is_some_and(|since| since <= issued) {
             history.promise(id + 1);
         }
     }
@@ -66,7 +72,7 @@ impl Durability {
         }
         let write = *history.write(seen_end - 1);
         let present = write.epoch == history.epochs.len();
-        if present && self.since.is_some_and(|since| since <= write.issued) {
+        if present && !write.direct && self.since.is_some_and(|since| since <= write.issued) {
             history.promise(seen_end);
         }
     }
@@ -99,7 +105,8 @@ pub fn check_lost_bytes(history: &History, bytes_max: u64) -> Result<(), Violati
     let hi = history.epochs[number].hi;
     let lost: u64 = (hi..history.next_write())
         .map(|id| history.write(id))
-        .filter(|write| write.epoch == number && matches!(write.outcome, Outcome::Acked(_)))
+        .filter(|write| write.epoch == number && !write.direct)
+        .filter(|write| matches!(write.outcome, Outcome::Acked(_)))
         .map(|write| match write.content {
             crate::content::Content::Zero => 0,
             _ => write.range.bytes() as u64,

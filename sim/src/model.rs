@@ -8,6 +8,10 @@
 //! ([`crate::check_reads`], [`crate::check_recovery`], [`crate::check_backend`]) say which
 //! observation means what; this file only keeps the books.
 //!
+//! A write that went past the log (a *direct* one) belongs to no prefix: until a flush has *settled* it, a
+//! crash keeps or loses each sector of it, and what the backend is known to lose makes it uncertain at
+//! once. Whether writes go past the log changes only when those under way are all of one kind.
+//!
 //! Invariants: a sector's versions are in the order of arrival; a refused write is no version; a
 //! write that failed may be there or not, sector by sector, wherever the cut is.
 
@@ -42,10 +46,16 @@ pub struct WriteOp {
     pub issued: Seq,
     /// How it ended.
     pub outcome: Outcome,
-    /// When it was acknowledged.
+    /// When it was acknowledged or failed.
+    pub ended: Seq,
+    /// The same, of one that was acknowledged, in time.
     pub acked_time: Nanos,
     /// In which epoch it was sent.
     pub epoch: usize,
+    /// It goes past the log.
+    pub direct: bool,
+    /// Of a direct one: a crash cannot take it.
+    pub settled: bool,
 }
 
 /// One stretch between crashes.
@@ -95,6 +105,8 @@ pub(crate) struct Sector {
     pub versions: Vec<WriteId>,
     /// The two newest versions that a read has returned in this epoch, and when.
     pub seen: [(WriteId, Seq); 2],
+    /// The backend has lost some of it, and the cache need not know: what is seen may change.
+    pub loose: bool,
 }
 
 /// Everything that a client did to one volume.
@@ -110,6 +122,10 @@ pub struct History {
     pub(crate) promised: WriteId,
     /// One above the newest acknowledged write.
     pub(crate) acked_end: WriteId,
+    /// Writes go past the log.
+    direct: bool,
+    /// Direct writes that have ended, and when, and are not settled.
+    unsettled: Vec<(WriteId, Seq)>,
     seq: Seq,
 }
 
@@ -121,8 +137,11 @@ impl History {
             content: Content::Zero,
             issued: 0,
             outcome: Outcome::Acked(0),
+            ended: 0,
             acked_time: Nanos(0),
             epoch: 0,
+            direct: false,
+            settled: true,
         };
         Self {
             sectors: base.into_iter().map(Sector::new).collect(),
@@ -131,6 +150,8 @@ impl History {
             barriers: Vec::new(),
             promised: 0,
             acked_end: 0,
+            direct: false,
+            unsettled: Vec::new(),
             seq: 1,
         }
     }
@@ -159,8 +180,11 @@ impl History {
             content: content.unwrap_or(Content::Write(id)),
             issued,
             outcome: Outcome::Pending,
+            ended: Seq::MAX,
             acked_time: Nanos(0),
             epoch: self.epochs.len(),
+            direct: self.direct,
+            settled: false,
         });
         for sector in range.start..range.end() {
             self.sectors[sector as usize].versions.push(id);
@@ -173,7 +197,10 @@ impl History {
         let seq = self.tick();
         let write = &mut self.writes[id as usize];
         write.outcome = Outcome::Acked(seq);
-        write.acked_time = now;
+        (write.ended, write.acked_time) = (seq, now);
+        if write.direct {
+            self.unsettled.push((id, seq));
+        }
         self.acked_end = self.acked_end.max(id + 1);
     }
 
@@ -184,7 +211,12 @@ impl History {
 
     /// It failed: its effect is unknown.
     pub fn fail_write(&mut self, id: WriteId) {
-        self.writes[id as usize].outcome = Outcome::Failed;
+        let seq = self.tick();
+        let write = &mut self.writes[id as usize];
+        (write.outcome, write.ended) = (Outcome::Failed, seq);
+        if write.direct {
+            self.unsettled.push((id, seq));
+        }
     }
 
     /// A flush is sent.
@@ -199,6 +231,7 @@ impl History {
     pub fn ack_flush(&mut self, flush: FlushOp) {
         self.tick();
         self.promise(flush.covers);
+        self.settle_before(flush.issued);
         self.barriers.push(Barrier {
             boundary: self.next_write(),
             issued: flush.issued,
@@ -218,9 +251,86 @@ impl History {
         self.promised = self.promised.max(end);
     }
 
+    // Past the log.
+
+    /// Whether writes go past the log.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// From now on writes go past the log, or no longer; so do those that are under way.
+    pub fn set_direct(&mut self, direct: bool) {
+        if direct {
+            // The log is empty: whatever it held, the backend has for good.
+            self.promise(self.next_write());
+        }
+        self.direct = direct;
+        for write in self.pending() {
+            write.direct = direct;
+        }
+    }
+
+    fn pending(&mut self) -> impl Iterator<Item = &mut WriteOp> {
+        let epoch = self.epochs.len();
+        let writes = self.writes.iter_mut();
+        writes.filter(move |write| write.epoch == epoch && write.outcome == Outcome::Pending)
+    }
+
+    /// A direct write is durable.
+    pub fn settle(&mut self, id: WriteId) {
+        self.writes[id as usize].settled = true;
+        self.unsettled.retain(|&(other, _)| other != id);
+    }
+
+    /// Direct writes of this epoch that had ended before `seq` are durable, as they are.
+    pub fn settle_before(&mut self, seq: Seq) {
+        let (epoch, writes) = (self.epochs.len(), &mut self.writes);
+        self.unsettled.retain(|&(id, ended)| {
+            let write = &mut writes[id as usize];
+            let settles = write.epoch == epoch && ended < seq;
+            write.settled |= settles;
+            !settles
+        });
+    }
+
+    /// Direct writes of this epoch that were acknowledged before `seq` and are not known to be durable.
+    pub fn direct_acked_before(&self, seq: Seq) -> impl Iterator<Item = WriteId> + '_ {
+        let epoch = self.epochs.len();
+        let ended = self.unsettled.iter().filter(move |(_, ended)| *ended < seq);
+        ended.map(|&(id, _)| id).filter(move |&id| {
+            let write = self.write(id);
+            write.epoch == epoch && matches!(write.outcome, Outcome::Acked(_))
+        })
+    }
+
+    /// The backend may have lost what it had not flushed: what is not settled is there or not. If that
+    /// was not `told`, a cache may go on showing it for a while.
+    pub fn loosen(&mut self, told: bool) {
+        self.tick();
+        for &(id, _) in &self.unsettled {
+            let write = &mut self.writes[id as usize];
+            write.outcome = Outcome::Failed;
+            for sector in write.range.start..write.range.end() {
+                if let Some(sector) = self.sectors.get_mut(sector as usize) {
+                    sector.loose = !told;
+                    sector.seen = [(0, 0); 2];
+                }
+            }
+        }
+    }
+
     /// The epoch ends: what was not promised may be lost, but only from its end.
     pub fn crash(&mut self) {
-        self.tick();
+        let seq = self.tick();
+        for id in 0..self.next_write() {
+            let write = &mut self.writes[id as usize];
+            let pending = write.outcome == Outcome::Pending && write.epoch == self.epochs.len();
+            if pending && write.direct {
+                write.ended = seq;
+                self.unsettled.push((id, seq));
+            }
+        }
+        self.direct = false;
         self.epochs.push(Epoch {
             lo: self.promised,
             hi: self.next_write(),
@@ -228,6 +338,7 @@ impl History {
         });
         for sector in &mut self.sectors {
             sector.seen = [(0, 0); 2];
+            sector.loose = false;
         }
     }
 
@@ -243,6 +354,7 @@ impl History {
     /// From now on each sector holds `content`, exactly, whatever was written before: that is past.
     pub fn restart(&mut self, content: impl Fn(u64) -> Content) {
         self.tick();
+        self.unsettled.clear();
         for (number, sector) in (0..).zip(&mut self.sectors) {
             *sector = Sector::new(content(number));
         }
@@ -260,6 +372,7 @@ impl History {
         let write = self.write(id);
         match (write.outcome, self.epochs.get(write.epoch)) {
             (Outcome::Refused, _) => false,
+            _ if write.direct => true,
             (_, Some(epoch)) => id < epoch.hi,
             (_, None) => true,
         }
@@ -271,6 +384,7 @@ impl History {
         let write = self.write(id);
         match (write.outcome, self.epochs.get(write.epoch)) {
             (Outcome::Refused | Outcome::Failed, _) | (Outcome::Pending, None) => false,
+            (_, Some(_)) if write.direct => write.settled,
             (_, Some(epoch)) => id < epoch.lo,
             (Outcome::Acked(acked), None) => acked < seq,
         }
@@ -288,6 +402,15 @@ impl History {
             .iter()
             .rev()
             .find(|&&id| acked_before(id) && self.is_present(id, seq));
+        found.copied().unwrap_or(0)
+    }
+
+    /// The newest version of `sector` that was acknowledged from the log, or certainly survived; 0 if there
+    /// is none.
+    pub fn required_of_log(&self, sector: u64) -> WriteId {
+        let versions = &self.sectors[sector as usize].versions;
+        let logged = |id: WriteId| !self.write(id).direct && self.is_present(id, Seq::MAX);
+        let found = versions.iter().rev().find(|&&id| logged(id));
         found.copied().unwrap_or(0)
     }
 
@@ -318,6 +441,7 @@ impl Sector {
             base,
             versions: Vec::new(),
             seen: [(0, 0); 2],
+            loose: false,
         }
     }
 }

@@ -53,6 +53,14 @@ pub enum Plant {
     KeptNumber,
     /// A snapshot is taken before what it has to hold is destaged.
     HastySnapshot,
+    /// The backend is said to have a write that went past the log, and gets it much later.
+    EarlyDirectAck,
+    /// Writes are said to go past the log while it still holds something.
+    HastySwitch,
+    /// An invalidation is said to be durable long before it is: a write went past the log too early.
+    LateInvalidation,
+    /// After the return to write-back, a flush forgets what went past the log.
+    ForgottenFlush,
     /// A snapshot shows what an atomic backend has not made durable yet.
     LooseSnapshot,
     /// A clone is said to have inherited what it has written.
@@ -80,13 +88,17 @@ impl Plant {
             | Self::HastySnapshot
             | Self::LooseSnapshot
             | Self::GuessedLineage
-            | Self::MisplacedFill => 1,
+            | Self::MisplacedFill
+            | Self::HastySwitch
+            | Self::LateInvalidation
+            | Self::ForgottenFlush => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite
             | Self::TornLogWrite
             | Self::LateBackendWrite
             | Self::TornBackendWrite
             | Self::EarlyCommit
+            | Self::EarlyDirectAck
             | Self::StaleReply => 10,
             Self::CorruptReply
             | Self::ReplyTwice

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use fastrand::Rng;
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 
@@ -57,6 +58,15 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         for volume in &mut scenario.volumes {
             volume.config.backend_atomic = true;
         }
+    }
+    if let Some(
+        Plant::EarlyDirectAck
+        | Plant::HastySwitch
+        | Plant::LateInvalidation
+        | Plant::ForgottenFlush,
+    ) = options.plant
+    {
+        scenario.draw_policies(&mut Rng::with_seed(seed));
     }
     if let Some(step) = options.crash_at {
         scenario = scenario.shortened();

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
-use hdcs_core::volume::{Persist, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
 use crate::content::{Content, mix};
@@ -102,6 +102,8 @@ pub struct Scenario {
     pub shrinks: bool,
     /// A power cut takes the backends' hosts as well.
     pub shared_power: bool,
+    /// Policies change.
+    pub switches: bool,
     /// After which endings the first volume's log is lost.
     pub lost_logs: Vec<bool>,
     /// What the volumes have begun as, if they are clones.
@@ -211,6 +213,10 @@ impl Scenario {
         let endings = scenario.endings.iter();
         scenario.lost_logs = endings.map(|_| loses && random.bool()).collect();
         let random = &mut Rng::with_seed(mix(seed ^ mix(3)));
+        if random.u32(..3) == 0 {
+            scenario.draw_policies(random);
+        }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(4)));
         if random.u32(..6) == 0 {
             scenario.make_clones(random);
         }
@@ -256,6 +262,23 @@ impl Scenario {
         scenario.draw_silence(&mut random);
         scenario.lost_logs = vec![true; scenario.endings.len()];
         scenario
+    }
+
+    /// Policies change, and need not begin with write-back.
+    pub fn draw_policies(&mut self, random: &mut Rng) {
+        self.switches = true;
+        for volume in &mut self.volumes {
+            volume.config.policy = pick(
+                random,
+                &[
+                    Policy::WriteBack,
+                    Policy::WriteBack,
+                    Policy::WriteThrough,
+                    Policy::WriteAround,
+                    Policy::PassThrough,
+                ],
+            );
+        }
     }
 
     /// Who may fall silent, after which time that counts, and what the backends are.
@@ -323,6 +346,7 @@ impl Scenario {
             reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
+            switches: false,
             lost_logs: Vec::new(),
             origin: None,
         }
@@ -371,6 +395,7 @@ impl Scenario {
             reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
+            switches: false,
             lost_logs: Vec::new(),
             origin: None,
         }
@@ -392,6 +417,7 @@ impl Scenario {
             uuid: [number as u8; 16],
             bytes,
             log_bytes: LOG_BYTES_MIN + random.u64(..64) * BLOCK_BYTES as u64,
+            policy: Policy::WriteBack,
             persist: Persist::OnWrite,
             when_full: WhenFull::Wait,
             unpersisted_bytes_max: 0,

@@ -152,6 +152,26 @@ fn plant_of_a_clones_data_under_its_origin_is_caught() {
 }
 
 #[test]
+fn plant_of_an_acknowledgement_before_the_backend_is_caught() {
+    assert_caught(Plant::EarlyDirectAck, &["policy-early-ack", "policy-flush"]);
+}
+
+#[test]
+fn plant_of_a_switch_before_the_drain_is_caught() {
+    assert_caught(Plant::HastySwitch, &["policy-hasty"]);
+}
+
+#[test]
+fn plant_of_an_invalidation_after_the_write_is_caught() {
+    assert_caught(Plant::LateInvalidation, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_flush_that_forgets_direct_writes_is_caught() {
+    assert_caught(Plant::ForgottenFlush, &["policy-flush"]);
+}
+
+#[test]
 fn plant_of_a_lost_completion_is_caught() {
     assert_caught(Plant::LostCompletion, &["stall"]);
 }

@@ -22,6 +22,29 @@ pub enum WhenFull {
     Error,
 }
 
+/// What the cache does with what is written and read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Writes are acknowledged from the log and destaged later.
+    #[default]
+    WriteBack,
+    /// Writes are acknowledged by the backend, and kept in the cache.
+    WriteThrough,
+    /// Writes are acknowledged by the backend, and not kept.
+    WriteAround,
+    /// Writes are refused; reads are cached.
+    ReadOnly,
+    /// Writes are acknowledged by the backend; reads neither look into the cache nor fill it.
+    PassThrough,
+}
+
+impl Policy {
+    /// Whether writes go past the log.
+    pub const fn is_direct(self) -> bool {
+        !matches!(self, Self::WriteBack)
+    }
+}
+
 /// What a volume is and how it behaves.
 #[derive(Clone, Debug)]
 pub struct VolumeConfig {
@@ -33,7 +56,10 @@ pub struct VolumeConfig {
     pub bytes: u64,
     /// Size of the log's region on its device, a multiple of 4096.
     pub log_bytes: u64,
-    /// When a write counts as durable.
+    /// What the cache does with what is written and read. A change takes its time: see
+    /// [`super::Volume::policy`].
+    pub policy: Policy,
+    /// When a write counts as durable, under write-back.
     pub persist: Persist,
     /// What a write gets when nothing can be taken.
     pub when_full: WhenFull,

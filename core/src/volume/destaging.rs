@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use super::log_chunks::{LogChunks, Source, Waiting};
 use super::read::{block_of, whole_blocks_of};
-use super::{Context, Op, Volume};
+use super::{Context, Op, Policy, Volume};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::destage::{Part, Stage};
 use crate::error::IoError;
@@ -63,6 +63,7 @@ impl Destaging {
 
 impl Volume {
     pub(super) fn destage_all(&mut self) {
+        self.direct.want_destage_all();
         let Some(log) = &self.log else { return };
         let target = Target {
             sequence: log.next_sequence(),
@@ -76,6 +77,8 @@ impl Volume {
         if let Stage::Retiring(_) = self.destage.stage() {
             self.retire_some(now, cx);
         }
+        // Between two generations it is decided whether the next one is the last of a drain.
+        self.switch_path();
         if self.log_corrupt || self.health.fenced {
             return;
         }
@@ -87,7 +90,8 @@ impl Volume {
             self.destaging.target = None;
         }
         let giving_up = self.gives_up_destage();
-        if self.destage.stage() == Stage::Idle && !giving_up && self.destage_is_due(now) {
+        let due = !giving_up && self.destage_is_due(now) && !self.awaits_last_spans();
+        if self.destage.stage() == Stage::Idle && due {
             let log = self.log.as_ref().expect("open");
             // What somebody asked to have destaged gets there as it is.
             let target = self.destaging.target.map(|target| target.sequence);
@@ -168,6 +172,7 @@ impl Volume {
     fn destage_is_awaited(&self) -> bool {
         self.destaging.target.is_some()
             || self.close == Some(true)
+            || self.direct.is_draining()
             || !self.writes.admission.is_empty()
     }
 
@@ -418,8 +423,14 @@ impl Volume {
         self.destage.item_done(now, item, result.is_ok());
     }
 
-    pub(super) fn destage_was_flushed(&mut self, now: Nanos, result: Result<Done, IoError>) {
+    pub(super) fn destage_was_flushed(
+        &mut self,
+        now: Nanos,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
         self.destage.flushed(now, result.is_ok());
+        self.destage_flush_ended(result.is_ok(), cx);
         if result.is_err() {
             self.stats.backend_errors += 1;
         }
@@ -493,6 +504,12 @@ impl Volume {
 
     /// What was destaged and is still in memory is what the backend holds now: keep it as clean.
     fn keep_destaged(&mut self, items: Range<usize>, cx: &mut Context<'_>) {
+        if matches!(
+            self.config.policy,
+            Policy::WriteAround | Policy::PassThrough
+        ) {
+            return;
+        }
         let log = self.log.as_ref().expect("open");
         let items = &self.destage.plan().items[items];
         for part in items.iter().flat_map(|item| &item.parts) {
@@ -515,6 +532,7 @@ impl Volume {
             Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.now),
             _ if stuck || self.gives_up_destage() => None,
             // What is not durable cannot be taken up: its completion is what wakes.
+            Stage::Idle if self.awaits_last_spans() => None,
             Stage::Idle => {
                 let log = self.log();
                 let oldest = log

@@ -116,6 +116,8 @@ impl Op {
                 | Self::Extents { .. }
                 | Self::DestageWrite { .. }
                 | Self::DestageFlush
+                | Self::DirectWrite { .. }
+                | Self::DirectFlush
         )
     }
 }
@@ -191,10 +193,12 @@ impl Volume {
             }
             Some(error) => note(&mut health.writes, now, error),
             None if is_read => health.reads = None,
-            None if matches!(op, Op::DestageFlush) => {
+            None if matches!(op, Op::DestageFlush | Op::DirectFlush) => {
                 // It works; whether that read would, the next one tells.
                 (health.writes, health.reads) = (None, None);
             }
+            // There is nothing to repeat: whoever wrote knows.
+            None if matches!(op, Op::DirectWrite { .. }) => health.writes = None,
             None => {}
         }
     }

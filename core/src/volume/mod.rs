@@ -22,12 +22,13 @@
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
-//! The parts: `write` (admission, acknowledgement), `read` (lookup, fetches, promotion, extents),
-//! `destaging` (the backend side), `inherited`
-//! (what is cached under the number of an origin), `health` (what is wrong, and since when).
+//! The parts: `write` (admission, acknowledgement), `direct` (writes past the log, and the way there and
+//! back), `read` (lookup, fetches), `promotion`, `extents`, `destaging` (the backend side), `inherited` (what
+//! is cached under the number of an origin), `health` (what is wrong, and since when).
 
 mod config;
 mod destaging;
+mod direct;
 mod extents;
 mod health;
 mod inherited;
@@ -37,7 +38,7 @@ mod read;
 mod stats;
 mod write;
 
-pub use config::{Persist, VolumeConfig, WhenFull};
+pub use config::{Persist, Policy, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
 pub use inherited::Inherited;
 pub use stats::VolumeStats;
@@ -187,6 +188,10 @@ enum Op {
         item: usize,
     },
     DestageFlush,
+    DirectWrite {
+        number: u64,
+    },
+    DirectFlush,
     Superblock,
     ClosingSuperblock,
 }
@@ -213,6 +218,7 @@ pub struct Volume {
     /// Requests that came while the log was being replayed.
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
+    direct: direct::Direct,
     reads: read::Reads,
     destage: Destage,
     destaging: destaging::Destaging,
@@ -254,6 +260,7 @@ impl Volume {
             late_reads: 0,
             early: VecDeque::new(),
             writes: write::Writes::default(),
+            direct: direct::Direct::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
@@ -281,7 +288,10 @@ impl Volume {
             Event::Completed(completion) => self.completed(now, completion, cx),
             Event::Poll => self.poll(now, cx),
             Event::DestageAll => self.destage_all(),
-            Event::CancelDestageAll => self.destaging.target = None,
+            Event::CancelDestageAll => {
+                self.destaging.target = None;
+                self.direct.cancel_destage_all();
+            }
             Event::Close { destage } => self.close = Some(destage),
             Event::Resize { bytes } => {
                 self.resize(bytes, cx);
@@ -300,6 +310,7 @@ impl Volume {
                 };
                 if self.log.is_some() {
                     self.trim_resident(self.config.resident_bytes_max);
+                    self.policy_changed(cx);
                 }
                 self.health.watch_at = Some(now);
             }
@@ -431,7 +442,9 @@ impl Volume {
                 self.destage_chunk_was_read(now, position, result, cx);
             }
             Op::DestageWrite { item } => self.destage_was_written(now, item, result),
-            Op::DestageFlush => self.destage_was_flushed(now, result),
+            Op::DestageFlush => self.destage_was_flushed(now, result, cx),
+            Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
+            Op::DirectFlush => self.direct_was_flushed(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
             Op::ClosingSuperblock => {
                 self.log_failed |= result.is_err();
@@ -456,11 +469,13 @@ impl Volume {
                 }
                 self.relieve_pool(cx);
                 self.watch(cx);
+                self.switch_path();
+                self.poll_direct(cx);
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
                 self.destage_poll(now, cx);
-                // Destage may have given back the space that writes wait for.
+                // Destage may have given back the space that writes wait for, or all of it.
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 if self.close.is_some() {
@@ -608,6 +623,7 @@ impl Volume {
         self.phase = Phase::Open;
         self.stats.replay_time = now.since(self.open_started);
         self.writes.resident_from = self.log().next_sequence();
+        self.open_policy(cx);
         for (id, request) in core::mem::take(&mut self.early) {
             self.serve(now, id, request, cx);
         }
@@ -631,7 +647,7 @@ impl Volume {
         let idle = self.destage.stage() == Stage::Idle || stuck;
         let answered = self.stats.requests_in_flight == 0;
         let ended = self.ops.len() == self.late_reads;
-        if self.closing_superblock || !idle || !answered || !ended {
+        if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
             return;
         }
         if self.log_failed {
@@ -667,7 +683,7 @@ impl Volume {
             bytes / SECTOR_BYTES as u64,
             self.config.bytes / SECTOR_BYTES as u64,
         );
-        if !self.index.is_clear(beyond) {
+        if !self.index.is_clear(beyond) || self.direct.overlaps(beyond) {
             return;
         }
         // What is cut off must not come back when the volume grows again.
@@ -708,6 +724,7 @@ impl Volume {
         let wakeups = [
             self.write_wakeup(),
             self.destage_wakeup(),
+            self.direct_wakeup(),
             self.memory_wait,
             self.health.watch_at,
         ];
@@ -747,6 +764,7 @@ impl Volume {
         let Some(log) = &self.log else { return };
         log.check_invariants();
         log.check_allocation();
+        self.check_direct();
         for (range, sequence) in self.index.iter() {
             let entry = log.entry(sequence);
             assert!(

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 
 use super::promotion::Promotion;
-use super::{Context, Kind, Op, Running, Volume, VolumeConfig};
+use super::{Context, Kind, Op, Policy, Running, Volume, VolumeConfig};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
@@ -142,6 +142,9 @@ impl Volume {
     /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
         let advice = self.reads.streams.observe(range);
+        if self.config.policy == Policy::PassThrough {
+            return self.start_read(id, range, Fill::Nowhere, cx);
+        }
         if let Some(counts) = &mut self.reads.counts {
             let line_blocks = cx.cache.line_blocks();
             let last = range.first_block() + range.block_count().saturating_sub(1);
@@ -191,7 +194,7 @@ impl Volume {
         if range.block_count() == 1 && self.index.is_clear(range) {
             // The common case: one block, from memory, without a copy.
             let block = range.first_block();
-            match self.look_up(block, cx) {
+            match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = range.offset_in_block();
@@ -220,6 +223,14 @@ impl Volume {
             }
         }
         self.finish_read(read, cx);
+    }
+
+    /// A block in the cache, if it is to be looked for there.
+    fn find_cached(&self, block: u64, cx: &mut Context<'_>) -> Lookup {
+        match self.config.policy {
+            Policy::PassThrough => Lookup::Miss,
+            _ => self.look_up(block, cx),
+        }
     }
 
     /// Under persist-on-write, the sequence after the last write in `range` that is not durable.
@@ -372,7 +383,7 @@ impl Volume {
         let mut missing: Option<SectorRange> = None;
         for block in piece.first_block()..piece.first_block() + piece.block_count() {
             let part = block_range(block).intersect(piece);
-            match self.look_up(block, cx) {
+            match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = part.offset_in_block();
@@ -549,7 +560,7 @@ impl Volume {
         let fetch = self.reads.fetches.insert(Fetch {
             first_block,
             blocks,
-            stale: false,
+            stale: self.direct.is_changing(range),
             fill,
             waiters: Vec::new(),
             promotion,
@@ -625,6 +636,15 @@ impl Volume {
             return;
         }
         let data = data.slice(0..whole);
+        let range = SectorRange::new(
+            first_block * BLOCK_SECTORS,
+            (data.len() / SECTOR_BYTES) as u64,
+        );
+        let fill = match fill {
+            // The SSD tier would keep what the backend may lose.
+            Fill::Both | Fill::ByUse if self.direct.is_unflushed(range) => Fill::Dram,
+            other => other,
+        };
         match (fill, &self.reads.counts) {
             (Fill::ByUse, Some(counts)) => self.fill_by_use(first_block, &data, counts, cx),
             (Fill::Both | Fill::ByUse, _) => self.fill(first_block, &data, true, cx),

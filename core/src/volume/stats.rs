@@ -1,6 +1,6 @@
 //! What a volume has counted.
 
-use super::Volume;
+use super::{Policy, Volume};
 use crate::io::Nanos;
 
 /// Counters and gauges of one volume. Counters only grow while it is open.
@@ -50,6 +50,12 @@ pub struct VolumeStats {
     pub unpersisted_bytes: u64,
     /// Bytes written to the backend by destage.
     pub destaged_bytes: u64,
+    /// Bytes written to the backend past the log.
+    pub direct_bytes: u64,
+    /// The policy in effect.
+    pub policy: Policy,
+    /// While the policy changes: dirty bytes still to go, at least 1.
+    pub policy_remaining_bytes: u64,
     /// Dirty bytes that needed no backend write because a later write covered them.
     pub coalesced_bytes: u64,
     /// Sync points in the log since it was made.
@@ -89,6 +95,8 @@ impl Volume {
             stats.index_bytes += inherited.memory_bytes() as u64;
         }
         stats.resident_bytes = self.writes.resident_bytes;
+        stats.policy = self.policy();
+        stats.policy_remaining_bytes = self.policy_remaining_bytes();
         if let Some(log) = &self.log {
             let bytes = log.bytes();
             stats.log_used_blocks = log.used_blocks();
@@ -101,14 +109,15 @@ impl Volume {
                 .map_or(Nanos(0), |since| now.since(since.min(left_out)));
             stats.unpersisted_bytes = self.unpersisted_bytes();
             stats.sync_points = log.sync_points();
-            stats.index_bytes += log.memory_bytes() as u64;
+            stats.index_bytes += (log.memory_bytes() + self.direct_memory_bytes()) as u64;
             stats.destage_all_remaining_bytes = self
                 .destaging
                 .target
                 // Discards have no bytes: until the target is reached, something is left.
                 .map_or(0, |target| {
                     target.bytes.saturating_sub(bytes.retired).max(1)
-                });
+                })
+                .max(u64::from(self.direct.is_destaging_all()));
         }
         stats
     }

@@ -8,7 +8,8 @@
 
 use alloc::collections::VecDeque;
 
-use super::{Context, Kind, Op, Persist, Phase, Volume, Waiter, WhenFull};
+use super::direct::{DRAIN_FILL, DRAIN_RATE_BLOCKS_MIN};
+use super::{Context, Kind, Op, Persist, Phase, Policy, Volume, Waiter, WhenFull};
 use crate::buf::Buf;
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
@@ -86,6 +87,12 @@ impl Volume {
         if self.log_failed {
             return self.reply(id, Kind::Other, Err(RequestError::ReadOnly), cx);
         }
+        if self.config.policy == Policy::ReadOnly {
+            return self.reply(id, Kind::Other, Err(RequestError::Policy), cx);
+        }
+        if self.direct.is_direct() && self.writes.admission.is_empty() {
+            return self.write_directly(id, request, cx);
+        }
         if self.writes.admission.is_empty()
             && matches!(self.admission(now, &request), Admission::Now)
         {
@@ -100,6 +107,13 @@ impl Volume {
 
     /// Admit what may be admitted, in order.
     pub(super) fn admit_writes(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        while self.direct.is_direct()
+            && let Some(pending) = self.writes.admission.pop_front()
+        {
+            let waited = now.since(pending.since);
+            self.stats.throttled_time = self.stats.throttled_time.plus(waited);
+            self.write_directly(pending.id, pending.request, cx);
+        }
         while let Some(pending) = self.writes.admission.front() {
             match self.admission(now, &pending.request) {
                 Admission::Now => {}
@@ -119,7 +133,7 @@ impl Volume {
     }
 
     /// Whether the backend fails what is destaged, or gives no answer.
-    fn backend_takes_nothing(&self) -> bool {
+    pub(super) fn backend_takes_nothing(&self) -> bool {
         self.destage.is_failing() || self.health.silent.is_some()
     }
 
@@ -135,6 +149,9 @@ impl Volume {
             Request::Write { range, .. } => range.block_count(),
             _ => 0,
         };
+        if self.is_held_back(1 + data_blocks) {
+            return Admission::Blocked;
+        }
         let oldest_pin = self.log_pins.keys().next().copied();
         if !log.has_room(data_blocks, oldest_pin) {
             return Admission::Full;
@@ -148,7 +165,7 @@ impl Volume {
         {
             return Admission::Blocked;
         }
-        let fill = self.fill_above_threshold();
+        let fill = self.throttle();
         if fill > 0.0 && self.writes.held && self.writes.next_admission > now {
             return Admission::At(self.writes.next_admission);
         }
@@ -167,6 +184,15 @@ impl Volume {
         ((self.log_fill() - threshold) / (1.0 - threshold)).clamp(0.0, 1.0)
     }
 
+    /// The same, while the log drains no less than makes it empty in the end.
+    fn throttle(&self) -> f64 {
+        let fill = self.fill_above_threshold();
+        if self.drains() && self.destage.rate_blocks() > 0.0 {
+            return fill.max(DRAIN_FILL);
+        }
+        fill
+    }
+
     /// Share of the log in use, from 0 to 1.
     pub(super) fn log_fill(&self) -> f64 {
         let log = self.log();
@@ -174,7 +200,7 @@ impl Volume {
     }
 
     fn admit(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
-        let fill = self.fill_above_threshold();
+        let fill = self.throttle();
         let (kind, range, no_hole, fua, data) = match request {
             Request::Write { range, data, fua } => {
                 (EntryKind::Write, range, false, fua, Some(data))
@@ -187,12 +213,10 @@ impl Volume {
             Request::Discard { range, fua } => (EntryKind::Discard, range, false, fua, None),
             _ => unreachable!("only writes are admitted"),
         };
+        let blocks = data.as_ref().map_or(1, |_| 1 + range.block_count());
+        self.count_drained(blocks);
         if fill > 0.0 {
-            self.schedule_next(
-                now,
-                fill,
-                data.as_ref().map_or(1, |_| 1 + range.block_count()),
-            );
+            self.schedule_next(now, fill, blocks);
         }
         let reply_kind = if kind == EntryKind::Write {
             Kind::Write(range.bytes() as u64)
@@ -228,7 +252,12 @@ impl Volume {
 
     /// Move the next admission back by the time that destage needs for so many blocks.
     fn schedule_next(&mut self, now: Nanos, fill: f64, blocks: u64) {
-        let rate = self.destage.rate_blocks().max(RATE_BLOCKS_MIN) * (1.0 - fill) / fill;
+        let rate_min = if self.drains() {
+            DRAIN_RATE_BLOCKS_MIN
+        } else {
+            RATE_BLOCKS_MIN
+        };
+        let rate = self.destage.rate_blocks().max(rate_min) * (1.0 - fill) / fill;
         let nanos = (blocks as f64 / rate.max(1.0) * 1e9).min(1e9) as u64;
         self.writes.next_admission = self.writes.next_admission.max(now).plus(Nanos(nanos));
         self.writes.held = self.writes.next_admission > now.plus(self.burst());
@@ -245,7 +274,10 @@ impl Volume {
         let log = self.log_mut();
         log.sync_point();
         let until = log.next_sequence();
-        if log.durable_sequence() >= until {
+        if self.flush_directly(id, until, cx) {
+            return;
+        }
+        if self.log().durable_sequence() >= until {
             return self.reply(id, Kind::Flush, Ok(Reply::Done), cx);
         }
         self.writes.waiters.push_back(Waiter {
@@ -253,6 +285,14 @@ impl Volume {
             id,
             kind: Kind::Flush,
         });
+    }
+
+    /// Acknowledge a flush once the log is durable up to what it covers.
+    pub(super) fn await_durable(&mut self, mut waiter: Waiter) {
+        // Others that came after it may wait for more already; they are answered in order.
+        let last = self.writes.waiters.back();
+        waiter.until = last.map_or(waiter.until, |last| last.until.max(waiter.until));
+        self.writes.waiters.push_back(waiter);
     }
 
     /// Whether an acknowledgement waits for durability at present.
@@ -310,6 +350,7 @@ impl Volume {
             .back()
             .is_some_and(|last| self.is_open(last.until))
             || self.destaging.wants_seal(log)
+            || self.direct.is_draining()
             || self.phase == Phase::Closing;
         (awaited && gathered)
             || (flights == 0 && bytes >= EARLY_SPAN_BYTES && self.is_flushed_often())
@@ -382,6 +423,7 @@ impl Volume {
     pub(super) fn refuse_unanswered_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
         self.refuse_acknowledgements(error, cx);
         self.refuse_waiting_writes(error, cx);
+        self.refuse_direct(error, cx);
     }
 
     /// Drop the oldest durable data from memory until at most `bytes_max` are left.

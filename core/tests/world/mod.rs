@@ -10,7 +10,7 @@ use hdcs_core::io::{
 };
 use hdcs_core::limits::{LOG_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
-use hdcs_core::volume::{Context, Event, Persist, Phase, Volume, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Context, Event, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
 
 pub const BYTES: usize = 8 << 20;
 
@@ -40,6 +40,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         uuid: [7; 16],
         bytes: BYTES as u64,
         log_bytes: LOG_BYTES_MIN + 32768,
+        policy: Policy::WriteBack,
         persist,
         when_full: WhenFull::Wait,
         unpersisted_bytes_max: 4 << 20,

@@ -114,7 +114,7 @@ async fn watch(client: &Client, name: &VolumeName, progress: &mut Progress) -> R
 }
 
 /// A bar on a terminal, else a line a second on standard error.
-struct Progress {
+pub(super) struct Progress {
     bar: Option<ProgressBar>,
     total: u64,
     left: u64,
@@ -123,7 +123,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(total: u64) -> Self {
+    pub(super) fn new(total: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total);
             let template = "{bar:30} {percent}% {binary_bytes}/{binary_total_bytes} \
@@ -144,7 +144,7 @@ impl Progress {
         }
     }
 
-    fn update(&mut self, left: u64, trouble: Option<&str>) {
+    pub(super) fn update(&mut self, left: u64, trouble: Option<&str>) {
         self.left = left;
         let done = self.total.saturating_sub(left);
         if let Some(bar) = &self.bar {
@@ -172,7 +172,7 @@ impl Progress {
         )
     }
 
-    fn finish(&self) {
+    pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

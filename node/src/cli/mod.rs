@@ -10,6 +10,7 @@ mod check;
 mod client;
 mod flush;
 mod output;
+mod policy;
 pub mod size;
 mod snapshot;
 mod top;

@@ -3,9 +3,9 @@
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::Failure;
 use super::client::Client;
 use super::size::show;
+use super::{Failure, policy};
 use crate::control::api::{Status, Volume};
 
 /// Print a line to standard output; a reader that has gone (`| head`) is no error.
@@ -117,6 +117,7 @@ pub fn volume(volume: &Volume) {
         "write log",
         format!("{} ({})", volume.log_path, show(volume.log_bytes)),
     );
+    row("policy in effect", policy::in_words(volume));
     row("uuid", volume.uuid.clone());
     row("number", volume.number.to_string());
     row("clients", volume.connections.to_string());

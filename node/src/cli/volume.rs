@@ -8,7 +8,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output, snapshot};
+use super::{Failure, flush, output, policy, snapshot};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
@@ -34,7 +34,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Change settings of one volume: key=value, or key=default for the node's value
+    /// Change settings of one volume: key=value, or key=default for the node's value. A change of policy is
+    /// waited for, with progress; Ctrl-C leaves it going on
     Set {
         /// Name of the volume
         name: VolumeName,
@@ -114,10 +115,9 @@ pub(crate) struct Create {
     /// Who is the home of the data
     #[arg(long, default_value = "cache", value_parser = Available::parser("mode", &["cache"], &["storage"]))]
     mode: String,
-    /// What the cache does with writes
-    #[arg(long, default_value = "write-back", value_parser = Available::parser("policy", &["write-back"],
-        &["write-through", "write-around", "read-only", "pass-through"]))]
-    policy: String,
+    /// What the cache does with writes and reads [default: the node's `policy`]
+    #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
+    policy: Option<String>,
     /// Copies of dirty data on other nodes
     #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
     replicas: String,
@@ -305,6 +305,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             let path = api_path(&name);
             let request = SetVolume { settings };
             let volume: Volume = client.request(Method::PATCH, &path, &request).await?;
+            let volume = policy::settled(client, &name, volume).await?;
             said(json, &volume, || format!("volume {name} is changed"))
         }
         Command::Resize {
@@ -388,7 +389,11 @@ pub(super) fn said<T: serde::Serialize>(
 async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let backend = arguments.backend.as_deref().map(absolute_backend);
     let bytes = arguments.size.map(|size| size.0);
-    let request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
+    let mut request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
+    if let Some(policy) = arguments.policy {
+        let policy = Value::Text(policy);
+        request.settings.insert("policy".to_owned(), policy);
+    }
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)
         .await?;

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hdcs_core::limits::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, LOG_BYTES_MAX, LOG_BYTES_MIN};
-use hdcs_core::volume::{Persist, WhenFull};
+use hdcs_core::volume::{Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
 use value::{LineKib, Listen, Setting, Value};
@@ -208,7 +208,11 @@ settings! {
 settings! {
     /// What each volume can have differently.
     VolumeSettings
-    /// When a write counts as durable: before its acknowledgement, at the client's next flush, or
+    /// What the cache does with writes and reads: acknowledge writes from the write log and destage them
+    /// later; have the backend acknowledge them, and keep them in the cache or not; refuse them; or
+    /// leave the cache out for reads too. A change while clients go on takes until the log is empty.
+    policy: Policy = Policy::WriteBack, ();
+    /// Under write-back, when a write counts as durable: before its acknowledgement, at the client's next flush, or
     /// on-write until the client's first flush shows that it knows barriers.
     persist: Persist = Persist::Auto, ();
     /// What a write gets when the log is full and the backend takes no data.

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
-use hdcs_core::volume::{Persist, WhenFull};
+use hdcs_core::volume::{Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -139,6 +139,16 @@ impl Word for Persist {
     ];
 }
 
+impl Word for Policy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("write-back", Self::WriteBack),
+        ("write-through", Self::WriteThrough),
+        ("write-around", Self::WriteAround),
+        ("read-only", Self::ReadOnly),
+        ("pass-through", Self::PassThrough),
+    ];
+}
+
 impl Word for WhenFull {
     const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
 }
@@ -177,6 +187,7 @@ macro_rules! word_setting {
     };
 }
 word_setting!(Persist);
+word_setting!(Policy);
 word_setting!(WhenFull);
 word_setting!(Option<Durability>);
 

@@ -315,6 +315,15 @@ pub struct Counters {
     pub destaged_bytes: u64,
     /// The same, per second, over the last second or so.
     pub destage_bytes_per_s: u64,
+    /// Bytes written to the backend past the log, under a policy other than write-back.
+    #[serde(default)]
+    pub direct_bytes: u64,
+    /// The policy in effect. That of the settings comes into effect once the log is empty.
+    #[serde(default)]
+    pub policy: String,
+    /// While the policy changes: dirty bytes still to go, at least 1; 0: it is that of the settings.
+    #[serde(default)]
+    pub policy_remaining_bytes: u64,
     /// Dirty bytes that needed no backend write because a later write covered them.
     pub coalesced_bytes: u64,
     /// Sync points in the log since it was made.

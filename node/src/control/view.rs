@@ -8,6 +8,7 @@ use hdcs_core::volume::{Phase, State, Trouble, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::api::{Cache, Counters, Latencies, Latency, Problem, StoreCounters, Volume};
+use crate::config::value::Word;
 use crate::shard::command::{ShardReport, VolumeReport};
 
 /// The word for a phase.
@@ -92,6 +93,14 @@ fn words_of_read_only(trouble: Trouble, age: Nanos) -> Option<String> {
 fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
     let time = seconds(age);
     let kept = || {
+        if report.stats.policy.is_direct() {
+            return format!(
+                "({} operations failed since it was opened): so do writes and flushes of clients, as \
+                 the volume's policy is {}",
+                report.stats.backend_errors,
+                report.stats.policy.word()
+            );
+        }
         format!(
             "({} operations failed since it was opened): data is kept in the write log until it \
              takes some again",
@@ -99,6 +108,9 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
         )
     };
     match trouble {
+        Trouble::BackendSilent if report.stats.policy.is_direct() => format!(
+            "backend: no answer for {time}: writes, flushes and reads of what is not cached wait"
+        ),
         Trouble::BackendSilent => format!(
             "backend: no answer for {time}: writes go on into the write log until it is full; reads \
              of what is not cached wait"
@@ -183,6 +195,9 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         unpersisted_bytes: stats.unpersisted_bytes,
         destaged_bytes: stats.destaged_bytes,
         destage_bytes_per_s,
+        direct_bytes: stats.direct_bytes,
+        policy: stats.policy.word().to_owned(),
+        policy_remaining_bytes: stats.policy_remaining_bytes,
         coalesced_bytes: stats.coalesced_bytes,
         sync_points: stats.sync_points,
         flush_remaining_bytes: stats.destage_all_remaining_bytes,

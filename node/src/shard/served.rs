@@ -177,12 +177,13 @@ impl Served {
 
     /// What frontends may know, if it serves.
     pub fn export(&self) -> Option<Export> {
-        use hdcs_core::volume::State;
+        use hdcs_core::volume::{Policy, State};
         matches!(self.volume.phase(), Phase::Open | Phase::Opening).then(|| Export {
             number: self.number,
             name: self.name.clone(),
             bytes: self.volume.config().bytes,
             read_only: self.backend.capabilities().read_only
+                || self.volume.config().policy == Policy::ReadOnly
                 || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
         })
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hdcs_core::io::Nanos;
 use hdcs_core::read_cache::{CacheConfig, SsdConfig};
-use hdcs_core::volume::{Persist, Volume, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Persist, Policy, Volume, VolumeConfig, WhenFull};
 use hdcs_node::backends::Absent;
 use hdcs_node::device::create::create_region;
 use hdcs_node::device::ring::RingConfig;
@@ -47,6 +47,7 @@ pub fn config(number: u32) -> VolumeConfig {
         uuid: [number as u8; 16],
         bytes: BYTES,
         log_bytes: LOG_BYTES,
+        policy: Policy::WriteBack,
         persist: Persist::OnWrite,
         when_full: WhenFull::Wait,
         unpersisted_bytes_max: 1 << 20,

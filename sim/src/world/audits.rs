@@ -1,7 +1,7 @@
 //! What is looked at closely when nothing else goes on, and what is done to a node that is down.
 
 use super::{
-    BLOCK_BYTES, BLOCK_SECTORS, BackendOrder, BlockKey, Disk, Happening, Nanos, Plant,
+    BLOCK_BYTES, BLOCK_SECTORS, BackendOrder, BlockKey, Disk, Happening, Nanos, Plant, Policy,
     SMALL_POOL_BYTES, SectorRange, SsdState, Violation, Volume, World, check_lost, check_promotion,
     mix,
 };
@@ -17,7 +17,9 @@ impl World {
         let stats = self.node.as_ref()?.cache.stats();
         // With little memory it takes what it can.
         let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
-        if stats.ssd_state != SsdState::Online || is_tight {
+        let policy = self.units[unit].config.policy;
+        let is_served = !matches!(policy, Policy::PassThrough | Policy::ReadOnly);
+        if stats.ssd_state != SsdState::Online || is_tight || !is_served {
             return None;
         }
         let blocks = stats.ssd_lines * stats.line_blocks / 8;

@@ -219,12 +219,14 @@ impl World {
                 Ok(())
             }
             (Waiting::Write(id, fua), Reply::Done) => {
+                self.check_written(unit, id, fua)?;
                 let state = &mut self.units[unit];
                 state.history.ack_write(id, now);
                 state.durability.write_acked(&mut state.history, id, fua);
                 Ok(())
             }
             (Waiting::Flush(flush), Reply::Done) => {
+                self.check_flushed(unit, flush)?;
                 let state = &mut self.units[unit];
                 state.durability.flush_acked(&mut state.history, flush);
                 Ok(())
@@ -354,7 +356,8 @@ impl World {
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
                 let log = state.log_trouble || (state.log_rotten && open_failed);
-                log || (!writes && backend_trouble)
+                let past_log = writes && state.was_direct && state.backend_trouble.is_some();
+                log || (!writes && backend_trouble) || past_log
             }
             RequestError::Corrupt => state.log_rotten,
             RequestError::LogFull => {
@@ -365,6 +368,10 @@ impl World {
                     && (backend_trouble || silent || state.log_rotten || state.log_trouble)
             }
             RequestError::ReadOnly => state.log_trouble || state.log_rotten,
+            RequestError::Policy => {
+                let refused = state.read_only_since.is_some() || state.read_only_until >= since.0;
+                refused && matches!(waiting, Waiting::Write(..) | Waiting::Bad)
+            }
             RequestError::Fenced => state.fence.is_told(),
             RequestError::Closing => phase != Some(Phase::Open),
             RequestError::NoBuffers => self.scenario.pool_bytes <= SMALL_POOL_BYTES,

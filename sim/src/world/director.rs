@@ -22,6 +22,9 @@ impl World {
         }
         self.start_director();
         let unit = self.random.usize(..self.volumes());
+        if self.scenario.switches && self.random.u8(..4) == 0 {
+            return self.switch_policy(unit);
+        }
         match self.random.u8(..20) {
             0 | 1 => self.backend_goes(unit, IoError::Unreachable),
             2 => self.backend_goes(unit, IoError::NoSpace),
@@ -152,6 +155,7 @@ impl World {
     pub(super) fn cut_backend(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
         state.backend.power_cut();
+        state.history.loosen(false);
         state.backend_trouble = Some(self.now);
         let lost: Vec<u64> = self
             .in_flight

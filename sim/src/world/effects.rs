@@ -187,7 +187,7 @@ impl World {
                 self.plant(&[Plant::EarlyLogAck, Plant::LostLogWrite, Plant::TornLogWrite])
             }
             DiskId::Cache if durable && bytes == BLOCK_BYTES as u64 => {
-                self.plant(&[Plant::LostInvalidation])
+                self.plant(&[Plant::LostInvalidation, Plant::LateInvalidation])
             }
             _ => None,
         };
@@ -238,11 +238,16 @@ impl World {
         self.coverage.destaged_bytes += bytes as u64;
         let backend = &mut self.units[unit].backend;
         let op = backend.submit_write(range, contents);
-        let plant = self.plant(&[
-            Plant::LateBackendWrite,
-            Plant::TornBackendWrite,
-            Plant::EarlyCommit,
-        ]);
+        let early = [Plant::EarlyDirectAck];
+        let is_direct = self.units[unit].history.is_direct();
+        let plant = self.plant(if is_direct { &early } else { &[] });
+        let plant = plant.or_else(|| {
+            self.plant(&[
+                Plant::LateBackendWrite,
+                Plant::TornBackendWrite,
+                Plant::EarlyCommit,
+            ])
+        });
         let io = Io::BackendWrite {
             volume: unit,
             op,
@@ -483,7 +488,7 @@ impl World {
             return Err(error);
         }
         match plant {
-            Some(Plant::EarlyLogAck) => {
+            Some(Plant::EarlyLogAck | Plant::LateInvalidation) => {
                 let late = Nanos(self.random.u64(..50_000_000));
                 self.queue
                     .add(self.now.plus(late), Happening::LateDiskWrite(disk, op));
@@ -514,7 +519,7 @@ impl World {
             return Err(error);
         }
         match plant {
-            Some(Plant::LateBackendWrite) => {
+            Some(Plant::LateBackendWrite | Plant::EarlyDirectAck) => {
                 let late = Nanos(self.random.u64(..200_000_000));
                 self.queue
                     .add(self.now.plus(late), Happening::LateBackendWrite(unit, op));
@@ -533,7 +538,11 @@ impl World {
         op: OpId,
         fails: Option<IoError>,
     ) -> Result<Done, IoError> {
-        let lies = self.planted.strikes(Plant::FlushLie);
+        let lies = self.planted.strikes(Plant::FlushLie)
+            || (self.is_flush_after_return(unit) && self.planted.strikes(Plant::ForgottenFlush));
+        if fails.is_some() {
+            self.units[unit].history.loosen(true);
+        }
         let backend = &mut self.units[unit].backend;
         if let Some(error) = fails {
             backend.fail_flush(op);
@@ -547,6 +556,7 @@ impl World {
             return Ok(Done::Written);
         }
         self.units[unit].backend_trouble = Some(self.now);
+        self.units[unit].history.loosen(true);
         Err(IoError::Failed)
     }
 }

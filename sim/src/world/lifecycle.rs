@@ -2,9 +2,9 @@
 
 use super::{
     AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
-    Nanos, Node, OpenError, Owner, Phase, Rc, ReadCache, SsdState, State, Trouble,
-    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
-    check_log, check_recovery, check_trouble,
+    Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State, Trouble,
+    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, VolumeConfig, World, check_backend,
+    check_bounds, check_log, check_policy, check_recovery, check_trouble,
 };
 
 impl World {
@@ -468,6 +468,10 @@ impl Unit {
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;
+        self.was_direct = false;
+        self.read_only_until = 0;
+        let read_only = self.config.policy == Policy::ReadOnly;
+        self.read_only_since = read_only.then(|| self.history.tick());
         self.fence.reopened();
         self.order.reopened();
         let now = self.history.tick();
@@ -494,6 +498,12 @@ impl Unit {
         }
         let end = self.history.acked_end;
         self.history.promise(end);
+        if !self.fence.is_told() {
+            let flush = self.history.issue_flush();
+            let backend = &self.backend;
+            check_policy::check_flushed(&self.history, flush, |sector| backend.durable(sector))?;
+            self.history.settle_before(flush.issued);
+        }
         if destaged && !self.fence.is_told() {
             let now = self.history.now() + 1;
             let backend = &self.backend;

@@ -17,13 +17,14 @@ use hdcs_core::io::{
 };
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
-use hdcs_core::volume::{Context, Event, Phase, State, Trouble, Volume, VolumeConfig};
+use hdcs_core::volume::{Context, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig};
 
 use crate::backend::Backend;
 use crate::check_backend::{self, BackendOrder};
 use crate::check_bounds::{self, WritesInFlight};
 use crate::check_log;
 use crate::check_lost;
+use crate::check_policy;
 use crate::check_progress::{Requests, Spin};
 use crate::check_promotion;
 use crate::check_reads;
@@ -181,6 +182,11 @@ struct Unit {
     snapshot_asked: Option<u64>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
+    /// Since when writes are refused because of the policy, and until when they last were.
+    read_only_since: Option<u64>,
+    read_only_until: u64,
+    /// Writes have gone past the log in this opening.
+    was_direct: bool,
 }
 
 #[derive(Debug)]
@@ -246,6 +252,10 @@ pub struct Coverage {
     pub shrinks: u64,
     /// Sectors that one clone read of the cache because another one had.
     pub shared_sectors: u64,
+    /// Times that writes began to go past the log.
+    pub switches: u64,
+    /// Writes that went past the log and were acknowledged.
+    pub direct_writes: u64,
 }
 
 impl Coverage {
@@ -273,6 +283,8 @@ impl Coverage {
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
         self.shared_sectors += other.shared_sectors;
+        self.switches += other.switches;
+        self.direct_writes += other.direct_writes;
     }
 }
 
@@ -283,7 +295,8 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors",
+             {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
+              the log and {} writes there",
             self.steps,
             self.replies,
             self.errors,
@@ -306,6 +319,8 @@ impl std::fmt::Display for Coverage {
             self.snapshots,
             self.shrinks,
             self.shared_sectors,
+            self.switches,
+            self.direct_writes,
         )
     }
 }
@@ -398,6 +413,9 @@ impl World {
                     snapshot_asked: None,
                     snapshots: Vec::new(),
                     shrink: None,
+                    read_only_since: None,
+                    read_only_until: 0,
+                    was_direct: false,
                 }
             })
             .collect();
@@ -604,6 +622,7 @@ impl World {
         volume.step(self.now, event, &mut cx);
         // Before the first reply of an opening is judged.
         self.notice_opening(unit)?;
+        self.notice_policy(unit)?;
         self.perform_all(Owner::Volume(unit), actions)
     }
 
@@ -659,6 +678,7 @@ impl World {
             let waiting = self.units[unit].requests.len();
             let stats = volume.stats(self.now);
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
+            check_policy::check_clean(&stats)?;
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
             let Unit {
                 backend, history, ..
@@ -739,6 +759,7 @@ impl World {
         }
         let backend = &state.backend;
         check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
+        state.history.settle_before(asked);
         self.ask_for_snapshot(unit);
         Ok(())
     }
@@ -750,4 +771,5 @@ mod clones;
 mod director;
 mod effects;
 mod lifecycle;
+mod policies;
 mod snapshots;

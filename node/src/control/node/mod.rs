@@ -238,6 +238,7 @@ impl Node {
             uuid: entry.uuid.into_bytes(),
             bytes: entry.bytes,
             log_bytes: entry.log.bytes,
+            policy: settings.policy,
             persist: settings.persist,
             when_full: settings.when_full,
             unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,

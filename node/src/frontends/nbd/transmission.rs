@@ -629,7 +629,7 @@ const fn errno(error: RequestError) -> Errno {
         RequestError::BadRange => Errno::Inval,
         RequestError::Io | RequestError::Corrupt | RequestError::Fenced => Errno::Io,
         RequestError::LogFull => Errno::NoSpace,
-        RequestError::ReadOnly => Errno::Perm,
+        RequestError::ReadOnly | RequestError::Policy => Errno::Perm,
         RequestError::Closing => Errno::Shutdown,
         RequestError::NoBuffers => Errno::NoMem,
     }

@@ -1,0 +1,753 @@
+//! Writes past the log, for every policy but write-back: straight to the backend, which is what
+//! acknowledges them, as a disk with a cache does. And the way from one to the other.
+//!
+//! ```text
+//!           direct policy              log empty
+//!  Logged ────────────────► Draining ────────────► Direct ◄───┐ direct policy
+//!    ▲ ▲                       │                      │        │
+//!    │ └───── write-back ──────┘           write-back └──► Returning
+//!    └──────────── no direct write is under way ───────────────┘
+//! ```
+//!
+//! Invariants:
+//! 1. A direct write begins only while the log holds nothing: so the backend stays a prefix.
+//! 2. Before it is submitted, the cache has forgotten its range, durably: no restart brings back what
+//!    it replaces. From then until it ends, what is fetched of its range is not cached.
+//! 3. Direct writes that overlap follow one another in the order of arrival.
+//! 4. A client's flush ends after a flush of the backend that began after every direct write which was
+//!    acknowledged before, whatever the policy is by then. A flush that failed is told once to whoever
+//!    waits for it, or else to the next one who flushes, and what it was to cover leaves the cache.
+//! 5. What the backend was given and has not flushed is not put on the SSD tier, which would keep it when
+//!    the backend loses it.
+//!
+//! While the log drains, writes still go through it and are acknowledged by it: admitted at a share of
+//! the rate of destage, so that what is left shrinks, and a quota for each round makes that certain. For
+//! the last step they wait, for about one generation of destage.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use super::read::{block_of, whole_blocks_of};
+use super::{Context, Kind, Op, Phase, Policy, Volume, Waiter};
+use crate::buf::Buf;
+use crate::destage::Stage;
+use crate::error::{IoError, RequestError};
+use crate::extent_index::{ExtentIndex, Sequence};
+use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use crate::limits::SECTOR_BYTES;
+use crate::read_cache::Barrier;
+
+/// Writes are held back for the rest of a drain once the log has no more blocks than these, or than
+/// destage frees in this time.
+const LAST_BLOCKS: u64 = 64;
+const LAST_SECONDS: f64 = 0.005;
+/// While it drains, writes are admitted as if the log were filled so far between the threshold and its
+/// end: at a third of the rate of destage.
+pub(super) const DRAIN_FILL: f64 = 0.75;
+/// The rate of destage that is assumed at least while it drains: what was measured on a few small
+/// generations says little.
+pub(super) const DRAIN_RATE_BLOCKS_MIN: f64 = 2048.0;
+/// The backend is flushed when more than this is not: as much as destage writes between two flushes.
+const UNFLUSHED_BYTES_MAX: u64 = 64 << 20;
+const UNFLUSHED_RUNS_MAX: usize = 8 << 10;
+/// First and longest pause after a flush that nobody waits for has failed.
+const RETRY_MIN: Nanos = Nanos::from_millis(10);
+const RETRY_MAX: Nanos = Nanos::from_millis(2000);
+
+/// How far the log is from empty.
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    /// The round ends when everything before this is retired.
+    until: Sequence,
+    /// Log blocks that may still be admitted in this round: half of what there was at its beginning.
+    quota: u64,
+    /// What is left is so little that writes wait for its end.
+    last: bool,
+}
+
+/// Where writes go; see the module.
+#[derive(Clone, Copy, Debug)]
+enum Path {
+    Logged,
+    Draining(Drain),
+    Direct,
+    Returning,
+}
+
+#[derive(Debug)]
+enum What {
+    Data(Buf),
+    Zero { unmap: bool },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteStage {
+    /// An earlier one overlaps it, or enough are under way.
+    Waiting,
+    /// The cache makes durable that it has forgotten the range.
+    Forgetting(Barrier),
+    /// The backend has it.
+    Submitted,
+}
+
+/// A direct write that has not ended.
+#[derive(Debug)]
+struct Write {
+    id: RequestId,
+    kind: Kind,
+    range: SectorRange,
+    what: What,
+    fua: bool,
+    stage: WriteStage,
+}
+
+/// Who waits for a flush of the backend.
+#[derive(Clone, Copy, Debug)]
+struct Flusher {
+    id: RequestId,
+    kind: Kind,
+    /// What of the log has to be durable as well.
+    until: Sequence,
+}
+
+/// A flush of the backend under way.
+#[derive(Debug)]
+struct Running {
+    flushers: Vec<Flusher>,
+    /// It makes durable what was marked before this.
+    covers: Sequence,
+    wanted: bool,
+    destage_all: bool,
+}
+
+/// The direct side of a volume.
+#[derive(Debug)]
+pub(super) struct Direct {
+    path: Path,
+    /// The last one that was direct.
+    policy: Policy,
+    /// By order of arrival.
+    writes: BTreeMap<u64, Write>,
+    next: u64,
+    /// Of them, those that do not wait.
+    started: usize,
+    /// What the backend was given and has not flushed, each run with a mark that grows.
+    unflushed: ExtentIndex,
+    unflushed_bytes: u64,
+    mark: Sequence,
+    /// Since when the oldest of it is there.
+    since: Nanos,
+    flushers: Vec<Flusher>,
+    running: Option<Running>,
+    /// A flush has failed that nobody waited for.
+    lost: bool,
+    /// The volume itself wants a flush.
+    wanted: bool,
+    /// Of them, a `DestageAll`.
+    destage_all: bool,
+    retry_at: Nanos,
+    pause: Nanos,
+    /// The flush of a close was tried.
+    closed: bool,
+}
+
+impl Default for Direct {
+    fn default() -> Self {
+        Self {
+            path: Path::Logged,
+            policy: Policy::WriteThrough,
+            writes: BTreeMap::new(),
+            next: 0,
+            started: 0,
+            unflushed: ExtentIndex::default(),
+            unflushed_bytes: 0,
+            mark: 0,
+            since: Nanos(0),
+            flushers: Vec::new(),
+            running: None,
+            lost: false,
+            wanted: false,
+            destage_all: false,
+            retry_at: Nanos(0),
+            pause: RETRY_MIN,
+            closed: false,
+        }
+    }
+}
+
+impl Direct {
+    /// Whether writes go past the log.
+    pub(super) fn is_direct(&self) -> bool {
+        matches!(self.path, Path::Direct)
+    }
+
+    /// Whether the log is being emptied.
+    pub(super) fn is_draining(&self) -> bool {
+        matches!(self.path, Path::Draining(_))
+    }
+
+    /// Whether a write overlaps a range and has not ended.
+    pub(super) fn overlaps(&self, range: SectorRange) -> bool {
+        let mut writes = self.writes.values();
+        writes.any(|write| write.range.overlaps(range))
+    }
+
+    /// Whether what is fetched of a range now may be replaced before it comes.
+    pub(super) fn is_changing(&self, range: SectorRange) -> bool {
+        let mut writes = self.writes.values();
+        self.started > 0
+            && writes.any(|write| write.stage != WriteStage::Waiting && write.range.overlaps(range))
+    }
+
+    /// Whether the backend may still lose what it holds of a range.
+    pub(super) fn is_unflushed(&self, range: SectorRange) -> bool {
+        !self.unflushed.is_clear(range)
+    }
+
+    /// Whether a `DestageAll` waits for a flush.
+    pub(super) fn is_destaging_all(&self) -> bool {
+        self.destage_all
+    }
+
+    pub(super) fn cancel_destage_all(&mut self) {
+        self.destage_all = false;
+    }
+
+    /// The volume wants the backend flushed, if anything is not.
+    fn want_flush(&mut self) -> bool {
+        if self.unflushed.is_empty() {
+            return false;
+        }
+        self.wanted = true;
+        self.retry_at = Nanos(0);
+        true
+    }
+
+    /// A `DestageAll` covers what was written past the log.
+    pub(super) fn want_destage_all(&mut self) {
+        self.destage_all = self.want_flush();
+    }
+
+    fn note_unflushed(&mut self, range: SectorRange, now: Nanos) {
+        if self.unflushed.is_empty() {
+            self.since = now;
+        }
+        self.unflushed.insert(range, self.mark);
+        self.mark += 1;
+    }
+
+    /// What was marked before this is flushed.
+    fn flushed(&mut self, covers: Sequence, now: Nanos) {
+        let all = SectorRange::between(0, u64::MAX);
+        self.unflushed.remove_before(all, covers);
+        self.unflushed_bytes = 0;
+        self.since = now;
+        self.pause = RETRY_MIN;
+    }
+}
+
+impl Volume {
+    /// The policy in effect. It differs from the configuration's while the log is still being emptied, or
+    /// direct writes end.
+    pub fn policy(&self) -> Policy {
+        match self.direct.path {
+            Path::Logged | Path::Draining(_) => Policy::WriteBack,
+            Path::Direct | Path::Returning => self.direct.policy,
+        }
+    }
+
+    /// Dirty bytes that are to be destaged before the policy of the configuration is in effect; at least
+    /// 1 until it is.
+    pub(super) fn policy_remaining_bytes(&self) -> u64 {
+        match self.direct.path {
+            Path::Draining(_) => {
+                let bytes = self.log.as_ref().map(super::WriteLog::bytes);
+                bytes.map_or(1, |bytes| (bytes.appended - bytes.retired).max(1))
+            }
+            Path::Returning => 1,
+            Path::Logged => u64::from(self.config.policy.is_direct()),
+            Path::Direct => u64::from(self.config.policy == Policy::WriteBack),
+        }
+    }
+
+    /// The configuration has changed.
+    pub(super) fn policy_changed(&mut self, cx: &mut Context<'_>) {
+        if self.config.policy.is_direct() {
+            self.direct.policy = self.config.policy;
+        }
+        if self.config.policy == Policy::ReadOnly {
+            self.refuse_waiting_writes(RequestError::Policy, cx);
+        }
+    }
+
+    /// The volume was opened. What an earlier opening has written past the log may not be flushed.
+    pub(super) fn open_policy(&mut self, cx: &mut Context<'_>) {
+        self.policy_changed(cx);
+        if self.config.policy.is_direct() {
+            let sectors = self.config.bytes / SECTOR_BYTES as u64;
+            self.direct
+                .note_unflushed(SectorRange::new(0, sectors), self.now);
+            self.direct.want_flush();
+        }
+        self.switch_path();
+    }
+
+    /// Take the next steps towards the policy of the configuration.
+    pub(super) fn switch_path(&mut self) {
+        let wants_direct = self.config.policy.is_direct();
+        if let Path::Logged = self.direct.path
+            && wants_direct
+        {
+            self.direct.path = Path::Draining(self.drain_round());
+        }
+        match self.direct.path {
+            Path::Draining(_) if !wants_direct => self.direct.path = Path::Logged,
+            Path::Draining(drain) => self.drain(drain),
+            Path::Direct if !wants_direct => self.direct.path = Path::Returning,
+            Path::Returning if wants_direct => self.direct.path = Path::Direct,
+            _ => {}
+        }
+        if let Path::Returning = self.direct.path
+            && self.direct.writes.is_empty()
+            && !self.fua_waits()
+        {
+            self.direct.path = Path::Logged;
+            self.direct.want_flush();
+        }
+    }
+
+    /// Whether a direct write waits for a flush.
+    fn fua_waits(&self) -> bool {
+        let running = self.direct.running.iter().flat_map(|run| &run.flushers);
+        let mut flushers = self.direct.flushers.iter().chain(running);
+        flushers.any(|flusher| flusher.kind != Kind::Flush)
+    }
+
+    fn drain_round(&self) -> Drain {
+        Drain {
+            until: self.log().next_sequence(),
+            quota: self.log().used_blocks() / 2,
+            last: false,
+        }
+    }
+
+    fn drain(&mut self, mut drain: Drain) {
+        let log = self.log();
+        let idle = self.destage.stage() == Stage::Idle;
+        if idle && log.spans().is_empty() && log.open_since().is_none() {
+            self.direct.path = Path::Direct;
+            return;
+        }
+        if log.first_sequence() >= drain.until {
+            drain = Drain {
+                last: drain.last,
+                ..self.drain_round()
+            };
+        }
+        // What is held back from the beginning of a generation goes to the backend with it.
+        if idle {
+            let soon = (self.destage.rate_blocks() * LAST_SECONDS) as u64;
+            drain.last = self.log().used_blocks() <= soon.max(LAST_BLOCKS);
+        }
+        self.direct.path = Path::Draining(drain);
+    }
+
+    /// Whether the log is being emptied, and can be.
+    pub(super) fn drains(&self) -> bool {
+        self.direct.is_draining() && !self.log_corrupt && !self.backend_takes_nothing()
+    }
+
+    /// Whether a write for so many log blocks has to wait for the policy to change.
+    pub(super) fn is_held_back(&self, blocks: u64) -> bool {
+        match self.direct.path {
+            Path::Logged | Path::Direct => false,
+            Path::Draining(drain) => self.drains() && (drain.last || blocks > drain.quota),
+            Path::Returning => true,
+        }
+    }
+
+    /// Whether the last generation of a drain waits for what is on its way to the log, so as to be the
+    /// last.
+    pub(super) fn awaits_last_spans(&self) -> bool {
+        let log = self.log();
+        matches!(self.direct.path, Path::Draining(Drain { last: true, .. }))
+            && (log.flights() > 0 || log.open_since().is_some())
+            && self.drains()
+            && !self.log_failed
+    }
+
+    /// So many blocks were admitted to the log.
+    pub(super) fn count_drained(&mut self, blocks: u64) {
+        if let Path::Draining(drain) = &mut self.direct.path {
+            drain.quota = drain.quota.saturating_sub(blocks);
+        }
+    }
+
+    // Writes.
+
+    /// Take a write, past the log.
+    pub(super) fn write_directly(&mut self, id: RequestId, request: Request, cx: &mut Context<'_>) {
+        let (range, fua, what) = match request {
+            Request::Write { range, data, fua } => (range, fua, What::Data(data)),
+            Request::WriteZeroes {
+                range,
+                fua,
+                no_hole,
+            } => (range, fua, What::Zero { unmap: !no_hole }),
+            Request::Discard { range, fua } => (range, fua, What::Zero { unmap: true }),
+            _ => unreachable!("only writes are written"),
+        };
+        let kind = match what {
+            What::Data(_) => Kind::Write(range.bytes() as u64),
+            What::Zero { .. } => Kind::Trim,
+        };
+        let number = self.direct.next;
+        self.direct.next += 1;
+        let write = Write {
+            id,
+            kind,
+            range,
+            what,
+            fua,
+            stage: WriteStage::Waiting,
+        };
+        self.direct.writes.insert(number, write);
+        if self.may_start(number) {
+            self.start_direct(number, cx);
+        }
+    }
+
+    fn may_start(&self, number: u64) -> bool {
+        let range = self.direct.writes[&number].range;
+        let mut earlier = self.direct.writes.range(..number);
+        self.direct.started < self.config.destage_depth_max.max(1)
+            && !earlier.any(|(_, write)| write.range.overlaps(range))
+    }
+
+    fn start_direct(&mut self, number: u64, cx: &mut Context<'_>) {
+        let range = self.direct.writes[&number].range;
+        self.direct.started += 1;
+        self.direct.note_unflushed(range, self.now);
+        self.direct.unflushed_bytes += range.bytes() as u64;
+        self.own(range);
+        let first = self.own_key(range.first_block());
+        cx.cache.invalidate(first, range.block_count());
+        self.mark_fetches_stale(range);
+        let barrier = cx.cache.barrier();
+        if cx.cache.persisted() >= barrier {
+            return self.submit_direct(number, cx);
+        }
+        self.set_stage(number, WriteStage::Forgetting(barrier));
+    }
+
+    fn set_stage(&mut self, number: u64, stage: WriteStage) {
+        let write = self.direct.writes.get_mut(&number);
+        write.expect("it has not ended").stage = stage;
+    }
+
+    fn submit_direct(&mut self, number: u64, cx: &mut Context<'_>) {
+        self.set_stage(number, WriteStage::Submitted);
+        let token = self.token(Op::DirectWrite { number });
+        let write = &self.direct.writes[&number];
+        let offset = write.range.byte_offset();
+        cx.actions.push(match &write.what {
+            What::Data(data) => Action::BackendWrite {
+                token,
+                offset,
+                data: Vec::from([data.clone()]),
+            },
+            What::Zero { unmap } => Action::BackendZero {
+                token,
+                offset,
+                bytes: write.range.count * SECTOR_BYTES as u64,
+                unmap: *unmap,
+            },
+        });
+    }
+
+    pub(super) fn direct_was_written(
+        &mut self,
+        number: u64,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let write = self.direct.writes.remove(&number).expect("it was started");
+        self.direct.started -= 1;
+        let Write { id, kind, fua, .. } = write;
+        if self.health.fenced {
+            self.reply(id, kind, Err(RequestError::Fenced), cx);
+        } else if result.is_err() {
+            self.stats.backend_errors += 1;
+            self.reply(id, kind, Err(RequestError::Io), cx);
+        } else {
+            self.keep_written(&write, cx);
+            if fua {
+                let until = 0;
+                self.direct.flushers.push(Flusher { id, kind, until });
+                self.begin_flush(cx);
+            } else {
+                self.reply(id, kind, Ok(Reply::Done), cx);
+            }
+        }
+        self.start_waiting(cx);
+    }
+
+    /// What write-through has written is what the backend shows now.
+    fn keep_written(&mut self, write: &Write, cx: &mut Context<'_>) {
+        let What::Data(data) = &write.what else {
+            return;
+        };
+        self.stats.direct_bytes += write.range.bytes() as u64;
+        if self.config.policy != Policy::WriteThrough {
+            return;
+        }
+        for block in whole_blocks_of(write.range) {
+            let data = block_of(data, write.range, block);
+            cx.cache.fill_block(self.own_key(block), &data);
+        }
+    }
+
+    /// Start what waits for an earlier one, or for its turn.
+    fn start_waiting(&mut self, cx: &mut Context<'_>) {
+        let mut from = 0;
+        while self.direct.started < self.direct.writes.len() {
+            let mut waiting = self.direct.writes.range(from..);
+            let next = waiting.find(|(number, write)| {
+                write.stage == WriteStage::Waiting && self.may_start(**number)
+            });
+            let Some((&number, _)) = next else { return };
+            from = number + 1;
+            self.start_direct(number, cx);
+            if self.direct.started >= self.config.destage_depth_max.max(1) {
+                return;
+            }
+        }
+    }
+
+    /// Refuse what the backend was not asked for yet.
+    pub(super) fn refuse_direct(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        let submitted = |write: &Write| write.stage == WriteStage::Submitted;
+        let writes = core::mem::take(&mut self.direct.writes);
+        let (kept, refused): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            writes.into_iter().partition(|(_, write)| submitted(write));
+        self.direct.started = kept.len();
+        self.direct.writes = kept;
+        for write in refused.into_values() {
+            self.reply(write.id, write.kind, Err(error), cx);
+        }
+        for flusher in core::mem::take(&mut self.direct.flushers) {
+            self.reply(flusher.id, flusher.kind, Err(error), cx);
+        }
+    }
+
+    // Flushes.
+
+    /// A client's flush has to flush the backend too, or to say what an earlier one has lost.
+    pub(super) fn flush_directly(
+        &mut self,
+        id: RequestId,
+        until: Sequence,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let kind = Kind::Flush;
+        if core::mem::take(&mut self.direct.lost) {
+            self.reply(id, kind, Err(RequestError::Io), cx);
+            return true;
+        }
+        if self.direct.unflushed.is_empty() {
+            return false;
+        }
+        self.direct.flushers.push(Flusher { id, kind, until });
+        self.begin_flush(cx);
+        true
+    }
+
+    /// Flush the backend, unless that is under way: what comes meanwhile shares the next one.
+    fn begin_flush(&mut self, cx: &mut Context<'_>) {
+        if self.direct.running.is_some() || self.health.fenced {
+            return;
+        }
+        let (direct, now) = (&mut self.direct, self.now);
+        let covers = direct.mark;
+        // What is under way may end before the flush does, and is not covered by it.
+        let started = |write: &&Write| write.stage != WriteStage::Waiting;
+        let under_way = direct.writes.values().filter(started);
+        let ranges: Vec<_> = under_way.map(|write| write.range).collect();
+        for range in ranges {
+            direct.note_unflushed(range, now);
+        }
+        direct.running = Some(Running {
+            flushers: core::mem::take(&mut direct.flushers),
+            covers,
+            wanted: core::mem::take(&mut direct.wanted),
+            destage_all: direct.destage_all,
+        });
+        let token = self.token(Op::DirectFlush);
+        cx.actions.push(Action::BackendFlush { token });
+    }
+
+    pub(super) fn direct_was_flushed(
+        &mut self,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let running = self.direct.running.take().expect("a flush was under way");
+        if self.health.fenced {
+            for Flusher { id, kind, .. } in running.flushers {
+                self.reply(id, kind, Err(RequestError::Fenced), cx);
+            }
+            return;
+        }
+        if result.is_ok() {
+            self.direct.flushed(running.covers, self.now);
+            self.direct.destage_all &= !running.destage_all;
+            for flusher in running.flushers {
+                self.end_flush(flusher, cx);
+            }
+        } else {
+            self.stats.backend_errors += 1;
+            self.lose_unflushed(running.flushers.is_empty(), cx);
+            for Flusher { id, kind, .. } in running.flushers {
+                self.reply(id, kind, Err(RequestError::Io), cx);
+            }
+            self.direct.wanted |= running.wanted;
+            self.direct.retry_at = self.now.plus(self.direct.pause);
+            self.direct.pause = Nanos((self.direct.pause.0 * 2).min(RETRY_MAX.0));
+        }
+        if !self.direct.flushers.is_empty() {
+            self.begin_flush(cx);
+        }
+    }
+
+    /// The backend has flushed; what of the log goes with it has to be durable too.
+    fn end_flush(&mut self, flusher: Flusher, cx: &mut Context<'_>) {
+        let Flusher { id, kind, until } = flusher;
+        let log = self.log();
+        if self.log_failed {
+            return self.reply(id, kind, Err(RequestError::ReadOnly), cx);
+        }
+        if log.durable_sequence() >= until {
+            return self.reply(id, kind, Ok(Reply::Done), cx);
+        }
+        self.await_durable(Waiter { until, id, kind });
+    }
+
+    /// A flush of the backend has failed: what it was given and had not flushed may be gone.
+    pub(super) fn lose_unflushed(&mut self, tell_next: bool, cx: &mut Context<'_>) {
+        if self.direct.unflushed.is_empty() {
+            return;
+        }
+        self.direct.lost |= tell_next;
+        for (range, _) in self.direct.unflushed.iter() {
+            let first = self.own_key(range.first_block());
+            cx.cache.invalidate(first, range.block_count());
+        }
+        self.forget_fetches();
+    }
+
+    /// Destage has flushed the backend, or could not. No direct write was under way.
+    pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
+        if ok && self.direct.running.is_none() && self.direct.writes.is_empty() {
+            self.direct.flushed(self.direct.mark, self.now);
+            self.direct.destage_all = false;
+        } else if !ok {
+            self.lose_unflushed(true, cx);
+        }
+    }
+
+    // Polling, closing.
+
+    /// Submit what the cache has forgotten durably; flush what is due.
+    pub(super) fn poll_direct(&mut self, cx: &mut Context<'_>) {
+        if self.health.fenced {
+            return;
+        }
+        let persisted = cx.cache.persisted();
+        if self.direct.started > 0 {
+            let forgotten = |write: &Write| matches!(write.stage, WriteStage::Forgetting(barrier) if barrier <= persisted);
+            let ready = self.direct.writes.iter();
+            let ready: Vec<u64> = ready
+                .filter(|(_, write)| forgotten(write))
+                .map(|(&number, _)| number)
+                .collect();
+            for number in ready {
+                self.submit_direct(number, cx);
+            }
+        }
+        let sectors = self.config.bytes / SECTOR_BYTES as u64;
+        let direct = &mut self.direct;
+        if direct.unflushed.len() > 2 * UNFLUSHED_RUNS_MAX {
+            // No more is remembered of it than that it is not flushed.
+            direct.note_unflushed(SectorRange::new(0, sectors), self.now);
+        }
+        if direct.unflushed.is_empty() {
+            (direct.wanted, direct.destage_all) = (false, false);
+            return;
+        }
+        let due = direct.unflushed_bytes > UNFLUSHED_BYTES_MAX
+            || direct.unflushed.len() > UNFLUSHED_RUNS_MAX
+            || self.now >= self.unflushed_deadline();
+        let direct = &mut self.direct;
+        direct.wanted |= due;
+        if direct.wanted && self.now >= direct.retry_at && self.phase == Phase::Open {
+            self.begin_flush(cx);
+        }
+    }
+
+    /// When what the backend has not flushed is old enough to be.
+    fn unflushed_deadline(&self) -> Nanos {
+        let age = Nanos(self.config.dirty_age_max.0 / 2);
+        self.direct.since.plus(age)
+    }
+
+    pub(super) fn direct_wakeup(&self) -> Option<Nanos> {
+        let direct = &self.direct;
+        let waits = direct.running.is_some() || direct.unflushed.is_empty() || self.health.fenced;
+        if waits || self.phase != Phase::Open {
+            return None;
+        }
+        let due = if direct.wanted {
+            Nanos(0)
+        } else {
+            self.unflushed_deadline()
+        };
+        Some(due.max(direct.retry_at).max(self.now))
+    }
+
+    /// Whether a close has to wait for the backend's flush. It is tried once: nobody was promised more.
+    pub(super) fn flushes_at_close(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.direct.closed || self.direct.unflushed.is_empty() || self.health.fenced {
+            return false;
+        }
+        self.direct.closed = true;
+        self.begin_flush(cx);
+        true
+    }
+
+    /// Memory of its tables in bytes.
+    pub(super) fn direct_memory_bytes(&self) -> usize {
+        self.direct.unflushed.memory_bytes()
+    }
+
+    /// Assert what must always hold.
+    pub(super) fn check_direct(&self) {
+        let direct = &self.direct;
+        let started = |write: &&Write| write.stage != WriteStage::Waiting;
+        assert_eq!(
+            direct.writes.values().filter(started).count(),
+            direct.started,
+            "direct writes under way are counted"
+        );
+        if let Path::Direct | Path::Returning = direct.path {
+            assert!(
+                self.log().spans().is_empty() && self.log().open_since().is_none(),
+                "the log holds nothing while writes go past it"
+            );
+        } else {
+            assert!(
+                direct.writes.is_empty(),
+                "nothing goes past the log that holds something"
+            );
+        }
+    }
+}

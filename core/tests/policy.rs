@@ -1,0 +1,158 @@
+//! What each policy does with a write and a read, and how one becomes another.
+
+mod world;
+
+use hdcs_core::buf::Buf;
+use hdcs_core::error::RequestError;
+use hdcs_core::io::{Nanos, Request, RequestId, SectorRange};
+use hdcs_core::volume::{Event, Persist, Policy};
+use world::World;
+
+const ONE: SectorRange = SectorRange::new(8, 8);
+
+fn set(world: &mut World, policy: Policy) {
+    world.config.policy = policy;
+    world.step(Event::Reconfigure(world.config.clone()));
+    for _ in 0..1000 {
+        if world.volume.policy() == policy {
+            return;
+        }
+        world.now = world.now.plus(Nanos::from_millis(1));
+        world.step(Event::Poll);
+    }
+    panic!("{policy:?} is not in effect");
+}
+
+fn backend(world: &World) -> &[u8] {
+    &world.backend[ONE.byte_offset() as usize..][..ONE.bytes()]
+}
+
+fn dram_hits(world: &World) -> u64 {
+    world.volume.stats(world.now).dram_hit_blocks
+}
+
+#[test]
+fn policy_says_where_a_write_is_when_it_is_acknowledged() {
+    for (policy, is_there, is_kept) in [
+        (Policy::WriteBack, false, false),
+        (Policy::WriteThrough, true, true),
+        (Policy::WriteAround, true, false),
+        (Policy::PassThrough, true, false),
+    ] {
+        let mut world = World::new(Persist::OnWrite);
+        set(&mut world, policy);
+        world.write(ONE.start, &[7; 4096]);
+        assert_eq!(backend(&world) == [7; 4096], is_there, "{policy:?}");
+        let stats = world.volume.stats(world.now);
+        assert_eq!(stats.dirty_bytes == 0, is_there, "{policy:?}");
+        assert!(*world.read(ONE) == [7; 4096], "{policy:?}");
+        assert_eq!(dram_hits(&world) > 0, is_kept, "{policy:?}");
+        let before = dram_hits(&world);
+        assert!(*world.read(ONE) == [7; 4096], "{policy:?}");
+        let caches = is_there && policy != Policy::PassThrough;
+        assert_eq!(dram_hits(&world) > before, caches, "{policy:?}");
+    }
+}
+
+#[test]
+fn policy_of_direct_writes_flushes_the_backend_only_when_a_flush_asks_for_it() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteThrough);
+    let before = world.backend_flushes;
+    world.write(ONE.start, &[1; 4096]);
+    assert_eq!(world.backend_flushes, before);
+    world.ask(Request::Flush);
+    assert_eq!(world.backend_flushes, before + 1);
+    world.ask(Request::Flush);
+    assert_eq!(world.backend_flushes, before + 1, "all is flushed");
+    world.ask(Request::Discard {
+        range: ONE,
+        fua: true,
+    });
+    assert_eq!(world.backend_flushes, before + 2);
+    assert_eq!(backend(&world), [0; 4096]);
+}
+
+#[test]
+fn policy_read_only_refuses_writes_and_destages_what_is_dirty() {
+    let mut world = World::new(Persist::OnWrite);
+    world.write(ONE.start, &[3; 4096]);
+    assert_eq!(backend(&world), [0; 4096]);
+    set(&mut world, Policy::ReadOnly);
+    assert_eq!(backend(&world), [3; 4096]);
+    let mut data = world.pool.alloc_for(ONE).expect("it is all free");
+    data.fill(4);
+    let data: Buf = data.freeze();
+    for request in [
+        Request::Write {
+            range: ONE,
+            data,
+            fua: false,
+        },
+        Request::Discard {
+            range: ONE,
+            fua: false,
+        },
+    ] {
+        let id = RequestId(9);
+        world.step(Event::Request { id, request });
+        let (_, result) = world.replies.pop().expect("it is refused at once");
+        assert_eq!(result.unwrap_err(), RequestError::Policy);
+    }
+    assert!(*world.read(ONE) == [3; 4096]);
+}
+
+#[test]
+fn policy_changes_keep_every_write_and_begin_with_an_empty_log() {
+    let all = [
+        Policy::WriteBack,
+        Policy::WriteThrough,
+        Policy::WriteAround,
+        Policy::PassThrough,
+    ];
+    let mut world = World::new(Persist::OnWrite);
+    let mut mark = 0;
+    for from in all {
+        for to in all {
+            set(&mut world, from);
+            mark += 1;
+            world.write(ONE.start, &[mark; 4096]);
+            set(&mut world, to);
+            if to.is_direct() {
+                assert_eq!(world.volume.stats(world.now).log_used_blocks, 0);
+                assert!(backend(&world) == [mark; 4096], "{from:?} to {to:?}");
+            }
+            assert!(*world.read(ONE) == [mark; 4096], "{from:?} to {to:?}");
+        }
+    }
+}
+
+#[test]
+fn policy_of_a_flush_after_the_return_covers_direct_writes() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteAround);
+    world.ask(Request::Flush);
+    world.write(ONE.start, &[1; 4096]);
+    let before = world.backend_flushes;
+    set(&mut world, Policy::WriteBack);
+    world.ask(Request::Flush);
+    assert_eq!(world.backend_flushes, before + 1);
+    world.write(ONE.start, &[2; 4096]);
+    world.ask(Request::Flush);
+    assert_eq!(world.backend_flushes, before + 1, "the log has this one");
+}
+
+#[test]
+fn policy_of_a_volume_whose_log_was_left_dirty_destages_it_first() {
+    let mut world = World::new(Persist::OnWrite);
+    world.write(ONE.start, &[5; 4096]);
+    world.config.policy = Policy::PassThrough;
+    world.reopen();
+    world.write(ONE.start + 8, &[6; 4096]);
+    assert_eq!(world.volume.policy(), Policy::PassThrough);
+    assert_eq!(backend(&world), [5; 4096]);
+    world.close(false);
+    world.reopen();
+    assert!(*world.read(ONE) == [5; 4096]);
+    assert_eq!(world.volume.stats(world.now).replayed_entries, 0);
+}
