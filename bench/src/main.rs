@@ -9,6 +9,7 @@ mod before;
 mod compare;
 mod crash;
 mod demo;
+mod encryption;
 mod failure;
 mod fio;
 mod nbd;
@@ -39,6 +40,8 @@ enum Job {
     S3(before::Options),
     /// HDCS before a real HDFS, beside its client; what it costs in requests.
     Hdfs(before::Options),
+    /// Encrypted volumes beside plain ones.
+    Encryption(encryption::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Job::Ceph(options) => before::run(Store::Ceph, &options),
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
+        Job::Encryption(options) => encryption::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

@@ -51,6 +51,8 @@ pub enum Plant {
     StalePromotion,
     /// A volume whose log is lost keeps its number in the cache.
     KeptNumber,
+    /// A volume is opened with another key than before.
+    OtherKey,
     /// A snapshot is taken before what it has to hold is destaged.
     HastySnapshot,
     /// A snapshot shows what an atomic backend has not made durable yet.
@@ -73,6 +75,7 @@ impl Plant {
             | Self::IdlePromotion
             | Self::StalePromotion
             | Self::KeptNumber
+            | Self::OtherKey
             | Self::HastySnapshot
             | Self::LooseSnapshot => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,

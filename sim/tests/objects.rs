@@ -170,3 +170,8 @@ fn objects_plant_of_a_full_bucket_that_is_not_read_is_caught() {
 fn objects_plant_of_a_silent_end_of_a_clone_is_caught() {
     assert_caught(Plant::SilentEnd, &["delete-needed"]);
 }
+
+#[test]
+fn plant_of_slots_that_are_not_marked_is_caught() {
+    assert_caught(Plant::UnmarkedSlots, &["slots"]);
+}
