@@ -42,10 +42,10 @@ def test_encryption_s3_bucket_holds_no_plaintext_and_is_taken_over_with_the_key(
     assert any(MARK in body for body in bodies(s3, "not-encrypted").values())
     with Daemon(two, EAGER) as daemon:
         create = ["volume", "create", "v", "--backend", url]
-        refused(daemon.cli(*create), 1, "is encrypted", "--encrypt")
-        refused(daemon.cli(*create, *encrypted(other)), 1, str(other), "wrapped with key")
+        refused(daemon.cli(*create), 2, "is encrypted", "--encrypt")
+        refused(daemon.cli(*create, *encrypted(other)), 2, str(other), "wrapped with key")
         plain = ["volume", "create", "p", "--backend", s3.url("not-encrypted"), *encrypted(key)]
-        refused(daemon.cli(*plain), 1, "not encrypted")
+        refused(daemon.cli(*plain), 2, "not encrypted")
         daemon.json(*create, *encrypted(key))
         assert read_all(daemon, len(data)) == data
         daemon.ok("volume", "rotate-key", "v", "--key-file", new)
@@ -54,7 +54,7 @@ def test_encryption_s3_bucket_holds_no_plaintext_and_is_taken_over_with_the_key(
     three.mkdir()
     with Daemon(three, EAGER) as daemon:
         create = ["volume", "create", "v", "--backend", url]
-        refused(daemon.cli(*create, *encrypted(key)), 1, "wrapped with key")
+        refused(daemon.cli(*create, *encrypted(key)), 2, "wrapped with key")
         daemon.json(*create, *encrypted(new))
         assert read_all(daemon, len(data)) == data
         daemon.stop()
@@ -68,7 +68,7 @@ def test_encryption_s3_clone_has_its_parents_key(s3, tmp_path):
         client = daemon.nbd("v")
         model.write(client, 200)
         clone = ["volume", "clone", "v", "c", "--backend", s3.url("child")]
-        refused(daemon.cli(*clone, *encrypted(key)), 1, "as its parent is")
+        refused(daemon.cli(*clone, *encrypted(key)), 2, "as its parent is")
         daemon.json(*clone)
         shown = [daemon.volume(name)["encryption"]["data_key"] for name in ["v", "c"]]
         assert shown[0] == shown[1]

@@ -214,7 +214,7 @@ def test_encryption_rotates_keys_while_it_serves(tmp_path):
         daemon.start()
         client = daemon.nbd("v")
         model.check(client)
-        refused(daemon.cli("volume", "rotate-key", "plain", "--key-file", moved), 1, "not encrypted")
+        refused(daemon.cli("volume", "rotate-key", "plain", "--key-file", moved), 2, "not encrypted")
         refused(daemon.cli("volume", "rotate-key", "v"), 2, "--key-file")
         refused(daemon.cli("volume", "rotate-key", "v", "--key-file", tmp_path / "none"), 1, "none")
         daemon.stop()
@@ -284,7 +284,7 @@ def test_encryption_refuses_what_is_no_key(tmp_path):
         refused(daemon.cli(*create, *encrypted(tmp_path / "none")), 1, "none")
         short = tmp_path / "short"
         short.write_text("secret")
-        refused(daemon.cli(*create, *encrypted(short)), 1, "32 bytes", str(short))
+        refused(daemon.cli(*create, *encrypted(short)), 2, "32 bytes", str(short))
         failing = ["--encrypt", "--key-command", "false"]
         refused(daemon.cli(*create, *failing), 1, "`false`", "failed")
         assert daemon.json("volume", "list") == []

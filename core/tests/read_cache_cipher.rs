@@ -145,7 +145,7 @@ impl Rig {
 }
 
 fn byte(line: u64) -> u8 {
-    100 + line as u8
+    100u8.wrapping_add(line as u8)
 }
 
 /// Whether a block of nothing but `byte` is on the medium.

@@ -31,7 +31,7 @@ const COMMAND_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file or command did not bring one.
-    #[error("key: {place}: {why}: put the key there, then run `hdcs volume open`")]
+    #[error("key: {place}: {why}: put the key there and try again (a volume that is not open: `hdcs volume open`)")]
     Source {
         /// Which.
         place: String,
@@ -47,7 +47,7 @@ pub enum KeyError {
     /// It is another one.
     #[error(
         "key: {place}: that is key {found}, and the volume's data key is wrapped with key {needs}: put \
-         that key there, then run `hdcs volume open`"
+         that key there and try again (a volume that is not open: `hdcs volume open`)"
     )]
     Other {
         /// Where the key comes from.

@@ -43,7 +43,11 @@ fn parse(place: &KeyPlace) -> Result<KeySource, ApiError> {
 }
 
 fn no_key(error: KeyError) -> ApiError {
-    ApiError::new(ErrorKind::Invalid, error.to_string())
+    let kind = match error {
+        KeyError::Form(_) | KeyError::Other { .. } => ErrorKind::Invalid,
+        _ => ErrorKind::Failed,
+    };
+    ApiError::new(kind, error.to_string())
 }
 
 fn no_backend(error: BackendError) -> ApiError {
