@@ -229,5 +229,7 @@ fn cipher_outlives_the_move_of_a_line_that_eviction_keeps() {
         rig.cache.stats().ssd_evicted_lines > 0,
         "segments were evicted"
     );
-    assert_eq!(rig.read(1, 5, 1), Some((byte(5), true)));
+    // It may be in memory still, in the segment that it was moved to.
+    let found = rig.read(1, 5, 1);
+    assert_eq!(found.map(|(byte, _)| byte), Some(byte(5)));
 }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -31,7 +31,9 @@ const COMMAND_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file or command did not bring one.
-    #[error("key: {place}: {why}: put the key there and try again (a volume that is not open: `hdcs volume open`)")]
+    #[error(
+        "key: {place}: {why}: put the key there and try again (a volume that is not open: `hdcs volume open`)"
+    )]
     Source {
         /// Which.
         place: String,
@@ -159,7 +161,7 @@ impl KeySource {
     pub fn read(&self) -> Result<WrappingKey, KeyError> {
         keep_from_dumps();
         let found = match self {
-            Self::File(_) => self.read_file(),
+            Self::File(path) => read_file(path),
             Self::Command(command) => run(command),
         };
         let found = found.map_err(|why| KeyError::Source {
@@ -168,25 +170,22 @@ impl KeySource {
         })?;
         WrappingKey::parse(&found).ok_or_else(|| KeyError::Form(self.to_string()))
     }
+}
 
-    fn read_file(&self) -> Result<Zeroizing<Vec<u8>>, String> {
-        let Self::File(path) = self else {
-            unreachable!("asked of a file");
-        };
-        let file = File::open(path).map_err(|error| error.to_string())?;
-        let found = file.metadata().map_err(|error| error.to_string())?;
-        if !found.is_file() {
-            return Err("it is not a regular file".to_owned());
-        }
-        if found.mode() & 0o077 != 0 {
-            tracing::warn!(
-                "key file {}: its mode {:o} lets others read or change it: `chmod 600` it",
-                path.display(),
-                found.mode() & 0o777
-            );
-        }
-        take(file).map_err(|error| error.to_string())
+fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let found = file.metadata().map_err(|error| error.to_string())?;
+    if !found.is_file() {
+        return Err("it is not a regular file".to_owned());
     }
+    if found.mode() & 0o077 != 0 {
+        tracing::warn!(
+            "key file {}: its mode {:o} lets others read or change it: `chmod 600` it",
+            path.display(),
+            found.mode() & 0o777
+        );
+    }
+    take(file).map_err(|error| error.to_string())
 }
 
 /// What can be read, as far as a key may be long.
