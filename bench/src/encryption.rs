@@ -125,7 +125,7 @@ pub fn run(options: &Options) -> Result<()> {
             let name = format!("{}-{repetition}", job.rw);
             let turn = |key| turn(&node, &name, &job, key, &results);
             // The second one finds the device as the first one left it: they take turns.
-            let pair = if repetition % 2 == 0 {
+            let pair = if repetition.is_multiple_of(2) {
                 let plain = turn(None)?;
                 let encrypted = turn(Some(&*key))?;
                 Pair { plain, encrypted }

@@ -161,7 +161,7 @@ mod tests {
             let mut buf = pool.alloc(BLOCK_BYTES).unwrap();
             buf.copy_from_slice(&medium[read * BLOCK_BYTES..][..BLOCK_BYTES]);
             let expected = [1, 2, 2, 2, 3][read];
-            assert!(buf.iter().filter(|&&byte| byte == expected).count() < 100);
+            assert!(buf.iter().any(|&byte| byte != expected));
             log.reads(token, offset + (read * BLOCK_BYTES) as u64);
             let mut result = Ok(Done::Read(buf));
             log.ended(token, &mut result);

@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use super::{Node, at_volume, failed, invalid};
-use crate::backends::{BackendError, url::BackendUrl};
+use crate::backends::{BackendError, Keeper, url::BackendUrl};
 use crate::catalogue::{self, Entry, VolumeName};
 use crate::control::api::{ApiError, CreateVolume, ErrorKind, KeyPlace, Volume, VolumeEncryption};
 use crate::crypt::Encryption;
@@ -62,7 +62,7 @@ fn no_backend(error: BackendError) -> ApiError {
 /// The key that lies at the place of a URL.
 fn key_at(url: &str) -> Result<Option<WrappedKey>, BackendError> {
     let place = BackendUrl::parse(url)?.place;
-    place.as_keeper().map_or(Ok(None), |keeper| keeper.key())
+    place.as_keeper().map_or(Ok(None), Keeper::key)
 }
 
 /// The key of a new volume, or of one that is at its place already. Blocks.
