@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -56,6 +56,9 @@ bench-clones: build ## a clone's first reads of what another one has read, besid
 
 bench-hits: build ## hit rates of the cache beside LRU, ARC, S3-FIFO, W-TinyLFU (TRACE=file: a trace of yours; FORMAT=msr|oracle|plain)
 	target/release/hdcs-bench hits $(if $(TRACE),--trace $(TRACE)) $(if $(FORMAT),--format $(FORMAT))
+
+bench-encryption: build ## encrypted volumes beside plain ones (REPEAT=n)
+	target/release/hdcs-bench encryption $(if $(REPEAT),--repeat $(REPEAT))
 
 crash: build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))

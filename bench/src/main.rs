@@ -10,6 +10,7 @@ mod clones;
 mod compare;
 mod crash;
 mod demo;
+mod encryption;
 mod failure;
 mod fio;
 mod hits;
@@ -48,6 +49,8 @@ enum Job {
     Hits(hits::Options),
     /// Every cache policy, and every change of one to another, under load.
     Policies(policies::Options),
+    /// Encrypted volumes beside plain ones.
+    Encryption(encryption::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Job::Clones(options) => clones::run(&options),
         Job::Hits(options) => hits::run(&options),
         Job::Policies(options) => policies::run(&options),
+        Job::Encryption(options) => encryption::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

@@ -102,6 +102,11 @@ impl Node {
 
     /// Create a volume.
     pub fn create(&self, volume: &VolumeOptions) -> Result<()> {
+        self.create_with(volume, None)
+    }
+
+    /// Create a volume, encrypted if a key file is given.
+    pub fn create_with(&self, volume: &VolumeOptions, key: Option<&Path>) -> Result<()> {
         let (size, log) = (volume.bytes.to_string(), volume.log_bytes.to_string());
         let mut arguments = vec![
             "volume",
@@ -115,6 +120,10 @@ impl Node {
         arguments.extend(["--persist", volume.persist]);
         if let Some(backend) = &volume.backend {
             arguments.extend(["--backend", backend]);
+        }
+        let key = key.map(|path| path.display().to_string());
+        if let Some(key) = &key {
+            arguments.extend(["--encrypt", "--key-file", key]);
         }
         self.command(&arguments).map(drop)
     }

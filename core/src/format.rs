@@ -51,6 +51,25 @@
 //! lies in another place than its own is not accepted. The state of a manifest is that of the
 //! pages of its map, later objects before earlier ones, and then of the objects of its tail in order:
 //! of each, first what is unmapped, then what is mapped.
+//!
+//! # Encrypted volumes
+//!
+//! A volume has a data key of 64 random bytes. `HKDF-SHA-512(salt "hdcs data key", data key, info)` gives a
+//! key for AES-256-XTS for each medium; the tweak is 16 bytes, little-endian, as one number:
+//!
+//! ```text
+//! medium      info       unit                              tweak
+//! write log   log        each block from block 8 on        block of the region + (`log` of the superblock << 64)
+//! read cache  cache      each block of a line              number of the block on the volume
+//! data/N      objects    each slot of 4100 bytes, whole    UUID of its writer ^ (N << 64) ^ slot
+//! ```
+//!
+//! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of the read
+//! cache are of what is on the medium. Superblocks, the cache's journal and footers, tables of data objects,
+//! maps and manifests are plain. The data key lies in `volume.json`, and for objects padded with blanks to
+//! 1024 bytes as `key/wrapped`: JSON with `cipher` ("aes-256-xts"), `id` (its UUID), `wrapped_with` (8 bytes
+//! of HKDF-SHA-512 of the key-encryption key, salt "hdcs wrapping key", info "fingerprint"), `nonce` and `key`
+//! (AES-256-GCM with `cipher` and the bytes of `id` as associated data, the tag at the end; base64).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -193,8 +212,10 @@ on_disk! {
         clean_head: U64,
         /// Sync points retired since the log was made.
         sync_points: U64,
+        /// Which data key everything after the superblocks is encrypted with; zeroes: it is not.
+        data_key: [u8; 16],
         /// Zero.
-        reserved_b: [u8; 3984],
+        reserved_b: [u8; 3968],
     }
 }
 

@@ -11,6 +11,7 @@
 extern crate alloc;
 
 pub mod buf;
+pub mod cipher;
 pub mod destage;
 pub mod error;
 pub mod extent_index;

@@ -167,7 +167,8 @@ impl WriteLog {
             tail_chain: U64::new(0),
             clean_head: U64::new(0),
             sync_points: U64::new(0),
-            reserved_b: [0; 3984],
+            data_key: [0; 16],
+            reserved_b: [0; 3968],
         };
         superblock.seal();
         superblock

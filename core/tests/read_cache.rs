@@ -155,9 +155,9 @@ impl Rig {
             Lookup::Dram(buf) => Some(Ok(buf[100])),
             Lookup::Ssd(read) => {
                 let at = read.offset as usize;
-                let data = self.medium[at..at + BLOCK_BYTES].to_vec();
-                let byte = data[100];
-                Some(self.cache.finish_ssd_read(read, Some(&data)).map(|()| byte))
+                let mut data = self.medium[at..at + BLOCK_BYTES].to_vec();
+                let read = self.cache.finish_ssd_read(read, Some(&mut data));
+                Some(read.map(|()| data[100]))
             }
         }
     }
@@ -291,8 +291,8 @@ fn cache_does_not_share_lines_that_only_collide() {
                 Lookup::Ssd(read) => {
                     let at = read.offset as usize;
                     assert_eq!(rig.medium[at..at + 4096], expected[..4096]);
-                    let data = rig.medium[at..at + 4096].to_vec();
-                    rig.cache.finish_ssd_read(read, Some(&data)).unwrap();
+                    let mut data = rig.medium[at..at + 4096].to_vec();
+                    rig.cache.finish_ssd_read(read, Some(&mut data)).unwrap();
                 }
                 Lookup::Miss => panic!("block {block} is not there"),
             }
@@ -310,7 +310,10 @@ fn cache_reports_rot_once_and_drops_the_line() {
     let at = read.offset as usize;
     let mut data = rig.medium[at..at + BLOCK_BYTES].to_vec();
     data[77] ^= 16;
-    assert_eq!(rig.cache.finish_ssd_read(read, Some(&data)), Err(Corrupt));
+    assert_eq!(
+        rig.cache.finish_ssd_read(read, Some(&mut data)),
+        Err(Corrupt)
+    );
     assert_eq!(rig.read(5, 0), None);
     assert_eq!(rig.cache.stats().corrupt_blocks, 1);
 }
@@ -325,9 +328,9 @@ fn cache_permission_survives_invalidation_and_eviction() {
     rig.cache.invalidate(key(5), 4);
     rig.fill_lines(1000..3000);
     let at = read.offset as usize;
-    let data = rig.medium[at..at + BLOCK_BYTES].to_vec();
+    let mut data = rig.medium[at..at + BLOCK_BYTES].to_vec();
     assert_eq!(data[100], 5, "the segment was reused under a reader");
-    assert_eq!(rig.cache.finish_ssd_read(read, Some(&data)), Ok(()));
+    assert_eq!(rig.cache.finish_ssd_read(read, Some(&mut data)), Ok(()));
     rig.fill_lines(4000..5500);
     assert_ne!(rig.medium[at + 100], 5, "the segment is reused afterwards");
 }

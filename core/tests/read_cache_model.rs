@@ -346,11 +346,11 @@ impl Story {
         let (key, offset) = (read.key, read.offset);
         let block = key.block() % self.line_blocks();
         let line = u64::from(key.volume()) * (LINES / 2) + key.block() / self.line_blocks();
-        let data = match self.device.read(offset, buf) {
+        let mut data = match self.device.read(offset, buf) {
             Ok(Done::Read(buf)) => Some(buf),
             _ => None,
         };
-        match self.cache.finish_ssd_read(read, data.as_deref()) {
+        match self.cache.finish_ssd_read(read, data.as_deref_mut()) {
             Ok(()) if self.content(line).1 == version => {
                 self.seen.ssd += 1;
                 self.check(line, block, &data.unwrap(), "ssd");

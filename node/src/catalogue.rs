@@ -15,7 +15,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
 use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_BYTES_MAX};
@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use crate::backends;
 use crate::config::value::Value;
+use crate::crypt::Encryption;
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
 use crate::data_dir::{DataDir, Layout};
 
@@ -155,6 +156,9 @@ pub struct Entry {
     /// [`crate::backends::Opened::identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_identity: Option<String>,
+    /// How it is encrypted, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Settings that differ from the node's.
     pub settings: BTreeMap<String, Value>,
 }
@@ -265,6 +269,12 @@ pub fn directory(layout: &Layout, name: &VolumeName) -> PathBuf {
 
 fn entry_file(directory: &Path) -> PathBuf {
     directory.join(ENTRY_FILE)
+}
+
+/// How the volume is encrypted whose log is at `log`, if that is in the volume's directory.
+pub fn encryption_beside(log: &Path) -> Option<Encryption> {
+    let entry = sealed::read::<Entry>(&entry_file(log.parent()?), ENTRY).ok()?;
+    (entry.log.path == Path::new(log.file_name()?)).then_some(entry.encryption)?
 }
 
 /// Remove what interrupted work left behind, and read every entry.
@@ -465,11 +475,36 @@ pub fn remove(
             sync_directory(parent).map_err(io_at(parent))?;
         }
     }
+    forget_key(&path)?;
     let volumes = layout.volumes();
     let gone = volumes.join(format!("{GONE_PREFIX}{name}-{}", Uuid::new_v4()));
     fs::rename(&path, &gone).map_err(io_at(&path))?;
     sync_directory(&volumes).map_err(io_at(&volumes))?;
     remove_directory(&gone)
+}
+
+/// Destroy the wrapped key of a volume that is to be removed: whatever else of it a medium keeps is
+/// unreadable from then on. The bytes of the old entry are overwritten where they are, as far as the file
+/// system lets them be.
+fn forget_key(directory: &Path) -> Result<(), CatalogueError> {
+    let path = entry_file(directory);
+    let Ok(entry) = sealed::read::<Entry>(&path, ENTRY) else {
+        return Ok(());
+    };
+    if entry.encryption.is_none() {
+        return Ok(());
+    }
+    let old = fs::OpenOptions::new().write(true).open(&path);
+    let old = old.map_err(io_at(&path))?;
+    let without = Entry {
+        encryption: None,
+        ..entry
+    };
+    write_entry(directory, &without)?;
+    let bytes = old.metadata().map_err(io_at(&path))?.len();
+    old.write_all_at(&vec![0; bytes as usize], 0)
+        .and_then(|()| old.sync_all())
+        .map_err(io_at(&path))
 }
 
 /// Move a volume's directory, with all that is in it, out of the catalogue.
@@ -520,6 +555,7 @@ mod tests {
             },
             backend: None,
             backend_identity: None,
+            encryption: None,
             settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
         }
     }

@@ -31,6 +31,7 @@ use uuid::Uuid;
 
 use crate::catalogue::{self, Found};
 use crate::control::api::CheckReport;
+use crate::crypt::{Encryption, LogCipher};
 use crate::data_dir::Layout;
 
 pub use cache::{CacheSummary, CachedVolume, JournalSummary, check as check_cache};
@@ -218,7 +219,8 @@ pub fn inspect(path: &Path) -> Result<Inspection, InspectError> {
         let cache = cache::summarize(&file, None, Use::of_file(path)).map_err(io_at(path))?;
         return Ok(Inspection::Cache { path: shown, cache });
     }
-    match summarize(&file, None).map_err(io_at(path))? {
+    let encryption = catalogue::encryption_beside(path);
+    match summarize(&file, None, encryption.as_ref()).map_err(io_at(path))? {
         Some(log) => Ok(Inspection::Log { path: shown, log }),
         None => Err(InspectError::Unknown(shown)),
     }
@@ -239,7 +241,8 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
             },
             Found::Entry(entry) => {
                 let path = entry.log_path(layout);
-                let log = File::open(&path).and_then(|file| summarize(&file, Some(entry.uuid)));
+                let log = File::open(&path)
+                    .and_then(|file| summarize(&file, Some(entry.uuid), entry.encryption.as_ref()));
                 let (log, problem) = match log {
                     Ok(Some(log)) => (Some(log), None),
                     Ok(None) => (None, Some("its write log is not one".to_owned())),
@@ -296,7 +299,11 @@ fn best(superblocks: &[Result<LogSuperblock, FormatError>]) -> Option<&LogSuperb
 }
 
 /// Read a log as opening it would.
-fn replay(file: &File, superblock: &LogSuperblock) -> Result<WriteLog, OpenError> {
+fn replay(
+    file: &File,
+    superblock: &LogSuperblock,
+    cipher: Option<&LogCipher>,
+) -> Result<WriteLog, OpenError> {
     let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
     let mut replay = Replay::new(superblock.volume, region_bytes);
     let pool = Pool::new(POOL_BYTES);
@@ -307,7 +314,13 @@ fn replay(file: &File, superblock: &LogSuperblock) -> Result<WriteLog, OpenError
             return Err(OpenError::Io(IoError::Failed));
         };
         let result = match file.read_exact_at(&mut read.buf, read.offset) {
-            Ok(()) => Ok(read.buf),
+            Ok(()) => {
+                let header_bytes = LOG_HEADER_BLOCKS * BLOCK_BYTES as u64;
+                if let Some(cipher) = cipher.filter(|_| read.offset >= header_bytes) {
+                    cipher.decrypt(read.offset, &mut read.buf);
+                }
+                Ok(read.buf)
+            }
             Err(_) => Err(IoError::Failed),
         };
         replay.read_done(Nanos(0), read.chunk, result, |_, found| {
@@ -318,7 +331,11 @@ fn replay(file: &File, superblock: &LogSuperblock) -> Result<WriteLog, OpenError
 }
 
 /// Describe the log in `file`; `None` if it never was one.
-fn summarize(file: &File, expected: Option<Uuid>) -> io::Result<Option<LogSummary>> {
+fn summarize(
+    file: &File,
+    expected: Option<Uuid>,
+    encryption: Option<&Encryption>,
+) -> io::Result<Option<LogSummary>> {
     let found = superblocks(file)?;
     if found
         .iter()
@@ -345,7 +362,14 @@ fn summarize(file: &File, expected: Option<Uuid>) -> io::Result<Option<LogSummar
     summary.ring_blocks = superblock.ring_blocks.get();
     summary.head = superblock.tail.get();
     summary.problem = foreign(superblock, expected);
-    match replay(file, superblock) {
+    let cipher = match Encryption::of_log(encryption, superblock) {
+        Ok(cipher) => cipher,
+        Err(why) => {
+            summary.problem = Some(why);
+            return Ok(Some(summary));
+        }
+    };
+    match replay(file, superblock, cipher.as_ref()) {
         Ok(log) => {
             let bytes = log.bytes();
             summary.used_blocks = log.used_blocks();
@@ -390,9 +414,9 @@ fn foreign(superblock: &LogSuperblock, expected: Option<Uuid>) -> Option<String>
 
 /// What the log of volume `uuid` holds and the backend may not have: bytes of data, and entries,
 /// discards included. `None` if that cannot be told.
-pub fn dirty_of(path: &Path, uuid: Uuid) -> Option<(u64, u64)> {
+pub fn dirty_of(path: &Path, uuid: Uuid, encryption: Option<&Encryption>) -> Option<(u64, u64)> {
     let file = File::open(path).ok()?;
-    let summary = summarize(&file, Some(uuid)).ok()??;
+    let summary = summarize(&file, Some(uuid), encryption).ok()??;
     match summary.problem {
         None => Some((summary.data_bytes, summary.entries)),
         Some(_) => None,
@@ -400,14 +424,19 @@ pub fn dirty_of(path: &Path, uuid: Uuid) -> Option<(u64, u64)> {
 }
 
 /// Verify every checksum of the log at `path`.
-pub fn check_log(path: &Path, uuid: Option<Uuid>, how: Use) -> CheckReport {
+pub fn check_log(
+    path: &Path,
+    uuid: Option<Uuid>,
+    encryption: Option<&Encryption>,
+    how: Use,
+) -> CheckReport {
     let mut report = CheckReport {
         path: path.display().to_string(),
         ..CheckReport::default()
     };
     let mut last = None;
     for _ in 0..if how == Use::Live { LIVE_TRIES } else { 1 } {
-        match check_once(path, uuid, &mut report) {
+        match check_once(path, uuid, encryption, &mut report) {
             Ok(()) => return report,
             Err(failure) if last.as_ref() == Some(&failure) => break,
             Err(failure) => last = Some(failure),
@@ -421,7 +450,12 @@ pub fn check_log(path: &Path, uuid: Option<Uuid>, how: Use) -> CheckReport {
 }
 
 /// One reading.
-fn check_once(path: &Path, uuid: Option<Uuid>, report: &mut CheckReport) -> Result<(), String> {
+fn check_once(
+    path: &Path,
+    uuid: Option<Uuid>,
+    encryption: Option<&Encryption>,
+    report: &mut CheckReport,
+) -> Result<(), String> {
     let shown = path.display();
     let file = File::open(path).map_err(|error| format!("{shown}: {error}"))?;
     let found = superblocks(&file).map_err(|error| format!("{shown}: {error}"))?;
@@ -433,7 +467,10 @@ fn check_once(path: &Path, uuid: Option<Uuid>, report: &mut CheckReport) -> Resu
     if let Some(why) = foreign(superblock, uuid) {
         return Err(format!("{shown}: {why}"));
     }
-    let log = replay(&file, superblock).map_err(|error| format!("{shown}: {error}"))?;
+    let cipher = Encryption::of_log(encryption, superblock);
+    let cipher = cipher.map_err(|why| format!("{shown}: {why}"))?;
+    let log =
+        replay(&file, superblock, cipher.as_ref()).map_err(|error| format!("{shown}: {error}"))?;
     report.spans = log.spans().len() as u64;
     report.blocks = log.spans().iter().map(|span| span.blocks).sum();
     // A second superblock that was never written is empty; one that is damaged is a finding,
@@ -461,7 +498,10 @@ pub fn check_data_directory(
     }];
     for (name, found) in catalogue::list(layout).map_err(io_at(layout.root()))? {
         reports.push(match found {
-            Found::Entry(entry) => check_log(&entry.log_path(layout), Some(entry.uuid), how),
+            Found::Entry(entry) => {
+                let (path, encryption) = (entry.log_path(layout), entry.encryption.as_ref());
+                check_log(&path, Some(entry.uuid), encryption, how)
+            }
             Found::Damaged(why) => CheckReport {
                 path: name,
                 problems: vec![why],
@@ -577,8 +617,8 @@ mod tests {
         let file = log_of(uuid);
         assert!(is_log(file.path()));
         assert_eq!(log_owner(file.path()), Some(uuid));
-        assert_eq!(dirty_of(file.path(), uuid), Some((0, 0)));
-        let report = check_log(file.path(), Some(uuid), Use::Offline);
+        assert_eq!(dirty_of(file.path(), uuid, None), Some((0, 0)));
+        let report = check_log(file.path(), Some(uuid), None, Use::Offline);
         assert_eq!(report.problems, Vec::<String>::new());
         assert!(matches!(
             inspect(file.path()).unwrap(),
@@ -590,12 +630,12 @@ mod tests {
     fn inspect_log_of_another_volume_is_told() {
         let file = log_of(Uuid::new_v4());
         let other = Uuid::new_v4();
-        let report = check_log(file.path(), Some(other), Use::Live);
+        let report = check_log(file.path(), Some(other), None, Use::Live);
         assert!(
             report.problems[0].contains(&other.to_string()),
             "{report:?}"
         );
-        assert_eq!(dirty_of(file.path(), other), None);
+        assert_eq!(dirty_of(file.path(), other, None), None);
     }
 
     #[test]
@@ -603,7 +643,7 @@ mod tests {
         let uuid = Uuid::new_v4();
         let file = log_of(uuid);
         file.as_file().write_all_at(&[0xff], 100).unwrap();
-        let report = check_log(file.path(), Some(uuid), Use::Offline);
+        let report = check_log(file.path(), Some(uuid), None, Use::Offline);
         assert!(report.problems[0].contains("checksum"), "{report:?}");
         assert!(matches!(
             inspect(file.path()).unwrap(),

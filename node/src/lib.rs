@@ -6,6 +6,7 @@ pub mod catalogue;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod crypt;
 pub mod data_dir;
 pub mod device;
 pub mod filters;

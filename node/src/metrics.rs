@@ -579,6 +579,7 @@ mod tests {
             read_only: false,
             log_path: String::new(),
             log_bytes: 0,
+            encryption: None,
             connections: 0,
             settings: std::collections::BTreeMap::new(),
             overridden: Vec::new(),

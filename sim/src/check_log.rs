@@ -141,7 +141,8 @@ mod tests {
             tail_chain: 0.into(),
             clean_head: u64::MAX.into(),
             sync_points: 0.into(),
-            reserved_b: [0; 3984],
+            data_key: [0; 16],
+            reserved_b: [0; 3968],
         };
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);

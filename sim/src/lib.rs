@@ -31,6 +31,7 @@ pub mod objects;
 pub mod plant;
 pub mod run;
 pub mod scenario;
+pub mod toy_cipher;
 pub mod trace;
 pub mod violation;
 pub mod workload;

@@ -51,6 +51,8 @@ pub enum Plant {
     StalePromotion,
     /// A volume whose log is lost keeps its number in the cache.
     KeptNumber,
+    /// A volume is opened with another key than before.
+    OtherKey,
     /// A snapshot is taken before what it has to hold is destaged.
     HastySnapshot,
     /// The backend is said to have a write that went past the log, and gets it much later.
@@ -85,6 +87,7 @@ impl Plant {
             | Self::IdlePromotion
             | Self::StalePromotion
             | Self::KeptNumber
+            | Self::OtherKey
             | Self::HastySnapshot
             | Self::LooseSnapshot
             | Self::GuessedLineage

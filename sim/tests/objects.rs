@@ -176,3 +176,8 @@ fn objects_plant_of_a_silent_end_of_a_clone_is_caught() {
 fn objects_plant_of_a_guessed_lineage_is_caught() {
     assert_caught(Plant::GuessedLineage, &["inherited"]);
 }
+
+#[test]
+fn plant_of_slots_that_are_not_marked_is_caught() {
+    assert_caught(Plant::UnmarkedSlots, &["slots"]);
+}

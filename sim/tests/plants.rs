@@ -175,3 +175,9 @@ fn plant_of_a_flush_that_forgets_direct_writes_is_caught() {
 fn plant_of_a_lost_completion_is_caught() {
     assert_caught(Plant::LostCompletion, &["stall"]);
 }
+
+#[test]
+fn plant_of_another_key_is_caught() {
+    // What is in the SSD tier since before is what its checksums say, but not what was written.
+    assert_caught(Plant::OtherKey, &["read-foreign"]);
+}

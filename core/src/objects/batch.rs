@@ -336,6 +336,8 @@ fn run(block: u64, count: u32, slot: u32) -> DataRun {
 pub struct Batch {
     /// What is put: the slots, then runs and footer.
     pub data: Vec<Buf>,
+    /// How many bytes of that are slots.
+    pub slot_bytes: usize,
     /// Slots in each buffer but the last ones.
     pub chunk_slots: usize,
     /// Whether its put is under way.

@@ -155,6 +155,7 @@ impl ObjectVolume {
                 token,
                 name,
                 data,
+                slot_bytes: 0,
                 condition: Condition::Always,
             });
         }

@@ -288,6 +288,7 @@ impl ObjectVolume {
                 token,
                 name: self.name(Kind::Data, first.number()),
                 offset: u64::from(first.slot()) * SLOT_BYTES as u64,
+                slots: true,
                 buf,
             });
         }
@@ -419,6 +420,7 @@ impl ObjectVolume {
                 token,
                 name,
                 offset: 0,
+                slots: false,
                 buf,
             });
         } else if let Some(&kind) = self.scan.todo.front() {

@@ -61,6 +61,7 @@ impl ObjectVolume {
                 token,
                 name,
                 data,
+                slot_bytes: 0,
                 condition: Condition::IfAbsent,
             });
         }
@@ -188,6 +189,7 @@ impl ObjectVolume {
             token,
             name,
             offset: 0,
+            slots: false,
             buf,
         });
     }

@@ -57,6 +57,10 @@ impl Kind {
     }
 }
 
+/// What the name of the object begins with in which a driver keeps the volume's wrapped key. No volume
+/// makes such a name, and a place that holds nothing else is empty.
+pub const KEY_PREFIX: &str = "key/";
+
 /// The name of an object: short ASCII, below the place of its volume.
 ///
 /// `Display` writes it without the volume: `data/00000000000000000042`. The driver puts the place of
@@ -222,6 +226,9 @@ pub enum Action {
         name: Name,
         /// Its bytes, one buffer after another.
         data: Vec<Buf>,
+        /// How many of them are slots. They hold what the client wrote, and nothing else does: a
+        /// driver may keep them encrypted, each slot for itself, as long as a get brings them plain.
+        slot_bytes: usize,
         /// Whether it may be there already.
         condition: Condition,
     },
@@ -233,6 +240,8 @@ pub enum Action {
         name: Name,
         /// From where in it.
         offset: u64,
+        /// Whether these are whole slots; otherwise there is none among them.
+        slots: bool,
         /// Returned filled.
         buf: BufMut,
     },

@@ -722,7 +722,7 @@ impl ObjectVolume {
     }
 
     /// UUID of the volume that wrote the object with this number.
-    fn writer(&self, number: u64) -> [u8; 16] {
+    pub fn writer(&self, number: u64) -> [u8; 16] {
         let ancestors = &self.manifest.ancestors;
         let index = ancestors.partition_point(|ancestor| ancestor.below <= number);
         ancestors

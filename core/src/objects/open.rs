@@ -27,7 +27,8 @@ use super::format::{
     Ancestor, Manifest, Reference, Snapshot, TailEntry, parse_map, parse_table, table_bytes,
 };
 use super::io::{
-    Action, Condition, Kind, Name, OpenError, Phase, SnapshotName, StoreError, Stored,
+    Action, Condition, KEY_PREFIX, Kind, Listed, Name, OpenError, Phase, SnapshotName, StoreError,
+    Stored,
 };
 use super::snapshots::clone_number;
 use super::{Access, MapObject, Object, ObjectVolume, Purpose, Tail};
@@ -244,6 +245,7 @@ impl ObjectVolume {
                     token: self.issue(Purpose::Open(Part::Stage)),
                     name,
                     data: vec![bytes],
+                    slot_bytes: 0,
                     condition: Condition::IfAbsent,
                 }
             }
@@ -262,6 +264,7 @@ impl ObjectVolume {
             token: self.issue(Purpose::Open(part)),
             name,
             offset,
+            slots: false,
             buf,
         })
     }
@@ -288,6 +291,7 @@ impl ObjectVolume {
                 number: clone_number(&uuid),
             },
             data: vec![buf.freeze()],
+            slot_bytes: 0,
             condition: Condition::Always,
         })
     }
@@ -363,7 +367,8 @@ impl ObjectVolume {
                 }
             }
             (Stage::Looking, Ok(Stored::Listed { objects, .. })) => {
-                if !objects.is_empty() {
+                let foreign = |object: &Listed| !object.name.starts_with(KEY_PREFIX);
+                if objects.iter().any(foreign) {
                     return Err(OpenError::Foreign);
                 }
                 self.nothing_there()?

@@ -168,6 +168,7 @@ impl ObjectVolume {
             token,
             name: self.name(Kind::Data, number),
             offset: u64::from(fetch.place.slot()) * SLOT_BYTES as u64,
+            slots: true,
             buf,
         });
         Some(token)

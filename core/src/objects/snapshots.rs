@@ -260,6 +260,7 @@ impl ObjectVolume {
             token,
             name,
             data,
+            slot_bytes: 0,
             condition: Condition::Always,
         });
         if let Stage::Putting { in_flight, .. } = &mut self.snapshot_stage {

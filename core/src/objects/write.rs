@@ -432,6 +432,7 @@ impl ObjectVolume {
         self.tail.push_back(Tail { entry, user });
         let batch = Batch {
             data,
+            slot_bytes: entry.table_offset() as usize,
             chunk_slots: chunk_slots(self.config.batch_blocks),
             in_flight: false,
         };
@@ -484,7 +485,7 @@ impl ObjectVolume {
                 break;
             };
             batch.in_flight = true;
-            let data = batch.data.clone();
+            let (data, slot_bytes) = (batch.data.clone(), batch.slot_bytes);
             self.puts_in_flight += 1;
             self.stats.puts_data += 1;
             let token = self.issue(Purpose::PutData(number));
@@ -492,6 +493,7 @@ impl ObjectVolume {
                 token,
                 name: Name::own(Kind::Data, number),
                 data,
+                slot_bytes,
                 condition: Condition::Always,
             });
         }

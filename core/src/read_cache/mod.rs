@@ -20,6 +20,9 @@
 //! 3. Nothing waits for the cache: what does not fit or is not ready is refused silently, and
 //!    shows in [`CacheStats`].
 //! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
+//! 5. Of a volume that has a cipher, the SSD tier holds what that makes of its blocks, in memory as
+//!    on the medium: checksums, comparing and sharing are about encrypted bytes there, so none of
+//!    that needs a key, and nothing is shared between different ones. The DRAM tier holds plaintext.
 //!
 //! Failure: see `ssd`. A device that fails or does not answer turns the SSD tier off and reads into
 //! misses, never into errors; it is readmitted, empty, when the node finds it well again.
@@ -32,10 +35,13 @@ mod root;
 mod ssd;
 mod table;
 
+use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::buf::{Buf, Pool};
+use crate::cipher::BlockCipher;
 use crate::io::{Action, BlockKey, Completion, Nanos};
 use crate::limits::BLOCK_BYTES;
 use dram::Dram;
@@ -201,6 +207,8 @@ pub struct ReadCache {
     line_blocks: u64,
     dram: Dram,
     ssd: Option<Ssd>,
+    /// Of the volumes that are encrypted, by number.
+    ciphers: BTreeMap<u32, Arc<dyn BlockCipher>>,
     /// What the SSD tier was last seen doing, and since when.
     seen: (SsdState, Nanos),
     closing: bool,
@@ -235,9 +243,20 @@ impl ReadCache {
             line_blocks: ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64),
             dram: Dram::new(dram_blocks),
             ssd: ssd.and_then(make),
+            ciphers: BTreeMap::new(),
             seen: (SsdState::Off, Nanos(0)),
             closing: false,
         }
+    }
+
+    /// From now on the volume's blocks are encrypted so in the SSD tier, or with `None` not at all.
+    /// To be said before the volume is opened, and not again before nothing of it is under way: what
+    /// the tier holds under its number is not looked at.
+    pub fn set_cipher(&mut self, volume: u32, cipher: Option<Arc<dyn BlockCipher>>) {
+        match cipher {
+            Some(cipher) => self.ciphers.insert(volume, cipher),
+            None => self.ciphers.remove(&volume),
+        };
     }
 
     /// Take one event; push what follows from it.
@@ -306,7 +325,8 @@ impl ReadCache {
         if let Some(buf) = self.dram.lookup(key) {
             return Lookup::Dram(buf);
         }
-        match self.ssd.as_mut().map(|ssd| ssd.lookup(key)) {
+        let cipher = self.ciphers.get(&key.volume()).map(|cipher| &**cipher);
+        match self.ssd.as_mut().map(|ssd| ssd.lookup(key, cipher)) {
             Some(Found::Memory(buf)) => {
                 self.dram.insert(key, &buf);
                 Lookup::Dram(buf)
@@ -357,15 +377,22 @@ impl ReadCache {
     }
 
     /// Give a read permission back, with the block that was read or `None` if the device failed.
-    /// The data is checked against its checksum; if the block was not invalidated meanwhile, it
-    /// goes to the DRAM tier. `Ok` says that the data is what [`Self::lookup`] found.
+    /// The data is checked against its checksum and decrypted; if the block was not invalidated
+    /// meanwhile, it goes to the DRAM tier. `Ok` says that the data is what [`Self::lookup`] found.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "a permission is given back once"
     )]
-    pub fn finish_ssd_read(&mut self, read: SsdRead, data: Option<&[u8]>) -> Result<(), Corrupt> {
+    pub fn finish_ssd_read(
+        &mut self,
+        read: SsdRead,
+        mut data: Option<&mut [u8]>,
+    ) -> Result<(), Corrupt> {
         let ssd = self.ssd.as_mut().ok_or(Corrupt)?;
-        let current = ssd.finish(&read, data)?;
+        let current = ssd.finish(&read, data.as_deref())?;
+        if let (Some(cipher), Some(data)) = (self.ciphers.get(&read.key.volume()), &mut data) {
+            cipher.decrypt(read.key.block(), data);
+        }
         if let Some(data) = data.filter(|_| current)
             && !self.dram.contains(read.key)
         {
@@ -388,7 +415,10 @@ impl ReadCache {
             self.dram.insert(BlockKey(first.0 + index as u64), block);
         }
         if let Some(ssd) = &mut self.ssd {
-            ssd.fill(first, data);
+            match self.ciphers.get(&first.volume()) {
+                None => ssd.fill(first, data),
+                Some(cipher) => ssd.fill_encrypted(first, data, &**cipher),
+            }
         }
     }
 

@@ -50,6 +50,7 @@ use super::root::Root;
 use super::table::mix;
 use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState};
 use crate::buf::{Arena, Buf, BufMut, Pool};
+use crate::cipher::BlockCipher;
 use crate::format::block_checksum;
 use crate::io::{Action, BlockKey, Completion, Done, Nanos, Token};
 use crate::limits::{
@@ -449,7 +450,8 @@ impl Ssd {
         matches!(self.phase, Phase::Ready)
     }
 
-    pub fn lookup(&mut self, key: BlockKey) -> Found {
+    /// Find a block; what is in memory is decrypted, what is on the device is not.
+    pub fn lookup(&mut self, key: BlockKey, cipher: Option<&dyn BlockCipher>) -> Found {
         if !self.is_ready_phase() {
             return Found::Absent;
         }
@@ -471,14 +473,26 @@ impl Ssd {
                     return Found::Absent;
                 };
                 copy.copy_from_slice(&bytes[block * BLOCK_BYTES..][..BLOCK_BYTES]);
+                if let Some(cipher) = cipher {
+                    cipher.decrypt(key.block(), &mut copy);
+                }
                 Found::Memory(copy.freeze())
             }
             SegmentState::Sealing => {
                 let start = self.offset_in_segment(line) + block * BLOCK_BYTES;
-                match self.writing.get(&(segment as u32)) {
-                    Some(buf) => Found::Memory(buf.slice(start..start + BLOCK_BYTES)),
-                    None => Found::Absent,
-                }
+                let Some(buf) = self.writing.get(&(segment as u32)) else {
+                    return Found::Absent;
+                };
+                let stored = buf.slice(start..start + BLOCK_BYTES);
+                let Some(cipher) = cipher else {
+                    return Found::Memory(stored);
+                };
+                let Some(mut copy) = self.pool.alloc(BLOCK_BYTES) else {
+                    return Found::Absent;
+                };
+                copy.copy_from_slice(&stored);
+                cipher.decrypt(key.block(), &mut copy);
+                Found::Memory(copy.freeze())
             }
             SegmentState::Sealed | SegmentState::Emptying => {
                 let Some(pins) = self.segments[segment].pins.checked_add(1) else {

@@ -173,6 +173,11 @@ impl Volume {
         self.inherited = Some(inherited);
     }
 
+    /// Number in the cache of what it began as, if it is known.
+    pub fn origin(&self) -> Option<u32> {
+        self.inherited.as_ref().map(Inherited::origin)
+    }
+
     /// Whether a block is still as in the origin, and is cached under its number.
     pub fn inherits(&self, block: u64) -> bool {
         self.origin_key(block).is_some()

@@ -437,15 +437,15 @@ impl Volume {
         read: usize,
         part: SectorRange,
         permission: SsdRead,
-        result: Result<Done, IoError>,
+        mut result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let data = match &result {
-            Ok(Done::Read(data)) => Some(&**data),
+        let mut data = match &mut result {
+            Ok(Done::Read(data)) => Some(&mut **data),
             _ => None,
         };
-        let good = cx.cache.finish_ssd_read(permission, data).is_ok();
-        if let (true, Some(data)) = (good, data) {
+        let good = cx.cache.finish_ssd_read(permission, data.as_deref_mut());
+        if let (Ok(()), Some(data)) = (good, data) {
             self.stats.ssd_hit_blocks += 1;
             let start = part.offset_in_block();
             self.place(read, part)

@@ -139,6 +139,7 @@ impl Bucket {
                 name,
                 offset,
                 mut buf,
+                ..
             } => {
                 let result = match self.objects.borrow().get(&self.whole(name)) {
                     Some(bytes) => {

@@ -45,6 +45,8 @@ use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Inherited;
 use thiserror::Error;
 
+use crate::crypt::ObjectKey;
+use crate::crypt::wrapped::WrappedKey;
 use crate::device::file::DeviceError;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::filters;
@@ -78,6 +80,9 @@ pub trait Place: std::fmt::Debug + Send {
     fn as_keeper(&self) -> Option<&dyn Keeper> {
         None
     }
+    /// The volume that will be opened here is encrypted. A place that holds a raw image by contract
+    /// keeps it plain.
+    fn encrypt(&mut self, _key: ObjectKey) {}
     /// Open it for a volume of `bytes` bytes, alone. Blocks.
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
 }
@@ -90,6 +95,10 @@ pub trait Keeper {
     /// Make a volume here, where nothing is yet, that begins as a snapshot of the one at the place
     /// of a URL. No data is copied.
     fn clone_from(&self, parent: &str, snapshot: &SnapshotName) -> Result<Found, BackendError>;
+    /// The wrapped data key that lies here, if the volume is encrypted, or one is about to be made.
+    fn key(&self) -> Result<Option<WrappedKey>, BackendError>;
+    /// Put it here, perhaps in the place of the same key with another wrapping.
+    fn put_key(&self, key: &WrappedKey) -> Result<(), BackendError>;
     /// Remove what a volume here that was given up has left; how many objects that were.
     fn sweep(&self) -> Result<u64, BackendError>;
 }
@@ -453,8 +462,21 @@ pub fn check_size(
 
 /// Open a backend. Blocks: not for a shard's thread.
 pub fn open(url: &str, bytes: u64, absent: Absent) -> Result<Prepared, BackendError> {
-    let url = BackendUrl::parse(url)?;
+    open_with(url, bytes, absent, None)
+}
+
+/// The same with the key of the volume, if it is encrypted.
+pub fn open_with(
+    url: &str,
+    bytes: u64,
+    absent: Absent,
+    key: Option<ObjectKey>,
+) -> Result<Prepared, BackendError> {
+    let mut url = BackendUrl::parse(url)?;
     let filters = filters::prepare(&url.filters)?;
+    if let Some(key) = key {
+        url.place.encrypt(key);
+    }
     let backend = url.place.open(bytes, absent)?;
     Ok(Prepared::over(backend, filters, bytes))
 }

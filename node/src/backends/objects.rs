@@ -11,6 +11,9 @@
 //!    everything that the machine counts without atomics stays in one place.
 //! 3. The machine sees a clock of its own, the same on both threads.
 //! 4. Once it is to finish, nothing new begins.
+//! 5. Of an encrypted volume, slots leave this process only encrypted; tables, maps, manifests and
+//!    references say where data is, not what it is, and stay as they are. The wrapped key is there
+//!    before the first manifest ([`key`]).
 
 mod lineage;
 
@@ -26,8 +29,8 @@ use hdcs_core::io::{Completion, Done, Nanos, Token};
 use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
 use hdcs_core::objects::format::{Manifest, Reference};
 use hdcs_core::objects::io::{
-    Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, OpenError, Phase, SnapshotError,
-    SnapshotName, StoreError as Failure, Stored,
+    Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, Name, OpenError, Phase,
+    SnapshotError, SnapshotName, StoreError as Failure, Stored,
 };
 use hdcs_core::objects::{Access, Config, ObjectVolume};
 use hdcs_core::volume::Inherited;
@@ -38,9 +41,13 @@ use super::{
     Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, KeptClone,
     KeptSnapshot, Opened, Operation, Place, Port, check_size,
 };
+use crate::crypt::ObjectKey;
+use crate::crypt::wrapped::WrappedKey;
 use crate::device::ring::Outcome;
 use crate::device::worker::{JobOutput, Remote};
 use crate::stores::{self, Client, Counters, LIST_MAX, Listing, Store, StoreError, runtime};
+
+mod key;
 
 /// The option with the time for one request, and the one with the time for all its attempts.
 pub const TIMEOUT: &str = "timeout_s";
@@ -93,12 +100,17 @@ pub trait Reach: std::fmt::Debug + Send + Sync {
 pub struct ObjectsPlace {
     reach: Arc<dyn Reach>,
     patience: Duration,
+    key: Option<ObjectKey>,
 }
 
 impl ObjectsPlace {
     /// A place that is reached so, with patience for each request.
     pub fn new(reach: Arc<dyn Reach>, patience: Duration) -> Self {
-        Self { reach, patience }
+        Self {
+            reach,
+            patience,
+            key: None,
+        }
     }
 
     /// A client for it.
@@ -116,7 +128,7 @@ impl ObjectsPlace {
     fn drive(&self, machine: ObjectVolume) -> Result<Driver, BackendError> {
         let reach = Arc::clone(&self.reach);
         let patience = self.patience.min(OPEN_PATIENCE);
-        Driver::open(machine, reach, self.client()?, patience)
+        Driver::open(machine, reach, self.client()?, patience, self.key.clone())
     }
 }
 
@@ -149,7 +161,12 @@ impl Place for ObjectsPlace {
         Some(self)
     }
 
+    fn encrypt(&mut self, key: ObjectKey) {
+        self.key = Some(key);
+    }
+
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
+        key::settle(&self.brief_client()?, self.key.as_ref())?;
         let (access, needs) = match absent {
             Absent::Create => {
                 let uuid = *Uuid::new_v4().as_bytes();
@@ -223,6 +240,14 @@ impl Keeper for ObjectsPlace {
         })
     }
 
+    fn key(&self) -> Result<Option<WrappedKey>, BackendError> {
+        runtime().block_on(key::get(&self.brief_client()?))
+    }
+
+    fn put_key(&self, key: &WrappedKey) -> Result<(), BackendError> {
+        runtime().block_on(key::put(&self.brief_client()?, key))
+    }
+
     fn sweep(&self) -> Result<u64, BackendError> {
         let client = self.client()?;
         let failed = |error| backend_error(&error);
@@ -234,6 +259,8 @@ impl Keeper for ObjectsPlace {
                     client.place()
                 )));
             }
+            // First: without it nothing of what follows can be read.
+            client.delete(key::NAME).await.map_err(failed)?;
             let mut swept = 0;
             // The manifest that says so stays: a late one of before must not be the newest.
             for kind in [Kind::Data, Kind::Map, Kind::Snapshot] {
@@ -412,6 +439,13 @@ impl Sink {
     }
 }
 
+/// Where the bytes of a get go.
+struct Target {
+    buf: BufMut,
+    /// If they are slots: the number of the object, and where in it they are.
+    slots: Option<(u64, u64)>,
+}
+
 /// The machine and what it waits for.
 struct Driver {
     machine: ObjectVolume,
@@ -421,8 +455,9 @@ struct Driver {
     ancestors: HashMap<String, Client>,
     /// What it has asked and was not performed yet.
     actions: Vec<Action>,
-    /// Requests under way; those that read have the buffer that the bytes go to.
-    flights: HashMap<u64, Option<BufMut>>,
+    /// Requests under way; those that read have the place that the bytes go to.
+    flights: HashMap<u64, Option<Target>>,
+    key: Option<ObjectKey>,
     /// How the last request failed, if it did.
     trouble: Option<StoreError>,
     damaged_blocks: u64,
@@ -437,6 +472,7 @@ impl Driver {
         reach: Arc<dyn Reach>,
         client: Client,
         patience: Duration,
+        key: Option<ObjectKey>,
     ) -> Result<Self, BackendError> {
         let mut driver = Self {
             machine,
@@ -445,6 +481,7 @@ impl Driver {
             ancestors: HashMap::new(),
             actions: Vec::new(),
             flights: HashMap::new(),
+            key,
             trouble: None,
             damaged_blocks: 0,
             is_fenced: false,
@@ -565,15 +602,18 @@ impl Driver {
 
     /// A request has ended.
     fn settle(&mut self, token: Token, ended: Ended) {
-        let Some(buf) = self.flights.remove(&token.0) else {
+        let Some(target) = self.flights.remove(&token.0) else {
             unreachable!("a request that was not under way has ended");
         };
         if let Err(error) = &ended {
             self.trouble = Some(error.clone());
         }
-        let result = match (ended, buf) {
-            (Ok(Got::Bytes(bytes)), Some(mut buf)) => {
+        let result = match (ended, target) {
+            (Ok(Got::Bytes(bytes)), Some(Target { mut buf, slots })) => {
                 buf.copy_from_slice(&bytes);
+                if let (Some(key), Some((number, offset))) = (&self.key, slots) {
+                    key.decrypt(self.machine.writer(number), number, offset, &mut buf);
+                }
                 Ok(Stored::Read(buf))
             }
             (Ok(Got::Listing(listing)), None) => {
@@ -604,17 +644,23 @@ impl Driver {
                     token,
                     name,
                     data,
+                    slot_bytes,
                     condition,
                 } => {
-                    let data = joined(&data);
+                    let mut data = joined(&data);
+                    let key = self.key.clone().filter(|_| slot_bytes > 0);
+                    let writer = self.machine.uuid();
                     let condition = match condition {
                         Condition::Always => stores::Condition::Always,
                         Condition::IfAbsent => stores::Condition::IfAbsent,
                     };
-                    let volume = name.volume;
+                    let Name { volume, number, .. } = name;
                     let name = name.to_string();
                     self.begin(sink, token, volume, None, move |client| async move {
-                        client.put(&name, data, condition).await?;
+                        if let Some(key) = key {
+                            key.encrypt(writer, number, 0, &mut data[..slot_bytes]);
+                        }
+                        client.put(&name, data.freeze(), condition).await?;
                         Ok(Got::Nothing)
                     });
                 }
@@ -622,11 +668,14 @@ impl Driver {
                     token,
                     name,
                     offset,
+                    slots,
                     buf,
                 } => {
                     let (bytes, volume) = (buf.len(), name.volume);
+                    let slots = slots.then_some((name.number, offset));
+                    let target = Some(Target { buf, slots });
                     let name = name.to_string();
-                    self.begin(sink, token, volume, Some(buf), move |client| async move {
+                    self.begin(sink, token, volume, target, move |client| async move {
                         client.get(&name, offset, bytes).await.map(Got::Bytes)
                     });
                 }
@@ -672,10 +721,10 @@ impl Driver {
         sink: &Sink,
         token: Token,
         volume: u16,
-        buf: Option<BufMut>,
+        target: Option<Target>,
         request: impl FnOnce(Client) -> F + Send + 'static,
     ) {
-        let other = self.flights.insert(token.0, buf);
+        let other = self.flights.insert(token.0, target);
         assert!(other.is_none(), "a request is under way already");
         let sink = sink.clone();
         let client = match volume.checked_sub(1) {
@@ -712,12 +761,12 @@ impl Driver {
 }
 
 /// All bytes of some buffers.
-fn joined(data: &[Buf]) -> Bytes {
+fn joined(data: &[Buf]) -> BytesMut {
     let mut all = BytesMut::with_capacity(data.iter().map(|buf| buf.len()).sum());
     for buf in data {
         all.extend_from_slice(buf);
     }
-    all.freeze()
+    all
 }
 
 /// An open volume on its way to its shard.

@@ -11,7 +11,7 @@ use super::client::{Client, ClientError};
 use super::size::show;
 use super::volume::api_path;
 use super::{Failure, output};
-use crate::catalogue::VolumeName;
+use crate::catalogue::{self, VolumeName};
 use crate::control::api::{CheckReport, ErrorKind};
 use crate::data_dir::Layout;
 use crate::inspect::{self, CacheSummary, Inspection, LogSummary, Use};
@@ -315,9 +315,11 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
             })
             .map_err(fail);
         }
-        let log = path.join(crate::catalogue::LOG_FILE);
+        let log = path.join(catalogue::LOG_FILE);
         if inspect::is_log(&log) {
-            return Ok(vec![inspect::check_log(&log, None, Use::Live)]);
+            let encryption = catalogue::encryption_beside(&log);
+            let report = inspect::check_log(&log, None, encryption.as_ref(), Use::Live);
+            return Ok(vec![report]);
         }
     }
     if inspect::is_cache(path) {
@@ -333,5 +335,7 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
     // What is not recognisable is told apart from what is damaged.
     inspect::inspect(path).map_err(fail)?;
     // Whether somebody has it open cannot be told from a path alone.
-    Ok(vec![inspect::check_log(path, None, Use::Live)])
+    let encryption = catalogue::encryption_beside(path);
+    let report = inspect::check_log(path, None, encryption.as_ref(), Use::Live);
+    Ok(vec![report])
 }

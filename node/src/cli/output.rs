@@ -118,6 +118,21 @@ pub fn volume(volume: &Volume) {
         format!("{} ({})", volume.log_path, show(volume.log_bytes)),
     );
     row("policy in effect", policy::in_words(volume));
+    if let Some(encryption) = &volume.encryption {
+        let place = &encryption.place;
+        let file = place.key_file.as_ref().map(|path| format!("file {path}"));
+        let command = place.key_command.as_ref();
+        let from = file.or_else(|| command.map(|command| format!("command `{command}`")));
+        row(
+            "encrypted with",
+            format!(
+                "data key {}, wrapped with key {} from {}",
+                encryption.data_key,
+                encryption.wrapped_with,
+                from.unwrap_or_default()
+            ),
+        );
+    }
     row("uuid", volume.uuid.clone());
     row("number", volume.number.to_string());
     row("clients", volume.connections.to_string());

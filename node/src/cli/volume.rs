@@ -12,8 +12,8 @@ use super::{Failure, flush, output, policy, snapshot};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
-    CreateVolume, Deleted, DetachOptions, Detached, OpenVolume, OpenedVolume, ResizeVolume,
-    SetVolume, Volume, VolumeRange,
+    CreateVolume, Deleted, DetachOptions, Detached, KeyPlace, OpenVolume, OpenedVolume,
+    ResizeVolume, SetVolume, Volume, VolumeRange,
 };
 
 #[derive(Debug, Subcommand)]
@@ -72,6 +72,16 @@ pub(crate) enum Command {
     Promote(Range),
     /// Open a volume that could not be opened
     Open(Open),
+    /// Wrap the data key of an encrypted volume with another key; the volume serves on
+    RotateKey {
+        /// Name of the volume
+        name: VolumeName,
+        #[command(flatten)]
+        key: KeySource,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Let the node forget a volume, after its dirty data is written to the backend; backend and log stay
     Detach {
         /// Name of the volume
@@ -146,9 +156,58 @@ pub(crate) struct Behaviour {
     /// Take a block device for the log although it holds something
     #[arg(long)]
     log_overwrite: bool,
+    #[command(flatten)]
+    encryption: Encrypt,
     /// Settings that differ from the node's
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = parse_setting)]
     settings: Vec<(String, Value)>,
+}
+
+/// Whether a new volume is encrypted.
+#[derive(Args, Debug)]
+pub(crate) struct Encrypt {
+    /// Encrypt what leaves memory for the log, the SSD tier and objects; needs a key
+    #[arg(long)]
+    encrypt: bool,
+    #[command(flatten)]
+    key: KeySource,
+}
+
+/// Where a key comes from.
+#[derive(Args, Debug)]
+pub(crate) struct KeySource {
+    /// File with the key: 32 bytes, as they are, in hexadecimal digits or in base64
+    #[arg(long, value_name = "PATH", conflicts_with = "key_command")]
+    key_file: Option<PathBuf>,
+    /// Command that prints the key; words between blanks, run by the daemon without a shell
+    #[arg(long, value_name = "COMMAND")]
+    key_command: Option<String>,
+}
+
+impl KeySource {
+    fn place(self) -> Result<Option<KeyPlace>, Failure> {
+        let key_file = self.key_file.as_deref().map(absolute).transpose()?;
+        let is_given = key_file.is_some() || self.key_command.is_some();
+        Ok(is_given.then_some(KeyPlace {
+            key_file,
+            key_command: self.key_command,
+        }))
+    }
+}
+
+impl Encrypt {
+    fn place(self) -> Result<Option<KeyPlace>, Failure> {
+        match (self.encrypt, self.key.place()?) {
+            (true, None) => Err(Failure::misused(
+                "--encrypt needs a key: give --key-file or --key-command (make one with `openssl rand \
+                 -hex 32`)",
+            )),
+            (false, Some(_)) => Err(Failure::misused(
+                "a key is for a volume that is encrypted: give --encrypt too",
+            )),
+            (_, place) => Ok(place),
+        }
+    }
 }
 
 impl Behaviour {
@@ -170,6 +229,7 @@ impl Behaviour {
             log_bytes: self.log_size.map(|size| size.0),
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,
+            encryption: self.encryption.place()?,
             settings,
         })
     }
@@ -330,6 +390,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Evict(range) => move_range(client, range, "evict").await,
         Command::Promote(range) => move_range(client, range, "promote").await,
         Command::Open(arguments) => open(client, arguments).await,
+        Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,
         Command::Detach {
             name,
             discard_dirty,
@@ -404,6 +465,28 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
             show(volume.bytes),
             output::state(&volume),
             volume.backend
+        )
+    })
+}
+
+async fn rotate_key(
+    client: &Client,
+    name: &VolumeName,
+    key: KeySource,
+    json: bool,
+) -> Result<(), Failure> {
+    let place = key.place()?;
+    let place = place.ok_or_else(|| {
+        Failure::misused("the new key: give --key-file or --key-command".to_owned())
+    })?;
+    let path = format!("{}/rotate-key", api_path(name));
+    let volume: Volume = client.request(Method::POST, &path, &place).await?;
+    said(json, &volume, || {
+        let key = volume.encryption.as_ref();
+        format!(
+            "volume {name}: its data key is wrapped with key {} now; the old one is not needed here any \
+             more",
+            key.map_or("", |key| &key.wrapped_with)
         )
     })
 }

@@ -71,9 +71,35 @@ pub struct CreateVolume {
     /// Take a block device for the log although it holds something.
     #[serde(default)]
     pub log_overwrite: bool,
+    /// Encrypt it, with a data key that is wrapped with the key from there; left out, it is plain.
+    #[serde(default)]
+    pub encryption: Option<KeyPlace>,
     /// Settings that differ from the node's.
     #[serde(default)]
     pub settings: BTreeMap<String, Value>,
+}
+
+/// Where a key-encryption key comes from: a file or a command, not both.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeyPlace {
+    /// Absolute path of a file with 32 bytes, as they are, in hexadecimal digits or in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<String>,
+    /// A command that prints the same; words between blanks, without a shell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_command: Option<String>,
+}
+
+/// How a volume is encrypted.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VolumeEncryption {
+    /// Where the key-encryption key comes from.
+    pub place: KeyPlace,
+    /// Which key that has to be: its fingerprint.
+    pub wrapped_with: String,
+    /// Which data key it has; clones have their parent's.
+    pub data_key: String,
 }
 
 /// A change of settings; `null` returns a key to the node's.
@@ -412,6 +438,9 @@ pub struct Volume {
     pub log_path: String,
     /// Size of the write log.
     pub log_bytes: u64,
+    /// How it is encrypted, if it is.
+    #[serde(default)]
+    pub encryption: Option<VolumeEncryption>,
     /// NBD connections that have it open.
     pub connections: u64,
     /// Its settings, the node's included.

@@ -35,8 +35,8 @@ use utoipa_axum::routes;
 
 use api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
-    Detached, ErrorKind, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume, SetVolume, Snapshot,
-    Snapshots, Status, Volume, VolumeRange,
+    Detached, ErrorKind, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume, SetVolume,
+    Snapshot, Snapshots, Status, Volume, VolumeRange,
 };
 use node::Node;
 
@@ -200,6 +200,19 @@ async fn resize_volume(
     detached(async move { node.resize(&name, request).await }).await
 }
 
+/// Wrap the data key of an encrypted volume with another key; the volume serves on.
+#[utoipa::path(post, path = "/v1/volumes/{name}/rotate-key", params(("name" = String, Path)),
+    request_body = KeyPlace,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError),
+        (status = 404, body = ApiError)))]
+async fn rotate_key(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(place): Json<KeyPlace>,
+) -> Answer<Volume> {
+    detached(async move { node.rotate_key(&name, place).await }).await
+}
+
 /// Begin to write everything dirty to the backend; `flush_remaining_bytes` tells how far it is.
 #[utoipa::path(post, path = "/v1/volumes/{name}/flush", params(("name" = String, Path)),
     responses((status = 200, body = Volume), (status = 404, body = ApiError)))]
@@ -327,6 +340,7 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(open_volume))
         .routes(routes!(detach_volume))
         .routes(routes!(resize_volume))
+        .routes(routes!(rotate_key))
         .routes(routes!(flush_volume, cancel_flush))
         .routes(routes!(list_snapshots, make_snapshot))
         .routes(routes!(delete_snapshot))

@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::backends::{Absent, Keep};
+use crate::crypt::Encryption;
 use crate::frontends::{Session, VolumeNumber};
 
 /// A region of a file or block device.
@@ -104,6 +105,8 @@ pub struct VolumeSpec {
     pub backend: String,
     /// What the volume was made over, if that is known: something else is refused.
     pub identity: Option<String>,
+    /// How it is encrypted, if it is.
+    pub encryption: Option<Encryption>,
     /// Who is asked before it is opened.
     pub admission: Arc<dyn Admission>,
 }

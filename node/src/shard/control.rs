@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::LogSuperblock;
@@ -14,6 +15,7 @@ use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTE
 use hdcs_core::read_cache::{CacheEvent, SsdState};
 use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
 
+use super::ciphered_log::CipheredLog;
 use super::command::{
     Answer, ClosedVolume, Command, KeepFailure, Left, LogIdentity, OpenFailure, OpenFailureKind,
     OpenedAs, SessionFactory, ShardReport, VolumeSpec,
@@ -23,6 +25,7 @@ use super::served::{self, Keeping, ResizeStep, Resizing, Served};
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::works::{Husk, Works};
 use crate::backends::{self, Ask, Capabilities, Keep, Operation};
+use crate::crypt::Unlocked;
 use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};
 use crate::device::ring::Owner;
@@ -45,6 +48,7 @@ struct Opened {
     log_identity: LogIdentity,
     backend: backends::Prepared,
     inherited: Option<Inherited>,
+    unlocked: Option<Unlocked>,
 }
 
 fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
@@ -189,12 +193,20 @@ impl Shard {
         tell_capabilities(&mut config, backend.capabilities());
         let number = VolumeNumber(config.number);
         let works = &mut self.works;
+        let unlocked = opened.unlocked;
+        let cache_cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
+        works.cache.set_cipher(number.0, cache_cipher);
+        if let Some(inherited) = &opened.inherited {
+            let cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
+            works.cache.set_cipher(inherited.origin(), cipher);
+        }
         let (volume, actions) = works.open_volume(config, opened.inherited);
         let slot = works.volumes.insert(Served {
             name: spec.name,
             number,
             volume,
             log: opened.log,
+            log_cipher: unlocked.map(|keys| CipheredLog::new(keys.log(opened.log_identity.log))),
             backend,
             identity,
             log_operations: 0,
@@ -268,6 +280,8 @@ impl Shard {
                 cache_reads: served.cache_reads,
             };
             self.works.husks.insert(slot, husk);
+        } else {
+            self.works.forget_ciphers(&served.volume);
         }
     }
 
@@ -765,11 +779,26 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     let unmeasured = durability.unwrap_or(Durability::Fdatasync);
     let mut log = Device::open(&spec.log, Some(unmeasured)).map_err(log_fails)?;
     let superblocks = log.read_superblocks().map_err(log_fails)?;
-    let log_identity = identify(&superblocks, spec.config.uuid)
+    let (log_identity, log_key) = identify(&superblocks, spec.config.uuid)
         .map_err(|error| not_replayed(name, OpenError::Superblock(error)))?;
     let prefixed = |failure: OpenFailure| fail(failure.kind, &failure.message);
+    let unlocked = match &spec.encryption {
+        Some(encryption) => Some(
+            encryption
+                .unlock()
+                .map_err(|error| fail(OpenFailureKind::Refused, &error))?,
+        ),
+        None => None,
+    };
+    let data_key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
+    if data_key.unwrap_or_default() != log_key {
+        let what = "write log: it is encrypted with another key than the volume, or only one of them is: \
+                    put the right log back";
+        return Err(fail(OpenFailureKind::LogLost, &what));
+    }
     let absent = spec.admission.found(log_identity).map_err(prefixed)?;
-    let backend = backends::open(&spec.backend, spec.config.bytes, absent)
+    let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
+    let backend = backends::open_with(&spec.backend, spec.config.bytes, absent, objects)
         .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
     let backend = backend.map_err(|error| {
         let kind = if error.is_unreachable() {
@@ -783,24 +812,28 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     if durability.is_none() {
         log.measure_durability();
     }
-    let number = backend
-        .origin()
-        .and_then(|origin| spec.admission.origin(origin));
+    let number = backend.origin().and_then(|origin| {
+        // What is encrypted with different keys is not shared.
+        let key = data_key.map(|key| format!(" with key {}", uuid::Uuid::from_bytes(key)));
+        let name = format!("{origin}{}", key.unwrap_or_default());
+        spec.admission.origin(&name)
+    });
     let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
     Ok(Opened {
         log,
         log_identity,
         backend,
         inherited,
+        unlocked,
     })
 }
 
-/// Which log these superblocks are of. Replay chooses between them in the same way; here it is only
+/// Which log these superblocks are of, and which data key it is encrypted with. Replay chooses between them in the same way; here it is only
 /// found out whether there is anything to choose from.
 fn identify(
     superblocks: &[[u8; BLOCK_BYTES]; 2],
     volume: [u8; 16],
-) -> Result<LogIdentity, FormatError> {
+) -> Result<(LogIdentity, [u8; 16]), FormatError> {
     let found = superblocks.each_ref().map(|block| {
         let superblock = LogSuperblock::parse(block)?;
         if superblock.volume != volume {
@@ -810,10 +843,13 @@ fn identify(
     });
     let newest = found.iter().flatten().max_by_key(|s| s.sequence.get());
     match (newest, &found) {
-        (Some(newest), _) => Ok(LogIdentity {
-            log: newest.log.get(),
-            incarnation: newest.incarnation.get(),
-        }),
+        (Some(newest), _) => {
+            let identity = LogIdentity {
+                log: newest.log.get(),
+                incarnation: newest.incarnation.get(),
+            };
+            Ok((identity, newest.data_key))
+        }
         // The second block of a new log is empty, which says nothing; the first one's reason counts.
         (None, [Err(error), _]) => Err(*error),
         (None, [Ok(_), _]) => unreachable!("the first one would be the newest"),

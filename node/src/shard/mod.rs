@@ -6,12 +6,13 @@
 //! [`turn`] is the loop, [`works`] performs what volumes ask for, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
 //! into pieces, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
-//! brings it back ([`cache_place`] says from where).
+//! brings it back ([`cache_place`] says from where). [`ciphered_log`] stands between an encrypted volume and its log.
 //!
 //! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
 //! ends with a reason, and everyone who waits for an answer finds its sender dropped.
 
 pub mod cache_place;
+mod ciphered_log;
 pub mod command;
 mod connection;
 mod control;

@@ -7,6 +7,7 @@ use hdcs_core::read_cache::Barrier;
 use hdcs_core::volume::{Phase, Volume};
 use hdrhistogram::Histogram;
 
+use super::ciphered_log::CipheredLog;
 use super::command::{Answer, KeepFailure, Left, LogIdentity, OpenFailure, OpenedAs, VolumeReport};
 use crate::backends::{Ask, Keep, Operation, Stack};
 use crate::device::file::Device;
@@ -126,6 +127,8 @@ pub struct Served {
     pub volume: Volume,
     /// Its write log.
     pub log: Device,
+    /// What encrypts that, if the volume is encrypted.
+    pub log_cipher: Option<CipheredLog>,
     /// Its backend.
     pub backend: Stack,
     /// What its backend is.

@@ -280,12 +280,8 @@ impl Shard {
         } = finished;
         match (owner, outcome) {
             (Owner::Volume(slot), Outcome::Device(result)) => {
-                if let Some(served) = self.works.volumes.get_mut(slot) {
-                    served.log_operations -= 1;
-                }
                 let result = result.map_err(IoError::from);
-                let event = Event::Completed(Completion { token, result });
-                self.works.step(slot, event);
+                self.works.log_finished(slot, token, result);
                 self.release();
             }
             (Owner::CacheOf(slot), Outcome::Device(result)) => {

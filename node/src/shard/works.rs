@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Action, Completion, Nanos, Request, RequestId, SectorRange, Token};
+use hdcs_core::error::{IoError, RequestError};
+use hdcs_core::io::{Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
 use hdcs_core::limits::VOLUME_REQUESTS_MAX;
 use hdcs_core::read_cache::{CacheEvent, ReadCache};
 use hdcs_core::volume::{Context, Event, Volume};
 
+use super::ciphered_log::Write;
 use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use super::turn::NEVER;
@@ -177,6 +178,9 @@ impl Works {
             Action::Reply { request, result } => return self.reply(slot, request, result),
             Action::LogRead { token, offset, buf } => {
                 served.log_operations += 1;
+                if let Some(cipher) = &mut served.log_cipher {
+                    cipher.reads(token, offset);
+                }
                 return served.log.read(&mut self.ring, owner, token, offset, buf);
             }
             Action::LogWrite {
@@ -185,6 +189,14 @@ impl Works {
                 data,
             } => {
                 served.log_operations += 1;
+                if let Some(cipher) = &mut served.log_cipher {
+                    cipher.writes(Write {
+                        token,
+                        offset,
+                        data,
+                    });
+                    return self.write_ciphered(slot);
+                }
                 let ring = &mut self.ring;
                 return served.log.write_urgently(ring, owner, token, offset, data);
             }
@@ -231,6 +243,36 @@ impl Works {
             },
         };
         self.ask_backend(slot, operation);
+    }
+
+    /// Begin the writes to an encrypted log that there is memory for.
+    fn write_ciphered(&mut self, slot: u32) {
+        if let Some(served) = self.volumes.get_mut(slot)
+            && let Some(cipher) = &mut served.log_cipher
+        {
+            let owner = Owner::Volume(slot);
+            while let Some(Write {
+                token,
+                offset,
+                data,
+            }) = cipher.next()
+            {
+                let ring = &mut self.ring;
+                served.log.write_urgently(ring, owner, token, offset, data);
+            }
+        }
+    }
+
+    /// An operation on a volume's log ended.
+    pub fn log_finished(&mut self, slot: u32, token: Token, mut result: Result<Done, IoError>) {
+        if let Some(served) = self.volumes.get_mut(slot) {
+            served.log_operations -= 1;
+            if let Some(cipher) = &mut served.log_cipher {
+                cipher.ended(token, &mut result);
+                self.write_ciphered(slot);
+            }
+        }
+        self.step(slot, Event::Completed(Completion { token, result }));
     }
 
     /// Hand an operation to a volume's backend; what ends at once waits in `completions`.
@@ -317,9 +359,23 @@ impl Works {
             "a volume that is closed does nothing"
         );
         husk.cache_reads -= 1;
-        if husk.cache_reads == 0 {
-            self.husks.remove(&slot);
+        if husk.cache_reads == 0
+            && let Some(husk) = self.husks.remove(&slot)
+        {
             self.volumes.release(slot);
+            self.forget_ciphers(&husk.volume);
+        }
+    }
+
+    /// A volume has gone: so does what encrypts it in the cache, and its origin, if it was the last one.
+    pub fn forget_ciphers(&mut self, volume: &Volume) {
+        self.cache.set_cipher(volume.config().number, None);
+        let served = self.volumes.iter().map(|(_, served)| &served.volume);
+        let mut others = served.chain(self.husks.values().map(|husk| &husk.volume));
+        if let Some(origin) = volume.origin()
+            && !others.any(|other| other.origin() == Some(origin))
+        {
+            self.cache.set_cipher(origin, None);
         }
     }
 

@@ -7,8 +7,9 @@ use hdcs_core::buf::Buf;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Nanos, Token};
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::objects::format::{Manifest, SLOT_BYTES, slot_checksum};
+use hdcs_core::objects::format::{DataFooter, Manifest, SLOT_BYTES, slot_checksum};
 use hdcs_core::objects::io::{Action, Condition, Event, Kind, Name, StoreError, Stored};
+use zerocopy::FromBytes;
 
 use super::plant::Plant;
 use super::reader;
@@ -79,10 +80,15 @@ impl World {
                 token,
                 name,
                 data,
+                slot_bytes,
                 condition,
             } => {
                 let whole = self.whole(owner, name);
                 let bytes = self.gather(name, &data);
+                if slot_bytes as u64 != slots_end(name.kind, &bytes) {
+                    let what = format!("{whole}: {slot_bytes} bytes of it are said to be slots");
+                    return Err(Violation::new("slots", what));
+                }
                 self.plant_at_put(owner, name, &bytes)?;
                 let effect = Effect::Put {
                     name: whole,
@@ -102,12 +108,14 @@ impl World {
                 token,
                 name,
                 offset,
+                slots,
                 buf,
             } => {
                 let look = Look::Get {
                     name: self.whole(owner, name),
                     kind: name.kind,
                     offset,
+                    slots: slots && self.plant != Some(Plant::UnmarkedSlots),
                     buf,
                 };
                 let time = self.latency();
@@ -448,6 +456,7 @@ impl World {
                 name,
                 kind,
                 offset,
+                slots,
                 mut buf,
             } => {
                 let Some(bytes) = self.store.get(&name).cloned() else {
@@ -455,9 +464,17 @@ impl World {
                     return Ok(Err(StoreError::NotFound));
                 };
                 let range = offset as usize..offset as usize + buf.len();
-                let Some(bytes) = bytes.get(range) else {
+                let end = slots_end(kind, &bytes);
+                let Some(bytes) = bytes.get(range.clone()) else {
                     return Ok(Err(StoreError::Short));
                 };
+                let is_whole = |at: usize| at.is_multiple_of(SLOT_BYTES) && at as u64 <= end;
+                let are_slots = is_whole(range.start) && is_whole(range.end);
+                let is_table = offset >= end;
+                if !(if slots { are_slots } else { is_table }) {
+                    let what = format!("{name}: {range:?} with slots up to {end}, said: {slots}");
+                    return Err(Violation::new("slots", what));
+                }
                 buf.copy_from_slice(bytes);
                 if self.plant == Some(Plant::UnknownIsFailure)
                     && kind == Kind::Manifest
@@ -487,4 +504,14 @@ impl World {
             }
         }
     }
+}
+
+/// Where the slots of an object end, as its footer says it.
+fn slots_end(kind: Kind, object: &[u8]) -> u64 {
+    if kind != Kind::Data {
+        return 0;
+    }
+    let footer = DataFooter::read_from_suffix(object);
+    let slots = footer.map_or(0, |(_, footer)| footer.slots.get());
+    u64::from(slots) * SLOT_BYTES as u64
 }

@@ -34,6 +34,8 @@ pub enum Plant {
     FullForGood,
     /// When a bucket is full, an object is removed to make room, whoever needs it.
     RoomAtAnyPrice,
+    /// A get of slots does not say that it is one.
+    UnmarkedSlots,
     /// When a bucket is full, it is not read either.
     FullForReads,
     /// A clone says that it has inherited what it has written.

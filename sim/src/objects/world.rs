@@ -121,6 +121,7 @@ pub(super) enum Look {
         name: String,
         kind: Kind,
         offset: u64,
+        slots: bool,
         buf: BufMut,
     },
     List {

@@ -1,11 +1,17 @@
 //! Opening, closing and crashing a node.
 
+use std::sync::Arc;
+
+use hdcs_core::cipher::BlockCipher;
+
 use super::{
     AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
     Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State, Trouble,
-    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, VolumeConfig, World, check_backend,
-    check_bounds, check_log, check_policy, check_recovery, check_trouble,
+    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
+    check_log, check_policy, check_recovery, check_trouble,
 };
+use crate::plant::Plant;
+use crate::toy_cipher::ToyCipher;
 
 impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
@@ -40,11 +46,27 @@ impl World {
         Ok(())
     }
 
+    /// What encrypts a volume in the SSD tier: every other one, all with one key, as clones have it.
+    fn cipher(&self, number: u32) -> Option<Arc<dyn BlockCipher>> {
+        let key = if self.planted.is(Plant::OtherKey) {
+            self.now.0
+        } else {
+            self.scenario.seed
+        };
+        (number % 2 == 1).then(|| Arc::new(ToyCipher(key)) as Arc<dyn BlockCipher>)
+    }
+
     fn open(&mut self, unit: usize) -> Result<(), Violation> {
         let config = self.units[unit].config.clone();
         let inherited = self.inherited(unit);
         let mut actions = Vec::new();
+        let cipher = self.cipher(config.number);
+        let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
         let node = self.node.as_mut().expect("the node was started");
+        node.cache.set_cipher(config.number, cipher);
+        if let Some(inherited) = &inherited {
+            node.cache.set_cipher(inherited.origin(), base_cipher);
+        }
         let mut cx = Context {
             cache: &mut node.cache,
             pool: &self.pool,
@@ -217,9 +239,15 @@ impl World {
         let config = state.config.clone();
         let inherited = self.inherited(unit);
         let mut actions = Vec::new();
+        let cipher = self.cipher(config.number);
+        let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
         let Some(node) = &mut self.node else {
             return Ok(());
         };
+        node.cache.set_cipher(config.number, cipher);
+        if let Some(inherited) = &inherited {
+            node.cache.set_cipher(inherited.origin(), base_cipher);
+        }
         let mut cx = Context {
             cache: &mut node.cache,
             pool: &self.pool,

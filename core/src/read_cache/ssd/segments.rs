@@ -5,6 +5,7 @@ use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CACHE_READS_MAX, CACHE_SEGMENT_WRITES_MAX, Entry, Line, Op,
     SEGMENT_BYTES, SegmentState, Ssd, Stream, Token, Vec, block_checksum, mix, vec,
 };
+use crate::cipher::BlockCipher;
 use crate::format::{CACHE_FOOTER_MAGIC, CACHE_VERSION, CacheFooter};
 use crate::io::BlockKey;
 use crate::limits::CACHE_LINE_BLOCKS_MAX;
@@ -97,6 +98,21 @@ impl Ssd {
             key += line_blocks;
             start += bytes;
         }
+    }
+
+    /// The same for a volume with a cipher: the lines are taken encrypted, as far as there is memory.
+    pub fn fill_encrypted(&mut self, first: BlockKey, data: &Buf, cipher: &dyn BlockCipher) {
+        if !self.takes_lines() {
+            return;
+        }
+        let Some(mut copy) = self.pool.alloc(data.len()) else {
+            return;
+        };
+        copy.copy_from_slice(data);
+        for (number, block) in (first.block()..).zip(copy.chunks_exact_mut(BLOCK_BYTES)) {
+            cipher.encrypt(number, block);
+        }
+        self.fill(first, &copy.freeze());
     }
 
     fn fill_line(&mut self, key: u64, data: Buf) {

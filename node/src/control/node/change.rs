@@ -236,7 +236,8 @@ impl Node {
         };
         let path = entry.log_path(&self.layout());
         let checked = tokio::task::spawn_blocking(move || {
-            inspect::check_log(&path, Some(entry.uuid), inspect::Use::Live)
+            let encryption = entry.encryption.as_ref();
+            inspect::check_log(&path, Some(entry.uuid), encryption, inspect::Use::Live)
         });
         checked
             .await

@@ -91,6 +91,8 @@ impl Node {
             (None, None) => return Err(at("it needs a size: give --size".to_owned())),
         };
         check_volume_bytes(bytes).map_err(&at)?;
+        let encryption = self.plan_encryption(&name, request, found.is_some());
+        let encryption = encryption.await?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
         let number = lock(&self.dir)
             .next_volume_number()
@@ -103,6 +105,7 @@ impl Node {
             log,
             backend: request.backend.clone(),
             backend_identity: None,
+            encryption,
             settings: request.settings.clone(),
         })
     }
@@ -273,6 +276,7 @@ fn make(
         ApiError::new(kind, format!("volume {name}: cannot be created: {error}"))
     };
     let (bytes, log_bytes) = (entry.bytes, entry.log.bytes);
+    let encryption = entry.encryption.clone();
     let draft = Draft::begin(layout, entry).map_err(here)?;
     if let Some(data) = draft.data_path() {
         make_sparse(&data, bytes)
@@ -280,7 +284,10 @@ fn make(
             .map_err(here)?;
     }
     let (high, low) = Uuid::new_v4().as_u64_pair();
-    let first_block = CoreVolume::format_log(config, high ^ low);
+    let mut first_block = CoreVolume::format_log(config, high ^ low);
+    if let Some(encryption) = &encryption {
+        encryption.mark(&mut first_block);
+    }
     make_log(&draft.log_path(), log_bytes, overwrite, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
     draft.commit().map_err(here)

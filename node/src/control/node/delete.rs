@@ -196,9 +196,10 @@ impl Node {
         name: &str,
         entry: &Entry,
     ) -> Result<Dirty, ApiError> {
-        let (path, uuid) = (entry.log_path(&self.layout()), entry.uuid);
+        let (path, of) = (entry.log_path(&self.layout()), entry.clone());
         let inspected = if self.log_answers(entry).await {
-            tokio::task::spawn_blocking(move || inspect::dirty_of(&path, uuid))
+            let look = move || inspect::dirty_of(&path, of.uuid, of.encryption.as_ref());
+            tokio::task::spawn_blocking(look)
                 .await
                 .map_err(|error| failed(format!("volume {name}: {error}")))?
         } else {

@@ -13,6 +13,7 @@ mod change;
 mod create;
 mod delete;
 mod detach;
+mod encryption;
 mod open;
 mod record;
 mod report;
@@ -274,6 +275,7 @@ impl Node {
             },
             backend: entry.backend_url(&layout),
             identity: entry.backend_identity.clone(),
+            encryption: entry.encryption.clone(),
             admission,
         })
     }

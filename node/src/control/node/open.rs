@@ -487,9 +487,16 @@ impl Node {
         let made = tokio::task::spawn_blocking(move || {
             let (high, low) = Uuid::new_v4().as_u64_pair();
             let log = high ^ low;
-            let first_block = CoreVolume::format_log(&config, log);
+            let mut first_block = CoreVolume::format_log(&config, log);
+            let mut objects = None;
+            if let Some(encryption) = &new.encryption {
+                encryption.mark(&mut first_block);
+                let unlocked = encryption.unlock();
+                objects = Some(unlocked.map_err(|error| failed(error.to_string()))?.objects);
+            }
             // Nothing is given up before it is certain that the backend is there.
-            let backend = backends::open(&new.backend_url(&layout), new.bytes, Absent::Refuse);
+            let url = new.backend_url(&layout);
+            let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects);
             drop(backend.map_err(|error| failed(error.to_string()))?);
             let place = new.log_path(&layout);
             let is_old_place = place == old.log_path(&layout);

@@ -47,6 +47,7 @@ impl Node {
             read_only: false,
             log_path: String::new(),
             log_bytes: 0,
+            encryption: None,
             connections: 0,
             settings: BTreeMap::new(),
             overridden: Vec::new(),
@@ -73,6 +74,7 @@ impl Node {
         volume.read_only = entry.is_read_only();
         volume.log_path = entry.log_path(&layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
+        volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);
         volume.overridden = entry.settings.keys().cloned().collect();
         if let Ok(settings) = self.settings_of(&entry.settings) {
             volume.settings = settings.values();

@@ -26,6 +26,7 @@ use crate::control::api::{
     Snapshots, Volume,
 };
 use crate::control::link::report;
+use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
 use crate::shard::command::{Command, KeepFailure};
@@ -72,9 +73,20 @@ fn explain(name: &str, failure: KeepFailure) -> ApiError {
     ApiError::new(kind, format!("volume {name}: {failure}"))
 }
 
+/// A clone's place must not have a key that objects there may need.
+fn refuse_other_key(there: Option<WrappedKey>, key: &WrappedKey) -> Result<(), BackendError> {
+    match there {
+        Some(there) if there.id() != key.id() => Err(BackendError::Refused(format!(
+            "data key {} lies there already: name a place where nothing is",
+            there.id()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 impl Node {
     /// The entry of a volume, whether it is open or not.
-    fn known(&self, name: &str) -> Result<Entry, ApiError> {
+    pub(super) fn known(&self, name: &str) -> Result<Entry, ApiError> {
         match self.slot(name)?.found {
             Found::Entry(entry) => Ok(entry),
             Found::Damaged(why) => Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why))),
@@ -239,7 +251,10 @@ impl Node {
 
     /// Make a volume that begins as a snapshot of another one, or as it is now.
     pub async fn clone_volume(&self, name: &str, request: CloneVolume) -> Result<Volume, ApiError> {
-        let CloneVolume { snapshot, clone } = request;
+        let CloneVolume {
+            snapshot,
+            mut clone,
+        } = request;
         let wanted = snapshot.as_deref().map(parse_snapshot).transpose()?;
         let new = parse_name(&clone.name)?;
         let _busy = self.begin(name, "cloned")?;
@@ -283,6 +298,16 @@ impl Node {
                 place.place.name()
             )));
         }
+        if clone.encryption.is_some() {
+            return Err(invalid(format!(
+                "volume {new}: a clone is encrypted as its parent is: leave the key out, and give it \
+                 another wrapping with `hdcs volume rotate-key`"
+            )));
+        }
+        clone.encryption = entry
+            .encryption
+            .as_ref()
+            .map(|one| one.source.clone().into());
         // Whatever else can be refused is, before anything is made.
         let with_size = CreateVolume {
             bytes: Some(entry.bytes),
@@ -298,10 +323,17 @@ impl Node {
         };
         let parent = entry.backend_url(&self.layout());
         let place = url.clone();
+        let key = entry.encryption.clone().map(|encryption| encryption.key);
         let made = tokio::task::spawn_blocking(move || {
             let place = BackendUrl::parse(&place)?.place;
             match place.as_keeper() {
-                Some(keeper) => keeper.clone_from(&parent, &begins_with).map(drop),
+                Some(keeper) => {
+                    if let Some(key) = key {
+                        refuse_other_key(keeper.key()?, &key)?;
+                        keeper.put_key(&key)?;
+                    }
+                    keeper.clone_from(&parent, &begins_with).map(drop)
+                }
                 None => Err(BackendError::Refused(place.name())),
             }
         });

@@ -1,0 +1,66 @@
+//! The wrapped data key of an encrypted volume, beside its objects: whoever has the key-encryption key
+//! can take the volume over, from any node.
+
+use hdcs_core::objects::io::KEY_PREFIX;
+
+use super::{BackendError, backend_error};
+use crate::crypt::ObjectKey;
+use crate::crypt::wrapped::{OBJECT_BYTES, WrappedKey};
+use crate::stores::{Client, Condition, StoreError, runtime};
+
+/// The object's name.
+pub(super) const NAME: &str = "key/wrapped";
+
+const _: () = assert!(NAME.len() > KEY_PREFIX.len());
+
+/// The key that is there.
+pub(super) async fn get(client: &Client) -> Result<Option<WrappedKey>, BackendError> {
+    match client.get(NAME, 0, OBJECT_BYTES).await {
+        Ok(bytes) => {
+            let parsed = WrappedKey::from_object(&bytes);
+            parsed.map(Some).map_err(|error| refused(client, &error))
+        }
+        Err(StoreError::NotFound) => Ok(None),
+        Err(error) => Err(backend_error(&error)),
+    }
+}
+
+/// Put a key, whatever is there.
+pub(super) async fn put(client: &Client, key: &WrappedKey) -> Result<(), BackendError> {
+    let put = client.put(NAME, key.to_object().into(), Condition::Always);
+    put.await.map_err(|error| backend_error(&error))
+}
+
+/// Before a volume is opened or made: the place has its key, or none if it is not encrypted.
+pub(super) fn settle(client: &Client, key: Option<&ObjectKey>) -> Result<(), BackendError> {
+    runtime().block_on(async {
+        match (get(client).await?, key) {
+            (None, None) => Ok(()),
+            (Some(there), Some(key)) if there.id() == key.wrapped.id() => Ok(()),
+            (Some(there), Some(_)) => Err(refused(
+                client,
+                &format_args!(
+                    "what is there is encrypted with another data key, {}",
+                    there.id()
+                ),
+            )),
+            (Some(there), None) => Err(refused(
+                client,
+                &format_args!(
+                    "what is there is encrypted: open it with --encrypt and the key {}",
+                    there.wrapped_with()
+                ),
+            )),
+            // A new volume, or the object was lost: nobody else has made another one meanwhile.
+            (None, Some(key)) => {
+                let object = key.wrapped.to_object().into();
+                let put = client.put(NAME, object, Condition::IfAbsent).await;
+                put.map_err(|error| backend_error(&error))
+            }
+        }
+    })
+}
+
+fn refused(client: &Client, why: &dyn std::fmt::Display) -> BackendError {
+    BackendError::Refused(format!("{}: {why}", client.place()))
+}

@@ -1,0 +1,254 @@
+//! Encryption at rest: what a volume's data is encrypted with on its log, in the SSD tier, and in objects.
+//!
+//! ```text
+//! key file or command ──► key-encryption key ──wraps (AES-256-GCM)──► data key, random, of the volume
+//!                                                        HKDF-SHA-512 │
+//!                                     log ◄───────── SSD tier ◄───────┴──► objects     AES-256-XTS each
+//! ```
+//!
+//! Invariants:
+//! 1. The data key is on a medium only wrapped: in the volume's catalogue entry, and for a volume
+//!    over objects beside them.
+//! 2. Plain keys are in memory that is wiped when it is dropped, and that no core dump shows
+//!    ([`source::keep_from_dumps`]). They are in no log line, no answer and no argument.
+//! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
+//!    block of the volume; the object's volume, its number and the slot.
+//!
+//! Failure: without the right key a volume does not open, which changes nothing. XTS does not find
+//! changed bytes: that is for the checksums, which are encrypted with what they protect.
+//! docs/decisions/2026-11-21-encryption.md has the reasons.
+
+pub mod source;
+pub mod wrapped;
+pub mod xts;
+
+use std::sync::Arc;
+
+use hdcs_core::cipher::BlockCipher;
+use hdcs_core::format::LogSuperblock;
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::objects::format::SLOT_BYTES;
+use ring::hkdf;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+use zeroize::Zeroizing;
+
+use source::{KeyError, KeySource};
+use wrapped::WrappedKey;
+use xts::{KEY_BYTES, Xts};
+
+/// How a volume is encrypted, as its catalogue entry says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Encryption {
+    /// Where the key-encryption key comes from.
+    pub source: KeySource,
+    /// The data key, wrapped with it.
+    pub key: WrappedKey,
+}
+
+impl Encryption {
+    /// A new data key.
+    pub fn new(source: KeySource) -> Result<Self, KeyError> {
+        let key = WrappedKey::new(&source.read()?)?;
+        Ok(Self { source, key })
+    }
+
+    /// Get the key-encryption key and unwrap the data key. Blocks for as long as a command may take.
+    pub fn unlock(&self) -> Result<Unlocked, KeyError> {
+        let data_key = self.key.unwrap(&self.source.read()?, &self.source)?;
+        Ok(Unlocked {
+            log: Arc::new(Xts::new(&data_key.derive(b"log"))),
+            cache: Arc::new(CacheCipher(Xts::new(&data_key.derive(b"cache")))),
+            objects: ObjectKey {
+                cipher: Arc::new(Xts::new(&data_key.derive(b"objects"))),
+                wrapped: self.key.clone(),
+            },
+        })
+    }
+
+    /// Note in the first block of a new log which key its ring needs.
+    pub fn mark(&self, superblock: &mut [u8; BLOCK_BYTES]) {
+        let mut marked = LogSuperblock::parse(superblock).expect("a new log's superblock is good");
+        marked.data_key = *self.key.id().as_bytes();
+        marked.seal();
+        superblock.copy_from_slice(marked.as_bytes());
+    }
+
+    /// What decrypts the ring of the log with this superblock; `None`: it is plain. The error says
+    /// what is needed.
+    pub fn of_log(
+        this: Option<&Self>,
+        superblock: &LogSuperblock,
+    ) -> Result<Option<LogCipher>, String> {
+        let needs = Uuid::from_bytes(superblock.data_key);
+        if needs.is_nil() {
+            return Ok(None);
+        }
+        let Some(this) = this else {
+            return Err(format!(
+                "it is encrypted with data key {needs}, which is wrapped in its volume's catalogue entry: \
+                 name the volume or the data directory"
+            ));
+        };
+        if this.key.id() != needs {
+            let has = this.key.id();
+            return Err(format!(
+                "it is encrypted with data key {needs}, and the volume's is {has}"
+            ));
+        }
+        let unlocked = this.unlock().map_err(|error| error.to_string())?;
+        Ok(Some(unlocked.log(superblock.log.get())))
+    }
+
+    /// The same data key, wrapped with the key of another source; that may also be the same key in
+    /// another place, while the old place is gone.
+    pub fn rotated(&self, source: KeySource) -> Result<Self, KeyError> {
+        let new = source.read()?;
+        let data_key = if new.fingerprint() == self.key.wrapped_with() {
+            self.key.unwrap(&new, &source)?
+        } else {
+            self.key.unwrap(&self.source.read()?, &self.source)?
+        };
+        let key = self.key.wrap_again(&data_key, &new)?;
+        Ok(Self { source, key })
+    }
+}
+
+/// The key that everything else is derived from.
+pub struct DataKey(Zeroizing<[u8; KEY_BYTES]>);
+
+struct KeyBytes;
+
+impl hkdf::KeyType for KeyBytes {
+    fn len(&self) -> usize {
+        KEY_BYTES
+    }
+}
+
+impl DataKey {
+    fn derive(&self, purpose: &[u8]) -> Zeroizing<[u8; KEY_BYTES]> {
+        let mut key = Zeroizing::new([0; KEY_BYTES]);
+        let salt = hkdf::Salt::new(hkdf::HKDF_SHA512, b"hdcs data key");
+        let extracted = salt.extract(&*self.0);
+        extracted
+            .expand(&[purpose], KeyBytes)
+            .and_then(|expanded| expanded.fill(&mut *key))
+            .expect("HKDF gives a key of this length");
+        key
+    }
+}
+
+/// What encrypts the data of one volume.
+#[derive(Clone, Debug)]
+pub struct Unlocked {
+    log: Arc<Xts>,
+    /// The SSD tier.
+    pub cache: Arc<dyn BlockCipher>,
+    /// Objects, if that is where its backend keeps it.
+    pub objects: ObjectKey,
+}
+
+impl Unlocked {
+    /// What encrypts the log with this random number.
+    pub fn log(&self, number: u64) -> LogCipher {
+        LogCipher {
+            xts: Arc::clone(&self.log),
+            number,
+        }
+    }
+}
+
+/// Encrypts the ring of one log.
+#[derive(Clone, Debug)]
+pub struct LogCipher {
+    xts: Arc<Xts>,
+    number: u64,
+}
+
+impl LogCipher {
+    fn units<'a>(
+        &self,
+        offset: u64,
+        data: &'a mut [u8],
+    ) -> impl Iterator<Item = (u128, &'a mut [u8])> {
+        let first = offset / BLOCK_BYTES as u64;
+        let number = u128::from(self.number) << 64;
+        let tweaks = (first..).map(move |block| number | u128::from(block));
+        tweaks.zip(data.chunks_exact_mut(BLOCK_BYTES))
+    }
+
+    /// Encrypt whole blocks for their place on the log's region.
+    pub fn encrypt(&self, offset: u64, data: &mut [u8]) {
+        for (tweak, block) in self.units(offset, data) {
+            self.xts.encrypt(tweak, block);
+        }
+    }
+
+    /// Decrypt whole blocks that were read from there.
+    pub fn decrypt(&self, offset: u64, data: &mut [u8]) {
+        for (tweak, block) in self.units(offset, data) {
+            self.xts.decrypt(tweak, block);
+        }
+    }
+}
+
+/// Encrypts blocks for the SSD tier, each by its number in the volume: equal blocks in equal places
+/// of clones, which have one key, are equal there too.
+#[derive(Debug)]
+struct CacheCipher(Xts);
+
+impl BlockCipher for CacheCipher {
+    fn encrypt(&self, number: u64, block: &mut [u8]) {
+        self.0.encrypt(u128::from(number), block);
+    }
+
+    fn decrypt(&self, number: u64, block: &mut [u8]) {
+        self.0.decrypt(u128::from(number), block);
+    }
+}
+
+/// Encrypts the slots of data objects.
+#[derive(Clone, Debug)]
+pub struct ObjectKey {
+    cipher: Arc<Xts>,
+    /// What lies beside the objects.
+    pub wrapped: WrappedKey,
+}
+
+impl ObjectKey {
+    fn units<'a>(
+        writer: [u8; 16],
+        number: u64,
+        offset: u64,
+        slots: &'a mut [u8],
+    ) -> impl Iterator<Item = (u128, &'a mut [u8])> {
+        assert!(
+            offset.is_multiple_of(SLOT_BYTES as u64) && slots.len().is_multiple_of(SLOT_BYTES),
+            "whole slots"
+        );
+        let first = offset / SLOT_BYTES as u64;
+        // Clones go on counting where their parent does too: the writer tells them apart.
+        let object = u128::from_le_bytes(writer) ^ (u128::from(number) << 64);
+        let tweaks = (first..).map(move |slot| object ^ u128::from(slot));
+        tweaks.zip(slots.chunks_exact_mut(SLOT_BYTES))
+    }
+
+    /// Encrypt slots that begin at `offset` in the object `number`, which the volume `writer` puts.
+    pub fn encrypt(&self, writer: [u8; 16], number: u64, offset: u64, slots: &mut [u8]) {
+        for (tweak, slot) in Self::units(writer, number, offset, slots) {
+            self.cipher.encrypt(tweak, slot);
+        }
+    }
+
+    /// Decrypt slots that were got from there.
+    pub fn decrypt(&self, writer: [u8; 16], number: u64, offset: u64, slots: &mut [u8]) {
+        for (tweak, slot) in Self::units(writer, number, offset, slots) {
+            self.cipher.decrypt(tweak, slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+"""Encryption at rest through the daemon: no plaintext on the log, the cache device or in the bucket; nothing is
+lost or wrong by it; without the right key a volume stays shut and the others serve."""
+
+import os
+import random
+import secrets
+import socket
+import sys
+
+import pytest
+
+from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from object_stores import EAGER, Model, counters
+
+# Found in any 4 KiB block of what a test writes, wherever that lies.
+MARK = b"plaintext-of-a-client:"
+LINE = 16384
+
+
+def key_file(home, name="key", form="hex"):
+    path = home / name
+    raw = secrets.token_bytes(32)
+    path.write_bytes(raw if form == "raw" else raw.hex().encode() + b"\n")
+    path.chmod(0o600)
+    return path
+
+
+def encrypted(key):
+    return ["--encrypt", "--key-file", key]
+
+
+def marked(size, seed):
+    """Data of which every sector holds the mark."""
+    rng = random.Random(seed)
+    sectors = (MARK + rng.randbytes(512 - len(MARK)) for _ in range(size // 512))
+    return b"".join(sectors)
+
+
+def marks(path):
+    return path.read_bytes().count(MARK)
+
+
+def log_of(daemon, name="v"):
+    return daemon.data / "volumes" / name / "log"
+
+
+def online(daemon):
+    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+
+
+def read_all(daemon, size, name="v"):
+    client = daemon.nbd(name)
+    data = b"".join(bytes(client.pread(1 << 18, at)) for at in range(0, size, 1 << 18))
+    client.shutdown()
+    return data
+
+
+def grow_cold(daemon, name="v"):
+    daemon.ok("volume", "flush", name)
+    daemon.ok("volume", "evict", name)
+
+
+CACHED = {"memory_max_mib": 128, "cache_total_size_mib": 96, "read_ahead_max_kib": 0,
+          "sequential_cutoff_kib": 1 << 20}
+
+
+@pytest.mark.parametrize("persist", ["on-write", "on-flush"])
+def test_encryption_leaves_no_plaintext_on_the_log_and_survives_kills(tmp_path, persist):
+    key = key_file(tmp_path)
+    image = tmp_path / "image"
+    with Daemon(tmp_path) as daemon:
+        dirty = [*DIRTY[:-1], persist]
+        daemon.create("plain", *dirty)
+        daemon.create("v", "--backend", f"file:{image}", *dirty, *encrypted(key))
+        shown = daemon.volume("v")["encryption"]
+        assert shown["place"] == {"key_file": str(key)}
+        data = marked(4 * MIB, 1)
+        for name in ["plain", "v"]:
+            daemon.write(name, data)
+        assert marks(log_of(daemon, "plain")) >= 4 * MIB // 512, "the mark is where it is looked for"
+        assert marks(log_of(daemon)) == 0
+        daemon.kill()
+        before = log_of(daemon).read_bytes()
+        for path in [daemon.data, log_of(daemon), daemon.data / "volumes/v"]:
+            done = hdcs("inspect", path)
+            assert done.returncode == 0 and "PROBLEM" not in done.stdout, done.stdout
+            done = hdcs("check", path)
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert log_of(daemon).read_bytes() == before
+        daemon.start()
+        assert daemon.read("v", len(data)) == data
+        assert counters(daemon)["replayed_bytes"] >= len(data)
+        daemon.ok("check", "v")
+        daemon.ok("volume", "flush", "v")
+        # By contract the backing file is a raw image.
+        assert image.read_bytes()[: len(data)] == data
+        daemon.stop()
+    text = "".join((tmp_path / "log").read_text(errors="replace"))
+    assert key.read_text().strip() not in text
+
+
+def test_encryption_survives_kills_under_random_writes(tmp_path):
+    key = key_file(tmp_path, form="raw")
+    model = Model(7, 16 * MIB)
+    with Daemon(tmp_path, EAGER) as daemon:
+        daemon.create("v", "--persist", "on-write", *encrypted(key))
+        for _ in range(4):
+            client = daemon.nbd("v")
+            model.write(client, 200)
+            daemon.kill()
+            daemon.start()
+            client = daemon.nbd("v")
+            model.check(client)
+            client.shutdown()
+        daemon.stop()
+
+
+def test_encryption_of_the_ssd_tier_serves_and_is_warm_after_a_restart(tmp_path):
+    key = key_file(tmp_path)
+    size = 48 * MIB
+    data = marked(size, 2)
+    with Daemon(tmp_path, CACHED) as daemon:
+        daemon.create("v", *encrypted(key), size="48M")
+        online(daemon)
+        daemon.write("v", data)
+        grow_cold(daemon)
+        for _ in range(3):
+            assert read_all(daemon, size) == data
+        before = counters(daemon)
+        assert before["ssd_hit_blocks"] > 1000 and before["cache_corrupt_blocks"] == 0
+        assert marks(daemon.data / "cache") == 0
+        daemon.stop()
+        assert marks(daemon.data / "cache") == 0
+        daemon.start()
+        online(daemon)
+        assert daemon.json("status")["cache"]["warm_lines"] > 1000
+        assert read_all(daemon, size) == data
+        after = counters(daemon)
+        assert after["ssd_hit_blocks"] > 4000, "warm"
+        assert after["cache_corrupt_blocks"] == 0
+        daemon.ok("check", daemon.data / "cache")
+        daemon.stop()
+
+
+def test_encryption_shares_no_line_between_keys(tmp_path):
+    data = marked(4 * MIB, 3)
+    with Daemon(tmp_path, CACHED) as daemon:
+        online(daemon)
+        for name in ["a", "b"]:
+            daemon.create(name, *encrypted(key_file(tmp_path, name)))
+            daemon.write(name, data)
+            grow_cold(daemon, name)
+            daemon.ok("volume", "promote", name, "--length", "4M")
+        cache = daemon.json("status")["cache"]
+        assert cache["shared_lines"] == 0 and cache["filled_lines"] >= 2 * 4 * MIB // LINE
+        for name in ["a", "b"]:
+            assert read_all(daemon, len(data), name) == data
+        daemon.stop()
+
+
+def test_encryption_with_a_missing_or_wrong_key_shuts_the_volume_alone(tmp_path):
+    key = key_file(tmp_path)
+    right = key.read_bytes()
+    with Daemon(tmp_path) as daemon:
+        daemon.create("other", *DIRTY)
+        daemon.create("v", *DIRTY, *encrypted(key))
+        data = marked(MIB, 4)
+        for name in ["v", "other"]:
+            daemon.write(name, data)
+        needed = daemon.volume("v")["encryption"]["wrapped_with"]
+        daemon.stop()
+        key.unlink()
+        daemon.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+        reason = daemon.volume("v")["reason"]
+        assert str(key) in reason and "hdcs volume open" in reason, reason
+        assert daemon.read("other", MIB) == data
+        # What its log holds cannot be told without the key, so nothing is lost without a word.
+        refused(daemon.cli("volume", "delete", "v"), 1, "--discard-dirty")
+        key_file(tmp_path)
+        refused(daemon.cli("volume", "open", "v"), 1, needed, str(key))
+        done = hdcs("check", log_of(daemon))
+        assert done.returncode == 1 and needed in done.stdout + done.stderr
+        key.write_bytes(right)
+        daemon.ok("volume", "open", "v")
+        assert daemon.read("v", MIB) == data
+        daemon.stop()
+
+
+def test_encryption_rotates_keys_while_it_serves(tmp_path):
+    old, new = key_file(tmp_path, "old"), key_file(tmp_path, "new")
+    with Daemon(tmp_path, EAGER) as daemon:
+        daemon.create("plain")
+        daemon.create("v", *encrypted(old))
+        model = Model(5, 16 * MIB)
+        client = daemon.nbd("v")
+        model.write(client, 50)
+        before = daemon.volume("v")["encryption"]
+        daemon.ok("volume", "rotate-key", "v", "--key-file", new)
+        after = daemon.volume("v")["encryption"]
+        assert after["data_key"] == before["data_key"]
+        assert after["wrapped_with"] != before["wrapped_with"]
+        model.write(client, 50)
+        old.unlink()
+        daemon.kill()
+        daemon.start()
+        client = daemon.nbd("v")
+        model.check(client)
+        # The same key elsewhere, while the old place is gone.
+        moved = tmp_path / "moved"
+        new.rename(moved)
+        daemon.ok("volume", "rotate-key", "v", "--key-command", f"cat {moved}")
+        daemon.stop()
+        daemon.start()
+        client = daemon.nbd("v")
+        model.check(client)
+        refused(daemon.cli("volume", "rotate-key", "plain", "--key-file", moved), 2, "not encrypted")
+        refused(daemon.cli("volume", "rotate-key", "v"), 2, "--key-file")
+        refused(daemon.cli("volume", "rotate-key", "v", "--key-file", tmp_path / "none"), 1, "none")
+        daemon.stop()
+
+
+def test_encryption_rotation_that_is_killed_leaves_one_of_the_keys(tmp_path):
+    keys = [key_file(tmp_path, "0"), key_file(tmp_path, "1")]
+    data = marked(MIB, 6)
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", *DIRTY, *encrypted(keys[0]))
+        daemon.write("v", data)
+        for turn in range(8):
+            # Sent, and killed without waiting for the answer.
+            body = f'{{"key_file": "{keys[(turn + 1) % 2]}"}}'
+            with socket.socket(socket.AF_UNIX) as control:
+                control.connect(str(daemon.data / "control.sock"))
+                control.sendall(
+                    f"POST /v1/volumes/v/rotate-key HTTP/1.1\r\nhost: hdcs\r\ncontent-type: "
+                    f"application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+                )
+                if turn % 2:
+                    control.recv(1)
+            daemon.kill()
+            daemon.start()
+            assert daemon.read("v", MIB) == data, f"turn {turn}"
+        daemon.stop()
+
+
+def test_encryption_of_a_deleted_volume_loses_its_key(tmp_path):
+    key = key_file(tmp_path)
+    with Daemon(tmp_path) as daemon:
+        log = tmp_path / "elsewhere.log"
+        daemon.create("v", "--log-path", log, *DIRTY, *encrypted(key))
+        daemon.write("v", marked(MIB, 7))
+        entry = (daemon.data / "volumes/v/volume.json").read_text()
+        assert "aes-256-xts" in entry
+        daemon.ok("volume", "delete", "v", "--discard-dirty")
+        assert not log.exists()
+        left = [path.read_bytes() for path in daemon.data.rglob("*") if path.is_file()]
+        assert not any(b"aes-256-xts" in content for content in left)
+        daemon.stop()
+
+
+def test_encryption_with_a_log_elsewhere_is_told_when_it_is_looked_at(tmp_path):
+    key = key_file(tmp_path)
+    with Daemon(tmp_path) as daemon:
+        log = tmp_path / "elsewhere.log"
+        daemon.create("v", "--log-path", log, *DIRTY, *encrypted(key))
+        data = marked(MIB, 8)
+        daemon.write("v", data)
+        daemon.kill()
+        done = hdcs("inspect", log)
+        assert "encrypted with data key" in done.stdout, done.stdout
+        done = hdcs("inspect", daemon.data)
+        assert "PROBLEM" not in done.stdout and f"({MIB} bytes)" in done.stdout, done.stdout
+        daemon.start()
+        assert daemon.read("v", MIB) == data
+        daemon.stop()
+
+
+def test_encryption_refuses_what_is_no_key(tmp_path):
+    key = key_file(tmp_path)
+    with Daemon(tmp_path) as daemon:
+        create = ["volume", "create", "v", "--size", "16M"]
+        refused(daemon.cli(*create, "--encrypt"), 2, "--key-file")
+        refused(daemon.cli(*create, "--key-file", key), 2, "--encrypt")
+        refused(daemon.cli(*create, *encrypted(tmp_path / "none")), 1, "none")
+        short = tmp_path / "short"
+        short.write_text("secret")
+        refused(daemon.cli(*create, *encrypted(short)), 2, "32 bytes", str(short))
+        failing = ["--encrypt", "--key-command", "false"]
+        refused(daemon.cli(*create, *failing), 1, "`false`", "failed")
+        assert daemon.json("volume", "list") == []
+        loud = tmp_path / "loud"
+        loud.write_text(f"#!{sys.executable}\nprint('x' * 1000000)\n")
+        loud.chmod(0o700)
+        refused(daemon.cli(*create, "--encrypt", "--key-command", loud), 1, str(loud))
+        key.chmod(0o644)
+        daemon.create("v", *encrypted(key))
+        assert "chmod 600" in daemon.log()
+        dumpable = os.stat(f"/proc/{daemon.process.pid}/environ").st_uid
+        assert dumpable == 0
+        daemon.stop()
