@@ -366,6 +366,7 @@ pub struct Counters {
     pub backend_errors: u64,
     /// Bytes that are still as in the snapshot that the volume began as, and that clones of it share in
     /// the cache.
+    #[serde(default)]
     pub inherited_bytes: u64,
     /// Memory of the volume's indexes.
     pub index_bytes: u64,
