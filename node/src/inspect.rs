@@ -516,6 +516,32 @@ pub fn check_data_directory(
     Ok(reports)
 }
 
+/// URLs of the backends of the volumes below a data directory, or of the one in a volume's directory, and how
+/// they are encrypted. What cannot be read of them is a finding of the check of the directory itself.
+pub fn backends(path: &Path) -> Vec<(String, Option<Encryption>)> {
+    let whole = Layout::new(path);
+    let (layout, only) = if whole.volumes().is_dir() {
+        (whole, None)
+    } else {
+        let root = path.parent().and_then(Path::parent);
+        let name = path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        let (Some(root), Some(name)) = (root, name) else {
+            return Vec::new();
+        };
+        (Layout::new(root), Some(name))
+    };
+    let found = catalogue::list(&layout).unwrap_or_default();
+    let entries = found.into_iter().filter_map(|(name, found)| match found {
+        Found::Entry(entry) if only.as_ref().is_none_or(|only| *only == name) => Some(entry),
+        _ => None,
+    });
+    entries
+        .map(|entry| (entry.backend_url(&layout), entry.encryption))
+        .collect()
+}
+
 /// Whether the file or device at `path` begins like a read cache.
 pub fn is_cache(path: &Path) -> bool {
     File::open(path)

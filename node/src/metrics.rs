@@ -576,6 +576,7 @@ mod tests {
             uuid: String::new(),
             bytes: 4096,
             backend: String::new(),
+            allocated_bytes: None,
             read_only: false,
             log_path: String::new(),
             log_bytes: 0,

@@ -26,7 +26,9 @@ use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
-use super::{Absent, Ask, Backend, BackendError, Capabilities, Found, Operation, Place, Port};
+use super::{
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Operation, Place, Port, verify,
+};
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
 use crate::device::ring::Outcome;
@@ -86,6 +88,10 @@ impl Place for ImagePath {
 
     fn path(&self) -> Option<&Path> {
         Some(&self.path)
+    }
+
+    fn verify(&self, watch: &mut dyn verify::Watch) -> Result<verify::Verified, BackendError> {
+        verify::read_file(&self.path, watch)
     }
 
     fn find(&self) -> Result<Option<Found>, BackendError> {

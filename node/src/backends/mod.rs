@@ -32,6 +32,7 @@ pub mod objects;
 pub mod rbd;
 pub mod s3;
 pub mod url;
+pub mod verify;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -76,6 +77,17 @@ pub trait Place: std::fmt::Debug + Send {
     }
     /// What is there, if anything. Blocks.
     fn find(&self) -> Result<Option<Found>, BackendError>;
+    /// Verify what is there without opening it, for `hdcs check`. Blocks.
+    fn verify(&self, watch: &mut dyn verify::Watch) -> Result<verify::Verified, BackendError> {
+        let _ = watch;
+        Ok(verify::Verified {
+            note: Some(
+                "not read: this backend verifies what it holds by itself (Ceph: its deep scrub)"
+                    .to_owned(),
+            ),
+            ..verify::Verified::default()
+        })
+    }
     /// The same place as one that keeps snapshots and clones, if it is of that kind.
     fn as_keeper(&self) -> Option<&dyn Keeper> {
         None

@@ -17,6 +17,8 @@
 
 mod lineage;
 
+mod verify;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -155,6 +157,13 @@ impl Place for ObjectsPlace {
                 partly: false,
             })),
         }
+    }
+
+    fn verify(
+        &self,
+        watch: &mut dyn super::verify::Watch,
+    ) -> Result<super::verify::Verified, BackendError> {
+        verify::verify(self, watch)
     }
 
     fn as_keeper(&self) -> Option<&dyn Keeper> {
@@ -517,6 +526,7 @@ impl Driver {
         for location in locations.collect::<Vec<_>>() {
             driver.ancestor(&location)?;
         }
+        driver.count_space();
         Ok(driver)
     }
 
@@ -600,6 +610,12 @@ impl Driver {
         }
     }
 
+    /// Let others know what the volume takes in the store.
+    fn count_space(&self) {
+        let bytes = self.machine.stats().stored_bytes;
+        self.client.counters().store(bytes);
+    }
+
     /// A request has ended.
     fn settle(&mut self, token: Token, ended: Ended) {
         let Some(target) = self.flights.remove(&token.0) else {
@@ -632,7 +648,12 @@ impl Driver {
             (Err(StoreError::Exists), _) => Err(Failure::Exists),
             (Err(error), _) => Err(Failure::Io(error.io())),
         };
+        // Something was put or deleted.
+        let is_change = matches!(result, Ok(Stored::Done));
         self.step(Event::Stored { token, result });
+        if is_change {
+            self.count_space();
+        }
     }
 
     /// Begin what the machine has asked for; how many requests that were.

@@ -4,20 +4,45 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::client::{Client, ClientError};
-use super::size::show;
+use super::size::{Size, show};
 use super::volume::api_path;
-use super::{Failure, output};
+use super::{Failure, backend_check, output};
 use crate::catalogue::{self, VolumeName};
-use crate::control::api::{CheckReport, ErrorKind};
+use crate::control::api::{CheckReport, ErrorKind, Volume};
 use crate::data_dir::Layout;
 use crate::inspect::{self, CacheSummary, Inspection, LogSummary, Use};
 
 /// How often a line of progress is printed where there is no terminal.
 const LINE_PERIOD: Duration = Duration::from_secs(1);
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// A path (with a `/`), the name of a volume, or the URL of a backend, such as s3://BUCKET/PREFIX
+    #[arg(value_name = "PATH|VOLUME|URL")]
+    target: String,
+    /// Of a volume or data directory: leave out what is in the backends
+    #[arg(long)]
+    no_backend: bool,
+    /// Read at most so much of a backend in a second
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
+    rate: Option<Size>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_rate(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error| format!("{error}"))?;
+    if size.0 == 0 {
+        return Err("at least 1".to_owned());
+    }
+    Ok(size)
+}
 
 /// `hdcs inspect PATH`.
 pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
@@ -219,10 +244,11 @@ impl Progress {
     }
 }
 
-/// `hdcs check PATH|VOLUME`.
-pub async fn check(client: &Client, target: &str, json: bool) -> Result<(), Failure> {
-    let reports = reports(client, target).await?;
-    if json {
+/// `hdcs check PATH|VOLUME|URL`.
+pub(crate) async fn check(client: &Client, arguments: &Arguments) -> Result<(), Failure> {
+    let target = &arguments.target;
+    let reports = reports(client, arguments).await?;
+    if arguments.json {
         output::json(&reports)?;
     } else {
         for report in &reports {
@@ -256,6 +282,7 @@ fn verified(report: &CheckReport) -> String {
     let parts = [
         ("spans", report.spans),
         ("segments", report.segments),
+        ("objects", report.objects),
         ("blocks", report.blocks),
     ];
     let parts = parts
@@ -264,6 +291,7 @@ fn verified(report: &CheckReport) -> String {
         .filter(|&(what, count)| count > 0 || what == "blocks");
     let parts: Vec<_> = parts
         .map(|(what, count)| format!("{count} {what}"))
+        .chain((report.bytes > 0).then(|| format!("{} read", show(report.bytes))))
         .collect();
     parts.join(", ")
 }
@@ -277,23 +305,40 @@ fn remedy(reports: &[CheckReport]) -> &'static str {
     }
 }
 
-async fn reports(client: &Client, target: &str) -> Result<Vec<CheckReport>, Failure> {
+async fn reports(client: &Client, arguments: &Arguments) -> Result<Vec<CheckReport>, Failure> {
+    let target = &arguments.target;
     let path = Path::new(target);
+    if backend_check::is_url(target) {
+        let report = backend_check::check(target, None, arguments.rate).await?;
+        return Ok(vec![report]);
+    }
     let name = match target.parse::<VolumeName>() {
         Ok(name) if !target.contains('/') => name,
-        _ => return check_path(path),
+        _ => return path_reports(path, arguments).await,
     };
     let request = format!("{}/check", api_path(&name));
     match client.request(Method::POST, &request, &()).await {
-        Ok(report) => Ok(vec![report]),
-        Err(ClientError::Api(error)) if error.kind == ErrorKind::NotFound && path.exists() => {
-            check_path(path)
+        Ok(report) => {
+            let mut reports = vec![report];
+            reports.extend(cache_report(client.layout()));
+            if !arguments.no_backend {
+                let volume: Volume = client.get(&api_path(&name)).await?;
+                let directory = catalogue::directory(client.layout(), &name);
+                let here = inspect::backends(&directory).pop();
+                let encryption = here.and_then(|(_, encryption)| encryption);
+                let report = backend_check::check(&volume.backend, encryption, arguments.rate);
+                reports.push(report.await?);
+            }
+            Ok(reports)
         }
-        Err(ClientError::NoDaemon(_)) if path.exists() => check_path(path),
+        Err(ClientError::Api(error)) if error.kind == ErrorKind::NotFound && path.exists() => {
+            path_reports(path, arguments).await
+        }
+        Err(ClientError::NoDaemon(_)) if path.exists() => path_reports(path, arguments).await,
         Err(ClientError::NoDaemon(why)) => {
             let directory = crate::catalogue::directory(client.layout(), &name);
             if directory.exists() {
-                check_path(&directory)
+                path_reports(&directory, arguments).await
             } else {
                 Err(Failure::failed(format!(
                     "no file and no volume of this name: {target}: {why}"
@@ -302,6 +347,26 @@ async fn reports(client: &Client, target: &str) -> Result<Vec<CheckReport>, Fail
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The read cache of a node at work, where the volume's lines are among the others.
+fn cache_report(layout: &Layout) -> Option<CheckReport> {
+    let (cache, mut progress) = (layout.cache(), Progress::new());
+    let mut update = |done, total| progress.update(done, total);
+    cache
+        .exists()
+        .then(|| inspect::check_cache(&cache, layout.cache_uuid(), Use::Live, &mut update))
+}
+
+/// What is at a path, and the backends of the volumes there.
+async fn path_reports(path: &Path, arguments: &Arguments) -> Result<Vec<CheckReport>, Failure> {
+    let mut reports = check_path(path)?;
+    if !arguments.no_backend {
+        for (url, encryption) in inspect::backends(path) {
+            reports.push(backend_check::check(&url, encryption, arguments.rate).await?);
+        }
+    }
+    Ok(reports)
 }
 
 fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {

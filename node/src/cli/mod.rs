@@ -6,14 +6,17 @@
 //! Only what is implemented is accepted; the rest of the contract says that it is not available
 //! yet.
 
+mod backend_check;
 mod check;
 mod client;
 mod flush;
 mod output;
 mod policy;
+mod progress;
 pub mod size;
 mod snapshot;
 mod top;
+mod transfer;
 mod volume;
 
 use std::io::IsTerminal;
@@ -74,15 +77,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Verify every checksum of a log, read cache, volume or data directory; exit status 1 if one is wrong
-    Check {
-        /// A path (with a `/`) or the name of a volume
-        #[arg(value_name = "PATH|VOLUME")]
-        target: String,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+    /// Verify every checksum of a log, read cache, volume, data directory or backend; exit status 1 if one is wrong
+    Check(check::Arguments),
 }
 
 /// Why a command did not succeed.
@@ -151,8 +147,8 @@ pub fn run() -> ExitCode {
         Command::Top(arguments) => {
             online(&data, async |client| top::run(&client, &arguments).await)
         }
-        Command::Check { target, json } => online(&data, async |client| {
-            check::check(&client, &target, json).await
+        Command::Check(arguments) => online(&data, async |client| {
+            check::check(&client, &arguments).await
         }),
     };
     let status = match result {

@@ -113,6 +113,9 @@ pub fn volume(volume: &Volume) {
         format!("{} ({} bytes)", show(volume.bytes), volume.bytes),
     );
     row("backend", volume.backend.clone());
+    if let Some(bytes) = volume.allocated_bytes {
+        row("  allocated there", show(bytes));
+    }
     row(
         "write log",
         format!("{} ({})", volume.log_path, show(volume.log_bytes)),

@@ -52,12 +52,12 @@ pub(crate) struct Clone {
 
 /// A volume, or a snapshot of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Source {
-    volume: VolumeName,
-    snapshot: Option<String>,
+pub(super) struct Source {
+    pub(super) volume: VolumeName,
+    pub(super) snapshot: Option<String>,
 }
 
-fn parse_source(text: &str) -> Result<Source, String> {
+pub(super) fn parse_source(text: &str) -> Result<Source, String> {
     let (volume, snapshot) = match text.split_once('@') {
         Some((volume, snapshot)) => (volume, Some(snapshot.to_owned())),
         None => (text, None),

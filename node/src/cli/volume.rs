@@ -8,7 +8,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output, policy, snapshot};
+use super::{Failure, flush, output, policy, snapshot, transfer};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
@@ -66,6 +66,10 @@ pub(crate) enum Command {
     Snapshot(snapshot::Arguments),
     /// Make a volume that begins as a snapshot of another one, or as it is now, and shares its objects
     Clone(Box<snapshot::Clone>),
+    /// Write the image of a volume to a file or a pipe, raw or qcow2, with progress; Ctrl-C cancels it
+    Export(transfer::Export),
+    /// Make a volume of an image, raw or qcow2, from a file or a pipe, with progress; Ctrl-C cancels it
+    Import(Box<transfer::Import>),
     /// Drop clean data from the read cache
     Evict(Range),
     /// Bring data into the read cache
@@ -142,7 +146,7 @@ pub(crate) struct Create {
 }
 
 /// How a new volume behaves, whatever it begins with.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Behaviour {
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
@@ -164,7 +168,7 @@ pub(crate) struct Behaviour {
 }
 
 /// Whether a new volume is encrypted.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct Encrypt {
     /// Encrypt what leaves memory for the log, the SSD tier and objects; needs a key
     #[arg(long)]
@@ -174,7 +178,7 @@ pub(crate) struct Encrypt {
 }
 
 /// Where a key comes from.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(crate) struct KeySource {
     /// File with the key: 32 bytes, as they are, in hexadecimal digits or in base64
     #[arg(long, value_name = "PATH", conflicts_with = "key_command")]
@@ -292,7 +296,7 @@ impl Available {
     }
 }
 
-fn parse_volume_size(text: &str) -> Result<Size, String> {
+pub(super) fn parse_volume_size(text: &str) -> Result<Size, String> {
     let size: Size = text.parse().map_err(|error| format!("{error}"))?;
     check_volume_bytes(size.0)?;
     Ok(size)
@@ -306,7 +310,7 @@ pub(super) fn parse_setting(text: &str) -> Result<(String, Value), String> {
 }
 
 /// Turn a relative `file:` URL into an absolute one: the daemon has another working directory.
-fn absolute_backend(url: &str) -> Result<String, Failure> {
+pub(super) fn absolute_backend(url: &str) -> Result<String, Failure> {
     match url.strip_prefix("file:") {
         Some(rest) if !rest.is_empty() && !rest.starts_with('/') => {
             let here = std::env::current_dir()
@@ -387,6 +391,8 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Flush(arguments) => flush::run(client, &arguments).await,
         Command::Snapshot(arguments) => snapshot::run(client, arguments).await,
         Command::Clone(arguments) => snapshot::clone(client, *arguments).await,
+        Command::Export(arguments) => transfer::export(client, arguments).await,
+        Command::Import(arguments) => transfer::import(client, *arguments).await,
         Command::Evict(range) => move_range(client, range, "evict").await,
         Command::Promote(range) => move_range(client, range, "promote").await,
         Command::Open(arguments) => open(client, arguments).await,

@@ -432,6 +432,10 @@ pub struct Volume {
     pub bytes: u64,
     /// Its backend's URL.
     pub backend: String,
+    /// Space that the backend says it takes, where it can tell and answers: of a file what is allocated, on an
+    /// object store all data objects, what waits to be freed included. What is only in the log is not in it.
+    #[serde(default)]
+    pub allocated_bytes: Option<u64>,
     /// Whether its backend can only be read, being a snapshot: what would write is refused.
     #[serde(default)]
     pub read_only: bool,
@@ -577,6 +581,12 @@ pub struct CheckReport {
     pub segments: u64,
     /// Data blocks whose checksum is good.
     pub blocks: u64,
+    /// Objects of an object store that are there and good.
+    #[serde(default)]
+    pub objects: u64,
+    /// Bytes that were read of a backend.
+    #[serde(default)]
+    pub bytes: u64,
     /// Whether it is the read cache, whose loss costs time and no data.
     #[serde(default)]
     pub is_cache: bool,

@@ -154,6 +154,7 @@ pub struct Counters {
     retries: AtomicU64,
     put_bytes: AtomicU64,
     get_bytes: AtomicU64,
+    stored_bytes: AtomicU64,
     trouble: Mutex<Option<String>>,
     lost: OnceLock<String>,
 }
@@ -181,6 +182,8 @@ pub struct Counts {
     pub put_bytes: u64,
     /// Bytes got.
     pub get_bytes: u64,
+    /// Bytes of the data objects that are known to be there.
+    pub stored_bytes: u64,
     /// Why the place was lost, or what the last request failed with; none if it ended well.
     pub trouble: Option<String>,
     /// Whether the place was lost, for ever.
@@ -210,6 +213,11 @@ impl Counters {
         *last = trouble;
     }
 
+    /// So many bytes of data objects are known to be there.
+    pub fn store(&self, bytes: u64) {
+        self.stored_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// The place is ours no more, for ever, for this reason.
     pub fn lose(&self, why: String) {
         // The first reason stands.
@@ -233,6 +241,7 @@ impl Counters {
             retries: self.retries.load(Ordering::Relaxed),
             put_bytes: self.put_bytes.load(Ordering::Relaxed),
             get_bytes: self.get_bytes.load(Ordering::Relaxed),
+            stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
             is_lost: self.lost.get().is_some(),
             trouble: self.lost.get().or(trouble.as_ref()).cloned(),
         }

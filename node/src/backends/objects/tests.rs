@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::backends::conformance::{self, Bench};
 use crate::backends::url::BackendUrl;
+use crate::backends::verify::{Verified, Watch};
 use crate::backends::{Absent, Ask, BackendError, Keep, find, open};
 use crate::stores::tests::Served;
 use hdcs_core::error::IoError;
@@ -196,4 +197,122 @@ fn clone_in_another_store_is_refused() {
     assert!(said.contains("name a place in the same store"), "{said}");
     let elsewhere = place.as_keeper().unwrap().clone_from("file:/tmp/x", &name);
     assert!(elsewhere.is_err());
+}
+
+struct Unhurried;
+
+impl Watch for Unhurried {
+    fn total(&mut self, _: u64) {}
+    fn passed(&mut self, _: u64) -> bool {
+        true
+    }
+}
+
+fn verified(url: &str) -> Verified {
+    let place = BackendUrl::parse(url).unwrap().place;
+    place.verify(&mut Unhurried).unwrap()
+}
+
+/// The files below a prefix of the bucket.
+fn objects(served: &Served, prefix: &str) -> Vec<PathBuf> {
+    let directory = served.directory.path().join("bucket").join(prefix);
+    let entries = fs::read_dir(directory).unwrap();
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn verify_reads_all_that_a_volume_its_snapshots_and_a_clone_need_and_fences_nobody() {
+    let served = Served::start();
+    let (parent, clone) = (url(&served, "parent"), url(&served, "clone"));
+    let name = SnapshotName::new("s").unwrap();
+    let mut bench = Bench::over(open(&parent, BYTES, Absent::Create).unwrap().build());
+    for block in 0..64u64 {
+        bench.write(block * 4096, &[block as u8 + 1; 4096]).unwrap();
+    }
+    let made_ms = 1;
+    bench.ask(Ask::Flush).unwrap();
+    bench
+        .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+        .unwrap();
+    // Only the snapshot needs what this replaces.
+    bench.write(0, &vec![99; 4096 * 8]).unwrap();
+    bench.ask(Ask::Flush).unwrap();
+    let found = verified(&parent);
+    assert_eq!((found.problems, found.blocks), (vec![], 72));
+    let place = BackendUrl::parse(&clone).unwrap().place;
+    place
+        .as_keeper()
+        .unwrap()
+        .clone_from(&parent, &name)
+        .unwrap();
+    let found = verified(&clone);
+    assert_eq!((found.problems, found.blocks), (vec![], 64));
+    bench.write(0, &[98; 4096]).unwrap();
+    bench.ask(Ask::Flush).unwrap();
+}
+
+#[test]
+fn verify_names_every_object_that_is_damaged_or_missing() {
+    let served = Served::start();
+    let here = url(&served, "volume");
+    let absent = BackendUrl::parse(&here).unwrap().place;
+    assert!(matches!(
+        absent.verify(&mut Unhurried),
+        Err(BackendError::Absent(_))
+    ));
+    let name = SnapshotName::new("s").unwrap();
+    let mut bench = Bench::over(open(&here, BYTES, Absent::Create).unwrap().build());
+    for block in 0..64u64 {
+        bench.write(block * 4096, &[block as u8 + 1; 4096]).unwrap();
+    }
+    bench.ask(Ask::Flush).unwrap();
+    let made_ms = 1;
+    bench
+        .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+        .unwrap();
+    drop(bench);
+    assert!(verified(&here).problems.is_empty());
+    let mut tried = 0;
+    let newest = objects(&served, "volume/manifest").pop().unwrap();
+    let mut targets = [
+        objects(&served, "volume/data"),
+        objects(&served, "volume/snapshot"),
+    ]
+    .concat();
+    targets.push(newest);
+    for path in targets {
+        let good = fs::read(&path).unwrap();
+        let object = path.file_name().unwrap().to_str().unwrap().to_owned();
+        for at in [0, good.len() / 2, good.len() - 1] {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            fs::write(&path, &bad).unwrap();
+            let problems = verified(&here).problems;
+            let said = problems.join("\n");
+            assert!(
+                said.contains("damaged") && said.contains(&object),
+                "{at}: {said}"
+            );
+            tried += 1;
+        }
+        fs::write(&path, &good[..good.len() - 1]).unwrap();
+        assert!(
+            !verified(&here).problems.is_empty(),
+            "{} is cut",
+            path.display()
+        );
+        if !path.to_str().unwrap().contains("/manifest/") {
+            fs::remove_file(&path).unwrap();
+            let said = verified(&here).problems.join("\n");
+            assert!(
+                said.contains("is missing") && said.contains(&object),
+                "{said}"
+            );
+        }
+        fs::write(&path, good).unwrap();
+    }
+    assert!(tried >= 9, "{tried}");
+    assert!(verified(&here).problems.is_empty());
 }

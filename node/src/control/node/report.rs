@@ -1,19 +1,34 @@
 //! What the node says about itself and its volumes.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::volume::State;
 
 use super::record::Asked;
-use super::{Node, Sample, Slot, find, lock};
+use super::{Node, Sample, Slot, find, in_time, lock};
+use crate::backends::url::BackendUrl;
 use crate::catalogue::Found;
 use crate::control::api::{ApiError, Counters, Memory, Status, Volume};
 use crate::control::link::report;
 use crate::control::view;
 use crate::frontends::VolumeNumber;
 use crate::shard::command::{ShardReport, VolumeReport};
+
+/// What `stat` counts in.
+const STAT_BLOCK_BYTES: u64 = 512;
+/// How long a file may take to say how much of it is allocated.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// What is allocated of the file at a URL. Blocks.
+fn allocated_bytes(url: &str) -> Option<u64> {
+    let backend = BackendUrl::parse(url).ok()?;
+    let found = fs::metadata(backend.place.path()?).ok()?;
+    found.is_file().then(|| found.blocks() * STAT_BLOCK_BYTES)
+}
 
 impl Node {
     /// Every volume.
@@ -30,7 +45,13 @@ impl Node {
     pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
         let slot = self.slot(name)?;
         let report = report(&*self.path).await?;
-        Ok(self.view(name, &slot, &report))
+        let mut volume = self.view(name, &slot, &report);
+        if volume.state == view::state(State::Healthy) && volume.allocated_bytes.is_none() {
+            let url = volume.backend.clone();
+            let look = move || allocated_bytes(&url);
+            volume.allocated_bytes = in_time(LOOK_TIME_MAX, look).await.flatten();
+        }
+        Ok(volume)
     }
 
     fn view(&self, name: &str, slot: &Slot, report: &ShardReport) -> Volume {
@@ -44,6 +65,7 @@ impl Node {
             uuid: String::new(),
             bytes: 0,
             backend: String::new(),
+            allocated_bytes: None,
             read_only: false,
             log_path: String::new(),
             log_bytes: 0,
@@ -88,6 +110,7 @@ impl Node {
             let rate = lock(&self.samples)
                 .get(&entry.number)
                 .map_or(0, |sample| sample.bytes_per_s);
+            volume.allocated_bytes = found.store.as_ref().map(|store| store.stored_bytes);
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
                 ..view::counters(&found.stats, rate)

@@ -1,0 +1,138 @@
+//! `hdcs check` of a backend: by this process, beside whoever has it open, with a rate, progress and a cancel.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Failure;
+use super::progress::Progress;
+use super::size::{Size, show};
+use crate::backends::url::BackendUrl;
+use crate::backends::verify::{Verified, Watch};
+use crate::control::api::CheckReport;
+use crate::crypt::Encryption;
+
+/// How often progress is looked at, and a pause that the rate demands is looked up from.
+const WATCH_PERIOD: Duration = Duration::from_millis(100);
+
+/// What the verification and its watcher share.
+#[derive(Default)]
+struct Shared {
+    total_bytes: AtomicU64,
+    done_bytes: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+/// The side of the verification.
+struct Pace {
+    shared: Arc<Shared>,
+    bytes_per_s: Option<u64>,
+    started: Instant,
+}
+
+impl Watch for Pace {
+    fn total(&mut self, bytes: u64) {
+        self.shared.total_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    fn passed(&mut self, bytes: u64) -> bool {
+        let done = self.shared.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let due = (self.bytes_per_s).map_or(Duration::ZERO, |rate| {
+            Duration::from_secs_f64(done as f64 / rate as f64)
+        });
+        while !self.shared.cancelled.load(Ordering::Relaxed) {
+            let early = due.saturating_sub(self.started.elapsed());
+            if early.is_zero() {
+                return true;
+            }
+            std::thread::sleep(early.min(WATCH_PERIOD));
+        }
+        false
+    }
+}
+
+/// Whether a target of the check is the URL of a backend.
+pub fn is_url(target: &str) -> bool {
+    let scheme = target.split_once(':').map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| ["file", "rbd", "s3", "hdfs"].contains(&scheme))
+}
+
+/// Verify what is at a URL, which may be encrypted.
+pub async fn check(
+    url: &str,
+    encryption: Option<Encryption>,
+    rate: Option<Size>,
+) -> Result<CheckReport, Failure> {
+    let backend = BackendUrl::parse(url).map_err(|error| Failure::misused(error.to_string()))?;
+    let mut place = backend.place;
+    if let Some(encryption) = encryption {
+        let unlocked = encryption.unlock().map_err(|error| {
+            Failure::failed(format!(
+                "{url} is encrypted, and cannot be verified: {error}"
+            ))
+        })?;
+        place.encrypt(unlocked.objects);
+    }
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
+    let shared = Arc::new(Shared::default());
+    let mut pace = Pace {
+        shared: Arc::clone(&shared),
+        bytes_per_s: rate.map(|rate| rate.0),
+        started: Instant::now(),
+    };
+    let mut work = tokio::task::spawn_blocking(move || place.verify(&mut pace));
+    let mut progress: Option<Progress> = None;
+    let ended = loop {
+        tokio::select! {
+            ended = &mut work => break ended,
+            () = tokio::time::sleep(WATCH_PERIOD) => {}
+            _ = interrupts.recv() => shared.cancelled.store(true, Ordering::Relaxed),
+        }
+        let total = shared.total_bytes.load(Ordering::Relaxed);
+        if total > 0 {
+            let progress = progress.get_or_insert_with(|| Progress::new(total, "checked"));
+            progress.update(shared.done_bytes.load(Ordering::Relaxed));
+        }
+    };
+    if let Some(progress) = progress {
+        progress.finish();
+    }
+    let verified =
+        ended.map_err(|error| Failure::failed(format!("cannot check {url}: {error}")))?;
+    report(
+        url,
+        verified.unwrap_or_else(|error| Verified {
+            problems: vec![error.to_string()],
+            ..Verified::default()
+        }),
+    )
+}
+
+fn report(url: &str, mut verified: Verified) -> Result<CheckReport, Failure> {
+    if verified.more_problems > 0 {
+        let more = format!("{} more problems are not listed", verified.more_problems);
+        verified.problems.push(more);
+    }
+    if verified.is_cut_short {
+        let found = match verified.problems.as_slice() {
+            [] => "no problem in that".to_owned(),
+            problems => problems.join("; "),
+        };
+        return Err(Failure::failed(format!(
+            "check is interrupted: {url}: {} were read: {found}",
+            show(verified.bytes)
+        )));
+    }
+    Ok(CheckReport {
+        path: url.to_owned(),
+        blocks: verified.blocks,
+        objects: verified.objects,
+        bytes: verified.bytes,
+        note: verified.note,
+        problems: verified.problems,
+        ..CheckReport::default()
+    })
+}

@@ -1,0 +1,332 @@
+"""Export and import of whole volumes: every byte, holes, streams, cancel, bad input."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import run
+from daemon import COMMAND_SECONDS, HDCS, MIB, Daemon, refused
+
+SIZE = 48 * MIB
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """One daemon for the tests of this module; each uses volumes of its own."""
+    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon
+        daemon.stop()
+
+
+def sparse(path, seed, size=SIZE):
+    """A raw image: data of odd places and lengths, a run of zeroes that is allocated, and holes."""
+    rng = random.Random(seed)
+    with open(path, "wb") as file:
+        file.truncate(size)
+        for _ in range(40):
+            length = rng.randrange(1, 300) * 512
+            file.seek(rng.randrange((size - length) // 512) * 512)
+            file.write(rng.randbytes(length))
+        file.seek(size // 2)
+        file.write(bytes(4 * MIB))
+        file.seek(size - 512)
+        file.write(rng.randbytes(512))
+    return path
+
+
+def allocated(path):
+    return path.stat().st_blocks * 512
+
+
+def uri(daemon, name):
+    return f"nbd+unix:///{name}?socket={daemon.data / 'nbd.sock'}"
+
+
+def same(daemon, name, path, form="raw"):
+    run("qemu-img", "compare", "-f", "raw", "-F", form, uri(daemon, name), path)
+
+
+def names(daemon):
+    return {volume["name"] for volume in daemon.json("volume", "list")}
+
+
+def popen(daemon, *arguments, **options):
+    command = [str(word) for word in (HDCS, *arguments, "--data", daemon.data)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
+
+
+def test_raw_there_and_back(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 1)
+    done = daemon.json("volume", "import", "raw", source)
+    assert (done["bytes"], done["format"]) == (SIZE, "raw")
+    assert 0 < done["data_bytes"] <= 12 * MIB, "zeroes and holes are no data"
+    same(daemon, "raw", source)
+    # What was not imported costs nothing in the backend.
+    daemon.ok("volume", "flush", "raw")
+    image = daemon.data / "volumes/raw/data"
+    assert allocated(image) <= 12 * MIB
+    back = tmp_path / "back.raw"
+    done = daemon.json("volume", "export", "raw", back)
+    assert done["bytes"] == SIZE and done["data_bytes"] <= 12 * MIB
+    assert back.read_bytes() == source.read_bytes()
+    assert allocated(back) <= 12 * MIB
+    assert sorted(os.listdir(tmp_path)) == ["back.raw", "source.raw"]
+
+
+def test_export_has_what_is_only_in_the_log(daemon, tmp_path):
+    daemon.create("log", "--set", "destage_age_max_ms=86400000", size="8M")
+    daemon.write("log", b"l" * MIB, 3 * MIB)
+    daemon.ok("volume", "export", "log", tmp_path / "log.raw")
+    data = (tmp_path / "log.raw").read_bytes()
+    assert data == bytes(3 * MIB) + b"l" * MIB + bytes(4 * MIB)
+
+
+def test_qcow2_there_and_back(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 2)
+    image = tmp_path / "image"
+    run("qemu-img", "convert", "-c", "-O", "qcow2", source, image)
+    done = daemon.json("volume", "import", "qcow", image)
+    assert (done["bytes"], done["format"]) == (SIZE, "qcow2"), "told by its first bytes"
+    same(daemon, "qcow", source)
+    back = tmp_path / "back.qcow2"
+    done = daemon.json("volume", "export", "qcow", back, "--format", "qcow2")
+    assert done["format"] == "qcow2"
+    run("qemu-img", "check", back)
+    run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, back)
+    same(daemon, "qcow", back, "qcow2")
+    assert allocated(back) <= 14 * MIB
+    assert json.loads(run("qemu-img", "info", "--output=json", back).stdout)["virtual-size"] == SIZE
+
+
+def test_streams(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 3)
+    with open(source, "rb") as file:
+        reader = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
+        done = popen(daemon, "volume", "import", "stream", "-", "--size", SIZE, stdin=reader.stdout)
+        reader.stdout.close()
+        assert done.communicate(timeout=COMMAND_SECONDS)[1] == b"" and done.returncode == 0
+        assert reader.wait() == 0
+    same(daemon, "stream", source)
+    out = popen(daemon, "volume", "export", "stream", "-", "--json", stdout=subprocess.PIPE)
+    data, said = out.communicate(timeout=COMMAND_SECONDS)
+    assert out.returncode == 0 and data == source.read_bytes()
+    assert json.loads(said)["bytes"] == SIZE
+
+
+def test_sizes(daemon, tmp_path):
+    odd = tmp_path / "odd.raw"
+    odd.write_bytes(b"o" * (3 * MIB + 700))
+    assert daemon.json("volume", "import", "odd", odd)["bytes"] == 3 * MIB + 1024
+    assert daemon.read("odd", 3 * MIB + 1024) == b"o" * (3 * MIB + 700) + bytes(324)
+    daemon.json("volume", "import", "larger", odd, "--size", "5M")
+    assert daemon.volume("larger")["bytes"] == 5 * MIB
+    assert daemon.read("larger", 5 * MIB) == b"o" * (3 * MIB + 700) + bytes(2 * MIB - 700)
+    done = daemon.cli("volume", "import", "small", odd, "--size", "3M")
+    refused(done, 2, "--size 3145728", "3146752 bytes")
+    tiny = tmp_path / "tiny.raw"
+    tiny.write_bytes(b"t")
+    daemon.ok("volume", "import", "tiny", tiny)
+    assert daemon.read("tiny", 4096) == b"t" + bytes(4095)
+    assert "small" not in names(daemon)
+
+
+def test_import_takes_a_backend_that_holds_data_only_when_told(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 4, 8 * MIB)
+    there = tmp_path / "there.img"
+    there.write_bytes(b"t" * (8 * MIB))
+    arguments = ["volume", "import", "over", source, "--backend", f"file:{there}"]
+    refused(daemon.cli(*arguments), 1, "holds data already", "--overwrite", "removed again")
+    assert "over" not in names(daemon) and there.read_bytes() == b"t" * (8 * MIB)
+    daemon.ok(*arguments, "--overwrite", "--size", "8M")
+    same(daemon, "over", source)
+    daemon.ok("volume", "flush", "over")
+    assert there.read_bytes() == source.read_bytes()
+
+
+def test_import_passes_on_what_a_new_volume_takes(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 5, 8 * MIB)
+    image = tmp_path / "image.raw"
+    daemon.ok("volume", "import", "options", source, "--backend", f"file:{image}", "--log-size", "17M",
+              "--persist", "on-write", "--set", "when_full=error")
+    volume = daemon.volume("options")
+    assert volume["log_bytes"] == 17 * MIB and volume["settings"]["when_full"] == "error"
+    daemon.ok("volume", "flush", "options")
+    assert image.read_bytes() == source.read_bytes()
+    refused(daemon.cli("volume", "import", "options", source), 1, "exists already")
+    same(daemon, "options", source)
+
+
+@pytest.mark.parametrize("begin, what", [(b"KDMV", "VMDK"), (b"\x1f\x8b", "gzip"), (b"vhdxfile", "VHDX")])
+def test_import_guesses_no_other_format(daemon, tmp_path, begin, what):
+    image = tmp_path / "image"
+    image.write_bytes(begin + bytes(MIB))
+    refused(daemon.cli("volume", "import", "guess", image), 2, what, "--format raw")
+    assert "guess" not in names(daemon)
+
+
+def test_import_refuses_a_qcow2_that_is_not_whole(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 6)
+    image = tmp_path / "image.qcow2"
+    run("qemu-img", "convert", "-O", "qcow2", source, image)
+    cut = tmp_path / "cut.qcow2"
+    for share in (2, 3, 50):
+        cut.write_bytes(image.read_bytes()[: image.stat().st_size // share])
+        refused(daemon.cli("volume", "import", "cut", cut), 1, "cut.qcow2", "damaged")
+    cut.write_bytes(b"QFI\xfb" + bytes(50))
+    refused(daemon.cli("volume", "import", "cut", cut), 1, "cut.qcow2")
+    cut.write_bytes(b"nothing")
+    refused(daemon.cli("volume", "import", "cut", cut, "--format", "qcow2"), 1, "no qcow2")
+    assert "cut" not in names(daemon)
+
+
+def test_import_refuses_a_qcow2_that_does_not_stand_alone(daemon, tmp_path):
+    base, image = tmp_path / "base.raw", tmp_path / "image.qcow2"
+    base.write_bytes(b"b" * MIB)
+    run("qemu-img", "create", "-f", "qcow2", "-b", base, "-F", "raw", image)
+    refused(daemon.cli("volume", "import", "alone", image), 1, "overlay of", "base.raw", "qemu-img convert")
+    run("qemu-img", "create", "-f", "qcow2", "-o", f"data_file={tmp_path}/data.raw", image, "1M")
+    refused(daemon.cli("volume", "import", "alone", image), 1, "another file", "data.raw")
+    run("qemu-img", "create", "-f", "qcow2", "--object", "secret,id=s,data=password",
+        "-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", image, "1M")
+    refused(daemon.cli("volume", "import", "alone", image), 1, "encrypted", "qemu-img convert")
+    assert "alone" not in names(daemon)
+
+
+def test_qcow2_needs_qemu_and_says_so(daemon, tmp_path):
+    image = tmp_path / "image.qcow2"
+    run("qemu-img", "create", "-f", "qcow2", image, "1M")
+    command = [HDCS, "volume", "import", "none", image, "--data", daemon.data]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/nowhere"}, timeout=60)
+    refused(done, 1, "qemu-img", "install qemu-utils")
+    assert "none" not in names(daemon)
+
+
+def test_bad_arguments(daemon, tmp_path):
+    daemon.create("args", size="1M")
+    there = tmp_path / "there"
+    there.write_bytes(b"precious")
+    refused(daemon.cli("volume", "export", "args", there), 1, "exists already", "--overwrite")
+    assert there.read_bytes() == b"precious"
+    refused(daemon.cli("volume", "export", "args", tmp_path), 2, "no ordinary file")
+    refused(daemon.cli("volume", "export", "args", "/dev/null"), 2, "no ordinary file")
+    refused(daemon.cli("volume", "export", "args", tmp_path / "no/such"), 1, "No such file")
+    refused(daemon.cli("volume", "export", "nobody", tmp_path / "new"), 1, "nobody")
+    refused(daemon.cli("volume", "export", "args", "-", "--format", "qcow2"), 2, "pipe")
+    refused(daemon.cli("volume", "export", "args@snap", tmp_path / "new"), 2, "--clone-backend")
+    clone = ["--snapshot", "--clone-backend", "s3://b/p"]
+    refused(daemon.cli("volume", "export", "args", tmp_path / "new", *clone), 2, "snapshot")
+    refused(daemon.cli("volume", "import", "bad", tmp_path / "none"), 1, "No such file")
+    refused(daemon.cli("volume", "import", "bad", tmp_path), 2, "neither a file nor")
+    refused(daemon.cli("volume", "import", "bad", "-"), 2, "--size")
+    (tmp_path / "empty").touch()
+    refused(daemon.cli("volume", "import", "bad", tmp_path / "empty"), 1, "empty")
+    assert sorted(os.listdir(tmp_path)) == ["empty", "there"] and "bad" not in names(daemon)
+    daemon.ok("volume", "export", "args", there, "--overwrite")
+    assert there.read_bytes() == bytes(MIB)
+
+
+def test_standard_input_that_ends_early_leaves_nothing(daemon):
+    done = popen(daemon, "volume", "import", "early", "-", "--size", "8M", stdin=subprocess.PIPE)
+    said = done.communicate(b"e" * (3 * MIB), timeout=COMMAND_SECONDS)[1].decode()
+    assert done.returncode == 1
+    assert "3145728 of 8388608" in said and "removed again" in said
+    assert "early" not in names(daemon)
+
+
+def test_import_that_is_kept_is_there_as_far_as_it_came(daemon):
+    done = popen(daemon, "volume", "import", "kept", "-", "--size", "8M", "--keep", stdin=subprocess.PIPE)
+    said = done.communicate(b"k" * (3 * MIB), timeout=COMMAND_SECONDS)[1].decode()
+    assert done.returncode == 1 and "kept as far as it came" in said
+    assert "kept" in names(daemon)
+
+
+def test_standard_output_that_is_closed_ends_the_export(daemon):
+    daemon.create("closed", size="64M")
+    out = popen(daemon, "volume", "export", "closed", "-", stdout=subprocess.PIPE)
+    out.stdout.read(1000)
+    out.stdout.close()
+    said = out.stderr.read().decode()
+    assert out.wait(COMMAND_SECONDS) == 1
+    assert "standard output" in said and "reader has ended" in said
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_export_without_room_leaves_nothing(daemon, tmp_path, form):
+    """Into a file system of 4 MiB, in a namespace of its own."""
+    name = f"room-{form}"
+    daemon.create(name, size="16M")
+    daemon.write(name, random.Random(7).randbytes(8 * MIB))
+    small = tmp_path / "small"
+    small.mkdir()
+    export = f"{HDCS} volume export {name} {small}/image --format {form} --data {daemon.data}"
+    script = f"mount -t tmpfs -o size=4m none {small} && {export}; status=$?; ls -A {small}; exit $status"
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    refused(done, 1, "o space left")
+    assert done.stdout == "" and os.listdir(small) == []
+
+
+def slow(tmp_path, name, milliseconds):
+    """A backend whose every request takes so long, so that there is something to interrupt."""
+    return f"file:{tmp_path}/{name}?delay_us={milliseconds * 1000}"
+
+
+def interrupt_after(process, pattern):
+    """Send Ctrl-C once a line of progress says so; all that it printed."""
+    said = b""
+    end = time.monotonic() + COMMAND_SECONDS
+    while pattern not in said:
+        assert time.monotonic() < end and process.poll() is None, said
+        said += process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    return (said + process.communicate(timeout=COMMAND_SECONDS)[1]).decode()
+
+
+def test_export_that_is_interrupted_leaves_nothing(daemon, tmp_path):
+    image = tmp_path / "slow.img"
+    image.write_bytes(random.Random(8).randbytes(64 * MIB))
+    daemon.json("volume", "create", "cancel-export", "--backend", slow(tmp_path, "slow.img", 500))
+    export = popen(daemon, "volume", "export", "cancel-export", tmp_path / "out.raw")
+    said = interrupt_after(export, b" exported, ")
+    assert export.returncode == 1 and "interrupted" in said and "ETA" in said
+    assert os.listdir(tmp_path) == ["slow.img"]
+
+
+def test_import_that_is_interrupted_leaves_nothing(daemon, tmp_path):
+    source = tmp_path / "source.raw"
+    source.write_bytes(random.Random(9).randbytes(64 * MIB))
+    url = slow(tmp_path, "slow.img", 500)
+    importing = popen(daemon, "volume", "import", "cancel-import", source, "--backend", url)
+    said = interrupt_after(importing, b" imported, ")
+    assert importing.returncode == 1 and "interrupted" in said and "removed again" in said
+    assert "cancel-import" not in names(daemon)
+    assert os.listdir(tmp_path) == ["source.raw"]
+
+
+def test_clients_are_warned_of_and_go_on(daemon, tmp_path):
+    daemon.create("live", size="8M")
+    client = daemon.nbd("live")
+    client.pwrite(b"1" * MIB, 0)
+    done = daemon.cli("volume", "export", "live", tmp_path / "live.raw")
+    assert done.returncode == 0 and "warning: volume live has clients" in done.stderr
+    assert (tmp_path / "live.raw").read_bytes() == b"1" * MIB + bytes(7 * MIB)
+    client.pwrite(b"2" * MIB, 0)
+    assert client.pread(MIB, 0) == b"2" * MIB
+    client.shutdown()
+
+
+def test_daemon_that_dies_ends_the_copy(tmp_path):
+    image = tmp_path / "slow.img"
+    image.write_bytes(random.Random(10).randbytes(64 * MIB))
+    with Daemon(tmp_path) as daemon:
+        daemon.json("volume", "create", "v", "--backend", slow(tmp_path, "slow.img", 500))
+        export = popen(daemon, "volume", "export", "v", tmp_path / "out.raw")
+        export.stderr.readline()
+        daemon.kill()
+        said = export.communicate(timeout=COMMAND_SECONDS)[1].decode()
+        assert export.returncode == 1 and "connection" in said
+        assert not [name for name in os.listdir(tmp_path) if name.startswith("out")]
