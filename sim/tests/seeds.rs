@@ -49,7 +49,9 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.log_laps > 5000
             && coverage.crossings > 30
             && coverage.snapshots > 20
-            && coverage.shrinks > 5,
+            && coverage.shrinks > 5
+            && coverage.switches > 50
+            && coverage.direct_writes > 500,
         "{coverage}"
     );
 }
