@@ -61,11 +61,14 @@ pub fn check_sector(
     let floor_seen = floor_seen.map_or(0, |&(id, _)| id);
     let mut candidate = None;
     let mut candidates = 0;
+    let mut passing = false;
     let mut blocked_by = None;
     for &id in held.versions.iter().rev() {
         if history.write(id).content == content && history.may_be_present(id) {
             candidate = Some(id);
             candidates += 1;
+            // Until it ended, the backend may have shown it to one and not to the next.
+            passing |= history.write(id).direct && history.write(id).ended > issued;
         }
         if id <= floor_seen || history.is_present(id, issued) {
             blocked_by = Some(id);
@@ -85,9 +88,7 @@ pub fn check_sector(
     if candidates == 1 {
         narrow(history, sector, found)?;
     }
-    let write = history.write(found);
-    if write.direct && write.ended > issued {
-        // Until it ended, the backend may have shown it to one and not to the next.
+    if passing {
         return Ok(0);
     }
     // The oldest candidate is the least that can be said.

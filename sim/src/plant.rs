@@ -59,8 +59,6 @@ pub enum Plant {
     EarlyDirectAck,
     /// Writes are said to go past the log while it still holds something.
     HastySwitch,
-    /// An invalidation is said to be durable long before it is: a write went past the log too early.
-    LateInvalidation,
     /// After the return to write-back, a flush forgets what went past the log.
     ForgottenFlush,
     /// A snapshot shows what an atomic backend has not made durable yet.
@@ -93,7 +91,6 @@ impl Plant {
             | Self::GuessedLineage
             | Self::MisplacedFill
             | Self::HastySwitch
-            | Self::LateInvalidation
             | Self::ForgottenFlush => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite

@@ -59,12 +59,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
             volume.config.backend_atomic = true;
         }
     }
-    if let Some(
-        Plant::EarlyDirectAck
-        | Plant::HastySwitch
-        | Plant::LateInvalidation
-        | Plant::ForgottenFlush,
-    ) = options.plant
+    if let Some(Plant::EarlyDirectAck | Plant::HastySwitch | Plant::ForgottenFlush) = options.plant
     {
         scenario.draw_policies(&mut Rng::with_seed(seed));
     }

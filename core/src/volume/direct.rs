@@ -117,7 +117,6 @@ struct Running {
     /// It makes durable what was marked before this.
     covers: Sequence,
     wanted: bool,
-    destage_all: bool,
 }
 
 /// The direct side of a volume.
@@ -143,8 +142,8 @@ pub(super) struct Direct {
     lost: bool,
     /// The volume itself wants a flush.
     wanted: bool,
-    /// Of them, a `DestageAll`.
-    destage_all: bool,
+    /// A `DestageAll` waits until what was marked before this is flushed.
+    destage_all: Option<Sequence>,
     retry_at: Nanos,
     pause: Nanos,
     /// The flush of a close was tried.
@@ -167,7 +166,7 @@ impl Default for Direct {
             running: None,
             lost: false,
             wanted: false,
-            destage_all: false,
+            destage_all: None,
             retry_at: Nanos(0),
             pause: RETRY_MIN,
             closed: false,
@@ -206,11 +205,11 @@ impl Direct {
 
     /// Whether a `DestageAll` waits for a flush.
     pub(super) fn is_destaging_all(&self) -> bool {
-        self.destage_all
+        self.destage_all.is_some()
     }
 
     pub(super) fn cancel_destage_all(&mut self) {
-        self.destage_all = false;
+        self.destage_all = None;
     }
 
     /// The volume wants the backend flushed, if anything is not.
@@ -225,7 +224,7 @@ impl Direct {
 
     /// A `DestageAll` covers what was written past the log.
     pub(super) fn want_destage_all(&mut self) {
-        self.destage_all = self.want_flush();
+        self.destage_all = self.want_flush().then_some(self.mark);
     }
 
     fn note_unflushed(&mut self, range: SectorRange, now: Nanos) {
@@ -242,6 +241,7 @@ impl Direct {
         self.unflushed.remove_before(all, covers);
         self.unflushed_bytes = 0;
         self.since = now;
+        self.destage_all = self.destage_all.filter(|&upto| covers < upto);
         self.pause = RETRY_MIN;
     }
 }
@@ -580,7 +580,6 @@ impl Volume {
             flushers: core::mem::take(&mut direct.flushers),
             covers,
             wanted: core::mem::take(&mut direct.wanted),
-            destage_all: direct.destage_all,
         });
         let token = self.token(Op::DirectFlush);
         cx.actions.push(Action::BackendFlush { token });
@@ -600,14 +599,17 @@ impl Volume {
         }
         if result.is_ok() {
             self.direct.flushed(running.covers, self.now);
-            self.direct.destage_all &= !running.destage_all;
             for flusher in running.flushers {
                 self.end_flush(flusher, cx);
             }
         } else {
             self.stats.backend_errors += 1;
-            self.lose_unflushed(running.flushers.is_empty(), cx);
-            for Flusher { id, kind, .. } in running.flushers {
+            // Whoever waits for the next flush waits for what this one may have lost as well.
+            let waiting = core::mem::take(&mut self.direct.flushers);
+            let newer = self.direct.mark > running.covers;
+            let nobody = running.flushers.is_empty() || newer;
+            self.lose_unflushed(waiting.is_empty() && nobody, cx);
+            for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
                 self.reply(id, kind, Err(RequestError::Io), cx);
             }
             self.direct.wanted |= running.wanted;
@@ -649,7 +651,6 @@ impl Volume {
     pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
         if ok && self.direct.running.is_none() && self.direct.writes.is_empty() {
             self.direct.flushed(self.direct.mark, self.now);
-            self.direct.destage_all = false;
         } else if !ok {
             self.lose_unflushed(true, cx);
         }
@@ -681,7 +682,7 @@ impl Volume {
             direct.note_unflushed(SectorRange::new(0, sectors), self.now);
         }
         if direct.unflushed.is_empty() {
-            (direct.wanted, direct.destage_all) = (false, false);
+            (direct.wanted, direct.destage_all) = (false, None);
             return;
         }
         let due = direct.unflushed_bytes > UNFLUSHED_BYTES_MAX

@@ -187,7 +187,7 @@ impl World {
                 self.plant(&[Plant::EarlyLogAck, Plant::LostLogWrite, Plant::TornLogWrite])
             }
             DiskId::Cache if durable && bytes == BLOCK_BYTES as u64 => {
-                self.plant(&[Plant::LostInvalidation, Plant::LateInvalidation])
+                self.plant(&[Plant::LostInvalidation])
             }
             _ => None,
         };
@@ -488,7 +488,7 @@ impl World {
             return Err(error);
         }
         match plant {
-            Some(Plant::EarlyLogAck | Plant::LateInvalidation) => {
+            Some(Plant::EarlyLogAck) => {
                 let late = Nanos(self.random.u64(..50_000_000));
                 self.queue
                     .add(self.now.plus(late), Happening::LateDiskWrite(disk, op));

@@ -496,7 +496,7 @@ impl Unit {
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;
-        self.was_direct = false;
+        self.was_direct = self.config.policy.is_direct();
         self.read_only_until = 0;
         let read_only = self.config.policy == Policy::ReadOnly;
         self.read_only_since = read_only.then(|| self.history.tick());

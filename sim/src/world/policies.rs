@@ -21,6 +21,7 @@ impl World {
         } else if state.read_only_since.take().is_some() {
             state.read_only_until = self.now.0;
         }
+        state.was_direct |= config.policy.is_direct();
         state.config = config.clone();
         self.step_volume(unit, Event::Reconfigure(config))
     }

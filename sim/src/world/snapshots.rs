@@ -111,8 +111,10 @@ impl World {
             return Ok(false);
         };
         let asked = (self.in_flight.values()).any(|one| one.io.backend() == Some(unit));
+        // What went past the log is flushed by what destages everything.
+        let is_staged = self.units[unit].backend.has_staged();
         let at_rest = self.volume(unit).is_some_and(|volume| {
-            volume.backend_is_flushed() && volume.stats(self.now).dirty_bytes == 0
+            !is_staged && volume.backend_is_flushed() && volume.stats(self.now).dirty_bytes == 0
         });
         let state = &mut self.units[unit];
         let is_idle = state.requests.is_empty();
