@@ -45,13 +45,13 @@ pub struct Encryption {
     /// Where the key-encryption key comes from.
     pub source: KeySource,
     /// The data key, wrapped with it.
-    pub key: WrappedKey,
+    pub key: Box<WrappedKey>,
 }
 
 impl Encryption {
     /// A new data key.
     pub fn new(source: KeySource) -> Result<Self, KeyError> {
-        let key = WrappedKey::new(&source.read()?)?;
+        let key = Box::new(WrappedKey::new(&source.read()?)?);
         Ok(Self { source, key })
     }
 
@@ -63,7 +63,7 @@ impl Encryption {
             cache: Arc::new(CacheCipher(Xts::new(&data_key.derive(b"cache")))),
             objects: ObjectKey {
                 cipher: Arc::new(Xts::new(&data_key.derive(b"objects"))),
-                wrapped: self.key.clone(),
+                wrapped: (*self.key).clone(),
             },
         })
     }
@@ -111,7 +111,7 @@ impl Encryption {
         } else {
             self.key.unwrap(&self.source.read()?, &self.source)?
         };
-        let key = self.key.wrap_again(&data_key, &new)?;
+        let key = Box::new(self.key.wrap_again(&data_key, &new)?);
         Ok(Self { source, key })
     }
 }
@@ -218,12 +218,12 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
-    fn units<'a>(
+    fn units(
         writer: [u8; 16],
         number: u64,
         offset: u64,
-        slots: &'a mut [u8],
-    ) -> impl Iterator<Item = (u128, &'a mut [u8])> {
+        slots: &mut [u8],
+    ) -> impl Iterator<Item = (u128, &mut [u8])> {
         assert!(
             offset.is_multiple_of(SLOT_BYTES as u64) && slots.len().is_multiple_of(SLOT_BYTES),
             "whole slots"

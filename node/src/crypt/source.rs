@@ -120,7 +120,7 @@ impl WrappingKey {
             .expand(&[b"fingerprint"], Bytes)
             .and_then(|expanded| expanded.fill(&mut print))
             .expect("HKDF gives 8 bytes");
-        print.iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:016x}", u64::from_be_bytes(print))
     }
 
     /// From any of its forms.

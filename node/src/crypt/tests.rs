@@ -23,7 +23,8 @@ fn block(unlocked: &Unlocked) -> Vec<u8> {
 fn key_has_one_meaning_in_every_form() {
     let directory = tempfile::tempdir().unwrap();
     let raw: Vec<u8> = (0..32).map(|at| at * 7).collect();
-    let hex: String = raw.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: Vec<String> = raw.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = digits.concat();
     let base64 = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &raw);
     let forms = [raw, format!("{hex}\n").into_bytes(), base64.into_bytes()];
     let prints = forms.iter().map(|form| {
@@ -73,7 +74,7 @@ fn data_key_is_unwrapped_by_its_key_alone() {
     assert_eq!(rotated.key.id(), made.key.id());
     assert_ne!(rotated.key.wrapped_with(), made.key.wrapped_with());
     let object = rotated.key.to_object();
-    assert_eq!(WrappedKey::from_object(&object).unwrap(), rotated.key);
+    assert_eq!(WrappedKey::from_object(&object).unwrap(), *rotated.key);
     let other = Encryption::new(made.source.clone()).unwrap();
     assert_ne!(block(&other.unlock().unwrap()), expected);
 }

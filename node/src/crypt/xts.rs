@@ -59,7 +59,7 @@ impl Xts {
     }
 
     /// Encrypt or decrypt whole cipher blocks; the tweak after them.
-    fn whole(&self, mut tweak: u128, data: &mut [u8], cipher: impl Fn(&mut [Block])) -> u128 {
+    fn whole(mut tweak: u128, data: &mut [u8], cipher: impl Fn(&mut [Block])) -> u128 {
         let mut tweaks = [0; BATCH];
         for batch in data.chunks_mut(BATCH * UNIT_BYTES_MIN) {
             let (blocks, _) = Block::slice_as_chunks_mut(batch);
@@ -82,11 +82,11 @@ impl Xts {
         let tail = unit.len() % UNIT_BYTES_MIN;
         let (whole, rest) = unit.split_at_mut(unit.len() - tail);
         let encrypt = |blocks: &mut [Block]| self.data.encrypt_blocks(blocks);
-        let last = self.whole(self.first(tweak), whole, encrypt);
+        let last = Self::whole(self.first(tweak), whole, encrypt);
         if tail > 0 {
             let stolen = whole.last_chunk_mut::<UNIT_BYTES_MIN>().expect("a unit");
             stolen[..tail].swap_with_slice(rest);
-            self.whole(last, stolen, encrypt);
+            Self::whole(last, stolen, encrypt);
         }
     }
 
@@ -97,15 +97,15 @@ impl Xts {
         let decrypt = |blocks: &mut [Block]| self.data.decrypt_blocks(blocks);
         let first = self.first(tweak);
         if tail == 0 {
-            self.whole(first, unit, decrypt);
+            Self::whole(first, unit, decrypt);
             return;
         }
         let (whole, rest) = unit.split_at_mut(unit.len() - tail);
         let (whole, stolen) = whole.split_at_mut(whole.len() - UNIT_BYTES_MIN);
-        let before = self.whole(first, whole, decrypt);
-        self.whole(double(before), stolen, decrypt);
+        let before = Self::whole(first, whole, decrypt);
+        Self::whole(double(before), stolen, decrypt);
         stolen[..tail].swap_with_slice(rest);
-        self.whole(before, stolen, decrypt);
+        Self::whole(before, stolen, decrypt);
     }
 }
 

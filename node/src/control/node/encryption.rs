@@ -95,6 +95,7 @@ fn choose(
         )),
         (Some(source), None) => Encryption::new(source).map(Some).map_err(no_key),
         (Some(source), Some(key)) => {
+            let key = Box::new(key);
             let found = Encryption { source, key };
             found.unlock().map_err(no_key)?;
             Ok(Some(found))
