@@ -18,6 +18,7 @@ pub mod format;
 pub mod io;
 pub mod limits;
 pub mod objects;
+pub mod qos;
 pub mod read_cache;
 pub mod replay;
 pub mod tiering;

@@ -88,6 +88,7 @@ impl Node {
                 .map_or(0, |sample| sample.bytes_per_s);
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
+                qos: view::qos(&found.qos),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));
