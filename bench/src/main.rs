@@ -20,6 +20,7 @@ mod profiles;
 mod replay;
 mod report;
 mod results;
+mod shared;
 mod steady;
 
 use std::process::ExitCode;
@@ -39,6 +40,10 @@ enum Job {
     S3(before::Options),
     /// HDCS before a real HDFS, beside its client; what it costs in requests.
     Hdfs(before::Options),
+    /// Quality of service: a reservation beside noisy neighbours, weights, limits.
+    Qos(shared::Options),
+    /// Four volumes of a node beside one.
+    Volumes(shared::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -51,6 +56,8 @@ fn main() -> ExitCode {
         Job::Ceph(options) => before::run(Store::Ceph, &options),
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
+        Job::Qos(options) => shared::qos::run(&options),
+        Job::Volumes(options) => shared::volumes::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };
