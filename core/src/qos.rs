@@ -40,8 +40,8 @@ pub const WAIT_MAX: Nanos = Nanos::from_millis(100);
 pub const LAPSE: Nanos = Nanos::from_millis(5);
 /// How long after its last request a flow counts as active.
 const ACTIVE: Nanos = Nanos::from_millis(1_000);
-/// What a request costs beside its bytes, in KiB: on drives of today a small one takes a fifth of the
-/// time of one of 64 KiB.
+/// What a request costs beside its bytes, in KiB. An estimate: one of 4 KiB takes a quarter of what one
+/// of 64 KiB takes, as on flash that is not limited by either alone.
 const REQUEST_COST: u64 = 16;
 /// Cost of a request of 4 KiB.
 const SMALL_COST: u64 = REQUEST_COST + 4;
