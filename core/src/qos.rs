@@ -294,7 +294,7 @@ pub struct QosStats {
     /// See above.
     pub reserved_bandwidth: u64,
     /// Whether what was served is less than nineteen twentieths of what is reserved, although something was
-    /// asked for all the time.
+    /// asked for most of the time: clients whose requests are all answered at once take a moment to ask again.
     pub short: bool,
 }
 
@@ -303,8 +303,8 @@ pub struct QosStats {
 struct Served {
     requests: u64,
     bytes: u64,
-    /// There was a moment without a request.
-    idle: bool,
+    /// How long there was no request.
+    idle: Nanos,
 }
 
 #[derive(Debug)]
@@ -328,6 +328,8 @@ struct Flow<T> {
     /// Since when its first request could go, but for others.
     first_since: Nanos,
     under_way: u64,
+    /// Since when there is none, if there is none.
+    idle_since: Nanos,
     second: u64,
     present: Served,
     last: Served,
@@ -364,8 +366,9 @@ impl<T> Flow<T> {
         self.last = self.last_second(now);
         let second = now.0 / SECOND;
         if second > self.second {
-            self.present = self.nothing();
+            self.present = Served::default();
             self.second = second;
+            self.idle_since = self.idle_since.max(Nanos(second * SECOND));
         }
     }
 
@@ -373,16 +376,24 @@ impl<T> Flow<T> {
     fn last_second(&self, now: Nanos) -> Served {
         match (now.0 / SECOND).saturating_sub(self.second) {
             0 => self.last,
+            1 if self.is_idle() => {
+                let end = Nanos((self.second + 1) * SECOND);
+                let idle = self.present.idle.plus(end.since(self.idle_since));
+                Served {
+                    idle,
+                    ..self.present
+                }
+            }
             1 => self.present,
-            _ => self.nothing(),
+            _ => Served {
+                idle: Nanos(if self.is_idle() { SECOND } else { 0 }),
+                ..Served::default()
+            },
         }
     }
 
-    fn nothing(&self) -> Served {
-        Served {
-            idle: self.under_way == 0 && self.queue.is_empty(),
-            ..Served::default()
-        }
+    fn is_idle(&self) -> bool {
+        self.under_way == 0 && self.queue.is_empty()
     }
 }
 
@@ -441,12 +452,14 @@ impl<T> Scheduler<T> {
             share: self.virtual_time,
             first_since: now,
             under_way: 0,
+            idle_since: now,
             second: now.0 / SECOND,
-            present: Served {
-                idle: true,
+            present: Served::default(),
+            // As if it had been there, with nothing to do.
+            last: Served {
+                idle: Nanos(SECOND),
                 ..Served::default()
             },
-            last: Served::default(),
             stats: QosStats::default(),
         };
         let free = self.flows.iter().position(Option::is_none);
@@ -520,6 +533,10 @@ impl<T> Scheduler<T> {
         let virtual_time = self.virtual_time;
         let flow = self.flow_mut(id);
         flow.roll(now);
+        if flow.is_idle() {
+            let idle = now.since(flow.idle_since);
+            flow.present.idle = flow.present.idle.plus(idle);
+        }
         if flow.queue.is_empty() {
             flow.first_since = now;
             flow.share = flow.share.max(virtual_time);
@@ -663,7 +680,7 @@ impl<T> Scheduler<T> {
             flow.under_way -= 1;
             flow.present.requests += ticket.cost.requests;
             flow.present.bytes += ticket.cost.bytes;
-            flow.present.idle |= flow.under_way == 0 && flow.queue.is_empty();
+            flow.idle_since = now;
         }
     }
 
@@ -716,7 +733,7 @@ impl<T> Scheduler<T> {
             served_bandwidth: last.bytes,
             reserved_iops: qos.iops_min,
             reserved_bandwidth: qos.bandwidth_min,
-            short: !last.idle
+            short: last.idle.0 < SECOND / 2
                 && (is_short(last.requests, qos.iops_min)
                     || is_short(last.bytes, qos.bandwidth_min)),
             ..flow.stats

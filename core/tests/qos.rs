@@ -701,3 +701,29 @@ fn qos_checks_find_planted_bugs() {
         assert!(found, "{plant:?} is not found");
     }
 }
+
+#[test]
+fn qos_reservation_is_short_only_if_there_was_something_to_do() {
+    // All requests are answered at once, by one write of the log: for a moment there is none.
+    for (busy, idle, short) in [(900_000, 100_000, true), (100_000, 900_000, false)] {
+        let mut scheduler = Scheduler::default();
+        let flow = scheduler.add(Nanos(0), reserved(100_000));
+        let mut now = 0;
+        while now < 3 * SECOND {
+            for number in 0..32 {
+                scheduler.submit(Nanos(now), flow, SMALL, number);
+            }
+            let mut tickets = Vec::new();
+            while let Some((_, ticket)) = scheduler.next(Nanos(now)) {
+                tickets.push(ticket);
+            }
+            assert_eq!(tickets.len(), 32, "a reservation waits for nobody");
+            now += busy;
+            for ticket in tickets {
+                scheduler.ended(Nanos(now), ticket);
+            }
+            now += idle;
+        }
+        assert_eq!(scheduler.stats(Nanos(now), flow).short, short);
+    }
+}
