@@ -452,10 +452,10 @@ impl<T> Scheduler<T> {
             share: self.virtual_time,
             first_since: now,
             under_way: 0,
-            idle_since: now,
+            // As if it had been there, with nothing to do.
+            idle_since: Nanos(now.0 / SECOND * SECOND),
             second: now.0 / SECOND,
             present: Served::default(),
-            // As if it had been there, with nothing to do.
             last: Served {
                 idle: Nanos(SECOND),
                 ..Served::default()

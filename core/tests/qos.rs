@@ -704,6 +704,12 @@ fn qos_checks_find_planted_bugs() {
 
 #[test]
 fn qos_reservation_is_short_only_if_there_was_something_to_do() {
+    // A flow that is new has asked for nothing.
+    let mut scheduler: Scheduler<u32> = Scheduler::default();
+    let flow = scheduler.add(Nanos(SECOND * 9 / 10), reserved(100_000));
+    for second in 1..4 {
+        assert!(!scheduler.stats(Nanos(second * SECOND), flow).short);
+    }
     // All requests are answered at once, by one write of the log: for a moment there is none.
     for (busy, idle, short) in [(900_000, 100_000, true), (100_000, 900_000, false)] {
         let mut scheduler = Scheduler::default();
