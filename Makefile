@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -59,6 +59,12 @@ bench-hits: build ## hit rates of the cache beside LRU, ARC, S3-FIFO, W-TinyLFU 
 
 bench-encryption: build ## encrypted volumes beside plain ones (REPEAT=n)
 	target/release/hdcs-bench encryption $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-qos: build ## quality of service: a reservation beside noisy neighbours, weights, limits (QUICK=1 REPEAT=n)
+	target/release/hdcs-bench qos $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-volumes: build ## four volumes of a node beside one, and what saturates (QUICK=1 REPEAT=n)
+	target/release/hdcs-bench volumes $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
 crash: build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))

@@ -24,6 +24,7 @@ mod profiles;
 mod replay;
 mod report;
 mod results;
+mod shared;
 mod steady;
 
 use std::process::ExitCode;
@@ -51,6 +52,10 @@ enum Job {
     Policies(policies::Options),
     /// Encrypted volumes beside plain ones.
     Encryption(encryption::Options),
+    /// Quality of service: a reservation beside noisy neighbours, weights, limits.
+    Qos(shared::Options),
+    /// Four volumes of a node beside one.
+    Volumes(shared::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -67,6 +72,8 @@ fn main() -> ExitCode {
         Job::Hits(options) => hits::run(&options),
         Job::Policies(options) => policies::run(&options),
         Job::Encryption(options) => encryption::run(&options),
+        Job::Qos(options) => shared::qos::run(&options),
+        Job::Volumes(options) => shared::volumes::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

@@ -19,6 +19,7 @@ pub mod format;
 pub mod io;
 pub mod limits;
 pub mod objects;
+pub mod qos;
 pub mod read_cache;
 pub mod read_counts;
 pub mod replay;

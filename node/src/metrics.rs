@@ -198,6 +198,28 @@ const OF_VOLUMES: &[OfVolume] = &[
         "Time that requests have waited for room.",
         |c| seconds(c.throttled_ms),
     ),
+    counter(
+        "hdcs_volume_qos_delayed_requests_total",
+        "",
+        "Requests that quality of service has delayed.",
+        |c| c.qos.delayed_requests as f64,
+    ),
+    counter(
+        "hdcs_volume_qos_delayed_seconds_total",
+        "",
+        "How long it has delayed them.",
+        |c| seconds(c.qos.delayed_ms),
+    ),
+    gauge(
+        "hdcs_volume_qos_waiting_requests",
+        "Requests that wait for their turn by quality of service.",
+        |c| c.qos.waiting_requests as f64,
+    ),
+    gauge(
+        "hdcs_volume_qos_short",
+        "1 if the last second brought less than is reserved, although there was always something to do.",
+        |c| f64::from(u8::from(c.qos.short)),
+    ),
     gauge(
         "hdcs_volume_requests_in_flight",
         "Requests not answered yet.",

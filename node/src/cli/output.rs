@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::client::Client;
 use super::size::show;
 use super::{Failure, policy};
-use crate::control::api::{Status, Volume};
+use crate::control::api::{QosCounters, Status, Volume};
 
 /// Print a line to standard output; a reader that has gone (`| head`) is no error.
 pub fn line(text: &str) {
@@ -181,6 +181,7 @@ pub fn volume(volume: &Volume) {
             "destaged, coalesced",
             format!("{}, {}", show(c.destaged_bytes), show(c.coalesced_bytes)),
         );
+        qos(&c.qos, &mut row);
     }
     if let Some(latency) = &volume.latency {
         for (name, l) in [
@@ -203,6 +204,40 @@ pub fn volume(volume: &Volume) {
         row(key, format!("{value}{mark}"));
     }
     print(&table);
+}
+
+/// What quality of service did, if anything was set.
+fn qos(qos: &QosCounters, row: &mut impl FnMut(&str, String)) {
+    if qos.delayed_requests + qos.waiting_requests > 0 {
+        let seconds = qos.delayed_ms as f64 / 1000.0;
+        row(
+            "delayed by quality of service",
+            format!(
+                "{} requests for {seconds:.1} s in all, {} wait",
+                qos.delayed_requests, qos.waiting_requests
+            ),
+        );
+    }
+    let is_short = if qos.short { ": not reached" } else { "" };
+    if qos.reserved_iops > 0 {
+        row(
+            "requests a second",
+            format!(
+                "reserved {}, served {}{is_short}",
+                qos.reserved_iops, qos.served_iops
+            ),
+        );
+    }
+    if qos.reserved_bytes_per_s > 0 {
+        row(
+            "bytes a second",
+            format!(
+                "reserved {}, served {}{is_short}",
+                show(qos.reserved_bytes_per_s),
+                show(qos.served_bytes_per_s)
+            ),
+        );
+    }
 }
 
 /// `hdcs status`.

@@ -7,6 +7,7 @@
 //! 2. An unknown key, wrong type or wrong unit is an error that names the key and what it takes.
 
 pub mod budget;
+mod qos;
 pub mod value;
 
 use std::collections::BTreeMap;
@@ -239,6 +240,22 @@ settings! {
     unpersisted_max_kib: u64 = 8192, 4..=(1 << 20);
     /// Longest time that an acknowledged write stays not durable, under persist on-flush.
     unpersisted_age_max_ms: u64 = 1000, 1..=60_000;
+    /// Requests a second at most; 0: no limit. Reads, writes, discards and zeroes count, flushes do not.
+    iops_max: u64 = 0, 0..=qos::IOPS_MAX;
+    /// MiB read and written a second at most; 0: no limit.
+    bandwidth_max_mib_s: u64 = 0, 0..=qos::BANDWIDTH_MAX_MIB_S;
+    /// Requests beyond `iops_max` that a volume may save up while it asks for less, and then have at
+    /// once. To allow B a second for S seconds, give (B - `iops_max`) x S.
+    iops_burst: u64 = 0, 0..=qos::BURST_MAX;
+    /// MiB beyond `bandwidth_max_mib_s` that it may save up.
+    bandwidth_burst_mib: u64 = 0, 0..=qos::BURST_MAX;
+    /// Requests a second that the volume gets before others get more, if it asks for them; 0: none.
+    iops_min: u64 = 0, 0..=qos::IOPS_MAX;
+    /// MiB a second that the volume gets before others get more; 0: none.
+    bandwidth_min_mib_s: u64 = 0, 0..=qos::BANDWIDTH_MAX_MIB_S;
+    /// Share of what is left, in proportion to those of the volumes that want it too; 0: none was
+    /// given, which counts as 100.
+    qos_weight: u64 = 0, 0..=hdcs_core::qos::WEIGHT_MAX;
 }
 
 impl VolumeSettings {
@@ -250,7 +267,7 @@ impl VolumeSettings {
                 self.dirty_ratio_min, self.dirty_ratio_max
             )));
         }
-        Ok(())
+        self.check_qos()
     }
 
     /// Set one key that must exist.

@@ -380,6 +380,30 @@ pub struct Counters {
     pub replay_ms: u64,
     /// Requests to the object store behind it; none: its backend is no object store.
     pub store: Option<StoreCounters>,
+    /// Quality of service.
+    #[serde(default)]
+    pub qos: QosCounters,
+}
+
+/// What quality of service did to a volume's requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QosCounters {
+    /// Requests that wait for their turn.
+    pub waiting_requests: u64,
+    /// Requests that had to wait for it.
+    pub delayed_requests: u64,
+    /// How long they waited, in all.
+    pub delayed_ms: u64,
+    /// Requests answered in the last whole second, while a volume of the node has limits, reservations or a weight.
+    pub served_iops: u64,
+    /// Bytes of them.
+    pub served_bytes_per_s: u64,
+    /// Requests a second that are reserved.
+    pub reserved_iops: u64,
+    /// Bytes a second that are reserved.
+    pub reserved_bytes_per_s: u64,
+    /// Whether less was served than is reserved, although there was always something to do.
+    pub short: bool,
 }
 
 /// Requests to an object store since the volume was opened.

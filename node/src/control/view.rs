@@ -3,11 +3,14 @@
 use hdcs_core::error::IoError;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::qos::QosStats;
 use hdcs_core::read_cache::{CacheStats, SsdFailure, SsdState};
 use hdcs_core::volume::{Phase, State, Trouble, VolumeStats};
 use hdrhistogram::Histogram;
 
-use super::api::{Cache, Counters, Latencies, Latency, Problem, StoreCounters, Volume};
+use super::api::{
+    Cache, Counters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
+};
 use crate::config::value::Word;
 use crate::shard::command::{ShardReport, VolumeReport};
 
@@ -212,6 +215,21 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         replayed_bytes: stats.replayed_bytes,
         replay_ms: stats.replay_time.as_millis(),
         store: None,
+        qos: QosCounters::default(),
+    }
+}
+
+/// What quality of service has counted.
+pub const fn qos(stats: &QosStats) -> QosCounters {
+    QosCounters {
+        waiting_requests: stats.waiting_requests,
+        delayed_requests: stats.delayed_requests,
+        delayed_ms: stats.delayed_time.as_millis(),
+        served_iops: stats.served_iops,
+        served_bytes_per_s: stats.served_bandwidth,
+        reserved_iops: stats.reserved_iops,
+        reserved_bytes_per_s: stats.reserved_bandwidth,
+        short: stats.short,
     }
 }
 

@@ -9,6 +9,7 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::Nanos;
 use hdcs_core::io::SectorRange;
 use hdcs_core::objects::io::SnapshotError;
+use hdcs_core::qos::{Qos, QosStats};
 use hdcs_core::read_cache::CacheStats;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use thiserror::Error;
@@ -99,6 +100,8 @@ pub struct VolumeSpec {
     pub name: String,
     /// What the core needs.
     pub config: VolumeConfig,
+    /// Its quality of service.
+    pub qos: Qos,
     /// The write log.
     pub log: DeviceRegion,
     /// Backend URL (`file:PATH`), filters included as options: `?delay_us=1000&error_rate=…`.
@@ -145,6 +148,8 @@ pub struct VolumeReport {
     pub flush_latency: hdrhistogram::Histogram<u64>,
     /// NBD connections that have it open.
     pub connections: usize,
+    /// What quality of service has counted.
+    pub qos: QosStats,
     /// Requests to its backend's store, if that has one.
     pub store: Option<crate::stores::Counts>,
 }
@@ -272,6 +277,8 @@ pub enum Command {
     Keep(VolumeNumber, Keep, Answer<(), KeepFailure>),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
+    /// Change the quality of service.
+    SetQos(VolumeNumber, Qos, Answer<()>),
     /// Bring a range into the read cache; answered when it is there.
     Promote(VolumeNumber, SectorRange, Answer<()>),
     /// Drop the clean part of a range from the read cache.

@@ -239,6 +239,11 @@ impl Connection {
         self.waits && self.stage == Stage::Open
     }
 
+    /// Whether nobody takes its answers any more.
+    pub fn is_broken(&self) -> bool {
+        self.stage == Stage::Broken
+    }
+
     /// The volume that it has open.
     pub fn volume(&self) -> Option<VolumeNumber> {
         self.session.volume()

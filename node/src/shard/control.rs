@@ -12,6 +12,7 @@ use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::LogSuperblock;
 use hdcs_core::io::{BlockKey, Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
+use hdcs_core::qos::Qos;
 use hdcs_core::read_cache::{CacheEvent, SsdState};
 use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
 
@@ -93,6 +94,7 @@ impl Shard {
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
             }
+            Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
             Command::Promote(volume, range, answer) => {
                 self.job(volume, Move::Promote, range, answer);
             }
@@ -200,6 +202,7 @@ impl Shard {
             let cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
             works.cache.set_cipher(inherited.origin(), cipher);
         }
+        let flow = works.scheduler.add(works.now, spec.qos);
         let (volume, actions) = works.open_volume(config, opened.inherited);
         let slot = works.volumes.insert(Served {
             name: spec.name,
@@ -211,6 +214,7 @@ impl Shard {
             identity,
             log_operations: 0,
             cache_reads: 0,
+            flow,
             requests: 0,
             waiting: std::collections::VecDeque::new(),
             hurry: false,
@@ -258,9 +262,9 @@ impl Shard {
         if let Some(keeping) = served.keeping.take() {
             tell(keeping.answer, Err(KeepFailure::Now(NOT_OPEN)));
         }
-        for one in served.waiting.drain(..) {
-            let closing = Err(hdcs_core::error::RequestError::Closing);
-            self.works.ended.push((one.origin, closing));
+        let waiting = self.works.scheduler.remove(served.flow);
+        for one in served.waiting.drain(..).chain(waiting) {
+            self.works.refuse(one);
         }
         self.abort_connections(served.number);
         let left = served.left(self.works.now);
@@ -342,6 +346,13 @@ impl Shard {
         Ok(())
     }
 
+    fn set_qos(&mut self, number: VolumeNumber, qos: Qos) -> Result<(), String> {
+        let slot = self.works.open_slot(number)?;
+        let served = self.works.volumes.get(slot).ok_or(NOT_OPEN)?;
+        self.works.scheduler.set(self.works.now, served.flow, qos);
+        Ok(())
+    }
+
     fn job(&mut self, number: VolumeNumber, way: Move, range: SectorRange, answer: Answer<()>) {
         let slot = match self.works.open_slot(number) {
             Ok(slot) => slot,
@@ -394,7 +405,8 @@ impl Shard {
                     .connections
                     .iter()
                     .filter(|(_, connection)| connection.volume() == Some(served.number));
-                served.report(works.now, connections.count())
+                let qos = works.scheduler.stats(works.now, served.flow);
+                served.report(works.now, connections.count(), qos)
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -429,6 +441,8 @@ impl Shard {
             give_up: Nanos(u64::MAX),
             cache_closing: false,
         });
+        // Nobody waits for a limit's sake while the node stops.
+        self.works.scheduler.open();
         // Their threads may hang for as long as their backends do; nobody waits for them.
         for slot in 0..self.openings.end() {
             if let Some((_, answer)) = self.openings.vacate(slot) {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
+use hdcs_core::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::read_cache::Barrier;
 use hdcs_core::volume::{Phase, Volume};
 use hdrhistogram::Histogram;
@@ -31,6 +32,8 @@ pub struct Submitted {
     pub volume: VolumeNumber,
     /// When it came.
     pub arrived: Nanos,
+    /// Since quality of service has let it go.
+    pub ticket: Option<Ticket>,
     /// What is asked.
     pub request: Request,
 }
@@ -73,6 +76,8 @@ pub struct Pending {
     pub arrived: Nanos,
     /// How it is counted.
     pub class: Class,
+    /// To be given back at its end.
+    pub ticket: Option<Ticket>,
 }
 
 /// What a change of size waits for.
@@ -137,6 +142,8 @@ pub struct Served {
     pub log_operations: usize,
     /// Reads of the cache device that have not ended.
     pub cache_reads: usize,
+    /// What quality of service knows it as.
+    pub flow: FlowId,
     /// Requests that the volume has not answered.
     pub requests: usize,
     /// Requests beyond what the volume takes at once.
@@ -218,7 +225,7 @@ impl Served {
     }
 
     /// What the control plane may know.
-    pub fn report(&self, now: Nanos, connections: usize) -> VolumeReport {
+    pub fn report(&self, now: Nanos, connections: usize, qos: QosStats) -> VolumeReport {
         let [read_latency, write_latency, flush_latency] = self.latencies.clone();
         VolumeReport {
             name: self.name.clone(),
@@ -234,6 +241,7 @@ impl Served {
             write_latency,
             flush_latency,
             connections,
+            qos,
             store: self.backend.counts(),
         }
     }

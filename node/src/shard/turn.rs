@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use hdcs_core::buf::Pool;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Nanos, Token};
+use hdcs_core::qos::{Qos, Scheduler};
 use hdcs_core::read_cache::{CacheEvent, ReadCache};
 use hdcs_core::volume::{Event, Phase};
 
@@ -152,6 +153,8 @@ impl Shard {
                 }
             }
         };
+        let mut scheduler = Scheduler::default();
+        let background = scheduler.add(Nanos(0), Qos::default());
         let mut works = Works {
             ring,
             pool,
@@ -167,6 +170,8 @@ impl Shard {
             touched: Vec::new(),
             requests: Slots::default(),
             submitted: Vec::new(),
+            scheduler,
+            background,
             ended: Vec::new(),
             actions,
             completions: Vec::new(),
@@ -234,7 +239,7 @@ impl Shard {
             self.deliver();
             self.run_jobs();
             self.serve();
-            if self.works.submitted.is_empty() {
+            if !self.works.has_more() {
                 break;
             }
         }
@@ -249,7 +254,7 @@ impl Shard {
 
     /// How long to wait at most.
     fn timeout(&self) -> Option<Duration> {
-        if !self.works.submitted.is_empty() || !self.works.touched.is_empty() {
+        if self.works.has_more() || !self.works.touched.is_empty() {
             return Some(Duration::ZERO);
         }
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
@@ -260,7 +265,8 @@ impl Shard {
         let cache = self.works.cache.next_wakeup();
         let retry = self.readmission.next_wakeup();
         let retry = retry.filter(|_| self.stopping.is_none());
-        let cache = cache.into_iter().chain(retry);
+        let turns = self.works.scheduler.next_wakeup();
+        let cache = cache.into_iter().chain(retry).chain(turns);
         let others = [self.look_at, self.held_until]
             .into_iter()
             .chain(identity)
@@ -416,6 +422,7 @@ impl Shard {
                     origin: Origin::Job(slot),
                     volume: job.volume,
                     arrived: self.works.now,
+                    ticket: None,
                     request,
                 });
             }
@@ -435,21 +442,26 @@ impl Shard {
                 continue;
             };
             connection.listed = false;
+            let number = connection.volume();
+            let flooded = self.works.is_flooded(number);
             let mut host = SessionHost {
                 works: &mut self.works,
                 connection: slot,
                 requests: 0,
             };
-            let place = if self.held.contains(&slot) {
+            let place = if flooded || self.held.contains(&slot) {
                 None
             } else {
                 connection.ask_receive(&mut host)
             };
             connection.requests += host.requests;
             connection.serve(slot, place, &mut self.works.ring);
+            if connection.is_broken() && connection.requests > 0 {
+                self.works.withdraw(slot, number);
+            }
             if connection.is_over() {
                 self.connections.remove(slot);
-            } else if connection.waits() {
+            } else if connection.waits() || flooded {
                 self.waiters.push(slot);
             }
         }

@@ -8,7 +8,8 @@ use std::rc::Rc;
 use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::error::{IoError, RequestError};
 use hdcs_core::io::{Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
-use hdcs_core::limits::VOLUME_REQUESTS_MAX;
+use hdcs_core::limits::{REQUEST_BYTES_MAX, VOLUME_REQUESTS_MAX};
+use hdcs_core::qos::{Cost, FlowId, Scheduler};
 use hdcs_core::read_cache::{CacheEvent, ReadCache};
 use hdcs_core::volume::{Context, Event, Volume};
 
@@ -47,6 +48,10 @@ pub struct Works {
     pub touched: Vec<u32>,
     pub requests: Slots<Pending>,
     pub submitted: Vec<Submitted>,
+    /// Which of them goes next, if there is something to choose.
+    pub scheduler: Scheduler<Submitted>,
+    /// The flow of what the node does for itself: promotions and evictions.
+    pub background: FlowId,
     /// Requests that ended, for their origins.
     pub ended: Vec<(Origin, Ended)>,
     pub actions: Vec<Action>,
@@ -92,6 +97,7 @@ impl Host for SessionHost<'_> {
             origin: Origin::Connection(self.connection, id),
             volume,
             arrived: self.works.now,
+            ticket: None,
             request,
         });
     }
@@ -386,6 +392,9 @@ impl Works {
             served.requests -= 1;
             served.record(pending.class, self.now.since(pending.arrived));
         }
+        if let Some(ticket) = pending.ticket {
+            self.scheduler.ended(self.now, ticket);
+        }
         self.ended.push((pending.origin, result));
     }
 
@@ -399,13 +408,87 @@ impl Works {
                 self.ended.push((one.origin, Err(RequestError::Closing)));
                 continue;
             };
-            if served.requests >= VOLUME_REQUESTS_MAX || !served.waiting.is_empty() {
-                served.waiting.push_back(one);
+            if self.scheduler.is_on() {
+                let flow = match one.origin {
+                    Origin::Connection(..) => served.flow,
+                    Origin::Job(_) => self.background,
+                };
+                let cost = Cost::of(&one.request);
+                self.scheduler.submit(self.now, flow, cost, one);
                 continue;
             }
-            self.request(slot, one);
+            self.let_in(slot, one);
         }
         self.submitted = submitted;
+        self.schedule();
+    }
+
+    /// Let in what quality of service lets go now.
+    fn schedule(&mut self) {
+        while let Some((mut one, ticket)) = self.scheduler.next(self.now) {
+            one.ticket = Some(ticket);
+            match self.numbers.get(&one.volume) {
+                Some(&slot) => self.let_in(slot, one),
+                None => self.refuse(one),
+            }
+        }
+    }
+
+    fn let_in(&mut self, slot: u32, one: Submitted) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.refuse(one);
+        };
+        if served.requests >= VOLUME_REQUESTS_MAX || !served.waiting.is_empty() {
+            served.waiting.push_back(one);
+            return self.touch(slot);
+        }
+        self.request(slot, one);
+    }
+
+    /// Answer what will not reach its volume.
+    pub fn refuse(&mut self, one: Submitted) {
+        if let Some(ticket) = one.ticket {
+            self.scheduler.ended(self.now, ticket);
+        }
+        self.ended.push((one.origin, Err(RequestError::Closing)));
+    }
+
+    /// Whether there is something to do at once.
+    pub fn has_more(&self) -> bool {
+        !self.submitted.is_empty() || !self.ended.is_empty() || self.scheduler.has_changed()
+    }
+
+    /// Whether so much of a volume waits for its turn that its clients have to wait with more: what
+    /// they send takes memory that others need.
+    pub fn is_flooded(&self, volume: Option<VolumeNumber>) -> bool {
+        if !self.scheduler.is_on() {
+            return false;
+        }
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let served = slot.and_then(|&slot| self.volumes.get(slot));
+        let (pool, all) = (
+            self.pool.total_bytes() as u64,
+            self.scheduler.queued_bytes_of_all(),
+        );
+        served.is_some_and(|served| {
+            let queued = self.scheduler.queued_bytes(served.flow);
+            queued > pool / 8 || (all > pool / 4 && queued > REQUEST_BYTES_MAX as u64)
+        })
+    }
+
+    /// Take back what waits for its turn and came from a connection that is of no more use.
+    pub fn withdraw(&mut self, connection: u32, volume: Option<VolumeNumber>) {
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let Some(served) = slot.and_then(|&slot| self.volumes.get(slot)) else {
+            return;
+        };
+        let is_its = |one: &Submitted| match one.origin {
+            Origin::Connection(slot, _) => slot == connection,
+            Origin::Job(_) => false,
+        };
+        for one in self.scheduler.withdraw(served.flow, is_its) {
+            self.refuse(one);
+        }
     }
 
     /// Let waiting requests in, as far as the volume takes them.
@@ -427,6 +510,7 @@ impl Works {
             origin: one.origin,
             arrived: one.arrived,
             class: Class::of(&one.request),
+            ticket: one.ticket,
         });
         let id = RequestId(u64::from(id));
         let request = one.request;

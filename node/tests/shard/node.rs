@@ -80,6 +80,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         identity: None,
         encryption: None,
         admission: std::sync::Arc::new(Welcome),
+        qos: hdcs_core::qos::Qos::default(),
         config,
     }
 }

@@ -36,10 +36,16 @@ impl Node {
         let config = self
             .core_config(&entry, self.entries().len())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        let qos = self.settings_of(&entry.settings)?.qos();
+        let number = VolumeNumber(entry.number);
         catalogue::update(&self.layout(), &entry).map_err(|error| failed(error.to_string()))?;
         self.put(entry, None);
         ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
             Command::Reconfigure(Box::new(config), answer)
+        })
+        .await?;
+        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
+            Command::SetQos(number, qos, answer)
         })
         .await?;
         self.volume(name).await

@@ -268,6 +268,7 @@ impl Node {
         Ok(VolumeSpec {
             name: entry.name.to_string(),
             config: self.core_config(entry, volumes)?,
+            qos: self.settings_of(&entry.settings)?.qos(),
             log: DeviceRegion {
                 path: entry.log_path(&layout),
                 offset: 0,

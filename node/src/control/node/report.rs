@@ -113,6 +113,7 @@ impl Node {
             volume.allocated_bytes = found.store.as_ref().map(|store| store.stored_bytes);
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
+                qos: view::qos(&found.qos),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));

@@ -1,0 +1,138 @@
+//! Several volumes on one node: `hdcs-bench qos` and `hdcs-bench volumes`.
+//!
+//! All volumes of a run are on one node and one device. Loads that run at once are processes of fio,
+//! one for each volume. What is compared is run within a repetition, one after the other, and the
+//! median of the repetitions counts.
+
+pub mod qos;
+mod usage;
+pub mod volumes;
+
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use clap::Args;
+
+use crate::failure::{Context, Failure, Result};
+use crate::fio::{Load, Outcome};
+use crate::node::{Node, VolumeOptions};
+use crate::results::Directory;
+
+/// Size of a volume.
+const DISK_BYTES: u64 = 1 << 30;
+/// Size of its log: what a run writes fits, so that the log is measured and not the backend.
+const LOG_BYTES: u64 = 2 << 30;
+/// Memory for the indexes of such logs.
+const CONFIG: &str = "memory_max_mib = 2048\ncache_total_size_mib = 0\n";
+
+/// How to run it.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// One short repetition: to see that everything works, not to measure.
+    #[arg(long)]
+    quick: bool,
+    /// Repetitions.
+    #[arg(long, default_value_t = 3)]
+    repeat: u32,
+    /// Seconds of one run.
+    #[arg(long, default_value_t = 5)]
+    seconds: u32,
+    /// The program.
+    #[arg(long, default_value = "target/release/hdcs")]
+    hdcs: PathBuf,
+    /// Where the node keeps its volumes, about 15 GB; removed at the end.
+    #[arg(long, default_value = "target/bench-data")]
+    data: PathBuf,
+    /// Where the results go, in a directory of their own.
+    #[arg(long, default_value = "bench/results")]
+    results: PathBuf,
+}
+
+impl Options {
+    fn repetitions(&self) -> u32 {
+        if self.quick { 1 } else { self.repeat }
+    }
+
+    fn seconds(&self) -> u32 {
+        if self.quick { 2 } else { self.seconds }
+    }
+}
+
+/// A node with volumes `v0`, `v1`, …, each of which is written.
+struct Lab<'a> {
+    node: Node,
+    results: &'a Directory,
+    /// Of the runs, so that each has a name.
+    runs: u32,
+}
+
+impl<'a> Lab<'a> {
+    fn up(options: &Options, data: &Path, volumes: u32, results: &'a Directory) -> Result<Self> {
+        let node = Node::start(&options.hdcs, &data.join("node"), Some(CONFIG))?;
+        for number in 0..volumes {
+            let image = data.join(format!("backend{number}.img"));
+            let target = crate::fio::Target::File(image.clone());
+            Load::fill(DISK_BYTES).run(&target, &data.join("fill.json"))?;
+            node.create(&VolumeOptions {
+                name: format!("v{number}"),
+                bytes: DISK_BYTES,
+                log_bytes: LOG_BYTES,
+                persist: "on-write",
+                backend: Some(format!("file:{}", image.display())),
+            })?;
+        }
+        Ok(Self {
+            node,
+            results,
+            runs: 0,
+        })
+    }
+
+    /// Change the quality of service of a volume.
+    fn set(&self, volume: u32, keys: &[&str]) -> Result<()> {
+        let name = format!("v{volume}");
+        let mut arguments = vec!["volume", "set", &name];
+        arguments.extend(keys);
+        self.node.command(&arguments).map(drop)
+    }
+
+    /// Run loads at once, each on its volume; what each gave, in their order.
+    fn together(&mut self, name: &str, loads: &[(u32, Load)]) -> Result<Vec<Outcome>> {
+        self.runs += 1;
+        let run = self.runs;
+        let (node, results) = (&self.node, self.results);
+        thread::scope(|scope| {
+            let running: Vec<_> = loads
+                .iter()
+                .map(|(volume, load)| {
+                    let raw = results.raw(&format!("{run:03}-{name}-v{volume}"));
+                    let target = node.target(&format!("v{volume}"));
+                    scope.spawn(move || load.run(&target, &raw))
+                })
+                .collect();
+            running
+                .into_iter()
+                .map(|one| one.join().map_err(|_| Failure::new("a load panicked"))?)
+                .collect()
+        })
+    }
+
+    /// Bring everything home, so that no run pays for another one's destage.
+    fn settle(&self, volumes: u32) -> Result<()> {
+        for volume in 0..volumes {
+            self.node.flush(&format!("v{volume}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A directory for a run's data, removed at its end.
+fn scratch(options: &Options) -> Result<(tempfile::TempDir, PathBuf)> {
+    std::fs::create_dir_all(&options.data).context(options.data.display())?;
+    let scratch = tempfile::Builder::new()
+        .prefix("run-")
+        .tempdir_in(&options.data)
+        .context(options.data.display())?;
+    let path = std::path::absolute(scratch.path()).context("scratch directory")?;
+    Ok((scratch, path))
+}
