@@ -249,14 +249,13 @@ fn iops(panels: &[(&str, Vec<(Peer, f64)>)], results: &Directory) -> Result<()> 
 /// Hit rates by the size of the cache, a panel for each trace; what ships is the thick line.
 pub fn hits(rows: &[Row], results: &Directory) -> Result<()> {
     let colours = [
-        "#999999", "#c8a25a", "#8d6e63", "#7b1fa2", "#c2185b", "#2e9e5b",
+        "#999999", "#c8a25a", "#8d6e63", "#7b1fa2", "#c2185b", "#2e9e5b", "#1565c0",
     ];
-    let mut panels: Vec<&[Row]> = rows.chunk_by(|a, b| a.trace == b.trace).collect();
-    panels.retain(|panel| !panel.is_empty());
+    let panels: Vec<&[Row]> = rows.chunk_by(|a, b| a.trace == b.trace).collect();
     let layout = panels.len().div_ceil(2);
     let mut body = format!(
-        "set multiplot layout {layout},2\nset xlabel 'cache, %'\nset ylabel 'hits, %'\nset yrange [0:100]\n\
-         set key bottom right samplen 2 font ',9'\n"
+        "set multiplot layout {layout},2\nset xlabel 'cache, %'\nset ylabel 'hits, %'\n\
+         set key outside right top samplen 2 font ',9'\n"
     );
     for (number, panel) in panels.iter().enumerate() {
         let _ = writeln!(
@@ -267,15 +266,22 @@ pub fn hits(rows: &[Row], results: &Directory) -> Result<()> {
         for row in *panel {
             let _ = write!(body, "{}", row.percent);
             for (_, hits) in &row.hits {
-                let _ = write!(body, " {hits:.2}");
+                let _ = match hits {
+                    Some(hits) => write!(body, " {hits:.2}"),
+                    None => write!(body, " NaN"),
+                };
             }
             body.push('\n');
         }
         let policies = &panel[0].hits;
         let lines: Vec<String> = (0..policies.len())
             .map(|index| {
-                let colour = colours.get(index).unwrap_or(&"#1565c0");
-                let width = if index < colours.len() { 1.5 } else { 3.0 };
+                let colour = colours.get(index).unwrap_or(&"#0d9ddb");
+                let width = if policies[index].0.starts_with("shipped") {
+                    3.0
+                } else {
+                    1.5
+                };
                 format!(
                     "$p{number} using 1:{} with linespoints pt 7 ps 0.4 lw {width} lc rgb '{colour}' title {}",
                     index + 2,
@@ -333,7 +339,7 @@ mod tests {
             requests: 10,
             percent: 5,
             blocks: 1,
-            hits: vec![("LRU", 40.0), ("shipped", 50.0)],
+            hits: vec![("LRU", Some(40.0)), ("shipped", None)],
         };
         hits(&[row], &results).unwrap();
         for name in ["latency", "steady", "iops", "hits"] {

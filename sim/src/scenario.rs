@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
-use hdcs_core::read_cache::{CacheConfig, SsdConfig};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
 use hdcs_core::volume::{Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
@@ -441,6 +441,18 @@ impl Scenario {
             behaviour: Behaviour::draw(random),
             log_latency: latency(random, &[20, 100, 1000]),
             backend_latency: latency(random, &[50, 1000, 10_000]),
+        }
+    }
+
+    /// How full the SSD tier becomes: for one seed in four less than it could.
+    pub fn fill_marks(&self) -> FillMarks {
+        if self.seed.is_multiple_of(4) {
+            FillMarks {
+                ratio_max: 80,
+                ratio_health: 60,
+            }
+        } else {
+            FillMarks::default()
         }
     }
 

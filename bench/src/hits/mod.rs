@@ -56,8 +56,8 @@ pub struct Row {
     pub percent: usize,
     /// Size of the cache in blocks.
     pub blocks: usize,
-    /// Each policy and its hits in percent of the requests.
-    pub hits: Vec<(&'static str, f64)>,
+    /// Each policy and its hits in percent of the requests, if it can be made so small.
+    pub hits: Vec<(&'static str, Option<f64>)>,
 }
 
 /// Run what was asked for.
@@ -88,7 +88,10 @@ fn rows(trace: &Trace) -> Vec<Row> {
                 blocks,
                 hits: policy::ALL
                     .iter()
-                    .map(|entry| (entry.name, hit_percent(entry, trace, blocks)))
+                    .map(|entry| {
+                        let fits = blocks >= entry.blocks_min;
+                        (entry.name, fits.then(|| hit_percent(entry, trace, blocks)))
+                    })
                     .collect(),
             }
         })
@@ -110,7 +113,10 @@ fn table(rows: &[Row]) -> String {
     for row in rows {
         let _ = write!(out, "\n| {} | {} % |", row.trace, row.percent);
         for (_, hits) in &row.hits {
-            let _ = write!(out, " {hits:.1} |");
+            let _ = match hits {
+                Some(hits) => write!(out, " {hits:.1} |"),
+                None => write!(out, " |"),
+            };
         }
     }
     out
@@ -147,7 +153,7 @@ mod tests {
         };
         let rows = rows(&trace);
         assert_eq!(rows.len(), PERCENTS.len());
-        assert_eq!(rows[0].hits[0], ("LRU", 25.0));
+        assert_eq!(rows[0].hits[0], ("LRU", Some(25.0)));
         assert_eq!(table(&rows).lines().count(), 2 + PERCENTS.len());
     }
 }

@@ -35,7 +35,8 @@ impl Format {
     /// By the file's name.
     fn of(path: &Path) -> Self {
         let name = path.to_string_lossy().to_lowercase();
-        if name.ends_with(".csv") {
+        let extension = path.extension().unwrap_or_default();
+        if extension.eq_ignore_ascii_case("csv") {
             Self::Msr
         } else if name.contains("oraclegeneral") {
             Self::Oracle
@@ -111,9 +112,8 @@ fn msr(line: &str, reads_only: bool) -> Option<Vec<Block>> {
     let disk = disk.parse().ok()?;
     let (offset, bytes): (u64, u64) = (offset.parse().ok()?, bytes.parse().ok()?);
     match kind.to_lowercase().as_str() {
-        "read" => {}
         "write" if reads_only => return Some(Vec::new()),
-        "write" => {}
+        "read" | "write" => {}
         _ => return None,
     }
     if bytes > REQUEST_BYTES_MAX {

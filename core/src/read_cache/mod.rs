@@ -10,6 +10,7 @@
 //! | `dram` | which 4 KiB frames hold what, and which goes |
 //! | `index` | which line of the SSD tier holds which address |
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
+//! | `marks` | how full the SSD tier becomes |
 //! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
 //! | `ssd/load` | what a restart finds |
 //! | `table`, `ghost` | the memory that the indexes are made of |
@@ -31,6 +32,7 @@ mod dram;
 mod ghost;
 mod index;
 mod journal;
+mod marks;
 mod root;
 mod ssd;
 mod table;
@@ -49,6 +51,7 @@ use ssd::{Found, Ssd};
 
 // For looking at a cache's device without serving from it.
 pub use journal::{Entry, EpochScan, Layout};
+pub use marks::FillMarks;
 pub use root::{Root, Verdict};
 pub use ssd::{FooterFound, read_footer};
 pub(crate) use table::mix;
@@ -257,6 +260,13 @@ impl ReadCache {
             Some(cipher) => self.ciphers.insert(volume, cipher),
             None => self.ciphers.remove(&volume),
         };
+    }
+
+    /// How full the SSD tier becomes from now on.
+    pub fn set_fill_marks(&mut self, marks: FillMarks) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.eviction.marks = marks;
+        }
     }
 
     /// Take one event; push what follows from it.

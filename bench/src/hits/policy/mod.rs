@@ -7,6 +7,7 @@ mod lru;
 mod order;
 mod s3_fifo;
 mod shipped;
+mod shipped_ssd;
 mod sieve;
 mod tiny_lfu;
 
@@ -23,46 +24,61 @@ pub trait Policy {
 pub struct Entry {
     /// As the table says it.
     pub name: &'static str,
+    /// It cannot be made of less.
+    pub blocks_min: usize,
     /// Make an empty cache.
     pub make: fn(usize) -> Box<dyn Policy>,
 }
 
-/// All of them; the shipped one is the last.
+/// All of them; what ships is last.
 pub const ALL: &[Entry] = &[
     Entry {
         name: "LRU",
+        blocks_min: 1,
         make: |size| Box::new(lru::Lru::new(size)),
     },
     Entry {
         name: "CLOCK, 2 bits",
+        blocks_min: 1,
         make: |size| Box::new(clock::Clock::new(size)),
     },
     Entry {
         name: "SIEVE",
+        blocks_min: 1,
         make: |size| Box::new(sieve::Sieve::new(size)),
     },
     Entry {
         name: "ARC",
+        blocks_min: 1,
         make: |size| Box::new(arc::Arc::new(size)),
     },
     Entry {
         name: S3_FIFO,
+        blocks_min: 1,
         make: |size| Box::new(s3_fifo::S3Fifo::new(size)),
     },
     Entry {
         name: "W-TinyLFU",
+        blocks_min: 1,
         make: |size| Box::new(tiny_lfu::WTinyLfu::new(size)),
     },
     Entry {
         name: SHIPPED,
+        blocks_min: 1,
         make: |size| Box::new(shipped::Shipped::new(size)),
+    },
+    Entry {
+        name: SHIPPED_SSD,
+        blocks_min: shipped_ssd::LINES_MIN,
+        make: |size| Box::new(shipped_ssd::ShippedSsd::new(size)),
     },
 ];
 
 /// Name of the published policy that the shipped one must not fall behind.
 pub const S3_FIFO: &str = "S3-FIFO";
-/// Name of the cache itself.
+/// Names of the cache's own tiers.
 pub const SHIPPED: &str = "shipped";
+pub const SHIPPED_SSD: &str = "shipped, SSD";
 
 /// Keys are numbers: one multiplication spreads them.
 #[derive(Default)]

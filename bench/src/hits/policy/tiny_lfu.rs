@@ -199,6 +199,6 @@ mod tests {
         assert_eq!(hits(&mut cache, &scan), ".".repeat(20));
         assert_eq!(hits(&mut cache, &[1, 2, 3]), "hhh");
         // Seen often enough, it comes in.
-        assert!(hits(&mut cache, &[9, 40, 9, 41, 9, 42, 9, 43, 9, 44, 9]).ends_with("h"));
+        assert!(hits(&mut cache, &[9, 40, 9, 41, 9, 42, 9, 43, 9, 44, 9]).ends_with('h'));
     }
 }
