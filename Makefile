@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs crash sim fuzz clean
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-hits crash sim fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -47,6 +47,9 @@ bench-s3: build ## before a real S3, beside its client, with what it costs in re
 
 bench-hdfs: build ## the same before a real HDFS (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench hdfs $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-hits: build ## hit rates of the cache beside LRU, ARC, S3-FIFO, W-TinyLFU (TRACE=file: a trace of yours; FORMAT=msr|oracle|plain)
+	target/release/hdcs-bench hits $(if $(TRACE),--trace $(TRACE)) $(if $(FORMAT),--format $(FORMAT))
 
 crash: build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))

@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::bars::median;
 use crate::compare::Findings;
 use crate::failure::{Context, Result};
+use crate::hits::Row;
 use crate::peers::Peer;
 use crate::process;
 use crate::profiles;
@@ -245,6 +246,55 @@ fn iops(panels: &[(&str, Vec<(Peer, f64)>)], results: &Directory) -> Result<()> 
     draw(&body, (960, 190 * rows as u32 + 40), results, "iops")
 }
 
+/// Hit rates by the size of the cache, a panel for each trace; what ships is the thick line.
+pub fn hits(rows: &[Row], results: &Directory) -> Result<()> {
+    let colours = [
+        "#999999", "#c8a25a", "#8d6e63", "#7b1fa2", "#c2185b", "#2e9e5b", "#1565c0",
+    ];
+    let panels: Vec<&[Row]> = rows.chunk_by(|a, b| a.trace == b.trace).collect();
+    let layout = panels.len().div_ceil(2);
+    let mut body = format!(
+        "set multiplot layout {layout},2\nset xlabel 'cache, %'\nset ylabel 'hits, %'\n\
+         set key outside right top samplen 2 font ',9'\n"
+    );
+    for (number, panel) in panels.iter().enumerate() {
+        let _ = writeln!(
+            body,
+            "set title {}\n$p{number} << EOD",
+            quoted(&panel[0].trace)
+        );
+        for row in *panel {
+            let _ = write!(body, "{}", row.percent);
+            for (_, hits) in &row.hits {
+                let _ = match hits {
+                    Some(hits) => write!(body, " {hits:.2}"),
+                    None => write!(body, " NaN"),
+                };
+            }
+            body.push('\n');
+        }
+        let policies = &panel[0].hits;
+        let lines: Vec<String> = (0..policies.len())
+            .map(|index| {
+                let colour = colours.get(index).unwrap_or(&"#0d9ddb");
+                let width = if policies[index].0.starts_with("shipped") {
+                    3.0
+                } else {
+                    1.5
+                };
+                format!(
+                    "$p{number} using 1:{} with linespoints pt 7 ps 0.4 lw {width} lc rgb '{colour}' title {}",
+                    index + 2,
+                    quoted(policies[index].0)
+                )
+            })
+            .collect();
+        let _ = writeln!(body, "EOD\nplot {}", lines.join(", "));
+    }
+    body.push_str("unset multiplot\n");
+    draw(&body, (960, 320 * layout as u32), results, "hits")
+}
+
 /// Requests a second as people say them.
 pub fn thousands(iops: f64) -> String {
     if iops >= 10_000.0 {
@@ -284,7 +334,15 @@ mod tests {
             &results,
         )
         .unwrap();
-        for name in ["latency", "steady", "iops"] {
+        let row = Row {
+            trace: "t_1".into(),
+            requests: 10,
+            percent: 5,
+            blocks: 1,
+            hits: vec![("LRU", Some(40.0)), ("shipped", None)],
+        };
+        hits(&[row], &results).unwrap();
+        for name in ["latency", "steady", "iops", "hits"] {
             for extension in ["svg", "png"] {
                 let bytes = std::fs::metadata(results.file(&format!("{name}.{extension}")))
                     .unwrap()

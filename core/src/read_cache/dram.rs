@@ -1,21 +1,30 @@
 //! The DRAM tier: 4 KiB frames with a scan-resistant, list-free eviction.
 //!
-//! The policy is S3-FIFO laid over places instead of queues. The first frames are the *small* ring,
-//! where a block starts; the rest is the *main* ring, for blocks that were used again. A hand goes
-//! round in each; a frame's place in its ring is its age, so no queue is stored and a hit only
-//! raises a two-bit count that lies in the word which had to be read to verify the key.
+//! The policy is S3-FIFO laid over places instead of queues, with a border that moves. The first
+//! frames are the *small* ring, where a block starts; the rest is the *main* ring, for blocks that
+//! were used again. A hand goes round in each; a frame's place in its ring is its age, so no queue is
+//! stored and a hit only raises a two-bit count that lies in the word which had to be read to verify
+//! the key.
 //!
 //! ```text
-//! insert ── remembered by the ghost? ── no ──► small ──(used again)──► main ◄──┐ used: count - 1
-//!                    └───────── yes ───────────────────────────────────►│      │
-//!                                              small ──(not used)──► ghost     main ──► gone
+//! insert ── remembered by the ghost, and a main frame gives way? ── no ──► small ──(used again)──► main ◄──┐ used:
+//!                    └───────────────────── yes ────────────────────────────────────────────────────►│     │ count - 1
+//!                                              small ──(not used)──► ghost ◄──(not used)── main ───────────┘
 //! ```
+//!
+//! What the ghost remembers says which ring is too short. A block that comes back after it left the
+//! small ring moves the border up, if the main ring had an unused frame for it; one that comes back
+//! after it left the main ring moves it down. Both count more the rarer evictions from their ring
+//! are, as in ARC. A block that comes back takes a main frame only if one of a few under the hand was not
+//! used: so a loop that is larger than the cache keeps a part of itself in, instead of turning
+//! the whole ring over.
 //!
 //! Invariants:
 //! 1. A frame is in the table under its key, or it is empty.
 //! 2. A frame is written only while nobody holds it (`Arena::claim` refuses otherwise); a frame that
 //!    is held is passed over by the hands.
 //! 3. Empty main frames are in the free list or were never used; empty small frames wait for the hand.
+//!    So the border never moves up over an empty frame, and not before all frames were used.
 //! 4. Moving from small to main copies 4 KiB. That is paid only by blocks that have proved useful,
 //!    and spares 4 bytes per frame and a write to shared lines on every hit.
 //!
@@ -25,7 +34,7 @@ use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::ghost::Ghost;
+use super::ghost::{Ghost, Ring};
 use super::table::{Table, mix};
 use crate::buf::{Arena, Buf};
 use crate::io::BlockKey;
@@ -37,10 +46,20 @@ const COUNT_MASK: u64 = 3 << COUNT_SHIFT;
 const COUNT_ONE: u64 = 1 << COUNT_SHIFT;
 const _: () = assert!(VOLUME_BYTES_MAX / BLOCK_BYTES as u64 <= COUNT_ONE);
 
-/// One frame in so many belongs to the small ring.
-const SMALL_SHARE: usize = 10;
+/// One frame in so many belongs to the small ring at the start, at least, and to the main ring at least.
+const SMALL_SHARE: usize = 50;
+const SMALL_SHARE_MIN: usize = 100;
+const MAIN_SHARE_MIN: usize = 10;
+/// Frames under the main hand that one may give way to a block that comes back to the small ring, or
+/// to the main ring. More would let a loop turn the main ring over; fewer would hold on to what
+/// nobody reads any more.
+const LOOKS_FROM_SMALL: usize = 3;
+const LOOKS_FROM_MAIN: usize = 1;
+/// Frames that the border moves up, or down, at a time.
+const BORDER_UP_MAX: usize = 16;
+const BORDER_DOWN_MAX: usize = 64;
 /// How far into the free list to look for a frame that nobody holds.
-const FREE_LOOK: usize = 8;
+const FREE_LOOK: usize = 64;
 /// The end of the free list.
 const NONE: u32 = u32::MAX;
 
@@ -54,6 +73,8 @@ pub struct Dram {
     ghost: Ghost,
     /// Frames of the small ring: `0..small`.
     small: usize,
+    /// Evictions of late from each ring, halved now and then.
+    evicted_of_late: [usize; 2],
     small_hand: usize,
     main_hand: usize,
     free: u32,
@@ -71,6 +92,7 @@ impl Dram {
             table: Table::new(frames),
             ghost: Ghost::new(frames / 2),
             small,
+            evicted_of_late: [1; 2],
             small_hand: 0,
             main_hand: small,
             free: NONE,
@@ -166,10 +188,65 @@ impl Dram {
         if let Some(frame) = self.take_free() {
             return Some(frame);
         }
-        if remembered && let Some(frame) = self.sweep_main() {
-            return Some(frame);
+        if let Some(ring) = remembered {
+            let looks = match ring {
+                Ring::Small => LOOKS_FROM_SMALL,
+                Ring::Main => LOOKS_FROM_MAIN,
+            };
+            let frame = self.sweep_main(looks);
+            self.move_border(ring, frame.is_some());
+            if frame.is_some() {
+                return frame;
+            }
         }
-        self.sweep_small().or_else(|| self.sweep_main())
+        self.sweep_small()
+            .or_else(|| self.sweep_main(DRAM_SWEEP_FRAMES_MAX))
+    }
+
+    /// A block came back that `ring` had let go: it could do with more frames, unless all of the
+    /// other's are used.
+    fn move_border(&mut self, ring: Ring, gave_way: bool) {
+        let [from_small, from_main] = self.evicted_of_late;
+        match ring {
+            Ring::Small if gave_way => {
+                let main_min = (self.frames() / MAIN_SHARE_MIN).max(1);
+                for _ in 0..(from_main / from_small).clamp(1, BORDER_UP_MAX) {
+                    let is_empty = self.keys[self.small] & COUNT_MASK == 0;
+                    if is_empty || self.small + main_min >= self.frames() {
+                        break;
+                    }
+                    self.small += 1;
+                }
+                self.main_hand = self.main_hand.max(self.small);
+            }
+            Ring::Small => {}
+            Ring::Main => {
+                let small_min = (self.frames() / SMALL_SHARE_MIN).max(1);
+                for _ in 0..(from_small / from_main).clamp(1, BORDER_DOWN_MAX) {
+                    if self.small <= small_min {
+                        break;
+                    }
+                    self.small -= 1;
+                    if self.keys[self.small] & COUNT_MASK == 0 {
+                        self.keys[self.small] = u64::from(self.free);
+                        self.free = self.small as u32;
+                    }
+                }
+                if self.small_hand >= self.small {
+                    self.small_hand = 0;
+                }
+            }
+        }
+    }
+
+    /// Take note of an eviction.
+    fn evict(&mut self, key: u64, ring: Ring) {
+        self.ghost.insert(mix(key), ring);
+        self.evicted += 1;
+        self.evicted_of_late[ring as usize] += 1;
+        if self.evicted_of_late.iter().sum::<usize>() > self.frames() + 2 {
+            self.evicted_of_late = self.evicted_of_late.map(|count| count.div_ceil(2));
+        }
     }
 
     fn take_free(&mut self) -> Option<usize> {
@@ -210,9 +287,8 @@ impl Dram {
                 return Some(frame);
             }
             if word & COUNT_MASK == COUNT_ONE || !self.promote(frame) {
-                self.ghost.insert(mix(word & !COUNT_MASK));
                 self.vacate(frame);
-                self.evicted += 1;
+                self.evict(word & !COUNT_MASK, Ring::Small);
             }
             return Some(frame);
         }
@@ -221,7 +297,10 @@ impl Dram {
 
     /// Copy a small frame into the main ring; its old frame becomes empty.
     fn promote(&mut self, from: usize) -> bool {
-        let Some(to) = self.take_free().or_else(|| self.sweep_main()) else {
+        let Some(to) = self
+            .take_free()
+            .or_else(|| self.sweep_main(DRAM_SWEEP_FRAMES_MAX))
+        else {
             return false;
         };
         let source = self.arena.as_ref().and_then(|arena| arena.share(from));
@@ -235,11 +314,12 @@ impl Dram {
         true
     }
 
-    fn sweep_main(&mut self) -> Option<usize> {
+    /// Evict the first of the next `looks` main frames that was not used; all of them lose a use.
+    fn sweep_main(&mut self, looks: usize) -> Option<usize> {
         let main = self.frames() - self.small;
         // A second chance has been paid for by a hit, so the sweep is short on average; its bound
         // keeps one insert from paying for all of them.
-        for step in 0..(3 * main).min(DRAM_SWEEP_FRAMES_MAX) {
+        for step in 0..(3 * main).min(looks) {
             let frame = self.main_hand;
             self.main_hand = if frame + 1 == self.frames() {
                 self.small
@@ -257,7 +337,7 @@ impl Dram {
             let key = word & !COUNT_MASK;
             self.table.remove(mix(key), frame as u32);
             self.keys[frame] = 0;
-            self.evicted += 1;
+            self.evict(key, Ring::Main);
             return Some(frame);
         }
         None
@@ -382,6 +462,47 @@ mod tests {
         (10_000..20_000).for_each(|block| dram.insert(key(block), &[2; BLOCK_BYTES]));
         let kept = (0..500).filter(|&block| dram.contains(key(block))).count();
         assert!(kept >= 450, "{kept} of 500 used blocks survived the scan");
+    }
+
+    #[test]
+    fn dram_keeps_a_part_of_a_loop_that_does_not_fit() {
+        let mut dram = Dram::new(1000);
+        let mut hits = 0;
+        for step in 0..30_000 {
+            match dram.lookup(key(step % 1200)) {
+                Some(_) => hits += 1,
+                None => dram.insert(key(step % 1200), &[1; BLOCK_BYTES]),
+            }
+        }
+        dram.check_invariants();
+        assert!(hits > 20_000, "{hits} of 30,000, where LRU has none");
+    }
+
+    #[test]
+    fn dram_gives_the_small_ring_what_the_reads_need() {
+        let mut dram = Dram::new(1000);
+        let read = |dram: &mut Dram, block: u64| {
+            if dram.lookup(key(block)).is_none() {
+                dram.insert(key(block), &[1; BLOCK_BYTES]);
+            }
+        };
+        // What is read comes back once, after 300 others, and never again.
+        for step in 300..20_000 {
+            read(&mut dram, step);
+            read(&mut dram, step - 300);
+        }
+        dram.check_invariants();
+        let long = dram.small;
+        assert!(long > 300, "{long} frames are for what is new");
+        // A steady set that is larger than what is left needs them back.
+        let mut random = fastrand::Rng::with_seed(5);
+        for step in 100_000..200_000 {
+            read(&mut dram, random.u64(..1100));
+            read(&mut dram, random.u64(..1100));
+            read(&mut dram, step);
+        }
+        dram.check_invariants();
+        assert!(dram.small < long / 2, "{} of {long} frames", dram.small);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Filling, sealing, comparing and evicting segments. See the module above.
 
+use super::super::ghost::Ring;
 use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CACHE_READS_MAX, CACHE_SEGMENT_WRITES_MAX, Entry, Line, Op,
     SEGMENT_BYTES, SegmentState, Ssd, Stream, Token, Vec, block_checksum, mix, vec,
@@ -144,7 +145,7 @@ impl Ssd {
     }
 
     fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) {
-        let stream = if self.ghost.remove(mix(key)) {
+        let stream = if self.ghost.remove(mix(key)).is_some() {
             Stream::Main
         } else {
             Stream::Small
@@ -470,7 +471,7 @@ impl Ssd {
     fn evict(&mut self, line: Line, key: u64) {
         let segment = self.index.segment_of(line);
         if self.segments[segment].stream == Stream::Small {
-            self.ghost.insert(mix(key));
+            self.ghost.insert(mix(key), Ring::Small);
         }
         self.index.unmap_primary(line);
         self.counters.evicted_lines += 1;
