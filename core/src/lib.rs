@@ -19,6 +19,7 @@ pub mod io;
 pub mod limits;
 pub mod objects;
 pub mod read_cache;
+pub mod read_counts;
 pub mod replay;
 pub mod tiering;
 pub mod volume;

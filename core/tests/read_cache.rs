@@ -8,7 +8,8 @@ use hdcs_core::format::block_checksum;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
 use hdcs_core::read_cache::{
-    CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdFailure, SsdState, Tier,
+    CacheConfig, CacheEvent, Corrupt, FillMarks, Lookup, ReadCache, SsdConfig, SsdFailure,
+    SsdState, Tier,
 };
 
 const REGION: usize = 16 << 20;
@@ -197,6 +198,26 @@ fn cache_drops_nothing_while_the_ssd_is_free() {
     );
     rig.fill_lines(1000..1000 + 20 * LINES_PER_SEGMENT);
     assert!(rig.cache.stats().ssd_evicted_lines > 0);
+}
+
+#[test]
+fn cache_is_emptied_to_its_health_mark_ahead_of_demand() {
+    let mut rig = Rig::new();
+    rig.cache.set_fill_marks(FillMarks {
+        ratio_max: 80,
+        ratio_health: 40,
+    });
+    let lines = rig.cache.stats().ssd_lines;
+    rig.fill_lines(0..lines * 7 / 10);
+    assert_eq!(rig.cache.stats().ssd_evicted_lines, 0, "below the mark");
+    rig.fill_lines(1000..1000 + lines * 2 / 10);
+    rig.run();
+    let used = rig.cache.stats().ssd_used_lines;
+    assert!(used <= lines * 6 / 10, "{used} of {lines} lines");
+    // A burst finds room at once.
+    let evicted = rig.cache.stats().ssd_evicted_lines;
+    rig.fill_lines(2000..2000 + lines * 2 / 10);
+    assert_eq!(rig.cache.stats().ssd_evicted_lines, evicted);
 }
 
 #[test]

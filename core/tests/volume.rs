@@ -1,5 +1,6 @@
 //! A volume agrees with plain memory, and refuses what it must.
 
+mod promote_hits;
 mod world;
 
 use hdcs_core::io::{

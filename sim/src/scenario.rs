@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
-use hdcs_core::read_cache::{CacheConfig, SsdConfig};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
 use hdcs_core::volume::{Persist, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
@@ -131,6 +131,8 @@ pub fn draw_behaviour(random: &mut Rng, config: &mut VolumeConfig) {
     config.dirty_ratio_max = pick(random, &[30, 60, 80]);
     config.destage_depth_max = pick(random, &[1, 4, 16]);
     config.sequential_cutoff_bytes = pick(random, &[64 << 10, 1 << 20, 1 << 40]);
+    // Of a copy, so that what else a seed draws is what it always was.
+    config.promote_hits = pick(&mut random.clone(), &[1, 1, 2, 4]);
     config.read_ahead_bytes_max = pick(random, &[0, 64 << 10, 256 << 10, 1 << 20]);
     config.resident_bytes_max = pick(random, &[0, 64 << 10, 1 << 20, 8 << 20]);
 }
@@ -294,6 +296,7 @@ impl Scenario {
         let sectors = pick(random, &[2048, 8192, 16_384]);
         volume.base = draw_base(random, sectors);
         volume.config.bytes = sectors * SECTOR_BYTES as u64;
+        volume.config.promote_hits = 1;
         volume.config.dirty_ratio_min = 0;
         volume.config.dirty_age_max = Nanos::from_millis(1);
         volume.config.sequential_cutoff_bytes = 1 << 40;
@@ -359,6 +362,7 @@ impl Scenario {
             dirty_ratio_max: 0,
             destage_depth_max: 1,
             sequential_cutoff_bytes: 0,
+            promote_hits: 1,
             read_ahead_bytes_max: 0,
             resident_bytes_max: 0,
             backend_extents: random.bool(),
@@ -372,6 +376,18 @@ impl Scenario {
             behaviour: Behaviour::draw(random),
             log_latency: latency(random, &[20, 100, 1000]),
             backend_latency: latency(random, &[50, 1000, 10_000]),
+        }
+    }
+
+    /// How full the SSD tier becomes: for one seed in four less than it could.
+    pub fn fill_marks(&self) -> FillMarks {
+        if self.seed.is_multiple_of(4) {
+            FillMarks {
+                ratio_max: 80,
+                ratio_health: 60,
+            }
+        } else {
+            FillMarks::default()
         }
     }
 

@@ -10,6 +10,7 @@
 //! | `dram` | which 4 KiB frames hold what, and which goes |
 //! | `index` | which line of the SSD tier holds which address |
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
+//! | `marks` | how full the SSD tier becomes |
 //! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
 //! | `ssd/load` | what a restart finds |
 //! | `table`, `ghost` | the memory that the indexes are made of |
@@ -28,6 +29,7 @@ mod dram;
 mod ghost;
 mod index;
 mod journal;
+mod marks;
 mod root;
 mod ssd;
 mod table;
@@ -43,8 +45,10 @@ use ssd::{Found, Ssd};
 
 // For looking at a cache's device without serving from it.
 pub use journal::{Entry, EpochScan, Layout};
+pub use marks::FillMarks;
 pub use root::{Root, Verdict};
 pub use ssd::{FooterFound, read_footer};
+pub(crate) use table::mix;
 
 /// Sizes of a read cache.
 #[derive(Clone, Debug)]
@@ -236,6 +240,13 @@ impl ReadCache {
             ssd: ssd.and_then(make),
             seen: (SsdState::Off, Nanos(0)),
             closing: false,
+        }
+    }
+
+    /// How full the SSD tier becomes from now on.
+    pub fn set_fill_marks(&mut self, marks: FillMarks) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.eviction.marks = marks;
         }
     }
 

@@ -46,6 +46,7 @@ use alloc::vec::Vec;
 use super::ghost::Ghost;
 use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
+use super::marks::Eviction;
 use super::root::Root;
 use super::table::mix;
 use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState};
@@ -180,6 +181,7 @@ pub struct Ssd {
     unsent: VecDeque<u32>,
     /// Segments that are not on the medium yet: their bytes.
     writing: BTreeMap<u32, Buf>,
+    pub eviction: Eviction,
     emptying: Option<Emptying>,
     compares: Vec<Compare>,
     /// What is under way and since when; the oldest first.
@@ -250,6 +252,7 @@ impl Ssd {
             open: [None, None],
             unsent: VecDeque::new(),
             writing: BTreeMap::new(),
+            eviction: Eviction::default(),
             emptying: None,
             compares: Vec::new(),
             ops: BTreeMap::new(),
@@ -299,6 +302,7 @@ impl Ssd {
         self.now = before.now;
         self.counters = before.counters;
         self.counters.readmissions += 1;
+        self.eviction.marks = before.eviction.marks;
         self.drive(actions);
     }
 

@@ -105,7 +105,11 @@ impl Volume {
             if fetches >= PROMOTE_FETCHES_MAX {
                 return;
             }
-            if self.is_promoted(next, cx) || self.joinable(next).is_some() {
+            let joinable = self.joinable(next);
+            if let Some(fetch) = joinable {
+                self.reads.fetches[fetch].fill = Fill::Both;
+            }
+            if joinable.is_some() || self.is_promoted(next, cx) {
                 self.reads.promotions[key].next = next + 1;
                 continue;
             }

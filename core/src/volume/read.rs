@@ -22,6 +22,7 @@ use crate::format::{EntryKind, block_checksum};
 use crate::io::{Action, Done, Reply, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::read_cache::{Lookup, SsdRead, Tier};
+use crate::read_counts::ReadCounts;
 use crate::tiering::{StreamConfig, StreamDetector};
 
 /// Largest fetch in blocks: large enough for a sequential stream, small enough to find a buffer.
@@ -43,8 +44,10 @@ struct Read {
 /// Where fetched blocks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fill {
-    /// Both tiers: they may be read again.
+    /// Both tiers: they were asked for.
     Both,
+    /// DRAM, and the SSD tier as far as they were read often enough.
+    ByUse,
     /// DRAM alone: a long stream will read them once, soon.
     Dram,
     /// Nowhere: a long stream has read them.
@@ -57,7 +60,7 @@ pub(super) struct Fetch {
     pub(super) first_block: u64,
     pub(super) blocks: u64,
     stale: bool,
-    fill: Fill,
+    pub(super) fill: Fill,
     waiters: Vec<(usize, SectorRange)>,
     promotion: Option<usize>,
 }
@@ -71,6 +74,8 @@ pub(super) struct Reads {
     by_block: BTreeMap<u64, usize>,
     pub(super) promotions: Slab<Promotion>,
     streams: StreamDetector,
+    /// How often lines were read, if that decides where they go.
+    counts: Option<ReadCounts>,
     /// Reads of what is not durable yet, by the sequence that must become durable.
     undurable: VecDeque<(Sequence, RequestId, SectorRange, Fill)>,
     /// Reads that found no buffer.
@@ -91,6 +96,7 @@ impl Reads {
             by_block: BTreeMap::new(),
             promotions: Slab::new(),
             streams: StreamDetector::new(stream_config(config, line_blocks)),
+            counts: (config.promote_hits > 1).then(ReadCounts::default),
             undurable: VecDeque::new(),
             starved: VecDeque::new(),
         }
@@ -117,6 +123,11 @@ impl Volume {
     pub(super) fn reconfigure_reads(&mut self, cx: &Context<'_>) {
         let config = stream_config(&self.config, cx.cache.line_blocks());
         self.reads.streams.reconfigure(config);
+        if self.config.promote_hits <= 1 {
+            self.reads.counts = None;
+        } else if self.reads.counts.is_none() {
+            self.reads.counts = Some(ReadCounts::default());
+        }
     }
 
     /// The size has changed: what is being fetched may end before the new end of its last block, or
@@ -131,18 +142,25 @@ impl Volume {
     /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
         let advice = self.reads.streams.observe(range);
+        if let Some(counts) = &mut self.reads.counts {
+            let line_blocks = cx.cache.line_blocks();
+            let last = range.first_block() + range.block_count().saturating_sub(1);
+            (range.first_block() / line_blocks..=last / line_blocks)
+                .for_each(|line| counts.add(line));
+        }
         self.start_read(
             id,
             range,
             if advice.fill {
-                Fill::Both
+                Fill::ByUse
             } else {
                 Fill::Nowhere
             },
             cx,
         );
         if let Some(ahead) = advice.read_ahead {
-            self.read_ahead(ahead, if advice.fill { Fill::Both } else { Fill::Dram }, cx);
+            let fill = if advice.fill { Fill::ByUse } else { Fill::Dram };
+            self.read_ahead(ahead, fill, cx);
         }
     }
 
@@ -603,14 +621,39 @@ impl Volume {
     /// Keep what was fetched; a last partial block of the volume is not cached.
     fn fill_cache(&self, first_block: u64, data: &Buf, fill: Fill, cx: &mut Context<'_>) {
         let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
-        match fill {
-            Fill::Both if whole > 0 => cx.cache.fill(self.key(first_block), &data.slice(0..whole)),
-            Fill::Dram => {
-                for (block, content) in (first_block..).zip(data.chunks_exact(BLOCK_BYTES)) {
-                    cx.cache.fill_block(self.key(block), content);
-                }
+        if whole == 0 || fill == Fill::Nowhere {
+            return;
+        }
+        let data = data.slice(0..whole);
+        match (fill, &self.reads.counts) {
+            (Fill::Both, _) | (Fill::ByUse, None) => cx.cache.fill(self.key(first_block), &data),
+            (Fill::ByUse, Some(counts)) => self.fill_by_use(first_block, &data, counts, cx),
+            (Fill::Dram | Fill::Nowhere, _) => self.fill_dram(first_block, &data, cx),
+        }
+    }
+
+    fn fill_dram(&self, first_block: u64, data: &Buf, cx: &mut Context<'_>) {
+        for (block, content) in (first_block..).zip(data.chunks_exact(BLOCK_BYTES)) {
+            cx.cache.fill_block(self.key(block), content);
+        }
+    }
+
+    /// Keep each line where its reads of late have earned it a place.
+    fn fill_by_use(&self, first_block: u64, data: &Buf, counts: &ReadCounts, cx: &mut Context<'_>) {
+        let line_blocks = cx.cache.line_blocks();
+        let end = first_block + (data.len() / BLOCK_BYTES) as u64;
+        let mut block = first_block;
+        while block < end {
+            let line = block / line_blocks;
+            let next = end.min((line + 1) * line_blocks);
+            let bytes = |block: u64| (block - first_block) as usize * BLOCK_BYTES;
+            let part = data.slice(bytes(block)..bytes(next));
+            if counts.count(line) >= self.config.promote_hits {
+                cx.cache.fill(self.key(block), &part);
+            } else {
+                self.fill_dram(block, &part, cx);
             }
-            Fill::Both | Fill::Nowhere => {}
+            block = next;
         }
     }
 

@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use hdcs_core::buf::{Buf, Pool};
+use hdcs_core::buf::{Buf, BufMut, Pool};
 use hdcs_core::io::{Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::{LOG_BYTES_MIN, SECTOR_BYTES};
-use hdcs_core::read_cache::{CacheConfig, ReadCache};
+use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
 use hdcs_core::volume::{Context, Event, Persist, Phase, Volume, VolumeConfig, WhenFull};
 
 pub const BYTES: usize = 8 << 20;
@@ -24,6 +24,7 @@ pub struct World {
     pub cache: ReadCache,
     pub volume: Volume,
     pub log: Vec<u8>,
+    pub cache_device: Vec<u8>,
     pub backend: Vec<u8>,
     pub now: Nanos,
     pub replies: Vec<(RequestId, Result<Reply, hdcs_core::error::RequestError>)>,
@@ -44,6 +45,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         dirty_ratio_max: 70,
         destage_depth_max: 16,
         sequential_cutoff_bytes: 4 << 20,
+        promote_hits: 1,
         read_ahead_bytes_max: 1 << 20,
         resident_bytes_max: 1 << 20,
         backend_extents: false,
@@ -54,21 +56,27 @@ pub fn config(persist: Persist) -> VolumeConfig {
 
 impl World {
     pub fn new(persist: Persist) -> Self {
-        let config = config(persist);
+        Self::with(config(persist), None)
+    }
+
+    /// A volume over a cache that may have an SSD tier.
+    pub fn with(config: VolumeConfig, ssd: Option<SsdConfig>) -> Self {
         let pool = Pool::new(32 << 20);
         let mut log = vec![0; config.log_bytes as usize];
         log[..4096].copy_from_slice(&Volume::format_log(&config, 99));
         let mut actions = Vec::new();
+        let cache_device = vec![0; ssd.as_ref().map_or(0, |ssd| ssd.bytes as usize)];
         let mut cache = ReadCache::new(
             CacheConfig {
                 dram_blocks: 64,
-                ssd: None,
+                ssd,
                 ssd_answer_max: Nanos::from_millis(5_000),
             },
             Nanos(0),
             Rc::clone(&pool),
             &mut actions,
         );
+        let of_cache = core::mem::take(&mut actions);
         let mut cx = Context {
             cache: &mut cache,
             pool: &pool,
@@ -83,6 +91,7 @@ impl World {
             cache,
             volume,
             log,
+            cache_device,
             backend,
             log_reads: 0,
             backend_writes: 0,
@@ -90,6 +99,7 @@ impl World {
             now: Nanos(1),
             replies,
         };
+        world.perform_for_cache(of_cache);
         world.perform(actions);
         assert_eq!(world.volume.phase(), Phase::Open);
         world
@@ -106,6 +116,42 @@ impl World {
         self.volume.step(self.now, Event::Poll, &mut cx);
         self.perform(actions);
         self.volume.check_invariants();
+        let mut of_cache = Vec::new();
+        self.cache.step(self.now, CacheEvent::Poll, &mut of_cache);
+        self.perform_for_cache(of_cache);
+    }
+
+    /// What the cache asks of its device on its own.
+    fn perform_for_cache(&mut self, mut actions: Vec<Action>) {
+        while let Some(action) = actions.pop() {
+            let (token, result) = match action {
+                Action::CacheRead { token, offset, buf } => {
+                    (token, Done::Read(self.read_cache_device(offset, buf)))
+                }
+                Action::CacheWrite {
+                    token,
+                    offset,
+                    data,
+                    ..
+                } => {
+                    write(&mut self.cache_device, offset, &data);
+                    (token, Done::Written)
+                }
+                other => panic!("not the cache's: {other:?}"),
+            };
+            let completion = Completion {
+                token,
+                result: Ok(result),
+            };
+            let event = CacheEvent::Completed(completion);
+            self.cache.step(self.now, event, &mut actions);
+        }
+    }
+
+    fn read_cache_device(&self, offset: u64, mut buf: BufMut) -> BufMut {
+        let bytes = buf.len();
+        buf.copy_from_slice(&self.cache_device[offset as usize..][..bytes]);
+        buf
     }
 
     fn perform(&mut self, actions: Vec<Action>) {
@@ -131,6 +177,9 @@ impl World {
                     let bytes = buf.len();
                     buf.copy_from_slice(&self.backend[offset as usize..][..bytes]);
                     (token, Done::Read(buf))
+                }
+                Action::CacheRead { token, offset, buf } => {
+                    (token, Done::Read(self.read_cache_device(offset, buf)))
                 }
                 Action::LogWrite {
                     token,

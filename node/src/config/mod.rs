@@ -159,6 +159,12 @@ settings! {
     /// smaller one than these would need more than 16 bytes of index per 4 KiB. A change empties
     /// the SSD tier.
     cache_line_kib: LineKib = LineKib::default(), ();
+    /// Share of the SSD tier in use, in percent, above which lines are evicted ahead of demand. At 100 it
+    /// fills up, all but two segments of 1 MiB.
+    cache_ratio_max: u64 = 100, 10..=100;
+    /// Share of the SSD tier in use, in percent, down to which that goes on: the difference is room for
+    /// a burst of fills or a promotion. It must not be above `cache_ratio_max`.
+    cache_ratio_health: u64 = 100, 10..=100;
     /// How long the SSD tier's device may take for one operation. Beyond it the tier is given up:
     /// reads and destage go on without it.
     cache_answer_max_ms: u64 = 5_000, 10..=600_000;
@@ -226,6 +232,9 @@ settings! {
     backend_answer_max_ms: u64 = 5_000, 10..=600_000;
     /// A sequential read longer than this stops filling the read cache.
     sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
+    /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first
+    /// read. More spares the SSD what is read once.
+    cache_promote_hits: u64 = 1, 1..=8;
     /// Largest read-ahead of a sequential read; 0 turns it off.
     read_ahead_max_kib: u64 = 1024, 0..=16384;
     /// Most data acknowledged and not yet durable, under persist on-flush.
@@ -351,6 +360,12 @@ impl Config {
                 node.cache_total_size_mib
             ));
         }
+        if node.cache_ratio_health > node.cache_ratio_max {
+            return refuse(format!(
+                "cache_ratio_health ({}) must not be above cache_ratio_max ({}): eviction works down to it",
+                node.cache_ratio_health, node.cache_ratio_max
+            ));
+        }
         let has_tls = node.nbd_tls_cert_file.is_some();
         if has_tls != node.nbd_tls_key_file.is_some() {
             return refuse(
@@ -410,8 +425,37 @@ impl Config {
     }
 }
 
-/// What to say beside an unknown key: the nearest one if it is near, else all of them.
+/// Keys of the first HDCS, and what does the same now.
+const FORMER: [(&str, &str); 6] = [
+    (
+        "cache_dirty_ratio_min",
+        "it is `dirty_ratio_min` now, in percent",
+    ),
+    (
+        "cache_dirty_ratio_max",
+        "it is `dirty_ratio_max` now, in percent",
+    ),
+    (
+        "cache_flush_interval",
+        "data is written back by age now: `destage_age_max_ms`",
+    ),
+    (
+        "cache_evict_interval",
+        "eviction runs whenever it is due, from `cache_ratio_max` down to `cache_ratio_health`",
+    ),
+    ("cache_total_size", "it is `cache_total_size_mib` now"),
+    (
+        "object_size",
+        "the unit of the read cache is `cache_line_kib` now",
+    ),
+];
+
+/// What to say beside an unknown key: what a former one is now, the nearest one if it is near, else
+/// all of them.
 fn suggest<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    if let Some((_, now)) = FORMER.iter().find(|(former, _)| *former == key) {
+        return format!(": {now}");
+    }
     // The unit is what people get wrong most often, and it changes many letters.
     let stem = |name: &str| {
         let (stem, unit) = name.rsplit_once('_').unwrap_or((name, ""));
@@ -482,7 +526,19 @@ mod tests {
         assert!(refused("memory_max_mb = 1").contains("did you mean `memory_max_mib`?"));
         assert!(refused("destage_age_max_s = 1").contains("did you mean `destage_age_max_ms`?"));
         assert!(refused("dirty_ration_max = 1").contains("did you mean `dirty_ratio_max`?"));
+        assert!(refused("cache_flush_interval = 10").contains("`destage_age_max_ms`"));
         assert!(refused("colour = 1").contains("the keys are memory_max_mib,"));
+    }
+
+    #[test]
+    fn config_former_keys_point_to_keys_that_are_there() {
+        for (former, now) in FORMER {
+            assert!(Config::keys().iter().all(|key| key.name != former));
+            let names = now.split('`').skip(1).step_by(2);
+            for name in names {
+                assert!(Config::keys().iter().any(|key| key.name == name), "{name}");
+            }
+        }
     }
 
     #[test]
@@ -528,6 +584,7 @@ mod tests {
             ("nbd_tls_client_ca_file = \"x\"", "needs"),
             ("cache_total_size_mib = 3", "at least 16"),
             ("dirty_ratio_min = 80", "must be below"),
+            ("cache_ratio_max = 80", "must not be above"),
             ("cache_total_size_mib = 1000000", "memory_max_mib"),
         ] {
             let error = refused(text);

@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::{CacheConfig, SsdConfig};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::api::{ApiError, ErrorKind};
@@ -457,6 +457,10 @@ fn shard_config(node: &NodeSettings, budget: &Budget, dir: &Arc<Mutex<DataDir>>)
             dram_blocks: budget.dram_blocks(),
             ssd,
             ssd_answer_max: Nanos::from_millis(node.cache_answer_max_ms),
+        },
+        cache_fill: FillMarks {
+            ratio_max: node.cache_ratio_max as u8,
+            ratio_health: node.cache_ratio_health as u8,
         },
         cache_device: place.map(|place| CacheDevice {
             place: Arc::new(place),

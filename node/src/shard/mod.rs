@@ -28,7 +28,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::CacheConfig;
+use hdcs_core::read_cache::{CacheConfig, FillMarks};
 use thiserror::Error;
 
 use crate::device::durability::Durability;
@@ -62,6 +62,8 @@ impl std::fmt::Debug for CacheDevice {
 pub struct ShardConfig {
     /// The read cache's sizes; its SSD tier is on the device below.
     pub cache: CacheConfig,
+    /// How full its SSD tier becomes.
+    pub cache_fill: FillMarks,
     /// The SSD tier's device, if the cache has one.
     pub cache_device: Option<CacheDevice>,
     /// Bytes of buffers for requests, spans and segments.

@@ -123,7 +123,7 @@ impl Shard {
         let (mut actions, memory) = (Vec::new(), Rc::clone(&pool));
         let mut readmission = Readmission::default();
         let mut cache_device = None;
-        let cache = match cache_start {
+        let mut cache = match cache_start {
             None => {
                 cache_config.ssd = None;
                 ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
@@ -144,6 +144,7 @@ impl Shard {
                 }
             }
         };
+        cache.set_fill_marks(config.cache_fill);
         let mut works = Works {
             ring,
             pool,

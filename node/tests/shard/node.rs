@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::{CacheConfig, SsdConfig};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
 use hdcs_core::volume::{Persist, Volume, VolumeConfig, WhenFull};
 use hdcs_node::backends::Absent;
 use hdcs_node::device::create::create_region;
@@ -56,6 +56,7 @@ pub fn config(number: u32) -> VolumeConfig {
         dirty_ratio_max: 80,
         destage_depth_max: 8,
         sequential_cutoff_bytes: 1 << 30,
+        promote_hits: 1,
         read_ahead_bytes_max: 0,
         resident_bytes_max: 4 << 20,
         backend_extents: true,
@@ -136,6 +137,7 @@ impl Node {
                 ssd,
                 ssd_answer_max: Nanos::from_millis(5_000),
             },
+            cache_fill: FillMarks::default(),
             cache_device,
             pool_bytes: 32 << 20,
             ring: RingConfig::default(),

@@ -24,7 +24,8 @@ impl World {
         self.cache_probe = false;
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();
-        let cache = ReadCache::new(cache, self.now, Rc::clone(&self.pool), &mut actions);
+        let mut cache = ReadCache::new(cache, self.now, Rc::clone(&self.pool), &mut actions);
+        cache.set_fill_marks(self.scenario.fill_marks());
         self.node = Some(Node {
             cache,
             volumes: Vec::new(),

@@ -10,8 +10,6 @@ use crate::io::BlockKey;
 use crate::limits::CACHE_LINE_BLOCKS_MAX;
 use zerocopy::FromZeros;
 
-/// Free segments that eviction keeps ready.
-const FREE_SEGMENTS_MIN: usize = 2;
 /// One segment in so many belongs to the small stream.
 const SMALL_SHARE: usize = 10;
 /// Lines whose bytes are being compared, and the buffers that they hold.
@@ -390,7 +388,10 @@ impl Ssd {
     }
 
     pub(super) fn drive_emptying(&mut self, actions: &mut Vec<Action>) {
-        if self.emptying.is_none() && self.free.len() < FREE_SEGMENTS_MIN && !self.closing {
+        if self.emptying.is_none()
+            && !self.closing
+            && self.eviction.is_due(self.free.len(), self.segments.len())
+        {
             self.begin_emptying();
         }
         while let Some(emptying) = &mut self.emptying {

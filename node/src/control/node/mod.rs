@@ -247,6 +247,7 @@ impl Node {
             dirty_ratio_max: settings.dirty_ratio_max as u8,
             destage_depth_max: settings.cache_flush_queue_depth as usize,
             sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
+            promote_hits: settings.cache_promote_hits as u8,
             read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
             resident_bytes_max: self.budget.resident_bytes_max(volumes),
             backend_extents: true,
