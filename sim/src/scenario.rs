@@ -74,6 +74,7 @@ pub struct VolumeScenario {
 }
 
 /// Everything about one run.
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn on its own")]
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// Where everything comes from.

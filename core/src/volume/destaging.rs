@@ -120,7 +120,9 @@ impl Volume {
             }
             let depth = self.destage_depth(now);
             self.destaging.depth = depth;
-            while let Some(item) = self.destage.next_item(now, depth) {
+            while !self.holds_destage()
+                && let Some(item) = self.destage.next_item(now, depth)
+            {
                 if !self.begin_item(item, cx) {
                     self.destage.item_postponed(item);
                     break;
@@ -542,6 +544,8 @@ impl Volume {
                 oldest.map(|span| span.since.plus(self.destage_age()))
             }
             // With enough under way, it is a completion that wakes.
+            // While a flush holds it up, the end of that wakes.
+            Stage::Writing if self.holds_destage() => None,
             Stage::Writing if self.destage.busy() < self.destaging.depth => self.destage.retry_at(),
             _ => None,
         }

@@ -562,9 +562,20 @@ impl Volume {
         true
     }
 
+    /// Whether a flush now would show a part of a generation, which destage's own flush will show as a
+    /// whole.
+    fn awaits_destage_flush(&self) -> bool {
+        self.config.backend_atomic && self.destage.has_unflushed()
+    }
+
+    /// Whether destage waits for a flush that would show a part of what it writes.
+    pub(super) fn holds_destage(&self) -> bool {
+        self.config.backend_atomic && self.direct.running.is_some()
+    }
+
     /// Flush the backend, unless that is under way: what comes meanwhile shares the next one.
     fn begin_flush(&mut self, cx: &mut Context<'_>) {
-        if self.direct.running.is_some() || self.health.fenced {
+        if self.direct.running.is_some() || self.health.fenced || self.awaits_destage_flush() {
             return;
         }
         let (direct, now) = (&mut self.direct, self.now);
@@ -651,8 +662,15 @@ impl Volume {
     pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
         if ok && self.direct.running.is_none() && self.direct.writes.is_empty() {
             self.direct.flushed(self.direct.mark, self.now);
+            for flusher in core::mem::take(&mut self.direct.flushers) {
+                self.end_flush(flusher, cx);
+            }
         } else if !ok {
-            self.lose_unflushed(true, cx);
+            let waiting = core::mem::take(&mut self.direct.flushers);
+            self.lose_unflushed(waiting.is_empty(), cx);
+            for Flusher { id, kind, .. } in waiting {
+                self.reply(id, kind, Err(RequestError::Io), cx);
+            }
         }
     }
 
@@ -662,6 +680,11 @@ impl Volume {
     pub(super) fn poll_direct(&mut self, cx: &mut Context<'_>) {
         if self.health.fenced {
             return;
+        }
+        if self.close == Some(false) && self.awaits_destage_flush() {
+            for Flusher { id, kind, .. } in core::mem::take(&mut self.direct.flushers) {
+                self.reply(id, kind, Err(RequestError::Closing), cx);
+            }
         }
         let persisted = cx.cache.persisted();
         if self.direct.started > 0 {
@@ -704,7 +727,7 @@ impl Volume {
     pub(super) fn direct_wakeup(&self) -> Option<Nanos> {
         let direct = &self.direct;
         let waits = direct.running.is_some() || direct.unflushed.is_empty() || self.health.fenced;
-        if waits || self.phase != Phase::Open {
+        if waits || self.phase != Phase::Open || self.awaits_destage_flush() {
             return None;
         }
         let due = if direct.wanted {
@@ -717,7 +740,11 @@ impl Volume {
 
     /// Whether a close has to wait for the backend's flush. It is tried once: nobody was promised more.
     pub(super) fn flushes_at_close(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.direct.closed || self.direct.unflushed.is_empty() || self.health.fenced {
+        if self.direct.closed
+            || self.direct.unflushed.is_empty()
+            || self.health.fenced
+            || self.awaits_destage_flush()
+        {
             return false;
         }
         self.direct.closed = true;

@@ -66,14 +66,14 @@ pub async fn check(
     rate: Option<Size>,
 ) -> Result<CheckReport, Failure> {
     let backend = BackendUrl::parse(url).map_err(|error| Failure::misused(error.to_string()))?;
-    let mut place = backend.place;
+    let mut target = backend.place;
     if let Some(encryption) = encryption {
         let unlocked = encryption.unlock().map_err(|error| {
             Failure::failed(format!(
                 "{url} is encrypted, and cannot be verified: {error}"
             ))
         })?;
-        place.encrypt(unlocked.objects);
+        target.encrypt(unlocked.objects);
     }
     let mut interrupts = signal(SignalKind::interrupt())
         .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
@@ -83,7 +83,7 @@ pub async fn check(
         bytes_per_s: rate.map(|rate| rate.0),
         started: Instant::now(),
     };
-    let mut work = tokio::task::spawn_blocking(move || place.verify(&mut pace));
+    let mut work = tokio::task::spawn_blocking(move || target.verify(&mut pace));
     let mut progress: Option<Progress> = None;
     let ended = loop {
         tokio::select! {
