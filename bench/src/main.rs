@@ -21,6 +21,7 @@ mod replay;
 mod report;
 mod results;
 mod steady;
+mod storage;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,8 @@ enum Job {
     S3(before::Options),
     /// HDCS before a real HDFS, beside its client; what it costs in requests.
     Hdfs(before::Options),
+    /// What storage mode writes to the device when a full volume is overwritten.
+    Storage(storage::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Job::Ceph(options) => before::run(Store::Ceph, &options),
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
+        Job::Storage(options) => storage::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

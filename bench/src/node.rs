@@ -85,6 +85,11 @@ impl Node {
         }
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.server.pid()
+    }
+
     /// CPU time and memory of the daemon.
     pub fn usage(&self) -> Result<Usage> {
         self.server.usage()

@@ -12,7 +12,7 @@ use super::{Failure, flush, output, snapshot};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
-    CreateVolume, Deleted, DetachOptions, Detached, OpenVolume, OpenedVolume, ResizeVolume,
+    CreateVolume, Deleted, DetachOptions, Detached, Mode, OpenVolume, OpenedVolume, ResizeVolume,
     SetVolume, Volume, VolumeRange,
 };
 
@@ -112,8 +112,14 @@ pub(crate) struct Create {
     #[arg(long, value_name = "URL")]
     backend: Option<String>,
     /// Who is the home of the data
-    #[arg(long, default_value = "cache", value_parser = Available::parser("mode", &["cache"], &["storage"]))]
-    mode: String,
+    #[arg(long, default_value = "cache")]
+    mode: Mode,
+    /// In storage mode: file or block device for the home [default: a file in the data directory]
+    #[arg(long, value_name = "PATH")]
+    store_path: Option<PathBuf>,
+    /// Take a block device for the home although it holds something
+    #[arg(long)]
+    store_overwrite: bool,
     /// What the cache does with writes
     #[arg(long, default_value = "write-back", value_parser = Available::parser("policy", &["write-back"],
         &["write-through", "write-around", "read-only", "pass-through"]))]
@@ -170,6 +176,9 @@ impl Behaviour {
             log_bytes: self.log_size.map(|size| size.0),
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,
+            mode: Mode::Cache,
+            store_path: None,
+            store_overwrite: false,
             settings,
         })
     }
@@ -388,7 +397,13 @@ pub(super) fn said<T: serde::Serialize>(
 async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let backend = arguments.backend.as_deref().map(absolute_backend);
     let bytes = arguments.size.map(|size| size.0);
-    let request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
+    let store_path = arguments.store_path.as_deref().map(absolute);
+    let request = CreateVolume {
+        mode: arguments.mode,
+        store_path: store_path.transpose()?,
+        store_overwrite: arguments.store_overwrite,
+        ..(arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?
+    };
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)
         .await?;

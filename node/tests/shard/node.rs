@@ -76,6 +76,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         },
         backend: format!("file:{}/image{number}{options}", directory.display()),
         identity: None,
+        home: None,
         admission: std::sync::Arc::new(Welcome),
         config,
     }

@@ -10,6 +10,7 @@ use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
+use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
 use crate::backends::{self, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
@@ -38,7 +39,7 @@ impl Node {
         let volumes = self.entries().len() + 1;
         let config = self.core_config(&entry, volumes)?;
         let layout = self.layout();
-        let overwrite = request.log_overwrite;
+        let overwrite = [request.log_overwrite, request.store_overwrite];
         let made = tokio::task::spawn_blocking(move || make(&layout, entry, &config, overwrite));
         let entry = made
             .await
@@ -92,6 +93,7 @@ impl Node {
         };
         check_volume_bytes(bytes).map_err(&at)?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
+        let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
         let number = lock(&self.dir)
             .next_volume_number()
             .map_err(|error| failed(format!("volume {name}: {error}")))?;
@@ -103,6 +105,7 @@ impl Node {
             log,
             backend: request.backend.clone(),
             backend_identity: None,
+            home,
             settings: request.settings.clone(),
         })
     }
@@ -239,7 +242,7 @@ impl Node {
 }
 
 /// A path without links, as far as it exists; `None` if what it lies on does not answer.
-async fn real_path(path: &Path) -> Option<PathBuf> {
+pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
     let path = path.to_owned();
     let look = move || fs::canonicalize(&path).unwrap_or(path);
     in_time(ANSWER_TIME_MAX, look).await
@@ -259,7 +262,7 @@ fn make(
     layout: &Layout,
     entry: Entry,
     config: &VolumeConfig,
-    overwrite: bool,
+    [overwrite_log, overwrite_store]: [bool; 2],
 ) -> Result<Entry, ApiError> {
     let name = entry.name.clone();
     let here = |error: CatalogueError| {
@@ -281,8 +284,12 @@ fn make(
     }
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let first_block = CoreVolume::format_log(config, high ^ low);
-    make_log(&draft.log_path(), log_bytes, overwrite, &first_block)
+    make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
+    if let Some(home) = draft.home_path() {
+        make_home(&home, draft.entry(), overwrite_store)
+            .map_err(|error| at_volume(name.as_str(), error))?;
+    }
     draft.commit().map_err(here)
 }
 

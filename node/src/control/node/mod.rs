@@ -13,6 +13,7 @@ mod change;
 mod create;
 mod delete;
 mod detach;
+mod home;
 mod open;
 mod record;
 mod report;
@@ -81,6 +82,7 @@ pub struct Node {
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
+    tier_times: Mutex<home::TierTimes>,
     records: Records,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
@@ -136,6 +138,7 @@ impl Node {
             busy: Mutex::default(),
             openings: Mutex::default(),
             samples: Mutex::default(),
+            tier_times: Mutex::default(),
             records: Records::default(),
             path,
             nbd_listen,
@@ -272,6 +275,7 @@ impl Node {
             },
             backend: entry.backend_url(&layout),
             identity: entry.backend_identity.clone(),
+            home: entry.home_path(&layout),
             admission,
         })
     }

@@ -9,7 +9,7 @@ use hdcs_core::volume::State;
 use super::record::Asked;
 use super::{Node, Sample, Slot, find, lock};
 use crate::catalogue::Found;
-use crate::control::api::{ApiError, Counters, Memory, Status, Volume};
+use crate::control::api::{ApiError, Counters, Memory, Mode, Status, Volume};
 use crate::control::link::report;
 use crate::control::view;
 use crate::frontends::VolumeNumber;
@@ -45,6 +45,8 @@ impl Node {
             bytes: 0,
             backend: String::new(),
             read_only: false,
+            mode: Mode::default(),
+            home_path: None,
             log_path: String::new(),
             log_bytes: 0,
             connections: 0,
@@ -71,6 +73,9 @@ impl Node {
         volume.bytes = entry.bytes;
         volume.backend = entry.backend_url(&layout);
         volume.read_only = entry.is_read_only();
+        let home = entry.home_path(&layout);
+        volume.mode = home.as_ref().map_or(Mode::Cache, |_| Mode::Storage);
+        volume.home_path = home.map(|path| path.display().to_string());
         volume.log_path = entry.log_path(&layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
         volume.overridden = entry.settings.keys().cloned().collect();
@@ -88,6 +93,7 @@ impl Node {
                 .map_or(0, |sample| sample.bytes_per_s);
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
+                home: found.home.as_ref().map(view::home),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));
@@ -153,6 +159,7 @@ impl Node {
             return;
         };
         self.records.renew(asked, &report);
+        self.tier_by_schedule(&report, &mut lock(&self.tier_times));
         let now = Instant::now();
         let mut samples = lock(&self.samples);
         let mut fresh = BTreeMap::new();
