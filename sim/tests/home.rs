@@ -9,7 +9,7 @@ const SEEDS_MAX: u64 = 400;
 #[test]
 fn home_seeds_hold_and_cover() {
     let mut coverage = Coverage::default();
-    for seed in 0..300 {
+    for seed in 0..400 {
         let outcome = run(seed, Options::default());
         if let Some(violation) = &outcome.violation {
             panic!(
@@ -81,12 +81,18 @@ fn assert_caught(plant: Plant, rules: &[&str]) {
 
 #[test]
 fn home_plant_of_a_map_before_its_data_is_caught() {
-    assert_caught(Plant::MapBeforeData, &["read-wrong", "foreign", "between-shown", "tier-state"]);
+    assert_caught(
+        Plant::MapBeforeData,
+        &["read-wrong", "foreign", "between-shown", "tier-state"],
+    );
 }
 
 #[test]
 fn home_plant_of_clean_before_the_backend_is_flushed_is_caught() {
-    assert_caught(Plant::CleanBeforeFlush, &["tier-state", "between-unsaid", "between-shown"]);
+    assert_caught(
+        Plant::CleanBeforeFlush,
+        &["tier-state", "between-unsaid", "between-shown"],
+    );
 }
 
 #[test]
@@ -96,7 +102,10 @@ fn home_plant_of_no_copy_before_a_write_is_caught() {
 
 #[test]
 fn home_plant_of_a_partial_write_without_a_fill_is_caught() {
-    assert_caught(Plant::NoFill, &["read-wrong", "foreign", "between-shown", "tier-state"]);
+    assert_caught(
+        Plant::NoFill,
+        &["read-wrong", "foreign", "between-shown", "tier-state"],
+    );
 }
 
 #[test]
@@ -106,7 +115,10 @@ fn home_plant_of_a_page_written_with_its_copy_is_caught() {
 
 #[test]
 fn home_plant_of_clean_blocks_under_another_log_is_caught() {
-    assert_caught(Plant::TrustClean, &["tier-state", "between-unsaid", "between-shown"]);
+    assert_caught(
+        Plant::TrustClean,
+        &["tier-state", "between-unsaid", "between-shown"],
+    );
 }
 
 #[test]

@@ -136,7 +136,8 @@ impl Home {
             commit.tokens = core::mem::take(&mut commit.waiting);
             commit.pages = core::mem::take(&mut self.map.changed);
             commit.superblock = superblock.then_some(commit.wants_between);
-            if !self.writes.iter().any(|write| write.is_begun) {
+            // A commit that no flush asked for may be in mid-generation.
+            if !commit.tokens.is_empty() && !self.writes.iter().any(|write| write.is_begun) {
                 self.is_changed = false;
             }
             let token = self.token(Purpose::Commit);

@@ -167,21 +167,24 @@ impl Home {
         if self.tier_gives_up_at().is_some_and(|at| self.now >= at) {
             self.tier_failed(IoError::Unreachable);
         }
-        match self.tier.phase {
-            Phase::Idle => self.try_moment(),
-            Phase::Recording if self.commit.is_between() || self.config.backend_atomic => {
-                self.tier.phase = Phase::Copying;
-            }
-            Phase::Recording | Phase::Copying | Phase::Flushing => {}
-            Phase::Marking => self.mark(),
-            Phase::Committing(number) if self.commit.done >= number => {
-                let tier = &mut self.tier;
-                tier.phase = Phase::Idle;
-                tier.wanted = core::mem::take(&mut tier.again);
-                self.status.tiers += 1;
-                self.try_moment();
-            }
-            Phase::Committing(_) => {}
+        if let Phase::Committing(number) = self.tier.phase
+            && self.commit.done >= number
+        {
+            let tier = &mut self.tier;
+            tier.phase = Phase::Idle;
+            tier.wanted = core::mem::take(&mut tier.again);
+            self.status.tiers += 1;
+        }
+        if self.tier.phase == Phase::Idle {
+            self.try_moment();
+        }
+        // There may be nothing to record; then no commit comes that would call this once more.
+        let is_recorded = self.commit.is_between() || self.config.backend_atomic;
+        if self.tier.phase == Phase::Recording && is_recorded {
+            self.tier.phase = Phase::Copying;
+        }
+        if self.tier.phase == Phase::Marking {
+            self.mark();
         }
         let is_all = self.tier.pending.count() == 0;
         let tier = &mut self.tier;

@@ -483,6 +483,7 @@ impl Prepared {
     }
 
     /// With the home of a volume in storage mode in front of it.
+    #[must_use]
     pub fn behind(self, home: Option<home::store::Store>) -> Self {
         Self { home, ..self }
     }

@@ -108,6 +108,8 @@ pub struct World {
     flush_every_blocks: u64,
     faults: bool,
     calm: bool,
+    /// The step at which the power goes.
+    cut_at: Option<u64>,
     actions: Vec<Action>,
 }
 
@@ -169,6 +171,7 @@ impl World {
             tiers: 0,
             tier_wanted: false,
             calm: false,
+            cut_at: None,
             actions: Vec::new(),
             random,
         }
@@ -179,6 +182,9 @@ impl World {
         let is_short = self.options.crash_at.is_some();
         let lives = if is_short { 1 } else { self.random.u32(1..6) };
         for _ in 0..lives {
+            if !is_short && self.random.bool() {
+                self.cut_at = Some(self.step + self.random.u64(1..400));
+            }
             self.open()?;
             let generations = if is_short { 4 } else { self.random.u32(1..12) };
             for _ in 0..generations {
@@ -191,6 +197,7 @@ impl World {
             }
         }
         self.calm = true;
+        self.cut_at = None;
         self.open()?;
         self.generation()?;
         self.tier_to_the_end()?;
@@ -381,9 +388,13 @@ impl World {
         let is_written = |world: &Self| world.generation.iter().all(|w| w.state == State::Done);
         loop {
             for index in 0..self.generation.len() {
-                if self.generation[index].state == State::ToDo {
+                let is_now = self.calm || self.random.u8(..4) > 0;
+                if self.generation[index].state == State::ToDo && is_now {
                     self.write(index);
                 }
+            }
+            if !self.calm && self.random.u8(..16) == 0 {
+                self.begin_tier();
             }
             if self.random.u8(..3) == 0 {
                 let start = self.window.start + self.random.u64(..self.window.count);
@@ -469,6 +480,9 @@ impl World {
                 self.coverage.cut = true;
                 self.crash();
             }
+            if self.cut_at.take_if(|at| self.step >= *at).is_some() {
+                self.crash();
+            }
             let Some(home) = &self.home else {
                 return Ok(false);
             };
@@ -495,7 +509,7 @@ impl World {
             self.step += 1;
             self.now = self.now.max(next);
             if let Some(happening) = self.schedule.take_until(self.now) {
-                self.happen(happening)?;
+                self.happen(happening);
             } else if let Some(home) = &mut self.home {
                 home.poll(self.now, &mut self.actions);
             }
@@ -547,7 +561,7 @@ impl World {
                 data,
             } => {
                 let range = sectors(offset, data.len());
-                let contents = self.decode(range, &data)?;
+                let contents = Self::decode(range, &data)?;
                 let planted = self.is_planted(Plant::NoCopyFirst).then_some(range);
                 let op = self.backend.submit_write(range, contents);
                 Happening::BackendWrite(token, op, planted)
@@ -606,7 +620,7 @@ impl World {
     }
 
     /// What bytes are, each sector in its place.
-    fn decode(&self, range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>, Violation> {
+    fn decode(range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>, Violation> {
         let sectors = bytes.chunks(SECTOR_BYTES).enumerate();
         let decoded = sectors.map(|(index, sector)| {
             let at = range.start + index as u64;
@@ -621,7 +635,7 @@ impl World {
         self.faults && !self.calm && self.random.u32(..one_in) == 0
     }
 
-    fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
+    fn happen(&mut self, happening: Happening) {
         let (token, result) = match happening {
             Happening::StoreRead(token, op, mut buf) => {
                 self.store.complete_read(op, &mut buf);
@@ -673,13 +687,12 @@ impl World {
             Happening::BackendFlush(token, op) => self.flush_backend(token, op),
         };
         if token.0 == u64::MAX {
-            return Ok(());
+            return;
         }
         if self.is_planted(Plant::LostEnd) && self.random.u8(..50) == 0 {
-            return Ok(());
+            return;
         }
         self.event(Event::Completed(Completion { token, result }));
-        Ok(())
     }
 
     fn flush_backend(&mut self, token: Token, op: OpId) -> (Token, Result<Done, IoError>) {
@@ -704,7 +717,7 @@ impl World {
         let mut bytes = vec![0; range.bytes()];
         let offset = format::data_offset(range.byte_offset());
         self.store.peek(offset, &mut bytes);
-        if let Ok(contents) = self.decode(range, &bytes) {
+        if let Ok(contents) = Self::decode(range, &bytes) {
             let op = self.backend.submit_write(range, contents);
             self.backend.complete_write(op);
         }
@@ -754,7 +767,7 @@ impl World {
         may: &[Vec<Content>],
         bytes: &[u8],
     ) -> Result<(), Violation> {
-        for (index, content) in self.decode(range, bytes)?.into_iter().enumerate() {
+        for (index, content) in Self::decode(range, bytes)?.into_iter().enumerate() {
             let sector = range.start + index as u64;
             let now = self.may_be(sector);
             if !may[index].contains(&content) && !now.contains(&content) {

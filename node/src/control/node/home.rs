@@ -150,7 +150,8 @@ impl Node {
             let interval = Duration::from_secs(interval_s);
             let is_owed = home.dirty_bytes + home.zero_bytes > 0;
             let is_due = interval_s > 0 && now.duration_since(*last) >= interval && is_owed;
-            if !is_due && !(is_new && home.between) {
+            let is_interrupted = is_new && home.between;
+            if !is_due && !is_interrupted {
                 continue;
             }
             *last = now;
