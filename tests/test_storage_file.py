@@ -297,8 +297,8 @@ def test_storage_refuses_what_it_cannot_do(tmp_path):
         storage = ("--mode", "storage")
         refuses(*storage, "--size", "8T", "--backend", url(tmp_path), parts=("its home", "--store-path"))
         assert not image(tmp_path).exists()
-        refuses(*storage, "--size", str(MIB + 512), parts=("multiple of 4096",))
-        refuses("--size", "16M", "--store-path", "/tmp/x", parts=("--mode storage",))
+        refuses(*storage, "--size", str(MIB + 512), status=2, parts=("multiple of 4096",))
+        refuses("--size", "16M", "--store-path", "/tmp/x", status=2, parts=("--mode storage",))
         other = tmp_path / "elsewhere"
         other.write_text("precious")
         refuses(*storage, "--size", "16M", "--store-path", other, parts=("exists",))

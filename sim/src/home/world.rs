@@ -198,10 +198,13 @@ impl World {
         }
         self.calm = true;
         self.cut_at = None;
-        self.open()?;
-        self.generation()?;
-        self.tier_to_the_end()?;
-        self.read_all()
+        // A crash at a step may be here.
+        loop {
+            self.open()?;
+            if self.generation()? && self.tier_to_the_end()? {
+                return self.read_all();
+            }
+        }
     }
 
     fn log_step(&mut self, what: &'static str, numbers: [u64; 4]) {
@@ -828,10 +831,12 @@ impl World {
         })
     }
 
-    /// All is well: what is dirty gets to the backend.
-    fn tier_to_the_end(&mut self) -> Result<(), Violation> {
+    /// All is well: what is dirty gets to the backend; false if the home is gone.
+    fn tier_to_the_end(&mut self) -> Result<bool, Violation> {
         self.begin_tier();
-        self.wait(|world| !world.tier_wanted)?;
+        if !self.wait(|world| !world.tier_wanted)? {
+            return Ok(false);
+        }
         let status = self.home.as_ref().map(Home::status).unwrap_or_default();
         self.coverage.fills += status.filled_blocks;
         self.coverage.waits += status.waited_writes;
@@ -839,7 +844,7 @@ impl World {
             return Err(Violation::new("tier-incomplete", format!("{status:?}")));
         }
         self.check_backend("tier-state", self.moments.len() - 1)?;
-        Ok(())
+        Ok(true)
     }
 
     fn read_all(&mut self) -> Result<(), Violation> {
