@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -47,6 +47,9 @@ bench-ceph: build ## before a real Ceph, beside librbd straight to it (QUICK=1 O
 
 bench-s3: build ## before a real S3, beside its client, with what it costs in requests (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench s3 $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-storage: build ## what storage mode writes when a full volume is overwritten (QUICK=1)
+	target/release/hdcs-bench storage $(if $(QUICK),--quick)
 
 bench-hdfs: build ## the same before a real HDFS (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench hdfs $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))

@@ -26,6 +26,7 @@ mod report;
 mod results;
 mod shared;
 mod steady;
+mod storage;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,8 @@ enum Job {
     Qos(shared::Options),
     /// Four volumes of a node beside one.
     Volumes(shared::Options),
+    /// What storage mode writes to the device when a full volume is overwritten.
+    Storage(storage::Options),
     /// HDCS beside its slow backend, then a crash.
     Demo(demo::Options),
     /// Kill the node in mid-write, again and again, and verify what it promised.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Job::Encryption(options) => encryption::run(&options),
         Job::Qos(options) => shared::qos::run(&options),
         Job::Volumes(options) => shared::volumes::run(&options),
+        Job::Storage(options) => storage::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),
     };

@@ -335,8 +335,8 @@ mod tests {
     #[test]
     fn percentile_is_of_sorted_values() {
         let values: Vec<u32> = (0..=10_000).collect();
-        assert_eq!(percentile(&values, 0.5), 5000.0);
-        assert_eq!(percentile(&values, 0.9999), 9999.0);
-        assert_eq!(percentile(&[], 0.5), 0.0);
+        assert!((percentile(&values, 0.5) - 5000.0).abs() < 0.5);
+        assert!((percentile(&values, 0.9999) - 9999.0).abs() < 0.5);
+        assert!((percentile(&[], 0.5) - 0.0).abs() < 0.5);
     }
 }

@@ -33,6 +33,18 @@
 //! superblock names the epochs that count. A footer is followed by one key (`U64`, all ones if the
 //! line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines.
 //!
+//! # Home of a volume in storage mode
+//!
+//! ```text
+//! block 0, 1      HomeSuperblock, written in turn by the parity of their sequence
+//! block 2..8      zero
+//! then            for each page of the map: the HomePage, its copy, and the 16128 blocks that it describes
+//! ```
+//!
+//! Block `i` of the volume is described by page `i / 16128` and lies in block `8 + 2 * (i / 16128 + 1) + i`.
+//! The copy of a page is written when the page is durable, and the page only when the copy is. What a page
+//! calls clean is absent if its `log` is not the log that the volume has.
+//!
 //! # Volumes over object stores
 //!
 //! ```text
@@ -75,6 +87,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::FormatError;
+use crate::home::format as home;
 use crate::limits::{
     BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, SEGMENT_BYTES, SPAN_DATA_BLOCKS_MAX,
     SPAN_ENTRIES_MAX,
@@ -149,6 +162,8 @@ pub const STRUCTURES: &[Structure] = &[
     CacheJournalHeader::STRUCTURE,
     CacheJournalEntry::STRUCTURE,
     CacheFooter::STRUCTURE,
+    home::HomeSuperblock::STRUCTURE,
+    home::HomePage::STRUCTURE,
     objects::DataFooter::STRUCTURE,
     objects::DataRun::STRUCTURE,
     objects::MapHeader::STRUCTURE,

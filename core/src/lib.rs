@@ -16,6 +16,7 @@ pub mod destage;
 pub mod error;
 pub mod extent_index;
 pub mod format;
+pub mod home;
 pub mod io;
 pub mod limits;
 pub mod objects;

@@ -154,3 +154,14 @@ const _: () = assert!(
 pub const OBJECT_CONTROL_BYTES: usize = 8 << 20;
 /// The least memory for objects that are read: two pieces of the map.
 pub const OBJECT_READ_MEMORY_BYTES_MIN: usize = 2 << 20;
+
+/// A tier flushes the backend after so many bytes. Up to that size of the volume, a tier to an atomic backend
+/// shows as a whole; a volume over objects does not take much more than [`OBJECT_TAIL_MAX`] of the largest
+/// batches between two flushes.
+pub const HOME_TIER_FLUSH_BYTES: u64 = 64 << 30;
+const _: () = assert!(
+    HOME_TIER_FLUSH_BYTES * 2 <= (OBJECT_TAIL_MAX * OBJECT_BATCH_BLOCKS_MAX * BLOCK_BYTES) as u64,
+    "what a tier writes between two flushes fits the tail, beside what is copied forward"
+);
+/// Memory for what a home copies, fills and writes of its map at once: some of the largest copies.
+pub const HOME_POOL_BYTES: usize = 8 << 20;

@@ -159,6 +159,9 @@ pub struct Entry {
     /// How it is encrypted, if it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
+    /// The file or block device of its home, relative to the volume's directory; none: cache mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<PathBuf>,
     /// Settings that differ from the node's.
     pub settings: BTreeMap<String, Value>,
 }
@@ -167,11 +170,24 @@ pub struct Entry {
 pub const DATA_FILE: &str = "data";
 /// Name of the write log in a volume's directory.
 pub const LOG_FILE: &str = "log";
+/// Name of the home of a volume in storage mode in its directory.
+pub const HOME_FILE: &str = "home";
 
 impl Entry {
     /// The write log's file or device.
     pub fn log_path(&self, layout: &Layout) -> PathBuf {
         directory(layout, &self.name).join(&self.log.path)
+    }
+
+    /// The file or device of its home, if it is in storage mode.
+    pub fn home_path(&self, layout: &Layout) -> Option<PathBuf> {
+        let home = self.home.as_ref()?;
+        Some(directory(layout, &self.name).join(home))
+    }
+
+    /// What can be dirty in it at most.
+    pub fn dirty_bytes_max(&self) -> u64 {
+        self.log.bytes + self.home.as_ref().map_or(0, |_| self.bytes)
     }
 
     /// The backend's URL, with its path absolute.
@@ -353,12 +369,15 @@ fn refuse_twins(layout: &Layout, volumes: &mut BTreeMap<String, Found>) {
     let mut owners: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, found) in &*volumes {
         if let Found::Entry(entry) = found {
-            for mark in [
+            let home = entry.home_path(layout);
+            let marks = [
                 format!("number {}", entry.number),
                 format!("uuid {}", entry.uuid),
                 format!("write log {}", entry.log_path(layout).display()),
                 format!("backend {}", entry.backend_url(layout)),
-            ] {
+            ];
+            let home = home.map(|path| format!("home {}", path.display()));
+            for mark in marks.into_iter().chain(home) {
                 owners.entry(mark).or_default().push(name.clone());
             }
         }
@@ -409,6 +428,16 @@ impl Draft {
     /// Where the write log is to be made.
     pub fn log_path(&self) -> PathBuf {
         self.directory.join(&self.entry.log.path)
+    }
+
+    /// What is being made.
+    pub fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    /// Where the home is to be made, if the volume is in storage mode.
+    pub fn home_path(&self) -> Option<PathBuf> {
+        Some(self.directory.join(self.entry.home.as_ref()?))
     }
 
     /// Where the backing file is to be made, if the volume has its own.
@@ -523,17 +552,19 @@ pub fn detach(layout: &Layout, name: &VolumeName, target: &Path) -> Result<(), C
     Ok(())
 }
 
-/// Remove a hidden directory and the log outside of it that its entry names.
+/// Remove a hidden directory, and the log and home outside of it that its entry names.
 fn remove_directory(path: &Path) -> Result<(), CatalogueError> {
     if let Ok(entry) = sealed::read::<Entry>(&entry_file(path), ENTRY) {
-        let log = path.join(&entry.log.path);
-        let is_outside = log.parent() != Some(path);
-        match fs::metadata(&log) {
-            Ok(found) if is_outside && found.is_file() => {
-                fs::remove_file(&log).map_err(io_at(&log))?;
+        for file in [Some(entry.log.path), entry.home].into_iter().flatten() {
+            let file = path.join(file);
+            let is_outside = file.parent() != Some(path);
+            match fs::metadata(&file) {
+                Ok(found) if is_outside && found.is_file() => {
+                    fs::remove_file(&file).map_err(io_at(&file))?;
+                }
+                // Inside it goes with the directory; a block device is wiped by who opened it.
+                _ => {}
             }
-            // Inside it goes with the directory; a block device is wiped by who opened it.
-            _ => {}
         }
     }
     fs::remove_dir_all(path).map_err(io_at(path))
@@ -556,6 +587,7 @@ mod tests {
             backend: None,
             backend_identity: None,
             encryption: None,
+            home: None,
             settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
         }
     }

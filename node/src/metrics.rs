@@ -13,7 +13,7 @@ use std::fmt::Write;
 use hdcs_core::volume::Policy;
 
 use crate::config::value::Word;
-use crate::control::api::{Counters, Latency, Status, StoreCounters, Volume};
+use crate::control::api::{Counters, HomeCounters, Latency, Status, StoreCounters, Volume};
 use crate::control::view;
 
 /// The content type of what [`render`] returns.
@@ -343,6 +343,7 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
         }
     }
     stores(&mut page, volumes);
+    homes(&mut page, volumes);
     latencies(&mut page, volumes);
     page.text
 }
@@ -397,6 +398,75 @@ fn stores(page: &mut Page, volumes: &[Volume]) {
     for (name, help, samples) in families {
         page.family(name, "counter", help);
         for (volume, counters) in &with_store {
+            for (labels, value) in samples {
+                page.sample("", &[volume, labels], value(counters) as f64);
+            }
+        }
+    }
+}
+
+/// Labels of a sample, and its value.
+type OfHome = (&'static str, fn(&HomeCounters) -> u64);
+
+/// Homes of the volumes in storage mode.
+fn homes(page: &mut Page, volumes: &[Volume]) {
+    let families: [(&str, &str, &str, &[OfHome]); 6] = [
+        (
+            "hdcs_volume_home_bytes",
+            "gauge",
+            "Bytes of the home by what the backend has of them.",
+            &[
+                ("state=\"dirty\"", |c| c.dirty_bytes),
+                ("state=\"zero\"", |c| c.zero_bytes),
+                ("state=\"clean\"", |c| c.clean_bytes),
+                ("state=\"absent\"", |c| c.absent_bytes),
+            ],
+        ),
+        (
+            "hdcs_volume_home_written_bytes_total",
+            "counter",
+            "Bytes written to the home, by what they are.",
+            &[
+                ("part=\"data\"", |c| c.data_written_bytes),
+                ("part=\"map\"", |c| c.map_written_bytes),
+            ],
+        ),
+        (
+            "hdcs_volume_tier_remaining_bytes",
+            "gauge",
+            "Of a tier that is under way: bytes still to go.",
+            &[("", |c| c.tier_left_bytes)],
+        ),
+        (
+            "hdcs_volume_tiers_total",
+            "counter",
+            "How often everything that was dirty was tiered out.",
+            &[("", |c| c.tiers)],
+        ),
+        (
+            "hdcs_volume_tiered_bytes_total",
+            "counter",
+            "Bytes tiered out.",
+            &[("", |c| c.tiered_bytes)],
+        ),
+        (
+            "hdcs_volume_backend_between",
+            "gauge",
+            "1 while the backend is between two states, since a tier has begun and not ended.",
+            &[("", |c| u64::from(c.backend_between))],
+        ),
+    ];
+    let with_home = volumes.iter().filter_map(|volume| {
+        let home = volume.counters.as_ref()?.home.as_ref()?;
+        Some((label("volume", &volume.name), home))
+    });
+    let with_home: Vec<_> = with_home.collect();
+    if with_home.is_empty() {
+        return;
+    }
+    for (name, kind, help, samples) in families {
+        page.family(name, kind, help);
+        for (volume, counters) in &with_home {
             for (labels, value) in samples {
                 page.sample("", &[volume, labels], value(counters) as f64);
             }
@@ -600,6 +670,8 @@ mod tests {
             backend: String::new(),
             allocated_bytes: None,
             read_only: false,
+            mode: crate::control::api::Mode::Cache,
+            home_path: None,
             log_path: String::new(),
             log_bytes: 0,
             encryption: None,

@@ -168,6 +168,13 @@ impl Disk {
         self.ops.remove(&op);
     }
 
+    /// Everything that was completed is on the medium from now on.
+    pub fn sync(&mut self) {
+        for (block, mut versions) in std::mem::take(&mut self.volatile) {
+            self.medium[block as usize] = versions.pop();
+        }
+    }
+
     /// Power is gone: what was not durable is kept, lost or torn.
     pub fn power_cut(&mut self) {
         let volatile = std::mem::take(&mut self.volatile);
@@ -249,11 +256,12 @@ impl Disk {
 
     /// What a reader would see now, without races: for checkers that look at the medium.
     pub fn peek(&self, offset: u64, out: &mut [u8]) {
-        for (index, chunk) in out.chunks_mut(BLOCK_BYTES).enumerate() {
-            let block = offset / BLOCK_BYTES as u64 + index as u64;
-            match self.visible(block) {
-                Some(data) => chunk.copy_from_slice(&data[..chunk.len()]),
-                None => chunk.fill(0),
+        for (index, sector) in out.chunks_mut(SECTOR_BYTES).enumerate() {
+            let at = offset + (index * SECTOR_BYTES) as u64;
+            let start = (at % BLOCK_BYTES as u64) as usize;
+            match self.visible(at / BLOCK_BYTES as u64) {
+                Some(data) => sector.copy_from_slice(&data[start..start + sector.len()]),
+                None => sector.fill(0),
             }
         }
     }

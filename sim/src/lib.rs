@@ -8,7 +8,7 @@
 //! * [`disk`], [`backend`] and [`clock`] are what the world is made of; they lie only as real ones may.
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
-//! * [`objects`] is another world: volumes over object stores.
+//! * [`objects`] is another world: volumes over object stores. [`home`] is a third: storage mode.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 pub mod backend;
@@ -26,6 +26,7 @@ pub mod check_trouble;
 pub mod clock;
 pub mod content;
 pub mod disk;
+pub mod home;
 pub mod model;
 pub mod objects;
 pub mod plant;

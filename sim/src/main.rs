@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use hdcs_sim::violation::Violation;
-use hdcs_sim::{objects, plant, run, world};
+use hdcs_sim::{home, objects, plant, run, world};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -17,6 +17,8 @@ enum Kind {
     Node,
     /// A volume over an object store.
     Objects,
+    /// The home of a volume in storage mode.
+    Home,
 }
 
 /// Run the core in simulated worlds, one for each seed.
@@ -32,7 +34,7 @@ struct Arguments {
     /// Replay one seed and print everything that happens.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Which world: a node, or a volume over an object store.
+    /// Which world: a node, a volume over an object store, or the home of one in storage mode.
     #[arg(long, default_value = "node")]
     world: Kind,
     /// Plant a bug: every seed that survives it is one that the checkers missed.
@@ -87,6 +89,7 @@ struct Summary {
     failures: u64,
     node: world::Coverage,
     objects: objects::scenario::Coverage,
+    home: home::Coverage,
 }
 
 impl Summary {
@@ -132,6 +135,23 @@ impl Summary {
                     crashes: u64::from(outcome.coverage.cut),
                 }
             }
+            Kind::Home => {
+                let plant = options.plant;
+                let plant = plant.and_then(|name| home::plant::Plant::from_str(name, true).ok());
+                let options = home::Options {
+                    verbose,
+                    plant,
+                    crash_at,
+                };
+                let outcome = home::run(seed, options);
+                self.home.add(&outcome.coverage);
+                Outcome {
+                    trace_hash: outcome.trace_hash,
+                    violation: outcome.violation,
+                    tail: outcome.tail,
+                    crashes: u64::from(outcome.coverage.cut),
+                }
+            }
         };
         self.failures += u64::from(outcome.violation.is_some());
         outcome
@@ -148,6 +168,7 @@ fn plants(world: Kind) -> Vec<String> {
     match world {
         Kind::Node => names::<plant::Plant>(),
         Kind::Objects => names::<objects::plant::Plant>(),
+        Kind::Home => names::<home::plant::Plant>(),
     }
 }
 
@@ -198,6 +219,7 @@ fn main() -> ExitCode {
     let coverage = match arguments.world {
         Kind::Node => summary.node.to_string(),
         Kind::Objects => summary.objects.to_string(),
+        Kind::Home => summary.home.to_string(),
     };
     println!(
         "{runs} runs in {:.1} s, {failures} failed: {coverage}",
@@ -249,6 +271,7 @@ fn run_one(seed: u64, options: Options<'_>, summary: &mut Summary) -> Option<u64
         let world = match options.world {
             Kind::Node => "",
             Kind::Objects => " --world objects",
+            Kind::Home => " --world home",
         };
         let plant = options.plant.map(|plant| format!(" --plant {plant}"));
         let step = options

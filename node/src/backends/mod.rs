@@ -27,6 +27,7 @@ pub mod closing;
 pub mod conformance;
 pub mod file;
 pub mod hdfs;
+pub mod home;
 pub mod objects;
 #[cfg(feature = "rbd")]
 pub mod rbd;
@@ -292,6 +293,14 @@ pub trait Backend {
     fn next_wakeup(&self) -> Option<Nanos>;
     /// What it can do; does not change while it is open.
     fn capabilities(&self) -> Capabilities;
+    /// The home that it is, if the volume is in storage mode.
+    fn home(&self) -> Option<&home::HomeBackend> {
+        None
+    }
+    /// See [`Self::home`].
+    fn home_mut(&mut self) -> Option<&mut home::HomeBackend> {
+        None
+    }
     /// No operation comes any more: begin nothing of its own, and say whether nothing is under way.
     /// Asked again whenever something has ended, and dropped only then.
     fn finish(&mut self) -> bool {
@@ -451,6 +460,7 @@ pub struct Prepared {
     backend: Box<dyn Opened>,
     filters: filters::Prepared,
     bytes: u64,
+    home: Option<home::store::Store>,
 }
 
 /// Whether an image of `has` bytes can carry a volume of `needs`. A place of which a volume may use
@@ -510,7 +520,14 @@ impl Prepared {
             backend,
             filters,
             bytes,
+            home: None,
         }
+    }
+
+    /// With the home of a volume in storage mode in front of it.
+    #[must_use]
+    pub fn behind(self, home: Option<home::store::Store>) -> Self {
+        Self { home, ..self }
     }
 
     /// See [`Opened::identity`].
@@ -549,6 +566,13 @@ impl Prepared {
     pub fn build(self) -> Stack {
         let counters = self.backend.counters();
         let backend = filters::stack(self.filters, self.backend.build());
+        let backend: Box<dyn Backend> = match self.home {
+            Some(store) => {
+                let inner = Stack::new(backend, self.bytes);
+                Box::new(home::HomeBackend::new(store, inner))
+            }
+            None => backend,
+        };
         Stack {
             counters,
             ..Stack::new(backend, self.bytes)
@@ -582,6 +606,20 @@ impl Stack {
     /// What it counts of the requests to its store, if it has one.
     pub fn counts(&self) -> Option<Counts> {
         self.counters.as_ref().map(|counters| counters.counts())
+    }
+
+    /// See [`Backend::home`].
+    pub fn home(&self) -> Option<&home::HomeBackend> {
+        self.backend.home()
+    }
+
+    /// Tier everything out that is dirty, or stop that, if the volume is in storage mode.
+    pub fn tier(&mut self, now: Nanos, begin: bool, port: &mut Port<'_>) {
+        self.call(port, |backend, port| {
+            if let Some(home) = backend.home_mut() {
+                home.tier(now, begin, port);
+            }
+        });
     }
 
     /// See [`Backend::finish`].

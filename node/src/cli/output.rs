@@ -116,6 +116,9 @@ pub fn volume(volume: &Volume) {
     if let Some(bytes) = volume.allocated_bytes {
         row("  allocated there", show(bytes));
     }
+    if let Some(path) = &volume.home_path {
+        row("home (storage mode)", path.clone());
+    }
     row(
         "write log",
         format!("{} ({})", volume.log_path, show(volume.log_bytes)),
@@ -157,6 +160,31 @@ pub fn volume(volume: &Volume) {
                 percent(c.log_used_bytes, c.log_ring_bytes)
             ),
         );
+        if let Some(home) = &c.home {
+            row(
+                "home: dirty, clean, only in the backend",
+                format!(
+                    "{}, {}, {}",
+                    show(home.dirty_bytes + home.zero_bytes),
+                    show(home.clean_bytes),
+                    show(home.absent_bytes)
+                ),
+            );
+            let between = if home.backend_between {
+                ", the backend is between two states"
+            } else {
+                ""
+            };
+            row(
+                "tiering out",
+                format!(
+                    "{}, {} of {} to go{between}",
+                    home.tier,
+                    show(home.tier_left_bytes),
+                    show(home.tier_bytes)
+                ),
+            );
+        }
         row("not yet durable", show(c.unpersisted_bytes));
         row(
             "reads, writes, trims, flushes",

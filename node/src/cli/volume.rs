@@ -12,7 +12,7 @@ use super::{Failure, flush, output, policy, snapshot, transfer};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
-    CreateVolume, Deleted, DetachOptions, Detached, KeyPlace, OpenVolume, OpenedVolume,
+    CreateVolume, Deleted, DetachOptions, Detached, KeyPlace, Mode, OpenVolume, OpenedVolume,
     ResizeVolume, SetVolume, Volume, VolumeRange,
 };
 
@@ -127,8 +127,14 @@ pub(crate) struct Create {
     #[arg(long, value_name = "URL")]
     backend: Option<String>,
     /// Who is the home of the data
-    #[arg(long, default_value = "cache", value_parser = Available::parser("mode", &["cache"], &["storage"]))]
-    mode: String,
+    #[arg(long, default_value = "cache")]
+    mode: Mode,
+    /// In storage mode: file or block device for the home [default: a file in the data directory]
+    #[arg(long, value_name = "PATH")]
+    store_path: Option<PathBuf>,
+    /// Take a block device for the home although it holds something
+    #[arg(long)]
+    store_overwrite: bool,
     /// What the cache does with writes and reads [default: the node's `policy`]
     #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
     policy: Option<String>,
@@ -234,6 +240,9 @@ impl Behaviour {
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,
             encryption: self.encryption.place()?,
+            mode: Mode::Cache,
+            store_path: None,
+            store_overwrite: false,
             settings,
         })
     }
@@ -456,7 +465,13 @@ pub(super) fn said<T: serde::Serialize>(
 async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let backend = arguments.backend.as_deref().map(absolute_backend);
     let bytes = arguments.size.map(|size| size.0);
-    let mut request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
+    let store_path = arguments.store_path.as_deref().map(absolute);
+    let mut request = CreateVolume {
+        mode: arguments.mode,
+        store_path: store_path.transpose()?,
+        store_overwrite: arguments.store_overwrite,
+        ..(arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?
+    };
     if let Some(policy) = arguments.policy {
         let policy = Value::Text(policy);
         request.settings.insert("policy".to_owned(), policy);

@@ -235,6 +235,8 @@ settings! {
     /// How long the backend may take for one operation before the volume counts as degraded. The
     /// operation is waited for all the same.
     backend_answer_max_ms: u64 = 5_000, 10..=600_000;
+    /// In storage mode, how often what is dirty is tiered out by itself; 0: only when a flush is asked for.
+    tier_interval_s: u64 = 0, 0..=31_536_000;
     /// A sequential read longer than this stops filling the read cache.
     sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
     /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first

@@ -50,6 +50,19 @@ impl ApiError {
     }
 }
 
+/// Who is the home of a volume's data.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// The backend; the node is a cache.
+    #[default]
+    Cache,
+    /// The node's store; the backend gets what is dirty when that is asked for, or scheduled.
+    Storage,
+}
+
 /// A new volume.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -74,6 +87,15 @@ pub struct CreateVolume {
     /// Encrypt it, with a data key that is wrapped with the key from there; left out, it is plain.
     #[serde(default)]
     pub encryption: Option<KeyPlace>,
+    /// Who is the home of its data.
+    #[serde(default)]
+    pub mode: Mode,
+    /// File or block device for its home; left out, a file in the data directory.
+    #[serde(default)]
+    pub store_path: Option<String>,
+    /// Take a block device for the home although it holds something.
+    #[serde(default)]
+    pub store_overwrite: bool,
     /// Settings that differ from the node's.
     #[serde(default)]
     pub settings: BTreeMap<String, Value>,
@@ -383,6 +405,9 @@ pub struct Counters {
     /// Quality of service.
     #[serde(default)]
     pub qos: QosCounters,
+    /// Its home; none: it is in cache mode. What is dirty there is part of `dirty_bytes`.
+    #[serde(default)]
+    pub home: Option<HomeCounters>,
 }
 
 /// What quality of service did to a volume's requests.
@@ -404,6 +429,40 @@ pub struct QosCounters {
     pub reserved_bytes_per_s: u64,
     /// Whether less was served than is reserved, although there was always something to do.
     pub short: bool,
+}
+
+/// The home of a volume in storage mode; counters since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HomeCounters {
+    /// Bytes that the backend does not have.
+    pub dirty_bytes: u64,
+    /// Bytes that read as zeroes, which the backend does not have yet.
+    pub zero_bytes: u64,
+    /// Bytes that the backend has as well.
+    pub clean_bytes: u64,
+    /// Bytes that only the backend has, or nobody.
+    pub absent_bytes: u64,
+    /// What tiering out is doing: `idle`, `waiting`, `pausing`, `copying` or `finishing`.
+    pub tier: String,
+    /// Of a running one: bytes in all.
+    pub tier_bytes: u64,
+    /// Of a running one: bytes still to go.
+    pub tier_left_bytes: u64,
+    /// Whether the backend is between two states, because tiering out has begun and not ended. Never
+    /// so over an object store.
+    pub backend_between: bool,
+    /// How often tiering out has ended well.
+    pub tiers: u64,
+    /// Bytes that were tiered out.
+    pub tiered_bytes: u64,
+    /// What the last try failed with, if it failed.
+    pub trouble: Option<String>,
+    /// Bytes of data written to the home.
+    pub data_written_bytes: u64,
+    /// Bytes of its map written.
+    pub map_written_bytes: u64,
+    /// 4 KiB blocks fetched from the backend because a part of them was written.
+    pub filled_blocks: u64,
 }
 
 /// Requests to an object store since the volume was opened.
@@ -463,6 +522,12 @@ pub struct Volume {
     /// Whether its backend can only be read, being a snapshot: what would write is refused.
     #[serde(default)]
     pub read_only: bool,
+    /// Who is the home of its data.
+    #[serde(default)]
+    pub mode: Mode,
+    /// The file or device of its home, if it is in storage mode.
+    #[serde(default)]
+    pub home_path: Option<String>,
     /// Its write log's file or device.
     pub log_path: String,
     /// Size of the write log.

@@ -9,7 +9,7 @@ use hdcs_core::volume::{Phase, State, Trouble, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::api::{
-    Cache, Counters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
+    Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
 };
 use crate::config::value::Word;
 use crate::shard::command::{ShardReport, VolumeReport};
@@ -67,9 +67,24 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
         });
     }
     match report.state {
-        State::Healthy => None,
+        State::Healthy => home_reason(report),
         _ => Some("not open".to_owned()),
     }
+}
+
+/// What is wrong with a home, or with tiering out, while the volume serves.
+fn home_reason(report: &VolumeReport) -> Option<String> {
+    let home = report.home?;
+    if let Some(error) = home.failed {
+        return Some(format!(
+            "home: its map or a flush failed ({error}): data is kept in the write log; put the store right \
+             and restart the daemon"
+        ));
+    }
+    let trouble = home.tier_trouble?;
+    Some(format!(
+        "backend: tiering out failed the last time ({trouble}); nothing is lost, the home has everything"
+    ))
 }
 
 /// A time as people say it.
@@ -216,6 +231,7 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         replay_ms: stats.replay_time.as_millis(),
         store: None,
         qos: QosCounters::default(),
+        home: None,
     }
 }
 
@@ -230,6 +246,34 @@ pub const fn qos(stats: &QosStats) -> QosCounters {
         reserved_iops: stats.reserved_iops,
         reserved_bytes_per_s: stats.reserved_bandwidth,
         short: stats.short,
+    }
+}
+
+/// The home of a volume in storage mode.
+pub fn home(status: &hdcs_core::home::Status) -> HomeCounters {
+    use hdcs_core::home::TierState;
+    let tier = match status.tier {
+        TierState::Idle => "idle",
+        TierState::Waiting => "waiting",
+        TierState::Pausing => "pausing",
+        TierState::Copying => "copying",
+        TierState::Finishing => "finishing",
+    };
+    HomeCounters {
+        dirty_bytes: status.dirty_bytes,
+        zero_bytes: status.zero_bytes,
+        clean_bytes: status.clean_bytes,
+        absent_bytes: status.absent_bytes,
+        tier: tier.to_owned(),
+        tier_bytes: status.tier_bytes,
+        tier_left_bytes: status.tier_left_bytes,
+        backend_between: status.between,
+        tiers: status.tiers,
+        tiered_bytes: status.tiered_bytes,
+        trouble: status.tier_trouble.map(|error| error.to_string()),
+        data_written_bytes: status.data_written_bytes,
+        map_written_bytes: status.map_written_bytes,
+        filled_blocks: status.filled_blocks,
     }
 }
 

@@ -55,6 +55,8 @@ pub enum OpenFailureKind {
     Unreachable,
     /// Its write log is gone, damaged or another one: what is dirty in it may be lost.
     LogLost,
+    /// The home of a volume in storage mode is gone, damaged or another one, and what is dirty in it.
+    HomeLost,
     /// Trying again changes nothing before somebody has put something right.
     Refused,
 }
@@ -110,6 +112,8 @@ pub struct VolumeSpec {
     pub identity: Option<String>,
     /// How it is encrypted, if it is.
     pub encryption: Option<Encryption>,
+    /// The store of its home, if it is in storage mode.
+    pub home: Option<PathBuf>,
     /// Who is asked before it is opened.
     pub admission: Arc<dyn Admission>,
 }
@@ -152,6 +156,8 @@ pub struct VolumeReport {
     pub qos: QosStats,
     /// Requests to its backend's store, if that has one.
     pub store: Option<crate::stores::Counts>,
+    /// Its home, if it is in storage mode. What is dirty there is part of `stats`.
+    pub home: Option<hdcs_core::home::Status>,
 }
 
 /// One shard as a whole.
@@ -266,7 +272,7 @@ pub enum Command {
         /// When it is closed.
         answer: Answer<Option<Left>>,
     },
-    /// Begin to destage all that is dirty; watch [`VolumeStats::destage_all_remaining_bytes`].
+    /// Begin to destage all that is dirty, and to tier it out in storage mode; watch [`VolumeStats::destage_all_remaining_bytes`].
     DestageAll(VolumeNumber, Answer<()>),
     /// Return to destaging by policy.
     CancelDestageAll(VolumeNumber, Answer<()>),

@@ -25,7 +25,7 @@ use super::jobs::{Job, Move};
 use super::served::{self, Keeping, ResizeStep, Resizing, Served};
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::works::{Husk, Works};
-use crate::backends::{self, Ask, Capabilities, Keep, Operation};
+use crate::backends::{self, Ask, Capabilities, Keep, Operation, home};
 use crate::crypt::Unlocked;
 use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};
@@ -83,10 +83,11 @@ impl Shard {
                 answer,
             } => self.close(volume, destage, answer),
             Command::DestageAll(volume, answer) => {
-                tell(answer, self.step_open(volume, Event::DestageAll));
+                tell(answer, self.works.begin_tiering(volume, false));
             }
             Command::CancelDestageAll(volume, answer) => {
                 self.cancel_keeping(volume);
+                self.works.cancel_tiering(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
             Command::Keep(volume, keep, answer) => self.keep(volume, keep, answer),
@@ -224,6 +225,7 @@ impl Shard {
             closing: Vec::new(),
             resizing: None,
             keeping: None,
+            tiering: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
         });
@@ -327,7 +329,9 @@ impl Shard {
             served.closing.push(answer);
         }
         self.abort_connections(number);
-        self.works.step(slot, Event::Close { destage });
+        if !destage || !self.works.tier_and_close(number) {
+            self.works.step(slot, Event::Close { destage });
+        }
     }
 
     /// Step a volume that is open.
@@ -540,7 +544,7 @@ impl Shard {
 }
 
 impl Works {
-    fn open_slot(&self, number: VolumeNumber) -> Result<u32, String> {
+    pub(super) fn open_slot(&self, number: VolumeNumber) -> Result<u32, String> {
         let slot = *self.numbers.get(&number).ok_or(NOT_OPEN)?;
         match self.volumes.get(slot).map(|served| served.volume.phase()) {
             Some(Phase::Open) => Ok(slot),
@@ -812,6 +816,18 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     }
     let absent = spec.admission.found(log_identity).map_err(prefixed)?;
     let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
+    let home = spec.home.as_ref().map(|path| {
+        let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
+        home::store::open(path, volume, bytes, log_identity.log)
+    });
+    let home = home.transpose().map_err(|error| {
+        let kind = if error.is_lost() {
+            OpenFailureKind::HomeLost
+        } else {
+            OpenFailureKind::Refused
+        };
+        fail(kind, &error)
+    })?;
     let backend = backends::open_with(&spec.backend, spec.config.bytes, absent, objects)
         .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
     let backend = backend.map_err(|error| {
@@ -822,6 +838,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         };
         fail(kind, &error)
     })?;
+    let backend = backend.behind(home);
     spec.admission.begin(log_identity).map_err(prefixed)?;
     if durability.is_none() {
         log.measure_durability();

@@ -21,6 +21,7 @@ mod jobs;
 mod readmission;
 mod served;
 mod slots;
+mod tiering;
 mod turn;
 mod works;
 

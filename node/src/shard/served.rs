@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 
+use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::read_cache::Barrier;
-use hdcs_core::volume::{Phase, Volume};
+use hdcs_core::volume::{Phase, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Answer, KeepFailure, Left, LogIdentity, OpenFailure, OpenedAs, VolumeReport};
+use crate::backends::home::HomeBackend;
 use crate::backends::{Ask, Keep, Operation, Stack};
 use crate::device::file::Device;
 use crate::frontends::{Export, VolumeNumber};
@@ -122,6 +124,15 @@ pub struct Keeping {
     pub answer: Answer<(), KeepFailure>,
 }
 
+/// Tiering out what a volume in storage mode has dirty, which is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiering {
+    /// Whether the home was asked; before that it has to have everything.
+    pub asked: bool,
+    /// Whether the volume is closed then. Nobody connects to it any more.
+    pub then_close: bool,
+}
+
 /// See the module.
 pub struct Served {
     /// Its name.
@@ -162,6 +173,8 @@ pub struct Served {
     pub resizing: Option<Resizing>,
     /// What is being kept or forgotten.
     pub keeping: Option<Keeping>,
+    /// What is being tiered out.
+    pub tiering: Option<Tiering>,
     /// Backend operations that wait until the backend has shrunk.
     pub held: Vec<Operation>,
     /// Latency by class.
@@ -188,7 +201,9 @@ impl Served {
     /// What frontends may know, if it serves.
     pub fn export(&self) -> Option<Export> {
         use hdcs_core::volume::{Policy, State};
-        matches!(self.volume.phase(), Phase::Open | Phase::Opening).then(|| Export {
+        let is_leaving = self.tiering.is_some_and(|tiering| tiering.then_close);
+        let is_open = matches!(self.volume.phase(), Phase::Open | Phase::Opening);
+        (is_open && !is_leaving).then(|| Export {
             number: self.number,
             name: self.name.clone(),
             bytes: self.volume.config().bytes,
@@ -218,10 +233,33 @@ impl Served {
     /// What its log holds that the backend does not have; `None` if the log was never read.
     pub fn left(&self, now: Nanos) -> Option<Left> {
         let stats = self.volume.stats(now);
+        let home = self.home().unwrap_or_default();
         (stats.log_ring_blocks > 0).then_some(Left {
-            dirty_bytes: stats.dirty_bytes,
-            nothing: stats.log_used_blocks == 0,
+            dirty_bytes: stats.dirty_bytes + home.dirty_bytes,
+            nothing: stats.log_used_blocks == 0 && home.dirty_bytes + home.zero_bytes == 0,
         })
+    }
+
+    /// Its home, if it is in storage mode.
+    pub fn home(&self) -> Option<Status> {
+        self.backend.home().map(HomeBackend::status)
+    }
+
+    /// Counters, with what the home has dirty, and what it has to tier out.
+    fn stats(&self, now: Nanos) -> VolumeStats {
+        let mut stats = self.volume.stats(now);
+        let Some(home) = self.home() else {
+            return stats;
+        };
+        stats.dirty_bytes += home.dirty_bytes;
+        if self.tiering.is_some() {
+            let left = match home.tier {
+                TierState::Copying | TierState::Finishing => home.tier_left_bytes,
+                _ => home.dirty_bytes + home.zero_bytes,
+            };
+            stats.destage_all_remaining_bytes += left.max(1);
+        }
+        stats
     }
 
     /// What the control plane may know.
@@ -236,13 +274,14 @@ impl Served {
                 .trouble()
                 .map(|(trouble, since)| (trouble, now.since(since))),
             config: self.volume.config().clone(),
-            stats: self.volume.stats(now),
+            stats: self.stats(now),
             read_latency,
             write_latency,
             flush_latency,
             connections,
             qos,
             store: self.backend.counts(),
+            home: self.home(),
         }
     }
 }

@@ -588,6 +588,10 @@ impl Shard {
                         self.works.go_on_resizing(slot);
                         continue;
                     }
+                    if served.tiering.is_some() {
+                        self.works.go_on_tiering(slot);
+                        continue;
+                    }
                     if let Some(answer) = served.opening.take() {
                         let found = served.log_identity;
                         let incarnation = found.incarnation + 1;

@@ -79,6 +79,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         backend: format!("file:{}/image{number}{options}", directory.display()),
         identity: None,
         encryption: None,
+        home: None,
         admission: std::sync::Arc::new(Welcome),
         qos: hdcs_core::qos::Qos::default(),
         config,

@@ -67,6 +67,15 @@ impl Node {
                 ),
             ));
         }
+        if entry.home.is_some() {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: it is in storage mode and keeps its size: a volume of another size is \
+                     made over its backend once it is flushed and deleted"
+                ),
+            ));
+        }
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;

@@ -10,6 +10,7 @@ use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
+use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
 use crate::backends::{self, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
@@ -38,7 +39,7 @@ impl Node {
         let volumes = self.entries().len() + 1;
         let config = self.core_config(&entry, volumes)?;
         let layout = self.layout();
-        let overwrite = request.log_overwrite;
+        let overwrite = [request.log_overwrite, request.store_overwrite];
         let made = tokio::task::spawn_blocking(move || make(&layout, entry, &config, overwrite));
         let entry = made
             .await
@@ -94,6 +95,13 @@ impl Node {
         let encryption = self.plan_encryption(&name, request, found.is_some());
         let encryption = encryption.await?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
+        let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
+        if encryption.is_some() && home.is_some() {
+            return Err(at("the home of a volume in storage mode is not encrypted: leave out --encrypt, or \
+                           --mode storage, or give a --store-path that is encrypted itself (dm-crypt) and no \
+                           --encrypt"
+                .to_owned()));
+        }
         let number = lock(&self.dir)
             .next_volume_number()
             .map_err(|error| failed(format!("volume {name}: {error}")))?;
@@ -106,6 +114,7 @@ impl Node {
             backend: request.backend.clone(),
             backend_identity: None,
             encryption,
+            home,
             settings: request.settings.clone(),
         })
     }
@@ -242,7 +251,7 @@ impl Node {
 }
 
 /// A path without links, as far as it exists; `None` if what it lies on does not answer.
-async fn real_path(path: &Path) -> Option<PathBuf> {
+pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
     let path = path.to_owned();
     let look = move || fs::canonicalize(&path).unwrap_or(path);
     in_time(ANSWER_TIME_MAX, look).await
@@ -262,7 +271,7 @@ fn make(
     layout: &Layout,
     entry: Entry,
     config: &VolumeConfig,
-    overwrite: bool,
+    [overwrite_log, overwrite_store]: [bool; 2],
 ) -> Result<Entry, ApiError> {
     let name = entry.name.clone();
     let here = |error: CatalogueError| {
@@ -288,8 +297,12 @@ fn make(
     if let Some(encryption) = &encryption {
         encryption.mark(&mut first_block);
     }
-    make_log(&draft.log_path(), log_bytes, overwrite, &first_block)
+    make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
+    if let Some(home) = draft.home_path() {
+        make_home(&home, draft.entry(), overwrite_store)
+            .map_err(|error| at_volume(name.as_str(), error))?;
+    }
     draft.commit().map_err(here)
 }
 

@@ -12,7 +12,7 @@ use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, at_volume, failed, find, in_time, lock,
     parse_name,
 };
-use crate::backends::{closing, url::BackendUrl};
+use crate::backends::{closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use crate::control::link::{ask, report};
@@ -196,7 +196,7 @@ impl Node {
         name: &str,
         entry: &Entry,
     ) -> Result<Dirty, ApiError> {
-        let (path, of) = (entry.log_path(&self.layout()), entry.clone());
+        let (path, of, uuid) = (entry.log_path(&self.layout()), entry.clone(), entry.uuid);
         let inspected = if self.log_answers(entry).await {
             let look = move || inspect::dirty_of(&path, of.uuid, of.encryption.as_ref());
             tokio::task::spawn_blocking(look)
@@ -206,6 +206,15 @@ impl Node {
             None
         };
         let loss = self.loss_of(entry);
+        let home = entry.home_path(&self.layout());
+        let at_home = match home {
+            Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,
+            None => Some(Some((0, true))),
+        };
+        let inspected = inspected.zip(at_home.flatten());
+        let inspected = inspected.map(|((bytes, entries), (at_home, is_nothing))| {
+            (bytes + at_home, entries + u64::from(!is_nothing))
+        });
         Ok(match inspected {
             Some((bytes_max, entries)) => Dirty {
                 bytes_max,
@@ -223,6 +232,7 @@ impl Node {
     /// Drop what the read cache and the log device still hold of a closed volume.
     pub(super) async fn forget(&self, entry: &Entry) {
         self.forget_cached(entry).await;
+        self.forget_home(entry).await;
         let log = entry.log_path(&self.layout());
         let (path, uuid) = (log.clone(), entry.uuid);
         let wiped = in_time(COMMAND_TIME_MAX, move || {

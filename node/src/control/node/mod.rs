@@ -14,6 +14,7 @@ mod create;
 mod delete;
 mod detach;
 mod encryption;
+mod home;
 mod open;
 mod record;
 mod report;
@@ -82,6 +83,7 @@ pub struct Node {
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
+    tier_times: Mutex<home::TierTimes>,
     records: Records,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
@@ -137,6 +139,7 @@ impl Node {
             busy: Mutex::default(),
             openings: Mutex::default(),
             samples: Mutex::default(),
+            tier_times: Mutex::default(),
             records: Records::default(),
             path,
             nbd_listen,
@@ -277,6 +280,7 @@ impl Node {
             backend: entry.backend_url(&layout),
             identity: entry.backend_identity.clone(),
             encryption: entry.encryption.clone(),
+            home: entry.home_path(&layout),
             admission,
         })
     }

@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 use super::create::{is_block_device, make_log};
 use super::delete::DELETED;
+use super::home::make_home;
 use super::record::Gate;
 use super::{Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
 use crate::backends::url::BackendUrl;
@@ -76,6 +77,8 @@ pub(super) enum NotOpen {
     },
     /// Its write log is lost.
     LogLost { why: String, loss: Loss },
+    /// Its home is lost.
+    HomeLost { why: String, loss: Loss },
     /// Somebody must put something right.
     Refused { why: String },
     /// Deleting or detaching it has begun, and did not end.
@@ -88,7 +91,10 @@ impl NotOpen {
         match self {
             Self::Opening { .. } => "opening",
             Self::Waiting { .. } => "waiting",
-            Self::LogLost { .. } | Self::Refused { .. } | Self::Leaving { .. } => "failed",
+            Self::LogLost { .. }
+            | Self::HomeLost { .. }
+            | Self::Refused { .. }
+            | Self::Leaving { .. } => "failed",
         }
     }
 
@@ -129,6 +135,11 @@ impl fmt::Display for NotOpen {
                 f,
                 "{why}: its write log is lost: {loss}: put the log back and run `hdcs volume open`, or \
                  open it from its backend alone with `hdcs volume open --discard-dirty`"
+            ),
+            Self::HomeLost { why, loss } => write!(
+                f,
+                "{why}: its home is lost: {loss}: put it back and run `hdcs volume open`, or open the volume \
+                 from its backend alone with `hdcs volume open --discard-dirty`"
             ),
             Self::Refused { why } => {
                 write!(f, "{why}: put that right and run `hdcs volume open`")
@@ -297,6 +308,10 @@ impl Node {
                 why,
                 loss: self.loss_of(entry),
             },
+            OpenFailureKind::HomeLost => NotOpen::HomeLost {
+                why,
+                loss: self.loss_of(entry),
+            },
             OpenFailureKind::Refused => NotOpen::Refused { why },
         }
     }
@@ -304,7 +319,8 @@ impl Node {
     /// What is lost if the log of a volume is.
     pub(super) fn loss_of(&self, entry: &Entry) -> Loss {
         let directory = catalogue::directory(&self.layout(), &entry.name);
-        Loss::of(DirtyRecord::read(&directory, entry.uuid), entry.log.bytes)
+        let record = DirtyRecord::read(&directory, entry.uuid);
+        Loss::of(record, entry.dirty_bytes_max())
     }
 
     /// Open a volume that is in the catalogue, unless something else is being done to it.
@@ -423,11 +439,15 @@ impl Node {
         if let Err(failure) = self.open(&entry, volumes).await {
             let loss = self.loss_of(&entry);
             let may_lose = request.discard_dirty || loss.is_none();
-            if failure.kind != OpenFailureKind::LogLost || !may_lose {
+            let is_home_lost = failure.kind == OpenFailureKind::HomeLost;
+            let is_lost = is_home_lost || failure.kind == OpenFailureKind::LogLost;
+            if !is_lost || !may_lose {
                 return Err(self.refusal(name, &failure));
             }
-            let (entry, kept) = self.replace_log(&entry, &request).await?;
-            tracing::warn!("volume {name} is opened without its log, which is lost: {loss}");
+            let replaced = self.replace_log(&entry, &request, is_home_lost).await?;
+            let (entry, kept) = replaced;
+            let what = if is_home_lost { "home" } else { "log" };
+            tracing::warn!("volume {name} is opened without its {what}, which is lost: {loss}");
             opened_without = Some(Lost {
                 dirty_bytes_max: loss.dirty_bytes_max,
                 complete_until: loss.complete_until(),
@@ -448,7 +468,9 @@ impl Node {
     fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
         let kind = match failure.kind {
             OpenFailureKind::Unreachable => ErrorKind::Unavailable,
-            OpenFailureKind::LogLost | OpenFailureKind::Refused => ErrorKind::Conflict,
+            OpenFailureKind::LogLost | OpenFailureKind::HomeLost | OpenFailureKind::Refused => {
+                ErrorKind::Conflict
+            }
         };
         let slot = lock(&self.slots).get(name).cloned();
         let why = slot.and_then(|slot| slot.not_open);
@@ -456,12 +478,14 @@ impl Node {
         ApiError::new(kind, format!("volume {name}: {why}"))
     }
 
-    /// Make a new log for a volume whose log is lost; its entry from now on, and where the old log
+    /// Make a new log for a volume whose log is lost, and a new home if that is lost: what the log has
+    /// follows what the home had, and means nothing without it. Its entry from now on, and where the old log
     /// was moved to.
     async fn replace_log(
         &self,
         entry: &Entry,
         request: &OpenVolume,
+        is_home_lost: bool,
     ) -> Result<(Entry, Option<PathBuf>), ApiError> {
         let name = entry.name.as_str();
         let log = match (&request.log_path, request.log_bytes) {
@@ -498,6 +522,10 @@ impl Node {
             let url = new.backend_url(&layout);
             let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects);
             drop(backend.map_err(|error| failed(error.to_string()))?);
+            if is_home_lost && let Some(home) = new.home_path(&layout) {
+                make_way(&home, true, new.uuid, true)?;
+                make_home(&home, &new, true)?;
+            }
             let place = new.log_path(&layout);
             let is_old_place = place == old.log_path(&layout);
             let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
@@ -509,7 +537,10 @@ impl Node {
                 return Err(error);
             }
             let directory = catalogue::directory(&layout, &new.name);
-            let until = Loss::of(DirtyRecord::read(&directory, new.uuid), old.log.bytes);
+            let until = Loss::of(
+                DirtyRecord::read(&directory, new.uuid),
+                old.dirty_bytes_max(),
+            );
             let until = until.record.and_then(|record| record.complete_until_ms);
             // In this order: with the old entry or the old record the new log is refused.
             catalogue::update(&layout, &new).map_err(|error| failed(error.to_string()))?;

@@ -70,7 +70,7 @@ impl Records {
             .unwrap_or_else(|| DirtyRecord::begun(None, entry.uuid, log));
         let tracked = Tracked {
             directory,
-            log_bytes: entry.log.bytes,
+            log_bytes: entry.dirty_bytes_max(),
             record,
             incarnation: log.incarnation,
             opened: now,
@@ -145,11 +145,18 @@ impl Records {
 }
 
 fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> DirtyRecord {
+    let at_home = volume.home.unwrap_or_default();
+    let is_home_clean = at_home.dirty_bytes + at_home.zero_bytes == 0;
     let left = Left {
         dirty_bytes: volume.stats.dirty_bytes,
-        nothing: volume.stats.log_used_blocks == 0,
+        nothing: volume.stats.log_used_blocks == 0 && is_home_clean,
     };
-    let age = Duration::from_nanos(volume.stats.dirty_age.0);
+    let age = if is_home_clean {
+        Duration::from_nanos(volume.stats.dirty_age.0)
+    } else {
+        // How old that is which the home has not tiered out, nobody knows.
+        Duration::MAX
+    };
     let open_for = asked.at.saturating_duration_since(tracked.opened);
     DirtyRecord {
         incarnation: tracked.incarnation,

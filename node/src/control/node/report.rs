@@ -12,7 +12,7 @@ use super::record::Asked;
 use super::{Node, Sample, Slot, find, in_time, lock};
 use crate::backends::url::BackendUrl;
 use crate::catalogue::Found;
-use crate::control::api::{ApiError, Counters, Memory, Status, Volume};
+use crate::control::api::{ApiError, Counters, Memory, Mode, Status, Volume};
 use crate::control::link::report;
 use crate::control::view;
 use crate::frontends::VolumeNumber;
@@ -67,6 +67,8 @@ impl Node {
             backend: String::new(),
             allocated_bytes: None,
             read_only: false,
+            mode: Mode::default(),
+            home_path: None,
             log_path: String::new(),
             log_bytes: 0,
             encryption: None,
@@ -94,6 +96,9 @@ impl Node {
         volume.bytes = entry.bytes;
         volume.backend = entry.backend_url(&layout);
         volume.read_only = entry.is_read_only();
+        let home = entry.home_path(&layout);
+        volume.mode = home.as_ref().map_or(Mode::Cache, |_| Mode::Storage);
+        volume.home_path = home.map(|path| path.display().to_string());
         volume.log_path = entry.log_path(&layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
         volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);
@@ -114,6 +119,7 @@ impl Node {
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
                 qos: view::qos(&found.qos),
+                home: found.home.as_ref().map(view::home),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));
@@ -179,6 +185,7 @@ impl Node {
             return;
         };
         self.records.renew(asked, &report);
+        self.tier_by_schedule(&report, &mut lock(&self.tier_times));
         let now = Instant::now();
         let mut samples = lock(&self.samples);
         let mut fresh = BTreeMap::new();

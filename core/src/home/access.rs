@@ -1,0 +1,505 @@
+//! Reads and writes of a home.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::format::{PAGE_BLOCKS, data_offset};
+use super::map::BlockState;
+use super::{Action, Home, Purpose, end};
+use crate::buf::{Buf, BufMut};
+use crate::error::IoError;
+use crate::io::{Done, Nanos, Token};
+use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Bytes of the volume that one page of the map describes.
+const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK;
+
+/// A read.
+#[derive(Debug)]
+pub(super) struct Read {
+    token: Token,
+    offset: u64,
+    /// `None` while an action has it.
+    buf: Option<BufMut>,
+    bytes: usize,
+    /// Bytes that are there.
+    done: usize,
+}
+
+/// A write, or what makes a range zero.
+#[derive(Debug)]
+pub(super) struct Write {
+    id: u64,
+    token: Token,
+    /// Every block that it touches.
+    pub blocks: Range<u64>,
+    pub is_begun: bool,
+    /// What is written.
+    parts: Vec<Part>,
+    /// What becomes zero as a whole.
+    zeroes: Range<u64>,
+    /// Actions that have not ended.
+    left: usize,
+    error: Option<IoError>,
+    /// Since when it waits for a block to be copied.
+    pub waits_since: Option<Nanos>,
+}
+
+/// Something to write. What it has of its first and last block may be a part.
+#[derive(Debug)]
+struct Part {
+    offset: u64,
+    data: Vec<Buf>,
+    /// The blocks that it touches.
+    blocks: Range<u64>,
+    /// The whole first and last block, from elsewhere.
+    head: Option<Buf>,
+    tail: Option<Buf>,
+    fills: usize,
+}
+
+impl Write {
+    /// Whether it touches one of these blocks.
+    pub fn overlaps(&self, blocks: &Range<u64>) -> bool {
+        self.blocks.start < blocks.end && blocks.start < self.blocks.end
+    }
+}
+
+impl Part {
+    fn new(offset: u64, data: Vec<Buf>) -> Self {
+        let bytes: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+        Self {
+            offset,
+            data,
+            blocks: offset / BLOCK..(offset + bytes).div_ceil(BLOCK),
+            head: None,
+            tail: None,
+            fills: 0,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.data.iter().map(|buf| buf.len() as u64).sum()
+    }
+
+    /// The blocks of which it has a part, at its front and at its end.
+    fn edges(&self) -> [Option<u64>; 2] {
+        let end = self.offset + self.bytes();
+        let head = !self.offset.is_multiple_of(BLOCK);
+        let tail = !end.is_multiple_of(BLOCK);
+        [
+            head.then_some(self.blocks.start),
+            tail.then_some(self.blocks.end - 1),
+        ]
+    }
+
+    /// Make it whole blocks where the rest of one is there.
+    fn complete(&mut self) {
+        let end = self.offset + self.bytes();
+        if let Some(head) = self.head.take() {
+            let inside = (self.offset % BLOCK) as usize;
+            self.data.insert(0, head.slice(0..inside));
+            self.offset -= inside as u64;
+        }
+        if let Some(tail) = self.tail.take() {
+            self.data
+                .push(tail.slice((end % BLOCK) as usize..BLOCK_BYTES));
+        }
+    }
+}
+
+/// Where the bytes of a read come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Home,
+    Backend,
+    Zeroes,
+}
+
+fn source(state: BlockState) -> Source {
+    match state {
+        BlockState::Absent => Source::Backend,
+        BlockState::Clean | BlockState::Dirty => Source::Home,
+        BlockState::Zero => Source::Zeroes,
+    }
+}
+
+impl Home {
+    pub(super) fn read(&mut self, token: Token, offset: u64, buf: BufMut) {
+        let id = self.number();
+        let read = Read {
+            token,
+            offset,
+            bytes: buf.len(),
+            buf: Some(buf),
+            done: 0,
+        };
+        self.reads.insert(id, read);
+        self.read_queue.push_back(id);
+    }
+
+    /// Go on with the reads that wait for nothing but memory.
+    pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
+        while let Some(&id) = self.read_queue.front() {
+            if !self.read_on(id, actions) {
+                return;
+            }
+            self.read_queue.pop_front();
+        }
+    }
+
+    /// Go on with a read; false if there is no memory for that.
+    fn read_on(&mut self, id: u64, actions: &mut Vec<Action>) -> bool {
+        let Some(read) = self.reads.get_mut(&id) else {
+            return true;
+        };
+        let Some(mut buf) = read.buf.take() else {
+            return true;
+        };
+        loop {
+            if read.done == read.bytes {
+                end(actions, read.token, Ok(Done::Read(buf)));
+                self.reads.remove(&id);
+                return true;
+            }
+            let at = read.offset + read.done as u64;
+            let until = read.offset + read.bytes as u64;
+            let run = self.map.run_end(at / BLOCK, until.div_ceil(BLOCK), source);
+            let bytes = ((run * BLOCK).min(until) - at) as usize;
+            let from = source(self.map.get(at / BLOCK));
+            if from == Source::Zeroes {
+                buf[read.done..read.done + bytes].fill(0);
+                read.done += bytes;
+                continue;
+            }
+            let into = if bytes == read.bytes {
+                buf
+            } else {
+                // A piece of several has memory of its own; the request keeps its buffer.
+                let piece = bytes.min(REQUEST_BYTES_MAX);
+                let Some(into) = self.pool.alloc(piece) else {
+                    read.buf = Some(buf);
+                    return false;
+                };
+                read.buf = Some(buf);
+                into
+            };
+            let token = self.token(Purpose::Read(id));
+            actions.push(match from {
+                Source::Home => Action::StoreRead {
+                    token,
+                    offset: data_offset(at),
+                    buf: into,
+                },
+                _ => Action::BackendRead {
+                    token,
+                    offset: at,
+                    buf: into,
+                },
+            });
+            return true;
+        }
+    }
+
+    pub(super) fn read_ended(
+        &mut self,
+        id: u64,
+        result: Result<Done, IoError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(read) = self.reads.get_mut(&id) else {
+            return;
+        };
+        match result {
+            Ok(Done::Read(piece)) => {
+                let bytes = piece.len();
+                match &mut read.buf {
+                    Some(buf) => buf[read.done..read.done + bytes].copy_from_slice(&piece),
+                    None => read.buf = Some(piece),
+                }
+                read.done += bytes;
+                self.read_queue.push_back(id);
+            }
+            Ok(_) => unreachable!("a read brings its buffer"),
+            Err(error) => {
+                end(actions, read.token, Err(error));
+                self.reads.remove(&id);
+            }
+        }
+    }
+
+    pub(super) fn write(&mut self, token: Token, offset: u64, data: Vec<Buf>) {
+        let part = Part::new(offset, data);
+        let blocks = part.blocks.clone();
+        self.queue(token, blocks, alloc::vec![part], 0..0);
+    }
+
+    /// Whole blocks become zero in the map; parts of blocks are written.
+    pub(super) fn zero(&mut self, token: Token, offset: u64, bytes: u64) {
+        let until = offset + bytes;
+        let blocks = offset / BLOCK..until.div_ceil(BLOCK);
+        let whole = offset.div_ceil(BLOCK)..until / BLOCK;
+        let mut parts = Vec::new();
+        let mut piece = |from: u64, to: u64| {
+            if from < to {
+                let zeroes = self.zeroes.slice(0..(to - from) as usize);
+                parts.push(Part::new(from, alloc::vec![zeroes]));
+            }
+        };
+        if whole.start > whole.end {
+            // Within one block.
+            piece(offset, until);
+        } else {
+            piece(offset, whole.start * BLOCK);
+            piece(whole.end * BLOCK, until);
+        }
+        let zeroes = whole.start..whole.end.max(whole.start);
+        self.queue(token, blocks, parts, zeroes);
+    }
+
+    fn queue(&mut self, token: Token, blocks: Range<u64>, parts: Vec<Part>, zeroes: Range<u64>) {
+        let id = self.number();
+        self.writes.push_back(Write {
+            id,
+            token,
+            blocks,
+            is_begun: false,
+            parts,
+            zeroes,
+            left: 0,
+            error: None,
+            waits_since: None,
+        });
+    }
+
+    /// Begin every write that shares no block with one before it, and none that is still to be copied.
+    pub(super) fn pump_writes(&mut self, actions: &mut Vec<Action>) {
+        let mut index = 0;
+        while index < self.writes.len() {
+            let write = &self.writes[index];
+            let mut before = self.writes.iter().take(index);
+            if write.is_begun || before.any(|other| other.overlaps(&write.blocks)) {
+                index += 1;
+                continue;
+            }
+            if let Some(error) = self.failed {
+                let write = self.writes.remove(index).expect("it is there");
+                end(actions, write.token, Err(error));
+                continue;
+            }
+            let blocks = write.blocks.clone();
+            if self.must_copy_first(&blocks) {
+                if self.writes[index].waits_since.is_none() {
+                    self.writes[index].waits_since = Some(self.now);
+                    self.status.waited_writes += 1;
+                }
+                index += 1;
+                continue;
+            }
+            if !self.begin_write(index, actions) {
+                return;
+            }
+            // One that has ended at once has left its place.
+            if self.writes.get(index).is_some_and(|write| write.is_begun) {
+                index += 1;
+            }
+        }
+    }
+
+    /// Begin a write; false if there is no memory for that.
+    fn begin_write(&mut self, index: usize, actions: &mut Vec<Action>) -> bool {
+        let id = self.writes[index].id;
+        let mut parts = core::mem::take(&mut self.writes[index].parts);
+        parts.retain(|part| !self.is_zero_over_zero(part));
+        let mut fills = Vec::new();
+        for (number, part) in parts.iter_mut().enumerate() {
+            let edges = part.edges();
+            for (tail, block) in [(false, edges[0]), (true, edges[1])] {
+                let Some(block) = block else { continue };
+                let rest = match self.map.get(block) {
+                    BlockState::Zero => Some(self.zeroes.clone()),
+                    BlockState::Absent if tail && edges[0] == edges[1] => continue,
+                    BlockState::Absent => {
+                        let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
+                            self.writes[index].parts = parts;
+                            return false;
+                        };
+                        fills.push((number, tail, block, buf));
+                        continue;
+                    }
+                    BlockState::Clean | BlockState::Dirty => None,
+                };
+                if tail {
+                    part.tail = rest;
+                } else {
+                    part.head = rest;
+                }
+            }
+        }
+        for (number, ..) in &fills {
+            parts[*number].fills += 1;
+        }
+        let write = &mut self.writes[index];
+        write.is_begun = true;
+        write.waits_since = None;
+        write.left = fills.len();
+        let ready: Vec<usize> = (0..parts.len()).filter(|&n| parts[n].fills == 0).collect();
+        write.parts = parts;
+        self.is_changed = true;
+        let blocks = write.blocks.clone();
+        self.tier.rewritten(blocks);
+        for (part, tail, block, buf) in fills {
+            self.status.filled_blocks += 1;
+            let token = self.token(Purpose::Fill {
+                write: id,
+                part,
+                tail,
+            });
+            let offset = block * BLOCK;
+            actions.push(Action::BackendRead { token, offset, buf });
+        }
+        for part in ready {
+            self.write_part(index, part, actions);
+        }
+        self.end_write(index, actions);
+        true
+    }
+
+    /// Whether a part writes zeroes into a block that is zero.
+    fn is_zero_over_zero(&self, part: &Part) -> bool {
+        let is_zeroes = part.data.iter().all(|buf| self.is_of_zeroes(buf));
+        is_zeroes
+            && part
+                .blocks
+                .clone()
+                .all(|block| self.map.get(block) == BlockState::Zero)
+    }
+
+    fn is_of_zeroes(&self, buf: &Buf) -> bool {
+        self.zeroes.as_ptr_range().contains(&buf.as_ptr())
+    }
+
+    /// What a block has besides what is written to it.
+    pub(super) fn filled(
+        &mut self,
+        id: u64,
+        number: usize,
+        tail: bool,
+        result: Result<Done, IoError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let index = self.index_of(id);
+        let write = &mut self.writes[index];
+        write.left -= 1;
+        let part = &mut write.parts[number];
+        part.fills -= 1;
+        let is_ready = part.fills == 0;
+        match result {
+            Ok(Done::Read(buf)) => {
+                let buf = buf.freeze();
+                let edges = part.edges();
+                if !tail && edges[0] == edges[1] {
+                    part.tail = Some(buf.clone());
+                }
+                if tail {
+                    part.tail = Some(buf);
+                } else {
+                    part.head = Some(buf);
+                }
+            }
+            Ok(_) => unreachable!("a read brings its buffer"),
+            Err(error) => write.error = Some(error),
+        }
+        if is_ready && write.error.is_none() {
+            self.write_part(index, number, actions);
+        }
+        self.end_write(index, actions);
+    }
+
+    /// Write a part to its place, in one piece for each page of the map.
+    fn write_part(&mut self, index: usize, number: usize, actions: &mut Vec<Action>) {
+        let id = self.writes[index].id;
+        let part = &mut self.writes[index].parts[number];
+        part.complete();
+        let (mut at, mut data) = (part.offset, core::mem::take(&mut part.data));
+        let until = at + data.iter().map(|buf| buf.len() as u64).sum::<u64>();
+        while at < until {
+            let piece = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(until) - at;
+            let rest = split_off(&mut data, piece as usize);
+            self.status.data_written_bytes += piece;
+            self.writes[index].left += 1;
+            let token = self.token(Purpose::Write(id));
+            actions.push(Action::StoreWrite {
+                token,
+                offset: data_offset(at),
+                data: core::mem::replace(&mut data, rest),
+            });
+            at += piece;
+        }
+    }
+
+    pub(super) fn written(
+        &mut self,
+        id: u64,
+        result: Result<Done, IoError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let index = self.index_of(id);
+        let write = &mut self.writes[index];
+        write.left -= 1;
+        if let Err(error) = result {
+            write.error = Some(error);
+        }
+        self.end_write(index, actions);
+    }
+
+    /// End a write of which nothing is under way.
+    fn end_write(&mut self, index: usize, actions: &mut Vec<Action>) {
+        if self.writes[index].left > 0 {
+            return;
+        }
+        let write = self.writes.remove(index).expect("it is there");
+        for part in &write.parts {
+            for block in part.blocks.clone() {
+                // If it failed, what was there may be torn, and is not what the backend has.
+                if write.error.is_none() || self.map.get(block) == BlockState::Clean {
+                    self.set(block..block + 1, BlockState::Dirty);
+                }
+            }
+        }
+        if write.error.is_none() {
+            self.set(write.zeroes, BlockState::Zero);
+        }
+        let result = write.error.map_or(Ok(Done::Written), Err);
+        end(actions, write.token, result);
+    }
+
+    fn index_of(&self, id: u64) -> usize {
+        let found = self.writes.iter().position(|write| write.id == id);
+        found.expect("a write that is under way is known")
+    }
+}
+
+/// Keep the first `bytes` bytes; the rest comes back.
+fn split_off(data: &mut Vec<Buf>, bytes: usize) -> Vec<Buf> {
+    let mut left = bytes;
+    for index in 0..data.len() {
+        let len = data[index].len();
+        if len > left {
+            let mut rest = data.split_off(index + 1);
+            let cut = data[index].clone();
+            data[index] = cut.slice(0..left);
+            rest.insert(0, cut.slice(left..len));
+            if left == 0 {
+                data.pop();
+            }
+            return rest;
+        }
+        left -= len;
+        if left == 0 {
+            return data.split_off(index + 1);
+        }
+    }
+    Vec::new()
+}

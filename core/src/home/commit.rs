@@ -1,0 +1,284 @@
+//! Making what was written durable: data, then the map, then its copies.
+//!
+//! ```text
+//!   idle ──► syncing ──► writing pages ──► syncing pages ──► (answered) writing copies ──► idle
+//!               └── no page changed: answered ──► idle
+//! ```
+//!
+//! A page is written as it was when the commit began. The copies are not waited for: the next commit
+//! begins with a sync, and only then writes a page whose copy that made durable.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use zerocopy::IntoBytes;
+
+use super::format::{
+    HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES, page_offset,
+};
+use super::map::Map;
+use super::{Action, Home, Purpose, end};
+use crate::error::IoError;
+use crate::io::{Done, Token};
+use crate::limits::BLOCK_BYTES;
+
+/// Writes of pages under way at most.
+const PAGE_WRITES_MAX: usize = 32;
+
+/// Where a commit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    Syncing,
+    Pages,
+    SyncingPages,
+    Copies,
+}
+
+/// The commit that is under way, and what waits for the next one.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
+pub(super) struct Commit {
+    stage: Stage,
+    /// Flushes for the next one.
+    pub waiting: Vec<Token>,
+    /// Flushes that this one ends.
+    tokens: Vec<Token>,
+    pages: BTreeSet<u32>,
+    /// Pages that changed since it began, as they were then.
+    kept: BTreeMap<u32, Box<[u8; PAGE_STATE_BYTES]>>,
+    /// Pages that are not written yet in this stage.
+    to_write: Vec<u32>,
+    in_flight: usize,
+    /// Commits begun, and commits that were answered.
+    pub begun: u64,
+    pub done: u64,
+    /// Something besides a flush wants one.
+    pub wanted: bool,
+    sequence: u64,
+    /// What the superblock says durably, what it is to say, and what is being written.
+    between: bool,
+    wants_between: bool,
+    superblock: Option<bool>,
+    superblock_written: bool,
+}
+
+impl Commit {
+    pub fn new(sequence: u64, between: bool) -> Self {
+        Self {
+            stage: Stage::Idle,
+            waiting: Vec::new(),
+            tokens: Vec::new(),
+            pages: BTreeSet::new(),
+            kept: BTreeMap::new(),
+            to_write: Vec::new(),
+            in_flight: 0,
+            begun: 0,
+            done: 0,
+            wanted: false,
+            sequence,
+            between,
+            wants_between: between,
+            superblock: None,
+            superblock_written: false,
+        }
+    }
+
+    /// Whether the superblock says durably that the backend is between two states.
+    pub fn is_between(&self) -> bool {
+        self.between
+    }
+
+    /// Have it say so, or not any more.
+    pub fn set_between(&mut self, between: bool) {
+        self.wants_between = between;
+    }
+
+    /// Whether everything before it is durable, and nothing of it is under way but copies.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self.stage, Stage::Idle | Stage::Copies)
+    }
+
+    /// A block is about to change; what is being written has it as it was.
+    pub fn keep(&mut self, map: &Map, block: u64) {
+        let page = (block / PAGE_BLOCKS) as u32;
+        if self.stage != Stage::Idle && self.pages.contains(&page) {
+            let kept = || Box::new(*map.states(page));
+            self.kept.entry(page).or_insert_with(kept);
+        }
+    }
+
+    /// Nothing is made durable any more; the flushes that wait.
+    pub fn give_up(&mut self) -> Vec<Token> {
+        let mut tokens = core::mem::take(&mut self.tokens);
+        tokens.append(&mut self.waiting);
+        tokens
+    }
+}
+
+impl Home {
+    /// Begin or go on with a commit.
+    pub(super) fn pump_commit(&mut self, actions: &mut Vec<Action>) {
+        if self.failed.is_some() {
+            return;
+        }
+        let commit = &mut self.commit;
+        if commit.stage == Stage::Idle {
+            let superblock = commit.wants_between != commit.between;
+            if commit.waiting.is_empty() && !commit.wanted && !superblock {
+                return;
+            }
+            commit.wanted = false;
+            commit.begun += 1;
+            commit.stage = Stage::Syncing;
+            commit.tokens = core::mem::take(&mut commit.waiting);
+            commit.pages = core::mem::take(&mut self.map.changed);
+            commit.superblock = superblock.then_some(commit.wants_between);
+            // A commit that no flush asked for may be in mid-generation.
+            if !commit.tokens.is_empty() && !self.writes.iter().any(|write| write.is_begun) {
+                self.is_changed = false;
+            }
+            let token = self.token(Purpose::Commit);
+            actions.push(Action::StoreSync { token });
+        }
+        if matches!(self.commit.stage, Stage::Pages | Stage::Copies) {
+            self.write_pages(actions);
+        }
+    }
+
+    fn write_pages(&mut self, actions: &mut Vec<Action>) {
+        let copy = usize::from(self.commit.stage == Stage::Copies);
+        while self.commit.in_flight < PAGE_WRITES_MAX
+            && let Some(&page) = self.commit.to_write.last()
+        {
+            let Some(mut buf) = self.pool.alloc(BLOCK_BYTES) else {
+                return;
+            };
+            self.commit.to_write.pop();
+            self.commit.in_flight += 1;
+            let kept = self.commit.kept.get(&page);
+            let states = kept.map_or(self.map.states(page), |kept| kept);
+            let (home, log) = (self.config.home, self.config.log);
+            let generation = self.map.generation(page);
+            let sealed = HomePage::sealed(home, log, generation, page.into(), states);
+            buf.copy_from_slice(sealed.as_bytes());
+            self.status.map_written_bytes += BLOCK_BYTES as u64;
+            let token = self.token(Purpose::Commit);
+            actions.push(Action::StoreWrite {
+                token,
+                offset: page_offset(page.into(), copy),
+                data: vec![buf.freeze()],
+            });
+        }
+        if copy == 0
+            && let Some(between) = self.commit.superblock
+            && !self.commit.superblock_written
+            && let Some(mut buf) = self.pool.alloc(BLOCK_BYTES)
+        {
+            self.commit.superblock_written = true;
+            self.commit.in_flight += 1;
+            self.commit.sequence += 1;
+            let sequence = self.commit.sequence;
+            let flags = if between { HOME_BETWEEN } else { 0 };
+            let super::Config {
+                volume,
+                home,
+                bytes,
+                ..
+            } = self.config;
+            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags);
+            buf.copy_from_slice(sealed.as_bytes());
+            self.status.map_written_bytes += BLOCK_BYTES as u64;
+            let token = self.token(Purpose::Superblock);
+            actions.push(Action::StoreWrite {
+                token,
+                offset: sequence % 2 * BLOCK_BYTES as u64,
+                data: vec![buf.freeze()],
+            });
+        }
+    }
+
+    /// A sync or the write of a page ended.
+    pub(super) fn commit_moved(&mut self, result: Result<(), IoError>, actions: &mut Vec<Action>) {
+        if let Err(error) = result {
+            return self.fail(error, actions);
+        }
+        if self.failed.is_some() {
+            return;
+        }
+        match self.commit.stage {
+            Stage::Idle => unreachable!("nothing of a commit is under way"),
+            Stage::Syncing => {
+                let commit = &mut self.commit;
+                for &page in &commit.pages {
+                    self.map.begin_write(page);
+                }
+                commit.superblock_written = false;
+                commit.to_write = commit.pages.iter().rev().copied().collect();
+                if commit.to_write.is_empty() && commit.superblock.is_none() {
+                    commit.stage = Stage::Idle;
+                    return self.answer_flushes(actions);
+                }
+                commit.stage = Stage::Pages;
+            }
+            Stage::Pages => {
+                self.commit.in_flight -= 1;
+                self.pages_are_written(actions);
+            }
+            Stage::SyncingPages => {
+                let commit = &mut self.commit;
+                if let Some(between) = commit.superblock.take() {
+                    commit.between = between;
+                }
+                commit.to_write = commit.pages.iter().rev().copied().collect();
+                commit.stage = Stage::Copies;
+                if commit.to_write.is_empty() {
+                    commit.stage = Stage::Idle;
+                }
+                self.answer_flushes(actions);
+            }
+            Stage::Copies => {
+                self.commit.in_flight -= 1;
+                if self.commit.in_flight == 0 && self.commit.to_write.is_empty() {
+                    self.commit.stage = Stage::Idle;
+                    self.commit.pages.clear();
+                    self.commit.kept.clear();
+                }
+            }
+        }
+    }
+
+    /// The write of the superblock ended.
+    pub(super) fn superblock_moved(
+        &mut self,
+        result: Result<(), IoError>,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Err(error) = result {
+            return self.fail(error, actions);
+        }
+        self.commit.in_flight -= 1;
+        if self.failed.is_none() {
+            self.pages_are_written(actions);
+        }
+    }
+
+    fn pages_are_written(&mut self, actions: &mut Vec<Action>) {
+        let commit = &mut self.commit;
+        let superblock = commit.superblock.is_none() || commit.superblock_written;
+        if commit.in_flight == 0 && commit.to_write.is_empty() && superblock {
+            commit.stage = Stage::SyncingPages;
+            let token = self.token(Purpose::Commit);
+            actions.push(Action::StoreSync { token });
+        }
+    }
+
+    fn answer_flushes(&mut self, actions: &mut Vec<Action>) {
+        self.commit.done = self.commit.begun;
+        for token in core::mem::take(&mut self.commit.tokens) {
+            end(actions, token, Ok(Done::Written));
+        }
+    }
+}

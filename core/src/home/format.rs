@@ -1,0 +1,213 @@
+//! On-disk structures of a volume's home, part of docs/FORMATS.md by way of [`crate::format`].
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::FormatError;
+use crate::format::{Field, Structure, checksum_without, on_disk, verify};
+use crate::limits::BLOCK_BYTES;
+
+/// Blocks before the first page of the map.
+pub const HOME_HEADER_BLOCKS: u64 = 8;
+/// First bytes of a home's superblock.
+pub const HOME_MAGIC: [u8; 8] = *b"HDCSHOME";
+/// First bytes of a page of its map.
+pub const HOME_PAGE_MAGIC: [u8; 8] = *b"HDCSHMAP";
+/// The newest version of the home's structures.
+pub const HOME_VERSION: u16 = 1;
+/// Blocks of the volume that one page of the map describes.
+pub const PAGE_BLOCKS: u64 = (PAGE_STATE_BYTES * 4) as u64;
+/// Bytes of states in one page.
+pub const PAGE_STATE_BYTES: usize = 4032;
+/// Blocks of the store for a page, its copy and the blocks that they describe.
+const GROUP_BLOCKS: u64 = PAGE_BLOCKS + 2;
+/// [`HomeSuperblock::flags`]: the backend is between two states.
+pub const HOME_BETWEEN: u64 = 1;
+
+on_disk! {
+    /// The root of a home: whose it is.
+    HomeSuperblock: 4096 bytes {
+        /// `HDCSHOME`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Zero.
+        reserved_a: [u8; 6],
+        /// CRC-64/NVME of the block with this field zero.
+        checksum: U64,
+        /// UUID of the volume.
+        volume: [u8; 16],
+        /// Random number of this home, repeated in the pages of its map.
+        home: U64,
+        /// Counts superblock writes; the higher one counts.
+        sequence: U64,
+        /// Size of the volume in bytes.
+        bytes: U64,
+        /// Bit 0: tiering out has begun and not ended, so the backend is between two states.
+        flags: U64,
+        /// Zero.
+        reserved_b: [u8; 4024],
+    }
+}
+
+on_disk! {
+    /// A page of a home's map.
+    HomePage: 4096 bytes {
+        /// `HDCSHMAP`.
+        magic: [u8; 8],
+        /// Format version, 1.
+        version: U16,
+        /// Zero.
+        reserved_a: [u8; 6],
+        /// CRC-64/NVME of the block with this field zero.
+        checksum: U64,
+        /// Random number of the home.
+        home: U64,
+        /// Random number of the write log in front of it when this was written.
+        log: U64,
+        /// Counts writes of this page; the copy with the higher one counts.
+        generation: U64,
+        /// Number of the page.
+        page: U64,
+        /// Zero.
+        reserved_b: [u8; 8],
+        /// Two bits for each block, the lowest bits first: 0 absent, 1 clean, 2 dirty, 3 zero.
+        states: [u8; 4032],
+    }
+}
+
+impl HomeSuperblock {
+    /// A superblock, sealed.
+    pub fn sealed(volume: [u8; 16], home: u64, sequence: u64, bytes: u64, flags: u64) -> Self {
+        let mut this = Self::new_zeroed();
+        this.magic = HOME_MAGIC;
+        this.version = U16::new(HOME_VERSION);
+        this.volume = volume;
+        this.home = U64::new(home);
+        this.sequence = U64::new(sequence);
+        this.bytes = U64::new(bytes);
+        this.flags = U64::new(flags);
+        let offset = core::mem::offset_of!(Self, checksum);
+        this.checksum = U64::new(checksum_without(this.as_bytes(), offset));
+        this
+    }
+
+    /// The superblock in `block`, checked but for its identity.
+    pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
+        let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(block, HOME_MAGIC, this.version.get(), HOME_VERSION, offset)?;
+        if !this.bytes.get().is_multiple_of(BLOCK_BYTES as u64) || this.bytes.get() == 0 {
+            return Err(FormatError::Field("bytes"));
+        }
+        Ok(this)
+    }
+
+    /// The newest of both copies; if none can be used, why the first cannot.
+    pub fn newest(blocks: [&[u8]; 2]) -> Result<Self, FormatError> {
+        match blocks.map(Self::parse) {
+            [Ok(one), Ok(two)] if two.sequence.get() > one.sequence.get() => Ok(two),
+            [Ok(one), _] => Ok(one),
+            [Err(_), Ok(two)] => Ok(two),
+            [Err(error), Err(_)] => Err(error),
+        }
+    }
+}
+
+impl HomePage {
+    /// A page, sealed.
+    pub fn sealed(home: u64, log: u64, generation: u64, page: u64, states: &[u8]) -> Self {
+        let mut this = Self::new_zeroed();
+        this.magic = HOME_PAGE_MAGIC;
+        this.version = U16::new(HOME_VERSION);
+        this.home = U64::new(home);
+        this.log = U64::new(log);
+        this.generation = U64::new(generation);
+        this.page = U64::new(page);
+        this.states.copy_from_slice(states);
+        let offset = core::mem::offset_of!(Self, checksum);
+        this.checksum = U64::new(checksum_without(this.as_bytes(), offset));
+        this
+    }
+
+    /// The page `page` of a home in `block`.
+    pub fn parse(block: &[u8], home: u64, page: u64) -> Result<Self, FormatError> {
+        let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
+        let offset = core::mem::offset_of!(Self, checksum);
+        verify(
+            block,
+            HOME_PAGE_MAGIC,
+            this.version.get(),
+            HOME_VERSION,
+            offset,
+        )?;
+        if this.home.get() != home || this.page.get() != page {
+            return Err(FormatError::Identity);
+        }
+        Ok(this)
+    }
+}
+
+/// A page of the map as it was found, and which copy of it must be written anew first.
+#[derive(Debug)]
+pub struct FoundPage {
+    /// The page.
+    pub page: Box<HomePage>,
+    /// The copy that is older or torn: it is written and made durable before anything else is, or a
+    /// torn write of the other copy would leave none.
+    pub repair: Option<usize>,
+}
+
+/// Choose between both copies of a page.
+pub fn choose_page(blocks: [&[u8]; 2], home: u64, page: u64) -> Result<FoundPage, FormatError> {
+    let generation = |page: &HomePage| page.generation.get();
+    let (chosen, repair) = match blocks.map(|block| HomePage::parse(block, home, page)) {
+        [Ok(one), Ok(two)] if generation(&one) == generation(&two) => (one, None),
+        [Ok(one), Ok(two)] if generation(&one) < generation(&two) => (two, Some(0)),
+        [Ok(one), _] => (one, Some(1)),
+        [Err(_), Ok(two)] => (two, Some(0)),
+        [Err(error), Err(_)] => return Err(error),
+    };
+    Ok(FoundPage {
+        page: Box::new(chosen),
+        repair,
+    })
+}
+
+/// Pages of the map of a volume of `bytes` bytes.
+pub const fn pages(bytes: u64) -> u64 {
+    (bytes / BLOCK_BYTES as u64).div_ceil(PAGE_BLOCKS)
+}
+
+/// Bytes of the store of a volume of `bytes` bytes.
+pub const fn store_bytes(bytes: u64) -> u64 {
+    let blocks = bytes / BLOCK_BYTES as u64;
+    (HOME_HEADER_BLOCKS + 2 * pages(bytes) + blocks) * BLOCK_BYTES as u64
+}
+
+/// Where a copy of a page is in the store, in bytes.
+pub const fn page_offset(page: u64, copy: usize) -> u64 {
+    (HOME_HEADER_BLOCKS + page * GROUP_BLOCKS + copy as u64) * BLOCK_BYTES as u64
+}
+
+/// Where a byte of the volume is in the store. Bytes of one page's blocks are adjacent.
+pub const fn data_offset(offset: u64) -> u64 {
+    let page = offset / BLOCK_BYTES as u64 / PAGE_BLOCKS;
+    offset + (HOME_HEADER_BLOCKS + 2 * (page + 1)) * BLOCK_BYTES as u64
+}
+
+/// The first blocks of a new home, up to its first page.
+pub fn format_head(volume: [u8; 16], home: u64, bytes: u64) -> Box<[u8]> {
+    let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
+    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0);
+    head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
+    head.into()
+}
+
+/// A page of a new home's map: nothing is there.
+pub fn format_page(home: u64, page: u64) -> HomePage {
+    HomePage::sealed(home, 0, 1, page, &[0; PAGE_STATE_BYTES])
+}

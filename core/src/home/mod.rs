@@ -1,0 +1,419 @@
+//! The home of a volume in storage mode: a store of the volume's size between its write log and its
+//! backend. What is destaged stays here, however much it is, until it is tiered out.
+//!
+//! ```text
+//!              first write (filled from the backend)          tiered out
+//!   absent ────────────────────────────────► dirty ─────────────────────► clean
+//!     ▲  └── write-zeroes, discard ──► zero ──┘ ▲ └──── write-zeroes ──► zero │
+//!     └────────── tiered out ───────────┘       └──────────── write ─────────┘
+//! ```
+//!
+//! Data lies in place, so that overwriting costs one write however full the store is. The write log in
+//! front makes torn writes harmless: what was written since the last flush is written again.
+//!
+//! A flush makes data durable, then the pages of the map that changed, then answers, then writes the
+//! copies of these pages. Tiering out copies the state of one moment: it begins when nothing was written
+//! since a flush, a write to a block that is still to be copied waits until that was read, and blocks
+//! become clean only when all of it is in the backend, which was flushed.
+//!
+//! Invariants:
+//! 1. A page of the map never names data that is not durable. One of its two copies is whole at all
+//!    times, and nothing is written to a page while its other copy is not durable.
+//! 2. What is dirty is given up by nobody: it becomes clean only after a flush of the backend that began
+//!    when all blocks of the tier had been written there.
+//! 3. The backend is written only while the superblock says durably that it is between two states,
+//!    unless its flushes are atomic.
+//! 4. Writes under way never share a block.
+//! 5. Memory is bounded: two bits for each block, another two while tiering, and one pool.
+//!
+//! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
+//! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
+//! A failed backend ends a tier; it begins anew, of a later moment, after a pause.
+
+mod access;
+mod commit;
+pub mod format;
+pub mod map;
+mod tier;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+
+use crate::buf::{Arena, Buf, BufMut, Pool};
+use crate::error::IoError;
+use crate::io::{Completion, Done, Nanos, Token};
+use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES};
+use access::{Read, Write};
+use commit::Commit;
+use map::{BlockState, Map};
+use tier::Tier;
+pub use tier::TierState;
+
+/// What the home of a volume is.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Size of the volume, a multiple of a block.
+    pub bytes: u64,
+    /// UUID of the volume.
+    pub volume: [u8; 16],
+    /// Random number of the home.
+    pub home: u64,
+    /// Random number of the write log in front of it.
+    pub log: u64,
+    /// Sequence of the superblock.
+    pub sequence: u64,
+    /// Whether the superblock says that the backend is between two states.
+    pub between: bool,
+    /// Whether what is written to the backend shows at a flush only, and then all of it.
+    pub backend_atomic: bool,
+    /// A tier flushes a backend that is not atomic after so many blocks, since not every one can take
+    /// any amount without.
+    pub flush_every_blocks: u64,
+}
+
+/// What is asked of it; offsets and lengths are multiples of 512.
+#[derive(Debug)]
+pub enum Ask {
+    /// Fill the buffer.
+    Read {
+        /// From where.
+        offset: u64,
+        /// Returned filled.
+        buf: BufMut,
+    },
+    /// Write buffers one after another.
+    Write {
+        /// To where.
+        offset: u64,
+        /// What.
+        data: Vec<Buf>,
+    },
+    /// Make a range read as zeroes.
+    Zero {
+        /// From where.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// Make completed writes durable.
+    Flush,
+}
+
+/// What it wants done. Every action but the last ends in a completion.
+#[derive(Debug)]
+pub enum Action {
+    /// Fill `buf` from the store.
+    StoreRead {
+        /// Echoed.
+        token: Token,
+        /// Where in the store.
+        offset: u64,
+        /// Returned filled.
+        buf: BufMut,
+    },
+    /// Write to the store.
+    StoreWrite {
+        /// Echoed.
+        token: Token,
+        /// Where in the store.
+        offset: u64,
+        /// Written one after another.
+        data: Vec<Buf>,
+    },
+    /// Make completed writes to the store durable.
+    StoreSync {
+        /// Echoed.
+        token: Token,
+    },
+    /// Fill `buf` from the backend.
+    BackendRead {
+        /// Echoed.
+        token: Token,
+        /// Where on the volume.
+        offset: u64,
+        /// Returned filled.
+        buf: BufMut,
+    },
+    /// Write to the backend.
+    BackendWrite {
+        /// Echoed.
+        token: Token,
+        /// Where on the volume.
+        offset: u64,
+        /// What.
+        data: Buf,
+    },
+    /// Make a range of the backend read as zeroes.
+    BackendZero {
+        /// Echoed.
+        token: Token,
+        /// Where on the volume.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// Make completed writes to the backend durable.
+    BackendFlush {
+        /// Echoed.
+        token: Token,
+    },
+    /// End what was asked.
+    End(Completion),
+}
+
+/// What happens to it.
+#[derive(Debug)]
+pub enum Event {
+    /// Something is asked of it.
+    Submit {
+        /// Echoed in [`Action::End`].
+        token: Token,
+        /// What.
+        ask: Ask,
+    },
+    /// An action ended.
+    Completed(Completion),
+    /// Tier everything out that is dirty, as of a moment that is still to come. Goes on until it is done.
+    Tier,
+    /// Stop tiering out. What the backend was given so far stays there.
+    CancelTier,
+}
+
+/// Counters and gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Bytes that the backend lacks.
+    pub dirty_bytes: u64,
+    /// Bytes that read as zeroes, which the backend lacks.
+    pub zero_bytes: u64,
+    /// Bytes that are the same as the backend's.
+    pub clean_bytes: u64,
+    /// Bytes that only the backend has.
+    pub absent_bytes: u64,
+    /// What tiering out is doing.
+    pub tier: TierState,
+    /// Of a running tier: bytes in all, and still to go.
+    pub tier_bytes: u64,
+    /// See [`Self::tier_bytes`].
+    pub tier_left_bytes: u64,
+    /// Whether the backend is between two states because a tier has not ended.
+    pub between: bool,
+    /// Tiers that have ended well.
+    pub tiers: u64,
+    /// Bytes that were tiered out.
+    pub tiered_bytes: u64,
+    /// Why the last tier failed, if it did.
+    pub tier_trouble: Option<IoError>,
+    /// Why nothing is made durable any more, if that is so.
+    pub failed: Option<IoError>,
+    /// Bytes of data written to the store.
+    pub data_written_bytes: u64,
+    /// Bytes of the map and the superblock written to the store.
+    pub map_written_bytes: u64,
+    /// Blocks that were filled from the backend because a write touched a part of them.
+    pub filled_blocks: u64,
+    /// Writes that waited for a block to be copied.
+    pub waited_writes: u64,
+}
+
+/// Why something was asked.
+#[derive(Debug)]
+enum Purpose {
+    Read(u64),
+    Fill { write: u64, part: usize, tail: bool },
+    Write(u64),
+    Commit,
+    Superblock,
+    CopyRead(u64),
+    CopyWrite(u64),
+    TierFlush,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Home {
+    config: Config,
+    map: Map,
+    pool: Rc<Pool>,
+    zeroes: Buf,
+    reads: BTreeMap<u64, Read>,
+    read_queue: VecDeque<u64>,
+    /// In the order of arrival, begun or not.
+    writes: VecDeque<Write>,
+    /// Whether anything was written since the last flush began.
+    is_changed: bool,
+    commit: Commit,
+    tier: Tier,
+    failed: Option<IoError>,
+    in_flight: BTreeMap<u64, Purpose>,
+    next_id: u64,
+    status: Status,
+    now: Nanos,
+}
+
+impl Home {
+    /// A home that was read from its store.
+    pub fn new(config: Config, map: Map) -> Self {
+        let zeroes = Arena::new(1).claim(0, 1).expect("a new arena is free");
+        Self {
+            config,
+            map,
+            pool: Pool::new(HOME_POOL_BYTES),
+            zeroes: zeroes.freeze(),
+            reads: BTreeMap::new(),
+            read_queue: VecDeque::new(),
+            writes: VecDeque::new(),
+            is_changed: false,
+            commit: Commit::new(config.sequence, config.between),
+            tier: Tier::default(),
+            failed: None,
+            in_flight: BTreeMap::new(),
+            next_id: 0,
+            status: Status::default(),
+            now: Nanos(0),
+        }
+    }
+
+    /// Take an event.
+    pub fn step(&mut self, now: Nanos, event: Event, actions: &mut Vec<Action>) {
+        self.now = now;
+        match event {
+            Event::Submit { token, ask } => self.submit(token, ask, actions),
+            Event::Completed(completion) => self.completed(completion, actions),
+            Event::Tier => self.begin_tier(),
+            Event::CancelTier => self.cancel_tier(),
+        }
+        self.poll(now, actions);
+    }
+
+    /// Go on with what is due.
+    pub fn poll(&mut self, now: Nanos, actions: &mut Vec<Action>) {
+        self.now = now;
+        // A commit that ends may let a tier begin, before a write that waits; that order matters.
+        self.pump_commit(actions);
+        self.pump_tier(actions);
+        self.pump_writes(actions);
+        self.pump_copies(actions);
+        // What these want of it.
+        self.pump_commit(actions);
+        self.pump_reads(actions);
+        self.check_invariants();
+    }
+
+    /// When [`Self::poll`] is due.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        self.tier_wakeup()
+    }
+
+    /// Nothing is asked any more: begin nothing. What is under way ends.
+    pub fn finish(&mut self) {
+        self.cancel_tier();
+    }
+
+    /// The state of a block, and the end of the run of blocks in such a state.
+    pub fn state_of(&self, block: u64, end: u64) -> (BlockState, u64) {
+        let state = self.map.get(block);
+        (state, self.map.run_end(block, end, |state| state))
+    }
+
+    /// Actions that have not ended.
+    pub fn under_way(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Counters and gauges.
+    pub fn status(&self) -> Status {
+        let bytes = |state| self.map.count(state) * BLOCK_BYTES as u64;
+        let (tier_bytes, tier_left_bytes) = self.tier_progress();
+        Status {
+            dirty_bytes: bytes(BlockState::Dirty),
+            zero_bytes: bytes(BlockState::Zero),
+            clean_bytes: bytes(BlockState::Clean),
+            absent_bytes: bytes(BlockState::Absent),
+            tier: self.tier_state(),
+            tier_bytes,
+            tier_left_bytes,
+            between: self.commit.is_between(),
+            tier_trouble: self.tier.trouble,
+            failed: self.failed,
+            ..self.status
+        }
+    }
+
+    fn submit(&mut self, token: Token, ask: Ask, actions: &mut Vec<Action>) {
+        match ask {
+            Ask::Read { offset, buf } => self.read(token, offset, buf),
+            Ask::Write { offset, data } => self.write(token, offset, data),
+            Ask::Zero { offset, bytes } => self.zero(token, offset, bytes),
+            Ask::Flush => match self.failed {
+                None => self.commit.waiting.push(token),
+                Some(error) => end(actions, token, Err(error)),
+            },
+        }
+    }
+
+    fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
+        let Completion { token, result } = completion;
+        let purpose = self.in_flight.remove(&token.0);
+        match purpose.expect("an action ends once") {
+            Purpose::Read(id) => self.read_ended(id, result, actions),
+            Purpose::Fill { write, part, tail } => self.filled(write, part, tail, result, actions),
+            Purpose::Write(id) => self.written(id, result, actions),
+            Purpose::Commit => self.commit_moved(result.map(drop), actions),
+            Purpose::Superblock => self.superblock_moved(result.map(drop), actions),
+            Purpose::CopyRead(id) => self.copy_was_read(id, result, actions),
+            Purpose::CopyWrite(id) => self.copied(id, result.map(drop)),
+            Purpose::TierFlush => self.tier_flushed(result.map(drop)),
+        }
+    }
+
+    /// A token for an action.
+    fn token(&mut self, purpose: Purpose) -> Token {
+        self.next_id += 1;
+        self.in_flight.insert(self.next_id, purpose);
+        Token(self.next_id)
+    }
+
+    /// A number for a request.
+    fn number(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// What is durable is not known any more.
+    fn fail(&mut self, error: IoError, actions: &mut Vec<Action>) {
+        self.failed = Some(error);
+        for token in self.commit.give_up() {
+            end(actions, token, Err(error));
+        }
+        self.abandon_tier();
+        self.tier.wanted = false;
+    }
+
+    /// Change the state of blocks. A commit that is writing their page has what it was before.
+    fn set(&mut self, blocks: core::ops::Range<u64>, state: BlockState) {
+        for block in blocks {
+            if self.map.get(block) != state {
+                self.commit.keep(&self.map, block);
+                self.map.set(block, state);
+            }
+        }
+    }
+
+    fn check_invariants(&self) {
+        let begun = self.writes.iter().filter(|write| write.is_begun);
+        for (index, write) in begun.clone().enumerate() {
+            let mut others = begun.clone().skip(index + 1);
+            debug_assert!(
+                others.all(|other| !write.overlaps(&other.blocks)),
+                "writes under way share a block"
+            );
+        }
+        self.check_tier();
+    }
+}
+
+fn end(actions: &mut Vec<Action>, token: Token, result: Result<Done, IoError>) {
+    actions.push(Action::End(Completion { token, result }));
+}

@@ -1,0 +1,106 @@
+//! Tiering out what a volume in storage mode has dirty: the log is destaged into the home, then the home
+//! tiers out. A volume in cache mode is destaged, and that is all.
+
+use hdcs_core::home::TierState;
+use hdcs_core::volume::Event;
+
+use super::served::Tiering;
+use super::works::Works;
+use crate::backends::Port;
+use crate::device::ring::Owner;
+use crate::frontends::VolumeNumber;
+
+impl Works {
+    /// Begin to destage and to tier out everything that is dirty now.
+    pub fn begin_tiering(&mut self, number: VolumeNumber, then_close: bool) -> Result<(), String> {
+        let slot = self.open_slot(number)?;
+        if let Some(served) = self.volumes.get_mut(slot)
+            && served.home().is_some()
+        {
+            let before = served.tiering.take();
+            served.tiering = Some(Tiering {
+                asked: false,
+                then_close: then_close || before.is_some_and(|before| before.then_close),
+            });
+        }
+        self.step(slot, Event::DestageAll);
+        Ok(())
+    }
+
+    /// Tier everything out before a volume is closed; false if it has no home, or is not open.
+    pub fn tier_and_close(&mut self, number: VolumeNumber) -> bool {
+        let slot = self.open_slot(number).ok();
+        let served = slot.and_then(|slot| self.volumes.get(slot));
+        served.is_some_and(|served| served.home().is_some())
+            && self.begin_tiering(number, true).is_ok()
+    }
+
+    /// Stop tiering out, unless the volume is being closed.
+    pub fn cancel_tiering(&mut self, number: VolumeNumber) {
+        let Ok(slot) = self.open_slot(number) else {
+            return;
+        };
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let cancelled = served.tiering.take_if(|tiering| !tiering.then_close);
+        if cancelled.is_some() {
+            self.ask_home(slot, false);
+        }
+    }
+
+    fn ask_home(&mut self, slot: u32, begin: bool) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        served.backend.tier(self.now, begin, &mut port);
+        self.perform(slot);
+    }
+
+    /// The next step of tiering out.
+    pub fn go_on_tiering(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let (stats, home) = (served.volume.stats(self.now), served.home());
+        let (Some(tiering), Some(home)) = (&mut served.tiering, home) else {
+            return;
+        };
+        if !tiering.asked {
+            if stats.destage_all_remaining_bytes == 0 {
+                tiering.asked = true;
+                self.ask_home(slot, true);
+            }
+            return;
+        }
+        if home.tier != TierState::Idle {
+            return;
+        }
+        let then_close = tiering.then_close;
+        served.tiering = None;
+        if !then_close {
+            return;
+        }
+        if let Some(error) = home.failed {
+            for answer in served.closing.drain(..) {
+                let why = format!("its home failed ({error}) and cannot be tiered out");
+                // Whoever asked may have gone.
+                let _ = answer.send(Err(why));
+            }
+        } else if stats.log_used_blocks > 0 || home.dirty_bytes + home.zero_bytes > 0 {
+            // What came in before its connections were closed.
+            served.tiering = Some(Tiering {
+                asked: false,
+                then_close,
+            });
+            self.step(slot, Event::DestageAll);
+        } else {
+            self.step(slot, Event::Close { destage: true });
+        }
+    }
+}

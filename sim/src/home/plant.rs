@@ -1,0 +1,34 @@
+//! Planted bugs: the driver between the home and its fakes misbehaves in one way. Each stands for a bug that
+//! the home could have; what it does is where it is planted, in `world.rs`.
+
+use clap::ValueEnum;
+
+/// One way to misbehave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plant {
+    /// Pages of the map are written before the data that they name is durable.
+    MapBeforeData,
+    /// The backend is said to be flushed and is not: blocks become clean before they are there.
+    CleanBeforeFlush,
+    /// A copy has what is in the home when it is written to the backend.
+    NoCopyFirst,
+    /// Of a block that is written in part, the rest is not filled.
+    NoFill,
+    /// A page is written together with its copy.
+    CopyAtOnce,
+    /// What is clean is trusted although the write log is another one.
+    TrustClean,
+    /// That the backend is between two states is never recorded.
+    BetweenUnsaid,
+    /// An end never arrives.
+    LostEnd,
+    /// A sync does nothing.
+    SyncLie,
+}
+
+impl Plant {
+    /// Every bug.
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+}

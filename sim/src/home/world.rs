@@ -1,0 +1,861 @@
+//! One run: homes on one store, one after another, between a log and a backend.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use fastrand::Rng;
+use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::error::IoError;
+use hdcs_core::home::format::{
+    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, PAGE_BLOCKS, choose_page,
+};
+use hdcs_core::home::map::Map;
+use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
+use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use zerocopy::IntoBytes;
+
+use super::plant::Plant;
+use super::{Coverage, Options};
+use crate::backend::Backend;
+use crate::clock::Schedule;
+use crate::content::{Content, WriteId};
+use crate::disk::{Disk, OpId};
+use crate::trace::Trace;
+use crate::violation::Violation;
+
+const VOLUME: u32 = 1;
+const UUID: [u8; 16] = [7; 16];
+const HOME: u64 = 99;
+const SECTOR: u64 = SECTOR_BYTES as u64;
+/// Something that waits longer is stalled.
+const PATIENCE: Nanos = Nanos::from_millis(120_000);
+/// Steps of one wait after which the home is said to spin.
+const STEPS_MAX: u32 = 100_000;
+
+/// One write of a generation.
+#[derive(Clone, Debug)]
+struct Write {
+    range: SectorRange,
+    content: Content,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    ToDo,
+    Flying,
+    Done,
+}
+
+/// What is asked of the home.
+#[derive(Debug)]
+enum Request {
+    Write(usize),
+    Flush,
+    /// What each sector may be, as of its beginning.
+    Read(SectorRange, Vec<Vec<Content>>),
+}
+
+#[derive(Debug)]
+enum Happening {
+    StoreRead(Token, OpId, BufMut),
+    StoreWrite(Token, OpId),
+    StoreSync(Token),
+    BackendRead(Token, OpId, BufMut),
+    BackendWrite(Token, OpId, Option<SectorRange>),
+    BackendFlush(Token, OpId),
+}
+
+/// A run.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
+pub struct World {
+    /// What happened.
+    pub trace: Trace,
+    /// What the run saw.
+    pub coverage: Coverage,
+    random: Rng,
+    options: Options,
+    now: Nanos,
+    step: u64,
+    schedule: Schedule<Happening>,
+    store: Disk,
+    backend: Backend,
+    home: Option<Home>,
+    pool: Rc<Pool>,
+    bytes: u64,
+    /// The sectors that are written.
+    window: SectorRange,
+    log: u64,
+    /// Whether the log of the last generation is lost, and nobody has read what is left.
+    is_log_lost: bool,
+    /// What the last flush made durable, in the window.
+    base: Vec<Content>,
+    generation: Vec<Write>,
+    requests: BTreeMap<u64, Request>,
+    next_request: u64,
+    next_write: WriteId,
+    flushed: bool,
+    /// States of flushes since the tier that was last done, that one's among them.
+    moments: Vec<Vec<Content>>,
+    /// Where in them a tier that is wanted may be.
+    moments_from: usize,
+    /// Where it may be that was asked for last.
+    asked_from: usize,
+    tiers: u64,
+    tier_wanted: bool,
+    flush_every_blocks: u64,
+    faults: bool,
+    calm: bool,
+    /// The step at which the power goes.
+    cut_at: Option<u64>,
+    actions: Vec<Action>,
+}
+
+impl World {
+    /// The run of a seed.
+    pub fn new(seed: u64, options: Options) -> Self {
+        let mut random = Rng::with_seed(seed ^ 0x686f_6d65_2121_2121);
+        let blocks: u64 = match random.u8(..8) {
+            0 => PAGE_BLOCKS + 40,
+            _ => random.u64(8..200),
+        };
+        let sectors = blocks * BLOCK_SECTORS;
+        let window = SectorRange::between(sectors.saturating_sub(100 * BLOCK_SECTORS), sectors);
+        let mut content = vec![Content::Zero; sectors as usize];
+        let mut base = Vec::new();
+        for sector in window.start..window.end() {
+            let number = if random.bool() { 1 } else { 2 };
+            let old = Content::Pattern(number);
+            content[sector as usize] = old;
+            base.push(old);
+        }
+        let bytes = sectors * SECTOR;
+        let mut store = Disk::new(format::store_bytes(bytes), random.u64(..));
+        store.put(0, &format::format_head(UUID, HOME, bytes));
+        for page in 0..format::pages(bytes) {
+            for copy in [0, 1] {
+                let empty = format::format_page(HOME, page);
+                store.put(format::page_offset(page, copy), empty.as_bytes());
+            }
+        }
+        let atomic = random.u8(..3) == 0;
+        let backend = Backend::new(VOLUME, content, atomic, random.u64(..));
+        Self {
+            trace: Trace::new(options.verbose),
+            coverage: Coverage::default(),
+            flush_every_blocks: random.u64(4..400),
+            faults: random.bool() && options.crash_at.is_none(),
+            options,
+            now: Nanos(0),
+            step: 0,
+            schedule: Schedule::default(),
+            store,
+            backend,
+            home: None,
+            pool: Pool::new(16 << 20),
+            bytes,
+            window,
+            log: 1,
+            is_log_lost: false,
+            moments: vec![base.clone()],
+            base,
+            generation: Vec::new(),
+            requests: BTreeMap::new(),
+            next_request: 0,
+            next_write: 0,
+            flushed: true,
+            moments_from: 0,
+            asked_from: 0,
+            tiers: 0,
+            tier_wanted: false,
+            calm: false,
+            cut_at: None,
+            actions: Vec::new(),
+            random,
+        }
+    }
+
+    /// Run it.
+    pub fn run(&mut self) -> Result<(), Violation> {
+        let is_short = self.options.crash_at.is_some();
+        let lives = if is_short { 1 } else { self.random.u32(1..6) };
+        for _ in 0..lives {
+            if !is_short && self.random.bool() {
+                self.cut_at = Some(self.step + self.random.u64(1..400));
+            }
+            self.open()?;
+            let generations = if is_short { 4 } else { self.random.u32(1..12) };
+            for _ in 0..generations {
+                if !self.generation()? {
+                    break;
+                }
+            }
+            if self.home.is_some() {
+                self.crash();
+            }
+        }
+        self.calm = true;
+        self.cut_at = None;
+        // A crash at a step may be here.
+        loop {
+            self.open()?;
+            if self.generation()? && self.tier_to_the_end()? {
+                return self.read_all();
+            }
+        }
+    }
+
+    fn log_step(&mut self, what: &'static str, numbers: [u64; 4]) {
+        self.trace.add(self.step, self.now, what, numbers);
+    }
+
+    fn is_planted(&self, plant: Plant) -> bool {
+        self.options.plant == Some(plant)
+    }
+
+    /// Open the home, as the node does.
+    fn open(&mut self) -> Result<(), Violation> {
+        let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
+        self.store.peek(0, &mut head);
+        let blocks = [&head[..BLOCK_BYTES], &head[BLOCK_BYTES..2 * BLOCK_BYTES]];
+        let refused = |why: String| Violation::new("open-refused", why);
+        let superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
+        let mut pages = Vec::new();
+        let mut repairs = Vec::new();
+        for page in 0..format::pages(self.bytes) {
+            let mut both = vec![0; 2 * BLOCK_BYTES];
+            self.store.peek(format::page_offset(page, 0), &mut both);
+            let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
+            let found = found.map_err(|e| refused(format!("page {page}: {e}")))?;
+            if let Some(copy) = found.repair {
+                repairs.push((format::page_offset(page, copy), found.page.clone()));
+            }
+            pages.push(found.page);
+        }
+        self.store.sync();
+        self.coverage.repairs += u64::from(!repairs.is_empty());
+        for (offset, page) in repairs {
+            self.store.put(offset, page.as_bytes());
+        }
+        self.backend.opened();
+        let between = superblock.flags.get() & HOME_BETWEEN != 0;
+        self.coverage.betweens += u64::from(between);
+        self.log_step("open", [self.log, u64::from(between), 0, 0]);
+        if !between {
+            self.check_backend("between-unsaid", 0)?;
+        }
+        let log = if self.is_planted(Plant::TrustClean) {
+            1
+        } else {
+            self.log
+        };
+        let config = Config {
+            bytes: self.bytes,
+            volume: UUID,
+            home: HOME,
+            log,
+            sequence: superblock.sequence.get(),
+            between,
+            backend_atomic: self.backend.is_atomic(),
+            flush_every_blocks: self.flush_every_blocks,
+        };
+        let map = Map::load(pages, self.bytes / BLOCK_BYTES as u64, log);
+        self.home = Some(Home::new(config, map));
+        self.tiers = 0;
+        self.tier_wanted = false;
+        for write in &mut self.generation {
+            write.state = State::ToDo;
+        }
+        if self.generation.is_empty() {
+            return Ok(());
+        }
+        if self.is_log_lost {
+            return self.learn();
+        }
+        // The log has the last generation.
+        self.end_generation().map(drop)
+    }
+
+    /// Without its log, the home is what it reads as: of each sector what was flushed, or newer.
+    fn learn(&mut self) -> Result<(), Violation> {
+        while self.is_log_lost {
+            let window = self.window;
+            self.read(window);
+            if !self.wait(|world| world.requests.is_empty())? {
+                return Ok(());
+            }
+        }
+        self.coverage.lost_logs += 1;
+        self.generation.clear();
+        self.moments.push(self.base.clone());
+        self.flushed = false;
+        Ok(())
+    }
+
+    /// The power goes, or the process; perhaps the log as well, and the backend's host.
+    fn crash(&mut self) {
+        if let Some(home) = self.home.take() {
+            self.coverage.fills += home.status().filled_blocks;
+            self.coverage.waits += home.status().waited_writes;
+        }
+        self.coverage.crashes += 1;
+        self.requests.clear();
+        self.schedule.retain(|_| false);
+        self.actions.clear();
+        if self.random.u8(..4) == 0 {
+            self.store.process_kill();
+        } else {
+            self.store.power_cut();
+        }
+        match self.random.u8(..3) {
+            0 => self.backend.power_cut(),
+            _ => self.backend.client_lost(),
+        }
+        self.backend.client_lost();
+        self.log_step("crash", [0; 4]);
+        if !self.generation.is_empty() && self.random.u8(..4) == 0 {
+            self.log += 1;
+            self.is_log_lost = true;
+        }
+    }
+
+    /// One generation, with reads and tiers beside it; false if the home is gone.
+    fn generation(&mut self) -> Result<bool, Violation> {
+        if self.home.is_none() {
+            return Ok(false);
+        }
+        let writes = self.random.usize(1..12);
+        let mut taken: Vec<SectorRange> = Vec::new();
+        let is_planted = self.is_planted(Plant::NoFill);
+        for _ in 0..writes {
+            let count = match self.random.u8(..4) {
+                0 => BLOCK_SECTORS * self.random.u64(1..4),
+                1 => self.random.u64(1..40),
+                _ => self.random.u64(1..8),
+            };
+            let count = count.min(self.window.count);
+            let mut start = self.window.start + self.random.u64(..=self.window.count - count);
+            if self.random.bool() && !is_planted {
+                start -= start % BLOCK_SECTORS;
+            }
+            let range = SectorRange::new(start, count);
+            if start < self.window.start || taken.iter().any(|other| other.overlaps(range)) {
+                continue;
+            }
+            taken.push(range);
+            self.next_write += 1;
+            let content = match self.random.u8(..5) {
+                0 => Content::Zero,
+                _ => Content::Write(self.next_write),
+            };
+            let state = State::ToDo;
+            self.generation.push(Write {
+                range,
+                content,
+                state,
+            });
+        }
+        match self.random.u8(..6) {
+            0 | 1 => self.begin_tier(),
+            2 => self.cancel_tier(),
+            _ => {}
+        }
+        self.end_generation()
+    }
+
+    fn begin_tier(&mut self) {
+        self.log_step("tier", [0; 4]);
+        self.asked_from = self.moments.len() - 1;
+        if !self.tier_wanted {
+            self.moments_from = self.asked_from;
+            self.tier_wanted = true;
+        }
+        self.event(Event::Tier);
+    }
+
+    fn cancel_tier(&mut self) {
+        self.log_step("cancel", [0; 4]);
+        self.event(Event::CancelTier);
+        self.tier_wanted = self
+            .home
+            .as_ref()
+            .is_some_and(|home| home.status().tier != TierState::Idle);
+        self.coverage.tiers_given_up += u64::from(!self.tier_wanted);
+    }
+
+    /// Write what is to be written, then flush; false if the home is gone.
+    fn end_generation(&mut self) -> Result<bool, Violation> {
+        self.flushed = false;
+        let is_written = |world: &Self| world.generation.iter().all(|w| w.state == State::Done);
+        loop {
+            for index in 0..self.generation.len() {
+                let is_now = self.calm || self.random.u8(..4) > 0;
+                if self.generation[index].state == State::ToDo && is_now {
+                    self.write(index);
+                }
+            }
+            if !self.calm && self.random.u8(..16) == 0 {
+                self.begin_tier();
+            }
+            if self.random.u8(..3) == 0 {
+                let start = self.window.start + self.random.u64(..self.window.count);
+                let count = self.random.u64(1..=64).min(self.window.end() - start);
+                self.read(SectorRange::new(start, count));
+            }
+            if !self.wait(|world| world.requests.is_empty())? {
+                return Ok(false);
+            }
+            if is_written(self) {
+                break;
+            }
+        }
+        while !self.flushed {
+            self.ask(Request::Flush, Ask::Flush);
+            if !self.wait(|world| world.requests.is_empty())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn write(&mut self, index: usize) {
+        let Write { range, content, .. } = self.generation[index];
+        self.generation[index].state = State::Flying;
+        let offset = range.byte_offset();
+        let ask = if content == Content::Zero {
+            let bytes = range.bytes() as u64;
+            Ask::Zero { offset, bytes }
+        } else {
+            let mut buf = self.pool.alloc_for(range).expect("the pool is large");
+            for (at, sector) in buf.chunks_mut(SECTOR_BYTES).enumerate() {
+                content.fill(VOLUME, range.start + at as u64, sector);
+            }
+            let data = vec![buf.freeze()];
+            Ask::Write { offset, data }
+        };
+        self.log_step("write", [range.start, range.count, index as u64, 0]);
+        self.ask(Request::Write(index), ask);
+    }
+
+    fn read(&mut self, range: SectorRange) {
+        let may: Vec<_> = (range.start..range.end())
+            .map(|sector| self.may_be(sector))
+            .collect();
+        let buf = self.pool.alloc(range.bytes()).expect("the pool is large");
+        let offset = range.byte_offset();
+        self.log_step("read", [range.start, range.count, 0, 0]);
+        self.ask(Request::Read(range, may), Ask::Read { offset, buf });
+    }
+
+    /// What a sector may be now.
+    fn may_be(&self, sector: u64) -> Vec<Content> {
+        let base = self.base[(sector - self.window.start) as usize];
+        let mut writes = self.generation.iter();
+        match writes.find(|write| (write.range.start..write.range.end()).contains(&sector)) {
+            None => vec![base],
+            Some(write) if write.state == State::Done => vec![write.content],
+            Some(write) => vec![base, write.content],
+        }
+    }
+
+    fn ask(&mut self, request: Request, ask: Ask) {
+        self.next_request += 1;
+        let token = Token(self.next_request);
+        self.requests.insert(self.next_request, request);
+        self.event(Event::Submit { token, ask });
+    }
+
+    fn event(&mut self, event: Event) {
+        if let Some(home) = &mut self.home {
+            home.step(self.now, event, &mut self.actions);
+        }
+    }
+
+    /// Go on until something holds; false if the home is gone.
+    fn wait(&mut self, holds: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
+        let since = self.now;
+        let mut steps = 0;
+        loop {
+            self.perform()?;
+            if self.options.crash_at == Some(self.step) && !self.coverage.cut {
+                self.coverage.cut = true;
+                self.crash();
+            }
+            if self.cut_at.take_if(|at| self.step >= *at).is_some() {
+                self.crash();
+            }
+            let Some(home) = &self.home else {
+                return Ok(false);
+            };
+            if home.status().failed.is_some() {
+                self.coverage.failed += 1;
+                self.crash();
+                return Ok(false);
+            }
+            if holds(self) {
+                return Ok(true);
+            }
+            steps += 1;
+            if steps > STEPS_MAX || self.now.since(since) > PATIENCE {
+                return Err(Violation::new("stall", format!("{:?} wait", self.requests)));
+            }
+            let due = self.home.as_ref().and_then(Home::next_wakeup);
+            let next = [due, self.schedule.next_time()].into_iter().flatten().min();
+            let Some(next) = next else {
+                return Err(Violation::new(
+                    "stall",
+                    format!("{:?} never end", self.requests),
+                ));
+            };
+            self.step += 1;
+            self.now = self.now.max(next);
+            if let Some(happening) = self.schedule.take_until(self.now) {
+                self.happen(happening);
+            } else if let Some(home) = &mut self.home {
+                home.poll(self.now, &mut self.actions);
+            }
+        }
+    }
+
+    fn perform(&mut self) -> Result<(), Violation> {
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                self.act(action)?;
+            }
+        }
+        self.watch_tier()
+    }
+
+    fn act(&mut self, action: Action) -> Result<(), Violation> {
+        let at = self.now.plus(Nanos(self.random.u64(1_000..3_000_000)));
+        let sectors = |offset: u64, bytes: usize| {
+            SectorRange::new(offset / SECTOR, (bytes / SECTOR_BYTES) as u64)
+        };
+        let happening = match action {
+            Action::End(completion) => return self.ended(completion),
+            Action::StoreRead { token, offset, buf } => {
+                Happening::StoreRead(token, self.store.submit_read(offset, buf.len()), buf)
+            }
+            Action::StoreWrite {
+                token,
+                offset,
+                data,
+            } => {
+                let (offset, data) = self.planted_write(offset, data);
+                let durable = self.is_planted(Plant::MapBeforeData) && is_of_map(offset);
+                Happening::StoreWrite(token, self.store.submit_write(offset, &data, durable))
+            }
+            Action::StoreSync { token } => {
+                // It promises nothing of what ends while it is under way.
+                if !self.is_planted(Plant::SyncLie) && !self.is_planted(Plant::MapBeforeData) {
+                    self.store.sync();
+                }
+                Happening::StoreSync(token)
+            }
+            Action::BackendRead { token, offset, buf } => {
+                let op = self.backend.submit_read(sectors(offset, buf.len()));
+                Happening::BackendRead(token, op, buf)
+            }
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => {
+                let range = sectors(offset, data.len());
+                let contents = Self::decode(range, &data)?;
+                let planted = self.is_planted(Plant::NoCopyFirst).then_some(range);
+                let op = self.backend.submit_write(range, contents);
+                Happening::BackendWrite(token, op, planted)
+            }
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+            } => {
+                let op = self
+                    .backend
+                    .submit_zero(sectors(offset, bytes as usize), true);
+                Happening::BackendWrite(token, op, None)
+            }
+            Action::BackendFlush { token } => {
+                Happening::BackendFlush(token, self.backend.submit_flush())
+            }
+        };
+        self.schedule.add(at, happening);
+        Ok(())
+    }
+
+    /// What a planted bug makes of a write to the store.
+    fn planted_write(&mut self, offset: u64, data: Vec<Buf>) -> (u64, Vec<Buf>) {
+        if self.is_planted(Plant::CopyAtOnce) && is_of_map(offset) {
+            let copy = self
+                .store
+                .submit_write(offset + BLOCK_BYTES as u64, &data, false);
+            let at = self.now.plus(Nanos(1));
+            // Nobody waits for it.
+            self.schedule
+                .add(at, Happening::StoreWrite(Token(u64::MAX), copy));
+        }
+        if self.is_planted(Plant::NoFill) && data.len() > 1 && !is_of_map(offset) {
+            // The longest part is what was asked for; it has its place among the others.
+            let index = (0..data.len())
+                .max_by_key(|&n| self.is_asked_for(&data[n]))
+                .unwrap_or(0);
+            let before: usize = data[..index].iter().map(|buf| buf.len()).sum();
+            return (offset + before as u64, vec![data[index].clone()]);
+        }
+        if self.is_planted(Plant::BetweenUnsaid) && offset < 2 * BLOCK_BYTES as u64 {
+            let mut buf = self.pool.alloc(BLOCK_BYTES).expect("the pool is large");
+            self.store.peek(offset, &mut buf);
+            return (offset, vec![buf.freeze()]);
+        }
+        (offset, data)
+    }
+
+    /// A buffer of a write has the content of one that was asked for.
+    fn is_asked_for(&self, buf: &Buf) -> bool {
+        let word = buf.get(8..16).and_then(|bytes| bytes.try_into().ok());
+        let id = word.map_or(0, u64::from_le_bytes) as u32;
+        let mut writes = self.generation.iter();
+        writes.any(|write| write.content == Content::Write(id))
+    }
+
+    /// What bytes are, each sector in its place.
+    fn decode(range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>, Violation> {
+        let sectors = bytes.chunks(SECTOR_BYTES).enumerate();
+        let decoded = sectors.map(|(index, sector)| {
+            let at = range.start + index as u64;
+            Content::decode(VOLUME, at, sector)
+                .ok_or_else(|| Violation::new("foreign", format!("sector {at}")))
+        });
+        decoded.collect()
+    }
+
+    /// Whether something fails.
+    fn fails(&mut self, one_in: u32) -> bool {
+        self.faults && !self.calm && self.random.u32(..one_in) == 0
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        let (token, result) = match happening {
+            Happening::StoreRead(token, op, mut buf) => {
+                self.store.complete_read(op, &mut buf);
+                let result = if self.fails(200) {
+                    Err(IoError::Failed)
+                } else {
+                    Ok(Done::Read(buf))
+                };
+                (token, result)
+            }
+            Happening::StoreWrite(token, op) => {
+                if self.fails(400) {
+                    self.store.fail_write(op);
+                    (token, Err(IoError::Failed))
+                } else {
+                    self.store.complete_write(op);
+                    (token, Ok(Done::Written))
+                }
+            }
+            Happening::StoreSync(token) => {
+                let result = if self.fails(400) {
+                    Err(IoError::Failed)
+                } else {
+                    Ok(Done::Written)
+                };
+                (token, result)
+            }
+            Happening::BackendRead(token, op, mut buf) => {
+                if self.fails(20) {
+                    self.backend.cancel(op);
+                    (token, Err(IoError::Unreachable))
+                } else {
+                    self.backend.complete_read(op, &mut buf);
+                    (token, Ok(Done::Read(buf)))
+                }
+            }
+            Happening::BackendWrite(token, op, planted) => {
+                if self.fails(20) {
+                    self.backend.fail_write(op);
+                    (token, Err(IoError::Unreachable))
+                } else {
+                    self.backend.complete_write(op);
+                    if let Some(range) = planted {
+                        self.write_what_is_there(range);
+                    }
+                    (token, Ok(Done::Written))
+                }
+            }
+            Happening::BackendFlush(token, op) => self.flush_backend(token, op),
+        };
+        if token.0 == u64::MAX {
+            return;
+        }
+        if self.is_planted(Plant::LostEnd) && self.random.u8(..50) == 0 {
+            return;
+        }
+        self.event(Event::Completed(Completion { token, result }));
+    }
+
+    fn flush_backend(&mut self, token: Token, op: OpId) -> (Token, Result<Done, IoError>) {
+        if self.is_planted(Plant::CleanBeforeFlush) {
+            self.backend.cancel(op);
+            return (token, Ok(Done::Written));
+        }
+        if self.fails(10) {
+            self.backend.fail_flush(op);
+            return (token, Err(IoError::Unreachable));
+        }
+        let result = if self.backend.complete_flush(op) {
+            Ok(Done::Written)
+        } else {
+            Err(IoError::Failed)
+        };
+        (token, result)
+    }
+
+    /// A planted bug: the backend gets what the home has now.
+    fn write_what_is_there(&mut self, range: SectorRange) {
+        let mut bytes = vec![0; range.bytes()];
+        let offset = format::data_offset(range.byte_offset());
+        self.store.peek(offset, &mut bytes);
+        if let Ok(contents) = Self::decode(range, &bytes) {
+            let op = self.backend.submit_write(range, contents);
+            self.backend.complete_write(op);
+        }
+    }
+
+    fn ended(&mut self, completion: Completion) -> Result<(), Violation> {
+        let Completion { token, result } = completion;
+        let Some(request) = self.requests.remove(&token.0) else {
+            return Err(Violation::new("ended-twice", format!("{token:?}")));
+        };
+        let is_ok = result.is_ok();
+        if !is_ok && (self.calm || !self.faults) {
+            return Err(Violation::new(
+                "error-without-cause",
+                format!("{request:?}"),
+            ));
+        }
+        self.log_step("end", [token.0, u64::from(is_ok), 0, 0]);
+        match (request, result) {
+            (Request::Write(index), result) => {
+                let state = result.map_or(State::ToDo, |_| State::Done);
+                self.generation[index].state = state;
+            }
+            (Request::Flush, Ok(_)) => self.has_flushed(),
+            (Request::Read(range, may), Ok(Done::Read(buf))) => {
+                return self.read_ended(range, &may, &buf);
+            }
+            (Request::Flush | Request::Read(..), _) => {}
+        }
+        Ok(())
+    }
+
+    fn has_flushed(&mut self) {
+        self.coverage.flushes += 1;
+        for write in std::mem::take(&mut self.generation) {
+            for sector in write.range.start..write.range.end() {
+                self.base[(sector - self.window.start) as usize] = write.content;
+            }
+        }
+        self.flushed = true;
+        self.moments.push(self.base.clone());
+    }
+
+    fn read_ended(
+        &mut self,
+        range: SectorRange,
+        may: &[Vec<Content>],
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
+        for (index, content) in Self::decode(range, bytes)?.into_iter().enumerate() {
+            let sector = range.start + index as u64;
+            let now = self.may_be(sector);
+            if !may[index].contains(&content) && !now.contains(&content) {
+                let why = format!(
+                    "sector {sector} is {content:?}, not {:?} or {now:?}",
+                    may[index]
+                );
+                return Err(Violation::new("read-wrong", why));
+            }
+            if self.is_log_lost {
+                self.base[(sector - self.window.start) as usize] = content;
+            }
+        }
+        self.is_log_lost = false;
+        Ok(())
+    }
+
+    /// A tier that has ended left one of the states of a flush, durably.
+    fn watch_tier(&mut self) -> Result<(), Violation> {
+        let Some(home) = &self.home else {
+            return Ok(());
+        };
+        let status = home.status();
+        if self.backend.is_atomic() {
+            self.backend.take_commits();
+            self.check_backend("between-shown", 0)?;
+        }
+        if status.tiers > self.tiers {
+            self.tiers = status.tiers;
+            self.tier_wanted = status.tier != TierState::Idle;
+            self.coverage.tiers += 1;
+            let found = self.check_backend("tier-state", self.moments_from)?;
+            self.log_step("tiered", [found as u64, 0, 0, 0]);
+            self.moments.drain(..found);
+            self.asked_from = self.asked_from.saturating_sub(found);
+            self.moments_from = self.asked_from;
+        }
+        Ok(())
+    }
+
+    /// What the backend has durably is one of the states from a moment on; which.
+    fn check_backend(&self, rule: &'static str, from: usize) -> Result<usize, Violation> {
+        let durable: Vec<_> = (self.window.start..self.window.end())
+            .map(|sector| self.backend.durable(sector))
+            .collect();
+        let found = self.moments.iter().rposition(|moment| *moment == durable);
+        found.filter(|&found| found >= from).ok_or_else(|| {
+            let last = &self.moments[self.moments.len() - 1];
+            let differs = (0..durable.len()).find(|&index| durable[index] != last[index]);
+            let differs = differs.unwrap_or(0);
+            let why = format!(
+                "the backend has no state of a flush: sector {} is {:?}, at last {:?}",
+                self.window.start + differs as u64,
+                durable[differs],
+                last[differs]
+            );
+            Violation::new(rule, why)
+        })
+    }
+
+    /// All is well: what is dirty gets to the backend; false if the home is gone.
+    fn tier_to_the_end(&mut self) -> Result<bool, Violation> {
+        self.begin_tier();
+        if !self.wait(|world| !world.tier_wanted)? {
+            return Ok(false);
+        }
+        let status = self.home.as_ref().map(Home::status).unwrap_or_default();
+        self.coverage.fills += status.filled_blocks;
+        self.coverage.waits += status.waited_writes;
+        if status.dirty_bytes + status.zero_bytes > 0 || status.between {
+            return Err(Violation::new("tier-incomplete", format!("{status:?}")));
+        }
+        self.check_backend("tier-state", self.moments.len() - 1)?;
+        Ok(true)
+    }
+
+    fn read_all(&mut self) -> Result<(), Violation> {
+        let window = self.window;
+        self.read(window);
+        self.wait(|world| world.requests.is_empty()).map(drop)
+    }
+}
+
+/// Whether a place in the store is one of the map's first copies.
+fn is_of_map(offset: u64) -> bool {
+    let block = offset / BLOCK_BYTES as u64;
+    block >= HOME_HEADER_BLOCKS && (block - HOME_HEADER_BLOCKS).is_multiple_of(PAGE_BLOCKS + 2)
+}

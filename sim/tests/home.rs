@@ -1,0 +1,160 @@
+//! Storage mode: short seeded sets, a crash at every step, and planted bugs.
+
+use hdcs_sim::home::plant::Plant;
+use hdcs_sim::home::{Coverage, Options, run};
+
+/// Seeds that a bug may survive.
+const SEEDS_MAX: u64 = 400;
+
+/// Seeds that once found something, and what.
+const FOUND: [(u64, &str); 5] = [
+    (25, "a tier that had nothing to record never went on"),
+    (42, "a tier that had nothing to record never went on"),
+    (
+        574,
+        "the end of one tier made a moment of the middle of a generation, and another one took it",
+    ),
+    (728, "the same"),
+    (768, "the same, over an atomic backend"),
+];
+
+#[test]
+fn home_seeds_that_found_something_hold() {
+    for (seed, found) in FOUND {
+        let outcome = run(seed, Options::default());
+        if let Some(violation) = &outcome.violation {
+            let tail = outcome.tail.join("\n");
+            panic!("seed {seed} ({found}): {violation}\n{tail}");
+        }
+    }
+}
+
+#[test]
+fn home_seeds_hold_and_cover() {
+    let mut coverage = Coverage::default();
+    for seed in 0..400 {
+        let outcome = run(seed, Options::default());
+        if let Some(violation) = &outcome.violation {
+            panic!(
+                "{violation}\nreplay: hdcs-sim --world home --seed {seed}\n{}",
+                outcome.tail.join("\n")
+            );
+        }
+        coverage.add(&outcome.coverage);
+    }
+    // A set that no longer tiers, waits, fills, crashes or repairs proves nothing.
+    assert!(
+        coverage.flushes > 5000
+            && coverage.tiers > 1200
+            && coverage.tiers_given_up > 700
+            && coverage.waits > 3000
+            && coverage.fills > 12_000
+            && coverage.crashes > 900
+            && coverage.repairs > 350
+            && coverage.betweens > 300
+            && coverage.lost_logs > 25
+            && coverage.failed > 15,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn home_seed_is_the_same_every_time() {
+    let hash = |seed| run(seed, Options::default()).trace_hash;
+    assert_eq!(hash(3), hash(3));
+    assert_ne!(hash(3), hash(4));
+}
+
+#[test]
+fn home_crash_at_every_step_holds() {
+    let mut steps = 0;
+    for seed in 0..12 {
+        for step in 0.. {
+            let options = Options {
+                crash_at: Some(step),
+                ..Options::default()
+            };
+            let outcome = run(seed, options);
+            if let Some(violation) = &outcome.violation {
+                let tail = outcome.tail.join("\n");
+                panic!("seed {seed}, crash at step {step}: {violation}\n{tail}");
+            }
+            if !outcome.coverage.cut {
+                break;
+            }
+            steps += 1;
+        }
+    }
+    assert!(steps > 500, "the runs have only {steps} steps");
+}
+
+/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
+fn assert_caught(plant: Plant, rules: &[&str]) {
+    let options = Options {
+        plant: Some(plant),
+        ..Options::default()
+    };
+    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
+    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
+    assert!(
+        rules.contains(&violation.rule),
+        "{plant:?} was caught by another rule: {violation}"
+    );
+}
+
+#[test]
+fn home_plant_of_a_map_before_its_data_is_caught() {
+    assert_caught(
+        Plant::MapBeforeData,
+        &["read-wrong", "foreign", "between-shown", "tier-state"],
+    );
+}
+
+#[test]
+fn home_plant_of_clean_before_the_backend_is_flushed_is_caught() {
+    assert_caught(
+        Plant::CleanBeforeFlush,
+        &["tier-state", "between-unsaid", "between-shown"],
+    );
+}
+
+#[test]
+fn home_plant_of_no_copy_before_a_write_is_caught() {
+    assert_caught(Plant::NoCopyFirst, &["tier-state", "between-shown"]);
+}
+
+#[test]
+fn home_plant_of_a_partial_write_without_a_fill_is_caught() {
+    assert_caught(
+        Plant::NoFill,
+        &["read-wrong", "foreign", "between-shown", "tier-state"],
+    );
+}
+
+#[test]
+fn home_plant_of_a_page_written_with_its_copy_is_caught() {
+    assert_caught(Plant::CopyAtOnce, &["open-refused"]);
+}
+
+#[test]
+fn home_plant_of_clean_blocks_under_another_log_is_caught() {
+    assert_caught(
+        Plant::TrustClean,
+        &["tier-state", "between-unsaid", "between-shown"],
+    );
+}
+
+#[test]
+fn home_plant_of_a_backend_between_states_unsaid_is_caught() {
+    assert_caught(Plant::BetweenUnsaid, &["between-unsaid"]);
+}
+
+#[test]
+fn home_plant_of_a_lost_end_is_caught() {
+    assert_caught(Plant::LostEnd, &["stall"]);
+}
+
+#[test]
+fn home_plant_of_a_sync_that_lies_is_caught() {
+    assert_caught(Plant::SyncLie, &["read-wrong", "foreign", "open-refused"]);
+}

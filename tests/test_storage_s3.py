@@ -1,0 +1,51 @@
+"""Storage mode on a real S3: a tier shows in the bucket as a whole or not at all."""
+
+from daemon import MIB, Daemon
+from object_stores import Model, taken_over
+from test_storage_file import SMALL_LOG, check, fill, home, is_tiered
+
+SIZE = 48 * MIB
+
+
+def homes(tmp_path, count):
+    made = [tmp_path / str(number) for number in range(count)]
+    for one in made:
+        one.mkdir()
+    return made
+
+
+def test_storage_on_s3_fills_while_the_gateway_is_away_and_tiers_as_a_whole(s3, tmp_path):
+    one, two = homes(tmp_path, 2)
+    url = s3.url("storage", retry_s=2, timeout_s=5)
+    model = Model(1, SIZE)
+    with Daemon(one) as daemon:
+        daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, size=str(SIZE))
+        s3.gateway_down()
+        try:
+            fill(daemon, model)
+            check(daemon, model)
+            assert daemon.volume("v")["counters"]["errors"] == 0
+            assert home(daemon)["dirty_bytes"] >= SIZE - 17 * MIB
+        finally:
+            s3.up()
+        daemon.ok("volume", "flush", "v")
+        assert is_tiered(daemon)
+        before = bytes(model.image)
+        client = daemon.nbd("v")
+        model.write(client, 300)
+        client.shutdown()
+        # Killed in the middle of the next tier: the bucket has the one before.
+        daemon.api("POST", "/v1/volumes/v/flush", "null")
+        daemon.until(lambda: home(daemon)["tier"] in ("copying", "finishing", "idle"))
+        is_done = is_tiered(daemon)
+        daemon.kill()
+        if not is_done:
+            daemon.start()
+            check(daemon, model)
+            daemon.ok("volume", "flush", "v")
+            daemon.write("v", b"z" * 4096)
+            daemon.kill()
+        assert bytes(model.image) != before
+    with Daemon(two) as daemon:
+        taken_over(daemon, url, model)
+        daemon.stop()
