@@ -301,11 +301,11 @@ def test_storage_refuses_what_it_cannot_do(tmp_path):
         refuses("--size", "16M", "--store-path", "/tmp/x", status=2, parts=("--mode storage",))
         other = tmp_path / "elsewhere"
         other.write_text("precious")
-        refuses(*storage, "--size", "16M", "--store-path", other, parts=("exists",))
+        refuses(*storage, "--size", "16M", "--store-path", other, status=2, parts=("exists",))
         assert other.read_text() == "precious"
         other.unlink()
         daemon.create("v", *storage, "--store-path", other)
-        refuses(*storage, "--size", "16M", "--store-path", other, parts=("in use by volume v",))
+        refuses(*storage, "--size", "16M", "--store-path", other, status=2, parts=("in use by volume v",))
         refused(daemon.cli("volume", "resize", "v", "--size", "32M"), 1, "storage mode")
         assert "storage" in daemon.ok("volume", "show", "v")
         daemon.ok("volume", "delete", "v")
