@@ -55,7 +55,6 @@ def test_size_is_refused(tmp_path, size, why):
 @pytest.mark.parametrize(
     "option, value, available",
     [
-        ("--mode", "storage", "available: cache"),
         ("--replicas", "2", "available: 0"),
         ("--ack", "all", "available: one"),
     ],
@@ -67,7 +66,9 @@ def test_what_is_planned_is_not_available_yet(tmp_path, option, value, available
 
 def test_what_never_was_is_told_from_what_is_planned(tmp_path):
     done = hdcs("volume", "create", "v", "--size", "1G", "--mode", "fast", "--data", tmp_path)
-    refused(done, 2, "there is no such mode; available: cache")
+    refused(done, 2, "invalid value 'fast' for '--mode <MODE>'", "cache, storage")
+    done = hdcs("volume", "create", "v", "--size", "1G", "--ack", "none", "--data", tmp_path)
+    refused(done, 2, "there is no such ack; available: one")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ impl World {
         // What went past the log is flushed by what destages everything.
         let is_staged = self.units[unit].backend.has_staged();
         let at_rest = self.volume(unit).is_some_and(|volume| {
-            !is_staged && volume.backend_is_flushed() && volume.stats(self.now).dirty_bytes == 0
+            !is_staged && volume.backend_is_flushed() && volume.stats(self.now).log_used_blocks == 0
         });
         let state = &mut self.units[unit];
         let is_idle = state.requests.is_empty();
