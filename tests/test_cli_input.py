@@ -68,7 +68,7 @@ def test_what_never_was_is_told_from_what_is_planned(tmp_path):
     done = hdcs("volume", "create", "v", "--size", "1G", "--mode", "fast", "--data", tmp_path)
     refused(done, 2, "invalid value 'fast' for '--mode <MODE>'", "cache, storage")
     done = hdcs("volume", "create", "v", "--size", "1G", "--ack", "none", "--data", tmp_path)
-    refused(done, 2, "there is no such ack; available: one")
+    refused(done, 2, "there is no such ack level; available: one")
 
 
 @pytest.mark.parametrize(
