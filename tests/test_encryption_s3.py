@@ -91,3 +91,26 @@ def test_encryption_s3_clone_has_its_parents_key(s3, tmp_path):
         assert "key/wrapped" not in s3.names("child")
         assert "key/wrapped" in s3.names("parent")
         daemon.stop()
+
+
+def test_encryption_s3_check_verifies_what_is_encrypted_where_the_key_is_known(s3, tmp_path):
+    key = key_file(tmp_path)
+    url = s3.url("checked-secret")
+    with Daemon(tmp_path, EAGER) as daemon:
+        daemon.create("v", "--backend", url, *encrypted(key), size="16M")
+        daemon.write("v", marked(16 * MIB, 4))
+        daemon.ok("volume", "flush", "v")
+        daemon.ok("check", "v")
+        refused(daemon.cli("check", url), 1, "is encrypted: check it by its name or data directory")
+        name = next(name for name in s3.names("checked-secret") if name.startswith("data/"))
+        client, place = s3.client(), {"Bucket": s3.bucket, "Key": f"checked-secret/{name}"}
+        good = client.get_object(**place)["Body"].read()
+        client.put_object(**place, Body=bytes([good[0] ^ 1]) + good[1:])
+        done = daemon.cli("check", "v")
+        refused(done, 1, "check found")
+        assert name in done.stdout and "damaged" in done.stdout, done.stdout
+        client.put_object(**place, Body=good)
+        daemon.ok("check", "v")
+        key.rename(tmp_path / "elsewhere")
+        refused(daemon.cli("check", "v"), 1, "is encrypted, and cannot be verified", str(key))
+        daemon.stop()

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Failure;
 use super::progress::Progress;
 use super::size::{Size, show};
+use crate::backends::Keeper;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::{Verified, Watch};
 use crate::control::api::CheckReport;
@@ -74,6 +75,21 @@ pub async fn check(
             ))
         })?;
         target.encrypt(unlocked.objects);
+    } else {
+        let keyed = tokio::task::spawn_blocking(move || {
+            let key = target.as_keeper().map(Keeper::key);
+            let is_encrypted = matches!(key, Some(Ok(Some(_))));
+            (target, is_encrypted)
+        });
+        let (back, is_encrypted) = keyed
+            .await
+            .map_err(|error| Failure::failed(format!("cannot check {url}: {error}")))?;
+        if is_encrypted {
+            return Err(Failure::failed(format!(
+                "{url} is encrypted: check it by its name or data directory, where its key is known"
+            )));
+        }
+        target = back;
     }
     let mut interrupts = signal(SignalKind::interrupt())
         .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;

@@ -17,8 +17,8 @@ use hdcs_core::objects::map::{Map, PAGE_BLOCKS, Place};
 use tokio::task::JoinSet;
 
 use super::{ObjectsPlace, backend_error, newest_manifest, references};
+use crate::backends::BackendError;
 use crate::backends::verify::{Verified, Watch};
-use crate::backends::{BackendError, Keeper, Place as _};
 use crate::stores::{Client, LIST_MAX, StoreError, runtime};
 
 /// Objects that are got at once: each has up to 16 MiB.
@@ -46,19 +46,6 @@ struct Needs {
 /// Verify the volume at a place.
 pub fn verify(place: &ObjectsPlace, watch: &mut dyn Watch) -> Result<Verified, BackendError> {
     let client = place.client()?;
-    if place.key.is_none()
-        && place
-            .as_keeper()
-            .map(Keeper::key)
-            .transpose()?
-            .flatten()
-            .is_some()
-    {
-        return Err(BackendError::Refused(format!(
-            "{}: the volume is encrypted: check it by its name or data directory, where its key is known",
-            client.place()
-        )));
-    }
     let verifier = Verifier { place, client };
     runtime().block_on(verifier.run(watch))
 }
