@@ -1,7 +1,7 @@
 //! Volumes that began as one origin and share what the cache has of it.
 
 use hdcs_core::read_cache::{SsdState, Tier};
-use hdcs_core::volume::Inherited;
+use hdcs_core::volume::{Inherited, Policy};
 
 use super::{
     BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Phase, Plant, ReadOp, SMALL_POOL_BYTES,
@@ -56,6 +56,7 @@ impl World {
             || self.scenario.faults.cache_rot
             || stats.ssd_state != SsdState::Online
             || is_tight
+            || (0..2).any(|unit| self.units[unit].config.policy == Policy::PassThrough)
         {
             return None;
         }
@@ -63,14 +64,21 @@ impl World {
         self.longest_run(stats.line_blocks * lines, |block| self.is_common(block))
     }
 
-    /// The part of a range that the cache has of the origin.
+    /// The lines of a range that the cache has of the origin, as a whole: to have the rest of one that
+    /// it has in part, all of it is fetched.
     pub fn cached_of_origin(&self, range: SectorRange) -> Option<SectorRange> {
         let node = self.node.as_ref()?;
         let blocks = range.first_block()..range.first_block() + range.block_count();
-        self.longest_run(range.block_count(), |block| {
+        let cached = self.longest_run(range.block_count(), |block| {
             blocks.contains(&block)
                 && node.cache.probe(BlockKey::new(ORIGIN, block)) != Tier::Absent
-        })
+        })?;
+        let line = node.cache.line_blocks() * BLOCK_SECTORS;
+        let (start, end) = (
+            cached.start.next_multiple_of(line),
+            cached.end() / line * line,
+        );
+        (start < end).then(|| SectorRange::between(start, end))
     }
 
     fn is_common(&self, block: u64) -> bool {
