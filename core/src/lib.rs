@@ -12,6 +12,7 @@ extern crate alloc;
 
 pub mod buf;
 pub mod cipher;
+pub mod codec;
 pub mod destage;
 pub mod error;
 pub mod extent_index;

@@ -4,6 +4,7 @@
 pub mod backends;
 pub mod catalogue;
 pub mod cli;
+pub mod codec;
 pub mod config;
 pub mod control;
 pub mod crypt;
