@@ -55,6 +55,9 @@ bench-storage: build ## what storage mode writes when a full volume is overwritt
 bench-hdfs: build ## the same before a real HDFS (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench hdfs $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
+bench-guide: build ## which mode and policy for which load, with a picture of each (QUICK=1)
+	target/release/hdcs-bench guide $(if $(QUICK),--quick)
+
 bench-clones: build ## a clone's first reads of what another one has read, beside a cached volume's (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench clones $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 

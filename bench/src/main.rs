@@ -13,6 +13,7 @@ mod demo;
 mod encryption;
 mod failure;
 mod fio;
+mod guide;
 mod hits;
 mod nbd;
 mod node;
@@ -47,6 +48,8 @@ enum Job {
     Hdfs(before::Options),
     /// A clone's first reads of what another clone has read, beside those of a cached volume.
     Clones(clones::Options),
+    /// Which mode and policy for which load.
+    Guide(guide::Options),
     /// How many reads a cache answers, by policy, trace and size.
     Hits(hits::Options),
     /// Every cache policy, and every change of one to another, under load.
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Job::S3(options) => before::run(Store::S3, &options),
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
         Job::Clones(options) => clones::run(&options),
+        Job::Guide(options) => guide::run(&options),
         Job::Hits(options) => hits::run(&options),
         Job::Policies(options) => policies::run(&options),
         Job::Encryption(options) => encryption::run(&options),

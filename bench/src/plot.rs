@@ -160,7 +160,7 @@ pub fn seconds(per_second: &[f64], mean: f64, results: &Directory, name: &str) -
 
 /// Bars of requests a second and latency curves, one of each for every profile.
 pub fn comparison(findings: &Findings, results: &Directory) -> Result<()> {
-    let mut bars: Vec<(&str, Vec<(Peer, f64)>)> = Vec::new();
+    let mut bars: Vec<Panel> = Vec::new();
     for profile in profiles::all() {
         let mut by_peer = Vec::new();
         let mut series = Vec::new();
@@ -173,7 +173,13 @@ pub fn comparison(findings: &Findings, results: &Directory) -> Result<()> {
             if samples.is_empty() {
                 continue;
             }
-            by_peer.push((peer, median(samples.iter().map(|s| s.outcome.iops))));
+            let value = median(samples.iter().map(|s| s.outcome.iops));
+            by_peer.push(PanelBar {
+                name: peer.name(),
+                colour: colour(peer),
+                value,
+                label: thousands(value),
+            });
             let mut merged: BTreeMap<u64, u64> = BTreeMap::new();
             for (ns, count) in samples.iter().flat_map(|s| &s.outcome.histogram) {
                 *merged.entry(*ns).or_default() += count;
@@ -193,47 +199,80 @@ pub fn comparison(findings: &Findings, results: &Directory) -> Result<()> {
                 &format!("latency-{}", profile.name),
             )?;
             if profile.load.rate.is_none() {
-                bars.push((profile.title, by_peer));
+                bars.push(Panel {
+                    title: profile.title,
+                    bars: by_peer,
+                });
             }
         }
     }
     if bars.is_empty() {
         Ok(())
     } else {
-        iops(&bars, results)
+        panels(None, &bars, results, "iops")
     }
 }
 
-/// One panel of horizontal bars for each profile.
-fn iops(panels: &[(&str, Vec<(Peer, f64)>)], results: &Directory) -> Result<()> {
+/// Horizontal bars that compare with one another.
+pub struct Panel<'a> {
+    /// What they measure.
+    pub title: &'a str,
+    /// From the top.
+    pub bars: Vec<PanelBar<'a>>,
+}
+
+/// One of them.
+pub struct PanelBar<'a> {
+    /// Whose it is.
+    pub name: &'a str,
+    /// `#rrggbb`.
+    pub colour: &'a str,
+    /// Its length.
+    pub value: f64,
+    /// What is written at its end.
+    pub label: String,
+}
+
+/// Panels of bars, two in a row.
+pub fn panels(
+    title: Option<&str>,
+    panels: &[Panel],
+    results: &Directory,
+    name: &str,
+) -> Result<()> {
     let rows = panels.len().div_ceil(2);
+    let (title, top) = match title {
+        Some(title) => (format!(" title {} font ',15'", quoted(title)), 0.8),
+        None => (String::new(), 0.93),
+    };
     let mut body = format!(
-        "set multiplot layout {rows},2 margins 0.13,0.97,0.02,0.93 spacing 0.15,0.09\n\
+        "set multiplot layout {rows},2{title} margins 0.13,0.97,0.02,{top} spacing 0.15,0.09\n\
          set style fill solid noborder\nunset key\nset xrange [0:*]\nset grid x lc rgb '#e4e4e4' lt 1 lw 1\nunset grid\n\
          set border 2\nset xtics format ''\nunset xtics\n"
     );
-    for (index, (title, peers)) in panels.iter().enumerate() {
-        let most = peers.iter().map(|(_, iops)| *iops).fold(0.0, f64::max);
-        let tics: Vec<String> = peers
+    for (index, Panel { title, bars }) in panels.iter().enumerate() {
+        let most = bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
+        let tics: Vec<String> = bars
             .iter()
             .enumerate()
-            .map(|(row, (peer, _))| format!("'{}' {}", peer.name(), peers.len() - row))
+            .map(|(row, bar)| format!("'{}' {}", bar.name, bars.len() - row))
             .collect();
         let _ = writeln!(
             body,
             "set title {} font ',13'\nset yrange [0.4:{}]\nset ytics ({}) scale 0\nset xrange [0:{}]\n$bars{index} << EOD",
             quoted(title),
-            peers.len() as f64 + 0.6,
+            bars.len() as f64 + 0.6,
             tics.join(", "),
-            most * 1.2
+            most * 1.25
         );
-        for (row, (peer, iops)) in peers.iter().enumerate() {
-            let rgb = u32::from_str_radix(&colour(*peer)[1..], 16).unwrap_or(0);
+        for (row, bar) in bars.iter().enumerate() {
+            let rgb = u32::from_str_radix(&bar.colour[1..], 16).unwrap_or(0);
             let _ = writeln!(
                 body,
-                "{iops} {} {rgb} \"{}\"",
-                peers.len() - row,
-                thousands(*iops)
+                "{} {} {rgb} \"{}\"",
+                bar.value,
+                bars.len() - row,
+                bar.label
             );
         }
         let _ = writeln!(
@@ -243,7 +282,7 @@ fn iops(panels: &[(&str, Vec<(Peer, f64)>)], results: &Directory) -> Result<()> 
         );
     }
     body.push_str("unset multiplot\n");
-    draw(&body, (960, 190 * rows as u32 + 40), results, "iops")
+    draw(&body, (960, 190 * rows as u32 + 40), results, name)
 }
 
 /// Hit rates by the size of the cache, a panel for each trace; what ships is the thick line.
@@ -329,11 +368,17 @@ mod tests {
         };
         latency("T", &[line], &results, "latency").unwrap();
         seconds(&[10.0, 20.0], 15.0, &results, "steady").unwrap();
-        iops(
-            &[("T", vec![(Peer::Device, 5.0), (Peer::OnWrite, 7.0)])],
-            &results,
-        )
-        .unwrap();
+        let bar = |name, value| PanelBar {
+            name,
+            colour: "#999999",
+            value,
+            label: thousands(value),
+        };
+        let panel = Panel {
+            title: "T",
+            bars: vec![bar("a", 5.0), bar("b", 7.0)],
+        };
+        panels(Some("title"), &[panel], &results, "iops").unwrap();
         let row = Row {
             trace: "t_1".into(),
             requests: 10,

@@ -52,6 +52,9 @@ const WINDOW_MIN: u64 = 4 * SMALL_COST;
 /// How far above the others a flow's tag may be, in cost: what it got by its reservation is held
 /// against it no longer than this.
 const SHARE_AHEAD_MAX: u64 = 64 * SMALL_COST;
+/// How far behind the others a flow's tag may stay, in cost, if its queue was empty for less than a
+/// [`LAPSE`]: a client that takes its answers in waves has its share all the same.
+const SHARE_BEHIND_MAX: u64 = 32 * SMALL_COST;
 /// Answers between two changes of the window.
 const SAMPLES: u32 = 16;
 /// The weight of a flow that was given none.
@@ -538,8 +541,14 @@ impl<T> Scheduler<T> {
             flow.present.idle = flow.present.idle.plus(idle);
         }
         if flow.queue.is_empty() {
+            let is_wave = now.since(flow.first_since) < LAPSE;
+            let behind = if is_wave {
+                flow.tag(SHARE_BEHIND_MAX)
+            } else {
+                0
+            };
+            flow.share = flow.share.max(virtual_time.saturating_sub(behind));
             flow.first_since = now;
-            flow.share = flow.share.max(virtual_time);
         }
         let is_first = flow.queue.is_empty();
         let qos = flow.qos;
