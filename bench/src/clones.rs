@@ -17,6 +17,7 @@ use crate::before::{Behind, Store};
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{Load, Outcome};
 use crate::node::{Node, VolumeOptions};
+use crate::options::Places;
 use crate::results::Directory;
 
 /// DRAM for the range of two volumes and of what the clones began as.
@@ -37,21 +38,14 @@ pub struct Options {
     /// Repetitions.
     #[arg(long, default_value_t = 5)]
     repeat: u32,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where HDCS keeps its logs and cache, about 2 GB; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
     /// Where the S3 lives: a short path on the same disk; removed at the end.
     #[arg(long, default_value = "/var/tmp")]
     cluster: PathBuf,
     /// Where the scripts are that bring it up and remove it.
     #[arg(long, default_value = "testenv")]
     scripts: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// One load, on one volume or two at once.
@@ -136,10 +130,10 @@ struct Lab {
 
 /// Measure, and write the results.
 pub fn run(options: &Options) -> Result<()> {
-    if !options.hdcs.exists() {
+    if !options.places.hdcs.exists() {
         return Err(Failure::new(format!(
             "no program at {}: run `make build`",
-            options.hdcs.display()
+            options.places.hdcs.display()
         )));
     }
     let (span_bytes, repetitions) = if options.quick {
@@ -147,16 +141,16 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         (512 << 20, options.repeat.max(1))
     };
-    let results = Directory::create(&options.results)?;
-    std::fs::create_dir_all(&options.data).context(options.data.display())?;
+    let results = Directory::create(&options.places.results)?;
+    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
     let scratch = tempfile::Builder::new()
         .prefix("run-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
+        .tempdir_in(&options.places.data)
+        .context(options.places.data.display())?;
     let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
     eprintln!("bench: starting S3 below {}", options.cluster.display());
     let behind = Store::S3.up(&options.scripts, &options.cluster)?;
-    let node = Node::start(&options.hdcs, &directory.join("node"), Some(CONFIG))?;
+    let node = Node::start(&options.places.hdcs, &directory.join("node"), Some(CONFIG))?;
     let mut lab = Lab {
         node,
         behind,

@@ -3,14 +3,13 @@
 //! Repetitions are interleaved (all peers, then all peers again), so that drift of the machine
 //! hits everybody; ratios are formed within a repetition, and their median counts.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{self, Outcome};
+use crate::options::Places;
 use crate::peers::{Lab, Peer};
 use crate::profiles::{self, Profile};
 use crate::results::Directory;
@@ -34,15 +33,8 @@ pub struct Options {
     /// Seconds of one run.
     #[arg(long, default_value_t = 5)]
     seconds: u32,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where the peers keep their disks, about 40 GB; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// One run of one profile on one peer.
@@ -98,10 +90,10 @@ impl Options {
             self.peers.is_empty() || self.peers.iter().any(|name| name == peer.name())
         };
         let peers: Vec<Peer> = Peer::ALL.into_iter().filter(named).collect();
-        if peers.iter().any(|peer| peer.is_hdcs()) && !self.hdcs.exists() {
+        if peers.iter().any(|peer| peer.is_hdcs()) && !self.places.hdcs.exists() {
             return Err(Failure::new(format!(
                 "no program at {}: run `make build`",
-                self.hdcs.display()
+                self.places.hdcs.display()
             )));
         }
         Ok(peers)
@@ -135,17 +127,17 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         (options.repeat.max(1), options.seconds.max(1))
     };
-    let results = Directory::create(&options.results)?;
+    let results = Directory::create(&options.places.results)?;
     let mut findings = Findings::default();
-    std::fs::create_dir_all(&options.data).context(options.data.display())?;
+    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
     let scratch = tempfile::Builder::new()
         .prefix("run-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
+        .tempdir_in(&options.places.data)
+        .context(options.places.data.display())?;
     let scratch_path = std::path::absolute(scratch.path()).context("scratch directory")?;
 
     if !profiles.is_empty() {
-        let lab = Lab::up(&scratch_path.join("lab"), &options.hdcs, &peers)?;
+        let lab = Lab::up(&scratch_path.join("lab"), &options.places.hdcs, &peers)?;
         for repetition in 0..repetitions {
             for profile in &profiles {
                 // Beside the profile that it is the floor of: the device's mood changes.
@@ -165,7 +157,7 @@ pub fn run(options: &Options) -> Result<()> {
     for repetition in 0..repetitions {
         if hdcs && options.wants("steady") {
             findings.steady.push(steady::run(
-                &options.hdcs,
+                &options.places.hdcs,
                 &scratch_path,
                 repetition,
                 options.quick,
@@ -173,9 +165,11 @@ pub fn run(options: &Options) -> Result<()> {
             )?);
         }
         if hdcs && options.wants("replay") {
-            findings
-                .replay
-                .push(replay::run(&options.hdcs, &scratch_path, options.quick)?);
+            findings.replay.push(replay::run(
+                &options.places.hdcs,
+                &scratch_path,
+                options.quick,
+            )?);
         }
     }
     finish(&findings, &results)

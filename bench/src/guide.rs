@@ -6,7 +6,7 @@
 //! reads back, reading once what is to be hot) is done before it and not counted.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, mem};
 
 use clap::Args;
@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::failure::{Context, Result};
 use crate::fio::{Load, Outcome, Target};
 use crate::node::Node;
+use crate::options::Places;
 use crate::plot::{self, Panel, PanelBar, thousands};
 use crate::results::Directory;
 
@@ -31,15 +32,8 @@ pub struct Options {
     /// Short runs: to see that everything works, not to measure.
     #[arg(long)]
     quick: bool,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where the node keeps its data, about 4 GB; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// A mode and a policy.
@@ -303,14 +297,14 @@ pub fn run(options: &Options) -> Result<()> {
             seconds: 6,
         }
     };
-    let results = Directory::create(&options.results)?;
-    let scratch = options.data.join("guide");
+    let results = Directory::create(&options.places.results)?;
+    let scratch = options.places.data.join("guide");
     fs::create_dir_all(&scratch).context(scratch.display())?;
     let scratch_whole = fs::canonicalize(&scratch).context(scratch.display())?;
     let image = scratch_whole.join("image");
     Load::fill(scale.disk).run(&Target::File(image.clone()), &results.raw("fill"))?;
     let config = "memory_max_mib = 512\ncache_total_size_mib = 512\n";
-    let node = Node::start(&options.hdcs, &scratch.join("node"), Some(config))?;
+    let node = Node::start(&options.places.hdcs, &scratch.join("node"), Some(config))?;
     let works = works(&scale);
     let mut findings = Vec::new();
     for work in &works {

@@ -17,6 +17,7 @@ mod guide;
 mod hits;
 mod nbd;
 mod node;
+mod options;
 mod peers;
 mod plot;
 mod policies;

@@ -241,9 +241,9 @@ pub fn panels(
     name: &str,
 ) -> Result<()> {
     let rows = panels.len().div_ceil(2);
-    let (title, top) = match title {
-        Some(title) => (format!(" title {} font ',15'", quoted(title)), 0.8),
-        None => (String::new(), 0.93),
+    let (title, top, height) = match title {
+        Some(title) => (format!(" title {} font ',15'", quoted(title)), 0.74, 80),
+        None => (String::new(), 0.93, 40),
     };
     let mut body = format!(
         "set multiplot layout {rows},2{title} margins 0.13,0.97,0.02,{top} spacing 0.15,0.09\n\
@@ -282,7 +282,7 @@ pub fn panels(
         );
     }
     body.push_str("unset multiplot\n");
-    draw(&body, (960, 190 * rows as u32 + 40), results, name)
+    draw(&body, (960, 190 * rows as u32 + height), results, name)
 }
 
 /// Hit rates by the size of the cache, a panel for each trace; what ships is the thick line.

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +19,7 @@ use serde::Serialize;
 use crate::failure::{Context, Failure, Result};
 use crate::nbd::{self, Command, Receiver, Sender};
 use crate::node::{Node, VolumeOptions};
+use crate::options::Places;
 use crate::results::Directory;
 
 const POLICIES: [&str; 5] = [
@@ -51,15 +51,8 @@ pub struct Options {
     /// Seconds under each policy, and before each change.
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where the node keeps its data, about 2 GB; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// Requests under one policy.
@@ -279,10 +272,10 @@ fn table(findings: &Findings) -> String {
 
 /// Measure every policy and every change.
 pub fn run(options: &Options) -> Result<()> {
-    let results = Directory::create(&options.results)?;
-    let directory = options.data.join("policies");
+    let results = Directory::create(&options.places.results)?;
+    let directory = options.places.data.join("policies");
     fs::create_dir_all(&directory).context(directory.display())?;
-    let node = Node::start(&options.hdcs, &directory.join("node"), None)?;
+    let node = Node::start(&options.places.hdcs, &directory.join("node"), None)?;
     let image = directory.join("backend.img");
     node.create(&VolumeOptions {
         name: "v".into(),

@@ -6,7 +6,6 @@
 //! so that nothing is left to write.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::{fs, thread, time::Duration};
 
 use clap::Args;
@@ -16,6 +15,7 @@ use serde_json::Value;
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{Latency, Load};
 use crate::node::Node;
+use crate::options::Places;
 use crate::results::Directory;
 
 /// What to measure.
@@ -27,15 +27,8 @@ pub struct Options {
     /// Size of the volume in MiB.
     #[arg(long, default_value_t = 2304)]
     size_mib: u64,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where the node keeps its data; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// What one load gave.
@@ -78,11 +71,11 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         options.size_mib << 20
     };
-    let scratch = options.data.join("storage");
+    let scratch = options.places.data.join("storage");
     fs::create_dir_all(&scratch).context(scratch.display())?;
-    let results = Directory::create(&options.results)?;
+    let results = Directory::create(&options.places.results)?;
     let config = "memory_max_mib = 1024\ncache_total_size_mib = 0\n";
-    let node = Node::start(&options.hdcs, &scratch.join("node"), Some(config))?;
+    let node = Node::start(&options.places.hdcs, &scratch.join("node"), Some(config))?;
     let (size, log) = (bytes.to_string(), (bytes / 9).to_string());
     let image = format!(
         "file:{}",

@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{self, Load, Outcome};
+use crate::options::Places;
 use crate::results::Directory;
 use lab::{Lab, Peer};
 use requests::Requests;
@@ -41,21 +42,14 @@ pub struct Options {
     /// Seconds of one run; sustained writes take as long as they need, at most five minutes.
     #[arg(long, default_value_t = 10)]
     seconds: u32,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where HDCS keeps its logs, about 10 GB; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
     /// Where the store lives, up to 12 GB: a short path on the same disk; removed at the end.
     #[arg(long, default_value = "/var/tmp")]
     cluster: PathBuf,
     /// Where the scripts are that bring the store up and remove it.
     #[arg(long, default_value = "testenv")]
     scripts: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 /// How much of everything: the measurement's, or a glance.
@@ -274,24 +268,24 @@ fn chosen_profiles(store: Store, only: &[String]) -> Result<Vec<Profile>> {
 /// Run the comparison and write its results.
 pub fn run(store: Store, options: &Options) -> Result<()> {
     let profiles = chosen_profiles(store, &options.only)?;
-    if !options.hdcs.exists() {
+    if !options.places.hdcs.exists() {
         return Err(Failure::new(format!(
             "no program at {}: run `make build`",
-            options.hdcs.display()
+            options.places.hdcs.display()
         )));
     }
     let scale = Scale::of(options, store);
-    let results = Directory::create(&options.results)?;
-    std::fs::create_dir_all(&options.data).context(options.data.display())?;
+    let results = Directory::create(&options.places.results)?;
+    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
     let scratch = tempfile::Builder::new()
         .prefix("run-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
+        .tempdir_in(&options.places.data)
+        .context(options.places.data.display())?;
     let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
     let mut lab = Lab::up(
         store,
         &directory,
-        &options.hdcs,
+        &options.places.hdcs,
         &options.scripts,
         &options.cluster,
         scale,

@@ -16,6 +16,7 @@ use clap::Args;
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{Load, Outcome};
 use crate::node::{Node, VolumeOptions};
+use crate::options::Places;
 use crate::results::Directory;
 
 /// Size of a volume.
@@ -37,15 +38,8 @@ pub struct Options {
     /// Seconds of one run.
     #[arg(long, default_value_t = 5)]
     seconds: u32,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where the node keeps its volumes, about 15 GB; removed at the end.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
-    /// Where the results go, in a directory of their own.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
 }
 
 impl Options {
@@ -68,7 +62,7 @@ struct Lab<'a> {
 
 impl<'a> Lab<'a> {
     fn up(options: &Options, data: &Path, volumes: u32, results: &'a Directory) -> Result<Self> {
-        let node = Node::start(&options.hdcs, &data.join("node"), Some(CONFIG))?;
+        let node = Node::start(&options.places.hdcs, &data.join("node"), Some(CONFIG))?;
         for number in 0..volumes {
             let image = data.join(format!("backend{number}.img"));
             let target = crate::fio::Target::File(image.clone());
@@ -128,11 +122,11 @@ impl<'a> Lab<'a> {
 
 /// A directory for a run's data, removed at its end.
 fn scratch(options: &Options) -> Result<(tempfile::TempDir, PathBuf)> {
-    std::fs::create_dir_all(&options.data).context(options.data.display())?;
+    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
     let scratch = tempfile::Builder::new()
         .prefix("run-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
+        .tempdir_in(&options.places.data)
+        .context(options.places.data.display())?;
     let path = std::path::absolute(scratch.path()).context("scratch directory")?;
     Ok((scratch, path))
 }

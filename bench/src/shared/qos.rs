@@ -50,7 +50,7 @@ struct Findings {
 /// Run it.
 pub fn run(options: &Options) -> Result<()> {
     let (_scratch, data) = scratch(options)?;
-    let results = Directory::create(&options.results)?;
+    let results = Directory::create(&options.places.results)?;
     let mut lab = Lab::up(options, &data, NEIGHBOURS + 1, &results)?;
     let mut findings = Findings::default();
     for repetition in 0..options.repetitions() {
