@@ -201,26 +201,31 @@ impl Blocks {
     /// Take blocks out.
     pub fn remove(&mut self, blocks: Range<u64>) {
         let mut next = blocks.start;
-        while let Some(block) = self.next(next).filter(|&block| block < blocks.end) {
+        while let Some(block) = self.next(next..blocks.end) {
             self.words[(block / 64) as usize] &= !(1 << (block % 64));
             self.count -= 1;
             next = block + 1;
         }
     }
 
-    /// The first one from `block` on.
-    pub fn next(&self, block: u64) -> Option<u64> {
-        if self.count == 0 {
+    /// The first one of these. Takes time by how many are looked at, so callers bound them.
+    pub fn next(&self, blocks: Range<u64>) -> Option<u64> {
+        if self.count == 0 || blocks.is_empty() {
             return None;
         }
-        let first = (block / 64) as usize;
-        let masked = self.words.get(first)? & (!0 << (block % 64));
-        if masked != 0 {
-            return Some(first as u64 * 64 + u64::from(masked.trailing_zeros()));
+        let first = (blocks.start / 64) as usize;
+        let last = (blocks.end.div_ceil(64) as usize).min(self.words.len());
+        let words = self.words.get(first..last)?.iter().copied();
+        let mut mask = !0 << (blocks.start % 64);
+        for (word, number) in words.zip(first as u64..) {
+            let masked = word & mask;
+            mask = !0;
+            if masked != 0 {
+                let block = number * 64 + u64::from(masked.trailing_zeros());
+                return Some(block).filter(|block| blocks.contains(block));
+            }
         }
-        let mut words = self.words.iter().enumerate().skip(first + 1);
-        let (index, word) = words.find(|(_, word)| **word != 0)?;
-        Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
+        None
     }
 }
 
@@ -279,10 +284,13 @@ mod tests {
         );
         let mut blocks = Blocks::owed(&map);
         assert_eq!(blocks.count(), 3);
-        assert_eq!(blocks.next(4), Some(64));
-        assert_eq!(blocks.next(65), Some(299));
+        assert_eq!(blocks.next(4..300), Some(64));
+        assert_eq!(blocks.next(4..64), None);
+        assert_eq!(blocks.next(65..u64::MAX), Some(299));
+        assert_eq!(blocks.next(65..299), None);
+        assert_eq!(blocks.next(1000..2000), None);
         blocks.remove(64..300);
-        assert_eq!((blocks.count(), blocks.next(4)), (1, None));
+        assert_eq!((blocks.count(), blocks.next(4..300)), (1, None));
         assert!(blocks.contains(3) && !blocks.contains(64));
     }
 }

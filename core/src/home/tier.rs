@@ -232,8 +232,7 @@ impl Home {
 
     /// Whether one of these blocks is to be read for a copy before it is written. It is read next.
     pub(super) fn must_copy_first(&mut self, blocks: &Range<u64>) -> bool {
-        let next = self.tier.pending.next(blocks.start);
-        let Some(block) = next.filter(|&block| block < blocks.end) else {
+        let Some(block) = self.tier.pending.next(blocks.clone()) else {
             return false;
         };
         if !self.tier.urgent.contains(&block) {
@@ -266,7 +265,9 @@ impl Home {
             self.tier.urgent.pop_front();
         }
         loop {
-            let block = self.tier.pending.next(self.tier.cursor)?;
+            let block = self.tier.pending.next(self.tier.cursor..u64::MAX)?;
+            // What is before it was read, or is being read.
+            self.tier.cursor = block;
             if !self.is_being_read(block) {
                 return Some(self.run_to_copy(block));
             }
@@ -386,6 +387,7 @@ impl Home {
                 self.tier.failures = 0;
                 self.tier.trouble = None;
                 self.tier.phase = Phase::Marking;
+                self.tier.cursor = 0;
             }
             (Phase::Copying | Phase::Flushing, Err(error)) => self.tier_failed(error),
             // Of one that was given up.
@@ -396,7 +398,7 @@ impl Home {
     /// What is as it was at the moment is the same in the backend.
     fn mark(&mut self) {
         for _ in 0..MARKS_MAX {
-            let Some(block) = self.tier.unchanged.next(0) else {
+            let Some(block) = self.tier.unchanged.next(self.tier.cursor..u64::MAX) else {
                 let again = self.tier.again;
                 self.abandon_tier();
                 self.tier.again = again;
@@ -406,6 +408,7 @@ impl Home {
                 return;
             };
             self.tier.unchanged.remove(block..block + 1);
+            self.tier.cursor = block + 1;
             let state = match self.map.get(block) {
                 BlockState::Zero => BlockState::Absent,
                 _ => BlockState::Clean,
