@@ -120,12 +120,13 @@ fn reservation(
     lab.set(0, &["iops_min=0"])
 }
 
-/// Shares of three volumes that all want everything, by those of their weights.
+/// Shares of three volumes that all want everything, by those of their weights. Large requests: with small
+/// ones it is the clients' processors that say how much each gets.
 fn shares(options: &Options, lab: &mut Lab<'_>) -> Result<[f64; 3]> {
     let mut loads = Vec::new();
     for (volume, weight) in (0..).zip(WEIGHTS) {
         lab.set(volume, &[&format!("qos_weight={weight}")])?;
-        loads.push((volume, noise(options, volume, 4096)));
+        loads.push((volume, noise(options, volume, 64 << 10)));
     }
     let outcomes = lab.together("weights", &loads)?;
     let total: f64 = outcomes.iter().map(|one| one.iops).sum();
