@@ -1,4 +1,5 @@
-//! What encryption costs: two volumes of one node, one of them encrypted, under the same loads in turn.
+//! What encryption and compression of the log cost: volumes of one node, some of them encrypted, some compressed,
+//! under the same loads in turn.
 //!
 //! Each turn is on volumes of its own, so that every log begins empty and none is overrun.
 
@@ -28,7 +29,7 @@ const READ_SPAN_BYTES: u64 = 512 << 20;
 /// No destage beside the turns, little DRAM, nothing read ahead.
 const CONFIG: &str = "memory_max_mib = 384\nlog_size_mib = 1024\ncache_total_size_mib = 2048\n\
                       destage_age_max_ms = 86400000\ndirty_ratio_min = 80\ndirty_ratio_max = 90\n";
-/// Durable random writes keep at least this part of what they reach plain.
+/// Durable random writes at depth keep at least this part of what they reach plain.
 const RATIO_MIN: f64 = 0.7;
 
 /// How it runs.
@@ -55,26 +56,63 @@ struct Turn {
     p50_us: f64,
     p99_us: f64,
     server_cpu_us: f64,
+    /// What the log stores of its data.
+    stored: f64,
 }
 
-/// One load on both.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Pair {
-    plain: Turn,
-    encrypted: Turn,
+/// What a volume is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+enum Kind {
+    Plain,
+    Encrypted,
+    Lz4,
+    EncryptedLz4,
 }
 
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Encrypted => "encrypted",
+            Self::Lz4 => "lz4",
+            Self::EncryptedLz4 => "encrypted-lz4",
+        }
+    }
+
+    fn is_encrypted(self) -> bool {
+        matches!(self, Self::Encrypted | Self::EncryptedLz4)
+    }
+
+    fn is_compressed(self) -> bool {
+        matches!(self, Self::Lz4 | Self::EncryptedLz4)
+    }
+}
+
+/// One load, on volumes of these kinds, the first of which is what the others are compared with.
+struct Comparison {
+    load: &'static str,
+    job: Load,
+    /// Percent of the data that compression takes away, if that matters.
+    compressible: Option<u32>,
+    kinds: &'static [Kind],
+    /// Whether a ratio that is too low is a failure.
+    counts: bool,
+}
+
+/// What one kind of volume reached.
 #[derive(Debug, Serialize)]
 struct Row {
     load: &'static str,
-    pairs: Vec<Pair>,
-    /// Requests a second, encrypted by plain.
+    kind: Kind,
+    counts: bool,
+    turns: Vec<Turn>,
+    /// Requests a second, by those of the plain one.
     ratio: f64,
-    /// The server's processor time for a request, encrypted less plain, in microseconds.
+    /// The server's processor time for a request, less that of the plain one, in microseconds.
     more_cpu_us: f64,
 }
 
-fn loads() -> [(&'static str, Load); 3] {
+fn comparisons() -> Vec<Comparison> {
     let random = |rw, span| Load {
         depth: 32,
         ..Load::random(rw, span)
@@ -84,25 +122,30 @@ fn loads() -> [(&'static str, Load); 3] {
         seconds: Some(SECONDS_MAX),
         ..load
     };
-    [
-        (
-            "durable 4k randwrite QD32",
-            write(random("randwrite", DISK_BYTES)),
-        ),
-        (
-            "durable 4k randwrite QD1",
-            write(Load {
-                seconds: Some(READ_SECONDS),
-                ..Load::random("randwrite", DISK_BYTES)
-            }),
-        ),
-        (
-            "4k randread QD32, SSD tier",
-            Load {
-                seconds: Some(READ_SECONDS),
-                ..random("randread", READ_SPAN_BYTES)
-            },
-        ),
+    let both: &[Kind] = &[Kind::Plain, Kind::Encrypted];
+    let all: &[Kind] = &[Kind::Plain, Kind::Encrypted, Kind::Lz4, Kind::EncryptedLz4];
+    let deep = write(random("randwrite", DISK_BYTES));
+    let single = write(Load {
+        seconds: Some(READ_SECONDS),
+        ..Load::random("randwrite", DISK_BYTES)
+    });
+    let reads = Load {
+        seconds: Some(READ_SECONDS),
+        ..random("randread", READ_SPAN_BYTES)
+    };
+    let compare = |load, job: &Load, compressible, kinds| Comparison {
+        load,
+        job: job.clone(),
+        compressible,
+        kinds,
+        counts: job.depth > 1 && job.rw == "randwrite",
+    };
+    vec![
+        compare("durable 4k randwrite QD32", &deep, None, both),
+        compare("the same, 50 % compressible", &deep, Some(50), all),
+        compare("the same, incompressible", &deep, Some(0), all),
+        compare("durable 4k randwrite QD1", &single, None, both),
+        compare("4k randread QD32, SSD tier", &reads, None, both),
     ]
 }
 
@@ -118,84 +161,102 @@ pub fn run(options: &Options) -> Result<()> {
     let key = directory.join("key");
     fs::write(&key, "5c".repeat(32)).context(key.display())?;
     let node = Node::start(&options.hdcs, &directory.join("node"), Some(CONFIG))?;
-    let mut rows = Vec::new();
-    for (load, job) in loads() {
-        let mut pairs = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
+    for comparison in comparisons() {
+        let (load, kinds) = (comparison.load, comparison.kinds);
+        let mut turns = vec![Vec::new(); kinds.len()];
         for repetition in 0..options.repeat {
-            let name = format!("{}-{repetition}", job.rw);
-            let turn = |key| turn(&node, &name, &job, key, &results);
-            // The second one finds the device as the first one left it: they take turns.
-            let pair = if repetition.is_multiple_of(2) {
-                let plain = turn(None)?;
-                let encrypted = turn(Some(&*key))?;
-                Pair { plain, encrypted }
-            } else {
-                let encrypted = turn(Some(&*key))?;
-                let plain = turn(None)?;
-                Pair { plain, encrypted }
-            };
-            pairs.push(pair);
+            // One finds the device as the one before left it: they take turns.
+            for index in 0..kinds.len() {
+                let index = (index + repetition as usize) % kinds.len();
+                let name = format!("{}-{}-{repetition}", kinds[index].name(), rows.len());
+                let turn = turn(&node, &name, &comparison, kinds[index], &key, &results)?;
+                turns[index].push(turn);
+            }
         }
-        let ratios = pairs
-            .iter()
-            .map(|pair| pair.encrypted.iops / pair.plain.iops);
-        let more = |pair: &Pair| pair.encrypted.server_cpu_us - pair.plain.server_cpu_us;
-        rows.push(Row {
-            load,
-            ratio: median(ratios.collect()),
-            more_cpu_us: median(pairs.iter().map(more).collect()),
-            pairs,
-        });
+        let plain = turns[0].clone();
+        for (&kind, turns) in kinds.iter().zip(turns) {
+            let pairs = || turns.iter().zip(&plain);
+            rows.push(Row {
+                load,
+                kind,
+                counts: comparison.counts,
+                ratio: median(pairs().map(|(one, plain)| one.iops / plain.iops).collect()),
+                more_cpu_us: median(
+                    pairs()
+                        .map(|(one, plain)| one.server_cpu_us - plain.server_cpu_us)
+                        .collect(),
+                ),
+                turns,
+            });
+        }
     }
     node.stop()?;
     let lines: Vec<String> = rows.iter().map(line).collect();
     results.report(&lines.join("\n"), &rows)?;
-    match rows.first() {
-        Some(first) if first.ratio < RATIO_MIN => Err(Failure::new(format!(
-            "encrypted writes reach {:.2} of plain ones, and should reach {RATIO_MIN}",
-            first.ratio
+    let slow = rows.iter().find(|row| row.counts && row.ratio < RATIO_MIN);
+    match slow {
+        Some(row) => Err(Failure::new(format!(
+            "{}: {} volumes reach {:.2} of plain ones, and should reach {RATIO_MIN}",
+            row.load,
+            row.kind.name(),
+            row.ratio
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
 /// One load on a new volume.
 fn turn(
     node: &Node,
-    name: &str,
-    load: &Load,
-    key: Option<&Path>,
+    volume: &str,
+    comparison: &Comparison,
+    kind: Kind,
+    key: &Path,
     results: &Directory,
 ) -> Result<Turn> {
-    let kind = if key.is_some() { "encrypted" } else { "plain" };
-    let volume = format!("{kind}-{name}");
+    let load = &comparison.job;
     node.create_with(
         &VolumeOptions {
-            name: volume.clone(),
+            name: volume.to_owned(),
             bytes: DISK_BYTES,
             log_bytes: LOG_BYTES,
             persist: "on-write",
             backend: None,
         },
-        key,
+        kind.is_encrypted().then_some(key),
     )?;
-    let target = node.target(&volume);
+    if kind.is_compressed() {
+        node.command(&["volume", "set", volume, "compression=lz4"])?;
+    }
+    let target = node.target(volume);
     if load.rw == "randread" {
         Load::fill(READ_SPAN_BYTES).run(&target, &results.raw(&format!("{volume}-fill")))?;
-        node.flush(&volume)?;
-        node.command(&["volume", "evict", &volume])?;
+        node.flush(volume)?;
+        node.command(&["volume", "evict", volume])?;
         let length = READ_SPAN_BYTES.to_string();
-        node.command(&["volume", "promote", &volume, "--length", &length])?;
+        node.command(&["volume", "promote", volume, "--length", &length])?;
     }
+    let data = comparison.compressible.map(|percent| {
+        // Data anew for each request, else fio repeats what does not repeat itself in a block.
+        vec![
+            "--refill_buffers".to_owned(),
+            format!("--buffer_compress_percentage={percent}"),
+        ]
+    });
     let before = node.usage()?;
-    let outcome = load.run(&target, &results.raw(&volume))?;
+    let outcome = load.run_with(&target, &results.raw(volume), &data.unwrap_or_default())?;
     let cpu_us = node.usage()?.cpu_us - before.cpu_us;
-    node.discard(&volume)?;
+    let counters = &node.show(volume)?["counters"];
+    let bytes = |key: &str| counters[key].as_f64().unwrap_or(0.0);
+    let stored = bytes("log_stored_bytes") / bytes("log_plain_bytes").max(1.0);
+    node.discard(volume)?;
     Ok(Turn {
         iops: outcome.iops,
         p50_us: outcome.latency.p50,
         p99_us: outcome.latency.p99,
         server_cpu_us: cpu_us / outcome.requests as f64,
+        stored,
     })
 }
 
@@ -205,17 +266,15 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn line(row: &Row) -> String {
-    let of = |pick: fn(&Pair) -> f64| median(row.pairs.iter().map(pick).collect());
+    let of = |pick: fn(&Turn) -> f64| median(row.turns.iter().map(pick).collect());
     format!(
-        "{:<28} plain {:>7.0} IOPS, p99 {:>6.0} µs, {:>5.1} µs CPU | encrypted {:>7.0} IOPS, p99 {:>6.0} µs, \
-         {:>5.1} µs CPU | {:.2}, {:+.1} µs",
+        "{:<28} {:<14} {:>7.0} IOPS, p99 {:>6.0} µs, {:>5.1} µs CPU, stored {:>3.0} % | {:.2}, {:+.1} µs",
         row.load,
-        of(|pair| pair.plain.iops),
-        of(|pair| pair.plain.p99_us),
-        of(|pair| pair.plain.server_cpu_us),
-        of(|pair| pair.encrypted.iops),
-        of(|pair| pair.encrypted.p99_us),
-        of(|pair| pair.encrypted.server_cpu_us),
+        row.kind.name(),
+        of(|turn| turn.iops),
+        of(|turn| turn.p99_us),
+        of(|turn| turn.server_cpu_us),
+        of(|turn| turn.stored * 100.0),
         row.ratio,
         row.more_cpu_us
     )

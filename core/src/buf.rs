@@ -225,6 +225,14 @@ impl BufMut {
         }
     }
 
+    /// The view of all its memory.
+    #[must_use]
+    pub fn widen(mut self) -> Self {
+        self.start = 0;
+        self.len = self.handle.blocks * BLOCK_BYTES as u32;
+        self
+    }
+
     /// Narrow the view to `range` of its present bytes.
     #[must_use]
     pub fn narrow(mut self, range: Range<usize>) -> Self {
@@ -303,6 +311,11 @@ impl Buf {
     /// Bytes of memory that this buffer keeps alive.
     pub fn held_bytes(&self) -> usize {
         self.handle.blocks as usize * BLOCK_BYTES
+    }
+
+    /// The same in blocks; a buffer of a pool has at most [`REQUEST_BLOCKS_MAX`].
+    pub fn held_blocks(&self) -> u16 {
+        self.handle.blocks as u16
     }
 }
 

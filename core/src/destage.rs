@@ -53,6 +53,9 @@ const BATCH_ENTRIES_MAX: u64 = 8 << 10;
 const STEP_ENTRIES: u64 = 128;
 /// Most parts gathered in one backend write.
 const ITEM_PARTS_MAX: usize = 256;
+/// Blocks of compressed entries that are read from the log at once for it, each entry rounded up to a power of
+/// two of them.
+const ITEM_PACKED_BLOCKS_MAX: u64 = 512;
 /// Sectors on either side of a write that are looked through for later writes to go along with it:
 /// backends charge by the request, up to some ten KiB.
 const GATHER_SECTORS: u64 = 64;
@@ -609,6 +612,8 @@ fn interval_end(log: &WriteLog) -> Sequence {
 fn items(log: &WriteLog, map: &ExtentIndex) -> Vec<Item> {
     let mut items: Vec<Item> = Vec::new();
     let mut resident = true;
+    // Of the last item.
+    let mut packed_blocks = 0;
     for (range, sequence) in map.iter() {
         let entry = log.entry(sequence);
         resident &= entry.kind != EntryKind::Write || entry.data.is_some();
@@ -622,9 +627,14 @@ fn items(log: &WriteLog, map: &ExtentIndex) -> Vec<Item> {
             continue;
         }
         let part = Part { range, sequence };
+        let packed = entry
+            .stored
+            .map_or(0, |stored| stored.block_count().next_power_of_two());
+        packed_blocks += packed;
         match items.last_mut() {
             Some(last)
                 if !last.parts.is_empty()
+                    && packed_blocks <= ITEM_PACKED_BLOCKS_MAX
                     && last.parts.len() < ITEM_PARTS_MAX
                     && last.range.end() == range.start
                     && (last.range.count + range.count) * SECTOR_BYTES as u64
@@ -633,12 +643,15 @@ fn items(log: &WriteLog, map: &ExtentIndex) -> Vec<Item> {
                 last.range.count += range.count;
                 last.parts.push(part);
             }
-            _ => items.push(Item {
-                range,
-                parts: Vec::from([part]),
-                unmap: false,
-                state: ItemState::Waiting,
-            }),
+            _ => {
+                packed_blocks = packed;
+                items.push(Item {
+                    range,
+                    parts: Vec::from([part]),
+                    unmap: false,
+                    state: ItemState::Waiting,
+                });
+            }
         }
     }
     if !resident {

@@ -91,6 +91,17 @@ pub enum OpenError {
         /// Log position in blocks of the first span that is lost.
         position: u64,
     },
+    /// A newer program has written to the log.
+    #[error(
+        "write log: data at log position {position} is compressed by method {method}, which this version does not \
+         know: open the volume with the version that wrote it"
+    )]
+    Method {
+        /// Log position in blocks of its span.
+        position: u64,
+        /// Its number.
+        method: u8,
+    },
     /// The log could not be read or written.
     #[error("write log: {0}")]
     Io(IoError),

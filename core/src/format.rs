@@ -17,7 +17,9 @@
 //! its [`SpanEntry`]s, then one CRC-32C for each data block) followed by `data_blocks` blocks of
 //! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`.
 //! Data block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place,
-//! with zeroes outside the entry.
+//! with zeroes outside the entry. Of a compressed entry (spans of version 2) all these blocks, at most 64 KiB,
+//! make `stored_bytes` bytes from byte `stored_offset` of its first data block on; such entries lie one behind
+//! the other after the blocks of the others. A log whose spans may have such entries has superblocks of version 2.
 //!
 //! # Read cache
 //!
@@ -193,15 +195,17 @@ pub const LOG_HEADER_BLOCKS: u64 = 8;
 pub const LOG_MAGIC: [u8; 8] = *b"HDCSLOG\0";
 /// First bytes of a span.
 pub const SPAN_MAGIC: [u8; 8] = *b"HDCSSPAN";
-/// The newest version of the log's structures.
-pub const LOG_VERSION: u16 = 1;
+/// The newest version of the log's structures: spans may hold compressed entries.
+pub const LOG_VERSION: u16 = 2;
+/// The version of a log, and of a span, without compressed entries.
+pub const LOG_VERSION_PLAIN: u16 = 1;
 
 on_disk! {
     /// The root of a write log: who it belongs to and where replay begins.
     LogSuperblock: 4096 bytes {
         /// `HDCSLOG\0`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 2 if spans may hold compressed entries, else 1.
         version: U16,
         /// Zero.
         reserved_a: [u8; 6],
@@ -239,7 +243,7 @@ on_disk! {
     SpanHeader: 128 bytes {
         /// `HDCSSPAN`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 2 if an entry is compressed, else 1.
         version: U16,
         /// Blocks of the control part.
         control_blocks: U16,
@@ -281,8 +285,16 @@ on_disk! {
         kind: u8,
         /// Bit 0: keep the backend's space (write-zeroes).
         flags: u8,
+        /// Compressed: byte of its first data block at which it begins; else 0.
+        stored_offset: U16,
+        /// Compressed: how many bytes it has there; else 0.
+        stored_bytes: U16,
+        /// How it is compressed: 0 not, 1 LZ4 block format, 2 Zstandard.
+        method: u8,
         /// Zero.
-        reserved: [u8; 10],
+        reserved: u8,
+        /// Compressed: CRC-32C of its blocks before that; else 0.
+        checksum: U32,
     }
 }
 

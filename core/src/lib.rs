@@ -21,6 +21,7 @@ pub mod home;
 pub mod io;
 pub mod limits;
 pub mod objects;
+pub mod packing;
 pub mod qos;
 pub mod read_cache;
 pub mod read_counts;

@@ -34,6 +34,14 @@ pub const LOG_BYTES_MAX: u64 = 1 << 40;
 pub const SPAN_DATA_BLOCKS_MAX: usize = 512;
 /// Entries in one span at most.
 pub const SPAN_ENTRIES_MAX: usize = 512;
+/// Data that is compressed at once at most: what is read of it costs no more than that.
+pub const LOG_PIECE_BYTES_MAX: usize = 64 << 10;
+/// A piece is stored compressed if that saves this share of it, as a divisor: less is not worth the time of those
+/// who read it.
+pub const LOG_PIECE_SAVING_DIVISOR: usize = 8;
+/// Entries that a log holds for each of its blocks at most, where memory is plentiful: data of 4 KiB that compresses to
+/// a quarter fills it.
+pub const LOG_BLOCK_ENTRIES_MAX: u64 = 4;
 /// Spans being written at once at most: enough to keep a device busy with large writes.
 pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 
@@ -75,6 +83,14 @@ const _: () = assert!(
 const _: () = assert!(
     VOLUME_BYTES_MAX / BLOCK_BYTES as u64 <= 1 << 40,
     "a block number fits a key"
+);
+const _: () = assert!(
+    LOG_PIECE_BYTES_MAX - LOG_PIECE_BYTES_MAX / LOG_PIECE_SAVING_DIVISOR <= u16::MAX as usize,
+    "an entry of a span has 16 bits for the length of a compressed piece"
+);
+const _: () = assert!(
+    REQUEST_BYTES_MAX / LOG_PIECE_BYTES_MAX + 1 < SPAN_ENTRIES_MAX,
+    "the pieces of a request fit one span"
 );
 const _: () = assert!(PROTOCOL_REQUEST_BYTES_MAX.is_multiple_of(REQUEST_BYTES_MAX));
 const _: () = assert!(

@@ -12,7 +12,9 @@
 //! 1. A span counts only if its magic, version, position, log number, chain, incarnation, control
 //!    checksum and every data checksum agree.
 //! 2. All allocation follows from the spans that counted; nothing else of the device is believed.
-//! 3. Where the spans end, the blocks that follow are searched for a span which says that the end
+//! 3. Compressed entries are checked as they are stored, like any others: nothing is unpacked here, and
+//!    whether one can be unpacked does not decide where the log ends.
+//! 4. Where the spans end, the blocks that follow are searched for a span which says that the end
 //!    had been durable, or which an opening wrote that the superblock does not know. If there is
 //!    one, acknowledged data (or the newer superblock) has rotted: the log refuses to open.
 //!
@@ -26,15 +28,19 @@ use core::ops::Range;
 use zerocopy::FromBytes;
 
 use crate::buf::{BufMut, Pool};
+use crate::codec::Method;
 use crate::error::{FormatError, IoError, OpenError};
 use crate::extent_index::Sequence;
 use crate::format::{
-    EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+    EntryKind, LOG_HEADER_BLOCKS, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
+    block_checksum,
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES,
+    VOLUME_BYTES_MAX,
 };
+use crate::packing::Stored;
 use crate::write_log::{SPAN_BLOCKS_MAX, WriteLog};
 
 /// Chunks read ahead at once.
@@ -285,7 +291,11 @@ impl Replay {
                 if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
                     return Ok(false);
                 }
-                if SpanHeader::verify(&self.control).is_err() || !self.entries_fit() {
+                if SpanHeader::verify(&self.control).is_err() {
+                    return self.not_a_span(header.position.get(), end);
+                }
+                self.methods_are_known()?;
+                if !self.entries_fit() {
                     return self.not_a_span(header.position.get(), end);
                 }
                 if header.data_blocks.get() == 0 {
@@ -369,6 +379,22 @@ impl Replay {
         })
     }
 
+    /// What nobody here can unpack is no reason to forget it.
+    fn methods_are_known(&self) -> Result<(), OpenError> {
+        let header = self.header();
+        let unknown = entries(&self.control, &header)
+            .iter()
+            .map(|entry| entry.method)
+            .find(|&method| method != 0 && Method::of_number(method).is_none());
+        match unknown {
+            Some(method) if header.version.get() > LOG_VERSION_PLAIN => Err(OpenError::Method {
+                position: header.position.get(),
+                method,
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether every entry of the control part is within bounds.
     fn entries_fit(&self) -> bool {
         let header = self.header();
@@ -384,6 +410,11 @@ impl Replay {
                     .is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64);
                 match EntryKind::from_code(entry.kind) {
                     Some(EntryKind::SyncPoint) => index == 0,
+                    Some(EntryKind::Write)
+                        if entry.method != 0 && header.version.get() > LOG_VERSION_PLAIN =>
+                    {
+                        in_volume && !range.is_empty() && packed_fits(entry, range, data_blocks)
+                    }
                     Some(EntryKind::Write) => {
                         in_volume
                             && !range.is_empty()
@@ -440,6 +471,18 @@ impl Replay {
     fn evidence_ends(&self) -> bool {
         self.cursor >= self.limit
     }
+}
+
+/// Whether a compressed entry is within bounds.
+fn packed_fits(entry: &SpanEntry, range: SectorRange, data_blocks: u64) -> bool {
+    let pieces_max = (LOG_PIECE_BYTES_MAX / BLOCK_BYTES) as u64;
+    Stored::of(entry).is_some_and(|stored| {
+        range.count <= pieces_max * BLOCK_SECTORS
+            && range.block_count() <= pieces_max
+            && stored.bytes > 0
+            && usize::from(stored.offset) < BLOCK_BYTES
+            && u64::from(entry.data_block.get()) + stored.block_count() <= data_blocks
+    })
 }
 
 /// The entries of a control part whose counts were checked.

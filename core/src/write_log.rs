@@ -14,6 +14,8 @@
 //! 2. Spans become durable in order of position, whatever the order in which their writes end.
 //! 3. A span holds no sync point but as its first entry, so generations are whole spans.
 //! 4. Every span is written once; a failed log write latches: nothing is appended any more.
+//! 5. A span with compressed entries is sealed only while both superblocks on the device say that there
+//!    may be some: a program that does not know them refuses the log.
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
@@ -21,6 +23,7 @@ use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -28,13 +31,15 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::buf::{Buf, Pool};
 use crate::extent_index::Sequence;
 use crate::format::{
-    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_VERSION, LogSuperblock, SPAN_MAGIC,
-    SpanEntry, SpanHeader, block_checksum,
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_VERSION, LOG_VERSION_PLAIN,
+    LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
+    BLOCK_BYTES, LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX,
+    SPANS_IN_FLIGHT_MAX,
 };
+use crate::packing::{Compressed, Packing, Stored};
 
 /// Blocks of the largest control part.
 const CONTROL_BLOCKS_MAX: u64 =
@@ -56,8 +61,23 @@ pub struct Entry {
     pub no_hole: bool,
     /// Position of its first data block; known once its span is sealed.
     pub position: u64,
+    /// How its data is stored there, if it is compressed.
+    pub stored: Option<Stored>,
     /// Its data, while memory holds it: exactly the bytes of `range`.
     pub data: Option<Buf>,
+    /// Blocks of its share of the memory that `data` keeps alive.
+    pub held_blocks: u16,
+}
+
+impl Entry {
+    /// Positions of the blocks that hold `part` of a write.
+    pub fn positions(&self, part: SectorRange) -> Range<u64> {
+        if let Some(stored) = &self.stored {
+            return self.position..self.position + stored.block_count();
+        }
+        let first = self.position + part.first_block() - self.range.first_block();
+        first..first + part.block_count()
+    }
 }
 
 /// One sealed span that is not retired.
@@ -92,6 +112,7 @@ struct OpenSpan {
     entries: Vec<SpanEntry>,
     checksums: Vec<u32>,
     data: Vec<Buf>,
+    packing: Packing,
     first_sequence: Sequence,
     since: Nanos,
 }
@@ -139,6 +160,14 @@ pub struct WriteLog {
     /// Sequence of `entries[0]`.
     first: Sequence,
     durable_sequence: Sequence,
+    /// Whether superblocks say from now on that spans may hold compressed entries.
+    compresses: bool,
+    /// Entries that it holds at most.
+    entries_max: u64,
+    /// Versions that the two superblocks on the device have at least.
+    versions: [u16; 2],
+    /// Where the last span with compressed entries ends.
+    compressed_end: u64,
     bytes_appended: u64,
     bytes_retired: u64,
     bytes_durable: u64,
@@ -153,7 +182,7 @@ impl WriteLog {
     pub fn format(volume: [u8; 16], log: u64, region_bytes: u64) -> LogSuperblock {
         let mut superblock = LogSuperblock {
             magic: LOG_MAGIC,
-            version: U16::new(LOG_VERSION),
+            version: U16::new(LOG_VERSION_PLAIN),
             reserved_a: [0; 6],
             checksum: U64::new(0),
             volume,
@@ -178,6 +207,8 @@ impl WriteLog {
     pub fn new(superblock: LogSuperblock) -> Self {
         let ring_blocks = superblock.ring_blocks.get();
         let tail = superblock.tail.get();
+        let mut versions = [0; 2];
+        versions[(superblock.sequence.get() % 2) as usize] = superblock.version.get();
         Self {
             superblock,
             ring_blocks,
@@ -194,6 +225,10 @@ impl WriteLog {
             entries: VecDeque::new(),
             first: 0,
             durable_sequence: 0,
+            compresses: false,
+            entries_max: u64::MAX,
+            versions,
+            compressed_end: 0,
             bytes_appended: 0,
             bytes_retired: 0,
             bytes_durable: 0,
@@ -215,6 +250,7 @@ impl WriteLog {
         let data_position = position + u64::from(header.control_blocks.get());
         let from = self.next_sequence();
         self.sync_points = header.sync_points.get();
+        let compressed = header.version.get() > LOG_VERSION_PLAIN;
         for entry in entries {
             let kind = EntryKind::from_code(entry.kind).expect("replay checked the kind");
             if kind == EntryKind::SyncPoint {
@@ -230,7 +266,9 @@ impl WriteLog {
                 kind,
                 no_hole: entry.flags & ENTRY_NO_HOLE != 0,
                 position: data_position + u64::from(entry.data_block.get()),
+                stored: compressed.then(|| Stored::of(entry)).flatten(),
                 data: None,
+                held_blocks: 0,
             });
         }
         for (block, checksum) in (data_position..).zip(checksums) {
@@ -247,6 +285,9 @@ impl WriteLog {
             bytes_end: self.bytes_appended,
         };
         self.head = span.end();
+        if compressed {
+            self.compressed_end = self.head;
+        }
         self.durable = self.head;
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
@@ -255,25 +296,33 @@ impl WriteLog {
         from..self.next_sequence()
     }
 
-    /// Accept an entry into the open span. `data` mirrors the range within its blocks. The caller
-    /// has checked [`Self::has_room`].
+    /// Have the next entries, of so many data blocks, go into one span: they are one write.
+    pub fn keep_together(&mut self, entries: usize, data_blocks: usize) {
+        if self.open.entries.len() + entries > SPAN_ENTRIES_MAX
+            || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
+        {
+            self.seal();
+        }
+    }
+
+    /// Accept an entry into the open span, with what its data is stored as if that is not itself, and
+    /// where buffers for that come from. Its data mirrors the range within its blocks. The caller has
+    /// checked [`Self::has_room`]. Returns how many bytes of data are stored.
     pub fn append(
         &mut self,
         now: Nanos,
-        kind: EntryKind,
-        range: SectorRange,
-        no_hole: bool,
-        data: Option<Buf>,
-    ) -> Sequence {
-        let data_blocks = if data.is_some() {
-            range.block_count() as usize
+        mut entry: Entry,
+        compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
+    ) -> usize {
+        let data_blocks = if entry.data.is_some() {
+            entry.range.block_count() as usize
         } else {
             0
         };
         let sync = core::mem::take(&mut self.sync_pending);
         if sync
             || self.open.entries.len() == SPAN_ENTRIES_MAX
-            || self.open.checksums.len() + data_blocks > SPAN_DATA_BLOCKS_MAX
+            || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
         {
             self.seal();
         }
@@ -290,32 +339,34 @@ impl WriteLog {
                 0,
             ));
         }
-        let flags = if no_hole { ENTRY_NO_HOLE } else { 0 };
-        self.open.entries.push(span_entry(
-            kind,
-            range,
-            self.open.checksums.len() as u32,
-            flags,
-        ));
-        if let Some(data) = &data {
-            debug_assert_eq!(data.len(), range.bytes());
+        let flags = if entry.no_hole { ENTRY_NO_HOLE } else { 0 };
+        let data_block = self.open.checksums.len() as u32;
+        let mut on_device = span_entry(entry.kind, entry.range, data_block, flags);
+        let mut stored_bytes = data_blocks * BLOCK_BYTES;
+        if let Some(data) = &entry.data {
+            debug_assert_eq!(data.len(), entry.range.bytes());
             let blocks = data.covering_blocks();
             debug_assert_eq!(blocks.len(), data_blocks * BLOCK_BYTES);
-            self.open
-                .checksums
-                .extend(blocks.chunks_exact(BLOCK_BYTES).map(block_checksum));
-            self.open.data.push(blocks);
+            let packed =
+                compressed.and_then(|(compressed, pool)| self.open.packing.put(&compressed, pool));
+            if let Some((block, stored)) = packed {
+                debug_assert!(self.may_compress() && blocks.len() <= LOG_PIECE_BYTES_MAX);
+                // Among the compressed ones, until it is known how many blocks lie before them.
+                on_device.data_block = U32::new(block);
+                stored.describe(&mut on_device);
+                stored_bytes = usize::from(stored.bytes);
+                entry.stored = Some(stored);
+            } else {
+                let checksums = blocks.chunks_exact(BLOCK_BYTES).map(block_checksum);
+                self.open.checksums.extend(checksums);
+                self.open.data.push(blocks);
+            }
             self.open_bytes += data.len();
             self.bytes_appended += data.len() as u64;
         }
-        self.entries.push_back(Entry {
-            range,
-            kind,
-            no_hole,
-            position: u64::MAX,
-            data,
-        });
-        self.next_sequence() - 1
+        self.open.entries.push(on_device);
+        self.entries.push_back(entry);
+        stored_bytes
     }
 
     /// Put a sync point before the next entry, if anything was accepted since the last one.
@@ -335,8 +386,9 @@ impl WriteLog {
         if self.open.entries.is_empty() {
             return;
         }
-        let open = core::mem::take(&mut self.open);
+        let mut open = core::mem::take(&mut self.open);
         self.open_bytes = 0;
+        let compressed = open.lay_out();
         let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
         let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
         let blocks = (control_blocks + data_blocks) as u64;
@@ -344,7 +396,7 @@ impl WriteLog {
         let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
         let header = SpanHeader {
             magic: SPAN_MAGIC,
-            version: U16::new(LOG_VERSION),
+            version: U16::new(version_for(compressed)),
             control_blocks: U16::new(control_blocks as u16),
             data_blocks: U16::new(data_blocks as u16),
             entries: U16::new(entries as u16),
@@ -387,6 +439,9 @@ impl WriteLog {
             bytes_end: self.bytes_appended,
         });
         self.head = position + blocks;
+        if compressed {
+            self.compressed_end = self.head;
+        }
         assert!(
             self.head - self.tail <= self.ring_blocks,
             "a span never covers live space"
@@ -482,9 +537,43 @@ impl WriteLog {
         self.next_superblock()
     }
 
+    /// Whether entries are to be compressed from now on. Superblocks that are written from now on say
+    /// so, and go on to as long as there are such entries.
+    pub fn set_compresses(&mut self, compresses: bool) {
+        self.compresses = compresses;
+    }
+
+    /// Hold so many entries at most from now on, but no fewer than there are blocks.
+    pub fn set_entries_max(&mut self, entries_max: u64) {
+        self.entries_max = entries_max.max(self.ring_blocks);
+    }
+
+    /// Whether both superblocks on the device say that there may be compressed entries.
+    pub fn may_compress(&self) -> bool {
+        self.compresses && self.versions == [LOG_VERSION; 2]
+    }
+
+    /// Whether one more superblock would make [`Self::may_compress`] true, or bring it nearer.
+    pub fn should_declare_compression(&self) -> bool {
+        self.compresses && self.versions != [LOG_VERSION; 2]
+    }
+
+    /// The superblock that was asked for last is durable.
+    pub fn superblock_written(&mut self) {
+        let sequence = self.superblock.sequence.get();
+        self.versions[(sequence % 2) as usize] = self.superblock.version.get();
+    }
+
     fn next_superblock(&mut self) -> (u64, Buf) {
         let sequence = self.superblock.sequence.get() + 1;
         self.superblock.sequence = U64::new(sequence);
+        let holds =
+            self.compressed_end > self.superblock.tail.get() || !self.open.packing.is_empty();
+        let version = version_for(self.compresses || holds);
+        self.superblock.version = U16::new(version);
+        // Until it is durable, the place holds what it held or this.
+        let place = &mut self.versions[(sequence % 2) as usize];
+        *place = version.min(*place);
         self.superblock.seal();
         let mut block = self
             .control_pool
@@ -548,6 +637,9 @@ impl WriteLog {
     /// Whether an entry with so many data blocks can be appended and sealed without covering live
     /// space from `oldest` (a position that readers still need) or the tail.
     pub fn has_room(&self, data_blocks: u64, oldest: Option<u64>) -> bool {
+        if (self.entries.len() + SPAN_ENTRIES_MAX) as u64 > self.entries_max {
+            return false;
+        }
         let from = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
         // The open span and this entry may become two spans, one of them after a jump to the next
         // lap over less than its own length.
@@ -556,7 +648,7 @@ impl WriteLog {
     }
 
     fn open_blocks(&self) -> u64 {
-        self.open.checksums.len() as u64
+        (self.open.checksums.len() + self.open.packing.blocks()) as u64
     }
 
     /// The entry of a sequence that is not retired.
@@ -599,9 +691,12 @@ impl WriteLog {
         self.ring_blocks
     }
 
-    /// Blocks of the ring that are in use, jumps and what is open included.
+    /// Blocks of the ring that are in use, jumps and what is open included; more if it is the number of
+    /// entries that fills the log.
     pub fn used_blocks(&self) -> u64 {
-        self.head - self.tail + self.open_blocks()
+        let entries = u128::from(self.ring_blocks) * self.entries.len() as u128;
+        let full = (entries / u128::from(self.entries_max)) as u64;
+        (self.head - self.tail + self.open_blocks()).max(full)
     }
 
     /// Data bytes in the open span.
@@ -707,6 +802,34 @@ pub struct LogBytes {
     pub retired: u64,
 }
 
+impl OpenSpan {
+    /// Put the compressed entries behind the others. Returns whether there are any.
+    fn lay_out(&mut self) -> bool {
+        if self.packing.is_empty() {
+            return false;
+        }
+        let plain_blocks = self.checksums.len() as u32;
+        for entry in self.entries.iter_mut().filter(|entry| entry.method != 0) {
+            entry.data_block = U32::new(plain_blocks + entry.data_block.get());
+        }
+        for blocks in core::mem::take(&mut self.packing).into_blocks() {
+            let checksums = blocks.chunks_exact(BLOCK_BYTES).map(block_checksum);
+            self.checksums.extend(checksums);
+            self.data.push(blocks);
+        }
+        true
+    }
+}
+
+/// The version of a span or a superblock.
+fn version_for(compressed: bool) -> u16 {
+    if compressed {
+        LOG_VERSION
+    } else {
+        LOG_VERSION_PLAIN
+    }
+}
+
 fn span_entry(kind: EntryKind, range: SectorRange, data_block: u32, flags: u8) -> SpanEntry {
     SpanEntry {
         start: U64::new(range.start),
@@ -714,7 +837,11 @@ fn span_entry(kind: EntryKind, range: SectorRange, data_block: u32, flags: u8) -
         data_block: U32::new(data_block),
         kind: kind.code(),
         flags,
-        reserved: [0; 10],
+        stored_offset: U16::new(0),
+        stored_bytes: U16::new(0),
+        method: 0,
+        reserved: 0,
+        checksum: U32::new(0),
     }
 }
 

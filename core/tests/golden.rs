@@ -11,13 +11,14 @@ use std::rc::Rc;
 
 use bucket::{Bucket, Objects};
 use hdcs_core::buf::Pool;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION};
+use hdcs_core::codec::Method;
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION, LOG_VERSION_PLAIN};
 use hdcs_core::io::{Request, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::io::{Ask, SnapshotName};
 use hdcs_core::objects::{Access, Config};
-use hdcs_core::volume::Persist;
+use hdcs_core::volume::{Persist, VolumeConfig};
 use world::World;
 
 /// What of the log is kept: both superblocks and the first blocks of the ring.
@@ -45,19 +46,33 @@ fn write_every_kind(world: &mut World) {
     });
 }
 
+/// A volume whose log has this version. What is compressed depends on the version of LZ4, too: another one may
+/// write another image, but it has to read this one.
+fn world_of(version: u16) -> World {
+    let compression = (version > LOG_VERSION_PLAIN).then_some(Method::Lz4);
+    let config = VolumeConfig {
+        compression,
+        ..world::config(Persist::OnWrite)
+    };
+    World::with(config, None)
+}
+
 #[test]
 fn golden_log_is_still_written_the_same() {
-    let mut world = World::new(Persist::OnWrite);
-    write_every_kind(&mut world);
-    let path = image_path(LOG_VERSION);
-    if std::env::var_os("HDCS_UPDATE").is_some() {
-        std::fs::write(&path, &world.log[..KEPT_BYTES]).unwrap();
+    for version in 1..=LOG_VERSION {
+        let mut world = world_of(version);
+        write_every_kind(&mut world);
+        assert_eq!(u16::from(world.log[RING_START + 8]), version);
+        let path = image_path(version);
+        if std::env::var_os("HDCS_UPDATE").is_some() {
+            std::fs::write(&path, &world.log[..KEPT_BYTES]).unwrap();
+        }
+        let golden = std::fs::read(&path).unwrap();
+        assert!(
+            golden == world.log[..KEPT_BYTES],
+            "the log's format has changed: raise LOG_VERSION and add an image"
+        );
     }
-    let golden = std::fs::read(&path).unwrap();
-    assert!(
-        golden == world.log[..KEPT_BYTES],
-        "the log's format has changed: raise LOG_VERSION and add an image"
-    );
 }
 
 #[test]

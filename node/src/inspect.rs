@@ -10,6 +10,7 @@
 //! fails again while the log's superblock stayed the same, or fails every time.
 
 mod cache;
+mod packed;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -79,6 +80,8 @@ impl Use {
 pub struct SuperblockSummary {
     /// Which of the two.
     pub block: u64,
+    /// Version of the format: 2 if there may be compressed entries.
+    pub version: Option<u16>,
     /// Why it cannot be used.
     pub problem: Option<String>,
     /// The volume that the log is of.
@@ -110,6 +113,8 @@ pub struct LogSummary {
     pub entries: u64,
     /// Bytes of data in them.
     pub data_bytes: u64,
+    /// Of the entries, those that are compressed.
+    pub compressed: packed::Compressed,
     /// Sync points since the log was made.
     pub sync_points: u64,
     /// First position of the ring that is not used by them.
@@ -350,6 +355,7 @@ fn summarize(
         spans: 0,
         entries: 0,
         data_bytes: 0,
+        compressed: packed::Compressed::default(),
         sync_points: 0,
         head: 0,
         broken_position: None,
@@ -376,6 +382,7 @@ fn summarize(
             summary.spans = log.spans().len() as u64;
             summary.entries = log.next_sequence() - log.first_sequence();
             summary.data_bytes = bytes.appended - bytes.retired;
+            summary.compressed = packed::Compressed::of(&log);
             summary.sync_points = log.sync_points();
             summary.head = log.durable();
         }
@@ -394,6 +401,7 @@ fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> Super
     SuperblockSummary {
         block,
         problem: found.as_ref().err().map(ToString::to_string),
+        version: good.map(|s| s.version.get()),
         volume: good.map(|s| Uuid::from_bytes(s.volume)),
         sequence: good.map(|s| s.sequence.get()),
         incarnation: good.map(|s| s.incarnation.get()),
@@ -473,6 +481,7 @@ fn check_once(
         replay(&file, superblock, cipher.as_ref()).map_err(|error| format!("{shown}: {error}"))?;
     report.spans = log.spans().len() as u64;
     report.blocks = log.spans().iter().map(|span| span.blocks).sum();
+    packed::check(&file, &log, cipher.as_ref()).map_err(|why| format!("{shown}: {why}"))?;
     // A second superblock that was never written is empty; one that is damaged is a finding,
     // since the log then hangs on the other one alone.
     for (block, superblock) in found.iter().enumerate() {

@@ -145,6 +145,18 @@ const OF_VOLUMES: &[OfVolume] = &[
         "Spans written to the log's device.",
         |c| c.log_spans as f64,
     ),
+    counter(
+        "hdcs_volume_log_plain_bytes_total",
+        "",
+        "Bytes of data that the write log has taken, before they were compressed.",
+        |c| c.log_plain_bytes as f64,
+    ),
+    counter(
+        "hdcs_volume_log_stored_bytes_total",
+        "",
+        "Bytes that this data has in the write log: by the above, what compression leaves of it.",
+        |c| c.log_stored_bytes as f64,
+    ),
     gauge(
         "hdcs_volume_dirty_bytes",
         "Bytes that the backend does not have yet.",

@@ -5,7 +5,9 @@
 //! to the one before. Beyond the end, a valid span that says that the end was durable, or a
 //! superblock of a clean close that says that the log went on, is proof that data was lost.
 
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum};
+use hdcs_core::format::{
+    LOG_HEADER_BLOCKS, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+};
 use hdcs_core::limits::BLOCK_BYTES;
 
 use crate::disk::Disk;
@@ -24,22 +26,10 @@ pub fn read_log(disk: &Disk) -> Option<LogView> {
     let superblock = (0..2)
         .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
         .max_by_key(|superblock| superblock.sequence.get())?;
-    let ring = Ring {
-        disk,
-        blocks: superblock.ring_blocks.get(),
-        log: superblock.log.get(),
-        incarnation: superblock.incarnation.get(),
-    };
+    let ring = Ring::of(disk, &superblock);
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
-    loop {
-        let wrapped = end.next_multiple_of(ring.blocks);
-        let Some((next, checksum)) = [end, wrapped]
-            .into_iter()
-            .find_map(|at| ring.span(at, chain))
-        else {
-            break;
-        };
-        (end, chain) = (next, checksum);
+    while let Some((_, span)) = ring.next(end, chain) {
+        (end, chain) = (span.end, span.checksum);
     }
     let clean_head = superblock.clean_head.get();
     let cut_short = clean_head != u64::MAX && end < clean_head;
@@ -47,6 +37,35 @@ pub fn read_log(disk: &Disk) -> Option<LogView> {
         end,
         proof: cut_short || ring.proves_more_than(end),
     })
+}
+
+/// Whether a program that knows only logs of the first version would open the image on `disk` and take
+/// a span of a later version for the log's end: a superblock that it can read names what it cannot.
+pub fn hides_compressed(disk: &Disk) -> bool {
+    let superblocks =
+        || (0..2).filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok());
+    let plain = superblocks().filter(|found| found.version.get() == LOG_VERSION_PLAIN);
+    let Some(tail) = plain.map(|found| found.tail.get()).min() else {
+        return false;
+    };
+    let Some(newest) = superblocks().max_by_key(|found| found.sequence.get()) else {
+        return false;
+    };
+    let ring = Ring::of(disk, &newest);
+    let (mut end, mut chain) = (newest.tail.get(), newest.tail_chain.get());
+    while let Some((at, span)) = ring.next(end, chain) {
+        if span.version > LOG_VERSION_PLAIN && at >= tail {
+            return true;
+        }
+        (end, chain) = (span.end, span.checksum);
+    }
+    false
+}
+
+struct Span {
+    version: u16,
+    end: u64,
+    checksum: u64,
 }
 
 struct Ring<'a> {
@@ -62,7 +81,23 @@ fn read(disk: &Disk, block: u64, blocks: usize) -> Vec<u8> {
     out
 }
 
-impl Ring<'_> {
+impl<'a> Ring<'a> {
+    fn of(disk: &'a Disk, superblock: &LogSuperblock) -> Self {
+        Self {
+            disk,
+            blocks: superblock.ring_blocks.get(),
+            log: superblock.log.get(),
+            incarnation: superblock.incarnation.get(),
+        }
+    }
+
+    /// The whole span that follows one that ends at `end` and has checksum `chain`, and where it begins.
+    fn next(&self, end: u64, chain: u64) -> Option<(u64, Span)> {
+        let wrapped = end.next_multiple_of(self.blocks);
+        let mut places = [end, wrapped].into_iter();
+        places.find_map(|at| Some((at, self.span(at, chain)?)))
+    }
+
     /// The control part at a position, if it is one of this log.
     fn control(&self, slot: u64) -> Option<(SpanHeader, Vec<u8>)> {
         let first = read(self.disk, LOG_HEADER_BLOCKS + slot, 1);
@@ -80,8 +115,8 @@ impl Ring<'_> {
         ours.then_some((header, control))
     }
 
-    /// The whole span at `position` that follows one with checksum `chain`: its end and checksum.
-    fn span(&self, position: u64, chain: u64) -> Option<(u64, u64)> {
+    /// The whole span at `position` that follows one with checksum `chain`.
+    fn span(&self, position: u64, chain: u64) -> Option<Span> {
         let slot = position % self.blocks;
         let (header, control) = self.control(slot)?;
         if header.position.get() != position || header.chain.get() != chain {
@@ -102,8 +137,11 @@ impl Ring<'_> {
                 return None;
             }
         }
-        let end = position + control_blocks + data_blocks as u64;
-        Some((end, header.checksum.get()))
+        Some(Span {
+            version: header.version.get(),
+            end: position + control_blocks + data_blocks as u64,
+            checksum: header.checksum.get(),
+        })
     }
 
     fn proves_more_than(&self, end: u64) -> bool {
@@ -175,7 +213,11 @@ mod tests {
                 data_block: 0.into(),
                 kind: 1,
                 flags: 0,
-                reserved: [0; 10],
+                stored_offset: 0.into(),
+                stored_bytes: 0.into(),
+                method: 0,
+                reserved: 0,
+                checksum: 0.into(),
             };
             let entry: [u8; size_of::<SpanEntry>()] = zerocopy::transmute!(entry);
             control[128..160].copy_from_slice(&entry);
@@ -231,6 +273,22 @@ mod tests {
                 proof: false
             })
         );
+    }
+
+    #[test]
+    fn log_view_finds_what_an_older_program_would_forget() {
+        let mut disk = log();
+        assert!(!hides_compressed(&disk), "no superblock that it can read");
+        // One more superblock, of the first version, older or newer.
+        for sequence in [0u64, 2] {
+            let mut superblock = LogSuperblock::parse(&read(&disk, 0, 1)).unwrap();
+            superblock.version = LOG_VERSION_PLAIN.into();
+            superblock.sequence = sequence.into();
+            superblock.seal();
+            let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
+            disk.put(BLOCK_BYTES as u64, &bytes);
+            assert!(hides_compressed(&disk));
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod clock;
 pub mod content;
 pub mod disk;
 pub mod home;
+pub mod lz4;
 pub mod model;
 pub mod objects;
 pub mod plant;

@@ -53,6 +53,8 @@ pub enum Plant {
     KeptNumber,
     /// A volume is opened with another key than before.
     OtherKey,
+    /// What is decompressed is something else.
+    ConfusedCodec,
     /// A snapshot is taken before what it has to hold is destaged.
     HastySnapshot,
     /// The backend is said to have a write that went past the log, and gets it much later.
@@ -86,6 +88,7 @@ impl Plant {
             | Self::StalePromotion
             | Self::KeptNumber
             | Self::OtherKey
+            | Self::ConfusedCodec
             | Self::HastySnapshot
             | Self::LooseSnapshot
             | Self::GuessedLineage

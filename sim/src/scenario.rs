@@ -1,6 +1,7 @@
 //! Everything that a seed decides before a run begins.
 
 use fastrand::Rng;
+use hdcs_core::codec::Method;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
@@ -8,6 +9,7 @@ use hdcs_core::volume::{Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
 use crate::content::{Content, mix};
+use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
 /// How one opening of a node ends.
@@ -138,6 +140,10 @@ pub fn draw_behaviour(random: &mut Rng, config: &mut VolumeConfig) {
     config.sequential_cutoff_bytes = pick(random, &[64 << 10, 1 << 20, 1 << 40]);
     // Of a copy, so that what else a seed draws is what it always was.
     config.promote_hits = pick(&mut random.clone(), &[1, 1, 2, 4]);
+    let methods = [None, None, Some(Method::Lz4), Some(Method::Zstd)];
+    config.compression = pick(&mut Rng::with_seed(mix(random.clone().u64(..))), &methods);
+    let per_block = pick(&mut Rng::with_seed(mix(random.clone().u64(..))), &[1, 2, 4]);
+    config.log_entries_max = config.log_bytes / BLOCK_BYTES as u64 * per_block;
     config.read_ahead_bytes_max = pick(random, &[0, 64 << 10, 256 << 10, 1 << 20]);
     config.resident_bytes_max = pick(random, &[0, 64 << 10, 1 << 20, 8 << 20]);
 }
@@ -420,6 +426,8 @@ impl Scenario {
             log_bytes: LOG_BYTES_MIN + random.u64(..64) * BLOCK_BYTES as u64,
             policy: Policy::WriteBack,
             persist: Persist::OnWrite,
+            compression: None,
+            codec: &LZ4,
             when_full: WhenFull::Wait,
             unpersisted_bytes_max: 0,
             unpersisted_age_max: Nanos(0),
@@ -430,6 +438,7 @@ impl Scenario {
             sequential_cutoff_bytes: 0,
             promote_hits: 1,
             read_ahead_bytes_max: 0,
+            log_entries_max: 0,
             resident_bytes_max: 0,
             backend_extents: random.bool(),
             backend_atomic: false,

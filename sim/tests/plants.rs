@@ -29,7 +29,12 @@ const LOG_RULES: &[&str] = &[
     "backend-incomplete",
 ];
 /// What a backend that was deceived shows.
-const BACKEND_RULES: &[&str] = &["backend-order", "backend-incomplete", "read-stale"];
+const BACKEND_RULES: &[&str] = &[
+    "backend-order",
+    "backend-incomplete",
+    "read-stale",
+    "policy-early-ack",
+];
 
 #[test]
 fn plant_of_an_early_acknowledgement_is_caught() {
@@ -178,4 +183,9 @@ fn plant_of_a_lost_completion_is_caught() {
 fn plant_of_another_key_is_caught() {
     // What is in the SSD tier since before is what its checksums say, but not what was written.
     assert_caught(Plant::OtherKey, &["read-foreign"]);
+}
+
+#[test]
+fn plant_of_a_codec_that_gives_back_something_else_is_caught() {
+    assert_caught(Plant::ConfusedCodec, &["error-without-cause"]);
 }

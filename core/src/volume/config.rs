@@ -1,5 +1,6 @@
 //! What a volume is and how it behaves.
 
+use crate::codec::{Codec, Method};
 use crate::io::Nanos;
 
 /// When a write counts as durable.
@@ -61,6 +62,10 @@ pub struct VolumeConfig {
     pub policy: Policy,
     /// When a write counts as durable, under write-back.
     pub persist: Persist,
+    /// How data is compressed in the write log, if it is.
+    pub compression: Option<Method>,
+    /// The algorithms.
+    pub codec: &'static dyn Codec,
     /// What a write gets when nothing can be taken.
     pub when_full: WhenFull,
     /// Most bytes acknowledged but not durable, under persist-on-flush.
@@ -81,6 +86,9 @@ pub struct VolumeConfig {
     pub promote_hits: u8,
     /// Largest read-ahead of a sequential stream; 0 turns it off.
     pub read_ahead_bytes_max: u64,
+    /// Entries that the log holds at most, however small they are stored: bounds its index. Not fewer than it
+    /// has blocks.
+    pub log_entries_max: u64,
     /// Memory for recently logged data, so that reading or destaging it needs no device.
     pub resident_bytes_max: u64,
     /// Whether the backend answers `BackendExtents`.

@@ -5,6 +5,7 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::compression::Packed;
 use super::log_chunks::{LogChunks, Source, Waiting};
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Op, Policy, Volume};
@@ -15,7 +16,7 @@ use crate::extent_index::Sequence;
 use crate::format::EntryKind;
 use crate::io::{Action, Done, Nanos, SectorRange};
 use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
-use crate::write_log::{Entry, WriteLog};
+use crate::write_log::WriteLog;
 
 /// Destage at the pace of the deadline uses this share of its depth, as a divisor.
 const IDLE_DEPTH_DIVISOR: usize = 4;
@@ -30,12 +31,17 @@ pub(super) struct Target {
     pub(super) bytes: u64,
 }
 
+/// There is no buffer to unpack into.
+struct NoMemory;
+
 /// An item whose data is being read from the log.
 #[derive(Debug)]
 struct Gathering {
     parts: Vec<Option<Buf>>,
     missing: usize,
     failed: bool,
+    /// There was no memory to unpack a part.
+    starved: bool,
 }
 
 /// The backend side of a volume.
@@ -139,6 +145,7 @@ impl Volume {
         if let Stage::Invalidating(barrier) = self.destage.stage()
             && cx.cache.persisted() >= barrier
             && !self.log_failed
+            && !self.compression.declaring
         {
             self.commit(cx);
         }
@@ -228,15 +235,19 @@ impl Volume {
                 gathered.push(Some(data.slice(start..start + part.range.bytes())));
                 continue;
             }
-            let position = part_position(entry, part.range);
-            let blocks = position..position + part.range.block_count();
+            let blocks = entry.positions(part.range);
+            let position = blocks.start;
+            let packed = Packed::of(entry);
             let mut source = self.destaging.chunks.find(&blocks, log);
             if let Source::Chunk(chunk) = &source {
                 source = self.read_chunk(chunk, cx);
             }
             gathered.push(match source {
                 Source::Data(data) => {
-                    let checked = self.checked_part(part.range, position, &data);
+                    let Ok(place) = self.place_for(packed, part.range, cx) else {
+                        return false;
+                    };
+                    let checked = self.checked_part(part.range, position, &data, place);
                     if checked.is_none() {
                         return false;
                     }
@@ -247,11 +258,13 @@ impl Volume {
                     None
                 }
                 Source::Chunk(_) | Source::Alone => {
-                    let bytes = part.range.block_count() as usize * BLOCK_BYTES;
+                    // What is unpacked takes the place of what was read.
+                    let stored = (blocks.end - blocks.start) as usize * BLOCK_BYTES;
+                    let bytes = stored.max(part.range.block_count() as usize * BLOCK_BYTES);
                     let Some(buf) = self.destage_buffer(bytes, cx) else {
                         return false;
                     };
-                    reads.push((index, position, buf));
+                    reads.push((index, position, buf.narrow(0..stored)));
                     None
                 }
             });
@@ -264,6 +277,7 @@ impl Volume {
             parts: gathered,
             missing: reads.len() + waits.len(),
             failed: false,
+            starved: false,
         };
         self.destaging.gathering.insert(item, gathering);
         for (chunk, part) in waits {
@@ -321,26 +335,87 @@ impl Volume {
         };
         for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
             let Part { range, sequence } = self.destage.plan().items[item].parts[part];
-            let first = part_position(self.log().entry(sequence), range);
-            let read = data.as_ref().and_then(|data| {
-                let start = (first - position) as usize * BLOCK_BYTES;
-                let end = start + range.block_count() as usize * BLOCK_BYTES;
-                self.checked_part(range, first, &data.slice(start..end))
+            let entry = self.log().entry(sequence);
+            let (blocks, packed) = (entry.positions(range), Packed::of(entry));
+            let place = self.place_for(packed, range, cx);
+            let starved = place.is_err() && data.is_some();
+            let read = data.as_ref().zip(place.ok()).and_then(|(data, place)| {
+                let start = (blocks.start - position) as usize * BLOCK_BYTES;
+                let end = (blocks.end - position) as usize * BLOCK_BYTES;
+                self.checked_part(range, blocks.start, &data.slice(start..end), place)
             });
-            self.part_was_read(now, item, part, read, cx);
+            self.part_was_read(now, item, part, (read, starved), cx);
         }
     }
 
-    /// The sectors of a part out of its blocks in the log, if their checksums are right.
-    fn checked_part(&mut self, range: SectorRange, position: u64, blocks: &Buf) -> Option<Buf> {
-        if !self.blocks_match(blocks, position) {
-            // The only copy is bad: stop here rather than skip it.
-            self.log_corrupt = true;
-            self.stats.log_corrupt_blocks += 1;
-            return None;
+    /// Memory for a part out of a chunk, if it is compressed there.
+    fn place_for(
+        &mut self,
+        packed: Option<Packed>,
+        range: SectorRange,
+        cx: &Context<'_>,
+    ) -> Result<Option<(Packed, BufMut)>, NoMemory> {
+        let Some(packed) = packed else {
+            return Ok(None);
+        };
+        let buf = self.destage_buffer(range.bytes(), cx).ok_or(NoMemory)?;
+        Ok(Some((packed, buf)))
+    }
+
+    /// The sectors of a part out of its blocks in the log, if their checksums are right; `place` is
+    /// for what is to be unpacked.
+    fn checked_part(
+        &mut self,
+        range: SectorRange,
+        position: u64,
+        blocks: &Buf,
+        place: Option<(Packed, BufMut)>,
+    ) -> Option<Buf> {
+        let good = self.blocks_match(blocks, position);
+        let checked = match place {
+            _ if !good => None,
+            None => {
+                let start = range.offset_in_block();
+                Some(blocks.slice(start..start + range.bytes()))
+            }
+            Some((packed, mut buf)) => self
+                .compression
+                .unpack(self.config.codec, &packed, range, blocks)
+                .map(|data| {
+                    buf.copy_from_slice(data);
+                    buf.freeze()
+                }),
+        };
+        if checked.is_none() {
+            self.found_corrupt();
         }
-        let start = range.offset_in_block();
-        Some(blocks.slice(start..start + range.bytes()))
+        checked
+    }
+
+    /// The same of a compressed entry that was read alone, in the memory that it was read into.
+    fn unpacked_in_place(
+        &mut self,
+        packed: &Packed,
+        range: SectorRange,
+        position: u64,
+        data: BufMut,
+    ) -> Option<Buf> {
+        let good = self.blocks_match(&data, position);
+        let (compression, codec) = (&mut self.compression, self.config.codec);
+        let part = good.then(|| compression.unpack(codec, packed, range, &data));
+        let Some(part) = part.flatten() else {
+            self.found_corrupt();
+            return None;
+        };
+        let mut place = data.widen().narrow(0..range.bytes());
+        place.copy_from_slice(part);
+        Some(place.freeze())
+    }
+
+    /// The only copy is bad: stop here rather than skip it.
+    fn found_corrupt(&mut self) {
+        self.log_corrupt = true;
+        self.stats.log_corrupt_blocks += 1;
     }
 
     fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
@@ -362,12 +437,18 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let range = self.destage.plan().items[item].parts[part].range;
-        let read = match result {
-            Ok(Done::Read(data)) => self.checked_part(range, position, &data.freeze()),
+        let Part { range, sequence } = self.destage.plan().items[item].parts[part];
+        let packed = Packed::of(self.log().entry(sequence));
+        let read = match (result, packed) {
+            (Ok(Done::Read(data)), None) => {
+                self.checked_part(range, position, &data.freeze(), None)
+            }
+            (Ok(Done::Read(data)), Some(packed)) => {
+                self.unpacked_in_place(&packed, range, position, data)
+            }
             _ => None,
         };
-        self.part_was_read(now, item, part, read, cx);
+        self.part_was_read(now, item, part, (read, false), cx);
     }
 
     /// A part of an item has been read, or could not be.
@@ -376,7 +457,7 @@ impl Volume {
         now: Nanos,
         item: usize,
         part: usize,
-        read: Option<Buf>,
+        (read, starved): (Option<Buf>, bool),
         cx: &mut Context<'_>,
     ) {
         let gathering = self
@@ -384,7 +465,8 @@ impl Volume {
             .gathering
             .get_mut(&item)
             .expect("the item gathers");
-        gathering.failed |= read.is_none();
+        gathering.failed |= read.is_none() && !starved;
+        gathering.starved |= starved;
         gathering.parts[part] = read;
         gathering.missing -= 1;
         if gathering.missing > 0 {
@@ -393,6 +475,8 @@ impl Volume {
         let gathering = self.destaging.gathering.remove(&item).expect("just used");
         if gathering.failed || self.health.fenced {
             self.destage.item_done(now, item, false);
+        } else if gathering.starved {
+            self.destage.item_postponed(item);
         } else {
             self.write_item(item, gathering.parts.into_iter().flatten().collect(), cx);
         }
@@ -472,6 +556,7 @@ impl Volume {
             // The device may hold either tail: nothing may be retired any more.
             return self.fail_log(cx);
         }
+        self.log_mut().superblock_written();
         self.destage.committed();
     }
 
@@ -486,12 +571,11 @@ impl Volume {
         let (mut ranges, mut resident) = (Vec::new(), 0);
         for entry in log.retire(spans) {
             ranges.push(entry.range);
-            resident += entry
-                .data
-                .as_ref()
-                .map_or(0, |data| data.held_bytes() as u64);
+            if entry.data.is_some() {
+                resident += usize::from(entry.held_blocks) * BLOCK_BYTES;
+            }
         }
-        self.writes.resident_bytes -= resident;
+        self.writes.resident_bytes -= resident as u64;
         let limit = log.first_sequence();
         for range in ranges {
             self.index.remove_before(range, limit);
@@ -561,11 +645,6 @@ fn shared_buffer(bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
     pool.alloc(bytes)
 }
 
-/// Where the log has the first block of a part of an entry.
-pub(super) fn part_position(entry: &Entry, range: SectorRange) -> u64 {
-    entry.position + range.first_block() - entry.range.first_block()
-}
-
 /// Room to read one largest item from the log, each part rounded up to blocks and to a power of
-/// two of them.
-const RESERVE_BYTES: usize = 4 * REQUEST_BYTES_MAX;
+/// two of them, beside the compressed ones as they are stored.
+const RESERVE_BYTES: usize = 6 * REQUEST_BYTES_MAX;

@@ -14,7 +14,6 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::destaging::part_position;
 use crate::buf::Buf;
 use crate::destage::Plan;
 use crate::limits::BLOCK_BYTES;
@@ -81,14 +80,14 @@ impl LogChunks {
             if entry.data.is_some() {
                 continue;
             }
-            let position = part_position(entry, part.range);
-            if position >= self.bounds.end {
+            let blocks = entry.positions(part.range);
+            if blocks.start >= self.bounds.end {
                 continue;
             }
-            let (blocks, chunk) = (part.range.block_count(), self.chunk_of(position, log));
+            let chunk = self.chunk_of(blocks.start, log);
             // What crosses the end of a chunk is read alone.
-            if position + blocks <= chunk.end {
-                *self.needed.entry(chunk.start).or_default() += blocks;
+            if blocks.end <= chunk.end {
+                *self.needed.entry(chunk.start).or_default() += blocks.end - blocks.start;
             }
         }
     }

@@ -22,10 +22,12 @@
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
-//! The parts: `write` (admission, acknowledgement), `direct` (writes past the log, and the way there and
-//! back), `read` (lookup, fetches), `promotion`, `extents`, `destaging` (the backend side), `inherited` (what
-//! is cached under the number of an origin), `health` (what is wrong, and since when).
+//! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
+//! past the log, and the way there and back), `read` (lookup, fetches), `promotion`, `extents`, `destaging`
+//! (the backend side), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
+//! and since when).
 
+mod compression;
 mod config;
 mod destaging;
 mod direct;
@@ -37,6 +39,8 @@ mod promotion;
 mod read;
 mod stats;
 mod write;
+
+use compression::{Compression, Packed};
 
 pub use config::{Persist, Policy, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
@@ -50,7 +54,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 use zerocopy::IntoBytes;
 
-use crate::buf::{Buf, Pool};
+use crate::buf::Pool;
 use crate::destage::{Destage, Stage};
 use crate::error::{IoError, OpenError, RequestError};
 use crate::extent_index::{ExtentIndex, Sequence};
@@ -159,6 +163,7 @@ enum Op {
         read: usize,
         range: SectorRange,
         position: u64,
+        packed: Option<Packed>,
     },
     ReadSsd {
         read: usize,
@@ -193,6 +198,8 @@ enum Op {
     },
     DirectFlush,
     Superblock,
+    /// One that says that there may be compressed entries.
+    DeclaringSuperblock,
     ClosingSuperblock,
 }
 
@@ -219,6 +226,7 @@ pub struct Volume {
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
     direct: direct::Direct,
+    compression: Compression,
     reads: read::Reads,
     destage: Destage,
     destaging: destaging::Destaging,
@@ -261,6 +269,7 @@ impl Volume {
             early: VecDeque::new(),
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
+            compression: Compression::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
@@ -308,7 +317,9 @@ impl Volume {
                     log_bytes,
                     ..config
                 };
-                if self.log.is_some() {
+                if let Some(log) = &mut self.log {
+                    log.set_compresses(self.config.compression.is_some());
+                    log.set_entries_max(self.config.log_entries_max);
                     self.trim_resident(self.config.resident_bytes_max);
                     self.policy_changed(cx);
                 }
@@ -412,9 +423,10 @@ impl Volume {
                 read,
                 range,
                 position,
+                packed,
             } => {
                 self.unpin(position);
-                self.log_was_read(read, range, position, result, cx);
+                self.log_was_read(read, range, (position, packed), result, cx);
             }
             Op::ReadSsd {
                 read,
@@ -446,6 +458,7 @@ impl Volume {
             Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
             Op::DirectFlush => self.direct_was_flushed(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
+            Op::DeclaringSuperblock => self.compression_declared(result, cx),
             Op::ClosingSuperblock => {
                 self.log_failed |= result.is_err();
                 self.phase = Phase::Closed;
@@ -471,6 +484,7 @@ impl Volume {
                 self.watch(cx);
                 self.switch_path();
                 self.poll_direct(cx);
+                self.declare_compression(cx);
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
@@ -602,6 +616,8 @@ impl Volume {
                 // what is found goes to the backend before what is written from now on.
                 log.sync_point();
                 self.stats.replayed_bytes = log.bytes().appended;
+                log.set_compresses(self.config.compression.is_some());
+                log.set_entries_max(self.config.log_entries_max);
                 let (offset, block) = log.superblock_for_opening();
                 self.log = Some(log);
                 let token = self.token(Op::OpeningSuperblock);
@@ -620,6 +636,7 @@ impl Volume {
             self.phase = Phase::Failed(OpenError::Io(error));
             return self.refuse_early(RequestError::Io, cx);
         }
+        self.log_mut().superblock_written();
         self.phase = Phase::Open;
         self.stats.replay_time = now.since(self.open_started);
         self.writes.resident_from = self.log().next_sequence();
@@ -773,7 +790,9 @@ impl Volume {
             );
         }
         let resident: usize = (log.first_sequence()..log.next_sequence())
-            .filter_map(|sequence| log.entry(sequence).data.as_ref().map(Buf::held_bytes))
+            .map(|sequence| log.entry(sequence))
+            .filter(|entry| entry.data.is_some())
+            .map(|entry| usize::from(entry.held_blocks) * BLOCK_BYTES)
             .sum();
         assert_eq!(
             resident as u64, self.writes.resident_bytes,

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
+use super::compression::Packed;
 use super::promotion::Promotion;
 use super::{Context, Kind, Op, Policy, Running, Volume, VolumeConfig};
 use crate::buf::{Buf, BufMut, Pool};
@@ -115,7 +116,10 @@ fn stream_config(config: &VolumeConfig, line_blocks: u64) -> StreamConfig {
 /// Where a piece of a read comes from, if not from memory.
 enum Source {
     Done,
-    Log { position: u64 },
+    Log {
+        position: u64,
+        packed: Option<Packed>,
+    },
 }
 
 impl Volume {
@@ -322,15 +326,17 @@ impl Volume {
                 Source::Done
             }
             (None, EntryKind::Write) => Source::Log {
-                position: entry.position + piece.first_block() - entry.range.first_block(),
+                position: entry.positions(piece).start,
+                packed: Packed::of(entry),
             },
             (None, _) => {
                 self.place(read, piece).fill(0);
                 Source::Done
             }
         };
-        if let Source::Log { position } = source {
-            let bytes = piece.block_count() as usize * BLOCK_BYTES;
+        if let Source::Log { position, packed } = source {
+            let blocks = packed.map_or(piece.block_count(), |packed| packed.stored.block_count());
+            let bytes = blocks as usize * BLOCK_BYTES;
             let Some(buf) = cx.pool.alloc(bytes) else {
                 self.reads.active[read].again = true;
                 return;
@@ -342,6 +348,7 @@ impl Volume {
                 read,
                 range: piece,
                 position,
+                packed,
             });
             cx.actions.push(Action::LogRead { token, offset, buf });
         }
@@ -351,16 +358,14 @@ impl Volume {
         &mut self,
         read: usize,
         piece: SectorRange,
-        position: u64,
+        (position, packed): (u64, Option<Packed>),
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
         match result {
-            Ok(Done::Read(data)) if self.blocks_match(&data, position) => {
-                let start = piece.offset_in_block();
-                self.place(read, piece)
-                    .copy_from_slice(&data[start..start + piece.bytes()]);
-            }
+            Ok(Done::Read(data))
+                if self.blocks_match(&data, position)
+                    && self.place_logged(read, piece, packed, &data) => {}
             Ok(_) => {
                 self.log_corrupt = true;
                 self.stats.log_corrupt_blocks += 1;
@@ -369,6 +374,27 @@ impl Volume {
             Err(_) => self.reads.active[read].error = Some(RequestError::Io),
         }
         self.finish_read(read, cx);
+    }
+
+    /// Put `piece` in its place, out of the blocks that hold it. Returns whether these can be unpacked.
+    fn place_logged(
+        &mut self,
+        read: usize,
+        piece: SectorRange,
+        packed: Option<Packed>,
+        blocks: &[u8],
+    ) -> bool {
+        let start = (piece.start - self.reads.active[read].range.start) as usize * SECTOR_BYTES;
+        let place = &mut self.reads.active[read].buf[start..start + piece.bytes()];
+        let Some(packed) = packed else {
+            let start = piece.offset_in_block();
+            place.copy_from_slice(&blocks[start..start + piece.bytes()]);
+            return true;
+        };
+        let unpacked = self
+            .compression
+            .unpack(self.config.codec, &packed, piece, blocks);
+        unpacked.map(|data| place.copy_from_slice(data)).is_some()
     }
 
     /// Whether every block of `data`, read from the log at `position`, has its checksum.

@@ -42,6 +42,10 @@ pub struct VolumeStats {
     pub log_written_bytes: u64,
     /// Spans written.
     pub log_spans: u64,
+    /// Bytes of data blocks that the log has taken, before they were compressed.
+    pub log_plain_bytes: u64,
+    /// Bytes that they have in the log.
+    pub log_stored_bytes: u64,
     /// Bytes in the log that the backend does not have.
     pub dirty_bytes: u64,
     /// Age of the oldest of them.
@@ -109,7 +113,9 @@ impl Volume {
                 .map_or(Nanos(0), |since| now.since(since.min(left_out)));
             stats.unpersisted_bytes = self.unpersisted_bytes();
             stats.sync_points = log.sync_points();
-            stats.index_bytes += (log.memory_bytes() + self.direct_memory_bytes()) as u64;
+            stats.index_bytes += (log.memory_bytes()
+                + self.direct_memory_bytes()
+                + self.compression.memory_bytes()) as u64;
             stats.destage_all_remaining_bytes = self
                 .destaging
                 .target

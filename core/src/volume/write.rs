@@ -16,7 +16,7 @@ use crate::extent_index::Sequence;
 use crate::format::EntryKind;
 use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX};
-use crate::write_log::FLIGHTS_MAX;
+use crate::write_log::{Entry, FLIGHTS_MAX};
 
 /// With a span in flight, another is begun only for so many bytes: small writes gather.
 const SECOND_SPAN_BYTES: usize = 32 << 10;
@@ -213,17 +213,19 @@ impl Volume {
             Request::Discard { range, fua } => (EntryKind::Discard, range, false, fua, None),
             _ => unreachable!("only writes are admitted"),
         };
-        let blocks = data.as_ref().map_or(1, |_| 1 + range.block_count());
-        self.count_drained(blocks);
-        if fill > 0.0 {
-            self.schedule_next(now, fill, blocks);
-        }
         let reply_kind = if kind == EntryKind::Write {
             Kind::Write(range.bytes() as u64)
         } else {
             Kind::Trim
         };
-        let sequence = self.append(now, kind, range, no_hole, data);
+        let stored_before = self.stats.log_stored_bytes;
+        let sequence = self.append(now, kind, range, no_hole, data, cx);
+        let stored = self.stats.log_stored_bytes - stored_before;
+        let blocks = 1 + stored.div_ceil(BLOCK_BYTES as u64);
+        self.count_drained(blocks);
+        if fill > 0.0 {
+            self.schedule_next(now, fill, blocks);
+        }
         if fua || self.is_on_write() {
             self.writes.waiters.push_back(Waiter {
                 until: sequence + 1,
@@ -242,12 +244,32 @@ impl Volume {
         range: SectorRange,
         no_hole: bool,
         data: Option<Buf>,
+        cx: &Context<'_>,
     ) -> Sequence {
-        self.writes.resident_bytes += data.as_ref().map_or(0, |data| data.held_bytes() as u64);
-        let sequence = self.log_mut().append(now, kind, range, no_hole, data);
-        self.index.insert(range, sequence);
+        let held_blocks = data.as_ref().map_or(0, Buf::held_blocks);
+        self.writes.resident_bytes += u64::from(held_blocks) * BLOCK_BYTES as u64;
         self.own(range);
-        sequence
+        let method = self
+            .config
+            .compression
+            .filter(|_| self.log().may_compress());
+        let data = match (method, data) {
+            (Some(method), Some(data)) => {
+                return self.append_compressed(now, range, data, method, cx);
+            }
+            (_, data) => data,
+        };
+        let data_bytes = data.as_ref().map_or(0, |data| data.covering_blocks().len());
+        let entry = Entry {
+            range,
+            kind,
+            no_hole,
+            position: u64::MAX,
+            stored: None,
+            held_blocks,
+            data,
+        };
+        self.append_entry(now, entry, data_bytes, None)
     }
 
     /// Move the next admission back by the time that destage needs for so many blocks.
@@ -434,8 +456,10 @@ impl Volume {
             && self.writes.resident_from < self.log().durable_sequence()
         {
             let sequence = self.writes.resident_from;
-            if let Some(data) = self.log_mut().entry_mut(sequence).data.take() {
-                self.writes.resident_bytes -= data.held_bytes() as u64;
+            let entry = self.log_mut().entry_mut(sequence);
+            if entry.data.take().is_some() {
+                let held = usize::from(entry.held_blocks) * BLOCK_BYTES;
+                self.writes.resident_bytes -= held as u64;
             }
             self.writes.resident_from += 1;
         }

@@ -1,6 +1,8 @@
 //! A volume on memory: every action is performed at once and in order. What happens under faults,
 //! reordering and power cuts is the simulator's.
 
+mod lz4;
+
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -8,9 +10,11 @@ use hdcs_core::buf::{Buf, BufMut, Pool};
 use hdcs_core::io::{
     Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
-use hdcs_core::limits::{LOG_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::limits::{LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
 use hdcs_core::volume::{Context, Event, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
+
+use lz4::Lz4;
 
 pub const BYTES: usize = 8 << 20;
 
@@ -42,6 +46,8 @@ pub fn config(persist: Persist) -> VolumeConfig {
         log_bytes: LOG_BYTES_MIN + 32768,
         policy: Policy::WriteBack,
         persist,
+        compression: None,
+        codec: &Lz4,
         when_full: WhenFull::Wait,
         unpersisted_bytes_max: 4 << 20,
         unpersisted_age_max: Nanos::from_millis(50),
@@ -52,6 +58,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         sequential_cutoff_bytes: 4 << 20,
         promote_hits: 1,
         read_ahead_bytes_max: 1 << 20,
+        log_entries_max: LOG_BYTES_MIN / 4096 * LOG_BLOCK_ENTRIES_MAX,
         resident_bytes_max: 1 << 20,
         backend_extents: false,
         backend_atomic: false,

@@ -135,6 +135,15 @@ fn describe_log(log: &LogSummary) {
         log.data_bytes,
         log.sync_points
     ));
+    let compressed = &log.compressed;
+    if compressed.entries > 0 {
+        output::line(&format!(
+            "compressed: {} of the entries, {} to {}",
+            compressed.entries,
+            show(compressed.plain_bytes),
+            show(compressed.stored_bytes)
+        ));
+    }
     if let Some(position) = log.broken_position {
         output::line(&format!("first broken span: position {position}"));
     }

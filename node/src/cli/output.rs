@@ -160,6 +160,17 @@ pub fn volume(volume: &Volume) {
                 percent(c.log_used_bytes, c.log_ring_bytes)
             ),
         );
+        if c.log_stored_bytes < c.log_plain_bytes {
+            row(
+                "compressed in the log",
+                format!(
+                    "{} to {} ({})",
+                    show(c.log_plain_bytes),
+                    show(c.log_stored_bytes),
+                    percent(c.log_stored_bytes, c.log_plain_bytes)
+                ),
+            );
+        }
         if let Some(home) = &c.home {
             row(
                 "home: dirty, clean, only in the backend",

@@ -138,6 +138,9 @@ pub(crate) struct Create {
     /// What the cache does with writes and reads [default: the node's `policy`]
     #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
     policy: Option<String>,
+    /// How data is compressed in the write log and in objects [default: the node's `compression`]
+    #[arg(long, value_name = "METHOD", value_parser = ["off", "lz4", "zstd"])]
+    compress: Option<String>,
     /// Copies of dirty data on other nodes
     #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
     replicas: String,
@@ -475,6 +478,11 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     if let Some(policy) = arguments.policy {
         let policy = Value::Text(policy);
         request.settings.insert("policy".to_owned(), policy);
+    }
+    if let Some(compression) = arguments.compress {
+        let compression = Value::Text(compression);
+        let key = "compression".to_owned();
+        request.settings.insert(key, compression);
     }
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)

@@ -10,7 +10,7 @@
 //! 2. No part is below what the node needs to make progress; a cap that is too small is refused
 //!    with the sum that was needed.
 
-use hdcs_core::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
+use hdcs_core::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, REQUEST_BYTES_MAX};
 
 use super::{ConfigError, NodeSettings, VolumeSettings};
 
@@ -26,8 +26,8 @@ const POOL_BYTES_MAX: u64 = 1024 * MIB;
 const FRAMES_BYTES_MIN: u64 = 8 * MIB;
 /// The read cache's promise: index bytes per cached block, DRAM and SSD alike.
 const INDEX_BYTES_PER_BLOCK: u64 = 16;
-/// Index memory of the write logs, per logged block at most.
-pub const LOG_INDEX_BYTES_PER_BLOCK: u64 = 100;
+/// Index memory of the write logs, per entry at most; a log may have one for each of its blocks.
+pub const LOG_INDEX_BYTES_PER_BLOCK: u64 = 108;
 
 /// The parts of the process's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,13 @@ impl Budget {
     /// Blocks of the DRAM tier.
     pub fn dram_blocks(&self) -> usize {
         (self.frames_bytes / (BLOCK_BYTES as u64 + INDEX_BYTES_PER_BLOCK)) as usize
+    }
+
+    /// Entries of a log of so many bytes at most, when all logs together have `all_bytes`: one for each block, which
+    /// each log was promised, or more, for compressed data, if there is memory for all to have as many.
+    pub fn log_entries_max(&self, bytes: u64, all_bytes: u64) -> u64 {
+        let per_block = self.log_index_bytes / log_index_bytes(all_bytes.max(bytes)).max(1);
+        bytes / BLOCK_BYTES as u64 * per_block.clamp(1, LOG_BLOCK_ENTRIES_MAX)
     }
 
     /// Memory for recently logged data of one volume, when so many share the pool.

@@ -353,6 +353,12 @@ pub struct Counters {
     pub log_written_bytes: u64,
     /// Spans written.
     pub log_spans: u64,
+    /// Bytes of data blocks that the log has taken, before they were compressed.
+    #[serde(default)]
+    pub log_plain_bytes: u64,
+    /// Bytes that they have in the log.
+    #[serde(default)]
+    pub log_stored_bytes: u64,
     /// Bytes in the log that the backend does not have.
     pub dirty_bytes: u64,
     /// Age of the oldest of them.

@@ -208,6 +208,8 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         log_ring_bytes: stats.log_ring_blocks * block,
         log_written_bytes: stats.log_written_bytes,
         log_spans: stats.log_spans,
+        log_plain_bytes: stats.log_plain_bytes,
+        log_stored_bytes: stats.log_stored_bytes,
         dirty_bytes: stats.dirty_bytes,
         dirty_age_ms: stats.dirty_age.as_millis(),
         unpersisted_bytes: stats.unpersisted_bytes,

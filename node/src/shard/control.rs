@@ -891,7 +891,9 @@ fn identify(
 /// newer program can read it.
 fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
     let kind = match error {
-        OpenError::Superblock(FormatError::Newer { .. }) => OpenFailureKind::Refused,
+        OpenError::Superblock(FormatError::Newer { .. }) | OpenError::Method { .. } => {
+            OpenFailureKind::Refused
+        }
         _ => OpenFailureKind::LogLost,
     };
     OpenFailure::new(kind, format!("volume `{name}`: {error}"))

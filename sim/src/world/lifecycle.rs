@@ -10,6 +10,7 @@ use super::{
     UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
     check_log, check_policy, check_recovery, check_trouble,
 };
+use crate::lz4::CONFUSED;
 use crate::plant::Plant;
 use crate::toy_cipher::ToyCipher;
 
@@ -58,6 +59,9 @@ impl World {
     }
 
     fn open(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.planted.is(Plant::ConfusedCodec) {
+            self.units[unit].config.codec = &CONFUSED;
+        }
         let config = self.units[unit].config.clone();
         let inherited = self.inherited(unit);
         let mut actions = Vec::new();
@@ -176,6 +180,7 @@ impl World {
                 let excused = match error {
                     OpenError::Io(_) => state.log_trouble,
                     OpenError::CorruptLog { .. } | OpenError::Superblock(_) => rot,
+                    OpenError::Method { .. } => false,
                 };
                 self.coverage.refusals += 1;
                 self.units[unit].opened = true;
@@ -197,6 +202,15 @@ impl World {
     /// can tell the rot from a torn tail, and what it took cannot be demanded, from the first reply on.
     fn check_rot(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
+        if state.hidden {
+            return Err(Violation::new(
+                "compressed-log-hidden",
+                format!(
+                    "volume {unit} has compressed spans which a superblock of its log says nothing of: an \
+                     older program would forget them"
+                ),
+            ));
+        }
         let Some(view) = state.rot.take() else {
             return Ok(());
         };
@@ -382,6 +396,7 @@ impl World {
             let stats = volume.stats(self.now);
             self.coverage.ssd_hits += stats.ssd_hit_blocks;
             self.coverage.dram_hits += stats.dram_hit_blocks;
+            self.coverage.compressed_bytes += stats.log_plain_bytes - stats.log_stored_bytes;
         }
         if let Some(node) = &self.node {
             let cache = node.cache.stats();
@@ -494,6 +509,7 @@ impl Unit {
         self.refused = false;
         let log = &self.log;
         self.rot = log.is_rotten().then(|| check_log::read_log(log)).flatten();
+        self.hidden = !log.is_rotten() && check_log::hides_compressed(log);
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;

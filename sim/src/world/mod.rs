@@ -169,6 +169,8 @@ struct Unit {
     log_rotten: bool,
     /// What an independent reader made of a log with rot when its opening began.
     rot: Option<check_log::LogView>,
+    /// It has compressed spans that not every superblock tells of.
+    hidden: bool,
     /// The opening ended with the log being refused.
     refused: bool,
     backend_trouble: Option<Nanos>,
@@ -230,6 +232,8 @@ pub struct Coverage {
     pub dram_hits: u64,
     /// Laps of a log, in thousandths.
     pub log_laps: u64,
+    /// Bytes that compression has saved in logs.
+    pub compressed_bytes: u64,
     /// Times that the SSD tier was given up.
     pub cache_failures: u64,
     /// Times that it came back within one opening.
@@ -272,6 +276,7 @@ impl Coverage {
         self.ssd_hits += other.ssd_hits;
         self.dram_hits += other.dram_hits;
         self.log_laps += other.log_laps;
+        self.compressed_bytes += other.compressed_bytes;
         self.cache_failures += other.cache_failures;
         self.readmissions += other.readmissions;
         self.fences += other.fences;
@@ -293,7 +298,7 @@ impl std::fmt::Display for Coverage {
         write!(
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
-             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
+             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
@@ -308,6 +313,7 @@ impl std::fmt::Display for Coverage {
             self.ssd_hits,
             self.dram_hits,
             self.log_laps / 1000,
+            self.compressed_bytes >> 20,
             self.cache_failures,
             self.readmissions,
             self.fences,
@@ -404,6 +410,7 @@ impl World {
                     log_trouble: false,
                     log_rotten: false,
                     rot: None,
+                    hidden: false,
                     refused: false,
                     backend_trouble: None,
                     unpersisted_bytes_max: 0,

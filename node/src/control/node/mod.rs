@@ -31,6 +31,7 @@ use hdcs_core::volume::VolumeConfig;
 use super::api::{ApiError, ErrorKind};
 use super::link::{DataPath, ask};
 use crate::catalogue::{Entry, Found, VolumeName};
+use crate::codec::CODECS;
 use crate::config::budget::Budget;
 use crate::config::value::Value;
 use crate::config::{Config, NodeSettings, VolumeSettings};
@@ -237,6 +238,7 @@ impl Node {
 
     fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
         let settings = self.settings_of(&entry.settings)?;
+        let logs_bytes = self.entries().iter().map(|entry| entry.log.bytes).sum();
         Ok(VolumeConfig {
             number: entry.number,
             uuid: entry.uuid.into_bytes(),
@@ -244,6 +246,8 @@ impl Node {
             log_bytes: entry.log.bytes,
             policy: settings.policy,
             persist: settings.persist,
+            compression: settings.compression,
+            codec: &CODECS,
             when_full: settings.when_full,
             unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
             unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
@@ -254,6 +258,7 @@ impl Node {
             sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
             promote_hits: settings.cache_promote_hits as u8,
             read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
+            log_entries_max: self.budget.log_entries_max(entry.log.bytes, logs_bytes),
             resident_bytes_max: self.budget.resident_bytes_max(volumes),
             backend_extents: true,
             backend_atomic: false,
