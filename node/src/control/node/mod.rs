@@ -30,6 +30,7 @@ use hdcs_core::volume::VolumeConfig;
 
 use super::api::{ApiError, ErrorKind};
 use super::link::{DataPath, ask};
+use crate::backends::copying::Copying;
 use crate::catalogue::{Entry, Found, VolumeName};
 use crate::config::budget::Budget;
 use crate::config::value::Value;
@@ -84,6 +85,8 @@ pub struct Node {
     openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
     tier_times: Mutex<home::TierTimes>,
+    /// Copies that clones have to make, by the volume that is cloned.
+    copies: Mutex<BTreeMap<String, Arc<Copying>>>,
     records: Records,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
@@ -140,6 +143,7 @@ impl Node {
             openings: Mutex::default(),
             samples: Mutex::default(),
             tier_times: Mutex::default(),
+            copies: Mutex::default(),
             records: Records::default(),
             path,
             nbd_listen,
