@@ -264,11 +264,11 @@ def test_clone_that_another_node_has_is_not_deleted_with_the_volume(s3, tmp_path
 
 def test_snapshots_are_refused_where_they_cannot_be(s3, tmp_path):
     with Daemon(tmp_path, SMALL) as daemon:
-        daemon.create("f", size="16M")
+        daemon.create("f", "--backend", s3.url("tiered"), "--mode", "storage", size="16M")
         for command in [("snapshot", "f", "s"), ("snapshot", "f", "--list"), ("snapshot", "f", "s", "--delete"),
                         ("clone", "f", "c", "--backend", s3.url("never")),
                         ("clone", "f@s", "c", "--backend", s3.url("never"))]:
-            refused(daemon.cli("volume", *command), 2, "has no snapshots", "hdcs volume flush f")
+            refused(daemon.cli("volume", *command), 2, "storage mode, which has no snapshots", "hdcs volume export f")
         daemon.create("v", "--backend", s3.url("refused"), size="16M")
         daemon.ok("volume", "snapshot", "v", "s")
         refused(daemon.cli("volume", "snapshot", "v", "s"), 1, "there is a snapshot s", "--delete")

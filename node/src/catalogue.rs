@@ -22,7 +22,7 @@ use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::backends;
+use crate::backends::{self, file::snapshots_of};
 use crate::config::value::Value;
 use crate::crypt::Encryption;
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
@@ -500,6 +500,13 @@ pub fn remove(
         // A hard link first: at no moment is the data without a name. The name must be new.
         let data = path.join(DATA_FILE);
         fs::hard_link(&data, keep).map_err(io_at(keep))?;
+        let (snapshots, kept) = (snapshots_of(&data), snapshots_of(keep));
+        match fs::rename(&snapshots, &kept) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_at(&kept)(error));
+            }
+            _ => {}
+        }
         if let Some(parent) = keep.parent() {
             sync_directory(parent).map_err(io_at(parent))?;
         }

@@ -200,6 +200,11 @@ const OF_VOLUMES: &[OfVolume] = &[
         |c| c.flush_remaining_bytes as f64,
     ),
     gauge(
+        "hdcs_volume_copy_remaining_bytes",
+        "Of a snapshot or clone that has to copy data: bytes still to go.",
+        |c| c.copy_remaining_bytes as f64,
+    ),
+    gauge(
         "hdcs_volume_throttled_requests",
         "Requests waiting for room in the log.",
         |c| c.throttled_requests as f64,

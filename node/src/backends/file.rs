@@ -8,12 +8,19 @@
 //! 3. An image is never created in the place of one that should be there, and never resized
 //!    unless that was asked for.
 //!
+//! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
+//!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
+
+mod copier;
+mod lineage;
+mod snapshots;
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -24,15 +31,22 @@ use hdcs_core::buf::{Arena, Buf};
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::volume::Inherited;
 
+use super::copying::Copying;
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Operation, Place, Port, verify,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Operation, Place, Port,
+    verify,
 };
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
 use crate::device::ring::Outcome;
-use crate::device::worker::JobOutput;
+use crate::device::worker::{JobOutput, Remote};
+use copier::Copier;
+use lineage::Origin;
+use snapshots::Frozen;
+pub use snapshots::directory_of as snapshots_of;
 
 /// Blocks of the buffer that zeroes are written from.
 const ZERO_BLOCKS: usize = 16;
@@ -41,14 +55,38 @@ const ZERO_PIECE_BYTES: u64 = 4 << 20;
 /// Runs in one answer about extents; a client asks again from where it ended.
 const EXTENTS_MAX: usize = 256;
 
-/// An image that is open and locked.
+/// An image that is open and locked, or a snapshot that is open.
 pub struct Prepared {
     opened: Opened,
+    read_only: bool,
+    identity: Option<String>,
+    origin: Option<Origin>,
+    copying: Arc<Copying>,
 }
 
 impl super::Opened for Prepared {
     fn build(self: Box<Self>) -> Box<dyn Backend> {
         Box::new(FileBackend::new(*self))
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.identity.clone()
+    }
+
+    fn origin(&self) -> Option<&str> {
+        self.origin.as_ref().map(|origin| &*origin.name)
+    }
+
+    fn inherit(&self, inherited: &mut Inherited) {
+        let block = BLOCK_BYTES as u64;
+        for &(offset, bytes) in self.origin.iter().flat_map(|origin| &origin.inherited) {
+            let (first, end) = (offset.div_ceil(block), (offset + bytes) / block);
+            inherited.insert(first, end.saturating_sub(first));
+        }
+    }
+
+    fn copying(&self) -> Option<Arc<Copying>> {
+        Some(Arc::clone(&self.copying))
     }
 }
 
@@ -68,16 +106,20 @@ struct ImagePath {
 }
 
 fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, UrlError> {
+    parse_place(given, options).map(|place| Box::new(place) as Box<dyn Place>)
+}
+
+fn parse_place(given: &Given<'_>, options: &mut OptionList) -> Result<ImagePath, UrlError> {
     // `file:///path` is what other programs write.
     let path = given.place.strip_prefix("//").unwrap_or(given.place);
     let path = decode(path)?;
     if !path.starts_with(b"/") || path.contains(&0) {
         return Err(given.refuse("the path must be absolute, as in file:/var/lib/image"));
     }
-    Ok(Box::new(ImagePath {
+    Ok(ImagePath {
         path: PathBuf::from(OsString::from_vec(path)),
         direct: options.switch("direct")?.unwrap_or(true),
-    }))
+    })
 }
 
 impl Place for ImagePath {
@@ -90,6 +132,15 @@ impl Place for ImagePath {
         Some(&self.path)
     }
 
+    fn is_read_only(&self) -> bool {
+        snapshots::is_snapshot(&self.path)
+    }
+
+    fn as_keeper(&self) -> Option<&dyn Keeper> {
+        // A snapshot has none of its own.
+        (!self.is_read_only()).then_some(self)
+    }
+
     fn verify(&self, watch: &mut dyn verify::Watch) -> Result<verify::Verified, BackendError> {
         verify::read_file(&self.path, watch)
     }
@@ -99,6 +150,11 @@ impl Place for ImagePath {
         let refused = |why: &str| BackendError::Refused(format!("{}: {why}", path.display()));
         let found = match fs::metadata(path) {
             Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_read_only() => {
+                return Err(refused(
+                    "there is no such snapshot, and only a volume makes one",
+                ));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return match path.parent() {
                     Some(parent) if parent.is_dir() => Ok(None),
@@ -121,8 +177,12 @@ impl Place for ImagePath {
     }
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn super::Opened>, BackendError> {
-        open(&self.path, bytes, self.direct, absent)
-            .map(|prepared| Box::new(prepared) as Box<dyn super::Opened>)
+        let opened = if self.is_read_only() {
+            open_snapshot(&self.path, bytes, self.direct, absent)
+        } else {
+            open(&self.path, bytes, self.direct, absent)
+        };
+        opened.map(|prepared| Box::new(prepared) as Box<dyn super::Opened>)
     }
 }
 
@@ -153,13 +213,9 @@ pub fn open(
     if new {
         create(path, bytes)?;
     }
-    let direct = if direct {
-        Direct::UpTo(SECTOR_BYTES as u64)
-    } else {
-        Direct::Off
-    };
-    let opened = device::open_file(path, direct)?;
+    let opened = device::open_file(path, direct_or_not(direct))?;
     device::lock(&opened, 0, 0)?;
+    snapshots::remove_leftovers(path);
     let found = Found {
         bytes: opened.bytes,
         partly: opened.block_device,
@@ -169,7 +225,48 @@ pub fn open(
     // log is lost too, nobody writes it again, and a power loss would take back what was read.
     let synced = opened.file.sync_all();
     synced.map_err(|error| DeviceError::io("make durable what is in", path, error))?;
-    Ok(Prepared { opened })
+    Ok(Prepared {
+        read_only: false,
+        identity: None,
+        origin: lineage::origin_of(&opened.file),
+        copying: Arc::default(),
+        opened,
+    })
+}
+
+/// Open a snapshot. Blocks.
+fn open_snapshot(
+    path: &Path,
+    bytes: u64,
+    direct: bool,
+    absent: Absent,
+) -> Result<Prepared, BackendError> {
+    let opened = match device::open_to_read(path, direct_or_not(direct)) {
+        Err(DeviceError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(BackendError::Absent(path.display().to_string()));
+        }
+        opened => opened?,
+    };
+    let found = Found {
+        bytes: opened.bytes,
+        partly: false,
+    };
+    super::check_size(&path.display().to_string(), found, bytes, absent)?;
+    Ok(Prepared {
+        read_only: true,
+        identity: snapshots::identity_of(&opened.file),
+        origin: None,
+        copying: Arc::default(),
+        opened,
+    })
+}
+
+fn direct_or_not(direct: bool) -> Direct {
+    if direct {
+        Direct::UpTo(SECTOR_BYTES as u64)
+    } else {
+        Direct::Off
+    }
 }
 
 fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
@@ -205,6 +302,15 @@ pub struct FileBackend {
     zeroes: Buf,
     /// Zero requests under way: few, so a search is short.
     zeroing: Vec<(Zeroing, Way)>,
+    path: PathBuf,
+    read_only: bool,
+    /// The snapshot that is being made or deleted.
+    keeping: Option<Token>,
+    /// The copy that a snapshot has begun, until it is known how that ended.
+    copier: Option<Copier>,
+    copying: Arc<Copying>,
+    /// What waits until what it changes is copied.
+    held: Vec<Operation>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -228,7 +334,87 @@ impl FileBackend {
             can_zero: true,
             zeroes,
             zeroing: Vec::new(),
+            path: prepared.opened.path,
+            read_only: prepared.read_only,
+            keeping: None,
+            copier: None,
+            copying: prepared.copying,
+            held: Vec::new(),
         }
+    }
+
+    /// Hold a change back whose range is still to be copied.
+    fn hold(&mut self, operation: Operation, port: &mut Port<'_>) -> Option<Operation> {
+        let Some((copier, range)) = self.copier.as_ref().zip(changed(&operation.ask)) else {
+            return Some(operation);
+        };
+        if !copier.holds(range, operation.token) {
+            return Some(operation);
+        }
+        port.ring.begin_remote();
+        self.held.push(operation);
+        None
+    }
+
+    /// Make or delete a snapshot, on a thread of its own: sharing the data of a large file takes time.
+    fn keep(&mut self, token: Token, keep: Keep, port: &mut Port<'_>) {
+        self.keeping = Some(token);
+        if let (Keep::Complete, Some(copier)) = (keep, &self.copier) {
+            copier.wait(token);
+            return port.ring.begin_remote();
+        }
+        let (file, path) = (Arc::clone(&self.file), self.path.clone());
+        let job = move || match keep {
+            Keep::Snapshot {
+                name,
+                made_ms,
+                copy,
+            } => {
+                let frozen = snapshots::freeze(&file, &path, (&name, made_ms, copy));
+                JobOutput::Any(Box::new(frozen))
+            }
+            Keep::Forget { name } => JobOutput::Unit(snapshots::forget(&path, &name)),
+            // It is never given up, and waits for its copy otherwise.
+            Keep::GiveUp | Keep::Complete => JobOutput::Unit(Err(Errno(libc::EOPNOTSUPP))),
+        };
+        let remote: Remote = port.ring.remote(port.owner);
+        let thread = std::thread::Builder::new().name("hdcs-snapshot".into());
+        match thread.spawn(move || remote.end(token, job())) {
+            Ok(_) => port.ring.begin_remote(),
+            Err(error) => self.kept(token, Err(Errno::from(&error)), port),
+        }
+    }
+
+    /// A state is kept, or not.
+    fn frozen(&mut self, token: Token, frozen: Result<Frozen, Errno>, port: &mut Port<'_>) {
+        let kept = frozen.and_then(|frozen| match frozen {
+            Frozen::Made => Ok(()),
+            Frozen::Copy(making) => {
+                let (file, copying) = (Arc::clone(&self.file), Arc::clone(&self.copying));
+                let remote = port.ring.remote(port.owner);
+                let copier = Copier::start(file, making, copying, remote);
+                self.copier = Some(copier.map_err(|error| {
+                    self.copying.end();
+                    Errno::from(&error)
+                })?);
+                Ok(())
+            }
+        });
+        self.kept(token, kept, port);
+    }
+
+    /// Making or deleting a snapshot has ended.
+    fn kept(&mut self, token: Token, result: Result<(), Errno>, port: &mut Port<'_>) {
+        self.keeping = None;
+        let result = match result {
+            Ok(()) => Ok(Done::Written),
+            Err(errno) => {
+                tracing::debug!(path = %self.path.display(), error = %errno, "a snapshot");
+                let refused = snapshots::refusal(errno);
+                refused.map(Done::Refused).ok_or_else(|| errno.into())
+            }
+        };
+        port.end(token, result);
     }
 
     fn fd(&self) -> RawFd {
@@ -302,7 +488,9 @@ impl FileBackend {
 
 impl Backend for FileBackend {
     fn submit(&mut self, _now: Nanos, operation: Operation, port: &mut Port<'_>) {
-        let Operation { token, ask } = operation;
+        let Some(Operation { token, ask }) = self.hold(operation, port) else {
+            return;
+        };
         let fd = self.fd();
         match ask {
             Ask::Read { offset, buf } => port.ring.read(port.owner, token, fd, offset, buf),
@@ -337,12 +525,29 @@ impl Backend for FileBackend {
                 let job = move || JobOutput::Unit(resize(&file, block_device, bytes));
                 port.ring.job(port.owner, token, Box::new(job));
             }
-            Ask::Keep(_) => unreachable!("it has no snapshots"),
+            Ask::Keep(keep) => self.keep(token, keep, port),
         }
     }
 
-    fn completed(&mut self, _now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
+    fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
+        // What it would change is copied.
+        if let Some(index) = self.held.iter().position(|held| held.token == token) {
+            let operation = self.held.swap_remove(index);
+            return self.submit(now, operation, port);
+        }
         let result = match outcome {
+            Outcome::Job(JobOutput::Any(frozen)) => {
+                let frozen = frozen.downcast::<Result<Frozen, Errno>>();
+                let frozen = frozen.expect("nothing else ends so");
+                return self.frozen(token, *frozen, port);
+            }
+            Outcome::Job(JobOutput::Unit(result)) if self.keeping == Some(token) => {
+                // If there was a copy, this is how it has ended.
+                if self.copier.take().is_some() {
+                    self.copying.end();
+                }
+                return self.kept(token, result, port);
+            }
             Outcome::Device(result) => {
                 let zeroing = self
                     .zeroing
@@ -369,7 +574,20 @@ impl Backend for FileBackend {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             extents: !self.block_device,
+            snapshots: !self.block_device && !self.read_only,
+            read_only: self.read_only,
             ..Capabilities::default()
+        }
+    }
+}
+
+/// The bytes that an operation changes, if it does.
+fn changed(ask: &Ask) -> Option<Range<u64>> {
+    let (_, offset, bytes) = ask.describe();
+    match ask {
+        Ask::Write { .. } | Ask::Zero { .. } => Some(offset..offset + bytes),
+        Ask::Read { .. } | Ask::Flush | Ask::Extents { .. } | Ask::Resize { .. } | Ask::Keep(_) => {
+            None
         }
     }
 }

@@ -19,12 +19,15 @@
 //!    that failed may have taken effect.
 //! 9. If [`Capabilities::read_only`] is set, every read of a byte brings the same for as long as the
 //!    place exists, to however many have it open; it is never asked to write, zero or resize.
+//! 10. A backend that has snapshots and no atomic flush is asked for one while nothing else is under way,
+//!    and is asked for nothing but reads and extents until it has answered.
 //!
 //! Failure: operations end with an [`IoError`]; opening fails with a [`BackendError`], a sentence
 //! for the user.
 
 pub mod closing;
 pub mod conformance;
+pub mod copying;
 pub mod file;
 pub mod hdfs;
 pub mod home;
@@ -53,6 +56,7 @@ use crate::device::file::DeviceError;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::filters;
 use crate::stores::{Counters, Counts};
+use copying::Copying;
 use url::{BackendUrl, Scheme, UrlError};
 
 /// Every kind of backend: a new one is a file of its own and a line here.
@@ -106,14 +110,39 @@ pub trait Keeper {
     /// The snapshots and clones of the volume there; `None`: there is no volume.
     fn kept(&self) -> Result<Option<Kept>, BackendError>;
     /// Make a volume here, where nothing is yet, that begins as a snapshot of the one at the place
-    /// of a URL. No data is copied.
-    fn clone_from(&self, parent: &str, snapshot: &SnapshotName) -> Result<Found, BackendError>;
+    /// of a URL. What has to be copied for it is, if `copying` allows that, and is counted there.
+    fn clone_from(
+        &self,
+        parent: &str,
+        snapshot: &SnapshotName,
+        copying: &Copying,
+    ) -> Result<Found, BackendError>;
+    /// Whether a volume here is objects that are this program's own. A clone can be given up then, and a
+    /// wrapped key lies beside it. What is no such thing is a plain image: it stays when its volume is
+    /// deleted, with its snapshots.
+    fn is_objects(&self) -> bool {
+        false
+    }
+    /// Bytes that a snapshot or clone would copy, at most: 0 where the place needs no copy.
+    fn copy_bytes(&self) -> Result<u64, BackendError> {
+        Ok(0)
+    }
+    /// The name of the place of a snapshot of what is here ([`Place::name`]), if a volume can be over that.
+    fn snapshot_place(&self, _snapshot: &str) -> Option<String> {
+        None
+    }
     /// The wrapped data key that lies here, if the volume is encrypted, or one is about to be made.
-    fn key(&self) -> Result<Option<WrappedKey>, BackendError>;
+    fn key(&self) -> Result<Option<WrappedKey>, BackendError> {
+        Ok(None)
+    }
     /// Put it here, perhaps in the place of the same key with another wrapping.
-    fn put_key(&self, key: &WrappedKey) -> Result<(), BackendError>;
+    fn put_key(&self, _key: &WrappedKey) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Remove what a volume here that was given up has left; how many objects that were.
-    fn sweep(&self) -> Result<u64, BackendError>;
+    fn sweep(&self) -> Result<u64, BackendError> {
+        Ok(0)
+    }
 }
 
 /// What depends on a volume, and what it depends on.
@@ -134,12 +163,14 @@ pub struct Kept {
 /// A snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptSnapshot {
-    /// Its name.
-    pub name: SnapshotName,
+    /// Its name. One that was made elsewhere may have one that [`SnapshotName`] does not allow.
+    pub name: String,
     /// When it was made: milliseconds since 1970.
     pub made_ms: u64,
     /// The clones that begin with it.
     pub clones: Vec<KeptClone>,
+    /// Why it cannot be deleted, and what to do, if it has no clones.
+    pub hindrance: Option<String>,
 }
 
 /// A clone.
@@ -220,7 +251,12 @@ pub enum Keep {
         name: SnapshotName,
         /// The time: milliseconds since 1970.
         made_ms: u64,
+        /// Whether data may be copied for it where nothing else is possible. The state is kept when this
+        /// ends, but the snapshot is there only once the copy has ended ([`Keep::Complete`]).
+        copy: bool,
     },
+    /// Wait for the end of the copy that a snapshot has begun ([`Opened::copying`]).
+    Complete,
     /// Forget a snapshot.
     Forget {
         /// Which.
@@ -249,6 +285,7 @@ impl Ask {
             Self::Extents { range } => ("extents", range.byte_offset(), range.bytes() as u64),
             Self::Resize { bytes } => ("resize", 0, *bytes),
             Self::Keep(Keep::Snapshot { .. }) => ("snapshot", 0, 0),
+            Self::Keep(Keep::Complete) => ("complete", 0, 0),
             Self::Keep(Keep::Forget { .. }) => ("forget", 0, 0),
             Self::Keep(Keep::GiveUp) => ("give-up", 0, 0),
         }
@@ -355,6 +392,10 @@ pub trait Opened: Send {
     fn inherit(&self, _inherited: &mut Inherited) {}
     /// What it counts of the requests to its store, if it has one.
     fn counters(&self) -> Option<Arc<Counters>> {
+        None
+    }
+    /// How far the copy for a snapshot is, if it may have to make one.
+    fn copying(&self) -> Option<Arc<Copying>> {
         None
     }
 }
@@ -565,6 +606,7 @@ impl Prepared {
     /// Put it together on the thread that will use it.
     pub fn build(self) -> Stack {
         let counters = self.backend.counters();
+        let copying = self.backend.copying();
         let backend = filters::stack(self.filters, self.backend.build());
         let backend: Box<dyn Backend> = match self.home {
             Some(store) => {
@@ -575,6 +617,7 @@ impl Prepared {
         };
         Stack {
             counters,
+            copying,
             ..Stack::new(backend, self.bytes)
         }
     }
@@ -588,6 +631,7 @@ pub struct Stack {
     in_flight_max: usize,
     waiting: VecDeque<Operation>,
     counters: Option<Arc<Counters>>,
+    copying: Option<Arc<Copying>>,
 }
 
 impl Stack {
@@ -600,7 +644,15 @@ impl Stack {
             in_flight: 0,
             waiting: VecDeque::new(),
             counters: None,
+            copying: None,
         }
+    }
+
+    /// The copy for a snapshot, if one is under way.
+    pub fn copying(&self) -> Option<&Copying> {
+        self.copying
+            .as_deref()
+            .filter(|copying| copying.is_running())
     }
 
     /// What it counts of the requests to its store, if it has one.

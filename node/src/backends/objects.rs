@@ -38,6 +38,7 @@ use hdcs_core::objects::{Access, Config, ObjectVolume};
 use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
+use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
 use super::{
     Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, KeptClone,
@@ -208,7 +209,12 @@ impl Keeper for ObjectsPlace {
         })
     }
 
-    fn clone_from(&self, parent: &str, snapshot: &SnapshotName) -> Result<Found, BackendError> {
+    fn clone_from(
+        &self,
+        parent: &str,
+        snapshot: &SnapshotName,
+        _copying: &Copying,
+    ) -> Result<Found, BackendError> {
         let (parent, place) = (objects_place(parent)?, self.reach.name());
         if parent.reach.store() != self.reach.store() {
             return Err(BackendError::Refused(format!(
@@ -247,6 +253,10 @@ impl Keeper for ObjectsPlace {
             bytes: driver.machine.bytes(),
             partly: false,
         })
+    }
+
+    fn is_objects(&self) -> bool {
+        true
     }
 
     fn key(&self) -> Result<Option<WrappedKey>, BackendError> {
@@ -329,9 +339,10 @@ fn kept(manifest: &Manifest, references: Vec<Reference>) -> Kept {
             .snapshots
             .iter()
             .map(|snapshot| KeptSnapshot {
-                name: snapshot.name,
+                name: snapshot.name.as_str().to_owned(),
                 made_ms: snapshot.made_ms,
                 clones: Vec::new(),
+                hindrance: None,
             })
             .collect(),
         clones: Vec::new(),
@@ -864,7 +875,10 @@ impl Backend for ObjectsBackend {
             Ask::Flush => ObjectAsk::Flush,
             Ask::Extents { range } => ObjectAsk::Extents { range },
             Ask::Resize { bytes } => ObjectAsk::Resize { bytes },
-            Ask::Keep(Keep::Snapshot { name, made_ms }) => ObjectAsk::Snapshot { name, made_ms },
+            Ask::Keep(Keep::Snapshot { name, made_ms, .. }) => {
+                ObjectAsk::Snapshot { name, made_ms }
+            }
+            Ask::Keep(Keep::Complete) => return port.end(token, Ok(Done::Written)),
             Ask::Keep(Keep::Forget { name }) => ObjectAsk::DeleteSnapshot { name },
             Ask::Keep(Keep::GiveUp) => ObjectAsk::GiveUp,
         };

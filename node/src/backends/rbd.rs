@@ -21,6 +21,7 @@
 
 mod ceph;
 mod owner;
+mod snapshots;
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
@@ -35,8 +36,8 @@ use slab::Slab;
 
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Opened, Operation, Place, Port,
-    check_size, closing,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Keeper, Opened, Operation, Place,
+    Port, check_size, closing,
 };
 use crate::device::Errno;
 use crate::device::ring::Outcome;
@@ -80,6 +81,10 @@ struct ImagePlace {
 }
 
 fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, UrlError> {
+    parse_place(given, options).map(|place| Box::new(place) as Box<dyn Place>)
+}
+
+fn parse_place(given: &Given<'_>, options: &mut OptionList) -> Result<ImagePlace, UrlError> {
     let must = "it must name a pool and an image, as in rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE";
     let name = |part: &str| match String::from_utf8(decode(part)?) {
         Ok(name) if !name.is_empty() && !name.contains(['\0', '/', '@']) => Ok(name),
@@ -100,7 +105,7 @@ fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, 
     if steal && snapshot.is_some() {
         return Err(given.refuse("a snapshot has no owner: leave out steal=on"));
     }
-    Ok(Box::new(ImagePlace {
+    Ok(ImagePlace {
         pool,
         namespace,
         image,
@@ -108,7 +113,7 @@ fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, 
         conf: conf.map(|path| path.display().to_string()),
         id: options.take("id"),
         steal,
-    }))
+    })
 }
 
 impl Place for ImagePlace {
@@ -119,6 +124,11 @@ impl Place for ImagePlace {
 
     fn is_read_only(&self) -> bool {
         self.snapshot.is_some()
+    }
+
+    fn as_keeper(&self) -> Option<&dyn Keeper> {
+        // A snapshot has none of its own.
+        self.snapshot.is_none().then_some(self)
     }
 
     fn find(&self) -> Result<Option<Found>, BackendError> {
@@ -428,6 +438,7 @@ impl Opened for Prepared {
             read_only: self.read_only,
             unchecked: Vec::new(),
             extents: self.extents,
+            keeping: None,
             side: None,
             place: self.place,
         })
@@ -479,6 +490,8 @@ struct RbdBackend {
     /// What a snapshot has answered since it was last asked whether it is still there.
     unchecked: Vec<(Token, Done)>,
     extents: Option<u64>,
+    /// The snapshot that is being made or deleted.
+    keeping: Option<Token>,
     /// The thread for what blocks, once there was something.
     side: Option<Sender<Job>>,
     place: String,
@@ -682,18 +695,29 @@ impl Backend for RbdBackend {
                 let job = move |image: &Image| JobOutput::Unit(image.resize(bytes));
                 self.beside(token, job, port);
             }
-            Ask::Keep(_) => unreachable!("it has no snapshots"),
+            Ask::Keep(keep) => {
+                self.keeping = Some(token);
+                let job = move |image: &Image| JobOutput::Unit(snapshots::perform(image, keep));
+                self.beside(token, job, port);
+            }
         }
     }
 
     fn completed(&mut self, _now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
+        let kept = self.keeping.take_if(|keeping| *keeping == token).is_some();
         let result = match outcome {
             Outcome::Readable(_) => {
                 self.waiting = false;
                 self.take_events(port);
                 return self.wait(port);
             }
-            Outcome::Job(JobOutput::Unit(result)) => result.map(|()| Done::Written),
+            Outcome::Job(JobOutput::Unit(result)) => match result {
+                Ok(()) => Ok(Done::Written),
+                Err(errno) => {
+                    let refused = snapshots::refusal(errno).filter(|_| kept);
+                    refused.map(Done::Refused).ok_or(errno)
+                }
+            },
             Outcome::Job(JobOutput::Extents(result)) => result.map(Done::Extents),
             other => unreachable!("an rbd backend starts nothing that ends in {other:?}"),
         };
@@ -713,7 +737,7 @@ impl Backend for RbdBackend {
             extents: self.extents.is_some(),
             in_flight_max: IN_FLIGHT_MAX,
             atomic_flush: false,
-            snapshots: false,
+            snapshots: !self.read_only,
             read_only: self.read_only,
         }
     }

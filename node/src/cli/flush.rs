@@ -16,7 +16,7 @@ use crate::catalogue::VolumeName;
 use crate::control::api::Volume;
 
 /// How often progress is looked at.
-const WATCH_PERIOD: Duration = Duration::from_millis(100);
+pub(super) const WATCH_PERIOD: Duration = Duration::from_millis(100);
 /// How often a line is printed where there is no terminal.
 const LINE_PERIOD: Duration = Duration::from_secs(1);
 
@@ -59,7 +59,7 @@ pub(super) async fn flush(
         .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
     let volume: Volume = client.request(Method::POST, &path, &()).await?;
     let total = remaining(&volume);
-    let mut progress = Progress::new(total);
+    let mut progress = Progress::new(total, "flushed");
     let deadline = async {
         match timeout {
             Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
@@ -116,6 +116,8 @@ async fn watch(client: &Client, name: &VolumeName, progress: &mut Progress) -> R
 /// A bar on a terminal, else a line a second on standard error.
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
+    /// What is done to the bytes.
+    done: &'static str,
     total: u64,
     left: u64,
     started: Instant,
@@ -123,7 +125,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(total: u64) -> Self {
+    pub(super) fn new(total: u64, done: &'static str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total);
             let template = "{bar:30} {percent}% {binary_bytes}/{binary_total_bytes} \
@@ -137,6 +139,7 @@ impl Progress {
         let now = Instant::now();
         Self {
             bar,
+            done,
             total,
             left: total,
             started: now,
@@ -165,9 +168,10 @@ impl Progress {
         };
         let trouble = trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
         format!(
-            "{} of {} flushed, {}/s, ETA {eta}{trouble}",
+            "{} of {} {}, {}/s, ETA {eta}{trouble}",
             show(done),
             show(self.total),
+            self.done,
             show(rate as u64)
         )
     }
@@ -185,7 +189,7 @@ mod tests {
 
     #[test]
     fn flush_line_tells_progress_rate_and_eta() {
-        let mut progress = Progress::new(4 << 20);
+        let mut progress = Progress::new(4 << 20, "flushed");
         progress.left = 3 << 20;
         let line = progress.line(1 << 20, Duration::from_secs(2), Some("slow"));
         assert_eq!(line, "1 MiB of 4 MiB flushed, 512 KiB/s, ETA 6 s (slow)");

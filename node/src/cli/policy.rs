@@ -51,7 +51,7 @@ pub(super) async fn settled(
 ) -> Result<Volume, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())
         .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
-    let mut progress = Progress::new(remaining(&volume));
+    let mut progress = Progress::new(remaining(&volume), "flushed");
     while remaining(&volume) > 0 {
         let tick = tokio::time::sleep(WATCH_PERIOD);
         let interrupted = tokio::select! {

@@ -2,6 +2,8 @@
 
 use clap::Args;
 use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
@@ -28,6 +30,9 @@ pub(crate) struct Arguments {
     /// Give up after so many seconds of writing dirty data to the backend; nothing is made then
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["list", "delete"])]
     timeout: Option<u64>,
+    /// Copy the data if the file system cannot share it (a file without reflinks)
+    #[arg(long, conflicts_with_all = ["list", "delete"])]
+    copy: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -40,11 +45,14 @@ pub(crate) struct Clone {
     source: Source,
     /// Name of the new volume
     new: VolumeName,
-    /// Where its own objects go: a place of its own in the same store
+    /// Where its own data goes: a place of its own in the same store, cluster or file system
     #[arg(long, value_name = "URL")]
     backend: String,
     #[command(flatten)]
     behaviour: Behaviour,
+    /// Copy the data if the file system cannot share it (a file without reflinks)
+    #[arg(long)]
+    copy: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -81,10 +89,15 @@ pub(crate) async fn run(client: &Client, arguments: Arguments) -> Result<(), Fai
     }
     // Refused before the flush, if that is possible.
     let there: Snapshots = client.get(&path).await?;
-    if there.snapshots.iter().all(|there| there.name != *snapshot) {
+    let is_possible = there.copy_bytes == 0 || arguments.copy;
+    if is_possible && there.snapshots.iter().all(|there| there.name != *snapshot) {
         flush::flush(client, name, arguments.timeout).await?;
     }
-    let made = make(client, name, &path, snapshot).await?;
+    let request = MakeSnapshot {
+        name: snapshot.clone(),
+        copy: arguments.copy,
+    };
+    let made: Snapshot = make(client, name, &path, &request).await?;
     said(arguments.json, &made, || {
         format!("snapshot {snapshot} of volume {name} is made")
     })
@@ -101,27 +114,43 @@ fn escaped(snapshot: &str) -> Result<&str, Failure> {
     )))
 }
 
-/// Make it, of what has come meanwhile too; Ctrl-C cancels that.
-async fn make(
+/// Make it, of what has come meanwhile too, with progress if something is copied; Ctrl-C cancels that.
+async fn make<T: DeserializeOwned>(
     client: &Client,
     name: &VolumeName,
     path: &str,
-    snapshot: &str,
-) -> Result<Snapshot, Failure> {
+    request: &impl Serialize,
+) -> Result<T, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())
         .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
-    let request = MakeSnapshot {
-        name: snapshot.to_owned(),
-    };
-    let made = client.request(Method::POST, path, &request);
+    let made = client.request(Method::POST, path, request);
     tokio::pin!(made);
     tokio::select! {
         made = &mut made => return Ok(made?),
+        () = watch(client, name) => {}
         _ = interrupts.recv() => {}
     }
     let flush = format!("{}/flush", api_path(name));
     let () = client.request(Method::DELETE, &flush, &()).await?;
     Ok(made.await?)
+}
+
+/// Show how far the copying for a snapshot or clone of a volume is, for as long as it is waited for.
+async fn watch(client: &Client, name: &VolumeName) {
+    let mut progress: Option<flush::Progress> = None;
+    loop {
+        tokio::time::sleep(flush::WATCH_PERIOD).await;
+        // Whoever makes it says what is wrong.
+        let Ok(volume) = client.get::<Volume>(&api_path(name)).await else {
+            continue;
+        };
+        let left = volume.counters.map_or(0, |c| c.copy_remaining_bytes);
+        match &mut progress {
+            Some(progress) => progress.update(left, None),
+            None if left > 0 => progress = Some(flush::Progress::new(left, "copied")),
+            None => {}
+        }
+    }
 }
 
 async fn list(client: &Client, path: &str, json: bool) -> Result<(), Failure> {
@@ -150,8 +179,10 @@ pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failu
     if snapshot.is_none() {
         // Refused before the flush, if that is possible.
         let path = format!("{}/snapshots", api_path(&volume));
-        let _: Snapshots = client.get(&path).await?;
-        flush::flush(client, &volume, None).await?;
+        let there: Snapshots = client.get(&path).await?;
+        if there.copy_bytes == 0 || arguments.copy {
+            flush::flush(client, &volume, None).await?;
+        }
     }
     let of = match &snapshot {
         Some(snapshot) => format!("snapshot {snapshot} of volume {volume}"),
@@ -160,9 +191,10 @@ pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failu
     let request = CloneVolume {
         snapshot,
         clone: (arguments.behaviour).of(&arguments.new, None, Some(arguments.backend))?,
+        copy: arguments.copy,
     };
     let path = format!("{}/clone", api_path(&volume));
-    let made: Volume = client.request(Method::POST, &path, &request).await?;
+    let made: Volume = make(client, &volume, &path, &request).await?;
     said(arguments.json, &made, || {
         format!(
             "volume {} is a clone of {of}: {}, {}, backend {}",

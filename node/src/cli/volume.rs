@@ -62,9 +62,9 @@ pub(crate) enum Command {
     },
     /// Write everything dirty to the backend, with progress; Ctrl-C cancels it
     Flush(flush::Arguments),
-    /// Make, list or delete snapshots of a volume on s3: or hdfs:
+    /// Make, list or delete snapshots of a volume
     Snapshot(snapshot::Arguments),
-    /// Make a volume that begins as a snapshot of another one, or as it is now, and shares its objects
+    /// Make a volume that begins as a snapshot of another one, or as it is now, and shares its data
     Clone(Box<snapshot::Clone>),
     /// Write the image of a volume to a file or a pipe, raw or qcow2, with progress; Ctrl-C cancels it
     Export(transfer::Export),
@@ -122,7 +122,8 @@ pub(crate) struct Create {
     /// Size, such as 10G; can be left out if the backend exists
     #[arg(long, value_parser = parse_volume_size)]
     size: Option<Size>,
-    /// Where cold data lives, such as file:PATH; read-only if it is a snapshot, rbd:POOL/IMAGE@SNAP
+    /// Where cold data lives, such as file:PATH; read-only if it is a snapshot, rbd:POOL/IMAGE@SNAP or
+    /// file:PATH.hdcs-snap/SNAP
     /// [default: a sparse file in the data directory]
     #[arg(long, value_name = "URL")]
     backend: Option<String>,

@@ -249,6 +249,10 @@ pub struct OpenedVolume {
 pub struct MakeSnapshot {
     /// Its name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`.
     pub name: String,
+    /// Whether data may be copied for it where the backend cannot share any (a file on a file system
+    /// without reflinks); else it is refused there.
+    #[serde(default)]
+    pub copy: bool,
 }
 
 /// A snapshot.
@@ -269,6 +273,9 @@ pub struct Snapshots {
     pub snapshots: Vec<Snapshot>,
     /// Clones that were made without a snapshot of their own, or whose snapshot is gone.
     pub clones: Vec<String>,
+    /// Bytes that a snapshot or clone would have to copy at most; 0 where data is shared.
+    #[serde(default)]
+    pub copy_bytes: u64,
 }
 
 /// A new volume that begins as a snapshot of another one.
@@ -280,6 +287,9 @@ pub struct CloneVolume {
     pub snapshot: Option<String>,
     /// The new volume: with a backend in the same store, and without a size.
     pub clone: CreateVolume,
+    /// Whether data may be copied for it where the backend cannot share any.
+    #[serde(default)]
+    pub copy: bool,
 }
 
 /// Percentiles of a latency, in microseconds, since the volume was opened.
@@ -384,6 +394,9 @@ pub struct Counters {
     pub sync_points: u64,
     /// Of a running flush: bytes still to go.
     pub flush_remaining_bytes: u64,
+    /// Of a snapshot or clone that has to copy data: bytes still to go.
+    #[serde(default)]
+    pub copy_remaining_bytes: u64,
     /// Requests waiting for room in the log.
     pub throttled_requests: u64,
     /// Time that requests have waited for room, in all.

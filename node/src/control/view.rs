@@ -221,6 +221,7 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         coalesced_bytes: stats.coalesced_bytes,
         sync_points: stats.sync_points,
         flush_remaining_bytes: stats.destage_all_remaining_bytes,
+        copy_remaining_bytes: 0,
         throttled_requests: stats.throttled_requests,
         throttled_ms: stats.throttled_time.as_millis(),
         requests_in_flight: stats.requests_in_flight,

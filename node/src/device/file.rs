@@ -123,10 +123,19 @@ pub enum Direct {
 
 /// Open a file or device for reading and writing, with direct I/O if the file allows it.
 pub fn open_file(path: &Path, direct: Direct) -> Result<Opened, DeviceError> {
+    open_for(path, direct, true)
+}
+
+/// The same for reading alone, for which it need not be locked.
+pub fn open_to_read(path: &Path, direct: Direct) -> Result<Opened, DeviceError> {
+    open_for(path, direct, false)
+}
+
+fn open_for(path: &Path, direct: Direct, writes: bool) -> Result<Opened, DeviceError> {
     let open = |flags: i32| {
         OpenOptions::new()
             .read(true)
-            .write(true)
+            .write(writes)
             .custom_flags(flags)
             .open(path)
     };

@@ -15,6 +15,7 @@ use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+use crate::backends::copying::Progress;
 use crate::backends::{Absent, Keep};
 use crate::crypt::Encryption;
 use crate::frontends::{Session, VolumeNumber};
@@ -158,6 +159,8 @@ pub struct VolumeReport {
     pub store: Option<crate::stores::Counts>,
     /// Its home, if it is in storage mode. What is dirty there is part of `stats`.
     pub home: Option<hdcs_core::home::Status>,
+    /// How far the copy is that a snapshot of it has to make, if it makes one.
+    pub copying: Progress,
 }
 
 /// One shard as a whole.
@@ -231,8 +234,8 @@ pub enum KeepFailure {
     /// The volume is not open, or another such operation is under way.
     #[error("{0}")]
     Now(&'static str),
-    /// The flush that goes before a snapshot was cancelled.
-    #[error("the flush that goes before it was cancelled: nothing was made; run it again")]
+    /// The flush that goes before a snapshot was cancelled, or the copy that it makes.
+    #[error("it was cancelled: nothing was made; run it again")]
     Cancelled,
     /// Its backend has no snapshots.
     #[error("its backend has no snapshots")]
@@ -274,7 +277,7 @@ pub enum Command {
     },
     /// Begin to destage all that is dirty, and to tier it out in storage mode; watch [`VolumeStats::destage_all_remaining_bytes`].
     DestageAll(VolumeNumber, Answer<()>),
-    /// Return to destaging by policy.
+    /// Return to destaging by policy, and give up the snapshot that waits for destage or is being copied.
     CancelDestageAll(VolumeNumber, Answer<()>),
     /// Change the size, of the backend too.
     Resize(VolumeNumber, u64, Answer<()>),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::io::{BlockKey, Completion, Done, Nanos, SectorRange, Token};
+use hdcs_core::io::{BlockKey, Completion, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
 use hdcs_core::qos::Qos;
 use hdcs_core::read_cache::{CacheEvent, SsdState};
@@ -22,10 +22,10 @@ use super::command::{
     OpenedAs, SessionFactory, ShardReport, VolumeSpec,
 };
 use super::jobs::{Job, Move};
-use super::served::{self, Keeping, ResizeStep, Resizing, Served};
+use super::served::{self, ResizeStep, Resizing, Served};
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::works::{Husk, Works};
-use crate::backends::{self, Ask, Capabilities, Keep, Operation, home};
+use crate::backends::{self, Ask, Capabilities, Operation, home};
 use crate::crypt::Unlocked;
 use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};
@@ -39,7 +39,7 @@ const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// waits for a backend that hangs.
 const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
-const NOT_OPEN: &str = "the volume is not open on this node";
+pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
 /// Why nothing is begun any more.
 const STOPPING: &str = "the node is stopping";
 
@@ -52,7 +52,7 @@ struct Opened {
     unlocked: Option<Unlocked>,
 }
 
-fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
+pub(super) fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
     // Whoever asked may have gone.
     let _ = answer.send(result);
 }
@@ -86,11 +86,11 @@ impl Shard {
                 tell(answer, self.works.begin_tiering(volume, false));
             }
             Command::CancelDestageAll(volume, answer) => {
-                self.cancel_keeping(volume);
+                self.works.cancel_keeping(volume);
                 self.works.cancel_tiering(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
-            Command::Keep(volume, keep, answer) => self.keep(volume, keep, answer),
+            Command::Keep(volume, keep, answer) => self.works.keep(volume, keep, answer),
             Command::Resize(volume, bytes, answer) => self.resize(volume, bytes, answer),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
@@ -328,6 +328,7 @@ impl Shard {
         if let Some(served) = self.works.volumes.get_mut(slot) {
             served.closing.push(answer);
         }
+        self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
         self.abort_connections(number);
         if !destage || !self.works.tier_and_close(number) {
             self.works.step(slot, Event::Close { destage });
@@ -377,25 +378,6 @@ impl Shard {
         match self.works.check_resize(number, bytes) {
             Ok(slot) => self.works.begin_resize(slot, bytes, answer),
             Err(error) => tell(answer, Err(error)),
-        }
-    }
-
-    fn keep(&mut self, number: VolumeNumber, keep: Keep, answer: Answer<(), KeepFailure>) {
-        match self.works.check_keep(number) {
-            Ok(slot) => self.works.begin_keeping(slot, keep, answer),
-            Err(failure) => tell(answer, Err(failure)),
-        }
-    }
-
-    /// Nothing waits for a flush any more that is cancelled.
-    fn cancel_keeping(&mut self, number: VolumeNumber) {
-        let Ok(slot) = self.works.open_slot(number) else {
-            return;
-        };
-        if let Some(served) = self.works.volumes.get_mut(slot)
-            && let Some(keeping) = served.keeping.take_if(|keeping| !keeping.asked)
-        {
-            tell(keeping.answer, Err(KeepFailure::Cancelled));
         }
     }
 
@@ -494,6 +476,7 @@ impl Shard {
                 stopping.give_up = self.works.now.plus(CLOSE_PATIENCE);
             }
             for slot in 0..self.works.volumes.end() {
+                self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
                 self.works.step(slot, Event::Close { destage });
             }
         }
@@ -585,6 +568,9 @@ impl Works {
         if served.resizing.is_some() {
             return Err("a resize is under way already; wait for its end".to_owned());
         }
+        if served.keeping.is_some() {
+            return Err("a snapshot is under way; wait for its end".to_owned());
+        }
         Ok(slot)
     }
 
@@ -596,70 +582,6 @@ impl Works {
             _ => return Some(completion),
         }
         None
-    }
-
-    /// Whether the backend of a volume may be asked to keep something; the volume's slot.
-    fn check_keep(&self, number: VolumeNumber) -> Result<u32, KeepFailure> {
-        let Ok(slot) = self.open_slot(number) else {
-            return Err(KeepFailure::Now(NOT_OPEN));
-        };
-        match self.volumes.get(slot) {
-            None => Err(KeepFailure::Now(NOT_OPEN)),
-            Some(served) if !served.backend.capabilities().snapshots => Err(KeepFailure::Incapable),
-            Some(served) if served.resizing.is_some() || served.keeping.is_some() => Err(
-                KeepFailure::Now("another snapshot or a resize is under way; wait for its end"),
-            ),
-            Some(_) => Ok(slot),
-        }
-    }
-
-    fn begin_keeping(&mut self, slot: u32, keep: Keep, answer: Answer<(), KeepFailure>) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        served.keeping = Some(Keeping {
-            keep,
-            asked: false,
-            answer,
-        });
-        if let Keep::Snapshot { .. } = keep {
-            self.step(slot, Event::DestageAll);
-        }
-        self.go_on_keeping(slot);
-    }
-
-    /// Ask the backend once it has everything. What it keeps is the state of its last flush: that of
-    /// destage, so nothing of what came since is in it by halves.
-    pub fn go_on_keeping(&mut self, slot: u32) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        let flushed = served.volume.stats(self.now).destage_all_remaining_bytes == 0;
-        let Some(keeping) = served.keeping.as_mut().filter(|keeping| !keeping.asked) else {
-            return;
-        };
-        if flushed || !matches!(keeping.keep, Keep::Snapshot { .. }) {
-            keeping.asked = true;
-            let ask = Ask::Keep(keeping.keep);
-            let token = KEEP_TOKEN;
-            self.ask_backend(slot, Operation { token, ask });
-            self.perform(slot);
-        }
-    }
-
-    /// The backend has done it, or not.
-    fn backend_kept(&mut self, slot: u32, result: Result<Done, IoError>) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        if let Some(keeping) = served.keeping.take() {
-            let result = match result {
-                Ok(Done::Refused(why)) => Err(why.into()),
-                Ok(_) => Ok(()),
-                Err(error) => Err(error.into()),
-            };
-            tell(keeping.answer, result);
-        }
     }
 
     /// The backend grows before the volume and shrinks after it, so that it always holds all of

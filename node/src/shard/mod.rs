@@ -18,6 +18,7 @@ mod connection;
 mod control;
 mod identity;
 mod jobs;
+mod keeping;
 mod readmission;
 mod served;
 mod slots;

@@ -11,6 +11,7 @@ use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Answer, KeepFailure, Left, LogIdentity, OpenFailure, OpenedAs, VolumeReport};
+use crate::backends::copying::Copying;
 use crate::backends::home::HomeBackend;
 use crate::backends::{Ask, Keep, Operation, Stack};
 use crate::device::file::Device;
@@ -113,13 +114,30 @@ pub struct Resizing {
     pub answer: Answer<()>,
 }
 
+/// What a snapshot waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepStep {
+    /// The backend has everything that was acknowledged before.
+    Destage,
+    /// Nothing is under way in the backend. What it has then is a state of one moment: destage has just
+    /// brought it everything up to one write, and nothing of what follows. Not needed if its flushes are
+    /// atomic, since what it keeps is what the last one left.
+    Drain,
+    /// The backend has kept the state, or done what else it was asked for.
+    Asked,
+    /// It has copied what it has kept.
+    Copying,
+}
+
 /// A snapshot, or what else is kept or forgotten, that is under way.
 #[derive(Debug)]
 pub struct Keeping {
     /// What.
     pub keep: Keep,
-    /// Whether the backend was asked; before that it has to have everything.
-    pub asked: bool,
+    /// What it waits for.
+    pub step: KeepStep,
+    /// Why it is not wanted any more, though it cannot end at once.
+    pub given_up: Option<KeepFailure>,
     /// Who asked.
     pub answer: Answer<(), KeepFailure>,
 }
@@ -175,15 +193,29 @@ pub struct Served {
     pub keeping: Option<Keeping>,
     /// What is being tiered out.
     pub tiering: Option<Tiering>,
-    /// Backend operations that wait until the backend has shrunk.
+    /// Backend operations that wait until the backend has shrunk, or has kept a state.
     pub held: Vec<Operation>,
     /// Latency by class.
     pub latencies: [Histogram<u64>; 3],
 }
 
 impl Served {
-    /// Whether what is asked of the backend waits for the end of a resize.
+    /// Whether what is asked of the backend waits for the end of a resize, or for a state to be kept.
     pub fn holds(&self, ask: &Ask) -> bool {
+        let is_atomic = self.backend.capabilities().atomic_flush;
+        let keeping = self.keeping.as_ref();
+        if let Some(keeping) = keeping.filter(|_| !is_atomic)
+            && let Keep::Snapshot { .. } = keeping.keep
+        {
+            return match keeping.step {
+                KeepStep::Destage | KeepStep::Copying => false,
+                KeepStep::Drain => true,
+                KeepStep::Asked => matches!(
+                    ask,
+                    Ask::Write { .. } | Ask::Zero { .. } | Ask::Flush | Ask::Resize { .. }
+                ),
+            };
+        }
         let Some(resizing) = &self.resizing else {
             return false;
         };
@@ -195,6 +227,17 @@ impl Served {
                 let free = matches!(ask, Ask::Resize { .. } | Ask::Read { .. });
                 self.backend.capabilities().atomic_flush && !free
             }
+        }
+    }
+
+    /// A snapshot that waits for destage has waited enough, as soon as the backend has everything: from
+    /// then on nothing reaches it that came later.
+    pub fn note_destaged(&mut self, now: Nanos) {
+        if let Some(keeping) = &mut self.keeping
+            && keeping.step == KeepStep::Destage
+            && self.volume.stats(now).destage_all_remaining_bytes == 0
+        {
+            keeping.step = KeepStep::Drain;
         }
     }
 
@@ -282,6 +325,11 @@ impl Served {
             qos,
             store: self.backend.counts(),
             home: self.home(),
+            copying: self
+                .backend
+                .copying()
+                .map(Copying::progress)
+                .unwrap_or_default(),
         }
     }
 }

@@ -291,6 +291,7 @@ impl Works {
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
+        served.note_destaged(self.now);
         if served.holds(&operation.ask) {
             served.held.push(operation);
             return;

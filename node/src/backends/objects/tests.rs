@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::backends::conformance::{self, Bench};
+use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::{Verified, Watch};
 use crate::backends::{Absent, Ask, BackendError, Keep, find, open};
@@ -155,7 +156,11 @@ fn snapshot_and_clone_copy_no_data() {
         let before = bench.stack.counts().unwrap();
         let made_ms = 1;
         bench
-            .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+            .ask(Ask::Keep(Keep::Snapshot {
+                name,
+                made_ms,
+                copy: false,
+            }))
             .unwrap();
         let after = bench.stack.counts().unwrap();
         assert_eq!(
@@ -168,7 +173,7 @@ fn snapshot_and_clone_copy_no_data() {
         place
             .as_keeper()
             .unwrap()
-            .clone_from(&parent, &name)
+            .clone_from(&parent, &name, &Copying::default())
             .unwrap();
         let bucket = served.directory.path().join("bucket");
         let (count, bytes) = total(&bucket.join(format!("clone-{mib}")));
@@ -189,13 +194,24 @@ fn clone_in_another_store_is_refused() {
     let mut bench = Bench::over(open(&parent, BYTES, Absent::Create).unwrap().build());
     let made_ms = 1;
     bench
-        .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+        .ask(Ask::Keep(Keep::Snapshot {
+            name,
+            made_ms,
+            copy: false,
+        }))
         .unwrap();
     let place = BackendUrl::parse(&url(&other, "clone")).unwrap().place;
-    let refused = place.as_keeper().unwrap().clone_from(&parent, &name);
+    let refused = place
+        .as_keeper()
+        .unwrap()
+        .clone_from(&parent, &name, &Copying::default());
     let said = refused.unwrap_err().to_string();
     assert!(said.contains("name a place in the same store"), "{said}");
-    let elsewhere = place.as_keeper().unwrap().clone_from("file:/tmp/x", &name);
+    let elsewhere =
+        place
+            .as_keeper()
+            .unwrap()
+            .clone_from("file:/tmp/x", &name, &Copying::default());
     assert!(elsewhere.is_err());
 }
 
@@ -234,7 +250,11 @@ fn verify_reads_all_that_a_volume_its_snapshots_and_a_clone_need_and_fences_nobo
     let made_ms = 1;
     bench.ask(Ask::Flush).unwrap();
     bench
-        .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+        .ask(Ask::Keep(Keep::Snapshot {
+            name,
+            made_ms,
+            copy: false,
+        }))
         .unwrap();
     // Only the snapshot needs what this replaces.
     bench.write(0, &vec![99; 4096 * 8]).unwrap();
@@ -245,7 +265,7 @@ fn verify_reads_all_that_a_volume_its_snapshots_and_a_clone_need_and_fences_nobo
     place
         .as_keeper()
         .unwrap()
-        .clone_from(&parent, &name)
+        .clone_from(&parent, &name, &Copying::default())
         .unwrap();
     let found = verified(&clone);
     assert_eq!((found.problems, found.blocks), (vec![], 64));
@@ -270,7 +290,11 @@ fn verify_names_every_object_that_is_damaged_or_missing() {
     bench.ask(Ask::Flush).unwrap();
     let made_ms = 1;
     bench
-        .ask(Ask::Keep(Keep::Snapshot { name, made_ms }))
+        .ask(Ask::Keep(Keep::Snapshot {
+            name,
+            made_ms,
+            copy: false,
+        }))
         .unwrap();
     drop(bench);
     assert!(verified(&here).problems.is_empty());

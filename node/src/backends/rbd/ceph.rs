@@ -14,6 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::backends::{BackendError, closing};
 use crate::device::Errno;
 
+mod snaps;
+
+pub use snaps::Snap;
+
 /// What bindgen has read from `rados/librados.h`.
 mod rados {
     #![allow(missing_docs, unused, clippy::all, clippy::pedantic)]

@@ -191,7 +191,7 @@ pub(crate) async fn export(client: &Client, arguments: Export) -> Result<(), Fai
         if volume.connections > 0 && !volume.read_only {
             eprintln!(
                 "warning: volume {name} has clients: what they write meanwhile is in the image or not, block by \
-                 block; for one moment of it use --snapshot on s3: and hdfs:, or a snapshot of the rbd: image"
+                 block; for one moment of it use --snapshot on s3: and hdfs:, or a volume over a snapshot of it"
             );
         }
         return export_volume(client, name.as_str(), &arguments, is_stream).await;
@@ -248,6 +248,13 @@ async fn clone(client: &Client, arguments: &Export) -> Result<String, Failure> {
              its few objects in the same store",
         ));
     };
+    if url.starts_with("rbd:") || url.starts_with("file:") {
+        // The image of a deleted volume stays.
+        return Err(Failure::misused(
+            "a clone there would stay when its volume is deleted: create a volume over the snapshot, `--backend \
+             rbd:POOL/IMAGE@SNAP` or `file:PATH.hdcs-snap/SNAP`, and export that",
+        ));
+    }
     if snapshot.is_none() {
         flush::flush(client, volume, None).await?;
     }
@@ -257,6 +264,7 @@ async fn clone(client: &Client, arguments: &Export) -> Result<String, Failure> {
     let request = CloneVolume {
         snapshot: snapshot.clone(),
         clone: Behaviour::default().of(&name, None, Some(url.clone()))?,
+        copy: false,
     };
     let path = format!("{}/clone", api_path(volume));
     let made: Volume = client.request(Method::POST, &path, &request).await?;

@@ -7,7 +7,7 @@ use hdcs_core::limits::SECTOR_BYTES;
 
 use super::{
     COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, at_volume, failed, find,
-    invalid,
+    invalid, lock,
 };
 use crate::catalogue::{self, Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
@@ -181,8 +181,11 @@ impl Node {
         self.volume(name).await
     }
 
-    /// Return to destaging by policy.
+    /// Return to destaging by policy, and give up what is being copied for a snapshot or clone.
     pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
+        if let Some(copying) = lock(&self.copies).get(name) {
+            copying.cancel();
+        }
         let number = VolumeNumber(self.entry(name)?.number);
         ask(
             &*self.path,

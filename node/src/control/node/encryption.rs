@@ -74,7 +74,7 @@ fn choose(
     let keeps_keys = match url {
         Some(url) => {
             let url = BackendUrl::parse(url).map_err(|error| invalid(error.to_string()))?;
-            url.place.as_keeper().is_some()
+            url.place.as_keeper().is_some_and(Keeper::is_objects)
         }
         None => false,
     };

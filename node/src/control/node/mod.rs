@@ -30,6 +30,7 @@ use hdcs_core::volume::VolumeConfig;
 
 use super::api::{ApiError, ErrorKind};
 use super::link::{DataPath, ask};
+use crate::backends::copying::Copying;
 use crate::catalogue::{Entry, Found, VolumeName};
 use crate::codec::CODECS;
 use crate::config::budget::Budget;
@@ -85,6 +86,8 @@ pub struct Node {
     openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
     tier_times: Mutex<home::TierTimes>,
+    /// Copies that clones have to make, by the volume that is cloned.
+    copies: Mutex<BTreeMap<String, Arc<Copying>>>,
     records: Records,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
@@ -141,6 +144,7 @@ impl Node {
             openings: Mutex::default(),
             samples: Mutex::default(),
             tier_times: Mutex::default(),
+            copies: Mutex::default(),
             records: Records::default(),
             path,
             nbd_listen,

@@ -120,6 +120,7 @@ impl Node {
                 store: found.store.as_ref().map(view::store),
                 qos: view::qos(&found.qos),
                 home: found.home.as_ref().map(view::home),
+                copy_remaining_bytes: self.copy_left(&volume.name, found),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));

@@ -9,6 +9,8 @@
 //!    has another owner by now, it is left alone.
 
 use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 use hdcs_core::volume::Phase;
@@ -16,8 +18,10 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
-    MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find, invalid, lock, parse_name,
+    ANSWER_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find, in_time, invalid,
+    lock, parse_name,
 };
+use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
 use crate::backends::{BackendError, Keep, Keeper, Kept, KeptClone};
 use crate::catalogue::{Entry, Found};
@@ -29,7 +33,10 @@ use crate::control::link::report;
 use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
-use crate::shard::command::{Command, KeepFailure};
+use crate::shard::command::{Command, KeepFailure, VolumeReport};
+
+/// How often it is looked whether a copy moves.
+const COPY_WATCH_PERIOD: Duration = Duration::from_secs(1);
 
 fn parse_snapshot(name: &str) -> Result<SnapshotName, ApiError> {
     SnapshotName::new(name).ok_or_else(|| {
@@ -37,6 +44,15 @@ fn parse_snapshot(name: &str) -> Result<SnapshotName, ApiError> {
             "snapshot name {name:?}: it has 1 to 64 letters A-Z a-z, digits, `.`, `_` and `-`"
         ))
     })
+}
+
+/// What was found at a volume's place.
+struct Looked {
+    kept: Kept,
+    /// See [`Keeper::copy_bytes`].
+    copy_bytes: u64,
+    /// See [`Keeper::is_objects`].
+    is_objects: bool,
 }
 
 /// Remove what a clone that was given up has left. Nobody waits for it, not even a stop.
@@ -60,6 +76,30 @@ pub(super) fn sweep(name: &str, url: String) {
             }
         }
     });
+}
+
+/// Notes a copy for as long as it may be under way.
+struct Copied<'a> {
+    node: &'a Node,
+    name: String,
+    copying: Arc<Copying>,
+}
+
+impl Drop for Copied<'_> {
+    fn drop(&mut self) {
+        lock(&self.node.copies).remove(&self.name);
+    }
+}
+
+/// What has to be copied is, only if that was said.
+fn refuse_copy(name: &str, copy_bytes: u64, is_allowed: bool) -> Result<(), ApiError> {
+    if copy_bytes == 0 || is_allowed {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "volume {name}: its file system has no reflinks, so up to {copy_bytes} bytes have to be copied: say \
+         --copy if that is meant, or put the file on XFS or Btrfs"
+    )))
 }
 
 /// What happened to a request about snapshots.
@@ -94,14 +134,18 @@ impl Node {
     }
 
     /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
-    async fn kept(&self, entry: &Entry) -> Result<Option<Kept>, BackendError> {
+    async fn kept(&self, entry: &Entry) -> Result<Option<Looked>, BackendError> {
         let url = entry.backend_url(&self.layout());
         let looked = tokio::task::spawn_blocking(move || {
             let place = BackendUrl::parse(&url)?.place;
             match place.as_keeper() {
                 None => Ok(None),
                 Some(keeper) => match keeper.kept()? {
-                    Some(kept) => Ok(Some(kept)),
+                    Some(kept) => Ok(Some(Looked {
+                        kept,
+                        copy_bytes: keeper.copy_bytes()?,
+                        is_objects: keeper.is_objects(),
+                    })),
                     None => Err(BackendError::Absent(place.name())),
                 },
             }
@@ -112,8 +156,14 @@ impl Node {
     }
 
     /// The same for somebody who asks for snapshots.
-    async fn kept_or_refuse(&self, entry: &Entry) -> Result<Kept, ApiError> {
+    async fn kept_or_refuse(&self, entry: &Entry) -> Result<Looked, ApiError> {
         let name = &entry.name;
+        if entry.home.is_some() {
+            return Err(invalid(format!(
+                "volume {name}: it is in storage mode, which has no snapshots: what its home holds is on no \
+                 backend; `hdcs volume export {name} FILE` copies it"
+            )));
+        }
         let kept = self.kept(entry).await.map_err(|error| {
             let kind = if error.is_unreachable() {
                 ErrorKind::Unavailable
@@ -134,14 +184,13 @@ impl Node {
                 "volume {name}: it is a snapshot itself, of an RBD image; for a clone run `rbd clone \
                  {image} POOL/NEW`"
             ),
-            Some(("rbd", image)) => format!(
-                "volume {name}: the snapshots of an RBD image are Ceph's own: run `hdcs volume flush \
-                 {name}`, then `rbd snap create {image}@SNAP`, and `rbd clone` for a clone"
+            Some(("file", path)) if entry.is_read_only() => format!(
+                "volume {name}: it is a snapshot itself, of a file; for a clone run `hdcs volume clone` with \
+                 the volume that it is of, or `cp --reflink=auto {path} NEW` and create a volume over that"
             ),
             _ => format!(
-                "volume {name}: its backend {place} has no snapshots; s3: and hdfs: have: run `hdcs \
-                 volume flush {name}`, then copy the file (`cp --reflink=auto`) or snapshot the file \
-                 system that it is on"
+                "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, s3: and hdfs: have: \
+                 run `hdcs volume flush {name}`, then snapshot the device (LVM, the array)"
             ),
         }
     }
@@ -160,15 +209,18 @@ impl Node {
 
     /// The snapshots and clones of a volume.
     pub async fn snapshots(&self, name: &str) -> Result<Snapshots, ApiError> {
-        let kept = self.kept_or_refuse(&self.known(name)?).await?;
+        let Looked {
+            kept, copy_bytes, ..
+        } = self.kept_or_refuse(&self.known(name)?).await?;
         let snapshots = kept.snapshots.iter().map(|snapshot| Snapshot {
-            name: snapshot.name.as_str().to_owned(),
+            name: snapshot.name.clone(),
             made_ms: snapshot.made_ms,
             clones: self.called_all(&snapshot.clones),
         });
         Ok(Snapshots {
             snapshots: snapshots.collect(),
             clones: self.called_all(&kept.clones),
+            copy_bytes,
         })
     }
 
@@ -181,8 +233,12 @@ impl Node {
         let snapshot = parse_snapshot(&request.name)?;
         let _busy = self.begin(name, "snapshotted")?;
         let entry = self.entry(name)?;
-        let kept = self.kept_or_refuse(&entry).await?;
-        if kept.snapshots.iter().any(|kept| kept.name == snapshot) {
+        let Looked {
+            kept,
+            copy_bytes,
+            is_objects,
+        } = self.kept_or_refuse(&entry).await?;
+        if kept.snapshots.iter().any(|kept| kept.name == request.name) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
@@ -192,7 +248,14 @@ impl Node {
                 ),
             ));
         }
-        let made_ms = self.make(name, &entry, snapshot).await?;
+        if !is_objects && request.name.starts_with('.') {
+            return Err(invalid(format!(
+                "snapshot name {:?}: that of an image does not begin with a dot",
+                request.name
+            )));
+        }
+        refuse_copy(name, copy_bytes, request.copy)?;
+        let made_ms = self.make(name, &entry, snapshot, request.copy).await?;
         tracing::info!("volume {name}: snapshot {} was made", request.name);
         Ok(Snapshot {
             name: request.name,
@@ -207,11 +270,13 @@ impl Node {
         name: &str,
         entry: &Entry,
         snapshot: SnapshotName,
+        copy: bool,
     ) -> Result<u64, ApiError> {
         let made_ms = unix_ms();
         let keep = Keep::Snapshot {
             name: snapshot,
             made_ms,
+            copy,
         };
         self.keep(name, VolumeNumber(entry.number), keep).await?;
         Ok(made_ms)
@@ -222,8 +287,10 @@ impl Node {
         let wanted = parse_snapshot(snapshot)?;
         let _busy = self.begin(name, "changed")?;
         let entry = self.entry(name)?;
-        let kept = self.kept_or_refuse(&entry).await?;
-        let found = kept.snapshots.iter().find(|kept| kept.name == wanted);
+        let Looked {
+            kept, is_objects, ..
+        } = self.kept_or_refuse(&entry).await?;
+        let found = kept.snapshots.iter().find(|kept| kept.name == snapshot);
         let Some(found) = found else {
             return Err(ApiError::new(
                 ErrorKind::NotFound,
@@ -235,11 +302,29 @@ impl Node {
         };
         if !found.clones.is_empty() {
             let clones = self.called_all(&found.clones).join(", ");
+            // The image of a deleted volume stays.
+            let how = if is_objects {
+                ""
+            } else {
+                ", and their images with `rbd rm`, or make them independent with `rbd flatten`"
+            };
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
                     "volume {name}: snapshot {snapshot} is what these clones begin with: {clones}: \
-                     delete them first"
+                     delete them first{how}"
+                ),
+            ));
+        }
+        if let Some(why) = &found.hindrance {
+            let what = format!("volume {name}: snapshot {snapshot}: {why}");
+            return Err(ApiError::new(ErrorKind::Conflict, what));
+        }
+        if let Some(other) = self.volume_over(&entry, snapshot).await {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: snapshot {snapshot} is the backend of volume {other}: delete that first"
                 ),
             ));
         }
@@ -254,6 +339,7 @@ impl Node {
         let CloneVolume {
             snapshot,
             mut clone,
+            copy,
         } = request;
         let wanted = snapshot.as_deref().map(parse_snapshot).transpose()?;
         let new = parse_name(&clone.name)?;
@@ -262,9 +348,14 @@ impl Node {
             Some(_) => self.known(name)?,
             None => self.entry(name)?,
         };
-        let kept = self.kept_or_refuse(&entry).await?;
+        let Looked {
+            kept, copy_bytes, ..
+        } = self.kept_or_refuse(&entry).await?;
         if let Some(wanted) = wanted
-            && !kept.snapshots.iter().any(|kept| kept.name == wanted)
+            && !kept
+                .snapshots
+                .iter()
+                .any(|kept| kept.name == wanted.as_str())
         {
             return Err(ApiError::new(
                 ErrorKind::NotFound,
@@ -291,9 +382,11 @@ impl Node {
             ));
         }
         let place = BackendUrl::parse(&url).map_err(|error| invalid(error.to_string()))?;
-        if place.place.as_keeper().is_none() {
+        let parent = entry.backend_url(&self.layout());
+        let scheme = |url: &str| url.split(':').next().map(str::to_owned);
+        if place.place.as_keeper().is_none() || scheme(&url) != scheme(&parent) {
             return Err(invalid(format!(
-                "volume {new}: a clone shares the objects of its parent: name a place in the same store, \
+                "volume {new}: a clone shares what a snapshot of its parent holds: name a place in the same store, \
                  not {}",
                 place.place.name()
             )));
@@ -308,6 +401,7 @@ impl Node {
             .encryption
             .as_ref()
             .map(|one| one.source.clone().into());
+        refuse_copy(name, copy_bytes, copy)?;
         // Whatever else can be refused is, before anything is made.
         let with_size = CreateVolume {
             bytes: Some(entry.bytes),
@@ -318,12 +412,13 @@ impl Node {
             wanted
         } else {
             let own = parse_snapshot(&format!("clone-{}", Uuid::new_v4()))?;
-            self.make(name, &entry, own).await?;
+            self.make(name, &entry, own, copy).await?;
             own
         };
-        let parent = entry.backend_url(&self.layout());
         let place = url.clone();
         let key = entry.encryption.clone().map(|encryption| encryption.key);
+        let copied = self.begin_copy(name, copy);
+        let copying = Arc::clone(&copied.copying);
         let made = tokio::task::spawn_blocking(move || {
             let place = BackendUrl::parse(&place)?.place;
             match place.as_keeper() {
@@ -332,12 +427,13 @@ impl Node {
                         refuse_other_key(keeper.key()?, &key)?;
                         keeper.put_key(&key)?;
                     }
-                    keeper.clone_from(&parent, &begins_with).map(drop)
+                    keeper.clone_from(&parent, &begins_with, &copying).map(drop)
                 }
                 None => Err(BackendError::Refused(place.name())),
             }
         });
         let made = made.await.map_err(|error| failed(error.to_string()));
+        drop(copied);
         if wanted.is_none() {
             // The clone has said what it needs; if there is none, nobody needs it.
             let keep = Keep::Forget { name: begins_with };
@@ -376,7 +472,13 @@ impl Node {
         entry: &Entry,
         options: &DeleteOptions,
     ) -> Result<bool, ApiError> {
-        if options.keep_data {
+        // An image stays with its snapshots, unless it is in the volume's directory.
+        let place = entry.backend.as_deref().map(BackendUrl::parse);
+        let is_image = place.is_some_and(|url| {
+            let is_objects = url.map(|url| url.place.as_keeper().is_some_and(Keeper::is_objects));
+            !is_objects.unwrap_or(true)
+        });
+        if options.keep_data || is_image {
             return Ok(false);
         }
         let conflict = |what: String| {
@@ -392,7 +494,7 @@ impl Node {
         }
         let kept = match self.kept(entry).await {
             Ok(None) | Err(BackendError::Absent(_)) => return Ok(false),
-            Ok(Some(kept)) => kept,
+            Ok(Some(looked)) => looked.kept,
             Err(error) if options.discard_dirty => {
                 tracing::warn!(
                     "volume {name} is deleted although nobody knows what depends on it: {error}"
@@ -419,7 +521,7 @@ impl Node {
             ));
         }
         if !kept.snapshots.is_empty() {
-            let names = kept.snapshots.iter().map(|snapshot| snapshot.name.as_str());
+            let names = kept.snapshots.iter().map(|snapshot| &*snapshot.name);
             return conflict(format!(
                 "it has snapshots: {}: delete them first, or let the node forget it and leave all its \
                  objects there with --keep-data",
@@ -455,6 +557,42 @@ impl Node {
         Err(error)
     }
 
+    /// Which volume of this node is over a snapshot of another one.
+    async fn volume_over(&self, entry: &Entry, snapshot: &str) -> Option<String> {
+        let layout = self.layout();
+        let others = self.entries().into_iter();
+        let others = others.map(|other| (other.name.to_string(), other.backend_url(&layout)));
+        let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(&layout));
+        let snapshot = snapshot.to_owned();
+        let found = in_time(ANSWER_TIME_MAX, move || {
+            let place = BackendUrl::parse(&url).ok()?.place;
+            let over = place.as_keeper()?.snapshot_place(&snapshot)?;
+            let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
+            let mut others = others.into_iter();
+            let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
+            found.map(|(name, _)| name)
+        });
+        found.await.flatten()
+    }
+
+    /// Note that something of a volume is being copied, so that it can be seen and cancelled.
+    fn begin_copy(&self, name: &str, is_allowed: bool) -> Copied<'_> {
+        let copying = Arc::new(Copying::new(is_allowed));
+        lock(&self.copies).insert(name.to_owned(), Arc::clone(&copying));
+        Copied {
+            node: self,
+            name: name.to_owned(),
+            copying,
+        }
+    }
+
+    /// Bytes that are still to be copied for a snapshot or clone of a volume.
+    pub(super) fn copy_left(&self, name: &str, volume: &VolumeReport) -> u64 {
+        let copies = lock(&self.copies);
+        let for_clone = copies.get(name).map(|copying| copying.progress());
+        volume.copying.left_bytes + for_clone.unwrap_or_default().left_bytes
+    }
+
     /// Have the shard keep or forget something.
     async fn keep(&self, name: &str, number: VolumeNumber, keep: Keep) -> Result<(), ApiError> {
         let gone = || {
@@ -478,18 +616,28 @@ impl Node {
                 flushed = time => flushed.unwrap_or(Ok(()))?,
             }
         }
-        match tokio::time::timeout(MOVE_TIME_MAX, answered).await {
-            Ok(ended) => ended
-                .map_err(|_| gone())?
-                .map_err(|failure| explain(name, failure)),
-            Err(_) => Err(ApiError::new(
-                ErrorKind::Timeout,
-                format!(
-                    "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
-                     snapshot {name} --list`",
-                    MOVE_TIME_MAX.as_secs()
-                ),
-            )),
+        let mut moved = (Instant::now(), 0);
+        loop {
+            if let Ok(ended) = tokio::time::timeout(COPY_WATCH_PERIOD, &mut answered).await {
+                return ended
+                    .map_err(|_| gone())?
+                    .map_err(|failure| explain(name, failure));
+            }
+            let report = report(&*self.path).await?;
+            let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
+            if left != moved.1 {
+                moved = (Instant::now(), left);
+            }
+            if moved.0.elapsed() > MOVE_TIME_MAX {
+                return Err(ApiError::new(
+                    ErrorKind::Timeout,
+                    format!(
+                        "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
+                         snapshot {name} --list`",
+                        MOVE_TIME_MAX.as_secs()
+                    ),
+                ));
+            }
         }
     }
 }

@@ -1,0 +1,171 @@
+//! Snapshots of an image, which are Ceph's own, and clones: images whose parent is a snapshot.
+//!
+//! The image that is open makes and deletes snapshots ([`perform`]); who looks or clones opens it for
+//! reading, beside whoever has its lock.
+
+use hdcs_core::objects::io::{SnapshotError, SnapshotName};
+
+use super::ceph::{self, Image, Snap};
+use super::{ImagePlace, Look, Prepared, bounded};
+use crate::backends::copying::Copying;
+use crate::backends::url::{Given, OptionList};
+use crate::backends::{BackendError, Found, Keep, Keeper, Kept, KeptClone, KeptSnapshot, Place};
+use crate::device::Errno;
+
+/// Do what is asked about keeping states. Blocks.
+pub fn perform(image: &Image, keep: Keep) -> Result<(), Errno> {
+    match keep {
+        Keep::Snapshot { name, .. } => image.make_snap(name.as_str()),
+        Keep::Forget { name } => image.delete_snap(name.as_str()),
+        // It has nothing to copy, and is never given up.
+        Keep::Complete => Ok(()),
+        Keep::GiveUp => Err(Errno(libc::EOPNOTSUPP)),
+    }
+}
+
+/// What the cluster has against that, if it was refused and has not failed.
+pub fn refusal(errno: Errno) -> Option<SnapshotError> {
+    match errno.0 {
+        libc::EEXIST => Some(SnapshotError::Exists),
+        libc::ENOENT => Some(SnapshotError::NotFound),
+        // `rbd snap limit set`.
+        libc::EDQUOT => Some(SnapshotError::TooMany),
+        // Protected or cloned since that was looked at.
+        libc::EBUSY => Some(SnapshotError::HasClones),
+        _ => None,
+    }
+}
+
+impl ImagePlace {
+    /// The place of an URL of this kind; filters are left out.
+    fn of(url: &str) -> Result<Self, BackendError> {
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let given = Given { url, place };
+        if scheme != super::SCHEME.name {
+            return Err(given.refuse("it must be an image, rbd:POOL/IMAGE").into());
+        }
+        Ok(super::parse_place(&given, &mut OptionList::parse(query)?)?)
+    }
+
+    fn kept_now(&self, ceph: &'static ceph::Ceph) -> Result<Option<Kept>, BackendError> {
+        let fail = |errno| self.fail("listing its snapshots", errno);
+        let pool = self.connect(ceph, true)?;
+        let Some(image) = self.image(&pool, true)? else {
+            return Ok(None);
+        };
+        let kept = self.kept_of(&image);
+        image.close();
+        kept.map(Some).map_err(fail)
+    }
+
+    fn kept_of(&self, image: &Image) -> Result<Kept, Errno> {
+        let fsid = image.pool().cluster.fsid()?;
+        let (identity, _) = Prepared::about(image, None)?;
+        let mut kept = Kept {
+            identity,
+            ..Kept::default()
+        };
+        for Snap { id, name, is_gone } in image.snaps()? {
+            let children = image.children(id)?;
+            let mut clones = children.into_iter().map(|child| KeptClone {
+                identity: format!("rbd:{fsid}/{}/{}", child.pool, child.id),
+                location: if child.is_trashed {
+                    format!("rbd:{} (in the trash)", child.spec)
+                } else {
+                    format!("rbd:{}", child.spec)
+                },
+            });
+            if is_gone {
+                kept.clones.extend(clones);
+                continue;
+            }
+            let hindrance = image.snap_is_protected(&name)?.then(|| {
+                let spec = self.image_spec();
+                format!("it is protected: run `rbd snap unprotect {spec}@{name}`")
+            });
+            kept.snapshots.push(KeptSnapshot {
+                made_ms: image.snap_made_ms(id)?,
+                clones: clones.by_ref().collect(),
+                hindrance,
+                name,
+            });
+        }
+        Ok(kept)
+    }
+
+    fn clone_now(
+        &self,
+        ceph: &'static ceph::Ceph,
+        parent: &Self,
+        snapshot: &str,
+    ) -> Result<Found, BackendError> {
+        let pool = match self.look(ceph)? {
+            Look::Nothing(pool) => pool,
+            Look::Image { .. } => return Err(self.is_there()),
+        };
+        let theirs = parent.connect(ceph, true)?;
+        let fsid = |place: &Self, pool: &ceph::Pool| {
+            let fsid = pool.cluster.fsid();
+            fsid.map_err(|errno| place.fail("asking for the cluster's identity", errno))
+        };
+        let cluster = fsid(parent, &theirs)?;
+        if fsid(self, &pool)? != cluster {
+            return Err(BackendError::Refused(format!(
+                "{}: the parent is in the cluster {cluster}, and a clone shares its objects: name a place \
+                 in the same cluster",
+                self.spec()
+            )));
+        }
+        let made = pool.clone_image(&self.image, &theirs, &parent.image, snapshot);
+        made.map_err(|errno| match errno.0 {
+            libc::EEXIST => self.is_there(),
+            libc::ENOENT => {
+                BackendError::Refused(format!("{}@{snapshot} does not exist", parent.spec()))
+            }
+            _ => self.fail("cloning into it", errno),
+        })?;
+        match self.look(ceph)? {
+            Look::Image { bytes } => Ok(Found {
+                bytes,
+                partly: false,
+            }),
+            Look::Nothing(_) => Err(BackendError::Absent(self.spec())),
+        }
+    }
+
+    fn is_there(&self) -> BackendError {
+        BackendError::Refused(format!(
+            "{}: there is an image already: name a place where nothing is",
+            self.spec()
+        ))
+    }
+}
+
+impl Keeper for ImagePlace {
+    fn kept(&self) -> Result<Option<Kept>, BackendError> {
+        let (ceph, this) = (ceph::load()?, self.clone());
+        bounded(&self.spec(), move || this.kept_now(ceph))
+    }
+
+    fn clone_from(
+        &self,
+        parent: &str,
+        snapshot: &SnapshotName,
+        _copying: &Copying,
+    ) -> Result<Found, BackendError> {
+        let (ceph, this) = (ceph::load()?, self.clone());
+        let (parent, snapshot) = (Self::of(parent)?, *snapshot);
+        bounded(&self.spec(), move || {
+            this.clone_now(ceph, &parent, snapshot.as_str())
+        })
+    }
+
+    fn snapshot_place(&self, snapshot: &str) -> Option<String> {
+        let place = Self {
+            snapshot: Some(snapshot.to_owned()),
+            ..self.clone()
+        };
+        Some(place.name())
+    }
+}
