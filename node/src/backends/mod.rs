@@ -24,6 +24,7 @@
 //! for the user.
 
 pub mod closing;
+pub mod compression;
 pub mod conformance;
 pub mod file;
 pub mod hdfs;
@@ -40,6 +41,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, BufMut};
+use hdcs_core::codec::Method;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
@@ -53,6 +55,7 @@ use crate::device::file::DeviceError;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::filters;
 use crate::stores::{Counters, Counts};
+use compression::Compression;
 use url::{BackendUrl, Scheme, UrlError};
 
 /// Every kind of backend: a new one is a file of its own and a line here.
@@ -357,6 +360,10 @@ pub trait Opened: Send {
     fn counters(&self) -> Option<Arc<Counters>> {
         None
     }
+    /// Where it looks how it is to compress, if it can.
+    fn compression(&self) -> Option<Arc<Compression>> {
+        None
+    }
 }
 
 /// Why a backend could not be opened.
@@ -565,6 +572,7 @@ impl Prepared {
     /// Put it together on the thread that will use it.
     pub fn build(self) -> Stack {
         let counters = self.backend.counters();
+        let compression = self.backend.compression();
         let backend = filters::stack(self.filters, self.backend.build());
         let backend: Box<dyn Backend> = match self.home {
             Some(store) => {
@@ -575,6 +583,7 @@ impl Prepared {
         };
         Stack {
             counters,
+            compression,
             ..Stack::new(backend, self.bytes)
         }
     }
@@ -588,6 +597,7 @@ pub struct Stack {
     in_flight_max: usize,
     waiting: VecDeque<Operation>,
     counters: Option<Arc<Counters>>,
+    compression: Option<Arc<Compression>>,
 }
 
 impl Stack {
@@ -600,12 +610,20 @@ impl Stack {
             in_flight: 0,
             waiting: VecDeque::new(),
             counters: None,
+            compression: None,
         }
     }
 
     /// What it counts of the requests to its store, if it has one.
     pub fn counts(&self) -> Option<Counts> {
         self.counters.as_ref().map(|counters| counters.counts())
+    }
+
+    /// Compress what is stored from now on, if the backend can.
+    pub fn set_compression(&self, method: Option<Method>) {
+        if let Some(compression) = &self.compression {
+            compression.set(method);
+        }
     }
 
     /// See [`Backend::home`].

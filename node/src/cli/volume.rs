@@ -157,6 +157,9 @@ pub(crate) struct Behaviour {
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
     persist: Option<String>,
+    /// Whether and how data is compressed [default: the node's `compression`]
+    #[arg(long, value_parser = ["off", "lz4", "zstd"])]
+    compress: Option<String>,
     /// Size of the write log [default: the node's `log_size_mib`]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
@@ -231,6 +234,9 @@ impl Behaviour {
         let mut settings: BTreeMap<String, Value> = self.settings.into_iter().collect();
         if let Some(persist) = self.persist {
             settings.insert("persist".to_owned(), Value::Text(persist));
+        }
+        if let Some(compress) = self.compress {
+            settings.insert("compression".to_owned(), Value::Text(compress));
         }
         Ok(CreateVolume {
             name: name.to_string(),

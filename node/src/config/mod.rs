@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use hdcs_core::codec::Method;
 use hdcs_core::limits::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Persist, Policy, WhenFull};
 
@@ -222,6 +223,8 @@ settings! {
     /// Under write-back, when a write counts as durable: before its acknowledgement, at the client's next flush, or
     /// on-write until the client's first flush shows that it knows barriers.
     persist: Persist = Persist::Auto, ();
+    /// Whether data is compressed in the write log and in the objects of a bucket, and how.
+    compression: Option<Method> = None, ();
     /// What a write gets when the log is full and the backend takes no data.
     when_full: WhenFull = WhenFull::Wait, ();
     /// Deadline of destage: the oldest dirty data is meant to be no older.

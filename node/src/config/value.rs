@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use hdcs_core::codec::Method;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
 use hdcs_core::volume::{Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
@@ -149,6 +150,14 @@ impl Word for Policy {
     ];
 }
 
+impl Word for Option<Method> {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("off", None),
+        ("lz4", Some(Method::Lz4)),
+        ("zstd", Some(Method::Zstd)),
+    ];
+}
+
 impl Word for WhenFull {
     const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
 }
@@ -188,6 +197,7 @@ macro_rules! word_setting {
 }
 word_setting!(Persist);
 word_setting!(Policy);
+word_setting!(Option<Method>);
 word_setting!(WhenFull);
 word_setting!(Option<Durability>);
 

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hdcs_core::codec::Method;
 use hdcs_core::error::IoError;
 use hdcs_core::io::Nanos;
 use hdcs_core::io::SectorRange;
@@ -104,6 +105,8 @@ pub struct VolumeSpec {
     pub config: VolumeConfig,
     /// Its quality of service.
     pub qos: Qos,
+    /// How its backend compresses, if it can.
+    pub compression: Option<Method>,
     /// The write log.
     pub log: DeviceRegion,
     /// Backend URL (`file:PATH`), filters included as options: `?delay_us=1000&error_rate=…`.
@@ -285,6 +288,8 @@ pub enum Command {
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.
     SetQos(VolumeNumber, Qos, Answer<()>),
+    /// Change how its backend compresses.
+    SetCompression(VolumeNumber, Option<Method>, Answer<()>),
     /// Bring a range into the read cache; answered when it is there.
     Promote(VolumeNumber, SectorRange, Answer<()>),
     /// Drop the clean part of a range from the read cache.

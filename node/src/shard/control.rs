@@ -8,6 +8,7 @@ use std::any::Any;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use hdcs_core::codec::Method;
 use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::LogSuperblock;
 use hdcs_core::io::{BlockKey, Completion, Done, Nanos, SectorRange, Token};
@@ -96,6 +97,9 @@ impl Shard {
                 tell(answer, self.reconfigure(*config));
             }
             Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
+            Command::SetCompression(volume, method, answer) => {
+                tell(answer, self.set_compression(volume, method));
+            }
             Command::Promote(volume, range, answer) => {
                 self.job(volume, Move::Promote, range, answer);
             }
@@ -192,6 +196,7 @@ impl Shard {
         };
         let identity = opened.backend.identity();
         let backend = opened.backend.build();
+        backend.set_compression(spec.compression);
         let mut config = spec.config;
         tell_capabilities(&mut config, backend.capabilities());
         let number = VolumeNumber(config.number);
@@ -354,6 +359,17 @@ impl Shard {
         let slot = self.works.open_slot(number)?;
         let served = self.works.volumes.get(slot).ok_or(NOT_OPEN)?;
         self.works.scheduler.set(self.works.now, served.flow, qos);
+        Ok(())
+    }
+
+    fn set_compression(
+        &mut self,
+        number: VolumeNumber,
+        method: Option<Method>,
+    ) -> Result<(), String> {
+        let slot = self.works.open_slot(number)?;
+        let served = self.works.volumes.get(slot).ok_or(NOT_OPEN)?;
+        served.backend.set_compression(method);
         Ok(())
     }
 

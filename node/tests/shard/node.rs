@@ -82,6 +82,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         home: None,
         admission: std::sync::Arc::new(Welcome),
         qos: hdcs_core::qos::Qos::default(),
+        compression: None,
         config,
     }
 }

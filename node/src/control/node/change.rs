@@ -36,7 +36,8 @@ impl Node {
         let config = self
             .core_config(&entry, self.entries().len())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let qos = self.settings_of(&entry.settings)?.qos();
+        let settings = self.settings_of(&entry.settings)?;
+        let (qos, compression) = (settings.qos(), settings.compression);
         let number = VolumeNumber(entry.number);
         catalogue::update(&self.layout(), &entry).map_err(|error| failed(error.to_string()))?;
         self.put(entry, None);
@@ -46,6 +47,10 @@ impl Node {
         .await?;
         ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
             Command::SetQos(number, qos, answer)
+        })
+        .await?;
+        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
+            Command::SetCompression(number, compression, answer)
         })
         .await?;
         self.volume(name).await
