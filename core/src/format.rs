@@ -54,17 +54,24 @@
 //!                 ManifestSnapshot, ManifestAncestor in the numbers that the header gives, then the
 //!                 ancestors' places as text; the highest N counts
 //! data/N          slots of 4100 bytes (a block of the volume, then its CRC-32C), DataRuns, DataFooter
+//!                 or, if it is compressed: FrameHeader, 256 lengths (U16), frames, zeroes, DataRuns, DataFooter
 //! map/N           pieces of 1 MiB (the last one shorter): MapHeader, then MapPages, each with MapRuns
 //! snapshot/N      a copy of a manifest
 //! clone/N         CloneReference, then the clone's place as text; N is the first eight bytes of the clone's UUID
 //! ```
 //!
 //! N has 20 digits. Data, map and snapshots share one row of numbers below 2^48; none is used twice.
-//! A *place* is `N << 16 | slot`. A slot's CRC-32C is taken over the UUID of the volume that wrote
+//! A *place* is `N << 16 | slot`, with bit 15 set if the object is compressed. A slot's CRC-32C is taken over the UUID of the volume that wrote
 //! it, N (`U64`), the number of the block on the volume (`U64`) and the block itself, so a block that
 //! lies in another place than its own is not accepted. The state of a manifest is that of the
 //! pages of its map, later objects before earlier ones, and then of the objects of its tail in order:
 //! of each, first what is unmapped, then what is mapped.
+//!
+//! Frame `i` of a compressed object is its slots from `16 * i` on, 16 of them or what is left, compressed as one
+//! piece, an LZ4 block or a Zstandard frame. A length is that of the stored frame; 0: the slots are stored
+//! as they are. The zeroes are as many (up to 4095) as it takes for the size of the object and the number of
+//! its slots to leave the same rest when divided by 4096. The runs of an object of the tail begin where its
+//! ManifestTail says.
 //!
 //! # Encrypted volumes
 //!
@@ -76,6 +83,7 @@
 //! write log   log        each block from block 8 on        block of the region + (`log` of the superblock << 64)
 //! read cache  cache      each block of a line              number of the block on the volume
 //! data/N      objects    each slot of 4100 bytes, whole    UUID of its writer ^ (N << 64) ^ slot
+//!                        each compressed frame, whole     UUID of its writer ^ (N << 64) ^ (2^32 + frame)
 //! ```
 //!
 //! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of the read
@@ -95,6 +103,7 @@ use crate::limits::{
     SPAN_ENTRIES_MAX,
 };
 use crate::objects::format as objects;
+use crate::objects::frames;
 
 /// One field of an on-disk structure, for the generated documentation.
 #[derive(Debug)]
@@ -168,6 +177,7 @@ pub const STRUCTURES: &[Structure] = &[
     home::HomePage::STRUCTURE,
     objects::DataFooter::STRUCTURE,
     objects::DataRun::STRUCTURE,
+    frames::FrameHeader::STRUCTURE,
     objects::MapHeader::STRUCTURE,
     objects::MapPage::STRUCTURE,
     objects::MapRun::STRUCTURE,

@@ -166,6 +166,9 @@ const _: () = assert!(
     OBJECT_BATCH_BLOCKS_MAX <= 1 << 16,
     "a place has 16 bits for a slot"
 );
+/// Memory of a volume for the lengths of frames of compressed objects: those of some 100 GiB in large
+/// objects. Whose are not there are fetched again, 576 bytes each.
+pub const OBJECT_FRAMES_MEMORY_BYTES: usize = 4 << 20;
 /// Memory for what is neither gathered nor read: tables, one map object, manifests.
 pub const OBJECT_CONTROL_BYTES: usize = 8 << 20;
 /// The least memory for objects that are read: two pieces of the map.

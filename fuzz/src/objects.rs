@@ -7,10 +7,12 @@
 use hdcs_core::format::control_checksum;
 use hdcs_core::limits::OBJECT_BATCH_BLOCKS_MAX;
 use hdcs_core::objects::format::{
-    CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, Reference, SLOT_NONE, parse_map,
-    parse_table,
+    CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, Reference, SLOT_BYTES, SLOT_NONE,
+    parse_map, parse_table,
 };
+use hdcs_core::objects::frames::{FRAMES_MAGIC, FRAMES_OFFSET, Frames};
 use hdcs_core::objects::io::{Name, SnapshotName};
+use hdcs_node::codec::CODECS;
 
 const VOLUME: [u8; 16] = [7; 16];
 const BLOCKS: u64 = 1 << 20;
@@ -47,6 +49,18 @@ pub fn objects(data: &[u8]) {
         table[footer + 40..footer + 48].copy_from_slice(&1u64.to_le_bytes());
         seal(&mut table, footer + 16);
         parse_all(&table);
+        let mut frames = data.to_vec();
+        frames.resize(frames.len().max(FRAMES_OFFSET), 0);
+        frames[..8].copy_from_slice(&FRAMES_MAGIC);
+        frames[8..10].copy_from_slice(&[2, 0]);
+        frames[10] = 1 + frames[10] % 2;
+        let slots = 1 + u32::from(u16::from_le_bytes([frames[12], frames[13]]) % 4096);
+        frames[12..16].copy_from_slice(&slots.to_le_bytes());
+        frames[24..40].copy_from_slice(&VOLUME);
+        frames[40..48].copy_from_slice(&1u64.to_le_bytes());
+        frames[64 + 2 * slots.div_ceil(16) as usize..FRAMES_OFFSET].fill(0);
+        seal_range(&mut frames, FRAMES_OFFSET, 16);
+        parse_all(&frames);
         let mut clone = data[..64].to_vec();
         clone[..8].copy_from_slice(&CLONE_MAGIC);
         clone[8..10].copy_from_slice(&[1, 0]);
@@ -56,10 +70,33 @@ pub fn objects(data: &[u8]) {
     }
 }
 
+/// Every part of an object leaves slots, whatever its frames are.
+fn unpack_all(frames: &Frames, object: &[u8]) {
+    for (first, count) in [
+        (0, 1),
+        (frames.slots() / 2, 20),
+        (frames.slots() - 1, 3),
+        (4000, 96),
+    ] {
+        let part = frames.part(first, count);
+        let from = part.offset() as usize;
+        let end = part.units().last().map_or(0, |(_, range)| range.end);
+        assert_eq!(end, part.bytes());
+        let stored = object.get(from..).unwrap_or(&[]);
+        let mut slots = vec![1; count as usize * SLOT_BYTES];
+        part.unpack(&CODECS, &stored[..stored.len().min(end)], &mut slots);
+    }
+}
+
 /// Put the checksum at `offset` right.
 fn seal(bytes: &mut [u8], offset: usize) {
+    seal_range(bytes, bytes.len(), offset);
+}
+
+/// The same, of what is before `end`.
+fn seal_range(bytes: &mut [u8], end: usize, offset: usize) {
     bytes[offset..offset + 8].fill(0);
-    let checksum = control_checksum(bytes);
+    let checksum = control_checksum(&bytes[..end]);
     bytes[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
 }
 
@@ -85,6 +122,10 @@ fn parse_all(data: &[u8]) {
             end = run.end();
         }
     });
+    if let Ok(frames) = Frames::parse(&VOLUME, 1, data) {
+        assert!((1..=OBJECT_BATCH_BLOCKS_MAX as u32).contains(&frames.slots()));
+        unpack_all(&frames, data);
+    }
     let _ = Reference::parse(&VOLUME, data);
     if let Ok(text) = core::str::from_utf8(data) {
         if let Some(name) = Name::parse(text) {

@@ -1,9 +1,14 @@
 //! The targets on seeded mutations of good input: the short form of fuzzing that every test run
 //! does. `FUZZ_SEED` replays one run, `FUZZ_RUNS` sets how many there are.
 
-use hdcs_core::objects::format::{Ancestor, Manifest, MapEntry, Snapshot, TailEntry};
+use hdcs_core::codec::Method;
+use hdcs_core::objects::format::{
+    Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry,
+};
+use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
+use hdcs_node::codec::CODECS;
 use hdcs_fuzz::{formats, nbd, nbd_example, objects, replay};
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
@@ -100,6 +105,7 @@ fn replay_survives_mutations() {
 
 /// A manifest with something of everything.
 fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
+    let compressed = random.bool();
     let manifest = Manifest {
         volume: [7; 16],
         sequence: 9,
@@ -107,6 +113,7 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
         number_first: 100,
         number_limit: 500,
         bytes: 1 << 20,
+        compressed,
         maps: (1..random.u64(2..5))
             .map(|number| MapEntry { number, bytes: 200 })
             .collect(),
@@ -115,6 +122,11 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
                 number,
                 slots: 8,
                 runs: 2,
+                compressed_bytes: if compressed {
+                    random.u32(600..30_000)
+                } else {
+                    0
+                },
             })
             .collect(),
         beginnings: vec![1, 9],
@@ -140,11 +152,25 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
     bytes
 }
 
+/// A compressed object; some of its frames do not shrink.
+fn compressed(random: &mut fastrand::Rng) -> Vec<u8> {
+    let mut slots = vec![7; random.usize(1..40) * SLOT_BYTES];
+    let head = random.usize(..slots.len());
+    random.fill(&mut slots[..head]);
+    let method = Method::ALL[random.usize(..2)];
+    let (mut object, _) = pack(&CODECS, method, [7; 16], 1, &slots, &[0; 80]);
+    let at = random.usize(..object.len());
+    object[at] ^= random.u8(..);
+    object
+}
+
 #[test]
 fn objects_survive_mutations() {
     each(100_000, objects, |random| {
         let mut bytes = if random.bool() {
             manifest(random)
+        } else if random.u8(..20) == 0 {
+            compressed(random)
         } else {
             // Small numbers, of which tables and maps are made.
             let length = random.usize(64..400) / 4 * 4;

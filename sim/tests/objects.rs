@@ -33,7 +33,10 @@ fn objects_seeds_hold_and_cover() {
             && coverage.snapshots > 10
             && coverage.clones > 5
             && coverage.given_up > 2
-            && coverage.inherited_blocks > 500,
+            && coverage.inherited_blocks > 500
+            && coverage.compressed > 500
+            && coverage.frames > 5 * coverage.compressed
+            && coverage.frame_gets > 1000,
         "{coverage}"
     );
 }
@@ -134,6 +137,29 @@ fn objects_plant_of_a_removed_unknown_object_is_caught() {
 #[test]
 fn objects_plant_of_a_lost_end_is_caught() {
     assert_caught(Plant::LostEnd, &["stall", "memory"]);
+}
+
+#[test]
+fn objects_plant_of_frames_off_by_one_is_caught() {
+    assert_caught(Plant::FramesOffByOne, &["error-without-cause"]);
+}
+
+#[test]
+fn objects_plant_of_frames_of_another_object_is_caught() {
+    assert_caught(Plant::ForeignFrames, &["units", "error-without-cause"]);
+}
+
+#[test]
+fn objects_plant_of_a_checksum_of_what_is_stored_is_caught() {
+    assert_caught(Plant::SkipFrameChecksum, &["read-foreign"]);
+}
+
+#[test]
+fn objects_plant_of_a_block_that_frames_leave_out_is_caught() {
+    assert_caught(
+        Plant::DroppedBlock,
+        &["manifest-dangling", "error-without-cause"],
+    );
 }
 
 #[test]

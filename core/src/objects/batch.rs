@@ -18,6 +18,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::format::{DataRun, SLOT_BYTES, SLOT_NONE, slot_checksum};
 use super::map::Place;
 use crate::buf::{Buf, BufMut, Pool};
+use crate::codec::Method;
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, OBJECT_UNMAPPED_MAX, SECTOR_BYTES};
 
 /// Slots in one buffer of a batch at most.
@@ -340,6 +341,8 @@ pub struct Batch {
     pub slot_bytes: usize,
     /// Slots in each buffer but the last ones.
     pub chunk_slots: usize,
+    /// How it is compressed when it is put.
+    pub method: Option<Method>,
     /// Whether its put is under way.
     pub in_flight: bool,
 }

@@ -121,20 +121,19 @@ impl ObjectVolume {
             let objects = self.objects.range(range);
             objects.filter(|(_, object)| object.live > 0 && object.bytes > 0 && !object.damaged)
         };
-        let live_bytes = |object: &Object| u64::from(object.live) * SLOT_BYTES as u64;
         let batch = (self.config.batch_blocks * SLOT_BYTES) as u64;
-        let is_small = |object: &Object| object.bytes < batch / 8;
+        let is_small = |object: &Object| object.plain_bytes() < batch / 8;
         let (mut stored, mut live, mut small) = (0, 0, 0);
         for (_, object) in candidates() {
             stored += object.bytes;
-            live += live_bytes(object).min(object.bytes);
+            live += object.live_bytes();
             small += usize::from(is_small(object));
         }
         let garbage = stored - live;
         let mut chosen: Vec<(u64, u64, u64)> = if garbage > GARBAGE_BATCHES_MIN * batch
             && garbage * 100 > stored * GARBAGE_PERCENT_MAX
         {
-            let percent = |object: &Object| live_bytes(object) * 100 / object.bytes;
+            let percent = |object: &Object| object.live_bytes() * 100 / object.bytes;
             candidates()
                 .map(|(&number, object)| (percent(object), number, u64::from(object.live)))
                 .filter(|&(percent, ..)| percent <= VICTIM_LIVE_PERCENT_MAX)
@@ -267,30 +266,25 @@ impl ObjectVolume {
             {
                 end += 1;
             }
-            let slots = (found[end - 1].0.0 - first.0 + 1) as usize;
-            let Some(buf) = self.read_pool.alloc(slots * SLOT_BYTES) else {
-                return;
-            };
+            let slots = (found[end - 1].0.0 - first.0 + 1) as u32;
             let copy = Copy {
                 first,
                 blocks: found[*next..end].to_vec(),
                 done: 0,
             };
-            *next = end;
-            *in_flight += 1;
-            self.gets_in_flight += 1;
-            self.stats.gets += 1;
-            if let Some(object) = self.objects.get_mut(&first.number()) {
-                object.readers += 1;
+            if self
+                .get_slots(first, slots, Purpose::Copy(copy), actions)
+                .is_err()
+            {
+                return;
             }
-            let token = self.issue(Purpose::Copy(copy));
-            actions.push(Action::Get {
-                token,
-                name: self.name(Kind::Data, first.number()),
-                offset: u64::from(first.slot()) * SLOT_BYTES as u64,
-                slots: true,
-                buf,
-            });
+            if let Collect::Copying {
+                next, in_flight, ..
+            } = &mut self.collect
+            {
+                *next = end;
+                *in_flight += 1;
+            }
         }
     }
 
@@ -377,6 +371,7 @@ impl ObjectVolume {
         for number in gone {
             self.dead.remove(&number);
             self.objects.remove(&number);
+            self.frames.remove(number);
             self.deletes.push_back(Name::own(Kind::Data, number));
         }
         for number in self.dropped_maps.split_off(&pin) {
@@ -501,6 +496,7 @@ impl ObjectVolume {
             Kind::Data => {
                 if let Some(object) = self.objects.get_mut(&number) {
                     object.bytes = listed.bytes;
+                    object.count_slots();
                 } else if stray {
                     let object = Object {
                         bytes: listed.bytes,

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::frames::{COMPRESSED_SLOTS_MIN, FRAMES_OFFSET};
 use super::io::SnapshotName;
 use super::map::{PAGE_BLOCKS, Place, Run};
 use crate::error::FormatError;
@@ -29,10 +30,16 @@ pub const MANIFEST_MAGIC: [u8; 8] = *b"HDCSOMAN";
 /// First bytes of the reference of a clone.
 pub const CLONE_MAGIC: [u8; 8] = *b"HDCSOCLN";
 /// The newest version of all of these.
-pub const OBJECT_VERSION: u16 = 1;
+pub const OBJECT_VERSION: u16 = 2;
+/// What is written where nothing is compressed: older programs read it.
+pub const OBJECT_VERSION_PLAIN: u16 = 1;
 
 /// Bytes of a slot: a block and its checksum.
 pub const SLOT_BYTES: usize = BLOCK_BYTES + 4;
+const _: () = assert!(
+    OBJECT_RUNS_MAX <= u16::MAX as usize && OBJECT_BATCH_BLOCKS_MAX <= u16::MAX as usize,
+    "a ManifestTail has 16 bits for each"
+);
 /// [`DataRun::slot`] of what is unmapped.
 pub const SLOT_NONE: u32 = u32::MAX;
 
@@ -41,7 +48,7 @@ on_disk! {
     DataFooter: 64 bytes {
         /// `HDCSODAT`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 1; 2 if the object is compressed.
         version: U16,
         /// Zero.
         reserved_a: [u8; 2],
@@ -79,7 +86,7 @@ on_disk! {
     MapHeader: 64 bytes {
         /// `HDCSOMAP`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 1; 2 if a place is that of a compressed object.
         version: U16,
         /// MapPages in this piece.
         pages: U16,
@@ -127,7 +134,7 @@ on_disk! {
     ManifestHeader: 128 bytes {
         /// `HDCSOMAN`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 1; 2 if the volume has, or had, compressed objects.
         version: U16,
         /// 1 if it begins an epoch: then it is never deleted.
         begins: u8,
@@ -184,9 +191,13 @@ on_disk! {
         /// Its number.
         number: U64,
         /// Its slots.
-        slots: U32,
+        slots: U16,
+        /// Version 1: zero. Version 2: the lower half of where its runs begin, if it is compressed.
+        table_low: U16,
         /// Its runs.
-        runs: U32,
+        runs: U16,
+        /// Version 1: zero. Version 2: the upper half.
+        table_high: U16,
     }
 }
 
@@ -244,6 +255,22 @@ on_disk! {
     }
 }
 
+/// The version of what does or does not tell of compressed objects.
+const fn version(is_compressed: bool) -> u16 {
+    if is_compressed {
+        OBJECT_VERSION
+    } else {
+        OBJECT_VERSION_PLAIN
+    }
+}
+
+impl DataFooter {
+    /// Whether its object is compressed.
+    pub fn is_compressed(&self) -> bool {
+        self.version.get() != OBJECT_VERSION_PLAIN
+    }
+}
+
 /// The checksum of a slot.
 pub fn slot_checksum(volume: &[u8; 16], number: u64, block: u64, data: &[u8]) -> u32 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
@@ -267,6 +294,7 @@ pub fn write_table(
     number: u64,
     epoch: u64,
     slots: u32,
+    is_compressed: bool,
     runs: &[DataRun],
     out: &mut [u8],
 ) {
@@ -274,7 +302,7 @@ pub fn write_table(
     head.copy_from_slice(runs.as_bytes());
     let mut footer = DataFooter::new_zeroed();
     footer.magic = DATA_MAGIC;
-    footer.version.set(OBJECT_VERSION);
+    footer.version.set(version(is_compressed));
     footer.runs.set(runs.len() as u32);
     footer.volume = volume;
     footer.number.set(number);
@@ -345,6 +373,7 @@ pub struct MapWriter<'a> {
     out: &'a mut [u8],
     used: usize,
     pages: u16,
+    is_compressed: bool,
 }
 
 impl<'a> MapWriter<'a> {
@@ -354,6 +383,7 @@ impl<'a> MapWriter<'a> {
             out,
             used: size_of::<MapHeader>(),
             pages: 0,
+            is_compressed: false,
         }
     }
 
@@ -378,6 +408,7 @@ impl<'a> MapWriter<'a> {
         }
         self.used = end;
         self.pages += 1;
+        self.is_compressed |= runs.iter().any(|run| run.place().is_compressed());
         true
     }
 
@@ -385,7 +416,7 @@ impl<'a> MapWriter<'a> {
     pub fn finish(self, volume: [u8; 16], number: u64, index: u32) -> usize {
         let mut header = MapHeader::new_zeroed();
         header.magic = MAP_MAGIC;
-        header.version.set(OBJECT_VERSION);
+        header.version.set(version(self.is_compressed));
         header.pages.set(self.pages);
         header.bytes.set(self.used as u32);
         header.volume = volume;
@@ -442,7 +473,12 @@ pub fn parse_map(
             .filter(|&first| first < blocks)
             .ok_or(FormatError::Field("page"))?;
         let limit = (blocks - first).min(u64::from(PAGE_BLOCKS)) as u32;
-        page(head.page.get(), parse_runs(runs, limit)?);
+        let runs = parse_runs(runs, limit)?;
+        let is_compressed = runs.iter().any(|run| run.place().is_compressed());
+        if is_compressed && header.version.get() == OBJECT_VERSION_PLAIN {
+            return Err(FormatError::Field("place"));
+        }
+        page(head.page.get(), runs);
     }
     Ok(())
 }
@@ -521,6 +557,8 @@ pub struct TailEntry {
     pub slots: u32,
     /// Its runs.
     pub runs: u32,
+    /// If it is compressed, where its runs begin; otherwise 0: behind the slots.
+    pub compressed_bytes: u32,
 }
 
 impl TailEntry {
@@ -530,7 +568,26 @@ impl TailEntry {
     }
     /// Where its runs begin.
     pub const fn table_offset(&self) -> u64 {
-        self.slots as u64 * SLOT_BYTES as u64
+        match self.compressed_bytes {
+            0 => self.slots as u64 * SLOT_BYTES as u64,
+            bytes => bytes as u64,
+        }
+    }
+    /// Whether it can be a compressed object.
+    fn is_compressed_well(&self) -> bool {
+        let least = FRAMES_OFFSET;
+        let most = least + (self.slots as usize + 1) * SLOT_BYTES;
+        self.slots >= COMPRESSED_SLOTS_MIN
+            && (least..=most).contains(&(self.compressed_bytes as usize))
+    }
+    /// The place of its first slot.
+    pub const fn origin(&self) -> Place {
+        let origin = Place::new(self.number, 0);
+        if self.compressed_bytes == 0 {
+            origin
+        } else {
+            origin.compressed()
+        }
     }
 }
 
@@ -541,6 +598,8 @@ pub struct Manifest {
     pub begins: bool,
     /// Whether the volume was given up.
     pub gone: bool,
+    /// Whether the volume has, or had, compressed objects: older programs refuse it then.
+    pub compressed: bool,
     /// UUID of the volume.
     pub volume: [u8; 16],
     /// Of its writer.
@@ -586,7 +645,7 @@ impl Manifest {
     pub fn write(&self, out: &mut [u8]) {
         let mut header = ManifestHeader::new_zeroed();
         header.magic = MANIFEST_MAGIC;
-        header.version.set(OBJECT_VERSION);
+        header.version.set(version(self.compressed));
         header.begins = u8::from(self.begins);
         header.gone = u8::from(self.gone);
         header.length.set(out.len() as u32);
@@ -613,8 +672,10 @@ impl Manifest {
         for tail in &self.tail {
             let entry = ManifestTail {
                 number: U64::new(tail.number),
-                slots: U32::new(tail.slots),
-                runs: U32::new(tail.runs),
+                slots: U16::new(tail.slots as u16),
+                table_low: U16::new(tail.compressed_bytes as u16),
+                runs: U16::new(tail.runs as u16),
+                table_high: U16::new((tail.compressed_bytes >> 16) as u16),
             };
             writer.put(entry.as_bytes());
         }
@@ -677,6 +738,7 @@ impl Manifest {
         let this = Self {
             begins: header.begins == 1,
             gone: header.gone == 1,
+            compressed: header.version.get() != OBJECT_VERSION_PLAIN,
             volume: header.volume,
             nonce: header.nonce.get(),
             sequence: header.sequence.get(),
@@ -695,8 +757,10 @@ impl Manifest {
                 .iter()
                 .map(|tail| TailEntry {
                     number: tail.number.get(),
-                    slots: tail.slots.get(),
-                    runs: tail.runs.get(),
+                    slots: u32::from(tail.slots.get()),
+                    runs: u32::from(tail.runs.get()),
+                    compressed_bytes: u32::from(tail.table_low.get())
+                        | u32::from(tail.table_high.get()) << 16,
                 })
                 .collect(),
             beginnings: beginnings.iter().map(|begin| begin.get()).collect(),
@@ -746,6 +810,8 @@ impl Manifest {
                     numbers(tail.number)
                         && tail.slots as usize <= OBJECT_BATCH_BLOCKS_MAX
                         && tail.runs as usize <= OBJECT_RUNS_MAX
+                        && (tail.compressed_bytes == 0
+                            || self.compressed && tail.is_compressed_well())
                 }),
             "tail",
         )?;
@@ -832,7 +898,7 @@ impl Reference {
     pub fn write(&self, volume: [u8; 16], out: &mut [u8]) {
         let mut head = CloneReference::new_zeroed();
         head.magic = CLONE_MAGIC;
-        head.version.set(OBJECT_VERSION);
+        head.version.set(OBJECT_VERSION_PLAIN);
         head.location_bytes.set(self.location.len() as u32);
         head.volume = volume;
         head.clone = self.clone;

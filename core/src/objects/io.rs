@@ -12,7 +12,9 @@ use core::fmt;
 
 use thiserror::Error;
 
+use super::frames::{Frames, Part};
 use crate::buf::{Buf, BufMut};
+use crate::codec::Method;
 use crate::error::{FormatError, IoError};
 use crate::io::{Completion, SectorRange, Token};
 use crate::limits::OBJECT_SNAPSHOT_NAME_BYTES_MAX;
@@ -232,6 +234,31 @@ pub enum Action {
         /// Whether it may be there already.
         condition: Condition,
     },
+    /// Make a compressed object of slots and put it, as [`Self::Put`] that may replace does. The same is
+    /// made of the same. Ends with [`Stored::Packed`].
+    PutCompressed {
+        /// Echoed.
+        token: Token,
+        /// Which object.
+        name: Name,
+        /// The slots, and after them runs and footer.
+        data: Vec<Buf>,
+        /// How many bytes of that are slots.
+        slot_bytes: usize,
+        /// How they are compressed: with [`super::frames::pack`].
+        method: Method,
+    },
+    /// Fill `buf` with slots of a compressed object, with [`Part::unpack`]. Ends with [`Stored::Read`].
+    GetCompressed {
+        /// Echoed.
+        token: Token,
+        /// Which object.
+        name: Name,
+        /// What to get of it.
+        part: Part,
+        /// Returned filled.
+        buf: BufMut,
+    },
     /// Fill `buf` with exactly the bytes from `offset`. Ends with [`Stored::Read`].
     Get {
         /// Echoed.
@@ -289,6 +316,8 @@ pub struct Listed {
 pub enum Stored {
     /// A put or delete.
     Done,
+    /// A put of a compressed object: how it was compressed.
+    Packed(Frames),
     /// A get: the buffer of the action, filled.
     Read(BufMut),
     /// A listing.

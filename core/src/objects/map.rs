@@ -13,15 +13,27 @@ use alloc::vec::Vec;
 /// Blocks of one page.
 pub const PAGE_BLOCKS: u32 = 4096;
 
-/// Where a block lies: number of the object and slot in it.
+/// Set in the places of compressed objects, above every slot.
+const COMPRESSED: u64 = 1 << 15;
+
+/// Where a block lies: number of the object and slot in it, and whether the object is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u64);
 
 impl Place {
     /// A slot of an object.
     pub const fn new(number: u64, slot: u32) -> Self {
-        debug_assert!(number < 1 << 48 && slot < 1 << 16);
+        debug_assert!(number < 1 << 48 && (slot as u64) < COMPRESSED);
         Self(number << 16 | slot as u64)
+    }
+    /// The same slot of an object that is compressed.
+    #[must_use]
+    pub const fn compressed(self) -> Self {
+        Self(self.0 | COMPRESSED)
+    }
+    /// Whether the object is compressed.
+    pub const fn is_compressed(self) -> bool {
+        self.0 & COMPRESSED != 0
     }
     /// Number of the object.
     pub const fn number(self) -> u64 {
@@ -29,7 +41,7 @@ impl Place {
     }
     /// Slot in it.
     pub const fn slot(self) -> u32 {
-        (self.0 & 0xffff) as u32
+        (self.0 & (COMPRESSED - 1)) as u32
     }
     /// The place so many slots later.
     #[must_use]

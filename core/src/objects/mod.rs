@@ -9,7 +9,9 @@
 //!
 //! Writes gather in memory and are sealed as data objects, which the map names from then on. A flush
 //! puts what is sealed and then creates the next manifest: that is the commit. Reads are answered
-//! from what is gathered, from batches that are being put, or with one ranged get.
+//! from what is gathered, from batches that are being put, or with one ranged get. Objects may be
+//! compressed ([`frames`]): then a get needs the lengths of the object's frames, which are kept for the
+//! objects that were read last and otherwise fetched first.
 //!
 //! | phase | what happens | next |
 //! |---|---|---|
@@ -29,8 +31,8 @@
 //! 5. A put whose end is not known is repeated with the same bytes. If a manifest exists already, it
 //!    is read: our own bytes mean success, others that we are fenced.
 //! 6. Every byte that is read was checked against a checksum that knows its volume, object and block.
-//! 7. Memory is bounded: three pools, and the map with at most 13.5 bytes for each block that is
-//!    mapped. When the pool of writes is used up, writes wait.
+//! 7. Memory is bounded: three pools, the lengths of frames, and the map with at most 13.5 bytes for each
+//!    block that is mapped. When the pool of writes is used up, writes wait.
 //!
 //! Failure: a failed put is repeated with growing pauses, for ever; the flushes and writes that
 //! wait for it end with its error. A failed get ends its read with the error.
@@ -40,6 +42,7 @@ mod checkpoint;
 mod collect;
 mod commit;
 pub mod format;
+pub mod frames;
 pub mod io;
 mod lineage;
 pub mod map;
@@ -54,6 +57,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::buf::Pool;
+use crate::codec::Method;
 use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, Token};
 use crate::limits::{
@@ -61,7 +65,8 @@ use crate::limits::{
     OBJECT_READ_MEMORY_BYTES_MIN,
 };
 use batch::{Batch, Gathering};
-use format::{Manifest, Snapshot, TailEntry};
+use format::{Manifest, SLOT_BYTES, Snapshot, TailEntry};
+use frames::FrameCache;
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
 pub use lineage::Parent;
 use map::Map;
@@ -182,6 +187,36 @@ struct Object {
     readers: u32,
     /// A block of it is damaged: it is not copied forward any more.
     damaged: bool,
+    /// Whether it is compressed.
+    compressed: bool,
+    /// Its slots, if it is compressed and that is known.
+    slots: u32,
+}
+
+impl Object {
+    /// Its size is known: so is the number of its slots, if it is compressed.
+    fn count_slots(&mut self) {
+        if self.compressed && self.bytes > 0 {
+            self.slots = frames::slots_of_size(self.bytes);
+        }
+    }
+
+    /// Bytes that it would have if it were not compressed.
+    fn plain_bytes(&self) -> u64 {
+        match self.slots {
+            0 => self.bytes,
+            slots => u64::from(slots) * SLOT_BYTES as u64,
+        }
+    }
+
+    /// Bytes of it that are needed: of a compressed one, its blocks count the same.
+    fn live_bytes(&self) -> u64 {
+        let live = u64::from(self.live);
+        match self.slots {
+            0 => (live * SLOT_BYTES as u64).min(self.bytes),
+            slots => self.bytes * live / u64::from(slots),
+        }
+    }
 }
 
 /// An object of the map.
@@ -229,6 +264,7 @@ enum Purpose {
     Read { request: u64, fetch: read::Fetch },
     Fill { block: u64, fetch: read::Fetch },
     Copy(collect::Copy),
+    Frames(u64),
     Scan,
     Delete(Name),
 }
@@ -263,6 +299,14 @@ pub struct ObjectVolume {
     last_sealed: u64,
     next_number: u64,
     gathering: Gathering,
+    /// How what is sealed from now on is compressed.
+    compression: Option<Method>,
+    /// Whether it has, or had, compressed objects, from the next manifest on.
+    compressed: bool,
+    frames: FrameCache,
+    /// Gets that wait for the frames of an object to be known, and those that did.
+    waiting: BTreeMap<u64, Vec<read::Waiting>>,
+    ready: Vec<Action>,
     seal_wanted: bool,
     batches: BTreeMap<u64, Batch>,
     puts_in_flight: usize,
@@ -342,6 +386,11 @@ impl ObjectVolume {
             last_sealed: 0,
             next_number: 0,
             gathering,
+            compression: None,
+            compressed: false,
+            frames: FrameCache::default(),
+            waiting: BTreeMap::new(),
+            ready: Vec::new(),
             seal_wanted: false,
             batches: BTreeMap::new(),
             puts_in_flight: 0,
@@ -381,6 +430,11 @@ impl ObjectVolume {
     pub fn clone_of(&mut self, parent: String, own: String) {
         self.opening.parent = parent;
         self.opening.own = own;
+    }
+
+    /// Compress objects from the next one on, or stop that. What there is stays as it is.
+    pub fn set_compression(&mut self, compression: Option<Method>) {
+        self.compression = compression;
     }
 
     /// Where it is in its life.
@@ -476,6 +530,7 @@ impl ObjectVolume {
             live_blocks: self.map.live_blocks(),
             stored_bytes: self.objects.values().map(|object| object.bytes).sum(),
             map_memory_bytes: (self.map.memory_bytes()
+                + self.frames.memory_bytes()
                 + self.objects.len() * (size_of::<(u64, Object)>() * 3 / 2))
                 as u64,
             sequence: self.manifest.sequence,
@@ -588,6 +643,7 @@ impl ObjectVolume {
                 self.fill_ended(token, block, fetch, result, actions);
             }
             Purpose::Copy(copy) => self.copy_ended(copy, result, actions),
+            Purpose::Frames(number) => self.frames_ended(number, result, actions),
             Purpose::Scan => self.scanned(result),
             Purpose::Delete(name) => self.delete_ended(name, result),
         }
@@ -663,6 +719,7 @@ impl ObjectVolume {
             refuse(token, &ask, error, actions);
         }
         self.flushes.clear();
+        self.end_waiting_gets();
         self.read_queue.clear();
         self.fill_queue.clear();
         self.gathering.clear();

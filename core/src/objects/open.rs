@@ -802,10 +802,13 @@ impl ObjectVolume {
         if footer.slots.get() != entry.slots {
             return Err(damaged(name, FormatError::Field("slots")));
         }
+        if footer.is_compressed() != (entry.compressed_bytes > 0) {
+            return Err(damaged(name, FormatError::Field("version")));
+        }
         let is_own = entry.number >= self.own_first();
         for run in runs {
             let (block, count) = (run.block.get(), run.count.get());
-            self.apply(entry.number, block, count, run.slot.get());
+            self.apply(entry.origin(), block, count, run.slot.get());
             if is_own {
                 self.map.mark_changed(block, u64::from(count));
             }
@@ -822,6 +825,7 @@ impl ObjectVolume {
         for entry in &self.manifest.tail {
             let object = Object {
                 bytes: entry.bytes(),
+                compressed: entry.compressed_bytes > 0,
                 ..Object::default()
             };
             self.objects.insert(entry.number, object);
@@ -844,11 +848,14 @@ impl ObjectVolume {
                 map.live += 1;
             }
             for run in page.runs() {
-                let number = run.place().number();
-                self.objects.entry(number).or_default().live += u32::from(run.count);
+                let place = run.place();
+                let object = self.objects.entry(place.number()).or_default();
+                object.live += u32::from(run.count);
+                object.compressed = place.is_compressed();
             }
         }
-        for (&number, object) in &self.objects {
+        for (&number, object) in &mut self.objects {
+            object.count_slots();
             if object.live == 0 {
                 self.dead.insert(number, 0);
             }
@@ -857,6 +864,7 @@ impl ObjectVolume {
         self.last_sealed = self.next_number - 1;
         self.committed = self.last_sealed;
         self.snapshots = self.manifest.snapshots.clone();
+        self.compressed = self.manifest.compressed;
         self.phase = Phase::Open;
         self.again = true;
         for (token, ask) in core::mem::take(&mut self.early) {

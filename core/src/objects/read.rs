@@ -1,10 +1,11 @@
 //! Reads: from what is gathered, from batches that are being put, or with one ranged get for each
-//! run of consecutive slots.
+//! run of consecutive slots. Of a compressed object, that get brings whole frames.
 
 use alloc::vec::Vec;
 
 use super::batch::Found;
 use super::format::{SLOT_BYTES, slot_checksum};
+use super::frames::{FRAME_SLOTS, FRAMES_OFFSET, Frames};
 use super::io::{Action, Kind, StoreError, Stored};
 use super::map::Place;
 use super::{ObjectVolume, Purpose, end};
@@ -24,6 +25,24 @@ pub(super) struct Fetch {
     pub(super) place: Place,
     pub(super) block: u64,
     pub(super) count: u32,
+}
+
+/// Slots of one get from a place on at most: of a compressed object, up to the end of a frame.
+fn fetch_blocks(place: Place) -> u64 {
+    if !place.is_compressed() {
+        return FETCH_BLOCKS_MAX;
+    }
+    let slot = u64::from(place.slot());
+    let frame = u64::from(FRAME_SLOTS);
+    (slot + FETCH_BLOCKS_MAX) / frame * frame - slot
+}
+
+/// A get of slots that waits for the frames of its object.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    token: Token,
+    slot: u32,
+    buf: BufMut,
 }
 
 /// A read under way.
@@ -80,6 +99,7 @@ impl ObjectVolume {
     }
 
     pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
+        actions.append(&mut self.ready);
         while let Some(&id) = self.read_queue.front() {
             let Some(mut read) = self.reads.remove(&id) else {
                 self.read_queue.pop_front();
@@ -127,7 +147,7 @@ impl ObjectVolume {
                             read.give(block + u64::from(index), data);
                         }
                     } else {
-                        count = count.min(FETCH_BLOCKS_MAX);
+                        count = count.min(fetch_blocks(place));
                         let fetch = Fetch {
                             place,
                             block,
@@ -156,22 +176,121 @@ impl ObjectVolume {
         if self.gets_in_flight >= self.config.gets_in_flight_max {
             return None;
         }
-        let buf = self.read_pool.alloc(fetch.count as usize * SLOT_BYTES)?;
-        let number = fetch.place.number();
+        self.get_slots(fetch.place, fetch.count, purpose, actions)
+            .ok()
+    }
+
+    /// Get `count` slots from a place on. Gives back the purpose if there is no memory for that.
+    pub(super) fn get_slots(
+        &mut self,
+        place: Place,
+        count: u32,
+        purpose: Purpose,
+        actions: &mut Vec<Action>,
+    ) -> Result<Token, Purpose> {
+        let number = place.number();
+        let Some(buf) = self.read_pool.alloc(count as usize * SLOT_BYTES) else {
+            return Err(purpose);
+        };
+        let frames = if place.is_compressed() {
+            self.frames.get(number)
+        } else {
+            None
+        };
+        let asks = place.is_compressed() && frames.is_none() && !self.waiting.contains_key(&number);
+        let table = match asks.then(|| self.read_pool.alloc(FRAMES_OFFSET)) {
+            Some(None) => return Err(purpose),
+            table => table.flatten(),
+        };
         if let Some(object) = self.objects.get_mut(&number) {
             object.readers += 1;
         }
         self.gets_in_flight += 1;
         self.stats.gets += 1;
         let token = self.issue(purpose);
-        actions.push(Action::Get {
-            token,
-            name: self.name(Kind::Data, number),
-            offset: u64::from(fetch.place.slot()) * SLOT_BYTES as u64,
-            slots: true,
-            buf,
-        });
-        Some(token)
+        let name = self.name(Kind::Data, number);
+        let slot = place.slot();
+        if !place.is_compressed() {
+            actions.push(Action::Get {
+                token,
+                name,
+                offset: u64::from(slot) * SLOT_BYTES as u64,
+                slots: true,
+                buf,
+            });
+        } else if let Some(frames) = frames {
+            let part = frames.part(slot, count);
+            actions.push(Action::GetCompressed {
+                token,
+                name,
+                part,
+                buf,
+            });
+        } else {
+            let waiting = self.waiting.entry(number).or_default();
+            waiting.push(Waiting { token, slot, buf });
+        }
+        if let Some(buf) = table {
+            self.stats.gets += 1;
+            let token = self.issue(Purpose::Frames(number));
+            actions.push(Action::Get {
+                token,
+                name,
+                offset: 0,
+                slots: false,
+                buf,
+            });
+        }
+        Ok(token)
+    }
+
+    /// It is known, or not, where the frames of an object are.
+    pub(super) fn frames_ended(
+        &mut self,
+        number: u64,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let frames = match result {
+            Ok(Stored::Read(buf)) => Frames::parse(&self.writer(number), number, &buf)
+                .map_err(|_| StoreError::Io(self.damaged(number))),
+            Ok(_) => Err(StoreError::Io(IoError::Failed)),
+            Err(error) => Err(error),
+        };
+        let waiting = self.waiting.remove(&number).unwrap_or_default();
+        match frames {
+            Ok(frames) => {
+                let frames = self.frames.insert(number, frames);
+                let name = self.name(Kind::Data, number);
+                for Waiting { token, slot, buf } in waiting {
+                    let part = frames.part(slot, (buf.len() / SLOT_BYTES) as u32);
+                    self.ready.push(Action::GetCompressed {
+                        token,
+                        name,
+                        part,
+                        buf,
+                    });
+                }
+                self.again = true;
+            }
+            Err(error) => {
+                for waiting in waiting {
+                    self.stored(waiting.token, Err(error), actions);
+                }
+            }
+        }
+    }
+
+    /// Nobody waits any more for gets that were not asked for yet.
+    pub(super) fn end_waiting_gets(&mut self) {
+        for waiting in core::mem::take(&mut self.waiting).into_values().flatten() {
+            self.in_flight.remove(&waiting.token.0);
+        }
+        for action in core::mem::take(&mut self.ready) {
+            if let Action::GetCompressed { token, .. } = action {
+                self.in_flight.remove(&token.0);
+            }
+        }
     }
 
     /// The slots that were fetched, if every one is what it should be.
@@ -223,6 +342,8 @@ impl ObjectVolume {
     /// A block of an object is not what it should be.
     pub(super) fn damaged(&mut self, number: u64) -> IoError {
         self.stats.damaged_blocks += 1;
+        // Where its frames are may be what was wrong.
+        self.frames.remove(number);
         if let Some(object) = self.objects.get_mut(&number) {
             object.damaged = true;
         }

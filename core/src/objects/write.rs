@@ -6,7 +6,8 @@
 use alloc::vec::Vec;
 
 use super::batch::{Batch, Found, Partial, Refused, WHOLE, chunk_slots};
-use super::format::{TailEntry, table_bytes, write_table};
+use super::format::{SLOT_BYTES, SLOT_NONE, TailEntry, table_bytes, write_table};
+use super::frames::{COMPRESSED_SLOTS_MIN, Frames};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::map::Place;
 use super::read::Fetch;
@@ -402,7 +403,11 @@ impl ObjectVolume {
             number,
             slots: self.gathering.slot_count(),
             runs: runs.len() as u32,
+            // Of a compressed object it is known once it is put.
+            compressed_bytes: 0,
         };
+        let method = self.compression;
+        let method = method.filter(|_| entry.slots >= COMPRESSED_SLOTS_MIN);
         let volume = self.manifest.volume;
         let user = self.gathering.user;
         write_table(
@@ -410,6 +415,7 @@ impl ObjectVolume {
             number,
             self.manifest.epoch,
             entry.slots,
+            method.is_some(),
             &runs,
             &mut table,
         );
@@ -417,13 +423,19 @@ impl ObjectVolume {
         data.push(table.freeze());
         self.next_number += 1;
         self.last_sealed = number;
-        let object = Object {
-            bytes: entry.bytes(),
-            ..Object::default()
-        };
+        let mut object = Object::default();
+        let mut origin = entry.origin();
+        if method.is_some() {
+            self.compressed = true;
+            object.compressed = true;
+            object.slots = entry.slots;
+            origin = origin.compressed();
+        } else {
+            object.bytes = entry.bytes();
+        }
         self.objects.insert(number, object);
         for run in &runs {
-            self.apply(number, run.block.get(), run.count.get(), run.slot.get());
+            self.apply(origin, run.block.get(), run.count.get(), run.slot.get());
         }
         if self.objects[&number].live == 0 {
             self.dead.insert(number, number);
@@ -432,8 +444,9 @@ impl ObjectVolume {
         self.tail.push_back(Tail { entry, user });
         let batch = Batch {
             data,
-            slot_bytes: entry.table_offset() as usize,
+            slot_bytes: entry.slots as usize * SLOT_BYTES,
             chunk_slots: chunk_slots(self.config.batch_blocks),
+            method,
             in_flight: false,
         };
         self.batches.insert(number, batch);
@@ -450,9 +463,10 @@ impl ObjectVolume {
         }
     }
 
-    /// Let the map have a run of the object `number`.
-    pub(super) fn apply(&mut self, number: u64, block: u64, count: u32, slot: u32) {
-        let place = (slot != super::format::SLOT_NONE).then(|| Place::new(number, slot));
+    /// Let the map have a run of the object whose first slot is at `origin`.
+    pub(super) fn apply(&mut self, origin: Place, block: u64, count: u32, slot: u32) {
+        let number = origin.number();
+        let place = (slot != SLOT_NONE).then(|| origin.plus(slot));
         let (objects, dead) = (&mut self.objects, &mut self.dead);
         let mut deaths = Vec::new();
         self.map.set(block, u64::from(count), place, |old, blocks| {
@@ -485,16 +499,26 @@ impl ObjectVolume {
                 break;
             };
             batch.in_flight = true;
-            let (data, slot_bytes) = (batch.data.clone(), batch.slot_bytes);
+            let (data, slot_bytes, method) = (batch.data.clone(), batch.slot_bytes, batch.method);
             self.puts_in_flight += 1;
             self.stats.puts_data += 1;
             let token = self.issue(Purpose::PutData(number));
-            actions.push(Action::Put {
-                token,
-                name: Name::own(Kind::Data, number),
-                data,
-                slot_bytes,
-                condition: Condition::Always,
+            let name = Name::own(Kind::Data, number);
+            actions.push(match method {
+                Some(method) => Action::PutCompressed {
+                    token,
+                    name,
+                    data,
+                    slot_bytes,
+                    method,
+                },
+                None => Action::Put {
+                    token,
+                    name,
+                    data,
+                    slot_bytes,
+                    condition: Condition::Always,
+                },
             });
         }
     }
@@ -507,7 +531,10 @@ impl ObjectVolume {
     ) {
         self.puts_in_flight -= 1;
         match result {
-            Ok(_) => {
+            Ok(stored) => {
+                if let Stored::Packed(frames) = stored {
+                    self.packed(number, frames);
+                }
                 self.batches.remove(&number);
                 self.went_well();
             }
@@ -518,6 +545,22 @@ impl ObjectVolume {
                 self.fail_waiting(error.as_io(), actions);
             }
         }
+    }
+
+    /// A compressed object is there: now it is known how large it is.
+    fn packed(&mut self, number: u64, frames: Frames) {
+        // It is in the tail: nothing that is committed comes after it.
+        let index = self.tail.partition_point(|tail| tail.entry.number < number);
+        if let Some(Tail { entry, .. }) = self.tail.get_mut(index) {
+            self.tail_bytes -= entry.bytes();
+            let table = table_bytes(entry.runs as usize);
+            entry.compressed_bytes = frames.table_offset(table) as u32;
+            self.tail_bytes += entry.bytes();
+            if let Some(object) = self.objects.get_mut(&number) {
+                object.bytes = entry.bytes();
+            }
+        }
+        self.frames.insert(number, frames);
     }
 }
 

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hdcs_core::buf::Pool;
+use hdcs_core::codec::{Codec, Method};
 use hdcs_core::io::{Done, Nanos, Token};
+use hdcs_core::objects::format::SLOT_BYTES;
+use hdcs_core::objects::frames;
 use hdcs_core::objects::io::{Action, Ask, Event, Kind, Listed, Name, Phase, StoreError, Stored};
 use hdcs_core::objects::{Config, ObjectVolume};
 
@@ -24,6 +27,39 @@ pub struct Bucket {
     pub holds_map: bool,
     /// Those that were not.
     pub held: Vec<Token>,
+    /// Bytes that gets have brought.
+    pub bytes_got: u64,
+}
+
+/// Compresses slots whose blocks hold one byte each, and tells the methods apart.
+#[derive(Debug)]
+struct OneByte;
+
+impl Codec for OneByte {
+    fn compress(&self, method: Method, plain: &[u8], stored: &mut [u8]) -> Option<usize> {
+        let mut bytes = vec![method as u8];
+        for slot in plain.chunks(SLOT_BYTES) {
+            let (block, sum) = slot.split_at(4096);
+            if block.iter().any(|&byte| byte != block[0]) {
+                return None;
+            }
+            bytes.push(block[0]);
+            bytes.extend_from_slice(sum);
+        }
+        stored.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+        Some(bytes.len())
+    }
+
+    fn decompress(&self, method: Method, stored: &[u8], plain: &mut [u8]) -> bool {
+        if stored.len() != 1 + plain.len() / SLOT_BYTES * 5 || stored[0] != method as u8 {
+            return false;
+        }
+        for (slot, packed) in plain.chunks_mut(SLOT_BYTES).zip(stored[1..].chunks(5)) {
+            slot[..4096].fill(packed[0]);
+            slot[4096..].copy_from_slice(&packed[1..]);
+        }
+        true
+    }
 }
 
 impl Bucket {
@@ -37,6 +73,7 @@ impl Bucket {
             read: None,
             holds_map: false,
             held: Vec::new(),
+            bytes_got: 0,
         };
         this.volume.clone_of(parent.to_owned(), place.to_owned());
         this.go();
@@ -134,6 +171,34 @@ impl Bucket {
                 }
                 (token, Ok(Stored::Done))
             }
+            Action::PutCompressed {
+                token,
+                name,
+                data,
+                slot_bytes,
+                method,
+            } => {
+                let bytes: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+                let (slots, table) = bytes.split_at(slot_bytes);
+                let volume = self.volume.uuid();
+                let (object, frames) =
+                    frames::pack(&OneByte, method, volume, name.number, slots, table);
+                self.objects.borrow_mut().insert(self.whole(name), object);
+                (token, Ok(Stored::Packed(frames)))
+            }
+            Action::GetCompressed {
+                token,
+                name,
+                part,
+                mut buf,
+            } => {
+                self.bytes_got += part.bytes() as u64;
+                let objects = self.objects.borrow();
+                let from = part.offset() as usize;
+                let stored = &objects[&self.whole(name)][from..from + part.bytes()];
+                part.unpack(&OneByte, stored, &mut buf);
+                (token, Ok(Stored::Read(buf)))
+            }
             Action::Get {
                 token,
                 name,
@@ -141,6 +206,7 @@ impl Bucket {
                 mut buf,
                 ..
             } => {
+                self.bytes_got += buf.len() as u64;
                 let result = match self.objects.borrow().get(&self.whole(name)) {
                     Some(bytes) => {
                         let range = offset as usize..offset as usize + buf.len();

@@ -26,6 +26,7 @@
 //! for the user.
 
 pub mod closing;
+pub mod compression;
 pub mod conformance;
 pub mod copying;
 pub mod file;
@@ -43,6 +44,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, BufMut};
+use hdcs_core::codec::Method;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
@@ -56,6 +58,7 @@ use crate::device::file::DeviceError;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::filters;
 use crate::stores::{Counters, Counts};
+use compression::Compression;
 use copying::Copying;
 use url::{BackendUrl, Scheme, UrlError};
 
@@ -398,6 +401,10 @@ pub trait Opened: Send {
     fn copying(&self) -> Option<Arc<Copying>> {
         None
     }
+    /// Where it looks how it is to compress, if it can.
+    fn compression(&self) -> Option<Arc<Compression>> {
+        None
+    }
 }
 
 /// Why a backend could not be opened.
@@ -607,6 +614,7 @@ impl Prepared {
     pub fn build(self) -> Stack {
         let counters = self.backend.counters();
         let copying = self.backend.copying();
+        let compression = self.backend.compression();
         let backend = filters::stack(self.filters, self.backend.build());
         let backend: Box<dyn Backend> = match self.home {
             Some(store) => {
@@ -618,6 +626,7 @@ impl Prepared {
         Stack {
             counters,
             copying,
+            compression,
             ..Stack::new(backend, self.bytes)
         }
     }
@@ -632,6 +641,7 @@ pub struct Stack {
     waiting: VecDeque<Operation>,
     counters: Option<Arc<Counters>>,
     copying: Option<Arc<Copying>>,
+    compression: Option<Arc<Compression>>,
 }
 
 impl Stack {
@@ -645,6 +655,7 @@ impl Stack {
             waiting: VecDeque::new(),
             counters: None,
             copying: None,
+            compression: None,
         }
     }
 
@@ -658,6 +669,13 @@ impl Stack {
     /// What it counts of the requests to its store, if it has one.
     pub fn counts(&self) -> Option<Counts> {
         self.counters.as_ref().map(|counters| counters.counts())
+    }
+
+    /// Compress what is stored from now on, if the backend can.
+    pub fn set_compression(&self, method: Option<Method>) {
+        if let Some(compression) = &self.compression {
+            compression.set(method);
+        }
     }
 
     /// See [`Backend::home`].

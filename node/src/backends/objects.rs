@@ -11,10 +11,11 @@
 //!    everything that the machine counts without atomics stays in one place.
 //! 3. The machine sees a clock of its own, the same on both threads.
 //! 4. Once it is to finish, nothing new begins.
-//! 5. Of an encrypted volume, slots leave this process only encrypted; tables, maps, manifests and
+//! 5. Of an encrypted volume, slots leave this process only encrypted, after they were compressed; tables, maps, manifests and
 //!    references say where data is, not what it is, and stay as they are. The wrapped key is there
 //!    before the first manifest ([`key`]).
 
+mod compressed;
 mod lineage;
 
 mod verify;
@@ -30,6 +31,7 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, Token};
 use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
 use hdcs_core::objects::format::{Manifest, Reference};
+use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{
     Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, Name, OpenError, Phase,
     SnapshotError, SnapshotName, StoreError as Failure, Stored,
@@ -38,6 +40,8 @@ use hdcs_core::objects::{Access, Config, ObjectVolume};
 use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
+use self::compressed::Compressed;
+use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
 use super::{
@@ -433,6 +437,7 @@ async fn newest_manifest(client: &Client) -> Result<Option<Manifest>, BackendErr
 #[derive(Debug)]
 enum Got {
     Nothing,
+    Packed(Frames),
     Bytes(Bytes),
     Listing(Listing),
 }
@@ -478,6 +483,7 @@ struct Driver {
     /// Requests under way; those that read have the place that the bytes go to.
     flights: HashMap<u64, Option<Target>>,
     key: Option<ObjectKey>,
+    compression: Arc<Compression>,
     /// How the last request failed, if it did.
     trouble: Option<StoreError>,
     damaged_blocks: u64,
@@ -502,6 +508,7 @@ impl Driver {
             actions: Vec::new(),
             flights: HashMap::new(),
             key,
+            compression: Arc::default(),
             trouble: None,
             damaged_blocks: 0,
             is_fenced: false,
@@ -597,12 +604,14 @@ impl Driver {
     }
 
     fn poll(&mut self) {
+        self.machine.set_compression(self.compression.get());
         self.machine.poll(self.now(), &mut self.actions);
         self.look();
     }
 
     fn step(&mut self, event: Event) {
         let now = self.now();
+        self.machine.set_compression(self.compression.get());
         self.machine.step(now, event, &mut self.actions);
         self.machine.poll(now, &mut self.actions);
         self.look();
@@ -653,6 +662,7 @@ impl Driver {
                     more: listing.more,
                 })
             }
+            (Ok(Got::Packed(frames)), None) => Ok(Stored::Packed(frames)),
             (Ok(_), _) => Ok(Stored::Done),
             (Err(StoreError::NotFound), _) => Err(Failure::NotFound),
             (Err(StoreError::Short), _) => Err(Failure::Short),
@@ -660,7 +670,7 @@ impl Driver {
             (Err(error), _) => Err(Failure::Io(error.io())),
         };
         // Something was put or deleted.
-        let is_change = matches!(result, Ok(Stored::Done));
+        let is_change = matches!(result, Ok(Stored::Done | Stored::Packed(_)));
         self.step(Event::Stored { token, result });
         if is_change {
             self.count_space();
@@ -694,6 +704,32 @@ impl Driver {
                         }
                         client.put(&name, data.freeze(), condition).await?;
                         Ok(Got::Nothing)
+                    });
+                }
+                Action::PutCompressed {
+                    token,
+                    name,
+                    data,
+                    slot_bytes,
+                    method,
+                } => {
+                    let data = joined(&data).freeze();
+                    let at = self.at(name, self.machine.uuid());
+                    self.begin(sink, token, name.volume, None, move |client| async move {
+                        at.put(&client, method, data, slot_bytes).await
+                    });
+                }
+                Action::GetCompressed {
+                    token,
+                    name,
+                    part,
+                    buf,
+                } => {
+                    let bytes = buf.len();
+                    let at = self.at(name, self.machine.writer(name.number));
+                    let target = Some(Target { buf, slots: None });
+                    self.begin(sink, token, name.volume, target, move |client| async move {
+                        at.get(&client, &part, bytes).await
                     });
                 }
                 Action::Get {
@@ -745,6 +781,15 @@ impl Driver {
             }
         }
         self.flights.len() - before
+    }
+
+    /// A compressed object that the volume `writer` has put, or is to put.
+    fn at(&self, name: Name, writer: [u8; 16]) -> Compressed {
+        Compressed {
+            name,
+            writer,
+            key: self.key.clone(),
+        }
     }
 
     /// Begin a request about objects of this volume, or of the ancestor with a number.
@@ -836,6 +881,10 @@ impl Opened for OpenVolume {
 
     fn counters(&self) -> Option<Arc<Counters>> {
         Some(self.driver.client.counters())
+    }
+
+    fn compression(&self) -> Option<Arc<Compression>> {
+        Some(Arc::clone(&self.driver.compression))
     }
 }
 

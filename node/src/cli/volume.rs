@@ -139,9 +139,6 @@ pub(crate) struct Create {
     /// What the cache does with writes and reads [default: the node's `policy`]
     #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
     policy: Option<String>,
-    /// How data is compressed in the write log and in objects [default: the node's `compression`]
-    #[arg(long, value_name = "METHOD", value_parser = ["off", "lz4", "zstd"])]
-    compress: Option<String>,
     /// Copies of dirty data on other nodes
     #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
     replicas: String,
@@ -161,6 +158,9 @@ pub(crate) struct Behaviour {
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
     persist: Option<String>,
+    /// How data is compressed in the write log and in objects [default: the node's `compression`]
+    #[arg(long, value_name = "METHOD", value_parser = ["off", "lz4", "zstd"])]
+    compress: Option<String>,
     /// Size of the write log [default: the node's `log_size_mib`]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
@@ -235,6 +235,9 @@ impl Behaviour {
         let mut settings: BTreeMap<String, Value> = self.settings.into_iter().collect();
         if let Some(persist) = self.persist {
             settings.insert("persist".to_owned(), Value::Text(persist));
+        }
+        if let Some(compress) = self.compress {
+            settings.insert("compression".to_owned(), Value::Text(compress));
         }
         Ok(CreateVolume {
             name: name.to_string(),
@@ -479,11 +482,6 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     if let Some(policy) = arguments.policy {
         let policy = Value::Text(policy);
         request.settings.insert("policy".to_owned(), policy);
-    }
-    if let Some(compression) = arguments.compress {
-        let compression = Value::Text(compression);
-        let key = "compression".to_owned();
-        request.settings.insert(key, compression);
     }
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)

@@ -12,7 +12,7 @@
 //! 2. Plain keys are in memory that is wiped when it is dropped, and that no core dump shows
 //!    ([`source::keep_from_dumps`]). They are in no log line, no answer and no argument.
 //! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
-//!    block of the volume; the object's volume, its number and the slot.
+//!    block of the volume; the object's volume, its number and the slot, or the frame of slots.
 //!
 //! Failure: without the right key a volume does not open, which changes nothing. XTS does not find
 //! changed bytes: that is for the checksums, which are encrypted with what they protect.
@@ -28,6 +28,7 @@ use hdcs_core::cipher::BlockCipher;
 use hdcs_core::format::LogSuperblock;
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::SLOT_BYTES;
+use hdcs_core::objects::frames::{Part, Unit};
 use ring::hkdf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -209,7 +210,7 @@ impl BlockCipher for CacheCipher {
     }
 }
 
-/// Encrypts the slots of data objects.
+/// Encrypts the slots of data objects, and frames of slots that are compressed.
 #[derive(Clone, Debug)]
 pub struct ObjectKey {
     cipher: Arc<Xts>,
@@ -218,6 +219,11 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
+    /// Clones go on counting where their parent does too: the writer tells them apart.
+    fn object(writer: [u8; 16], number: u64) -> u128 {
+        u128::from_le_bytes(writer) ^ (u128::from(number) << 64)
+    }
+
     fn units(
         writer: [u8; 16],
         number: u64,
@@ -229,8 +235,7 @@ impl ObjectKey {
             "whole slots"
         );
         let first = offset / SLOT_BYTES as u64;
-        // Clones go on counting where their parent does too: the writer tells them apart.
-        let object = u128::from_le_bytes(writer) ^ (u128::from(number) << 64);
+        let object = Self::object(writer, number);
         let tweaks = (first..).map(move |slot| object ^ u128::from(slot));
         tweaks.zip(slots.chunks_exact_mut(SLOT_BYTES))
     }
@@ -246,6 +251,30 @@ impl ObjectKey {
     pub fn decrypt(&self, writer: [u8; 16], number: u64, offset: u64, slots: &mut [u8]) {
         for (tweak, slot) in Self::units(writer, number, offset, slots) {
             self.cipher.decrypt(tweak, slot);
+        }
+    }
+
+    fn unit_tweak(writer: [u8; 16], number: u64, unit: Unit) -> u128 {
+        let within = match unit {
+            Unit::Slot(slot) => u64::from(slot),
+            Unit::Frame(frame) => 1 << 32 | u64::from(frame),
+        };
+        Self::object(writer, number) ^ u128::from(within)
+    }
+
+    /// Encrypt stored bytes of a compressed object.
+    pub fn encrypt_part(&self, writer: [u8; 16], number: u64, part: &Part, stored: &mut [u8]) {
+        for (unit, range) in part.units() {
+            let tweak = Self::unit_tweak(writer, number, unit);
+            self.cipher.encrypt(tweak, &mut stored[range]);
+        }
+    }
+
+    /// Decrypt them.
+    pub fn decrypt_part(&self, writer: [u8; 16], number: u64, part: &Part, stored: &mut [u8]) {
+        for (unit, range) in part.units() {
+            let tweak = Self::unit_tweak(writer, number, unit);
+            self.cipher.decrypt(tweak, &mut stored[range]);
         }
     }
 }

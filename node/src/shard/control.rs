@@ -193,6 +193,7 @@ impl Shard {
         let identity = opened.backend.identity();
         let backend = opened.backend.build();
         let mut config = spec.config;
+        backend.set_compression(config.compression);
         tell_capabilities(&mut config, backend.capabilities());
         let number = VolumeNumber(config.number);
         let works = &mut self.works;
@@ -346,6 +347,7 @@ impl Shard {
         let slot = self.works.open_slot(VolumeNumber(config.number))?;
         if let Some(served) = self.works.volumes.get(slot) {
             tell_capabilities(&mut config, served.backend.capabilities());
+            served.backend.set_compression(config.compression);
         }
         self.works.step(slot, Event::Reconfigure(config));
         Ok(())

@@ -11,6 +11,7 @@ use hdcs_core::objects::format::{DataFooter, Manifest, SLOT_BYTES, slot_checksum
 use hdcs_core::objects::io::{Action, Condition, Event, Kind, Name, StoreError, Stored};
 use zerocopy::FromBytes;
 
+use super::compressed::is_compressed;
 use super::plant::Plant;
 use super::reader;
 use super::world::{Effect, Fault, Happening, Look, UUID, World};
@@ -94,9 +95,39 @@ impl World {
                     name: whole,
                     short: name,
                     bytes: Rc::new(bytes),
+                    frames: None,
                     condition,
                 };
                 self.begin(owner, token, effect, name.kind);
+            }
+            Action::PutCompressed {
+                token,
+                name,
+                data,
+                slot_bytes,
+                method,
+            } => {
+                let (bytes, frames) = self.pack(owner, name, &data, slot_bytes, method);
+                let effect = Effect::Put {
+                    name: self.whole(owner, name),
+                    short: name,
+                    bytes: Rc::new(bytes),
+                    frames: Some(frames),
+                    condition: Condition::Always,
+                };
+                self.begin(owner, token, effect, name.kind);
+            }
+            Action::GetCompressed {
+                token,
+                name,
+                part,
+                buf,
+            } => {
+                let name = self.whole(owner, name);
+                let look = Look::GetFrames { name, part, buf };
+                let time = self.latency();
+                self.schedule
+                    .add(time, Happening::Look { owner, token, look });
             }
             Action::Delete { token, name } => {
                 let effect = Effect::Delete {
@@ -352,6 +383,7 @@ impl World {
                 name,
                 short,
                 bytes,
+                frames,
                 condition,
             } => {
                 self.log(
@@ -385,7 +417,7 @@ impl World {
                 if short.kind == Kind::Manifest {
                     self.check_state(owner)?;
                 }
-                Ok(Ok(Stored::Done))
+                Ok(Ok(frames.map_or(Stored::Done, Stored::Packed)))
             }
             Effect::Delete { name } => {
                 self.log("delete", [owner as u64, 0, 0, 0]);
@@ -431,6 +463,7 @@ impl World {
                 look,
                 Look::Get {
                     kind: Kind::Data,
+                    slots: true,
                     ..
                 }
             )
@@ -452,6 +485,9 @@ impl World {
                 let (objects, more) = self.store.list(&place, prefix, &after);
                 Ok(Ok(Stored::Listed { objects, more }))
             }
+            Look::GetFrames { name, part, buf } => {
+                self.look_into_frames(owner, &name, &part, buf, fault)
+            }
             Look::Get {
                 name,
                 kind,
@@ -464,7 +500,8 @@ impl World {
                     return Ok(Err(StoreError::NotFound));
                 };
                 let range = offset as usize..offset as usize + buf.len();
-                let end = slots_end(kind, &bytes);
+                let packed = is_compressed(kind, &bytes);
+                let end = if packed { 0 } else { slots_end(kind, &bytes) };
                 let Some(bytes) = bytes.get(range.clone()) else {
                     return Ok(Err(StoreError::Short));
                 };
@@ -485,6 +522,9 @@ impl World {
                         manifest.nonce ^= 1;
                         manifest.write(&mut buf);
                     }
+                }
+                if self.plant == Some(Plant::ForeignFrames) && packed && offset == 0 {
+                    self.plant_foreign_frames(&name, &mut buf);
                 }
                 if fault == Fault::Corrupt {
                     self.last_fault = self.now;

@@ -9,9 +9,11 @@
 //! * [`reader`] reads a bucket alone, without the machine: what it holds, and what it needs.
 //! * [`model`] knows what each sector may hold, and at which flushes.
 //! * [`world`] drives owners and checks every rule as things happen.
+//! * [`compressed`] is what the driver does with compressed objects.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 mod check;
+pub mod compressed;
 mod effects;
 mod lineage;
 pub mod model;

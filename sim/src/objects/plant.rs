@@ -36,6 +36,14 @@ pub enum Plant {
     RoomAtAnyPrice,
     /// A get of slots does not say that it is one.
     UnmarkedSlots,
+    /// A frame of a compressed object is said to begin one byte before it does.
+    FramesOffByOne,
+    /// The lengths of frames are those of another object.
+    ForeignFrames,
+    /// The checksum of what is stored is looked at, and not that of the block.
+    SkipFrameChecksum,
+    /// A block is left out when slots become frames.
+    DroppedBlock,
     /// When a bucket is full, it is not read either.
     FullForReads,
     /// A clone says that it has inherited what it has written.

@@ -7,10 +7,13 @@ use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, OBJECT_MAP_CHUNK_BYTES, SECT
 use hdcs_core::objects::format::{
     Manifest, Reference, SLOT_BYTES, SLOT_NONE, parse_map, parse_table, slot_checksum,
 };
+use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{Kind, Name};
 use hdcs_core::objects::map::{Place, Run};
 
+use super::compressed::SimCodec;
 use super::store::Store;
+use super::world::{CLONE_PLACE, CLONE_UUID, UUID};
 use crate::content::Content;
 
 /// Blocks of any volume here.
@@ -95,7 +98,7 @@ pub fn read(store: &Store, place: &str, manifest: Manifest) -> Result<State, Str
                 places.retain(|block, _| !blocks.contains(block));
                 continue;
             }
-            let place = Place::new(tail.number, run.slot.get());
+            let place = tail.origin().plus(run.slot.get());
             for (index, block) in blocks.enumerate() {
                 places.insert(block, place.plus(index as u32));
             }
@@ -124,14 +127,11 @@ pub fn contents(
     for (&block, &slot) in &state.places {
         let name = whole_name(&state.manifest, place, Kind::Data, slot.number());
         let bytes = store.get(&name).ok_or(format!("{name} is missing"))?;
-        let from = slot.slot() as usize * SLOT_BYTES;
-        let bytes = bytes
-            .get(from..from + SLOT_BYTES)
-            .ok_or(format!("{name} is short"))?;
-        let (data, sum) = bytes.split_at(BLOCK_BYTES);
         let owner = state.manifest.ancestors.iter();
         let owner = owner.clone().find(|a| slot.number() < a.below);
         let uuid = owner.map_or(state.manifest.volume, |ancestor| ancestor.volume);
+        let bytes = slot_of(bytes, &uuid, slot).ok_or(format!("{name} is short or damaged"))?;
+        let (data, sum) = bytes.split_at(BLOCK_BYTES);
         if slot_checksum(&uuid, slot.number(), block, data).to_le_bytes() != *sum {
             return Err(format!("block {block} in {name} is damaged"));
         }
@@ -145,6 +145,32 @@ pub fn contents(
         }
     }
     Ok(contents)
+}
+
+/// The slot at a place, of an object that is compressed or not.
+fn slot_of(object: &[u8], uuid: &[u8; 16], place: Place) -> Option<Vec<u8>> {
+    let bytes = if place.is_compressed() {
+        let frames = Frames::parse(uuid, place.number(), object).ok()?;
+        let part = frames.part(place.slot(), 1);
+        let from = part.offset() as usize;
+        let stored = object.get(from..from + part.bytes())?;
+        let mut slot = vec![0; SLOT_BYTES];
+        part.unpack(&SimCodec, stored, &mut slot);
+        slot
+    } else {
+        let from = place.slot() as usize * SLOT_BYTES;
+        object.get(from..from + SLOT_BYTES)?.to_vec()
+    };
+    Some(bytes)
+}
+
+/// UUID of the volume at a place.
+pub fn uuid_at(place: &str) -> [u8; 16] {
+    if place == CLONE_PLACE {
+        CLONE_UUID
+    } else {
+        UUID
+    }
 }
 
 /// Every object that the newest manifest of the volume, its snapshots, and the clones of it need.

@@ -41,6 +41,12 @@ pub struct Coverage {
     pub given_up: u64,
     /// Blocks that clones said they had inherited, at every opening.
     pub inherited_blocks: u64,
+    /// Objects that were compressed.
+    pub compressed: u64,
+    /// Frames of them, and slots that were stored as they are.
+    pub frames: u64,
+    /// Gets of those.
+    pub frame_gets: u64,
 }
 
 impl Coverage {
@@ -63,6 +69,9 @@ impl Coverage {
         self.clones += other.clones;
         self.given_up += other.given_up;
         self.inherited_blocks += other.inherited_blocks;
+        self.compressed += other.compressed;
+        self.frames += other.frames;
+        self.frame_gets += other.frame_gets;
     }
 }
 
@@ -72,7 +81,8 @@ impl fmt::Display for Coverage {
             f,
             "{} requests, {} commits, {} deletes, {} blocks copied, {} map objects, {} crashes, \
              {} take-overs, {} fenced, {} faults, {} late, {} refused, {} freed when full, \
-             {} snapshots, {} clones, {} given up, {} blocks inherited",
+             {} snapshots, {} clones, {} given up, {} blocks inherited, {} objects compressed, \
+             {} frames, {} gets of frames",
             self.requests,
             self.commits,
             self.deletes,
@@ -88,7 +98,10 @@ impl fmt::Display for Coverage {
             self.snapshots,
             self.clones,
             self.given_up,
-            self.inherited_blocks
+            self.inherited_blocks,
+            self.compressed,
+            self.frames,
+            self.frame_gets
         )
     }
 }

@@ -7,6 +7,7 @@ use fastrand::Rng;
 use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::io::{Nanos, SectorRange, Token};
 use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::objects::frames::{Frames, Part};
 use hdcs_core::objects::io::{
     Action, Ask, Condition, Event, Kind, Name, OpenError, Phase, SnapshotName, StoreError, Stored,
 };
@@ -108,6 +109,8 @@ pub(super) enum Effect {
         name: String,
         short: Name,
         bytes: Rc<Vec<u8>>,
+        /// How it was compressed.
+        frames: Option<Frames>,
         condition: Condition,
     },
     Delete {
@@ -117,6 +120,11 @@ pub(super) enum Effect {
 
 #[derive(Debug)]
 pub(super) enum Look {
+    GetFrames {
+        name: String,
+        part: Part,
+        buf: BufMut,
+    },
     Get {
         name: String,
         kind: Kind,
@@ -156,6 +164,9 @@ pub struct World {
     pub coverage: Coverage,
     pub(super) scenario: Scenario,
     pub(super) random: Rng,
+    /// Whether objects are compressed, and what is drawn for that.
+    pub(super) compresses: bool,
+    pub(super) choices: Rng,
     pub(super) plant: Option<Plant>,
     pub(super) now: Nanos,
     pub(super) step: u64,
@@ -192,7 +203,10 @@ impl World {
             scenario.sectors = scenario.sectors.min(300);
             scenario.corrupts = false;
         }
+        let mut choices = Rng::with_seed(seed ^ 0x636f_6d70_7265_7373);
         Self {
+            compresses: choices.bool(),
+            choices,
             trace: Trace::new(options.verbose),
             coverage: Coverage::default(),
             scenario,
@@ -287,6 +301,7 @@ impl World {
         let bytes = bytes.filter(|_| !exists);
         let config = self.config(access, bytes);
         let mut machine = ObjectVolume::new(config);
+        machine.set_compression(self.draw_compression());
         if let Access::Clone { .. } = access {
             machine.clone_of(PLACE.into(), place.into());
         }
@@ -457,6 +472,7 @@ impl World {
             if self.scenario.fills && self.quota.is_none() && self.random.u8(0..100) == 0 {
                 self.fill_up();
             }
+            self.change_compression(owner);
             while left > 0
                 && self.owners[owner].ops.len() < self.scenario.depth
                 && self.send_any(owner)?

@@ -9,6 +9,7 @@ fn manifest() -> Manifest {
     Manifest {
         begins: true,
         gone: false,
+        compressed: false,
         volume: VOLUME,
         nonce: 3,
         sequence: 9,
@@ -25,11 +26,13 @@ fn manifest() -> Manifest {
                 number: 101,
                 slots: 9,
                 runs: 2,
+                compressed_bytes: 0,
             },
             TailEntry {
                 number: 103,
                 slots: 0,
                 runs: 1,
+                compressed_bytes: 0,
             },
         ],
         beginnings: vec![1, 9],
@@ -94,13 +97,13 @@ fn manifest_out_of_bounds_is_refused() {
 #[test]
 fn manifest_of_a_newer_program_is_told() {
     let mut bytes = encode(&manifest());
-    bytes[8] = 2;
+    bytes[8] = 3;
     seal_block(&mut bytes, core::mem::offset_of!(ManifestHeader, checksum));
     assert_eq!(
         Manifest::parse(&bytes),
         Err(FormatError::Newer {
-            found: 2,
-            supported: 1
+            found: 3,
+            supported: 2
         })
     );
 }
@@ -114,7 +117,7 @@ fn table_is_parsed_as_it_is_written() {
     };
     let runs = [run(0, 100, SLOT_NONE), run(3, 2, 1), run(9, 1, 0)];
     let mut bytes = vec![0; table_bytes(3)];
-    write_table(VOLUME, 44, 2, 3, &runs, &mut bytes);
+    write_table(VOLUME, 44, 2, 3, false, &runs, &mut bytes);
     let parse =
         |blocks, bytes: &[u8]| parse_table(&VOLUME, 44, blocks, bytes).map(|(_, runs)| runs.len());
     assert_eq!(parse(100, &bytes), Ok(3));
@@ -129,9 +132,9 @@ fn table_is_parsed_as_it_is_written() {
         assert!(parse(100, &bad).is_err(), "bit {bit}");
     }
     let swapped = [runs[1], runs[0], runs[2]];
-    write_table(VOLUME, 44, 2, 3, &swapped, &mut bytes);
+    write_table(VOLUME, 44, 2, 3, false, &swapped, &mut bytes);
     assert_eq!(parse(100, &bytes), Err(FormatError::Field("slot")));
-    write_table(VOLUME, 44, 2, 2, &runs, &mut bytes);
+    write_table(VOLUME, 44, 2, 2, false, &runs, &mut bytes);
     assert_eq!(parse(100, &bytes), Err(FormatError::Field("slot")));
 }
 

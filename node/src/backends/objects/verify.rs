@@ -5,7 +5,7 @@
 //! besides is garbage, and not looked at. The owner goes on meanwhile: what it removes is not missed if a manifest
 //! that is newer does without it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use hdcs_core::limits::{BLOCK_BYTES, OBJECT_MAP_CHUNK_BYTES, OBJECT_VOLUME_BYTES_MAX};
@@ -13,9 +13,10 @@ use hdcs_core::objects::format::{
     Manifest, SLOT_BYTES, SLOT_NONE, parse_map, parse_table, slot_checksum,
 };
 use hdcs_core::objects::io::{Kind, Name};
-use hdcs_core::objects::map::{Map, PAGE_BLOCKS, Place};
+use hdcs_core::objects::map::{Map, PAGE_BLOCKS};
 use tokio::task::JoinSet;
 
+use super::compressed::Compressed;
 use super::{ObjectsPlace, backend_error, newest_manifest, references};
 use crate::backends::BackendError;
 use crate::backends::verify::{Verified, Watch};
@@ -36,6 +37,8 @@ type Needed = (u64, u32, u32);
 struct Needs {
     /// Runs of each data object.
     data: BTreeMap<u64, Vec<Needed>>,
+    /// Which of these are compressed.
+    compressed: BTreeSet<u64>,
     /// Manifests, snapshots and maps that are good, and their size.
     objects: u64,
     bytes: u64,
@@ -198,7 +201,7 @@ impl Verifier<'_> {
                 Ok((_, runs)) => {
                     for run in runs {
                         let (slot, count) = (run.slot.get(), u64::from(run.count.get()));
-                        let place = (slot != SLOT_NONE).then(|| Place::new(tail.number, slot));
+                        let place = (slot != SLOT_NONE).then(|| tail.origin().plus(slot));
                         map.set(run.block.get(), count, place, |_, _| {});
                     }
                 }
@@ -214,6 +217,9 @@ impl Verifier<'_> {
             for run in found.runs() {
                 let (place, block) = (run.place(), page * u64::from(PAGE_BLOCKS));
                 let block = block + u64::from(run.first);
+                if place.is_compressed() {
+                    needs.compressed.insert(place.number());
+                }
                 let runs = needs.data.entry(place.number()).or_default();
                 runs.push((block, place.slot(), u32::from(run.count)));
             }
@@ -251,6 +257,7 @@ impl Verifier<'_> {
         let mut bad: BTreeMap<u64, Vec<String>> = BTreeMap::new();
         let mut sizes: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
         let mut work = Vec::new();
+        let compressed = needs.compressed;
         for (number, runs) in needs.data {
             let (client, volume) = self.writer(manifest, number)?;
             let place = client.place();
@@ -289,8 +296,20 @@ impl Verifier<'_> {
             let name = Name::own(Kind::Data, number).to_string();
             let passed = match got {
                 Ok(bytes) => {
-                    let plain = self.decrypted(volume, number, &bytes);
-                    let (blocks, wrong) = check_object(&volume, number, &runs, &plain);
+                    let plain = if compressed.contains(&number) {
+                        let compressed = Compressed {
+                            name: Name::own(Kind::Data, number),
+                            writer: volume,
+                            key: self.place.key.clone(),
+                        };
+                        compressed.slots(&bytes)
+                    } else {
+                        Ok(self.decrypted(volume, number, &bytes))
+                    };
+                    let (blocks, wrong) = match plain {
+                        Ok(plain) => check_object(&volume, number, &runs, &plain),
+                        Err(error) => (0, vec![format!("where its frames are is lost: {error}")]),
+                    };
                     verified.blocks += blocks;
                     verified.bytes += bytes.len() as u64;
                     let wrong = wrong.iter().map(|why| damaged(&place, &name, "", why));

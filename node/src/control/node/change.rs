@@ -36,7 +36,8 @@ impl Node {
         let config = self
             .core_config(&entry, self.entries().len())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let qos = self.settings_of(&entry.settings)?.qos();
+        let settings = self.settings_of(&entry.settings)?;
+        let qos = settings.qos();
         let number = VolumeNumber(entry.number);
         catalogue::update(&self.layout(), &entry).map_err(|error| failed(error.to_string()))?;
         self.put(entry, None);

@@ -277,10 +277,11 @@ impl Node {
         admission: Arc<dyn Admission>,
     ) -> Result<VolumeSpec, ApiError> {
         let layout = self.layout();
+        let settings = self.settings_of(&entry.settings)?;
         Ok(VolumeSpec {
             name: entry.name.to_string(),
             config: self.core_config(entry, volumes)?,
-            qos: self.settings_of(&entry.settings)?.qos(),
+            qos: settings.qos(),
             log: DeviceRegion {
                 path: entry.log_path(&layout),
                 offset: 0,
