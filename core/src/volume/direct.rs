@@ -620,6 +620,7 @@ impl Volume {
             let newer = self.direct.mark > running.covers;
             let nobody = running.flushers.is_empty() || newer;
             self.lose_unflushed(waiting.is_empty() && nobody, cx);
+            self.destage.doubt();
             for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
                 self.reply(id, kind, Err(RequestError::Io), cx);
             }
