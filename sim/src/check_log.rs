@@ -5,7 +5,9 @@
 //! to the one before. Beyond the end, a valid span that says that the end was durable, or a
 //! superblock of a clean close that says that the log went on, is proof that data was lost.
 
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum};
+use hdcs_core::format::{
+    LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+};
 use hdcs_core::limits::BLOCK_BYTES;
 
 use crate::disk::Disk;
@@ -19,11 +21,20 @@ pub struct LogView {
     pub proof: bool,
 }
 
+fn superblock(disk: &Disk) -> Option<LogSuperblock> {
+    (0..2)
+        .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
+        .max_by_key(|superblock| superblock.sequence.get())
+}
+
+/// Whether the image on `disk` says that the backend may hold writes past the log which are not flushed.
+pub fn is_marked(disk: &Disk) -> bool {
+    superblock(disk).is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
+}
+
 /// Read the image on `disk`; `None` if no superblock is valid.
 pub fn read_log(disk: &Disk) -> Option<LogView> {
-    let superblock = (0..2)
-        .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
-        .max_by_key(|superblock| superblock.sequence.get())?;
+    let superblock = superblock(disk)?;
     let ring = Ring {
         disk,
         blocks: superblock.ring_blocks.get(),
@@ -142,7 +153,8 @@ mod tests {
             clean_head: u64::MAX.into(),
             sync_points: 0.into(),
             data_key: [0; 16],
-            reserved_b: [0; 3968],
+            flags: 0.into(),
+            reserved_b: [0; 3960],
         };
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);

@@ -30,7 +30,7 @@ fn seeds_that_found_something_hold() {
 #[test]
 fn seeds_of_a_short_set_hold_and_cover() {
     let mut coverage = hdcs_sim::world::Coverage::default();
-    for seed in 1000..1100 {
+    for seed in 1000..1120 {
         let outcome = run(seed, Options::default());
         assert_held(&outcome, "");
         coverage.add(&outcome.coverage);

@@ -453,6 +453,7 @@ impl Volume {
 
     fn commit(&mut self, cx: &mut Context<'_>) {
         let tail = self.log().tail_after(self.destage.plan().spans);
+        self.keep_mark();
         let (offset, block) = self.log_mut().superblock_for(&tail, false);
         self.destage.committing();
         let token = self.token(Op::Superblock);
