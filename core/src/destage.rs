@@ -252,6 +252,8 @@ pub struct Destage {
     busy: usize,
     /// The backend was asked for writes that are not known to be flushed.
     unflushed: bool,
+    /// A flush that somebody else asked for has failed since: what was written may be gone.
+    doubted: bool,
     retry_at: Option<Nanos>,
     pause: Nanos,
     started: Nanos,
@@ -269,6 +271,7 @@ impl Default for Destage {
             ahead: ExtentIndex::default(),
             busy: 0,
             unflushed: false,
+            doubted: false,
             retry_at: None,
             pause: RETRY_MIN,
             started: Nanos(0),
@@ -362,6 +365,7 @@ impl Destage {
             done: 0,
         };
         self.stage = Stage::Planning;
+        self.doubted = false;
         self.started = now;
         true
     }
@@ -459,16 +463,36 @@ impl Destage {
         let ready = self.stage == Stage::Writing
             && self.plan.done == self.plan.items.len()
             && self.retry_at <= Some(now);
+        if ready && self.doubted {
+            self.repeat(now);
+            return false;
+        }
         if ready {
             self.stage = Stage::Flushing;
         }
         ready
     }
 
+    /// A flush that was not its own has failed. It may have lost what was written so far, and told nobody else:
+    /// its own would succeed.
+    pub fn doubt(&mut self) {
+        self.doubted = self.unflushed;
+    }
+
+    fn repeat(&mut self, now: Nanos) {
+        for item in &mut self.plan.items {
+            item.state = ItemState::Waiting;
+        }
+        (self.plan.next, self.plan.done) = (0, 0);
+        self.stage = Stage::Writing;
+        self.doubted = false;
+        self.fail(now);
+    }
+
     /// The flush ended.
     pub fn flushed(&mut self, now: Nanos, ok: bool) {
         debug_assert_eq!(self.stage, Stage::Flushing);
-        if ok {
+        if ok && !self.doubted {
             self.unflushed = false;
             self.pause = RETRY_MIN;
             self.stage = Stage::Forgetting(0);
@@ -479,12 +503,7 @@ impl Destage {
             }
             return;
         }
-        for item in &mut self.plan.items {
-            item.state = ItemState::Waiting;
-        }
-        (self.plan.next, self.plan.done) = (0, 0);
-        self.stage = Stage::Writing;
-        self.fail(now);
+        self.repeat(now);
     }
 
     /// The next items whose ranges the cache is to forget; none once it was told of all.

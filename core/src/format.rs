@@ -209,6 +209,8 @@ pub const SPAN_MAGIC: [u8; 8] = *b"HDCSSPAN";
 pub const LOG_VERSION: u16 = 2;
 /// The version of a log, and of a span, without compressed entries.
 pub const LOG_VERSION_PLAIN: u16 = 1;
+/// [`LogSuperblock::flags`]: the backend may hold writes past the log that it has not flushed.
+pub const LOG_UNFLUSHED: u64 = 1;
 
 on_disk! {
     /// The root of a write log: who it belongs to and where replay begins.
@@ -243,8 +245,11 @@ on_disk! {
         sync_points: U64,
         /// Which data key everything after the superblocks is encrypted with; zeroes: it is not.
         data_key: [u8; 16],
+        /// Bit 0: the backend may hold writes that went past the log and that it has not flushed. A program that
+        /// does not know a bit keeps it.
+        flags: U64,
         /// Zero.
-        reserved_b: [u8; 3968],
+        reserved_b: [u8; 3960],
     }
 }
 

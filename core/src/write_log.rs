@@ -31,8 +31,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::buf::{Buf, Pool};
 use crate::extent_index::Sequence;
 use crate::format::{
-    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_VERSION, LOG_VERSION_PLAIN,
-    LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_UNFLUSHED, LOG_VERSION,
+    LOG_VERSION_PLAIN, LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
@@ -197,7 +197,8 @@ impl WriteLog {
             clean_head: U64::new(0),
             sync_points: U64::new(0),
             data_key: [0; 16],
-            reserved_b: [0; 3968],
+            flags: U64::new(0),
+            reserved_b: [0; 3960],
         };
         superblock.seal();
         superblock
@@ -564,7 +565,21 @@ impl WriteLog {
         self.versions[(sequence % 2) as usize] = self.superblock.version.get();
     }
 
-    fn next_superblock(&mut self) -> (u64, Buf) {
+    /// Whether the next superblock says that the backend may hold writes past the log which it has not
+    /// flushed. That of an opening says what was found.
+    pub fn mark_unflushed(&mut self, unflushed: bool) {
+        let others = self.superblock.flags.get() & !LOG_UNFLUSHED;
+        let mark = if unflushed { LOG_UNFLUSHED } else { 0 };
+        self.superblock.flags = U64::new(others | mark);
+    }
+
+    /// What the last superblock says of that.
+    pub fn is_marked_unflushed(&self) -> bool {
+        self.superblock.flags.get() & LOG_UNFLUSHED != 0
+    }
+
+    /// A superblock that says what the last one did, but for the mark.
+    pub fn next_superblock(&mut self) -> (u64, Buf) {
         let sequence = self.superblock.sequence.get() + 1;
         self.superblock.sequence = U64::new(sequence);
         let holds =

@@ -142,6 +142,60 @@ fn policy_of_a_flush_after_the_return_covers_direct_writes() {
     assert_eq!(world.backend_flushes, before + 1, "the log has this one");
 }
 
+/// A client that comes back after a crash has its direct writes covered by its flush, whatever the policy is by then.
+#[test]
+fn policy_of_a_flush_after_a_crash_covers_direct_writes_of_before() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteAround);
+    world.write(ONE.start, &[1; 4096]);
+    world.config.policy = Policy::WriteBack;
+    for _ in 0..2 {
+        let before = world.backend_flushes;
+        world.reopen();
+        world.ask(Request::Flush);
+        assert!(world.backend_flushes > before, "it is not known to be done");
+    }
+    // The next superblock takes it back, here that of the destage.
+    world.write(ONE.start, &[2; 4096]);
+    world.step(Event::DestageAll);
+    while world.volume.stats(world.now).log_used_blocks > 0 {
+        world.step(Event::Poll);
+    }
+    let before = world.backend_flushes;
+    world.reopen();
+    world.ask(Request::Flush);
+    assert_eq!(world.backend_flushes, before, "nothing went past the log");
+}
+
+#[test]
+fn policy_of_an_opening_after_a_clean_close_has_nothing_to_flush() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteThrough);
+    world.write(ONE.start, &[1; 4096]);
+    world.config.policy = Policy::WriteBack;
+    world.close(false);
+    let before = world.backend_flushes;
+    world.reopen();
+    world.ask(Request::Flush);
+    assert_eq!(world.backend_flushes, before);
+}
+
+/// The superblock is written before the first write past the log, and not for each.
+#[test]
+fn policy_of_direct_writes_marks_the_log_once() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteThrough);
+    let clean = world.log.clone();
+    world.write(ONE.start, &[1; 4096]);
+    let marked = world.log.clone();
+    assert_ne!(clean[..8192], marked[..8192]);
+    for number in 2..5 {
+        world.write(ONE.start, &[number; 4096]);
+        world.ask(Request::Flush);
+    }
+    assert!(world.log == marked);
+}
+
 #[test]
 fn policy_of_a_volume_whose_log_was_left_dirty_destages_it_first() {
     let mut world = World::new(Persist::OnWrite);

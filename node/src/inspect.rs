@@ -21,7 +21,7 @@ use std::time::Duration;
 use hdcs_core::buf::Pool;
 use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::{
-    CACHE_MAGIC, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_MAGIC, LogSuperblock,
+    CACHE_MAGIC, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_UNFLUSHED, LogSuperblock,
 };
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
@@ -96,6 +96,8 @@ pub struct SuperblockSummary {
     pub tail: Option<u64>,
     /// Position where the log ended when it was closed cleanly.
     pub clean_head: Option<u64>,
+    /// Whether the backend may hold writes past the log that it has not flushed.
+    pub unflushed: Option<bool>,
 }
 
 /// What is on a write log.
@@ -410,6 +412,7 @@ fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> Super
         clean_head: good
             .map(|s| s.clean_head.get())
             .filter(|&head| head != u64::MAX),
+        unflushed: good.map(|s| s.flags.get() & LOG_UNFLUSHED != 0),
     }
 }
 

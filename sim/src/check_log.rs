@@ -6,7 +6,8 @@
 //! superblock of a clean close that says that the log went on, is proof that data was lost.
 
 use hdcs_core::format::{
-    LOG_HEADER_BLOCKS, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+    LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
+    block_checksum,
 };
 use hdcs_core::limits::BLOCK_BYTES;
 
@@ -21,11 +22,20 @@ pub struct LogView {
     pub proof: bool,
 }
 
+fn superblock(disk: &Disk) -> Option<LogSuperblock> {
+    (0..2)
+        .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
+        .max_by_key(|superblock| superblock.sequence.get())
+}
+
+/// Whether the image on `disk` says that the backend may hold writes past the log which are not flushed.
+pub fn is_marked(disk: &Disk) -> bool {
+    superblock(disk).is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
+}
+
 /// Read the image on `disk`; `None` if no superblock is valid.
 pub fn read_log(disk: &Disk) -> Option<LogView> {
-    let superblock = (0..2)
-        .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
-        .max_by_key(|superblock| superblock.sequence.get())?;
+    let superblock = superblock(disk)?;
     let ring = Ring::of(disk, &superblock);
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
     while let Some((_, span)) = ring.next(end, chain) {
@@ -180,7 +190,8 @@ mod tests {
             clean_head: u64::MAX.into(),
             sync_points: 0.into(),
             data_key: [0; 16],
-            reserved_b: [0; 3968],
+            flags: 0.into(),
+            reserved_b: [0; 3960],
         };
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);

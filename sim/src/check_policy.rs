@@ -5,7 +5,7 @@
 //! 2. A write that went past the log is shown by the backend when it is acknowledged, and durable there
 //!    if it has FUA.
 //! 3. When a flush is acknowledged, every such write is durable in the backend that was acknowledged
-//!    before it was sent, whatever the policy is by then.
+//!    before it was sent, whatever the policy is by then, and however often the node crashed since.
 //! 4. While writes go past the log, nothing is dirty.
 //! 5. What is sent under read-only is refused.
 
@@ -41,7 +41,7 @@ pub fn check_written(
     held: impl Fn(u64) -> Content,
 ) -> Result<(), Violation> {
     let range = history.write(id).range;
-    for sector in (range.start..range.end()).take_while(|&sector| sector < history.sectors()) {
+    for sector in (range.start..range.end()).filter(|&sector| history.covers(id, sector)) {
         let has = history.matches(sector, held(sector)).next();
         if has.unwrap_or(0) < id {
             return Err(Violation::new(

@@ -8,9 +8,11 @@
 //! ([`crate::check_reads`], [`crate::check_recovery`], [`crate::check_backend`]) say which
 //! observation means what; this file only keeps the books.
 //!
-//! A write that went past the log (a *direct* one) belongs to no prefix: until a flush has *settled* it, a
-//! crash keeps or loses each sector of it, and what the backend is known to lose makes it uncertain at
-//! once. Whether writes go past the log changes only when those under way are all of one kind.
+//! A write that went past the log (a *direct* one) belongs to no prefix: once it is acknowledged it stays while
+//! its backend stays, whatever happens to the node; until a flush has *settled* it, in whichever epoch,
+//! the backend may lose each sector of it, which makes it uncertain at once. One that a crash finds under
+//! way may be there or not. Whether writes go past the log changes only when those under way are all of one
+//! kind.
 //!
 //! Invariants: a sector's versions are in the order of arrival; a refused write is no version; a
 //! write that failed may be there or not, sector by sector, wherever the cut is.
@@ -54,8 +56,6 @@ pub struct WriteOp {
     pub epoch: usize,
     /// It goes past the log.
     pub direct: bool,
-    /// Of a direct one: a crash cannot take it.
-    pub settled: bool,
 }
 
 /// One stretch between crashes.
@@ -141,7 +141,6 @@ impl History {
             acked_time: Nanos(0),
             epoch: 0,
             direct: false,
-            settled: true,
         };
         Self {
             sectors: base.into_iter().map(Sector::new).collect(),
@@ -171,6 +170,12 @@ impl History {
         &self.writes[id as usize]
     }
 
+    /// Whether a write is one of a sector that was not cut off since.
+    pub fn covers(&self, id: WriteId, sector: u64) -> bool {
+        let sector = self.sectors.get(sector as usize);
+        sector.is_some_and(|sector| sector.versions.binary_search(&id).is_ok())
+    }
+
     /// A write is sent. `content` is what it writes, `None` for data of its own.
     pub fn issue_write(&mut self, range: SectorRange, content: Option<Content>) -> WriteId {
         let id = self.next_write();
@@ -184,7 +189,6 @@ impl History {
             acked_time: Nanos(0),
             epoch: self.epochs.len(),
             direct: self.direct,
-            settled: false,
         });
         for sector in range.start..range.end() {
             self.sectors[sector as usize].versions.push(id);
@@ -278,29 +282,19 @@ impl History {
 
     /// A direct write is durable.
     pub fn settle(&mut self, id: WriteId) {
-        self.writes[id as usize].settled = true;
         self.unsettled.retain(|&(other, _)| other != id);
     }
 
-    /// Direct writes of this epoch that had ended before `seq` are durable, as they are.
+    /// Direct writes that had ended before `seq` are durable, as they are.
     pub fn settle_before(&mut self, seq: Seq) {
-        let (epoch, writes) = (self.epochs.len(), &mut self.writes);
-        self.unsettled.retain(|&(id, ended)| {
-            let write = &mut writes[id as usize];
-            let settles = write.epoch == epoch && ended < seq;
-            write.settled |= settles;
-            !settles
-        });
+        self.unsettled.retain(|&(_, ended)| ended >= seq);
     }
 
-    /// Direct writes of this epoch that were acknowledged before `seq` and are not known to be durable.
+    /// Direct writes that were acknowledged before `seq`, in any epoch, and are not known to be durable.
     pub fn direct_acked_before(&self, seq: Seq) -> impl Iterator<Item = WriteId> + '_ {
-        let epoch = self.epochs.len();
         let ended = self.unsettled.iter().filter(move |(_, ended)| *ended < seq);
-        ended.map(|&(id, _)| id).filter(move |&id| {
-            let write = self.write(id);
-            write.epoch == epoch && matches!(write.outcome, Outcome::Acked(_))
-        })
+        let acked = |id| matches!(self.write(id).outcome, Outcome::Acked(_));
+        ended.map(|&(id, _)| id).filter(move |&id| acked(id))
     }
 
     /// The backend may have lost what it had not flushed: what is not settled is there or not. If that
@@ -326,7 +320,7 @@ impl History {
             let write = &mut self.writes[id as usize];
             let pending = write.outcome == Outcome::Pending && write.epoch == self.epochs.len();
             if pending && write.direct {
-                write.ended = seq;
+                (write.outcome, write.ended) = (Outcome::Failed, seq);
                 self.unsettled.push((id, seq));
             }
         }
@@ -384,7 +378,7 @@ impl History {
         let write = self.write(id);
         match (write.outcome, self.epochs.get(write.epoch)) {
             (Outcome::Refused | Outcome::Failed, _) | (Outcome::Pending, None) => false,
-            (_, Some(_)) if write.direct => write.settled,
+            (_, Some(_)) if write.direct => true,
             (_, Some(epoch)) => id < epoch.lo,
             (Outcome::Acked(acked), None) => acked < seq,
         }

@@ -63,6 +63,12 @@ pub enum Plant {
     HastySwitch,
     /// After the return to write-back, a flush forgets what went past the log.
     ForgottenFlush,
+    /// The log is said to say that writes go past it, and does not.
+    ForgottenMark,
+    /// An opening takes back that the backend may hold what is not flushed, before it is.
+    HastyUnmark,
+    /// An invalidation for a write that goes past the log is said to be durable long before it is.
+    LateInvalidation,
     /// A snapshot shows what an atomic backend has not made durable yet.
     LooseSnapshot,
     /// A clone is said to have inherited what it has written.
@@ -94,7 +100,10 @@ impl Plant {
             | Self::GuessedLineage
             | Self::MisplacedFill
             | Self::HastySwitch
-            | Self::ForgottenFlush => 1,
+            | Self::ForgottenFlush
+            | Self::ForgottenMark
+            | Self::HastyUnmark
+            | Self::LateInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite
             | Self::TornLogWrite

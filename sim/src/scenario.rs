@@ -227,6 +227,10 @@ impl Scenario {
         if random.u32(..6) == 0 {
             scenario.make_clones(random);
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(5)));
+        if random.u32(..12) == 0 {
+            scenario.crash_past_log(random);
+        }
         scenario
     }
 
@@ -269,6 +273,41 @@ impl Scenario {
         scenario.draw_silence(&mut random);
         scenario.lost_logs = vec![true; scenario.endings.len()];
         scenario
+    }
+
+    /// A scenario of a seed in which the node crashes again and again while writes go past the log, over
+    /// backends that stay.
+    pub fn draw_for_direct_crashes(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_volumes(seed, random);
+        scenario.draw_silence(random);
+        scenario.crash_past_log(random);
+        scenario
+    }
+
+    /// The same of a small hot volume, of which the cache on SSD holds much.
+    pub fn draw_for_cached_direct_crashes(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_cache(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults.cache_hang = false;
+        scenario.crash_past_log(random);
+        scenario
+    }
+
+    fn crash_past_log(&mut self, random: &mut Rng) {
+        self.draw_policies(random);
+        self.shared_power = false;
+        for volume in &mut self.volumes {
+            volume.config.backend_atomic = false;
+        }
+        // After one that comes late, one that comes before the next opening has flushed anything.
+        let late = |random: &mut Rng| Ending::Kill(random.u64(50..1500));
+        let soon = |random: &mut Rng| Ending::Kill(random.u64(..50));
+        let pairs = (0..4).map(|_| [late(random), soon(random)]);
+        self.endings = pairs.flatten().collect();
     }
 
     /// Policies change, and need not begin with write-back.

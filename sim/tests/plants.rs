@@ -175,6 +175,21 @@ fn plant_of_a_flush_that_forgets_direct_writes_is_caught() {
 }
 
 #[test]
+fn plant_of_a_log_that_does_not_say_what_went_past_it_is_caught() {
+    assert_caught(Plant::ForgottenMark, &["policy-flush"]);
+}
+
+#[test]
+fn plant_of_a_log_that_takes_that_back_too_early_is_caught() {
+    assert_caught(Plant::HastyUnmark, &["policy-flush"]);
+}
+
+#[test]
+fn plant_of_an_invalidation_after_a_write_past_the_log_is_caught() {
+    assert_caught(Plant::LateInvalidation, &["read-stale"]);
+}
+
+#[test]
 fn plant_of_a_lost_completion_is_caught() {
     assert_caught(Plant::LostCompletion, &["stall"]);
 }

@@ -50,7 +50,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.compressed_bytes > 8 << 20
             && coverage.crossings > 30
             && coverage.snapshots > 20
-            && coverage.shrinks > 5
+            && coverage.shrinks > 4
             && coverage.shared_sectors > 1000
             && coverage.switches > 50
             && coverage.direct_writes > 500,

@@ -176,12 +176,18 @@ impl Volume {
         sequence
     }
 
+    /// Whether a superblock is being written: the next one waits for it.
+    pub(super) fn writes_superblock(&self) -> bool {
+        self.compression.declaring
+            || self.is_being_marked()
+            || self.destage.stage() == Stage::Committing
+    }
+
     /// Before anything is compressed, both superblocks say so: a program that does not know it would take
     /// compressed spans for the log's end.
     pub(super) fn declare_compression(&mut self, cx: &mut Context<'_>) {
         let log = self.log();
-        if self.compression.declaring
-            || self.destage.stage() == Stage::Committing
+        if self.writes_superblock()
             || self.log_failed
             || self.health.fenced
             || self.phase != Phase::Open
@@ -189,8 +195,7 @@ impl Volume {
         {
             return;
         }
-        let tail = log.tail_after(0);
-        let (offset, block) = self.log_mut().superblock_for(&tail, false);
+        let (offset, block) = self.log_mut().next_superblock();
         self.compression.declaring = true;
         let token = self.token(Op::DeclaringSuperblock);
         cx.actions.push(Action::LogWrite {

@@ -145,7 +145,7 @@ impl Volume {
         if let Stage::Invalidating(barrier) = self.destage.stage()
             && cx.cache.persisted() >= barrier
             && !self.log_failed
-            && !self.compression.declaring
+            && !self.writes_superblock()
         {
             self.commit(cx);
         }
@@ -537,6 +537,7 @@ impl Volume {
 
     fn commit(&mut self, cx: &mut Context<'_>) {
         let tail = self.log().tail_after(self.destage.plan().spans);
+        self.keep_mark();
         let (offset, block) = self.log_mut().superblock_for(&tail, false);
         self.destage.committing();
         let token = self.token(Op::Superblock);

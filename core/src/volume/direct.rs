@@ -19,6 +19,9 @@
 //!    waits for it, or else to the next one who flushes, and what it was to cover leaves the cache.
 //! 5. What the backend was given and has not flushed is not put on the SSD tier, which would keep it when
 //!    the backend loses it.
+//! 6. Before the first is submitted, the log's superblock says durably that the backend may hold what it has
+//!    not flushed, and says so until a flush has covered them all: an opening that finds that begins as if
+//!    all was written and not flushed.
 //!
 //! While the log drains, writes still go through it and are acknowledged by it: admitted at a share of
 //! the rate of destage, so that what is left shrinks, and a quota for each round makes that certain. For
@@ -84,8 +87,8 @@ enum What {
 enum WriteStage {
     /// An earlier one overlaps it, or enough are under way.
     Waiting,
-    /// The cache makes durable that it has forgotten the range.
-    Forgetting(Barrier),
+    /// The cache makes durable that it has forgotten the range, and the log that such writes began.
+    Preparing(Barrier),
     /// The backend has it.
     Submitted,
 }
@@ -114,9 +117,20 @@ struct Flusher {
 #[derive(Debug)]
 struct Running {
     flushers: Vec<Flusher>,
-    /// It makes durable what was marked before this.
+    /// It makes durable what was numbered before this.
     covers: Sequence,
     wanted: bool,
+}
+
+/// What the log's superblock says of the backend, on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    /// Nothing, as far as it is known.
+    Unset,
+    /// It is being written.
+    Writing,
+    /// The backend may hold writes past the log that it has not flushed.
+    Set,
 }
 
 /// The direct side of a volume.
@@ -130,10 +144,11 @@ pub(super) struct Direct {
     next: u64,
     /// Of them, those that do not wait.
     started: usize,
-    /// What the backend was given and has not flushed, each run with a mark that grows.
+    /// What the backend was given and has not flushed, each run with a number that grows.
     unflushed: ExtentIndex,
     unflushed_bytes: u64,
-    mark: Sequence,
+    next_run: Sequence,
+    mark: Mark,
     /// Since when the oldest of it is there.
     since: Nanos,
     flushers: Vec<Flusher>,
@@ -142,7 +157,7 @@ pub(super) struct Direct {
     lost: bool,
     /// The volume itself wants a flush.
     wanted: bool,
-    /// A `DestageAll` waits until what was marked before this is flushed.
+    /// A `DestageAll` waits until what was numbered before this is flushed.
     destage_all: Option<Sequence>,
     retry_at: Nanos,
     pause: Nanos,
@@ -160,7 +175,8 @@ impl Default for Direct {
             started: 0,
             unflushed: ExtentIndex::default(),
             unflushed_bytes: 0,
-            mark: 0,
+            next_run: 0,
+            mark: Mark::Unset,
             since: Nanos(0),
             flushers: Vec::new(),
             running: None,
@@ -224,18 +240,18 @@ impl Direct {
 
     /// A `DestageAll` covers what was written past the log.
     pub(super) fn want_destage_all(&mut self) {
-        self.destage_all = self.want_flush().then_some(self.mark);
+        self.destage_all = self.want_flush().then_some(self.next_run);
     }
 
     fn note_unflushed(&mut self, range: SectorRange, now: Nanos) {
         if self.unflushed.is_empty() {
             self.since = now;
         }
-        self.unflushed.insert(range, self.mark);
-        self.mark += 1;
+        self.unflushed.insert(range, self.next_run);
+        self.next_run += 1;
     }
 
-    /// What was marked before this is flushed.
+    /// What was numbered before this is flushed.
     fn flushed(&mut self, covers: Sequence, now: Nanos) {
         let all = SectorRange::between(0, u64::MAX);
         self.unflushed.remove_before(all, covers);
@@ -280,10 +296,15 @@ impl Volume {
         }
     }
 
-    /// The volume was opened. What an earlier opening has written past the log may not be flushed.
+    /// The volume was opened. What an earlier opening has written past the log may not be flushed: its
+    /// superblock says so, or under such a policy may be of a program that did not know how.
     pub(super) fn open_policy(&mut self, cx: &mut Context<'_>) {
         self.policy_changed(cx);
-        if self.config.policy.is_direct() {
+        let is_marked = self.log().is_marked_unflushed();
+        if is_marked {
+            self.direct.mark = Mark::Set;
+        }
+        if is_marked || self.config.policy.is_direct() {
             let sectors = self.config.bytes / SECTOR_BYTES as u64;
             self.direct
                 .note_unflushed(SectorRange::new(0, sectors), self.now);
@@ -434,10 +455,56 @@ impl Volume {
         cx.cache.invalidate(first, range.block_count());
         self.mark_fetches_stale(range);
         let barrier = cx.cache.barrier();
-        if cx.cache.persisted() >= barrier {
+        if cx.cache.persisted() >= barrier && self.direct.mark == Mark::Set {
             return self.submit_direct(number, cx);
         }
-        self.set_stage(number, WriteStage::Forgetting(barrier));
+        self.set_stage(number, WriteStage::Preparing(barrier));
+        self.mark_log(cx);
+    }
+
+    /// Have the log say that the backend may hold what it has not flushed, unless it does.
+    fn mark_log(&mut self, cx: &mut Context<'_>) {
+        if self.direct.mark != Mark::Unset || self.writes_superblock() {
+            return;
+        }
+        self.direct.mark = Mark::Writing;
+        self.log_mut().mark_unflushed(true);
+        let (offset, block) = self.log_mut().next_superblock();
+        let token = self.token(Op::DirectMark);
+        cx.actions.push(Action::LogWrite {
+            token,
+            offset,
+            data: Vec::from([block]),
+        });
+    }
+
+    /// Whether that is being written.
+    pub(super) fn is_being_marked(&self) -> bool {
+        self.direct.mark == Mark::Writing
+    }
+
+    /// The log says so, or it cannot be known what it says. The writes that wait go on at the next poll.
+    pub(super) fn direct_was_marked(
+        &mut self,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        if result.is_ok() {
+            self.log_mut().superblock_written();
+            self.direct.mark = Mark::Set;
+            return;
+        }
+        self.fail_log(cx);
+        self.refuse_direct(RequestError::ReadOnly, cx);
+    }
+
+    /// Before a superblock is made for another reason: it says what is so now.
+    pub(super) fn keep_mark(&mut self) {
+        let is_unflushed = !self.direct.unflushed.is_empty();
+        self.log_mut().mark_unflushed(is_unflushed);
+        if !is_unflushed {
+            self.direct.mark = Mark::Unset;
+        }
     }
 
     fn set_stage(&mut self, number: u64, stage: WriteStage) {
@@ -579,7 +646,7 @@ impl Volume {
             return;
         }
         let (direct, now) = (&mut self.direct, self.now);
-        let covers = direct.mark;
+        let covers = direct.next_run;
         // What is under way may end before the flush does, and is not covered by it.
         let started = |write: &&Write| write.stage != WriteStage::Waiting;
         let under_way = direct.writes.values().filter(started);
@@ -617,9 +684,10 @@ impl Volume {
             self.stats.backend_errors += 1;
             // Whoever waits for the next flush waits for what this one may have lost as well.
             let waiting = core::mem::take(&mut self.direct.flushers);
-            let newer = self.direct.mark > running.covers;
+            let newer = self.direct.next_run > running.covers;
             let nobody = running.flushers.is_empty() || newer;
             self.lose_unflushed(waiting.is_empty() && nobody, cx);
+            self.destage.doubt();
             for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
                 self.reply(id, kind, Err(RequestError::Io), cx);
             }
@@ -661,7 +729,7 @@ impl Volume {
     /// Destage has flushed the backend, or could not. No direct write was under way.
     pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
         if ok && self.direct.running.is_none() && self.direct.writes.is_empty() {
-            self.direct.flushed(self.direct.mark, self.now);
+            self.direct.flushed(self.direct.next_run, self.now);
             for flusher in core::mem::take(&mut self.direct.flushers) {
                 self.end_flush(flusher, cx);
             }
@@ -676,7 +744,7 @@ impl Volume {
 
     // Polling, closing.
 
-    /// Submit what the cache has forgotten durably; flush what is due.
+    /// Submit what is prepared; flush what is due.
     pub(super) fn poll_direct(&mut self, cx: &mut Context<'_>) {
         if self.health.fenced {
             return;
@@ -686,9 +754,13 @@ impl Volume {
                 self.reply(id, kind, Err(RequestError::Closing), cx);
             }
         }
+        if self.direct.started > 0 && !self.log_failed {
+            // It may have had to wait for another superblock.
+            self.mark_log(cx);
+        }
         let persisted = cx.cache.persisted();
-        if self.direct.started > 0 {
-            let forgotten = |write: &Write| matches!(write.stage, WriteStage::Forgetting(barrier) if barrier <= persisted);
+        if self.direct.started > 0 && self.direct.mark == Mark::Set {
+            let forgotten = |write: &Write| matches!(write.stage, WriteStage::Preparing(barrier) if barrier <= persisted);
             let ready = self.direct.writes.iter();
             let ready: Vec<u64> = ready
                 .filter(|(_, write)| forgotten(write))
@@ -765,6 +837,11 @@ impl Volume {
             direct.writes.values().filter(started).count(),
             direct.started,
             "direct writes under way are counted"
+        );
+        let submitted = |write: &Write| write.stage == WriteStage::Submitted;
+        assert!(
+            direct.mark == Mark::Set || !direct.writes.values().any(submitted),
+            "the log says that writes go past it"
         );
         if let Path::Direct | Path::Returning = direct.path {
             assert!(

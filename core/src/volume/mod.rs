@@ -197,6 +197,7 @@ enum Op {
         number: u64,
     },
     DirectFlush,
+    DirectMark,
     Superblock,
     /// One that says that there may be compressed entries.
     DeclaringSuperblock,
@@ -457,6 +458,7 @@ impl Volume {
             Op::DestageFlush => self.destage_was_flushed(now, result, cx),
             Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
             Op::DirectFlush => self.direct_was_flushed(result, cx),
+            Op::DirectMark => self.direct_was_marked(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
             Op::DeclaringSuperblock => self.compression_declared(result, cx),
             Op::ClosingSuperblock => {
@@ -684,6 +686,7 @@ impl Volume {
             "closing seals what is open"
         );
         let tail = self.log().tail_after(0);
+        self.keep_mark();
         let (offset, block) = self.log_mut().superblock_for(&tail, true);
         self.closing_superblock = true;
         let token = self.token(Op::ClosingSuperblock);

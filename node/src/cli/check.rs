@@ -107,7 +107,7 @@ fn describe_log(log: &LogSummary) {
         let block = superblock.block;
         match (&superblock.problem, superblock.volume) {
             (None, Some(volume)) => output::line(&format!(
-                "superblock {block}: volume {volume}, sequence {}, incarnation {}, tail {}, {}",
+                "superblock {block}: volume {volume}, sequence {}, incarnation {}, tail {}, {}{}",
                 superblock.sequence.unwrap_or(0),
                 superblock.incarnation.unwrap_or(0),
                 superblock.tail.unwrap_or(0),
@@ -116,6 +116,11 @@ fn describe_log(log: &LogSummary) {
                     .map_or("not closed cleanly".to_owned(), |head| format!(
                         "closed cleanly at {head}"
                     )),
+                if superblock.unflushed == Some(true) {
+                    ", writes past the log may not be flushed"
+                } else {
+                    ""
+                },
             )),
             (problem, _) => output::line(&format!(
                 "superblock {block}: {}",

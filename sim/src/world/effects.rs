@@ -1,9 +1,11 @@
 //! Performing actions and returning completions.
 
+use hdcs_core::format::{CACHE_HEADER_BLOCKS, LogSuperblock};
+
 use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CacheEvent, Completion, Content, DiskId, Done, Event,
-    Happening, InFlight, Io, IoError, LOG_HEADER_BLOCKS, Nanos, OpId, Owner, Plant, Rng,
-    SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
+    Happening, InFlight, Io, IoError, LOG_HEADER_BLOCKS, Nanos, OpId, Owner, Phase, Plant, Pool,
+    Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
 };
 
 impl World {
@@ -180,6 +182,10 @@ impl World {
             }
             DiskId::Cache => self.cache_writes.begin(name, offset, bytes)?,
         }
+        let held = match disk {
+            DiskId::Log(unit) if offset < 2 * BLOCK_BYTES as u64 => self.unmark(unit, held),
+            _ => held,
+        };
         let op = self.disk(disk).submit_write(offset, &held, durable);
         let in_ring = offset >= LOG_HEADER_BLOCKS * BLOCK_BYTES as u64;
         let plant = match disk {
@@ -187,7 +193,12 @@ impl World {
                 self.plant(&[Plant::EarlyLogAck, Plant::LostLogWrite, Plant::TornLogWrite])
             }
             DiskId::Cache if durable && bytes == BLOCK_BYTES as u64 => {
-                self.plant(&[Plant::LostInvalidation])
+                // Destage, which waits for the same, is at rest.
+                let is_direct = self.units.iter().all(|unit| unit.history.is_direct());
+                let in_journal = offset >= CACHE_HEADER_BLOCKS * BLOCK_BYTES as u64;
+                let late = [Plant::LateInvalidation];
+                let plant = self.plant(if is_direct && in_journal { &late } else { &[] });
+                plant.or_else(|| self.plant(&[Plant::LostInvalidation]))
             }
             _ => None,
         };
@@ -209,6 +220,28 @@ impl World {
         };
         self.begin(owner, token, io, what, [offset, bytes]);
         Ok(())
+    }
+
+    /// What planted bugs make of a superblock that says that writes go past the log.
+    fn unmark(&mut self, unit: usize, held: Vec<Buf>) -> Vec<Buf> {
+        let is_opening = self.phase(unit) == Some(Phase::Opening);
+        let plant = if is_opening {
+            Plant::HastyUnmark
+        } else {
+            Plant::ForgottenMark
+        };
+        if !self.planted.strikes(plant) {
+            return held;
+        }
+        let mut superblock = LogSuperblock::parse(&held[0]).expect("a superblock is written");
+        superblock.flags = 0.into();
+        superblock.seal();
+        let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
+        let mut block = Pool::new(BLOCK_BYTES)
+            .alloc(BLOCK_BYTES)
+            .expect("it is all free");
+        block.copy_from_slice(&bytes);
+        Vec::from([block.freeze()])
     }
 
     fn backend_write(
@@ -488,7 +521,7 @@ impl World {
             return Err(error);
         }
         match plant {
-            Some(Plant::EarlyLogAck) => {
+            Some(Plant::EarlyLogAck | Plant::LateInvalidation) => {
                 let late = Nanos(self.random.u64(..50_000_000));
                 self.queue
                     .add(self.now.plus(late), Happening::LateDiskWrite(disk, op));

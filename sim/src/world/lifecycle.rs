@@ -40,8 +40,10 @@ impl World {
         });
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
+            self.set_policy_offline(unit);
             self.units[unit].begin_opening();
             self.open(unit)?;
+            self.repeat_flush(unit);
             self.queue.add(self.now, Happening::Client(unit));
         }
         self.start_director();
@@ -224,6 +226,8 @@ impl World {
             ));
         }
         state.history.forgive();
+        // What the superblock had to say of the backend may be gone as well.
+        state.history.loosen(true);
         // The backend may have been given what the log has lost.
         state.snapshots.clear();
         Ok(())
@@ -365,7 +369,7 @@ impl World {
             if power && self.scenario.shared_power {
                 self.cut_backend(unit)?;
             }
-            self.units[unit].backend.client_lost();
+            self.units[unit].lose_client();
             self.check_commits(unit)?;
             let state = &self.units[unit];
             check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
@@ -513,7 +517,7 @@ impl Unit {
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;
-        self.was_direct = self.config.policy.is_direct();
+        self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log);
         self.read_only_until = 0;
         let read_only = self.config.policy == Policy::ReadOnly;
         self.read_only_since = read_only.then(|| self.history.tick());
@@ -526,7 +530,15 @@ impl Unit {
     /// The volume is closed, and with it its backend: what an atomic one holds beside is gone.
     fn part_from_backend(&mut self) {
         if self.backend.is_atomic() {
-            self.backend.client_lost();
+            self.lose_client();
+        }
+    }
+
+    /// The backend's client is gone, and with it what an atomic one holds beside.
+    fn lose_client(&mut self) {
+        self.backend.client_lost();
+        if self.backend.is_atomic() {
+            self.history.loosen(true);
         }
     }
 

@@ -187,7 +187,7 @@ struct Unit {
     /// Since when writes are refused because of the policy, and until when they last were.
     read_only_since: Option<u64>,
     read_only_until: u64,
-    /// Writes have gone past the log in this opening.
+    /// Writes have gone past the log in this opening, or in one whose log says so.
     was_direct: bool,
 }
 

@@ -1,18 +1,38 @@
 //! Changes of policy, and what follows from the one in effect.
 
-use super::{Event, FlushOp, Phase, Plant, Policy, Violation, World, WriteId, check_policy};
+use super::{Ask, Event, FlushOp, Phase, Plant, Policy, Violation, World, WriteId, check_policy};
 
 impl World {
-    /// Somebody sets another policy.
-    pub(super) fn switch_policy(&mut self, unit: usize) -> Result<(), Violation> {
-        let mut config = self.units[unit].config.clone();
-        config.policy = match self.random.u8(..10) {
+    fn draw_policy(&mut self) -> Policy {
+        match self.random.u8(..10) {
             0..=3 => Policy::WriteBack,
             4 | 5 => Policy::WriteThrough,
             6 | 7 => Policy::WriteAround,
             8 => Policy::PassThrough,
             _ => Policy::ReadOnly,
-        };
+        }
+    }
+
+    /// Somebody may have set another policy while the node was down.
+    pub(super) fn set_policy_offline(&mut self, unit: usize) {
+        if self.scenario.switches && self.calm_since.is_none() && self.random.bool() {
+            let policy = self.draw_policy();
+            self.note("policy offline", [unit as u64, policy as u64, 0, 0]);
+            self.units[unit].config.policy = policy;
+        }
+    }
+
+    /// A client that comes back may go on with the flush that was not answered.
+    pub(super) fn repeat_flush(&mut self, unit: usize) {
+        if self.scenario.switches && self.random.bool() {
+            self.units[unit].postponed = Some(Ask::Flush);
+        }
+    }
+
+    /// Somebody sets another policy.
+    pub(super) fn switch_policy(&mut self, unit: usize) -> Result<(), Violation> {
+        let mut config = self.units[unit].config.clone();
+        config.policy = self.draw_policy();
         self.note("policy", [unit as u64, config.policy as u64, 0, 0]);
         let state = &mut self.units[unit];
         let now = state.history.tick();
