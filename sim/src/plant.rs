@@ -67,6 +67,8 @@ pub enum Plant {
     GuessedLineage,
     /// What a clone has written is cached as its origin's.
     MisplacedFill,
+    /// A scrub is answered and has looked at nothing.
+    IdleScrub,
 }
 
 impl Plant {
@@ -91,6 +93,7 @@ impl Plant {
             | Self::GuessedLineage
             | Self::MisplacedFill
             | Self::HastySwitch
+            | Self::IdleScrub
             | Self::ForgottenFlush => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite

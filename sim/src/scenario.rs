@@ -105,6 +105,8 @@ pub struct Scenario {
     pub shared_power: bool,
     /// Policies change.
     pub switches: bool,
+    /// Volumes are scrubbed.
+    pub scrubs: bool,
     /// After which endings the first volume's log is lost.
     pub lost_logs: Vec<bool>,
     /// What the volumes have begun as, if they are clones.
@@ -221,6 +223,8 @@ impl Scenario {
         if random.u32(..6) == 0 {
             scenario.make_clones(random);
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(5)));
+        scenario.scrubs = random.u32(..3) == 0;
         scenario
     }
 
@@ -348,6 +352,7 @@ impl Scenario {
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
             switches: false,
+            scrubs: false,
             lost_logs: Vec::new(),
             origin: None,
         }
@@ -397,6 +402,7 @@ impl Scenario {
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
             switches: false,
+            scrubs: false,
             lost_logs: Vec::new(),
             origin: None,
         }

@@ -179,3 +179,8 @@ fn plant_of_another_key_is_caught() {
     // What is in the SSD tier since before is what its checksums say, but not what was written.
     assert_caught(Plant::OtherKey, &["read-foreign"]);
 }
+
+#[test]
+fn plant_of_a_scrub_that_looks_at_nothing_is_caught() {
+    assert_caught(Plant::IdleScrub, &["scrub-missed"]);
+}

@@ -24,7 +24,8 @@
 //!
 //! The parts: `write` (admission, acknowledgement), `direct` (writes past the log, and the way there and
 //! back), `read` (lookup, fetches), `promotion`, `extents`, `destaging` (the backend side), `inherited` (what
-//! is cached under the number of an origin), `health` (what is wrong, and since when).
+//! is cached under the number of an origin), `health` (what is wrong, and since when), `scrub` (verifying what
+//! lies on the node's devices).
 
 mod config;
 mod destaging;
@@ -35,6 +36,7 @@ mod inherited;
 mod log_chunks;
 mod promotion;
 mod read;
+mod scrub;
 mod stats;
 mod write;
 
@@ -60,6 +62,7 @@ use crate::io::{
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::read_cache::{ReadCache, SsdRead};
 use crate::replay::{Found, Replay};
+use crate::scrub::ScrubAt;
 use crate::write_log::WriteLog;
 
 /// What happens to a volume.
@@ -194,6 +197,13 @@ enum Op {
     DirectFlush,
     Superblock,
     ClosingSuperblock,
+    ScrubLog(scrub::LogPiece),
+    ScrubHeal(scrub::LogPiece),
+    ScrubCache {
+        id: RequestId,
+        permission: SsdRead,
+        next: ScrubAt,
+    },
 }
 
 /// An outstanding action.
@@ -373,12 +383,13 @@ impl Volume {
             } => {
                 self.allocation_extents(id, range, cx);
             }
+            Request::Scrub { at } => self.scrub(id, at, cx),
         }
     }
 
     fn is_valid(&self, request: &Request) -> bool {
         let (range, bounded) = match request {
-            Request::Flush => return true,
+            Request::Flush | Request::Scrub { .. } => return true,
             Request::Read { range } | Request::Write { range, .. } => (range, true),
             Request::WriteZeroes { range, .. }
             | Request::Discard { range, .. }
@@ -446,6 +457,13 @@ impl Volume {
             Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
             Op::DirectFlush => self.direct_was_flushed(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
+            Op::ScrubLog(piece) => self.scrubbed_log(piece, result, cx),
+            Op::ScrubHeal(piece) => self.scrub_healed(piece, result.is_ok(), cx),
+            Op::ScrubCache {
+                id,
+                permission,
+                next,
+            } => self.scrubbed_cache(id, permission, next, result, cx),
             Op::ClosingSuperblock => {
                 self.log_failed |= result.is_err();
                 self.phase = Phase::Closed;

@@ -237,6 +237,11 @@ settings! {
     backend_answer_max_ms: u64 = 5_000, 10..=600_000;
     /// In storage mode, how often what is dirty is tiered out by itself; 0: only when a flush is asked for.
     tier_interval_s: u64 = 0, 0..=31_536_000;
+    /// How often everything that the volume has is read and verified, in hours; 0: only by
+    /// `hdcs volume scrub`.
+    scrub_interval_h: u64 = 168, 0..=8760;
+    /// MiB that a scrub reads a second at most.
+    scrub_rate_mib_s: u64 = 8, 1..=100_000;
     /// A sequential read longer than this stops filling the read cache.
     sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
     /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use crate::backends::{Absent, Keep};
 use crate::crypt::Encryption;
 use crate::frontends::{Session, VolumeNumber};
+use crate::scrub::Progress;
 
 /// A region of a file or block device.
 #[derive(Clone, Debug)]
@@ -289,6 +290,9 @@ pub enum Command {
     Promote(VolumeNumber, SectorRange, Answer<()>),
     /// Drop the clean part of a range from the read cache.
     Evict(VolumeNumber, SectorRange, Answer<()>),
+    /// Verify what the volume has on this node's devices, healing what has another copy; answered at its
+    /// end, or when it was cancelled through its progress.
+    Scrub(VolumeNumber, Arc<Progress>, Answer<()>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.

@@ -19,6 +19,7 @@ mod control;
 mod identity;
 mod jobs;
 mod readmission;
+mod scrub;
 mod served;
 mod slots;
 mod tiering;

@@ -23,6 +23,8 @@ pub enum Origin {
     Connection(u32, RequestId),
     /// The range job in this slot.
     Job(u32),
+    /// The scrub in this slot.
+    Scrub(u32),
 }
 
 /// A request that has not reached its volume.
@@ -62,9 +64,10 @@ impl Class {
                 Self::Write
             }
             Request::Flush => Self::Flush,
-            Request::Promote { .. } | Request::Evict { .. } | Request::Extents { .. } => {
-                Self::Other
-            }
+            Request::Promote { .. }
+            | Request::Evict { .. }
+            | Request::Extents { .. }
+            | Request::Scrub { .. } => Self::Other,
         }
     }
 }

@@ -196,6 +196,9 @@ impl World {
         match result {
             Ok(reply) => self.succeeded(unit, waiting, reply),
             Err(error) => {
+                if matches!(waiting, Waiting::Scrub(_)) {
+                    self.scrub_refused(unit);
+                }
                 self.coverage.errors += 1;
                 self.failed(unit, &waiting, error, since)
             }
@@ -239,6 +242,10 @@ impl World {
             }
             (Waiting::Promote(range, before), Reply::Done) => {
                 self.promoted(unit, range, &before);
+                Ok(())
+            }
+            (Waiting::Scrub(at), Reply::Scrubbed(found)) => {
+                self.scrubbed(unit, at, found);
                 Ok(())
             }
             (Waiting::Other, Reply::Done) => Ok(()),

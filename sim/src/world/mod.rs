@@ -17,6 +17,7 @@ use hdcs_core::io::{
 };
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
+use hdcs_core::scrub::ScrubAt;
 use hdcs_core::volume::{Context, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig};
 
 use crate::backend::Backend;
@@ -120,6 +121,8 @@ enum Happening {
     /// The node looks whether the cache device is well again.
     CacheProbed,
     BackendReturns(usize),
+    /// The next piece of a scrub.
+    Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
     Snapshot(usize, u64),
 }
@@ -133,6 +136,7 @@ enum Waiting {
     Extents(ReadOp, ExtentKind),
     /// With what the backend held then, where that matters.
     Promote(SectorRange, Vec<Content>),
+    Scrub(ScrubAt),
     Other,
     Bad,
 }
@@ -187,6 +191,7 @@ struct Unit {
     read_only_until: u64,
     /// Writes have gone past the log in this opening.
     was_direct: bool,
+    scrub: scrubs::Progress,
 }
 
 #[derive(Debug)]
@@ -244,6 +249,10 @@ pub struct Coverage {
     pub crossings: u64,
     /// Promotions that were looked at closely.
     pub promotions: u64,
+    /// Scrubs that came to their end.
+    pub scrubs: u64,
+    /// Blocks that a scrub made good.
+    pub scrub_healed: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -279,6 +288,8 @@ impl Coverage {
         self.commits += other.commits;
         self.crossings += other.crossings;
         self.promotions += other.promotions;
+        self.scrubs += other.scrubs;
+        self.scrub_healed += other.scrub_healed;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -294,7 +305,7 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} scrubs that healed {} blocks, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
             self.steps,
@@ -313,6 +324,8 @@ impl std::fmt::Display for Coverage {
             self.fences,
             self.silent_rounds,
             self.promotions,
+            self.scrubs,
+            self.scrub_healed,
             self.lost_logs,
             self.commits,
             self.crossings,
@@ -416,6 +429,7 @@ impl World {
                     read_only_since: None,
                     read_only_until: 0,
                     was_direct: false,
+                    scrub: scrubs::Progress::default(),
                 }
             })
             .collect();
@@ -556,6 +570,7 @@ impl World {
             }
             Happening::CacheProbed => self.probe_cache(),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
+            Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
                 self.note("backend returns", [unit as u64, 0, 0, 0]);
@@ -772,4 +787,5 @@ mod director;
 mod effects;
 mod lifecycle;
 mod policies;
+mod scrubs;
 mod snapshots;

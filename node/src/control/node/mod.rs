@@ -18,6 +18,7 @@ mod home;
 mod open;
 mod record;
 mod report;
+mod scrub;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -85,6 +86,7 @@ pub struct Node {
     samples: Mutex<BTreeMap<u32, Sample>>,
     tier_times: Mutex<home::TierTimes>,
     records: Records,
+    scrubs: scrub::Scrubs,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
     started: Instant,
@@ -141,6 +143,7 @@ impl Node {
             samples: Mutex::default(),
             tier_times: Mutex::default(),
             records: Records::default(),
+            scrubs: scrub::Scrubs::default(),
             path,
             nbd_listen,
             started: Instant::now(),
