@@ -162,15 +162,17 @@ impl Progress {
 /// Slows a verification of a backend down, on the thread that makes it.
 pub struct Pace<'a> {
     progress: &'a Progress,
+    part: Part,
     /// When it may read on.
     ready_at: Instant,
 }
 
 impl<'a> Pace<'a> {
-    /// From now on.
-    pub fn new(progress: &'a Progress) -> Self {
+    /// From now on, for this part.
+    pub fn new(progress: &'a Progress, part: Part) -> Self {
         Self {
             progress,
+            part,
             ready_at: Instant::now(),
         }
     }
@@ -178,7 +180,7 @@ impl<'a> Pace<'a> {
 
 impl Watch for Pace<'_> {
     fn total(&mut self, bytes: u64) {
-        self.progress.begin(Part::Backend, bytes);
+        self.progress.begin(self.part, bytes);
     }
 
     fn at_once(&self) -> usize {

@@ -69,6 +69,8 @@ pub enum Plant {
     MisplacedFill,
     /// A scrub is answered and has looked at nothing.
     IdleScrub,
+    /// A discard that is to be ignored zeroes what it names.
+    ForcedDiscard,
 }
 
 impl Plant {
@@ -94,6 +96,7 @@ impl Plant {
             | Self::MisplacedFill
             | Self::HastySwitch
             | Self::IdleScrub
+            | Self::ForcedDiscard
             | Self::ForgottenFlush => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
             Self::LostLogWrite

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
-use hdcs_core::volume::{Persist, Policy, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Discard, Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
 use crate::content::{Content, mix};
@@ -225,6 +225,11 @@ impl Scenario {
         }
         let random = &mut Rng::with_seed(mix(seed ^ mix(5)));
         scenario.scrubs = random.u32(..3) == 0;
+        for volume in &mut scenario.volumes {
+            if random.u32(..6) == 0 {
+                volume.config.discard = Discard::Ignore;
+            }
+        }
         scenario
     }
 
@@ -439,6 +444,7 @@ impl Scenario {
             resident_bytes_max: 0,
             backend_extents: random.bool(),
             backend_atomic: false,
+            discard: Discard::Pass,
             backend_answer_max: Nanos(0),
         };
         draw_behaviour(random, &mut config);

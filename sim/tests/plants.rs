@@ -184,3 +184,8 @@ fn plant_of_another_key_is_caught() {
 fn plant_of_a_scrub_that_looks_at_nothing_is_caught() {
     assert_caught(Plant::IdleScrub, &["scrub-missed"]);
 }
+
+#[test]
+fn plant_of_a_discard_that_is_not_ignored_is_caught() {
+    assert_caught(Plant::ForcedDiscard, &["backend-goes-back", "read-stale"]);
+}

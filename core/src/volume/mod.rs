@@ -40,7 +40,7 @@ mod scrub;
 mod stats;
 mod write;
 
-pub use config::{Persist, Policy, VolumeConfig, WhenFull};
+pub use config::{Discard, Persist, Policy, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
 pub use inherited::Inherited;
 pub use stats::VolumeStats;
@@ -359,6 +359,12 @@ impl Volume {
         }
         match request {
             Request::Read { range } => self.read(id, range, cx),
+            Request::Discard { .. }
+                if self.config.discard == Discard::Ignore
+                    && self.config.policy != Policy::ReadOnly =>
+            {
+                self.reply(id, Kind::Trim, Ok(Reply::Done), cx);
+            }
             Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
                 self.accept_write(now, id, request, cx);
             }

@@ -167,19 +167,16 @@ impl Volume {
                 block_checksum(&data[start..start + BLOCK_BYTES]) != sum
             }
         };
-        let bad: Range<u64> = match piece.sequence {
-            Some(_) => {
-                let first = (0..piece.blocks).find(|&index| is_bad(index));
-                let last = (0..piece.blocks).rev().find(|&index| is_bad(index));
-                first.map_or(0..0, |first| first..last.unwrap_or(first) + 1)
-            }
-            None => {
-                let found = data.as_ref().map(|data| SpanHeader::verify(data));
-                let is_good = found.is_some_and(|header| {
-                    header.is_ok_and(|header| header.checksum.get() == piece.control)
-                });
-                0..if is_good { 0 } else { piece.blocks }
-            }
+        let bad: Range<u64> = if piece.sequence.is_some() {
+            let first = (0..piece.blocks).find(|&index| is_bad(index));
+            let last = (0..piece.blocks).rev().find(|&index| is_bad(index));
+            first.map_or(0..0, |first| first..last.unwrap_or(first) + 1)
+        } else {
+            let found = data.as_ref().map(|data| SpanHeader::verify(data));
+            let is_good = found.is_some_and(|header| {
+                header.is_ok_and(|header| header.checksum.get() == piece.control)
+            });
+            0..if is_good { 0 } else { piece.blocks }
         };
         piece.bad = match piece.sequence {
             Some(_) => bad.clone().filter(|&index| is_bad(index)).count() as u64,
@@ -271,27 +268,23 @@ impl Volume {
             bad_blocks: piece.bad,
             ..Scrubbed::default()
         };
-        match piece.sequence {
-            Some(sequence) => {
-                let entry = self.log().entry(sequence);
-                let block = entry.range.first_block() + (piece.position - entry.position);
-                let sectors = |index: u64| (block + index) * BLOCK_SECTORS;
-                let range = SectorRange::between(sectors(bad.start), sectors(bad.end));
-                let range = range.intersect(entry.range);
-                let mut parts = self.index.overlaps(range);
-                // What a later write covers is nobody's loss, if destage comes to leave it out.
-                if parts.any(|(_, found)| found == sequence) {
-                    drop(parts);
-                    self.log_corrupt = true;
-                    self.stats.log_corrupt_blocks += piece.bad;
-                }
-                found.damaged = Some(range);
+        if let Some(sequence) = piece.sequence {
+            let entry = self.log().entry(sequence);
+            let block = entry.range.first_block() + (piece.position - entry.position);
+            let sectors = |index: u64| (block + index) * BLOCK_SECTORS;
+            let range = SectorRange::between(sectors(bad.start), sectors(bad.end));
+            let range = range.intersect(entry.range);
+            // What a later write covers is nobody's loss, if destage comes to leave it out.
+            let is_needed = (self.index.overlaps(range)).any(|(_, found)| found == sequence);
+            if is_needed {
+                self.log_corrupt = true;
+                self.stats.log_corrupt_blocks += piece.bad;
             }
-            None => {
-                // Its data is good. Once that is destaged, no replay needs the control part.
-                self.destage_all();
-                found.healed_blocks = piece.bad;
-            }
+            found.damaged = Some(range);
+        } else {
+            // Its data is good. Once that is destaged, no replay needs the control part.
+            self.destage_all();
+            found.healed_blocks = piece.bad;
         }
         self.scrubbed(piece.id, found, cx);
     }

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hdcs_core::limits::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, LOG_BYTES_MAX, LOG_BYTES_MIN};
-use hdcs_core::volume::{Persist, Policy, WhenFull};
+use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
 use value::{LineKib, Listen, Setting, Value};
@@ -224,6 +224,9 @@ settings! {
     persist: Persist = Persist::Auto, ();
     /// What a write gets when the log is full and the backend takes no data.
     when_full: WhenFull = WhenFull::Wait, ();
+    /// What becomes of a client's discard (trim): pass it to the backend, which gives the space back, or acknowledge and
+    /// ignore it. NBD clients are not offered trim while it is ignored.
+    discard: Discard = Discard::Pass, ();
     /// Deadline of destage: the oldest dirty data is meant to be no older.
     destage_age_max_ms: u64 = 30_000, 1..=86_400_000;
     /// Share of the log in use, in percent, below which destage waits for data to age.

@@ -6,7 +6,7 @@ use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::read_cache::Barrier;
-use hdcs_core::volume::{Phase, Volume, VolumeStats};
+use hdcs_core::volume::{Discard, Phase, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
@@ -210,6 +210,7 @@ impl Served {
             number: self.number,
             name: self.name.clone(),
             bytes: self.volume.config().bytes,
+            discards: self.volume.config().discard == Discard::Pass,
             read_only: self.backend.capabilities().read_only
                 || self.volume.config().policy == Policy::ReadOnly
                 || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),

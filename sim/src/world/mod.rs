@@ -18,7 +18,9 @@ use hdcs_core::io::{
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
 use hdcs_core::scrub::ScrubAt;
-use hdcs_core::volume::{Context, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig};
+use hdcs_core::volume::{
+    Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
+};
 
 use crate::backend::Backend;
 use crate::check_backend::{self, BackendOrder};
@@ -137,6 +139,8 @@ enum Waiting {
     /// With what the backend held then, where that matters.
     Promote(SectorRange, Vec<Content>),
     Scrub(ScrubAt),
+    /// A discard that changes nothing.
+    Ignored,
     Other,
     Bad,
 }
@@ -305,7 +309,8 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} scrubs that healed {} blocks, {} lost logs, \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} scrubs that \
+             healed {} blocks, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
             self.steps,

@@ -248,6 +248,7 @@ impl Node {
             policy: settings.policy,
             persist: settings.persist,
             when_full: settings.when_full,
+            discard: settings.discard,
             unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
             unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
             dirty_age_max: Nanos::from_millis(settings.destage_age_max_ms),
@@ -325,6 +326,7 @@ impl Node {
     /// after the backends hold everything, and end the shard. Asked again without `destage`, the
     /// shard settles for that.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
+        self.scrubs.cancel_all();
         let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
             Command::Stop { destage, answer }
         })

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinHandle;
 
 use super::{Node, at_volume, find, invalid, lock};
 use crate::backends::BackendError;
@@ -22,6 +21,7 @@ use crate::control::link::{ask, report};
 use crate::data_dir::dirty::unix_ms;
 use crate::data_dir::sealed::{self, Kind};
 use crate::frontends::VolumeNumber;
+use crate::inspect;
 use crate::scrub::{Pace, Part, Progress};
 use crate::shard::command::Command;
 
@@ -63,6 +63,13 @@ impl Scrubs {
         let running = lock(&self.running);
         let progress = running.get(&number);
         progress.inspect(|progress| progress.cancel()).is_some()
+    }
+
+    /// The node stops.
+    pub fn cancel_all(&self) {
+        lock(&self.running)
+            .values()
+            .for_each(|progress| progress.cancel());
     }
 }
 
@@ -125,8 +132,7 @@ impl Node {
             Some(rate) => rate,
             None => self.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
         };
-        // Its end is in the record, and in the log.
-        let _ = self.begin_scrub(&entry, rate)?;
+        self.begin_scrub(&entry, rate)?;
         self.volume(name).await
     }
 
@@ -142,7 +148,7 @@ impl Node {
         ))
     }
 
-    fn begin_scrub(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<JoinHandle<()>, ApiError> {
+    fn begin_scrub(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<(), ApiError> {
         let progress = Arc::new(Progress::new(rate));
         {
             let mut running = lock(&self.scrubs.running);
@@ -162,11 +168,13 @@ impl Node {
             running.insert(entry.number, Arc::clone(&progress));
         }
         let (node, entry) = (Arc::clone(self), entry.clone());
-        Ok(tokio::spawn(async move {
+        // Its end is in the record, and in the log.
+        tokio::spawn(async move {
             let ended = node.scrub_all(&entry, progress).await;
             node.scrub_has_ended(&entry, ended);
             lock(&node.scrubs.running).remove(&entry.number);
-        }))
+        });
+        Ok(())
     }
 
     /// Scrub every part of a volume.
@@ -180,10 +188,19 @@ impl Node {
         if progress.is_cancelled() {
             return Ok(progress);
         }
-        progress.begin(Part::Backend, 0);
+        if let Some(path) = entry.home_path(&self.layout()) {
+            let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
+            let verifying =
+                move || inspect::home::verify(&path, uuid, &mut Pace::new(&shared, Part::Home));
+            self.scrub_beside(entry, &progress, Part::Home, verifying)
+                .await?;
+        }
+        if progress.is_cancelled() {
+            return Ok(progress);
+        }
         let (url, encryption) = (entry.backend_url(&self.layout()), entry.encryption.clone());
         let shared = Arc::clone(&progress);
-        let mut verifying = tokio::task::spawn_blocking(move || {
+        let verifying = move || {
             let mut place = BackendUrl::parse(&url)
                 .map_err(|error| BackendError::Refused(error.to_string()))?
                 .place;
@@ -193,50 +210,54 @@ impl Node {
                     unlocked.map_err(|error| BackendError::Refused(error.to_string()))?;
                 place.encrypt(unlocked.objects);
             }
-            place.verify(&mut Pace::new(&shared))
-        });
+            place.verify(&mut Pace::new(&shared, Part::Backend))
+        };
+        self.scrub_beside(entry, &progress, Part::Backend, verifying)
+            .await?;
+        Ok(progress)
+    }
+
+    /// Verify a part on a thread of its own, and tell it meanwhile whether clients keep the volume busy.
+    async fn scrub_beside<E: std::fmt::Display + Send + 'static>(
+        &self,
+        entry: &Entry,
+        progress: &Arc<Progress>,
+        part: Part,
+        verify: impl FnOnce() -> Result<Verified, E> + Send + 'static,
+    ) -> Result<(), ApiError> {
+        progress.begin(part, 0);
+        let mut verifying = tokio::task::spawn_blocking(verify);
         let verified = loop {
             tokio::select! {
                 verified = &mut verifying => break verified,
                 () = tokio::time::sleep(WATCH_PERIOD) => {}
             }
             let report = report(&*self.path).await?;
-            let Some(volume) = find(&report, number) else {
+            let Some(volume) = find(&report, VolumeNumber(entry.number)) else {
                 // It was closed: what it has is not looked at any more.
                 progress.cancel();
                 continue;
             };
             progress.set_busy(volume.stats.requests_in_flight >= BUSY_REQUESTS);
         };
+        let part = part.word();
         let fails = |why: String| {
-            let why = format!("its backend cannot be verified: {why}");
-            Err(at_volume(
-                entry.name.as_str(),
-                ApiError::new(ErrorKind::Failed, why),
-            ))
+            let why = format!("its {part} cannot be verified: {why}");
+            at_volume(entry.name.as_str(), ApiError::new(ErrorKind::Failed, why))
         };
-        let Verified {
-            is_cut_short,
-            problems,
-            more_problems,
-            ..
-        } = match verified {
-            Ok(Ok(verified)) => verified,
-            Ok(Err(error)) => return fails(error.to_string()),
-            Err(error) => return fails(error.to_string()),
-        };
-        if is_cut_short {
+        let verified = verified.map_err(|error| fails(error.to_string()))?;
+        let verified = verified.map_err(|error| fails(error.to_string()))?;
+        if verified.is_cut_short {
             progress.cancel();
         }
-        for problem in problems {
-            progress.problem(format!("backend: {problem}"));
+        for problem in verified.problems {
+            progress.problem(format!("{part}: {problem}"));
         }
-        if more_problems > 0 {
-            progress.problem(format!(
-                "backend: {more_problems} more problems are not listed"
-            ));
+        if verified.more_problems > 0 {
+            let more = verified.more_problems;
+            progress.problem(format!("{part}: {more} more problems are not listed"));
         }
-        Ok(progress)
+        Ok(())
     }
 
     fn scrub_has_ended(&self, entry: &Entry, ended: Ended) {
