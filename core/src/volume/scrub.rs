@@ -11,7 +11,7 @@ use core::ops::Range;
 
 use super::{Context, Kind, Op, Volume};
 use crate::buf::Buf;
-use crate::error::IoError;
+use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, SpanHeader, block_checksum};
 use crate::io::{Action, Done, Reply, RequestId, SectorRange};
@@ -68,7 +68,12 @@ impl Volume {
     }
 
     fn scrubbed(&mut self, id: RequestId, found: Scrubbed, cx: &mut Context<'_>) {
-        self.reply(id, Kind::Other, Ok(Reply::Scrubbed(found)), cx);
+        let result = if self.health.fenced {
+            Err(RequestError::Fenced)
+        } else {
+            Ok(Reply::Scrubbed(found))
+        };
+        self.reply(id, Kind::Other, result, cx);
     }
 
     /// Nothing more can be scrubbed of this part.
