@@ -11,6 +11,7 @@ use crate::buf::{Buf, BufMut};
 use crate::error::{IoError, RequestError};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::objects::io::SnapshotError;
+use crate::scrub::{ScrubAt, Scrubbed};
 
 /// Monotonic time in nanoseconds since an origin that the driver chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -189,6 +190,11 @@ pub enum Request {
         /// In which terms.
         kind: ExtentKind,
     },
+    /// Verify a piece of what the volume has on the node's devices; answered by [`Reply::Scrubbed`].
+    Scrub {
+        /// Which piece: [`ScrubAt::LOG`], [`ScrubAt::CACHE`], or where the last answer says.
+        at: ScrubAt,
+    },
 }
 
 /// The terms of an extent request.
@@ -235,6 +241,8 @@ pub enum Reply {
     Data(Buf),
     /// Consecutive runs from the start of the range asked for; at least one, perhaps not all.
     Extents(Vec<Extent>),
+    /// What a piece was found to be.
+    Scrubbed(Scrubbed),
 }
 
 /// An effect for the driver to perform. Offsets and lengths are in bytes. Log and cache offsets

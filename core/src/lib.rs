@@ -26,6 +26,7 @@ pub mod qos;
 pub mod read_cache;
 pub mod read_counts;
 pub mod replay;
+pub mod scrub;
 pub mod tiering;
 pub mod volume;
 pub mod write_log;

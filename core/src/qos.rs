@@ -29,6 +29,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::io::{Nanos, Request};
+use crate::scrub::PIECE_BYTES;
 
 /// Bursts are at least what the rate brings in this time: timers are late, and what they are late by
 /// must not be lost.
@@ -106,6 +107,7 @@ impl Cost {
                 (1, range.bytes() as u64)
             }
             Request::WriteZeroes { .. } | Request::Discard { .. } => (1, 0),
+            Request::Scrub { .. } => (1, PIECE_BYTES as u64),
             Request::Flush | Request::Evict { .. } | Request::Extents { .. } => (0, 0),
         };
         Self { requests, bytes }

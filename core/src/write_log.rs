@@ -696,6 +696,19 @@ impl WriteLog {
         self.durable_sequence
     }
 
+    /// The first durable span that ends after `position` and before `end`, and its entries.
+    pub fn span_after(
+        &self,
+        position: u64,
+        end: u64,
+    ) -> Option<(&Span, core::ops::Range<Sequence>)> {
+        let index = self.spans.partition_point(|span| span.end() <= position);
+        let span = self.spans.get(index)?;
+        let before = index.checked_sub(1).map(|before| &self.spans[before]);
+        let from = before.map_or(self.first, |before| before.end_sequence);
+        (span.end() <= end.min(self.durable)).then_some((span, from..span.end_sequence))
+    }
+
     /// Position before which everything is durable.
     pub fn durable(&self) -> u64 {
         self.durable

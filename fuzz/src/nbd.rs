@@ -33,6 +33,7 @@ fn host() -> MemoryHost {
             name: name.to_owned(),
             bytes: VOLUME_BYTES,
             read_only,
+            discards: true,
         })
     };
     let volumes: Vec<Arc<MemoryVolume>> = vec![volume(1, "a", false), volume(2, "frozen", true)];

@@ -90,6 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             name: name.to_owned(),
             bytes: bytes.parse()?,
             read_only: false,
+            discards: true,
         }));
         println!("ok");
     }

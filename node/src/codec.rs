@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use hdcs_core::codec::{Codec, Method};
+use lz4_flex::block::{compress_into_with_table, get_maximum_output_size};
 use zstd::bulk::{Compressor, Decompressor};
 
 /// Level 1: a block must not wait longer for its compression than for its device.
@@ -18,6 +19,7 @@ pub static CODECS: Codecs = Codecs;
 /// Working memory of a thread: making it anew costs more than a block does.
 struct Scratch {
     lz4: lz4_flex::block::CompressTable,
+    roomy: Vec<u8>,
     zstd_in: Compressor<'static>,
     zstd_out: Decompressor<'static>,
 }
@@ -27,9 +29,24 @@ impl Scratch {
         let no_memory = "no memory for the contexts of zstd";
         Self {
             lz4: lz4_flex::block::CompressTable::default(),
+            roomy: Vec::new(),
             zstd_in: Compressor::new(ZSTD_LEVEL).expect(no_memory),
             zstd_out: Decompressor::new().expect(no_memory),
         }
+    }
+
+    /// The library wants room for the worst case, whatever it comes to.
+    fn lz4(&mut self, plain: &[u8], stored: &mut [u8]) -> Option<usize> {
+        let worst = get_maximum_output_size(plain.len());
+        if stored.len() >= worst {
+            return compress_into_with_table(plain, stored, &mut self.lz4).ok();
+        }
+        self.roomy.resize(worst.max(self.roomy.len()), 0);
+        let bytes = compress_into_with_table(plain, &mut self.roomy, &mut self.lz4).ok()?;
+        stored
+            .get_mut(..bytes)?
+            .copy_from_slice(&self.roomy[..bytes]);
+        Some(bytes)
     }
 }
 
@@ -40,9 +57,7 @@ thread_local! {
 impl Codec for Codecs {
     fn compress(&self, method: Method, plain: &[u8], stored: &mut [u8]) -> Option<usize> {
         SCRATCH.with_borrow_mut(|scratch| match method {
-            Method::Lz4 => {
-                lz4_flex::block::compress_into_with_table(plain, stored, &mut scratch.lz4).ok()
-            }
+            Method::Lz4 => scratch.lz4(plain, stored),
             Method::Zstd => scratch.zstd_in.compress_to_buffer(plain, stored).ok(),
         })
     }
@@ -93,6 +108,9 @@ mod tests {
         for method in Method::ALL {
             assert_eq!(CODECS.compress(method, noise, &mut [0; 4000]), None);
             assert_eq!(CODECS.compress(method, &[0; 4096], &mut []), None);
+            // And when it does, the room need not be that of the worst case.
+            let bytes = CODECS.compress(method, &[0; 4096], &mut [0; 100]);
+            assert!(bytes.is_some_and(|bytes| bytes < 100), "{method:?}");
         }
     }
 

@@ -10,6 +10,7 @@
 //! fails again while the log's superblock stayed the same, or fails every time.
 
 mod cache;
+pub mod home;
 mod packed;
 
 use std::fs::{self, File};
@@ -145,6 +146,13 @@ pub enum Inspection {
         /// What is on it.
         cache: CacheSummary,
     },
+    /// The home of a volume in storage mode.
+    Home {
+        /// Where.
+        path: String,
+        /// What is in it.
+        home: home::HomeSummary,
+    },
     /// A data directory.
     DataDirectory {
         /// Where.
@@ -179,6 +187,8 @@ pub struct VolumeSummary {
     pub log_path: Option<String>,
     /// What is on its write log.
     pub log: Option<LogSummary>,
+    /// What is in its home, if it is in storage mode.
+    pub home: Option<home::HomeSummary>,
 }
 
 /// Why a path could not be inspected.
@@ -194,7 +204,7 @@ pub enum InspectError {
     },
     /// It is nothing of HDCS.
     #[error(
-        "nothing of HDCS is here: {0}: give a write log, a read cache, a data directory or a volume's directory"
+        "nothing of HDCS is here: {0}: give a write log, a home, a read cache, a data directory or a volume's directory"
     )]
     Unknown(String),
 }
@@ -226,6 +236,10 @@ pub fn inspect(path: &Path) -> Result<Inspection, InspectError> {
         let cache = cache::summarize(&file, None, Use::of_file(path)).map_err(io_at(path))?;
         return Ok(Inspection::Cache { path: shown, cache });
     }
+    if home::is_home(&file).map_err(io_at(path))? {
+        let home = home::summarize(&file, None, Use::Live).map_err(io_at(path))?;
+        return Ok(Inspection::Home { path: shown, home });
+    }
     let encryption = catalogue::encryption_beside(path);
     match summarize(&file, None, encryption.as_ref()).map_err(io_at(path))? {
         Some(log) => Ok(Inspection::Log { path: shown, log }),
@@ -245,11 +259,17 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
                 backend: None,
                 log_path: None,
                 log: None,
+                home: None,
             },
             Found::Entry(entry) => {
                 let path = entry.log_path(layout);
                 let log = File::open(&path)
                     .and_then(|file| summarize(&file, Some(entry.uuid), entry.encryption.as_ref()));
+                let home = entry.home_path(layout);
+                let home = home.and_then(|path| {
+                    let file = File::open(path).ok()?;
+                    home::summarize(&file, Some(entry.uuid), Use::of(layout.holder())).ok()
+                });
                 let (log, problem) = match log {
                     Ok(Some(log)) => (Some(log), None),
                     Ok(None) => (None, Some("its write log is not one".to_owned())),
@@ -263,6 +283,7 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
                     backend: Some(entry.backend_url(layout)),
                     log_path: Some(path.display().to_string()),
                     log,
+                    home,
                 }
             }
         });
@@ -509,8 +530,11 @@ pub fn check_data_directory(
         ..CheckReport::default()
     }];
     for (name, found) in catalogue::list(layout).map_err(io_at(layout.root()))? {
-        reports.push(match found {
+        let report = match found {
             Found::Entry(entry) => {
+                if let Some(path) = entry.home_path(layout) {
+                    reports.push(home::check(&path, Some(entry.uuid), how));
+                }
                 let (path, encryption) = (entry.log_path(layout), entry.encryption.as_ref());
                 check_log(&path, Some(entry.uuid), encryption, how)
             }
@@ -519,7 +543,8 @@ pub fn check_data_directory(
                 problems: vec![why],
                 ..CheckReport::default()
             },
-        });
+        };
+        reports.push(report);
     }
     let cache = layout.cache();
     if cache.exists() {

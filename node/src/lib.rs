@@ -14,5 +14,6 @@ pub mod filters;
 pub mod frontends;
 pub mod inspect;
 pub mod metrics;
+pub mod scrub;
 pub mod shard;
 pub mod stores;

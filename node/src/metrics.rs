@@ -13,7 +13,7 @@ use std::fmt::Write;
 use hdcs_core::volume::Policy;
 
 use crate::config::value::Word;
-use crate::control::api::{Counters, HomeCounters, Latency, Status, StoreCounters, Volume};
+use crate::control::api::{Counters, HomeCounters, Latency, Scrub, Status, StoreCounters, Volume};
 use crate::control::view;
 
 /// The content type of what [`render`] returns.
@@ -361,6 +361,7 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
     }
     stores(&mut page, volumes);
     homes(&mut page, volumes);
+    scrubs(&mut page, volumes);
     latencies(&mut page, volumes);
     page.text
 }
@@ -487,6 +488,54 @@ fn homes(page: &mut Page, volumes: &[Volume]) {
             for (labels, value) in samples {
                 page.sample("", &[volume, labels], value(counters) as f64);
             }
+        }
+    }
+}
+
+/// Name, help and value of a gauge.
+type OfScrub = (&'static str, &'static str, fn(&Scrub) -> Option<f64>);
+
+/// Scrubs: the running one, and the last that came to its end.
+fn scrubs(page: &mut Page, volumes: &[Volume]) {
+    let families: [OfScrub; 6] = [
+        (
+            "hdcs_scrub_running",
+            "1 while the volume is being scrubbed.",
+            |scrub| Some(f64::from(u8::from(scrub.running))),
+        ),
+        (
+            "hdcs_scrub_read_bytes",
+            "Bytes that the running scrub has read.",
+            |scrub| Some(scrub.read_bytes as f64),
+        ),
+        (
+            "hdcs_scrub_last_end_seconds",
+            "Unix time at which the last whole scrub ended.",
+            |scrub| Some(seconds(scrub.last.as_ref()?.ended_ms)),
+        ),
+        (
+            "hdcs_scrub_last_bad_blocks",
+            "4 KiB blocks that the last whole scrub found bad.",
+            |scrub| Some(scrub.last.as_ref()?.bad_blocks as f64),
+        ),
+        (
+            "hdcs_scrub_last_healed_blocks",
+            "Those of them that were made good.",
+            |scrub| Some(scrub.last.as_ref()?.healed_blocks as f64),
+        ),
+        (
+            "hdcs_scrub_last_problems",
+            "What the last whole scrub found wrong and could not make good.",
+            |scrub| Some(scrub.last.as_ref()?.problems.len() as f64),
+        ),
+    ];
+    for (name, help, value) in families {
+        for volume in volumes {
+            let Some(value) = volume.scrub.as_ref().and_then(value) else {
+                continue;
+            };
+            page.family(name, "gauge", help);
+            page.sample("", &[&label("volume", &volume.name)], value);
         }
     }
 }
@@ -700,6 +749,7 @@ mod tests {
                 ..Counters::default()
             }),
             latency: open.then(Default::default),
+            scrub: open.then(Default::default),
         };
         render(&status, &[volume("a", true), volume("b", false)])
     }

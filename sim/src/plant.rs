@@ -75,6 +75,10 @@ pub enum Plant {
     GuessedLineage,
     /// What a clone has written is cached as its origin's.
     MisplacedFill,
+    /// A scrub is answered and has looked at nothing.
+    IdleScrub,
+    /// A discard that is to be ignored zeroes what it names.
+    ForcedDiscard,
 }
 
 impl Plant {
@@ -100,6 +104,8 @@ impl Plant {
             | Self::GuessedLineage
             | Self::MisplacedFill
             | Self::HastySwitch
+            | Self::IdleScrub
+            | Self::ForcedDiscard
             | Self::ForgottenFlush
             | Self::ForgottenMark
             | Self::HastyUnmark

@@ -236,7 +236,11 @@ fn finish(world: &mut World) -> Result<(), Violation> {
             ));
         }
     }
-    verify(world)?;
+    if world.has_scrubs() {
+        scrub(world)?;
+    } else {
+        verify(world)?;
+    }
     world.check_lost()?;
     world.check_snapshots()?;
     if world.is_rotten() {
@@ -255,6 +259,19 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.check_healthy()?;
     close(world, true)?;
     world.stop(true)
+}
+
+/// Scrub everything once the devices have rotted once more, and read it.
+fn scrub(world: &mut World) -> Result<(), Violation> {
+    world.run_until(|world| world.is_cache_back() && world.is_scrubbed())?;
+    world.settle()?;
+    world.rot();
+    for unit in 0..world.units() {
+        world.begin_scrub(unit);
+    }
+    world.run_until(|world| world.is_scrubbed())?;
+    verify(world)?;
+    world.check_scrubbed()
 }
 
 /// Promote what two clones have inherited on one of them, and read it on the other.

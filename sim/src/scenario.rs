@@ -5,7 +5,7 @@ use hdcs_core::codec::Method;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
-use hdcs_core::volume::{Persist, Policy, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Discard, Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
 use crate::content::{Content, mix};
@@ -107,6 +107,8 @@ pub struct Scenario {
     pub shared_power: bool,
     /// Policies change.
     pub switches: bool,
+    /// Volumes are scrubbed.
+    pub scrubs: bool,
     /// After which endings the first volume's log is lost.
     pub lost_logs: Vec<bool>,
     /// What the volumes have begun as, if they are clones.
@@ -230,6 +232,13 @@ impl Scenario {
         let random = &mut Rng::with_seed(mix(seed ^ mix(5)));
         if random.u32(..12) == 0 {
             scenario.crash_past_log(random);
+        }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(6)));
+        scenario.scrubs = random.u32(..3) == 0;
+        for volume in &mut scenario.volumes {
+            if random.u32(..6) == 0 {
+                volume.config.discard = Discard::Ignore;
+            }
         }
         scenario
     }
@@ -393,6 +402,7 @@ impl Scenario {
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
             switches: false,
+            scrubs: false,
             lost_logs: Vec::new(),
             origin: None,
         }
@@ -442,6 +452,7 @@ impl Scenario {
             shrinks: random.u32(..4) == 0,
             shared_power: random.bool(),
             switches: false,
+            scrubs: false,
             lost_logs: Vec::new(),
             origin: None,
         }
@@ -481,6 +492,7 @@ impl Scenario {
             resident_bytes_max: 0,
             backend_extents: random.bool(),
             backend_atomic: false,
+            discard: Discard::Pass,
             backend_answer_max: Nanos(0),
         };
         draw_behaviour(random, &mut config);

@@ -204,3 +204,13 @@ fn plant_of_another_key_is_caught() {
 fn plant_of_a_codec_that_gives_back_something_else_is_caught() {
     assert_caught(Plant::ConfusedCodec, &["error-without-cause"]);
 }
+
+#[test]
+fn plant_of_a_scrub_that_looks_at_nothing_is_caught() {
+    assert_caught(Plant::IdleScrub, &["scrub-missed"]);
+}
+
+#[test]
+fn plant_of_a_discard_that_is_not_ignored_is_caught() {
+    assert_caught(Plant::ForcedDiscard, &["backend-goes-back", "read-stale"]);
+}

@@ -18,6 +18,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::table::{Table, mix};
+use crate::io::BlockKey;
 
 /// The line's slot is taken in the present segment.
 const PLACED: u8 = 1;
@@ -307,6 +308,25 @@ impl Index {
             let state = self.state(self.line_at(segment, slot));
             bits | u128::from(state & (PLACED | PRIMARY) == PLACED) << slot
         })
+    }
+
+    /// Whether an address of one of these volumes leads to a line.
+    pub fn leads_to(&self, line: Line, volumes: [u32; 2]) -> bool {
+        let is_one = |key: u64| volumes.contains(&BlockKey(key).volume());
+        if self.primary(line).is_some_and(is_one) {
+            return true;
+        }
+        if self.state(line) & ALIASED == 0 {
+            return false;
+        }
+        let mut alias = self.alias_heads[self.segment_of(line)];
+        while let Some(entry) = self.aliases.get(alias as usize) {
+            if entry.line == line.0 && is_one(entry.key) {
+                return true;
+            }
+            alias = entry.next;
+        }
+        false
     }
 
     /// Every address within the range, found by whichever way is shorter.

@@ -53,7 +53,7 @@ use ssd::{Found, Ssd};
 pub use journal::{Entry, EpochScan, Layout};
 pub use marks::FillMarks;
 pub use root::{Root, Verdict};
-pub use ssd::{FooterFound, read_footer};
+pub use ssd::{FooterFound, ScrubLine, read_footer};
 pub(crate) use table::mix;
 
 /// Sizes of a read cache.
@@ -416,6 +416,28 @@ impl ReadCache {
         if let Some(ssd) = &mut self.ssd {
             ssd.cancel(&read);
         }
+    }
+
+    /// The next line from the number `from` on that one of these volumes has on the SSD.
+    pub fn next_to_scrub(&mut self, volumes: [u32; 2], from: u64) -> ScrubLine {
+        let ssd = self.ssd.as_mut();
+        ssd.map_or(ScrubLine::End, |ssd| ssd.next_to_scrub(volumes, from))
+    }
+
+    /// Give the permission to scrub a line back, with the line or `None` if the device failed; how many
+    /// of its blocks are bad. A line with a bad block is dropped.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a permission is given back once"
+    )]
+    pub fn finish_scrub(&mut self, read: SsdRead, data: Option<&[u8]>) -> u64 {
+        (self.ssd.as_mut()).map_or(0, |ssd| ssd.finish_scrub(&read, data))
+    }
+
+    /// Bytes of all lines of the SSD tier: what a scrub passes.
+    pub fn scrub_bytes(&self) -> u64 {
+        let lines = self.ssd.as_ref().map_or(0, |ssd| ssd.lines() as u64);
+        lines * self.line_blocks * BLOCK_BYTES as u64
     }
 
     /// Take consecutive whole blocks from the backend, starting at `first`. Complete lines among

@@ -61,11 +61,13 @@ use crate::limits::{
 
 mod control;
 mod load;
+mod scrub;
 mod segments;
 
 use control::Control;
 use load::Scan;
 pub use load::{FooterFound, read_footer};
+pub use scrub::ScrubLine;
 use segments::{Compare, Emptying, Open};
 
 /// The streams of segments.

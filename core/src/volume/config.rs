@@ -23,6 +23,16 @@ pub enum WhenFull {
     Error,
 }
 
+/// What becomes of a discard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Discard {
+    /// The range reads as zeroes from then on, and the backend gets its space back.
+    #[default]
+    Pass,
+    /// It is acknowledged, and changes nothing.
+    Ignore,
+}
+
 /// What the cache does with what is written and read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
@@ -68,6 +78,8 @@ pub struct VolumeConfig {
     pub codec: &'static dyn Codec,
     /// What a write gets when nothing can be taken.
     pub when_full: WhenFull,
+    /// What becomes of a discard.
+    pub discard: Discard,
     /// Most bytes acknowledged but not durable, under persist-on-flush.
     pub unpersisted_bytes_max: u64,
     /// Longest time that an acknowledged write stays not durable, under persist-on-flush.

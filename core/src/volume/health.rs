@@ -126,7 +126,7 @@ impl Volume {
     /// An action begins: from now on it may come to take too long.
     pub(super) fn watch_from_now(&mut self, op: &Op) {
         let limit = match op {
-            Op::ReadSsd { .. } => self.health.ssd_answer_max,
+            Op::ReadSsd { .. } | Op::ScrubCache { .. } => self.health.ssd_answer_max,
             _ if op.is_of_backend() => self.config.backend_answer_max,
             _ => return,
         };
@@ -141,7 +141,7 @@ impl Volume {
         let (backend_max, ssd_max) = (self.config.backend_answer_max, self.health.ssd_answer_max);
         let (mut next, mut silent, mut late) = (None, None, alloc::vec::Vec::new());
         for (key, running) in &self.ops {
-            let is_ssd = matches!(running.op, Op::ReadSsd { .. });
+            let is_ssd = matches!(running.op, Op::ReadSsd { .. } | Op::ScrubCache { .. });
             if !is_ssd && !running.op.is_of_backend() {
                 continue;
             }

@@ -25,7 +25,7 @@
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
 //! past the log, and the way there and back), `read` (lookup, fetches), `promotion`, `extents`, `destaging`
 //! (the backend side), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
-//! and since when).
+//! and since when), `scrub` (verifying what lies on the node's devices).
 
 mod compression;
 mod config;
@@ -37,12 +37,13 @@ mod inherited;
 mod log_chunks;
 mod promotion;
 mod read;
+mod scrub;
 mod stats;
 mod write;
 
 use compression::{Compression, Packed};
 
-pub use config::{Persist, Policy, VolumeConfig, WhenFull};
+pub use config::{Discard, Persist, Policy, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
 pub use inherited::Inherited;
 pub use stats::VolumeStats;
@@ -64,6 +65,7 @@ use crate::io::{
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use crate::read_cache::{ReadCache, SsdRead};
 use crate::replay::{Found, Replay};
+use crate::scrub::ScrubAt;
 use crate::write_log::WriteLog;
 
 /// What happens to a volume.
@@ -202,6 +204,13 @@ enum Op {
     /// One that says that there may be compressed entries.
     DeclaringSuperblock,
     ClosingSuperblock,
+    ScrubLog(scrub::LogPiece),
+    ScrubHeal(scrub::LogPiece),
+    ScrubCache {
+        id: RequestId,
+        permission: SsdRead,
+        next: ScrubAt,
+    },
 }
 
 /// An outstanding action.
@@ -361,6 +370,12 @@ impl Volume {
         }
         match request {
             Request::Read { range } => self.read(id, range, cx),
+            Request::Discard { .. }
+                if self.config.discard == Discard::Ignore
+                    && self.config.policy != Policy::ReadOnly =>
+            {
+                self.reply(id, Kind::Trim, Ok(Reply::Done), cx);
+            }
             Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
                 self.accept_write(now, id, request, cx);
             }
@@ -385,12 +400,13 @@ impl Volume {
             } => {
                 self.allocation_extents(id, range, cx);
             }
+            Request::Scrub { at } => self.scrub(id, at, cx),
         }
     }
 
     fn is_valid(&self, request: &Request) -> bool {
         let (range, bounded) = match request {
-            Request::Flush => return true,
+            Request::Flush | Request::Scrub { .. } => return true,
             Request::Read { range } | Request::Write { range, .. } => (range, true),
             Request::WriteZeroes { range, .. }
             | Request::Discard { range, .. }
@@ -461,6 +477,13 @@ impl Volume {
             Op::DirectMark => self.direct_was_marked(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
             Op::DeclaringSuperblock => self.compression_declared(result, cx),
+            Op::ScrubLog(piece) => self.scrubbed_log(piece, result, cx),
+            Op::ScrubHeal(piece) => self.scrub_healed(piece, result.is_ok(), cx),
+            Op::ScrubCache {
+                id,
+                permission,
+                next,
+            } => self.scrubbed_cache(id, permission, next, result, cx),
             Op::ClosingSuperblock => {
                 self.log_failed |= result.is_err();
                 self.phase = Phase::Closed;

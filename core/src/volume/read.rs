@@ -492,13 +492,14 @@ impl Volume {
             return;
         };
         let since = running.since;
-        let Op::ReadSsd {
-            read,
-            range,
-            permission,
-        } = self.ops.remove(key).op
-        else {
-            unreachable!("only reads of the cache device are given up");
+        let (waiting, permission) = match self.ops.remove(key).op {
+            Op::ReadSsd {
+                read,
+                range,
+                permission,
+            } => (Ok((read, range)), permission),
+            Op::ScrubCache { id, permission, .. } => (Err(id), permission),
+            _ => unreachable!("only reads of the cache device are given up"),
         };
         // The slot that was just emptied is the next to be filled: the token stays the same.
         let op = Op::LateSsd { permission };
@@ -506,6 +507,10 @@ impl Volume {
         assert_eq!(same, key, "a token names one action until it ends");
         self.late_reads += 1;
         cx.cache.ssd_read_is_late();
+        let (read, range) = match waiting {
+            Ok(waiting) => waiting,
+            Err(id) => return self.end_scrub(id, cx),
+        };
         self.stats.miss_blocks += 1;
         self.read_missing(read, range, cx);
         self.finish_read(read, cx);

@@ -22,6 +22,10 @@ pub const PROBLEMS_MAX: usize = 100;
 pub trait Watch {
     /// There are so many bytes to verify.
     fn total(&mut self, bytes: u64);
+    /// How many objects may be read at once.
+    fn at_once(&self) -> usize {
+        usize::MAX
+    }
     /// So many more are verified; whether to go on.
     fn passed(&mut self, bytes: u64) -> bool;
 }

@@ -15,6 +15,7 @@ use super::{Failure, backend_check, output};
 use crate::catalogue::{self, VolumeName};
 use crate::control::api::{CheckReport, ErrorKind, Volume};
 use crate::data_dir::Layout;
+use crate::inspect::home::HomeSummary;
 use crate::inspect::{self, CacheSummary, Inspection, LogSummary, Use};
 
 /// How often a line of progress is printed where there is no terminal.
@@ -54,6 +55,10 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
         Inspection::Log { path, log } => {
             output::line(&format!("write log {path}"));
             describe_log(log);
+        }
+        Inspection::Home { path, home } => {
+            output::line(&format!("home {path}"));
+            describe_home(home);
         }
         Inspection::Cache { path, cache } => {
             output::line(&format!("read cache {path}"));
@@ -96,10 +101,39 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
                 if let Some(log) = &volume.log {
                     describe_log(log);
                 }
+                if let Some(home) = &volume.home {
+                    describe_home(home);
+                }
             }
         }
     }
     Ok(())
+}
+
+fn describe_home(home: &HomeSummary) {
+    output::line(&format!(
+        "home of volume {}: {}, sequence {}, map of {} pages, {} damaged copies{}",
+        home.volume,
+        show(home.bytes),
+        home.sequence,
+        home.pages,
+        home.damaged_copies,
+        if home.backend_between {
+            ", the backend is between two states"
+        } else {
+            ""
+        }
+    ));
+    output::line(&format!(
+        "home: {} dirty, {} zero, {} clean, {} only in the backend",
+        show(home.dirty_bytes),
+        show(home.zero_bytes),
+        show(home.clean_bytes),
+        show(home.absent_bytes)
+    ));
+    for problem in &home.problems {
+        output::line(&format!("PROBLEM: {problem}"));
+    }
 }
 
 fn describe_log(log: &LogSummary) {
@@ -334,9 +368,13 @@ async fn reports(client: &Client, arguments: &Arguments) -> Result<Vec<CheckRepo
     match client.request(Method::POST, &request, &()).await {
         Ok(report) => {
             let mut reports = vec![report];
+            let volume: Volume = client.get(&api_path(&name)).await?;
+            if let Some(path) = &volume.home_path {
+                let uuid = volume.uuid.parse().ok();
+                reports.push(inspect::home::check(Path::new(path), uuid, Use::Live));
+            }
             reports.extend(cache_report(client.layout()));
             if !arguments.no_backend {
-                let volume: Volume = client.get(&api_path(&name)).await?;
                 let directory = catalogue::directory(client.layout(), &name);
                 let here = inspect::backends(&directory).pop();
                 let encryption = here.and_then(|(_, encryption)| encryption);
@@ -398,7 +436,10 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
         if inspect::is_log(&log) {
             let encryption = catalogue::encryption_beside(&log);
             let report = inspect::check_log(&log, None, encryption.as_ref(), Use::Live);
-            return Ok(vec![report]);
+            let home = path.join(catalogue::HOME_FILE);
+            let owner = inspect::log_owner(&log);
+            let home = (home.exists()).then(|| inspect::home::check(&home, owner, Use::Live));
+            return Ok(std::iter::once(report).chain(home).collect());
         }
     }
     if inspect::is_cache(path) {
@@ -410,6 +451,11 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
             Use::of_file(path),
             &mut update,
         )]);
+    }
+    let is_home =
+        std::fs::File::open(path).is_ok_and(|file| inspect::home::is_home(&file).unwrap_or(false));
+    if is_home {
+        return Ok(vec![inspect::home::check(path, None, Use::Live)]);
     }
     // What is not recognisable is told apart from what is damaged.
     inspect::inspect(path).map_err(fail)?;

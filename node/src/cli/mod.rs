@@ -13,6 +13,7 @@ mod flush;
 mod output;
 mod policy;
 mod progress;
+mod scrub;
 pub mod size;
 mod snapshot;
 mod top;

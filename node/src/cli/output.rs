@@ -5,8 +5,9 @@ use serde::Serialize;
 
 use super::client::Client;
 use super::size::show;
-use super::{Failure, policy};
+use super::{Failure, policy, scrub};
 use crate::control::api::{QosCounters, Status, Volume};
+use crate::data_dir::dirty::unix_ms;
 
 /// Print a line to standard output; a reader that has gone (`| head`) is no error.
 pub fn line(text: &str) {
@@ -222,6 +223,26 @@ pub fn volume(volume: &Volume) {
         );
         qos(&c.qos, &mut row);
     }
+    if let Some(found) = &volume.scrub {
+        let last = found.last.as_ref().map_or("never".to_owned(), |last| {
+            let ago = unix_ms().saturating_sub(last.ended_ms) / 1000;
+            let ago = long_time(ago);
+            format!("{ago} ago: {}", scrub::in_words(last))
+        });
+        row("last whole scrub", last);
+        if found.running {
+            row(
+                "scrub under way",
+                format!(
+                    "{}, {} of {} to go, at most {}/s",
+                    found.part,
+                    show(found.part_left_bytes),
+                    show(found.part_bytes),
+                    show(found.rate_bytes_per_s)
+                ),
+            );
+        }
+    }
     if let Some(latency) = &volume.latency {
         for (name, l) in [
             ("read", &latency.read),
@@ -243,6 +264,16 @@ pub fn volume(volume: &Volume) {
         row(key, format!("{value}{mark}"));
     }
     print(&table);
+}
+
+/// A time as people say it, in its largest unit.
+fn long_time(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
 }
 
 /// What quality of service did, if anything was set.

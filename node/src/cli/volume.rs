@@ -8,7 +8,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output, policy, snapshot, transfer};
+use super::{Failure, flush, output, policy, scrub, snapshot, transfer};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
@@ -62,6 +62,8 @@ pub(crate) enum Command {
     },
     /// Write everything dirty to the backend, with progress; Ctrl-C cancels it
     Flush(flush::Arguments),
+    /// Read and verify everything that a volume has here and in its backend, with progress; Ctrl-C cancels it
+    Scrub(scrub::Arguments),
     /// Make, list or delete snapshots of a volume
     Snapshot(snapshot::Arguments),
     /// Make a volume that begins as a snapshot of another one, or as it is now, and shares its data
@@ -405,6 +407,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             })
         }
         Command::Flush(arguments) => flush::run(client, &arguments).await,
+        Command::Scrub(arguments) => scrub::run(client, &arguments).await,
         Command::Snapshot(arguments) => snapshot::run(client, arguments).await,
         Command::Clone(arguments) => snapshot::clone(client, *arguments).await,
         Command::Export(arguments) => transfer::export(client, arguments).await,

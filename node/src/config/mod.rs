@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use hdcs_core::codec::Method;
 use hdcs_core::limits::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, LOG_BYTES_MAX, LOG_BYTES_MIN};
-use hdcs_core::volume::{Persist, Policy, WhenFull};
+use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
 use value::{LineKib, Listen, Setting, Value};
@@ -227,6 +227,9 @@ settings! {
     compression: Option<Method> = None, ();
     /// What a write gets when the log is full and the backend takes no data.
     when_full: WhenFull = WhenFull::Wait, ();
+    /// What becomes of a client's discard (trim): pass it to the backend, which gives the space back, or acknowledge and
+    /// ignore it. NBD clients are not offered trim while it is ignored.
+    discard: Discard = Discard::Pass, ();
     /// Deadline of destage: the oldest dirty data is meant to be no older.
     destage_age_max_ms: u64 = 30_000, 1..=86_400_000;
     /// Share of the log in use, in percent, below which destage waits for data to age.
@@ -240,6 +243,11 @@ settings! {
     backend_answer_max_ms: u64 = 5_000, 10..=600_000;
     /// In storage mode, how often what is dirty is tiered out by itself; 0: only when a flush is asked for.
     tier_interval_s: u64 = 0, 0..=31_536_000;
+    /// How often everything that the volume has is read and verified, in hours; 0: only by
+    /// `hdcs volume scrub`.
+    scrub_interval_h: u64 = 168, 0..=8760;
+    /// MiB that a scrub reads a second at most.
+    scrub_rate_mib_s: u64 = 8, 1..=100_000;
     /// A sequential read longer than this stops filling the read cache.
     sequential_cutoff_kib: u64 = 4096, 0..=(1 << 30);
     /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hdcs_core::codec::Method;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
-use hdcs_core::volume::{Persist, Policy, WhenFull};
+use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -162,6 +162,11 @@ impl Word for WhenFull {
     const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
 }
 
+impl Word for Discard {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("pass", Self::Pass), ("ignore", Self::Ignore)];
+}
+
 /// Nothing says: by what is measured.
 impl Word for Option<Durability> {
     const WORDS: &'static [(&'static str, Self)] = &[
@@ -199,6 +204,7 @@ word_setting!(Persist);
 word_setting!(Policy);
 word_setting!(Option<Method>);
 word_setting!(WhenFull);
+word_setting!(Discard);
 word_setting!(Option<Durability>);
 
 /// Size of a line of the SSD tier.

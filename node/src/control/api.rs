@@ -564,6 +564,60 @@ pub struct Volume {
     pub counters: Option<Counters>,
     /// Latencies, if it is open.
     pub latency: Option<Latencies>,
+    /// Its scrubs.
+    #[serde(default)]
+    pub scrub: Option<Scrub>,
+}
+
+/// How a volume is to be scrubbed.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubVolume {
+    /// Bytes that are read a second at most; left out, `scrub_rate_mib_s`.
+    #[serde(default)]
+    pub rate_bytes_per_s: Option<u64>,
+}
+
+/// The scrub of a volume that is under way, and the last one that came to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Scrub {
+    /// Whether one is under way.
+    pub running: bool,
+    /// Where it is: `write log`, `SSD tier`, `home` or `backend`.
+    pub part: String,
+    /// Bytes of that part, as far as that is known.
+    pub part_bytes: u64,
+    /// Bytes of that part that are still to be passed.
+    pub part_left_bytes: u64,
+    /// Bytes that it has read.
+    pub read_bytes: u64,
+    /// Bytes that it reads a second at most.
+    pub rate_bytes_per_s: u64,
+    /// 4 KiB blocks that were bad.
+    pub bad_blocks: u64,
+    /// Those of them that were made good: written again, or dropped where another copy is.
+    pub healed_blocks: u64,
+    /// What is wrong and was not made good, one sentence each.
+    pub problems: Vec<String>,
+    /// The last one that came to its end.
+    pub last: Option<LastScrub>,
+}
+
+/// A scrub that came to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LastScrub {
+    /// When: milliseconds since 1970.
+    pub ended_ms: u64,
+    /// How long it took.
+    pub took_ms: u64,
+    /// Bytes that it has read.
+    pub read_bytes: u64,
+    /// 4 KiB blocks that were bad.
+    pub bad_blocks: u64,
+    /// Those of them that were made good.
+    pub healed_blocks: u64,
+    /// What is wrong and was not made good, one sentence each.
+    pub problems: Vec<String>,
 }
 
 /// The read cache of the node.

@@ -35,8 +35,8 @@ use utoipa_axum::routes;
 
 use api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
-    Detached, ErrorKind, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume, SetVolume,
-    Snapshot, Snapshots, Status, Volume, VolumeRange,
+    Detached, ErrorKind, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume,
+    ScrubVolume, SetVolume, Snapshot, Snapshots, Status, Volume, VolumeRange,
 };
 use node::Node;
 
@@ -302,6 +302,26 @@ async fn check_volume(State(node): Shared, Path(name): Path<String>) -> Answer<C
     node.check(&name).await.map(Json)
 }
 
+/// Begin to read and verify everything that a volume has; `scrub` of the volume tells how far it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/scrub", params(("name" = String, Path)),
+    request_body = ScrubVolume,
+    responses((status = 200, body = Volume), (status = 404, body = ApiError),
+        (status = 409, body = ApiError)))]
+async fn scrub_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<ScrubVolume>,
+) -> Answer<Volume> {
+    detached(async move { node.scrub(&name, request).await }).await
+}
+
+/// End a scrub; the next one begins again.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/scrub", params(("name" = String, Path)),
+    responses((status = 200), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+async fn cancel_scrub(State(node): Shared, Path(name): Path<String>) -> Answer<()> {
+    node.cancel_scrub(&name).map(Json)
+}
+
 /// Metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, body = String, content_type = "text/plain")))]
@@ -348,6 +368,7 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(promote_volume))
         .routes(routes!(evict_volume))
         .routes(routes!(check_volume))
+        .routes(routes!(scrub_volume, cancel_scrub))
         .routes(routes!(get_metrics))
         .routes(routes!(get_openapi))
 }

@@ -12,6 +12,7 @@ use super::api::{
     Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
 };
 use crate::config::value::Word;
+use crate::data_dir::dirty::unix_ms;
 use crate::shard::command::{ShardReport, VolumeReport};
 
 /// The word for a phase.
@@ -175,6 +176,24 @@ pub fn problems(volumes: &[Volume], cache: &Cache) -> Vec<Problem> {
             reason: volume.reason.clone().unwrap_or_default(),
         })
         .collect();
+    for volume in volumes {
+        let last = volume.scrub.as_ref().and_then(|scrub| scrub.last.as_ref());
+        let Some((last, first)) = last.and_then(|last| Some((last, last.problems.first()?))) else {
+            continue;
+        };
+        let more = match last.problems.len() - 1 {
+            0 => String::new(),
+            more => format!(" (and {more} more: see `hdcs volume show {}`)", volume.name),
+        };
+        problems.push(Problem {
+            part: format!("volume {}", volume.name),
+            state: "damaged".to_owned(),
+            for_ms: Some(unix_ms().saturating_sub(last.ended_ms)),
+            reason: format!(
+                "its last scrub found damage: {first}{more}; once that is put right, scrub it again"
+            ),
+        });
+    }
     if let Some(reason) = &cache.ssd_reason {
         problems.push(Problem {
             part: "SSD tier".to_owned(),

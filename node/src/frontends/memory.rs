@@ -10,6 +10,7 @@ use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::error::RequestError;
 use hdcs_core::io::{Extent, ExtentKind, ExtentState, Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::scrub::Scrubbed;
 
 use super::{Export, Host, VolumeNumber};
 
@@ -174,6 +175,7 @@ impl MemoryHost {
             Request::Promote { range } | Request::Evict { range } => {
                 content.at(range)?;
             }
+            Request::Scrub { .. } => return Ok(Reply::Scrubbed(Scrubbed::default())),
             Request::Extents { range, kind } => {
                 content.at(range)?;
                 return Ok(Reply::Extents(content.extents(range, kind)));

@@ -29,6 +29,8 @@ pub struct Export {
     pub bytes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether a discard does something.
+    pub discards: bool,
 }
 
 /// What a session needs of its shard.

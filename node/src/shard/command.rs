@@ -19,6 +19,7 @@ use crate::backends::copying::Progress;
 use crate::backends::{Absent, Keep};
 use crate::crypt::Encryption;
 use crate::frontends::{Session, VolumeNumber};
+use crate::scrub;
 
 /// A region of a file or block device.
 #[derive(Clone, Debug)]
@@ -292,6 +293,9 @@ pub enum Command {
     Promote(VolumeNumber, SectorRange, Answer<()>),
     /// Drop the clean part of a range from the read cache.
     Evict(VolumeNumber, SectorRange, Answer<()>),
+    /// Verify what the volume has on this node's devices, healing what has another copy; answered at its
+    /// end, or when it was cancelled through its progress.
+    Scrub(VolumeNumber, Arc<scrub::Progress>, Answer<()>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.

@@ -100,6 +100,7 @@ impl Shard {
                 self.job(volume, Move::Promote, range, answer);
             }
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
+            Command::Scrub(volume, progress, answer) => self.begin_scrub(volume, progress, answer),
             Command::Forget(volume, answer) => {
                 let result = if self.works.numbers.contains_key(&volume) {
                     Err("the volume is open; close it first".to_owned())

@@ -20,6 +20,7 @@ mod identity;
 mod jobs;
 mod keeping;
 mod readmission;
+mod scrub;
 mod served;
 mod slots;
 mod tiering;

@@ -6,7 +6,7 @@ use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::read_cache::Barrier;
-use hdcs_core::volume::{Phase, Volume, VolumeStats};
+use hdcs_core::volume::{Discard, Phase, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
@@ -24,6 +24,8 @@ pub enum Origin {
     Connection(u32, RequestId),
     /// The range job in this slot.
     Job(u32),
+    /// The scrub in this slot.
+    Scrub(u32),
 }
 
 /// A request that has not reached its volume.
@@ -63,9 +65,10 @@ impl Class {
                 Self::Write
             }
             Request::Flush => Self::Flush,
-            Request::Promote { .. } | Request::Evict { .. } | Request::Extents { .. } => {
-                Self::Other
-            }
+            Request::Promote { .. }
+            | Request::Evict { .. }
+            | Request::Extents { .. }
+            | Request::Scrub { .. } => Self::Other,
         }
     }
 }
@@ -250,6 +253,7 @@ impl Served {
             number: self.number,
             name: self.name.clone(),
             bytes: self.volume.config().bytes,
+            discards: self.volume.config().discard == Discard::Pass,
             read_only: self.backend.capabilities().read_only
                 || self.volume.config().policy == Policy::ReadOnly
                 || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),

@@ -34,6 +34,7 @@ use super::connection::{Connection, introduce};
 use super::identity::{self, Identity};
 use super::jobs::Job;
 use super::readmission::{self, Readmission};
+use super::scrub::Scrub;
 use super::served::{Origin, Submitted};
 use super::slots::Slots;
 use super::works::{SessionHost, Works};
@@ -103,6 +104,7 @@ pub struct Shard {
     refused: u64,
     refused_said: Nanos,
     pub jobs: Slots<Job>,
+    pub scrubs: Slots<Scrub>,
     pub openings: Slots<(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>)>,
     pub stopping: Option<Stopping>,
     /// Of the cache.
@@ -191,6 +193,7 @@ impl Shard {
             refused: 0,
             refused_said: Nanos(0),
             jobs: Slots::default(),
+            scrubs: Slots::default(),
             openings: Slots::default(),
             stopping: None,
             identity: Identity::default(),
@@ -239,6 +242,7 @@ impl Shard {
             self.settle();
             self.deliver();
             self.run_jobs();
+            self.run_scrubs();
             self.serve();
             if !self.works.has_more() {
                 break;
@@ -268,7 +272,7 @@ impl Shard {
         let retry = retry.filter(|_| self.stopping.is_none());
         let turns = self.works.scheduler.next_wakeup();
         let cache = cache.into_iter().chain(retry).chain(turns);
-        let others = [self.look_at, self.held_until]
+        let others = [self.look_at, self.held_until, self.scrub_wakeup()]
             .into_iter()
             .chain(identity)
             .chain(cache);
@@ -408,6 +412,7 @@ impl Shard {
                         job.ended(result.map(drop));
                     }
                 }
+                Origin::Scrub(slot) => self.scrub_ended(slot, result),
             }
         }
         self.works.ended = ended;

@@ -412,7 +412,7 @@ impl Works {
             if self.scheduler.is_on() {
                 let flow = match one.origin {
                     Origin::Connection(..) => served.flow,
-                    Origin::Job(_) => self.background,
+                    Origin::Job(_) | Origin::Scrub(_) => self.background,
                 };
                 let cost = Cost::of(&one.request);
                 self.scheduler.submit(self.now, flow, cost, one);
@@ -485,7 +485,7 @@ impl Works {
         };
         let is_its = |one: &Submitted| match one.origin {
             Origin::Connection(slot, _) => slot == connection,
-            Origin::Job(_) => false,
+            Origin::Job(_) | Origin::Scrub(_) => false,
         };
         for one in self.scheduler.withdraw(served.flow, is_its) {
             self.refuse(one);

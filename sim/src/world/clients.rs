@@ -3,8 +3,8 @@
 use hdcs_core::volume::Trouble;
 
 use super::{
-    Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Event, ExtentKind,
-    FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos, Phase, Plant, ReadOp, Reply, Request,
+    Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Discard, Event,
+    ExtentKind, FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos, Phase, Plant, ReadOp, Reply, Request,
     RequestError, RequestId, SECTOR_BYTES, SMALL_POOL_BYTES, SectorRange, Violation, Volume,
     Waiting, World, check_promotion, check_reads,
 };
@@ -118,6 +118,18 @@ impl World {
                 };
                 (Waiting::Write(id, fua), request, 2)
             }
+            Ask::Discard(range, fua) if state.config.discard == Discard::Ignore => {
+                let request = if planted.is(Plant::ForcedDiscard) {
+                    Request::WriteZeroes {
+                        range,
+                        fua,
+                        no_hole: false,
+                    }
+                } else {
+                    Request::Discard { range, fua }
+                };
+                (Waiting::Ignored, request, 3)
+            }
             Ask::Discard(range, fua) => {
                 let id = history.issue_write(range, Some(Content::Zero));
                 state.order.written(range);
@@ -196,6 +208,9 @@ impl World {
         match result {
             Ok(reply) => self.succeeded(unit, waiting, reply),
             Err(error) => {
+                if matches!(waiting, Waiting::Scrub(_)) {
+                    self.scrub_refused(unit);
+                }
                 self.coverage.errors += 1;
                 self.failed(unit, &waiting, error, since)
             }
@@ -241,7 +256,11 @@ impl World {
                 self.promoted(unit, range, &before);
                 Ok(())
             }
-            (Waiting::Other, Reply::Done) => Ok(()),
+            (Waiting::Scrub(at), Reply::Scrubbed(found)) => {
+                self.scrubbed(unit, at, found);
+                Ok(())
+            }
+            (Waiting::Other | Waiting::Ignored, Reply::Done) => Ok(()),
             (waiting, reply) => Err(Violation::new(
                 "reply-kind",
                 format!("{waiting:?} was answered with {reply:?}"),
@@ -370,7 +389,8 @@ impl World {
             RequestError::ReadOnly => state.log_trouble || state.log_rotten,
             RequestError::Policy => {
                 let refused = state.read_only_since.is_some() || state.read_only_until >= since.0;
-                refused && matches!(waiting, Waiting::Write(..) | Waiting::Bad)
+                let writes = matches!(waiting, Waiting::Write(..) | Waiting::Ignored);
+                refused && (writes || matches!(waiting, Waiting::Bad))
             }
             RequestError::Fenced => state.fence.is_told(),
             RequestError::Closing => phase != Some(Phase::Open),

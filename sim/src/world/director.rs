@@ -22,6 +22,7 @@ impl World {
         }
         self.start_director();
         let unit = self.random.usize(..self.volumes());
+        self.begin_scrub(unit);
         if self.scenario.switches && self.random.u8(..4) == 0 {
             return self.switch_policy(unit);
         }
@@ -193,7 +194,7 @@ impl World {
         }
     }
 
-    fn cache_rots(&mut self) {
+    pub(super) fn cache_rots(&mut self) {
         if !self.scenario.faults.cache_rot || self.cache_disk.bytes() == 0 {
             return;
         }

@@ -422,6 +422,7 @@ impl World {
             unit.requests.forget_all();
             unit.asks_left = 0;
             unit.postponed = None;
+            unit.scrub.forget();
             unit.destage_all = None;
             unit.snapshot_asked = None;
             unit.log_writes.clear();

@@ -17,7 +17,10 @@ use hdcs_core::io::{
 };
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
-use hdcs_core::volume::{Context, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig};
+use hdcs_core::scrub::ScrubAt;
+use hdcs_core::volume::{
+    Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
+};
 
 use crate::backend::Backend;
 use crate::check_backend::{self, BackendOrder};
@@ -120,6 +123,8 @@ enum Happening {
     /// The node looks whether the cache device is well again.
     CacheProbed,
     BackendReturns(usize),
+    /// The next piece of a scrub.
+    Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
     Snapshot(usize, u64),
 }
@@ -133,6 +138,9 @@ enum Waiting {
     Extents(ReadOp, ExtentKind),
     /// With what the backend held then, where that matters.
     Promote(SectorRange, Vec<Content>),
+    Scrub(ScrubAt),
+    /// A discard that changes nothing.
+    Ignored,
     Other,
     Bad,
 }
@@ -189,6 +197,7 @@ struct Unit {
     read_only_until: u64,
     /// Writes have gone past the log in this opening, or in one whose log says so.
     was_direct: bool,
+    scrub: scrubs::Progress,
 }
 
 #[derive(Debug)]
@@ -248,6 +257,10 @@ pub struct Coverage {
     pub crossings: u64,
     /// Promotions that were looked at closely.
     pub promotions: u64,
+    /// Scrubs that came to their end.
+    pub scrubs: u64,
+    /// Blocks that a scrub made good.
+    pub scrub_healed: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -284,6 +297,8 @@ impl Coverage {
         self.commits += other.commits;
         self.crossings += other.crossings;
         self.promotions += other.promotions;
+        self.scrubs += other.scrubs;
+        self.scrub_healed += other.scrub_healed;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -299,7 +314,8 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} scrubs that \
+             healed {} blocks, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
             self.steps,
@@ -319,6 +335,8 @@ impl std::fmt::Display for Coverage {
             self.fences,
             self.silent_rounds,
             self.promotions,
+            self.scrubs,
+            self.scrub_healed,
             self.lost_logs,
             self.commits,
             self.crossings,
@@ -423,6 +441,7 @@ impl World {
                     read_only_since: None,
                     read_only_until: 0,
                     was_direct: false,
+                    scrub: scrubs::Progress::default(),
                 }
             })
             .collect();
@@ -563,6 +582,7 @@ impl World {
             }
             Happening::CacheProbed => self.probe_cache(),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
+            Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
                 self.note("backend returns", [unit as u64, 0, 0, 0]);
@@ -779,4 +799,5 @@ mod director;
 mod effects;
 mod lifecycle;
 mod policies;
+mod scrubs;
 mod snapshots;

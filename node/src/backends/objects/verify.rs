@@ -276,7 +276,7 @@ impl Verifier<'_> {
         let mut work = work.into_iter();
         let mut under_way = JoinSet::new();
         loop {
-            while under_way.len() < GETS_IN_FLIGHT
+            while under_way.len() < GETS_IN_FLIGHT.min(watch.at_once())
                 && let Some((number, bytes, client, volume, runs)) = work.next()
             {
                 let get = async move {

@@ -146,6 +146,7 @@ impl Node {
         .await
         .map_err(|error| at_volume(name, error))?;
         self.records.untrack(entry.number).await;
+        self.forget_scrubs(entry.number);
         self.forget(entry).await;
         Ok(if options.discard_dirty { dirty } else { 0 })
     }
@@ -179,6 +180,7 @@ impl Node {
             tracing::debug!("volume {name} was not open: {error}");
         }
         self.records.untrack(entry.number).await;
+        self.forget_scrubs(entry.number);
         self.forget(entry).await;
         Ok(dirty.bytes_max)
     }

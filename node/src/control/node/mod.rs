@@ -18,6 +18,7 @@ mod home;
 mod open;
 mod record;
 mod report;
+mod scrub;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -89,6 +90,7 @@ pub struct Node {
     /// Copies that clones have to make, by the volume that is cloned.
     copies: Mutex<BTreeMap<String, Arc<Copying>>>,
     records: Records,
+    scrubs: scrub::Scrubs,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
     started: Instant,
@@ -146,6 +148,7 @@ impl Node {
             tier_times: Mutex::default(),
             copies: Mutex::default(),
             records: Records::default(),
+            scrubs: scrub::Scrubs::default(),
             path,
             nbd_listen,
             started: Instant::now(),
@@ -253,6 +256,7 @@ impl Node {
             compression: settings.compression,
             codec: &CODECS,
             when_full: settings.when_full,
+            discard: settings.discard,
             unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
             unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
             dirty_age_max: Nanos::from_millis(settings.destage_age_max_ms),
@@ -332,6 +336,7 @@ impl Node {
     /// after the backends hold everything, and end the shard. Asked again without `destage`, the
     /// shard settles for that.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
+        self.scrubs.cancel_all();
         let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
             Command::Stop { destage, answer }
         })

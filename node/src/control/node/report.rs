@@ -77,6 +77,7 @@ impl Node {
             overridden: Vec::new(),
             counters: None,
             latency: None,
+            scrub: None,
         };
         let entry = match &slot.found {
             Found::Entry(entry) => entry,
@@ -90,6 +91,7 @@ impl Node {
             let age = not_open.hangs_for();
             volume.trouble_ms = age.map(|age| age.as_millis() as u64);
         }
+        volume.scrub = Some(self.scrub_view(entry));
         let layout = self.layout();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();

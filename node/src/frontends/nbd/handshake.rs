@@ -409,7 +409,10 @@ fn transmission_flags(export: &Export, structured: bool) -> u16 {
     if export.read_only {
         flags |= flag::READ_ONLY;
     } else {
-        flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES;
+        flags |= flag::SEND_WRITE_ZEROES;
+        if export.discards {
+            flags |= flag::SEND_TRIM;
+        }
     }
     if structured {
         flags |= flag::SEND_DF;

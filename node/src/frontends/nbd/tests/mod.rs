@@ -48,6 +48,7 @@ impl Wire {
                 name: name.to_owned(),
                 bytes,
                 read_only,
+                discards: true,
             })
         };
         let disk = volume(1, "disk", DISK_BYTES, false);

@@ -1,0 +1,392 @@
+//! Scrubbing: the log's live spans and the volume's lines in the SSD tier are read and checked against
+//! their checksums, a piece at a time.
+//!
+//! Of the log a piece is the control part of a span, or blocks of its data. One that is bad is read once
+//! more; if it still is, and memory has its data, the same bytes are written to the same place, where
+//! they are durable already as far as anybody knows: a write that is cut short changes nothing. A control
+//! part is not in memory; the way to be rid of it is to destage what it describes. Data whose only copy
+//! is bad is told, and latches as if a client had read it.
+
+use core::ops::Range;
+
+use super::{Context, Kind, Op, Volume};
+use crate::buf::Buf;
+use crate::error::{IoError, RequestError};
+use crate::extent_index::Sequence;
+use crate::format::{EntryKind, SpanHeader, block_checksum};
+use crate::io::{Action, Done, Reply, RequestId, SectorRange};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS};
+use crate::read_cache::{ScrubLine, SsdRead};
+use crate::scrub::{PIECE_BYTES, ScrubAt, Scrubbed};
+
+/// Blocks of the log that are read at once.
+const PIECE_BLOCKS: u64 = (PIECE_BYTES / BLOCK_BYTES) as u64;
+
+/// A piece of the log that is being read, or written again.
+#[derive(Debug)]
+pub(super) struct LogPiece {
+    id: RequestId,
+    /// Its entry; `None`: the control part of a span.
+    sequence: Option<Sequence>,
+    /// Checksum of that.
+    control: u64,
+    position: u64,
+    blocks: u64,
+    end: u64,
+    tries: u8,
+    /// What is passed that need not be read.
+    skipped: u64,
+    bad: u64,
+}
+
+impl LogPiece {
+    fn next(&self, tries: u8) -> ScrubAt {
+        let position = match tries {
+            0 => self.position + self.blocks,
+            _ => self.position,
+        };
+        ScrubAt::Log {
+            position,
+            end: self.end,
+            tries,
+        }
+    }
+}
+
+impl Volume {
+    pub(super) fn scrub(&mut self, id: RequestId, at: ScrubAt, cx: &mut Context<'_>) {
+        match at {
+            ScrubAt::Log {
+                position,
+                end,
+                tries,
+            } => self.scrub_log(id, position, end, tries, cx),
+            ScrubAt::Cache { line } => self.scrub_cache(id, line, cx),
+            // That is the home's.
+            ScrubAt::Home { .. } => self.end_scrub(id, cx),
+        }
+    }
+
+    fn scrubbed(&mut self, id: RequestId, found: Scrubbed, cx: &mut Context<'_>) {
+        let result = if self.health.fenced {
+            Err(RequestError::Fenced)
+        } else {
+            Ok(Reply::Scrubbed(found))
+        };
+        self.reply(id, Kind::Other, result, cx);
+    }
+
+    /// Nothing more can be scrubbed of this part.
+    pub(super) fn end_scrub(&mut self, id: RequestId, cx: &mut Context<'_>) {
+        self.scrubbed(id, Scrubbed::default(), cx);
+    }
+
+    fn scrub_log(
+        &mut self,
+        id: RequestId,
+        position: u64,
+        end: u64,
+        tries: u8,
+        cx: &mut Context<'_>,
+    ) {
+        let end = end.min(self.log().durable());
+        let Some(mut piece) = self.log_piece(id, position, end) else {
+            return self.end_scrub(id, cx);
+        };
+        // It may be another one than that which was bad: the log goes on.
+        piece.tries = if piece.position == position { tries } else { 0 };
+        let Some(buf) = cx.pool.alloc(piece.blocks as usize * BLOCK_BYTES) else {
+            let next = Some(ScrubAt::Log {
+                position,
+                end,
+                tries,
+            });
+            return self.scrubbed(
+                id,
+                Scrubbed {
+                    next,
+                    ..Scrubbed::default()
+                },
+                cx,
+            );
+        };
+        self.pin(piece.position);
+        let (offset, _) = self.log().locate(piece.position);
+        let token = self.token(Op::ScrubLog(piece));
+        cx.actions.push(Action::LogRead { token, offset, buf });
+    }
+
+    /// The first piece of a live span from a position on.
+    fn log_piece(&self, id: RequestId, position: u64, end: u64) -> Option<LogPiece> {
+        let (span, entries) = self.log().span_after(position, end)?;
+        let from = if position == 0 {
+            span.position
+        } else {
+            position
+        };
+        let piece = |sequence, at: u64, until: u64| LogPiece {
+            id,
+            sequence,
+            control: span.checksum,
+            position: at,
+            blocks: (until - at).min(PIECE_BLOCKS),
+            end,
+            tries: 0,
+            skipped: at.saturating_sub(from),
+            bad: 0,
+        };
+        if position <= span.position {
+            let first = self.entry_after(&entries, position);
+            let data = first.map_or(span.end(), |(_, data)| data.start);
+            return Some(piece(None, span.position, data));
+        }
+        let (sequence, data) = self.entry_after(&entries, position)?;
+        Some(piece(Some(sequence), position.max(data.start), data.end))
+    }
+
+    /// The entry of a span whose data is first from a position on, and where that is. Compressed ones lie
+    /// after the others.
+    fn entry_after(
+        &self,
+        entries: &Range<Sequence>,
+        position: u64,
+    ) -> Option<(Sequence, Range<u64>)> {
+        self.entries_with_data(entries)
+            .filter(|(_, data)| data.end > position)
+            .min_by_key(|(_, data)| data.start)
+    }
+
+    /// The entries that have data, and its positions.
+    fn entries_with_data(
+        &self,
+        entries: &Range<Sequence>,
+    ) -> impl Iterator<Item = (Sequence, Range<u64>)> + '_ {
+        entries.clone().filter_map(|sequence| {
+            let entry = self.log().entry(sequence);
+            (entry.kind == EntryKind::Write).then(|| (sequence, entry.positions(entry.range)))
+        })
+    }
+
+    pub(super) fn scrubbed_log(
+        &mut self,
+        mut piece: LogPiece,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let data = match result {
+            Ok(Done::Read(data)) => Some(data),
+            _ => None,
+        };
+        let is_bad = |index: u64| match &data {
+            None => true,
+            Some(data) => {
+                let start = index as usize * BLOCK_BYTES;
+                let sum = self.log().checksum(piece.position + index);
+                block_checksum(&data[start..start + BLOCK_BYTES]) != sum
+            }
+        };
+        let bad: Range<u64> = if piece.sequence.is_some() {
+            let first = (0..piece.blocks).find(|&index| is_bad(index));
+            let last = (0..piece.blocks).rev().find(|&index| is_bad(index));
+            first.map_or(0..0, |first| first..last.unwrap_or(first) + 1)
+        } else {
+            let found = data.as_ref().map(|data| SpanHeader::verify(data));
+            let is_good = found.is_some_and(|header| {
+                header.is_ok_and(|header| header.checksum.get() == piece.control)
+            });
+            0..if is_good { 0 } else { piece.blocks }
+        };
+        piece.bad = match piece.sequence {
+            Some(_) => bad.clone().filter(|&index| is_bad(index)).count() as u64,
+            None => bad.end,
+        };
+        let read_bytes = piece.blocks * BLOCK_BYTES as u64;
+        drop(data);
+        // What was retired meanwhile is not needed any more.
+        let first = self.log().first_sequence();
+        let is_live = match piece.sequence {
+            Some(sequence) => sequence >= first,
+            None => {
+                (self.log().spans().front()).is_some_and(|span| span.position <= piece.position)
+            }
+        };
+        if bad.is_empty() || !is_live {
+            self.unpin(piece.position);
+            let found = Scrubbed {
+                next: Some(piece.next(0)),
+                read_bytes,
+                passed_bytes: (piece.skipped + piece.blocks) * BLOCK_BYTES as u64,
+                ..Scrubbed::default()
+            };
+            return self.scrubbed(piece.id, found, cx);
+        }
+        if piece.tries == 0 {
+            // What was wrong may have been the way, and not the medium.
+            self.unpin(piece.position);
+            let found = Scrubbed {
+                next: Some(piece.next(1)),
+                read_bytes,
+                ..Scrubbed::default()
+            };
+            return self.scrubbed(piece.id, found, cx);
+        }
+        if let Some(data) = self.healing(&piece, &bad)
+            && piece.tries == 1
+        {
+            let (offset, _) = self.log().locate(piece.position + bad.start);
+            let token = self.token(Op::ScrubHeal(piece));
+            let data = alloc::vec![data];
+            cx.actions.push(Action::LogWrite {
+                token,
+                offset,
+                data,
+            });
+            return;
+        }
+        self.tell_damage(&piece, bad, read_bytes, cx);
+    }
+
+    /// The bytes of bad blocks of a piece, if memory has them as they are stored.
+    fn healing(&self, piece: &LogPiece, bad: &Range<u64>) -> Option<Buf> {
+        let entry = self.log().entry(piece.sequence?);
+        if entry.stored.is_some() {
+            return None;
+        }
+        let held = entry.data.as_ref()?.covering_blocks();
+        let at = piece.position + bad.start;
+        let start = (at - entry.position) as usize * BLOCK_BYTES;
+        let end = start + (bad.end - bad.start) as usize * BLOCK_BYTES;
+        let data = held.slice(start..end);
+        (!self.log_failed && self.blocks_match(&data, at)).then_some(data)
+    }
+
+    /// Bad blocks were written again. The next piece is the same once more: it says whether that helped.
+    pub(super) fn scrub_healed(&mut self, piece: LogPiece, is_ok: bool, cx: &mut Context<'_>) {
+        self.unpin(piece.position);
+        let healed_blocks = if is_ok { piece.bad } else { 0 };
+        let found = Scrubbed {
+            next: Some(piece.next(2)),
+            read_bytes: piece.blocks * BLOCK_BYTES as u64,
+            bad_blocks: healed_blocks,
+            healed_blocks,
+            ..Scrubbed::default()
+        };
+        self.scrubbed(piece.id, found, cx);
+    }
+
+    fn tell_damage(
+        &mut self,
+        piece: &LogPiece,
+        bad: Range<u64>,
+        read_bytes: u64,
+        cx: &mut Context<'_>,
+    ) {
+        self.unpin(piece.position);
+        let mut found = Scrubbed {
+            next: Some(piece.next(0)),
+            read_bytes,
+            passed_bytes: (piece.skipped + piece.blocks) * BLOCK_BYTES as u64,
+            bad_blocks: piece.bad,
+            ..Scrubbed::default()
+        };
+        let positions = piece.position + bad.start..piece.position + bad.end;
+        let (damaged, is_needed) = self.damaged_by(piece, &positions);
+        if damaged.is_none() {
+            // Its data is good, or in memory. Once that is destaged, no replay needs what is bad.
+            self.destage_all();
+            found.healed_blocks = piece.bad;
+        }
+        if is_needed {
+            self.log_corrupt = true;
+            self.stats.log_corrupt_blocks += piece.bad;
+        }
+        found.damaged = damaged;
+        self.scrubbed(piece.id, found, cx);
+    }
+
+    /// What is lost with bad blocks at these positions, and whether a part of it is needed: what a later write
+    /// covers is nobody's loss, if destage comes to leave it out. Compressed entries may share a block; what lies
+    /// between two that are lost is counted too.
+    fn damaged_by(&self, piece: &LogPiece, positions: &Range<u64>) -> (Option<SectorRange>, bool) {
+        let span = self.log().span_after(positions.start, piece.end);
+        let (Some(_), Some((_, entries))) = (piece.sequence, span) else {
+            return (None, false);
+        };
+        let (mut damaged, mut is_needed) = (None::<SectorRange>, false);
+        for (sequence, data) in self.entries_with_data(&entries) {
+            let (first, end) = (positions.start.max(data.start), positions.end.min(data.end));
+            let entry = self.log().entry(sequence);
+            let is_held = entry.stored.is_some() && entry.data.is_some();
+            if first >= end || is_held {
+                continue;
+            }
+            let range = if entry.stored.is_some() {
+                entry.range
+            } else {
+                let block = entry.range.first_block();
+                let sector = |position| (block + position - data.start) * BLOCK_SECTORS;
+                SectorRange::between(sector(first), sector(end)).intersect(entry.range)
+            };
+            let mut parts = self.index.overlaps(range);
+            is_needed |= parts.any(|(_, found)| found == sequence);
+            damaged = Some(damaged.map_or(range, |other| {
+                let start = other.start.min(range.start);
+                SectorRange::between(start, other.end().max(range.end()))
+            }));
+        }
+        (damaged, is_needed)
+    }
+
+    fn scrub_cache(&mut self, id: RequestId, from: u64, cx: &mut Context<'_>) {
+        let number = self.config.number;
+        let line_bytes = cx.cache.line_blocks() * BLOCK_BYTES as u64;
+        let further = |next: u64| Scrubbed {
+            next: Some(ScrubAt::Cache { line: next }),
+            passed_bytes: (next - from) * line_bytes,
+            ..Scrubbed::default()
+        };
+        let volumes = [number, self.origin().unwrap_or(number)];
+        match cx.cache.next_to_scrub(volumes, from) {
+            ScrubLine::End => self.end_scrub(id, cx),
+            ScrubLine::Further(next) => self.scrubbed(id, further(next), cx),
+            ScrubLine::Line { read, next } => {
+                let Some(buf) = cx.pool.alloc(line_bytes as usize) else {
+                    cx.cache.cancel_ssd_read(read);
+                    return self.scrubbed(id, further(from), cx);
+                };
+                let offset = read.offset;
+                let token = self.token(Op::ScrubCache {
+                    id,
+                    permission: read,
+                    next: ScrubAt::Cache { line: next },
+                });
+                cx.actions.push(Action::CacheRead { token, offset, buf });
+            }
+        }
+    }
+
+    pub(super) fn scrubbed_cache(
+        &mut self,
+        id: RequestId,
+        permission: SsdRead,
+        next: ScrubAt,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let data = match &result {
+            Ok(Done::Read(data)) => Some(&**data),
+            _ => None,
+        };
+        let bad = cx.cache.finish_scrub(permission, data);
+        let line_bytes = cx.cache.line_blocks() * BLOCK_BYTES as u64;
+        let found = Scrubbed {
+            next: Some(next),
+            read_bytes: line_bytes,
+            passed_bytes: line_bytes,
+            bad_blocks: bad,
+            healed_blocks: bad,
+            damaged: None,
+        };
+        self.scrubbed(id, found, cx);
+    }
+}

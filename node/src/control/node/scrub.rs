@@ -1,0 +1,353 @@
+//! Scrubs: by hand and by the schedule, one volume at a time, with the last whole one on record beside the
+//! volume's entry.
+//!
+//! A scrub that a stop, a crash or a cancel has ended left nothing; the next one begins again. Only one that
+//! came to its end is recorded.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Node, at_volume, find, invalid, lock};
+use crate::backends::BackendError;
+use crate::backends::url::BackendUrl;
+use crate::backends::verify::Verified;
+use crate::catalogue::{self, Entry};
+use crate::control::api::{ApiError, ErrorKind, LastScrub, Scrub, ScrubVolume, Volume};
+use crate::control::link::{ask, report};
+use crate::data_dir::dirty::unix_ms;
+use crate::data_dir::sealed::{self, Kind};
+use crate::frontends::VolumeNumber;
+use crate::inspect;
+use crate::scrub::{Pace, Part, Progress};
+use crate::shard::command::Command;
+
+const RECORD: Kind = Kind {
+    magic: "hdcs-scrub",
+    version: 1,
+};
+const RECORD_FILE: &str = "scrub.json";
+const HOUR_MS: u64 = 3_600_000;
+const MIB: u64 = 1 << 20;
+/// How often a thread that verifies a backend is told whether clients keep the volume busy.
+const WATCH_PERIOD: Duration = Duration::from_millis(500);
+/// Unanswered requests from which on it lets them go first.
+const BUSY_REQUESTS: u64 = 8;
+/// After the end of a scrub by the schedule that came to no result, for a reason such as a backend that
+/// cannot be reached: when it is tried again.
+const RETRY_MS: u64 = HOUR_MS;
+/// The longest that a scrub of the node's own devices may take: longer than any device at any rate.
+const SCRUB_TIME_MAX: Duration = Duration::from_hours(24 * 365);
+
+/// What is known of a volume's scrubs beyond the life of the process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Record {
+    /// Since when the time to the next one counts: Unix time in milliseconds.
+    since_ms: u64,
+    last: Option<LastScrub>,
+}
+
+/// What the node knows of scrubs.
+#[derive(Default)]
+pub(super) struct Scrubs {
+    running: Mutex<BTreeMap<u32, Arc<Progress>>>,
+    records: Mutex<BTreeMap<u32, Record>>,
+}
+
+impl Scrubs {
+    /// A volume is gone, or goes.
+    pub fn cancel(&self, number: u32) -> bool {
+        let running = lock(&self.running);
+        let progress = running.get(&number);
+        progress.inspect(|progress| progress.cancel()).is_some()
+    }
+
+    /// The node stops.
+    pub fn cancel_all(&self) {
+        lock(&self.running)
+            .values()
+            .for_each(|progress| progress.cancel());
+    }
+}
+
+/// How a scrub ended, if it came to an end.
+type Ended = Result<Arc<Progress>, ApiError>;
+
+impl Node {
+    fn scrub_record_path(&self, entry: &Entry) -> PathBuf {
+        catalogue::directory(&self.layout(), &entry.name).join(RECORD_FILE)
+    }
+
+    /// What is known of a volume's scrubs; what was never recorded begins to count now.
+    fn scrub_record(&self, entry: &Entry) -> Record {
+        let mut records = lock(&self.scrubs.records);
+        let record = records.entry(entry.number).or_insert_with(|| {
+            let path = self.scrub_record_path(entry);
+            sealed::read(&path, RECORD).unwrap_or_else(|_| {
+                let record = Record {
+                    since_ms: unix_ms(),
+                    last: None,
+                };
+                keep(&path, &record);
+                record
+            })
+        });
+        record.clone()
+    }
+
+    /// The running scrub and the last whole one, as the API has it.
+    pub(super) fn scrub_view(&self, entry: &Entry) -> Scrub {
+        let mut view = Scrub {
+            last: self.scrub_record(entry).last,
+            ..Scrub::default()
+        };
+        if let Some(progress) = lock(&self.scrubs.running).get(&entry.number) {
+            let (part, bytes, left) = progress.part();
+            let (bad_blocks, healed_blocks) = progress.blocks();
+            view.running = true;
+            part.word().clone_into(&mut view.part);
+            view.part_bytes = bytes;
+            view.part_left_bytes = left;
+            view.read_bytes = progress.read_bytes();
+            view.rate_bytes_per_s = progress.rate();
+            view.bad_blocks = bad_blocks;
+            view.healed_blocks = healed_blocks;
+            view.problems = progress.problems();
+        }
+        view
+    }
+
+    /// Begin to scrub a volume.
+    pub async fn scrub(
+        self: &Arc<Self>,
+        name: &str,
+        request: ScrubVolume,
+    ) -> Result<Volume, ApiError> {
+        let entry = self.entry(name)?;
+        let rate = match request.rate_bytes_per_s {
+            Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
+            Some(rate) => rate,
+            None => self.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
+        };
+        self.begin_scrub(&entry, rate)?;
+        self.volume(name).await
+    }
+
+    /// End a running scrub soon.
+    pub fn cancel_scrub(&self, name: &str) -> Result<(), ApiError> {
+        let entry = self.entry(name)?;
+        if self.scrubs.cancel(entry.number) {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: it is not being scrubbed"),
+        ))
+    }
+
+    fn begin_scrub(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<(), ApiError> {
+        let progress = Arc::new(Progress::new(rate));
+        {
+            let mut running = lock(&self.scrubs.running);
+            // Several would read several times as much a second.
+            if let Some(&other) = running.keys().next() {
+                let which = self.name_of(VolumeNumber(other));
+                return Err(ApiError::new(
+                    ErrorKind::Conflict,
+                    format!(
+                        "volume {}: {} is being scrubbed, and one volume is at a time: wait for its end, or \
+                         cancel it with `hdcs volume scrub {which} --cancel`",
+                        entry.name,
+                        if other == entry.number { "it" } else { &which },
+                    ),
+                ));
+            }
+            running.insert(entry.number, Arc::clone(&progress));
+        }
+        let (node, entry) = (Arc::clone(self), entry.clone());
+        // Its end is in the record, and in the log.
+        tokio::spawn(async move {
+            let ended = node.scrub_all(&entry, progress).await;
+            node.scrub_has_ended(&entry, ended);
+            lock(&node.scrubs.running).remove(&entry.number);
+        });
+        Ok(())
+    }
+
+    /// Scrub every part of a volume.
+    async fn scrub_all(&self, entry: &Entry, progress: Arc<Progress>) -> Ended {
+        let number = VolumeNumber(entry.number);
+        let shared = Arc::clone(&progress);
+        ask(&*self.path, "scrubbing it", SCRUB_TIME_MAX, |answer| {
+            Command::Scrub(number, shared, answer)
+        })
+        .await?;
+        if progress.is_cancelled() {
+            return Ok(progress);
+        }
+        if let Some(path) = entry.home_path(&self.layout()) {
+            let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
+            let verifying =
+                move || inspect::home::verify(&path, uuid, &mut Pace::new(&shared, Part::Home));
+            self.scrub_beside(entry, &progress, Part::Home, verifying)
+                .await?;
+        }
+        if progress.is_cancelled() {
+            return Ok(progress);
+        }
+        let (url, encryption) = (entry.backend_url(&self.layout()), entry.encryption.clone());
+        let shared = Arc::clone(&progress);
+        let verifying = move || {
+            let mut place = BackendUrl::parse(&url)
+                .map_err(|error| BackendError::Refused(error.to_string()))?
+                .place;
+            if let Some(encryption) = encryption {
+                let unlocked = encryption.unlock();
+                let unlocked =
+                    unlocked.map_err(|error| BackendError::Refused(error.to_string()))?;
+                place.encrypt(unlocked.objects);
+            }
+            place.verify(&mut Pace::new(&shared, Part::Backend))
+        };
+        self.scrub_beside(entry, &progress, Part::Backend, verifying)
+            .await?;
+        Ok(progress)
+    }
+
+    /// Verify a part on a thread of its own, and tell it meanwhile whether clients keep the volume busy.
+    async fn scrub_beside<E: std::fmt::Display + Send + 'static>(
+        &self,
+        entry: &Entry,
+        progress: &Arc<Progress>,
+        part: Part,
+        verify: impl FnOnce() -> Result<Verified, E> + Send + 'static,
+    ) -> Result<(), ApiError> {
+        progress.begin(part, 0);
+        let mut verifying = tokio::task::spawn_blocking(verify);
+        let verified = loop {
+            tokio::select! {
+                verified = &mut verifying => break verified,
+                () = tokio::time::sleep(WATCH_PERIOD) => {}
+            }
+            let report = report(&*self.path).await?;
+            let Some(volume) = find(&report, VolumeNumber(entry.number)) else {
+                // It was closed: what it has is not looked at any more.
+                progress.cancel();
+                continue;
+            };
+            progress.set_busy(volume.stats.requests_in_flight >= BUSY_REQUESTS);
+        };
+        let part = part.word();
+        let fails = |why: String| {
+            let why = format!("its {part} cannot be verified: {why}");
+            at_volume(entry.name.as_str(), ApiError::new(ErrorKind::Failed, why))
+        };
+        let verified = verified.map_err(|error| fails(error.to_string()))?;
+        let verified = verified.map_err(|error| fails(error.to_string()))?;
+        if verified.is_cut_short {
+            progress.cancel();
+        }
+        for problem in verified.problems {
+            progress.problem(format!("{part}: {problem}"));
+        }
+        if verified.more_problems > 0 {
+            let more = verified.more_problems;
+            progress.problem(format!("{part}: {more} more problems are not listed"));
+        }
+        Ok(())
+    }
+
+    fn scrub_has_ended(&self, entry: &Entry, ended: Ended) {
+        let name = entry.name.as_str();
+        // A volume that has left meanwhile, or come back as another one, has no result.
+        let is_there = self.entry(name).is_ok_and(|now| now.number == entry.number);
+        let progress = match ended {
+            Ok(progress) if !progress.is_cancelled() && is_there => progress,
+            Ok(_) => return tracing::info!(volume = name, "its scrub was cancelled"),
+            Err(error) => {
+                self.postpone_scrub(entry);
+                return tracing::warn!(volume = name, "its scrub did not come to its end: {error}");
+            }
+        };
+        let (bad_blocks, healed_blocks) = progress.blocks();
+        let problems = progress.problems();
+        for problem in &problems {
+            tracing::error!(volume = name, "scrub: {problem}");
+        }
+        let last = LastScrub {
+            ended_ms: unix_ms(),
+            took_ms: progress.elapsed().as_millis() as u64,
+            read_bytes: progress.read_bytes(),
+            bad_blocks,
+            healed_blocks,
+            problems,
+        };
+        tracing::info!(
+            volume = name,
+            read_bytes = last.read_bytes,
+            bad_blocks,
+            healed_blocks,
+            problems = last.problems.len(),
+            "it was scrubbed"
+        );
+        let record = Record {
+            since_ms: last.ended_ms,
+            last: Some(last),
+        };
+        keep(&self.scrub_record_path(entry), &record);
+        lock(&self.scrubs.records).insert(entry.number, record);
+    }
+
+    /// Nothing came of it: try again sooner than after the whole interval, but not at once.
+    fn postpone_scrub(&self, entry: &Entry) {
+        let interval = self.scrub_interval_ms(entry);
+        let since = (unix_ms() + RETRY_MS).saturating_sub(interval);
+        if let Some(record) = lock(&self.scrubs.records).get_mut(&entry.number) {
+            record.since_ms = record.since_ms.max(since);
+        }
+    }
+
+    fn scrub_interval_ms(&self, entry: &Entry) -> u64 {
+        let settings = self.settings_of(&entry.settings);
+        settings.map_or(0, |settings| settings.scrub_interval_h) * HOUR_MS
+    }
+
+    /// Scrub the volume whose turn it is, if none is being scrubbed; called about once a second.
+    pub fn scrub_by_schedule(self: &Arc<Self>) {
+        if !lock(&self.scrubs.running).is_empty() {
+            return;
+        }
+        let now = unix_ms();
+        let due = self.entries().into_iter().filter_map(|entry| {
+            let interval = self.scrub_interval_ms(&entry);
+            let is_open = self.entry(entry.name.as_str()).is_ok();
+            let since = (interval > 0 && is_open).then(|| self.scrub_record(&entry).since_ms)?;
+            (now >= since.saturating_add(interval)).then_some((since, entry))
+        });
+        let Some((_, entry)) = due.min_by_key(|(since, _)| *since) else {
+            return;
+        };
+        let Ok(settings) = self.settings_of(&entry.settings) else {
+            return;
+        };
+        if let Err(error) = self.begin_scrub(&entry, settings.scrub_rate_mib_s * MIB) {
+            tracing::debug!("{error}");
+        }
+    }
+
+    /// No scrub may stand in the way of a volume's end.
+    pub(super) fn forget_scrubs(&self, number: u32) {
+        self.scrubs.cancel(number);
+        lock(&self.scrubs.records).remove(&number);
+    }
+}
+
+/// Keep a record. Without it the next start counts anew.
+fn keep(path: &Path, record: &Record) {
+    if let Err(error) = sealed::write(path, RECORD, record) {
+        tracing::warn!("{}: {error}", path.display());
+    }
+}

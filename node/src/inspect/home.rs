@@ -1,0 +1,310 @@
+//! The home of a volume in storage mode: its superblocks, both copies of every page of its map, and that its
+//! data can be read.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use hdcs_core::error::FormatError;
+use hdcs_core::home::format::{
+    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, PAGE_BLOCKS, choose_page, data_offset,
+    page_offset, pages,
+};
+use hdcs_core::limits::BLOCK_BYTES;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{LIVE_PAUSE, Use};
+use crate::backends::verify::{Verified, Watch};
+use crate::control::api::CheckReport;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// How often a page that is being written may be found torn.
+const LIVE_TRIES: usize = 20;
+/// Data that is read at once.
+const READ_BLOCKS: u64 = 256;
+
+/// What is in a home.
+#[derive(Clone, Debug, Serialize)]
+pub struct HomeSummary {
+    /// The volume that it is of.
+    pub volume: Uuid,
+    /// Size of the volume.
+    pub bytes: u64,
+    /// Counts superblock writes.
+    pub sequence: u64,
+    /// Whether tiering out has begun and not ended, so that the backend is between two states.
+    pub backend_between: bool,
+    /// Pages of the map.
+    pub pages: u64,
+    /// Copies of pages that cannot be used although the other can.
+    pub damaged_copies: u64,
+    /// Bytes that the backend lacks.
+    pub dirty_bytes: u64,
+    /// Bytes that read as zeroes, which the backend lacks.
+    pub zero_bytes: u64,
+    /// Bytes that the backend has too.
+    pub clean_bytes: u64,
+    /// Bytes that only the backend has.
+    pub absent_bytes: u64,
+    /// What is wrong.
+    pub problems: Vec<String>,
+}
+
+/// Whether a file or device begins like a home.
+pub fn is_home(file: &File) -> io::Result<bool> {
+    let mut head = vec![0; 2 * BLOCK_BYTES];
+    match file.read_exact_at(&mut head, 0) {
+        Ok(()) => Ok(head
+            .chunks(BLOCK_BYTES)
+            .any(|block| block.starts_with(&HOME_MAGIC))),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn pair(file: &File, offset: u64) -> io::Result<[Vec<u8>; 2]> {
+    let mut blocks = vec![0; 2 * BLOCK_BYTES];
+    file.read_exact_at(&mut blocks, offset)?;
+    let second = blocks.split_off(BLOCK_BYTES);
+    Ok([blocks, second])
+}
+
+/// Gets the number of a good page, the page, and the list of problems; whether to go on.
+type Visit<'a> = dyn FnMut(u64, &HomePage, &mut Vec<String>) -> io::Result<bool> + 'a;
+
+/// What was found of a page.
+struct FoundPage {
+    /// The copy that counts.
+    chosen: Result<Box<HomePage>, FormatError>,
+    /// What is wrong with each copy that is no page.
+    wrong: Vec<String>,
+}
+
+/// Read both copies of a page. One that is being written is read again.
+fn page(file: &File, home: u64, number: u64, how: Use) -> io::Result<FoundPage> {
+    let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
+    for left in (0..tries).rev() {
+        let found = pair(file, page_offset(number, 0))?;
+        let wrong = found.iter().enumerate().filter_map(|(copy, block)| {
+            let error = HomePage::parse(block, home, number).err()?;
+            Some(format!("copy {copy} of page {number} of its map: {error}"))
+        });
+        let wrong: Vec<_> = wrong.collect();
+        if wrong.is_empty() || left == 0 {
+            let chosen = choose_page([&found[0], &found[1]], home, number);
+            let chosen = chosen.map(|found| found.page);
+            return Ok(FoundPage { chosen, wrong });
+        }
+        std::thread::sleep(LIVE_PAUSE);
+    }
+    unreachable!("the last try returns")
+}
+
+/// Describe the home in `file`, of which is known which volume's it should be.
+pub fn summarize(file: &File, expected: Option<Uuid>, how: Use) -> io::Result<HomeSummary> {
+    walk(file, expected, how, &mut |_, _, _| Ok(true))
+}
+
+/// Go through a home.
+fn walk(
+    file: &File,
+    expected: Option<Uuid>,
+    how: Use,
+    visit: &mut Visit<'_>,
+) -> io::Result<HomeSummary> {
+    let mut summary = HomeSummary {
+        volume: Uuid::nil(),
+        bytes: 0,
+        sequence: 0,
+        backend_between: false,
+        pages: 0,
+        damaged_copies: 0,
+        dirty_bytes: 0,
+        zero_bytes: 0,
+        clean_bytes: 0,
+        absent_bytes: 0,
+        problems: Vec::new(),
+    };
+    let found = pair(file, 0)?;
+    let superblock = match HomeSuperblock::newest([&found[0], &found[1]]) {
+        Ok(superblock) => superblock,
+        Err(error) => {
+            summary
+                .problems
+                .push(format!("no usable superblock: {error}"));
+            return Ok(summary);
+        }
+    };
+    for (copy, block) in found.iter().enumerate() {
+        // The first of a new home was never written.
+        let is_empty = block.iter().all(|&byte| byte == 0);
+        if let Some(error) = HomeSuperblock::parse(block).err().filter(|_| !is_empty) {
+            summary.problems.push(format!("superblock {copy}: {error}"));
+        }
+    }
+    summary.volume = Uuid::from_bytes(superblock.volume);
+    if let Some(expected) = expected.filter(|&expected| expected != summary.volume) {
+        let found = summary.volume;
+        summary.problems.push(format!(
+            "it is the home of volume {found}, not of {expected}: put the right one in its place"
+        ));
+        return Ok(summary);
+    }
+    summary.bytes = superblock.bytes.get();
+    summary.sequence = superblock.sequence.get();
+    summary.backend_between = superblock.flags.get() & HOME_BETWEEN != 0;
+    summary.pages = pages(summary.bytes);
+    let blocks = summary.bytes / BLOCK;
+    for number in 0..summary.pages {
+        let FoundPage { chosen, wrong } = page(file, superblock.home.get(), number, how)?;
+        let chosen = match chosen {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                summary.problems.push(format!(
+                    "both copies of page {number} of its map: {error}: what is dirty below it is lost; restore it \
+                     from a backup"
+                ));
+                continue;
+            }
+        };
+        summary.damaged_copies += wrong.len() as u64;
+        summary.problems.extend(wrong.into_iter().map(|why| {
+            format!("{why}: the other copy is good, and the next opening writes this one anew")
+        }));
+        let end = (blocks - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
+        for block in 0..end {
+            let bytes = match state(&chosen, block) {
+                0 => &mut summary.absent_bytes,
+                1 => &mut summary.clean_bytes,
+                2 => &mut summary.dirty_bytes,
+                _ => &mut summary.zero_bytes,
+            };
+            *bytes += BLOCK;
+        }
+        if !visit(number, &chosen, &mut summary.problems)? {
+            break;
+        }
+    }
+    Ok(summary)
+}
+
+/// The two bits of a block of a page.
+fn state(page: &HomePage, block: u64) -> u8 {
+    page.states[(block / 4) as usize] >> (block % 4 * 2) & 3
+}
+
+/// Verify superblocks and map of the home at `path`.
+pub fn check(path: &Path, expected: Option<Uuid>, how: Use) -> CheckReport {
+    let mut report = CheckReport {
+        path: path.display().to_string(),
+        ..CheckReport::default()
+    };
+    match File::open(path).and_then(|file| summarize(&file, expected, how)) {
+        Ok(summary) => {
+            report.blocks = 2 * summary.pages - summary.damaged_copies.min(2 * summary.pages);
+            report.note = Some(
+                "a home has no checksums of its data: its map is verified, and a scrub reads the data".to_owned(),
+            );
+            let shown = path.display();
+            let problems = summary.problems.iter();
+            report.problems = problems.map(|why| format!("{shown}: {why}")).collect();
+        }
+        Err(error) => report.problems.push(format!("{}: {error}", path.display())),
+    }
+    report
+}
+
+/// Verify the map of a home that is in use, and read all data in it, which shows what its device cannot give back.
+pub fn verify(path: &Path, expected: Uuid, watch: &mut dyn Watch) -> io::Result<Verified> {
+    let file = File::open(path)?;
+    let mut verified = Verified::default();
+    let mut buffer = vec![0; (READ_BLOCKS * BLOCK) as usize];
+    watch.total(file.metadata()?.len());
+    let summary = walk(
+        &file,
+        Some(expected),
+        Use::Live,
+        &mut |number, page, problems| {
+            if !watch.passed(2 * BLOCK) {
+                verified.is_cut_short = true;
+                return Ok(false);
+            }
+            verified.bytes += 2 * BLOCK;
+            let mut block = 0;
+            while block < PAGE_BLOCKS {
+                let end = (block + READ_BLOCKS).min(PAGE_BLOCKS);
+                let is_here = |&block: &u64| matches!(state(page, block), 1 | 2);
+                let Some(first) = (block..end).find(is_here) else {
+                    block = end;
+                    continue;
+                };
+                let stop = (first..end).find(|block| !is_here(block)).unwrap_or(end);
+                let at = (number * PAGE_BLOCKS + first) * BLOCK;
+                let part = &mut buffer[..((stop - first) * BLOCK) as usize];
+                if let Err(error) = file.read_exact_at(part, data_offset(at)) {
+                    problems.push(format!(
+                    "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them again \
+                     or restore them from a backup",
+                    at + part.len() as u64
+                ));
+                }
+                verified.bytes += part.len() as u64;
+                if !watch.passed(part.len() as u64) {
+                    verified.is_cut_short = true;
+                    return Ok(false);
+                }
+                block = stop;
+            }
+            Ok(true)
+        },
+    )?;
+    for problem in summary.problems {
+        verified.problem(problem);
+    }
+    Ok(verified)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::home::store;
+
+    const BYTES: u64 = 3 * PAGE_BLOCKS * BLOCK / 2;
+
+    #[test]
+    fn home_check_counts_and_names_what_is_damaged() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
+        store::create(&path, uuid, BYTES, false).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let summary = summarize(&file, Some(uuid), Use::Offline).unwrap();
+        assert_eq!((summary.pages, summary.absent_bytes), (2, BYTES));
+        assert!(
+            is_home(&file).unwrap() && summary.problems.is_empty(),
+            "{summary:?}"
+        );
+        assert!(check(&path, Some(uuid), Use::Offline).problems.is_empty());
+        let foreign = check(&path, Some(Uuid::from_u128(6)), Use::Offline);
+        assert!(foreign.problems[0].contains("not of"), "{foreign:?}");
+        // One copy, then the other.
+        file.write_all_at(&[1], page_offset(1, 1) + 99).unwrap();
+        let one = check(&path, Some(uuid), Use::Live);
+        assert_eq!(one.problems.len(), 1);
+        assert!(one.problems[0].contains("copy 1 of page 1") && one.problems[0].contains("anew"));
+        file.write_all_at(&[1], page_offset(1, 0) + 99).unwrap();
+        let both = check(&path, Some(uuid), Use::Offline);
+        assert!(
+            both.problems[0].contains("both copies of page 1"),
+            "{both:?}"
+        );
+        file.write_all_at(&[1; 3 * BLOCK_BYTES], 0).unwrap();
+        let none = check(&path, Some(uuid), Use::Offline);
+        assert!(
+            none.problems[0].contains("no usable superblock"),
+            "{none:?}"
+        );
+        assert!(!is_home(&file).unwrap());
+    }
+}
