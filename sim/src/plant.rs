@@ -67,6 +67,10 @@ pub enum Plant {
     GuessedLineage,
     /// What a clone has written is cached as its origin's.
     MisplacedFill,
+    /// A pin is accepted and forgotten.
+    ForgottenPin,
+    /// Pins are taken beyond what they may have.
+    HoardedPins,
 }
 
 impl Plant {
@@ -90,6 +94,8 @@ impl Plant {
             | Self::LooseSnapshot
             | Self::GuessedLineage
             | Self::MisplacedFill
+            | Self::ForgottenPin
+            | Self::HoardedPins
             | Self::HastySwitch
             | Self::ForgottenFlush => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,

@@ -109,6 +109,8 @@ pub struct Scenario {
     pub lost_logs: Vec<bool>,
     /// What the volumes have begun as, if they are clones.
     pub origin: Option<Vec<Content>>,
+    /// Of every volume, the share in percent of its sectors that is pinned: from where to where.
+    pub pins: Option<(u64, u64)>,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -220,6 +222,11 @@ impl Scenario {
         let random = &mut Rng::with_seed(mix(seed ^ mix(4)));
         if random.u32(..6) == 0 {
             scenario.make_clones(random);
+        }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(5)));
+        if random.u32(..4) == 0 {
+            let first = random.u64(..100);
+            scenario.pins = Some((first, random.u64(first..=100)));
         }
         scenario
     }
@@ -350,6 +357,7 @@ impl Scenario {
             switches: false,
             lost_logs: Vec::new(),
             origin: None,
+            pins: None,
         }
     }
 
@@ -399,6 +407,7 @@ impl Scenario {
             switches: false,
             lost_logs: Vec::new(),
             origin: None,
+            pins: None,
         }
     }
 
@@ -429,6 +438,7 @@ impl Scenario {
             destage_depth_max: 1,
             sequential_cutoff_bytes: 0,
             promote_hits: 1,
+            fill_rate_max_bytes_s: 64 << 20,
             read_ahead_bytes_max: 0,
             resident_bytes_max: 0,
             backend_extents: random.bool(),
@@ -451,6 +461,7 @@ impl Scenario {
             FillMarks {
                 ratio_max: 80,
                 ratio_health: 60,
+                ..FillMarks::default()
             }
         } else {
             FillMarks::default()

@@ -23,13 +23,14 @@
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `direct` (writes past the log, and the way there and
-//! back), `read` (lookup, fetches), `promotion`, `extents`, `destaging` (the backend side), `inherited` (what
-//! is cached under the number of an origin), `health` (what is wrong, and since when).
+//! back), `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend
+//! side), `inherited` (what is cached under the number of an origin), `health` (what is wrong, and since when).
 
 mod config;
 mod destaging;
 mod direct;
 mod extents;
+mod filling;
 mod health;
 mod inherited;
 mod log_chunks;
@@ -95,6 +96,11 @@ pub enum Event {
     },
     /// Change the behaviour; identity and sizes are kept.
     Reconfigure(VolumeConfig),
+    /// Keep these ranges, and no others, in the SSD tier. Progress is in [`VolumeStats`].
+    Pin(Vec<SectorRange>),
+    /// Bring these ranges into the SSD tier once, in this order; with none, what was left of the last
+    /// warm-up is given up. Progress is in [`VolumeStats`].
+    WarmUp(Vec<SectorRange>),
 }
 
 /// Where a volume is in its life.
@@ -219,6 +225,7 @@ pub struct Volume {
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
     direct: direct::Direct,
+    filling: filling::Filling,
     reads: read::Reads,
     destage: Destage,
     destaging: destaging::Destaging,
@@ -261,6 +268,7 @@ impl Volume {
             early: VecDeque::new(),
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
+            filling: filling::Filling::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
@@ -298,6 +306,8 @@ impl Volume {
                 self.reconfigure_reads(cx);
                 self.forget_fetches();
             }
+            Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
+            Event::WarmUp(ranges) => self.warm_up(&ranges),
             Event::Reconfigure(config) => {
                 let (number, uuid) = (self.config.number, self.config.uuid);
                 let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);
@@ -358,6 +368,7 @@ impl Volume {
                 // What is inherited stays for others.
                 let first = self.own_key(range.first_block());
                 cx.cache.invalidate(first, range.block_count());
+                self.is_forgotten(range);
                 self.reply(id, Kind::Other, Ok(Reply::Done), cx);
             }
             Request::Extents {
@@ -474,6 +485,9 @@ impl Volume {
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
+                if self.close.is_none() && !self.health.fenced {
+                    self.fill_on(cx);
+                }
                 self.destage_poll(now, cx);
                 // Destage may have given back the space that writes wait for, or all of it.
                 self.admit_writes(now, cx);
@@ -727,6 +741,7 @@ impl Volume {
             self.direct_wakeup(),
             self.memory_wait,
             self.health.watch_at,
+            self.filling_wakeup(),
         ];
         wakeups.into_iter().flatten().min()
     }

@@ -51,6 +51,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         destage_depth_max: 16,
         sequential_cutoff_bytes: 4 << 20,
         promote_hits: 1,
+        fill_rate_max_bytes_s: 1 << 30,
         read_ahead_bytes_max: 1 << 20,
         resident_bytes_max: 1 << 20,
         backend_extents: false,

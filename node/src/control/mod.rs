@@ -295,6 +295,31 @@ async fn evict_volume(
     detached(async move { node.move_range(&name, range, false).await }).await
 }
 
+/// Keep a range in the SSD tier from now on; `pinned_left_bytes` tells how far filling it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/pin", params(("name" = String, Path)),
+    request_body = VolumeRange,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError),
+        (status = 409, body = ApiError)))]
+async fn pin_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<Volume> {
+    detached(async move { node.pin(&name, range, true).await }).await
+}
+
+/// Leave a range to eviction again.
+#[utoipa::path(post, path = "/v1/volumes/{name}/unpin", params(("name" = String, Path)),
+    request_body = VolumeRange,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError)))]
+async fn unpin_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<Volume> {
+    detached(async move { node.pin(&name, range, false).await }).await
+}
+
 /// Verify every checksum of a volume's write log.
 #[utoipa::path(post, path = "/v1/volumes/{name}/check", params(("name" = String, Path)),
     responses((status = 200, body = CheckReport), (status = 404, body = ApiError)))]
@@ -347,6 +372,8 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(clone_volume))
         .routes(routes!(promote_volume))
         .routes(routes!(evict_volume))
+        .routes(routes!(pin_volume))
+        .routes(routes!(unpin_volume))
         .routes(routes!(check_volume))
         .routes(routes!(get_metrics))
         .routes(routes!(get_openapi))

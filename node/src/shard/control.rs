@@ -99,6 +99,7 @@ impl Shard {
             Command::Promote(volume, range, answer) => {
                 self.job(volume, Move::Promote, range, answer);
             }
+            Command::Pin(volume, ranges, answer) => tell(answer, self.works.pin(volume, ranges)),
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
             Command::Forget(volume, answer) => {
                 let result = if self.works.numbers.contains_key(&volume) {
@@ -226,11 +227,13 @@ impl Shard {
             resizing: None,
             keeping: None,
             tiering: None,
+            pin_trouble: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
         });
         works.numbers.insert(number, slot);
         works.perform_opening(slot, actions);
+        works.pin_at_opening(slot, spec.pins);
     }
 
     /// A volume is closed or could not be opened, and nothing of it is under way.
@@ -244,6 +247,7 @@ impl Shard {
             return;
         };
         self.works.numbers.remove(&served.number);
+        self.works.forget_pins(served.number);
         if let Some(due) = self.works.due.get_mut(slot as usize) {
             *due = Nanos(u64::MAX);
         }

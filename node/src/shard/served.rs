@@ -175,6 +175,8 @@ pub struct Served {
     pub keeping: Option<Keeping>,
     /// What is being tiered out.
     pub tiering: Option<Tiering>,
+    /// Why what was pinned is not.
+    pub pin_trouble: Option<String>,
     /// Backend operations that wait until the backend has shrunk.
     pub held: Vec<Operation>,
     /// Latency by class.
@@ -281,6 +283,7 @@ impl Served {
             connections,
             qos,
             store: self.backend.counts(),
+            pin_trouble: self.pin_trouble.clone(),
             home: self.home(),
         }
     }

@@ -244,6 +244,8 @@ pub struct Coverage {
     pub crossings: u64,
     /// Promotions that were looked at closely.
     pub promotions: u64,
+    /// Pins that were looked at closely.
+    pub pins: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -279,6 +281,7 @@ impl Coverage {
         self.commits += other.commits;
         self.crossings += other.crossings;
         self.promotions += other.promotions;
+        self.pins += other.pins;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -294,7 +297,7 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} lost logs, \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
             self.steps,
@@ -313,6 +316,7 @@ impl std::fmt::Display for Coverage {
             self.fences,
             self.silent_rounds,
             self.promotions,
+            self.pins,
             self.lost_logs,
             self.commits,
             self.crossings,
@@ -771,5 +775,6 @@ mod clones;
 mod director;
 mod effects;
 mod lifecycle;
+mod pins;
 mod policies;
 mod snapshots;
