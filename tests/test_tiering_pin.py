@@ -57,7 +57,7 @@ def test_pin_stays_through_scans_restarts_and_writes(tmp_path):
         daemon.ok("volume", "flush", "scanned")
         daemon.ok("volume", "evict", "scanned")
         said = daemon.ok("volume", "pin", "v", "--offset", "0", "--length", "8M")
-        assert said == "volume v: 8 MiB in 1 range pinned, 100 % in the SSD tier\n", said
+        assert said == "volume v: 8 MiB in 1 range pinned, 100% in the SSD tier\n", said
         # The other half is there as well, but nothing keeps it.
         daemon.ok("volume", "promote", "v")
         scan(daemon)
@@ -100,7 +100,7 @@ def test_pin_is_listed_joined_and_cut(tmp_path):
             {"offset": 0, "bytes": MIB // 2},
             {"offset": 3 * MIB // 2, "bytes": MIB // 2},
         ]
-        assert "1 MiB in 2 ranges pinned, 100 %" in daemon.ok("volume", "show", "v")
+        assert "1 MiB in 2 ranges pinned, 100%" in daemon.ok("volume", "show", "v")
         # What is cut off is not pinned any more.
         volume = daemon.json("volume", "resize", "v", "--size", "1M", "--shrink")
         assert volume["pins"] == [{"offset": 0, "bytes": MIB // 2}]

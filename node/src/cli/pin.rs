@@ -1,4 +1,5 @@
-//! `hdcs volume pin`: progress while the range is filled. Ctrl-C stops the watching; filling goes on.
+//! `hdcs volume pin`, with progress while the range is filled (Ctrl-C stops the watching; filling goes on),
+//! `hdcs volume unpin` and `hdcs volume warm`.
 
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,24 @@ pub struct UnpinArguments {
     json: bool,
 }
 
+#[derive(Args, Debug)]
+pub struct WarmArguments {
+    /// Name of the volume
+    name: VolumeName,
+    /// First byte
+    #[arg(long, default_value = "0", conflicts_with = "cancel")]
+    offset: Size,
+    /// How much [default: to the end]
+    #[arg(long, conflicts_with = "cancel")]
+    length: Option<Size>,
+    /// Give up what is left of it
+    #[arg(long)]
+    cancel: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 fn left(volume: &Volume, of: fn(&Counters) -> u64) -> u64 {
     volume.counters.as_ref().map_or(0, of)
 }
@@ -87,6 +106,26 @@ pub async fn unpin(client: &Client, arguments: UnpinArguments) -> Result<(), Fai
         return output::json(&volume);
     }
     output::line(&format!("volume {name}: {}", in_words(&volume)));
+    Ok(())
+}
+
+pub async fn warm(client: &Client, arguments: WarmArguments) -> Result<(), Failure> {
+    let name = &arguments.name;
+    let path = format!("{}/warm", api_path(name));
+    let request = VolumeRange {
+        offset: arguments.offset.0,
+        bytes: arguments.length.map(|size| size.0),
+    };
+    let volume: Volume = if arguments.cancel {
+        client.request(Method::DELETE, &path, &()).await?
+    } else {
+        client.request(Method::POST, &path, &request).await?
+    };
+    if arguments.json {
+        return output::json(&volume);
+    }
+    let left = show(left(&volume, |counters| counters.warm_left_bytes));
+    output::line(&format!("volume {name}: {left} are left to warm up"));
     Ok(())
 }
 

@@ -76,6 +76,8 @@ pub(crate) enum Command {
     Promote(Range),
     /// Keep a range in the SSD tier: fill it, with progress, and do not evict it; Ctrl-C leaves it going on
     Pin(pin::Arguments),
+    /// Bring a range into the SSD tier in the background, beside the clients; `volume show` says how far it is
+    Warm(pin::WarmArguments),
     /// Leave a range to eviction again
     Unpin(pin::UnpinArguments),
     /// Open a volume that could not be opened
@@ -409,6 +411,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Evict(range) => move_range(client, range, "evict").await,
         Command::Promote(range) => move_range(client, range, "promote").await,
         Command::Pin(arguments) => pin::pin(client, arguments).await,
+        Command::Warm(arguments) => pin::warm(client, arguments).await,
         Command::Unpin(arguments) => pin::unpin(client, arguments).await,
         Command::Open(arguments) => open(client, arguments).await,
         Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,

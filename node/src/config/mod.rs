@@ -246,7 +246,7 @@ settings! {
     /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first
     /// read. More spares the SSD what is read once.
     cache_promote_hits: u64 = 1, 1..=8;
-    /// Pins, and the warm-up from a heat map, are filled no faster than this, beside the clients' requests.
+    /// Pins and warm-ups are filled no faster than this, beside the clients' requests.
     cache_warm_rate_mib_s: u64 = 200, 1..=100_000;
     /// Largest read-ahead of a sequential read; 0 turns it off.
     read_ahead_max_kib: u64 = 1024, 0..=16384;

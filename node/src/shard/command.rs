@@ -294,6 +294,9 @@ pub enum Command {
     /// Keep these ranges, and no others, in the SSD tier; answered when that is accepted. Watch
     /// [`VolumeStats::pinned_left_bytes`].
     Pin(VolumeNumber, Vec<SectorRange>, Answer<()>),
+    /// Bring these ranges into the SSD tier in the background, instead of what is left of an earlier
+    /// warm-up; answered when that is accepted. Watch [`VolumeStats::warm_left_bytes`].
+    WarmUp(VolumeNumber, Vec<SectorRange>, Answer<()>),
     /// Drop the clean part of a range from the read cache.
     Evict(VolumeNumber, SectorRange, Answer<()>),
     /// Forget a deleted volume's cached blocks.

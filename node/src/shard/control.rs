@@ -100,6 +100,9 @@ impl Shard {
                 self.job(volume, Move::Promote, range, answer);
             }
             Command::Pin(volume, ranges, answer) => tell(answer, self.works.pin(volume, ranges)),
+            Command::WarmUp(volume, ranges, answer) => {
+                tell(answer, self.works.warm_up(volume, ranges));
+            }
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
             Command::Forget(volume, answer) => {
                 let result = if self.works.numbers.contains_key(&volume) {

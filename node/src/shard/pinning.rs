@@ -1,7 +1,7 @@
-//! Pins of volumes: what the read cache is asked to keep, and why it may not.
+//! Pins and warm-ups of volumes: what the read cache is asked to keep and to take, and why it may not.
 
 use hdcs_core::io::SectorRange;
-use hdcs_core::read_cache::PinRefused;
+use hdcs_core::read_cache::{PinRefused, SsdState};
 use hdcs_core::volume::Event;
 
 use super::works::Works;
@@ -32,6 +32,23 @@ impl Works {
     pub fn pin(&mut self, number: VolumeNumber, ranges: Vec<SectorRange>) -> Result<(), String> {
         let slot = self.open_slot(number)?;
         self.pin_slot(slot, ranges)
+    }
+
+    /// Warm these ranges of a volume up instead of what is left of an earlier warm-up.
+    pub fn warm_up(
+        &mut self,
+        number: VolumeNumber,
+        ranges: Vec<SectorRange>,
+    ) -> Result<(), String> {
+        let slot = self.open_slot(number)?;
+        if !ranges.is_empty() && self.cache.stats().ssd_state == SsdState::Off {
+            return Err(
+                "this node has no SSD tier to warm up: set cache_total_size_mib and restart the daemon"
+                    .to_owned(),
+            );
+        }
+        self.step(slot, Event::WarmUp(ranges));
+        Ok(())
     }
 
     /// Pin what the catalogue says of a volume that begins to open. What is refused now, since the tier has

@@ -1,4 +1,5 @@
-//! Pins: ranges of a volume that stay in the SSD tier. They are recorded in its catalogue entry.
+//! Pins: ranges of a volume that stay in the SSD tier, recorded in its catalogue entry; and warm-ups, which
+//! are not.
 
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::SECTOR_BYTES;
@@ -95,6 +96,26 @@ impl Node {
             return Err(failed(error.to_string()));
         }
         self.put(entry, None);
+        self.volume(name).await
+    }
+
+    /// Bring a range into the SSD tier in the background; without one, give up what is left of that.
+    pub async fn warm_up(
+        &self,
+        name: &str,
+        range: Option<VolumeRange>,
+    ) -> Result<Volume, ApiError> {
+        let entry = self.entry(name)?;
+        let range = range
+            .map(|range| checked(name, &entry, &range))
+            .transpose()?;
+        let ranges = sectors(range.as_slice());
+        let number = VolumeNumber(entry.number);
+        ask(&*self.path, "warming it up", COMMAND_TIME_MAX, |answer| {
+            Command::WarmUp(number, ranges, answer)
+        })
+        .await
+        .map_err(|error| at_volume(name, error))?;
         self.volume(name).await
     }
 
