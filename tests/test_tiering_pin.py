@@ -5,8 +5,9 @@ import random
 from daemon import MIB, Daemon, refused
 
 BLOCK = 4096
-TIER = 32 * MIB
-PINNED = 8 * MIB
+TIER = 96 * MIB
+# Two of these are more than DRAM holds.
+PINNED = 40 * MIB
 
 # Nothing is read ahead, and long reads are kept, so every miss is a client's and a scan fills the tier.
 CONFIG = {
@@ -48,16 +49,17 @@ def test_pin_stays_through_scans_restarts_and_writes(tmp_path):
     with Daemon(tmp_path, CONFIG) as daemon:
         online(daemon)
         data = bytearray(random.Random(1).randbytes(2 * PINNED))
-        daemon.create("v")
+        assert daemon.json("status")["cache"]["dram_bytes"] < 2 * PINNED
+        daemon.create("v", size="80M")
         daemon.write("v", data)
         daemon.ok("volume", "flush", "v")
         daemon.ok("volume", "evict", "v")
-        daemon.create("scanned", size="80M")
-        daemon.write("scanned", random.Random(2).randbytes(80 * MIB))
+        daemon.create("scanned", size="240M")
+        daemon.write("scanned", random.Random(2).randbytes(240 * MIB))
         daemon.ok("volume", "flush", "scanned")
         daemon.ok("volume", "evict", "scanned")
-        said = daemon.ok("volume", "pin", "v", "--offset", "0", "--length", "8M")
-        assert said == "volume v: 8 MiB in 1 range pinned, 100% in the SSD tier\n", said
+        said = daemon.ok("volume", "pin", "v", "--offset", "0", "--length", "40M")
+        assert said == "volume v: 40 MiB in 1 range pinned, 100% in the SSD tier\n", said
         # The other half is there as well, but nothing keeps it.
         daemon.ok("volume", "promote", "v")
         scan(daemon)
@@ -112,7 +114,7 @@ def test_pin_is_listed_joined_and_cut(tmp_path):
 
 
 def test_pin_is_refused_beyond_its_share_and_where_nothing_is_cached(tmp_path):
-    with Daemon(tmp_path, {**CONFIG, "cache_pin_ratio_max": 30}) as daemon:
+    with Daemon(tmp_path, {**CONFIG, "cache_total_size_mib": 32, "cache_pin_ratio_max": 30}) as daemon:
         online(daemon)
         daemon.create("v")
         daemon.create("w")
