@@ -68,6 +68,11 @@ pub const CACHE_READS_MAX: usize = 16;
 pub const CACHE_INVALIDATIONS_MAX: usize = 1 << 16;
 /// Failed reads or writes in a row after which the SSD tier is given up.
 pub const CACHE_ERRORS_IN_ROW_MAX: u32 = 8;
+/// The largest share of the SSD tier, in percent, that pins may take.
+pub const CACHE_PIN_RATIO_MAX: u8 = 60;
+/// Share of a segment's lines, in percent, from which on a segment of pinned lines is passed over by
+/// eviction: emptying it would write nearly all of it again.
+pub const CACHE_PASS_OVER_RATIO: usize = 75;
 /// Frames that one insert into the DRAM tier looks at to find one to reuse: bounds its time.
 pub const DRAM_SWEEP_FRAMES_MAX: usize = 256;
 
@@ -96,6 +101,10 @@ const _: () = assert!(PROTOCOL_REQUEST_BYTES_MAX.is_multiple_of(REQUEST_BYTES_MA
 const _: () = assert!(
     SEGMENT_BYTES == REQUEST_BYTES_MAX,
     "a segment is one buffer of the pool"
+);
+const _: () = assert!(
+    (CACHE_PIN_RATIO_MAX as usize) < CACHE_PASS_OVER_RATIO,
+    "pins cannot make a segment of every segment that is passed over"
 );
 const _: () = assert!(
     CACHE_BYTES_MAX / (CACHE_LINE_BLOCKS_MIN * BLOCK_BYTES) as u64 * 5 / 4 < u32::MAX as u64,

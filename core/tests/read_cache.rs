@@ -8,8 +8,8 @@ use hdcs_core::format::block_checksum;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
 use hdcs_core::read_cache::{
-    CacheConfig, CacheEvent, Corrupt, FillMarks, Lookup, ReadCache, SsdConfig, SsdFailure,
-    SsdState, Tier,
+    CacheConfig, CacheEvent, Corrupt, FillMarks, Lookup, PinRefused, ReadCache, SsdConfig,
+    SsdFailure, SsdState, Tier,
 };
 
 const REGION: usize = 16 << 20;
@@ -206,6 +206,7 @@ fn cache_is_emptied_to_its_health_mark_ahead_of_demand() {
     rig.cache.set_fill_marks(FillMarks {
         ratio_max: 80,
         ratio_health: 40,
+        ..FillMarks::default()
     });
     let lines = rig.cache.stats().ssd_lines;
     rig.fill_lines(0..lines * 7 / 10);
@@ -704,4 +705,115 @@ fn cache_has_room_only_for_what_its_writes_leave() {
     rig.cache.end_promise(promised);
     rig.run();
     assert!(rig.cache.has_room(64));
+}
+
+/// Pin lines of volume 1.
+fn pin(rig: &mut Rig, lines: std::ops::Range<u64>) -> Result<(), PinRefused> {
+    rig.cache.pin(1, None, &[(lines.start * 4, lines.end * 4)])
+}
+
+#[test]
+fn pinned_lines_stay_through_scans_of_many_times_the_tier() {
+    let mut rig = Rig::new();
+    let lines = rig.cache.stats().ssd_lines;
+    let pinned = 300..300 + lines * 4 / 10;
+    pin(&mut rig, pinned.clone()).unwrap();
+    // Not in a row: each segment that takes them has others, too.
+    for line in pinned.clone() {
+        rig.fill_lines(line..line + 1);
+        rig.fill_lines(10_000 + line..10_001 + line);
+    }
+    let mut others = 20_000;
+    for round in 0..4 {
+        rig.fill_lines(others..others + 2 * lines);
+        let kept = rig.present(pinned.clone());
+        assert_eq!(kept as u64, pinned.end - pinned.start, "round {round}");
+        // What is not pinned is taken all the same.
+        let fresh = others + 2 * lines - 100..others + 2 * lines;
+        assert_eq!(rig.present(fresh), 100, "round {round}");
+        others += 2 * lines;
+    }
+    assert_eq!(rig.cache.losses(), 0);
+    for line in pinned.clone() {
+        assert_eq!(rig.read(line, 2), Some(Ok((line + 2) as u8)));
+    }
+    // An invalidation drops them as it does any others, and their room goes to others.
+    rig.cache.invalidate(key(pinned.start), 40);
+    assert_eq!(rig.present(pinned.start..pinned.start + 10), 0);
+    // Without pins the same scans leave nothing of them.
+    let mut rig = Rig::new();
+    rig.fill_lines(pinned.clone());
+    rig.fill_lines(20_000..20_000 + 2 * lines);
+    assert_eq!(rig.present(pinned), 0);
+}
+
+#[test]
+fn pinned_aliases_stay_with_their_bytes() {
+    let mut rig = Rig::new();
+    let lines = rig.cache.stats().ssd_lines;
+    // The same bytes at three addresses of each four, of which the second and third are pinned.
+    for line in 0..40 {
+        for alias in [0, 1000, 2000] {
+            let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
+            data.fill(line as u8 + 1);
+            rig.cache.fill(key(line + alias), &data.freeze());
+            rig.run();
+        }
+    }
+    assert!(rig.cache.stats().shared_lines >= 70);
+    pin(&mut rig, 1000..1040).unwrap();
+    rig.cache
+        .pin(1, None, &[(4000, 4160), (8000, 8160)])
+        .unwrap();
+    rig.cache.invalidate(key(0), 10 * 4);
+    rig.fill_lines(10_000..10_000 + 4 * lines);
+    assert_eq!(rig.present(1000..1040), 40);
+    assert_eq!(rig.present(2000..2040), 40);
+    assert_eq!(rig.present(0..40), 0);
+    assert_eq!(rig.cache.losses(), 0);
+    assert_eq!(rig.read(1020, 3), Some(Ok(21)));
+    assert_eq!(rig.read(2020, 0), Some(Ok(21)));
+}
+
+#[test]
+fn pins_beyond_their_share_of_the_tier_are_refused_with_the_figures() {
+    let mut rig = Rig::new();
+    let max = rig.cache.stats().ssd_lines * 4 * 50 / 100;
+    let most = max / 4;
+    pin(&mut rig, 0..most).unwrap();
+    let line_bytes = 4 * BLOCK_BYTES as u64;
+    let refused = rig.cache.pin(2, None, &[(0, 5)]);
+    let expected = PinRefused::TooMuch {
+        asked_bytes: 2 * line_bytes,
+        others_bytes: most * line_bytes,
+        max_bytes: max * BLOCK_BYTES as u64,
+    };
+    assert_eq!(refused, Err(expected));
+    assert!(pin(&mut rig, 0..most + 1).is_err(), "instead of its own");
+    pin(&mut rig, 5..10).unwrap();
+    rig.cache.pin(2, None, &[(0, 5)]).unwrap();
+    rig.config.ssd = None;
+    rig.restart();
+    assert_eq!(pin(&mut rig, 0..1), Err(PinRefused::NoTier));
+    assert_eq!(pin(&mut rig, 0..0), Ok(()));
+}
+
+#[test]
+fn pins_of_all_of_the_tier_do_not_stop_it() {
+    let mut rig = Rig::new();
+    let lines = rig.cache.stats().ssd_lines;
+    // A clone and what it inherited: twice half of the tier.
+    rig.cache.pin(7, Some(1), &[(0, lines / 2 * 4)]).unwrap();
+    rig.fill_lines(0..lines / 2);
+    for line in 0..lines / 2 {
+        let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
+        data.fill((line % 200) as u8);
+        data[..8].copy_from_slice(&(line + 50_000).to_le_bytes());
+        rig.cache.fill(BlockKey::new(7, line * 4), &data.freeze());
+        rig.run();
+    }
+    // What is new is taken, and nothing goes on for ever: `run` ends.
+    rig.fill_lines(10_000..10_000 + 2 * lines);
+    assert!(rig.present(10_000..10_000 + 2 * lines) > 0);
+    assert!(rig.cache.losses() > 0, "whoever pinned is told");
 }

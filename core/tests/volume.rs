@@ -1,5 +1,6 @@
 //! A volume agrees with plain memory, and refuses what it must.
 
+mod filling;
 mod promote_hits;
 mod world;
 

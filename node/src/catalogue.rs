@@ -136,6 +136,16 @@ pub struct LogPlace {
     pub bytes: u64,
 }
 
+/// A range of a volume that stays in the SSD tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PinnedRange {
+    /// First byte.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
 /// What the catalogue says of one volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -162,6 +172,9 @@ pub struct Entry {
     /// The file or block device of its home, relative to the volume's directory; none: cache mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<PathBuf>,
+    /// What stays in the SSD tier.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<PinnedRange>,
     /// Settings that differ from the node's.
     pub settings: BTreeMap<String, Value>,
 }
@@ -223,7 +236,7 @@ pub fn file_url(path: &Path) -> String {
 #[derive(Clone, Debug)]
 pub enum Found {
     /// A whole entry.
-    Entry(Entry),
+    Entry(Box<Entry>),
     /// An entry that cannot be trusted, and why, with what to do.
     Damaged(String),
 }
@@ -356,7 +369,7 @@ fn read_entry(directory: &Path, name: &str) -> Found {
             entry.name
         )),
         Ok(entry) => match check_volume_bytes(entry.bytes) {
-            Ok(()) => Found::Entry(entry),
+            Ok(()) => Found::Entry(Box::new(entry)),
             Err(error) => damaged(error),
         },
         Err(error) => damaged(error.to_string()),
@@ -595,6 +608,7 @@ mod tests {
             backend_identity: None,
             encryption: None,
             home: None,
+            pins: Vec::new(),
             settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
         }
     }
@@ -664,7 +678,7 @@ mod tests {
         let (_root, dir) = open();
         let made = make(&dir, entry("one", 1));
         let recovered = recover(&dir).unwrap();
-        assert!(matches!(&recovered.volumes["one"], Found::Entry(e) if *e == made));
+        assert!(matches!(&recovered.volumes["one"], Found::Entry(e) if **e == made));
         assert!(recovered.removed.is_empty() && recovered.ignored.is_empty());
     }
 

@@ -158,6 +158,21 @@ const OF_VOLUMES: &[OfVolume] = &[
         |c| c.log_stored_bytes as f64,
     ),
     gauge(
+        "hdcs_volume_pinned_bytes",
+        "Bytes that are pinned in the SSD tier.",
+        |c| c.pinned_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_pinned_left_bytes",
+        "Of them, what is still to be looked at or fetched.",
+        |c| c.pinned_left_bytes as f64,
+    ),
+    gauge(
+        "hdcs_volume_warm_left_bytes",
+        "Bytes of a warm-up that are still to be looked at or fetched.",
+        |c| c.warm_left_bytes as f64,
+    ),
+    gauge(
         "hdcs_volume_dirty_bytes",
         "Bytes that the backend does not have yet.",
         |c| c.dirty_bytes as f64,
@@ -741,6 +756,8 @@ mod tests {
             log_path: String::new(),
             log_bytes: 0,
             encryption: None,
+            pins: Vec::new(),
+            pin_trouble: None,
             connections: 0,
             settings: std::collections::BTreeMap::new(),
             overridden: Vec::new(),

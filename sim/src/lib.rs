@@ -16,6 +16,7 @@ pub mod check_backend;
 pub mod check_bounds;
 pub mod check_log;
 pub mod check_lost;
+pub mod check_pins;
 pub mod check_policy;
 pub mod check_progress;
 pub mod check_promotion;

@@ -79,6 +79,10 @@ pub enum Plant {
     IdleScrub,
     /// A discard that is to be ignored zeroes what it names.
     ForcedDiscard,
+    /// A pin is accepted and forgotten.
+    ForgottenPin,
+    /// Pins are taken beyond what they may have.
+    HoardedPins,
 }
 
 impl Plant {
@@ -103,6 +107,8 @@ impl Plant {
             | Self::LooseSnapshot
             | Self::GuessedLineage
             | Self::MisplacedFill
+            | Self::ForgottenPin
+            | Self::HoardedPins
             | Self::HastySwitch
             | Self::IdleScrub
             | Self::ForcedDiscard

@@ -254,6 +254,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     share(world)?;
     for unit in 0..world.units() {
         promote(world, unit)?;
+        pin(world, unit)?;
     }
     // What failed before all was well may have shown until now; nothing fails any more.
     world.check_healthy()?;
@@ -317,6 +318,33 @@ fn promote(world: &mut World, unit: usize) -> Result<(), Violation> {
     world.run_until(|world| world.is_idle())?;
     world.check_promoted(unit, range)?;
     world.settle()?;
+    world.watch(unit, range);
+    read(world, unit, range)?;
+    world.check_promotion_used(unit, range)
+}
+
+/// Pin a range, let a neighbour fill the tier and writes drop lines of it: it is there all the same.
+fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
+    let Some(range) = world.promotable(unit) else {
+        return Ok(());
+    };
+    // No two lines of it are the same: a line can be shared so often and no more.
+    for piece in pieces(range) {
+        send(world, unit, Ask::Write(piece, None, false))?;
+    }
+    world.begin_destage_all(unit)?;
+    world.run_until(|world| world.is_idle() && world.is_destaged())?;
+    world.pin(unit, range)?;
+    world.run_until(|world| world.is_filled(unit))?;
+    world.crowd()?;
+    world.check_pinned_at_once(unit, range)?;
+    let first = SectorRange::new(range.start, range.count.min(40));
+    send(world, unit, Ask::Write(first, None, true))?;
+    world.begin_destage_all(unit)?;
+    world.run_until(|world| world.is_idle() && world.is_destaged())?;
+    world.settle()?;
+    world.run_until(|world| world.is_filled(unit))?;
+    world.check_pinned(unit, range)?;
     world.watch(unit, range);
     read(world, unit, range)?;
     world.check_promotion_used(unit, range)

@@ -113,6 +113,8 @@ pub struct Scenario {
     pub lost_logs: Vec<bool>,
     /// What the volumes have begun as, if they are clones.
     pub origin: Option<Vec<Content>>,
+    /// Of every volume, the share in percent of its sectors that is pinned: from where to where.
+    pub pins: Option<(u64, u64)>,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -239,6 +241,11 @@ impl Scenario {
             if random.u32(..6) == 0 {
                 volume.config.discard = Discard::Ignore;
             }
+        }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(7)));
+        if random.u32(..4) == 0 {
+            let first = random.u64(..100);
+            scenario.pins = Some((first, random.u64(first..=100)));
         }
         scenario
     }
@@ -405,6 +412,7 @@ impl Scenario {
             scrubs: false,
             lost_logs: Vec::new(),
             origin: None,
+            pins: None,
         }
     }
 
@@ -455,6 +463,7 @@ impl Scenario {
             scrubs: false,
             lost_logs: Vec::new(),
             origin: None,
+            pins: None,
         }
     }
 
@@ -487,6 +496,7 @@ impl Scenario {
             destage_depth_max: 1,
             sequential_cutoff_bytes: 0,
             promote_hits: 1,
+            fill_rate_max_bytes_s: 64 << 20,
             read_ahead_bytes_max: 0,
             log_entries_max: 0,
             resident_bytes_max: 0,
@@ -511,6 +521,7 @@ impl Scenario {
             FillMarks {
                 ratio_max: 80,
                 ratio_health: 60,
+                ..FillMarks::default()
             }
         } else {
             FillMarks::default()

@@ -132,6 +132,16 @@ fn plant_of_a_stale_promotion_is_caught() {
 }
 
 #[test]
+fn plant_of_a_pin_that_is_forgotten_is_caught() {
+    assert_caught(Plant::ForgottenPin, &["pinned-not-kept"]);
+}
+
+#[test]
+fn plant_of_pins_beyond_their_share_is_caught() {
+    assert_caught(Plant::HoardedPins, &["pinned-not-kept"]);
+}
+
+#[test]
 fn plant_of_a_number_kept_without_its_log_is_caught() {
     assert_caught(Plant::KeptNumber, &["read-stale"]);
 }

@@ -285,6 +285,13 @@ impl Index {
         self.forget_content(line);
     }
 
+    /// The aliases of a segment, with the line of each.
+    pub fn aliases_of(&self, segment: usize) -> impl Iterator<Item = (u64, Line)> {
+        let first = self.aliases.get(self.alias_heads[segment] as usize);
+        core::iter::successors(first, |alias| self.aliases.get(alias.next as usize))
+            .map(|alias| (alias.key, Line(alias.line)))
+    }
+
     /// Empty every slot of a segment.
     pub fn clear_segment(&mut self, segment: usize) {
         while self.alias_heads[segment] != NONE {

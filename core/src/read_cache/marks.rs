@@ -9,7 +9,7 @@
 //! are soft: what is filled faster than it can be evicted goes beyond them as long as segments are free.
 
 /// Free segments that eviction keeps ready, whatever the marks say.
-const FREE_SEGMENTS_MIN: usize = 2;
+pub const FREE_SEGMENTS_MIN: usize = 2;
 
 /// Shares of the SSD tier in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct FillMarks {
     pub ratio_max: u8,
     /// It ends when no more than this is in use; not above the other.
     pub ratio_health: u8,
+    /// Pins of all volumes take no more than this.
+    pub pin_ratio_max: u8,
 }
 
 impl Default for FillMarks {
@@ -25,6 +27,7 @@ impl Default for FillMarks {
         Self {
             ratio_max: 100,
             ratio_health: 100,
+            pin_ratio_max: 50,
         }
     }
 }
@@ -67,6 +70,7 @@ mod tests {
         let marks = FillMarks {
             ratio_max: 90,
             ratio_health: 60,
+            ..FillMarks::default()
         };
         let mut eviction = Eviction {
             marks,

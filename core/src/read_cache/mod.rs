@@ -11,6 +11,7 @@
 //! | `index` | which line of the SSD tier holds which address |
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
 //! | `marks` | how full the SSD tier becomes |
+//! | `pins` | what stays in it |
 //! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
 //! | `ssd/load` | what a restart finds |
 //! | `table`, `ghost` | the memory that the indexes are made of |
@@ -33,6 +34,7 @@ mod ghost;
 mod index;
 mod journal;
 mod marks;
+mod pins;
 mod root;
 mod ssd;
 mod table;
@@ -52,6 +54,8 @@ use ssd::{Found, Ssd};
 // For looking at a cache's device without serving from it.
 pub use journal::{Entry, EpochScan, Layout};
 pub use marks::FillMarks;
+pub use pins::PinRefused;
+pub(crate) use pins::whole_lines;
 pub use root::{Root, Verdict};
 pub use ssd::{FooterFound, ScrubLine, read_footer};
 pub(crate) use table::mix;
@@ -328,6 +332,41 @@ impl ReadCache {
     /// Blocks of one line: what a miss fetches, aligned to its size.
     pub fn line_blocks(&self) -> u64 {
         self.line_blocks
+    }
+
+    /// Whether these ranges of a volume's blocks, first and end of each, may be pinned instead of what is.
+    pub fn may_pin(&self, volume: u32, ranges: &[(u64, u64)]) -> Result<(), PinRefused> {
+        match &self.ssd {
+            None if ranges.iter().all(|(first, end)| first >= end) => Ok(()),
+            None => Err(PinRefused::NoTier),
+            Some(ssd) => ssd.may_pin(volume, ranges),
+        }
+    }
+
+    /// Pin these ranges of a volume's blocks, and nothing else of it: their lines are not evicted from
+    /// the SSD tier while they are valid, nor are those of its origin there. Refused, nothing changes.
+    pub fn pin(
+        &mut self,
+        volume: u32,
+        origin: Option<u32>,
+        ranges: &[(u64, u64)],
+    ) -> Result<(), PinRefused> {
+        self.may_pin(volume, ranges)?;
+        if let Some(ssd) = &mut self.ssd {
+            ssd.pin(volume, origin, ranges);
+        }
+        Ok(())
+    }
+
+    /// How often lines were lost of the SSD tier that were neither invalidated nor evicted: pinned ones
+    /// may be among them.
+    pub fn losses(&self) -> u64 {
+        self.ssd.as_ref().map_or(0, |ssd| ssd.counters.losses)
+    }
+
+    /// Whether the SSD tier takes lines at present.
+    pub fn takes_lines(&self) -> bool {
+        self.ssd.as_ref().is_some_and(Ssd::takes_lines)
     }
 
     /// Find a block for a client's read; counts as a use.

@@ -47,6 +47,7 @@ use super::ghost::Ghost;
 use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
 use super::marks::Eviction;
+use super::pins::Pins;
 use super::root::Root;
 use super::table::mix;
 use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState};
@@ -60,15 +61,17 @@ use crate::limits::{
 };
 
 mod control;
+mod evict;
 mod load;
 mod scrub;
 mod segments;
 
 use control::Control;
+use evict::Emptying;
 use load::Scan;
 pub use load::{FooterFound, read_footer};
 pub use scrub::ScrubLine;
-use segments::{Compare, Emptying, Open};
+use segments::{Compare, Open};
 
 /// The streams of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +155,7 @@ pub struct Counters {
     pub warm_lines: u64,
     pub failures: u64,
     pub readmissions: u64,
+    pub losses: u64,
 }
 
 /// See the module.
@@ -185,6 +189,11 @@ pub struct Ssd {
     /// Segments that are not on the medium yet: their bytes.
     writing: BTreeMap<u32, Buf>,
     pub eviction: Eviction,
+    pins: Pins,
+    /// Segments of each stream that eviction has passed over since it found one, and the sequence number at which it
+    /// found that all of them are pinned.
+    passed_over: [usize; 2],
+    all_pinned_at: u64,
     emptying: Option<Emptying>,
     compares: Vec<Compare>,
     /// What is under way and since when; the oldest first.
@@ -256,6 +265,9 @@ impl Ssd {
             unsent: VecDeque::new(),
             writing: BTreeMap::new(),
             eviction: Eviction::default(),
+            pins: Pins::default(),
+            passed_over: [0; 2],
+            all_pinned_at: 0,
             emptying: None,
             compares: Vec::new(),
             ops: BTreeMap::new(),
@@ -305,6 +317,8 @@ impl Ssd {
         self.now = before.now;
         self.counters = before.counters;
         self.counters.readmissions += 1;
+        self.counters.losses += 1;
+        self.pins = before.pins;
         self.eviction.marks = before.eviction.marks;
         self.drive(actions);
     }
@@ -575,6 +589,7 @@ impl Ssd {
             });
         }
         self.index.unmap_line(line);
+        self.counters.losses += 1;
     }
 
     pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {

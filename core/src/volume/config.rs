@@ -96,6 +96,8 @@ pub struct VolumeConfig {
     pub sequential_cutoff_bytes: u64,
     /// A line goes to the SSD tier once it was read so often of late; 1 is at the first read.
     pub promote_hits: u8,
+    /// Pins and warm-ups are filled no faster than this many bytes a second.
+    pub fill_rate_max_bytes_s: u64,
     /// Largest read-ahead of a sequential stream; 0 turns it off.
     pub read_ahead_bytes_max: u64,
     /// Entries that the log holds at most, however small they are stored: bounds its index. Not fewer than it

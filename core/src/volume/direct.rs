@@ -719,9 +719,16 @@ impl Volume {
             return;
         }
         self.direct.lost |= tell_next;
-        for (range, _) in self.direct.unflushed.iter() {
+        let unflushed: Vec<SectorRange> = self
+            .direct
+            .unflushed
+            .iter()
+            .map(|(range, _)| range)
+            .collect();
+        for range in unflushed {
             let first = self.own_key(range.first_block());
             cx.cache.invalidate(first, range.block_count());
+            self.is_forgotten(range);
         }
         self.forget_fetches();
     }

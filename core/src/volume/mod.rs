@@ -23,8 +23,8 @@
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
-//! past the log, and the way there and back), `read` (lookup, fetches), `promotion`, `extents`, `destaging`
-//! (the backend side), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
+//! past the log, and the way there and back), `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`,
+//! `destaging` (the backend side), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
 //! and since when), `scrub` (verifying what lies on the node's devices).
 
 mod compression;
@@ -32,6 +32,7 @@ mod config;
 mod destaging;
 mod direct;
 mod extents;
+mod filling;
 mod health;
 mod inherited;
 mod log_chunks;
@@ -101,6 +102,11 @@ pub enum Event {
     },
     /// Change the behaviour; identity and sizes are kept.
     Reconfigure(VolumeConfig),
+    /// Keep these ranges, and no others, in the SSD tier. Progress is in [`VolumeStats`].
+    Pin(Vec<SectorRange>),
+    /// Bring these ranges into the SSD tier once, in this order; with none, what was left of the last
+    /// warm-up is given up. Progress is in [`VolumeStats`].
+    WarmUp(Vec<SectorRange>),
 }
 
 /// Where a volume is in its life.
@@ -237,6 +243,7 @@ pub struct Volume {
     writes: write::Writes,
     direct: direct::Direct,
     compression: Compression,
+    filling: filling::Filling,
     reads: read::Reads,
     destage: Destage,
     destaging: destaging::Destaging,
@@ -280,6 +287,7 @@ impl Volume {
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
             compression: Compression::default(),
+            filling: filling::Filling::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
@@ -317,6 +325,8 @@ impl Volume {
                 self.reconfigure_reads(cx);
                 self.forget_fetches();
             }
+            Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
+            Event::WarmUp(ranges) => self.warm_up(&ranges),
             Event::Reconfigure(config) => {
                 let (number, uuid) = (self.config.number, self.config.uuid);
                 let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);
@@ -385,6 +395,7 @@ impl Volume {
                 // What is inherited stays for others.
                 let first = self.own_key(range.first_block());
                 cx.cache.invalidate(first, range.block_count());
+                self.is_forgotten(range);
                 self.reply(id, Kind::Other, Ok(Reply::Done), cx);
             }
             Request::Extents {
@@ -513,6 +524,9 @@ impl Volume {
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
+                if self.close.is_none() && !self.health.fenced {
+                    self.fill_on(cx);
+                }
                 self.destage_poll(now, cx);
                 // Destage may have given back the space that writes wait for, or all of it.
                 self.admit_writes(now, cx);
@@ -770,6 +784,7 @@ impl Volume {
             self.direct_wakeup(),
             self.memory_wait,
             self.health.watch_at,
+            self.filling_wakeup(),
         ];
         wakeups.into_iter().flatten().min()
     }

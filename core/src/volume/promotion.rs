@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 use super::read::{FETCH_BLOCKS_MAX, Fill};
-use super::{Context, Kind, Volume};
+use super::{Context, Kind, Volume, filling};
 use crate::error::RequestError;
 use crate::io::{Reply, RequestId, SectorRange};
 use crate::limits::BLOCK_SECTORS;
@@ -19,7 +19,8 @@ const PROMOTE_RETURNS_MAX: u32 = 64;
 /// A promotion under way.
 #[derive(Debug)]
 pub(super) struct Promotion {
-    id: RequestId,
+    /// Who is answered; nobody, if the volume fills what nobody waits for.
+    id: Option<RequestId>,
     next: u64,
     end: u64,
     pub(super) fetches: usize,
@@ -31,13 +32,29 @@ pub(super) struct Promotion {
 impl Volume {
     pub(super) fn promote(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
         let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
+        self.begin_promoting(Some(id), range.first_block(), end, PROMOTE_RETURNS_MAX, cx);
+    }
+
+    /// Promote blocks that nobody has asked for; [`Self::piece_ended`] is told of the end.
+    pub(super) fn promote_unasked(&mut self, first: u64, end: u64, cx: &mut Context<'_>) {
+        self.begin_promoting(None, first, end, filling::RETURNS_MAX, cx);
+    }
+
+    fn begin_promoting(
+        &mut self,
+        id: Option<RequestId>,
+        next: u64,
+        end: u64,
+        returns_left: u32,
+        cx: &mut Context<'_>,
+    ) {
         let promotion = Promotion {
             id,
-            next: range.first_block(),
+            next,
             end,
             fetches: 0,
             failed: false,
-            returns_left: PROMOTE_RETURNS_MAX,
+            returns_left,
         };
         let key = self.reads.promotions.insert(promotion);
         self.go_on_promoting(key, cx);
@@ -92,7 +109,10 @@ impl Volume {
                     } else {
                         Ok(Reply::Done)
                     };
-                    self.reply(id, Kind::Other, result, cx);
+                    match id {
+                        Some(id) => self.reply(id, Kind::Other, result, cx),
+                        None => self.piece_ended(failed, cx),
+                    }
                 }
                 return;
             }

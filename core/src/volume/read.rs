@@ -708,6 +708,7 @@ impl Volume {
             );
             fetch.stale |= covered.overlaps(range);
         }
+        self.is_forgotten(range);
     }
 
     pub(super) fn wake_durable_reads(&mut self, durable: Sequence, cx: &mut Context<'_>) {

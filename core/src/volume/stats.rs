@@ -30,6 +30,12 @@ pub struct VolumeStats {
     pub miss_blocks: u64,
     /// 4 KiB blocks read ahead.
     pub read_ahead_blocks: u64,
+    /// Bytes that are pinned.
+    pub pinned_bytes: u64,
+    /// Of them, what may not be in the SSD tier and is still to be looked at or fetched.
+    pub pinned_left_bytes: u64,
+    /// Of a warm-up: bytes still to be looked at or fetched.
+    pub warm_left_bytes: u64,
     /// Clean cached blocks that failed their checksum and were fetched again.
     pub cache_corrupt_blocks: u64,
     /// Dirty blocks that failed their checksum.
@@ -98,6 +104,9 @@ impl Volume {
             stats.inherited_blocks = inherited.blocks();
             stats.index_bytes += inherited.memory_bytes() as u64;
         }
+        stats.pinned_bytes = self.filling.pinned_bytes();
+        stats.pinned_left_bytes = self.filling.pinned_left_bytes();
+        stats.warm_left_bytes = self.filling.warm_left_bytes();
         stats.resident_bytes = self.writes.resident_bytes;
         stats.policy = self.policy();
         stats.policy_remaining_bytes = self.policy_remaining_bytes();

@@ -57,6 +57,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         destage_depth_max: 16,
         sequential_cutoff_bytes: 4 << 20,
         promote_hits: 1,
+        fill_rate_max_bytes_s: 1 << 30,
         read_ahead_bytes_max: 1 << 20,
         log_entries_max: LOG_BYTES_MIN / 4096 * LOG_BLOCK_ENTRIES_MAX,
         resident_bytes_max: 1 << 20,

@@ -11,6 +11,7 @@ mod check;
 mod client;
 mod flush;
 mod output;
+mod pin;
 mod policy;
 mod progress;
 mod scrub;

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::client::Client;
 use super::size::show;
-use super::{Failure, policy, scrub};
+use super::{Failure, pin, policy, scrub};
 use crate::control::api::{QosCounters, Status, Volume};
 use crate::data_dir::dirty::unix_ms;
 
@@ -214,6 +214,12 @@ pub fn volume(volume: &Volume) {
                 percent(c.miss_blocks, blocks)
             ),
         );
+        if !volume.pins.is_empty() {
+            row("pinned", pin::in_words(volume));
+        }
+        if c.warm_left_bytes > 0 {
+            row("left to warm up", show(c.warm_left_bytes));
+        }
         if c.inherited_bytes > 0 {
             row("cached with other clones", show(c.inherited_bytes));
         }

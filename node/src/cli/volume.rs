@@ -8,7 +8,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output, policy, scrub, snapshot, transfer};
+use super::{Failure, flush, output, pin, policy, scrub, snapshot, transfer};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
@@ -76,6 +76,12 @@ pub(crate) enum Command {
     Evict(Range),
     /// Bring data into the read cache
     Promote(Range),
+    /// Keep a range in the SSD tier: fill it, with progress, and do not evict it; Ctrl-C leaves it going on
+    Pin(pin::Arguments),
+    /// Bring a range into the SSD tier in the background, beside the clients; `volume show` says how far it is
+    Warm(pin::WarmArguments),
+    /// Leave a range to eviction again
+    Unpin(pin::UnpinArguments),
     /// Open a volume that could not be opened
     Open(Open),
     /// Wrap the data key of an encrypted volume with another key; the volume serves on
@@ -414,6 +420,9 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Import(arguments) => transfer::import(client, *arguments).await,
         Command::Evict(range) => move_range(client, range, "evict").await,
         Command::Promote(range) => move_range(client, range, "promote").await,
+        Command::Pin(arguments) => pin::pin(client, arguments).await,
+        Command::Warm(arguments) => pin::warm(client, arguments).await,
+        Command::Unpin(arguments) => pin::unpin(client, arguments).await,
         Command::Open(arguments) => open(client, arguments).await,
         Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,
         Command::Detach {

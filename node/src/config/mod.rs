@@ -15,7 +15,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hdcs_core::codec::Method;
-use hdcs_core::limits::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::limits::{
+    CACHE_BYTES_MAX, CACHE_BYTES_MIN, CACHE_PIN_RATIO_MAX, LOG_BYTES_MAX, LOG_BYTES_MIN,
+};
 use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
@@ -167,6 +169,8 @@ settings! {
     /// Share of the SSD tier in use, in percent, down to which that goes on: the difference is room for
     /// a burst of fills or a promotion. It must not be above `cache_ratio_max`.
     cache_ratio_health: u64 = 100, 10..=100;
+    /// Share of the SSD tier, in percent, that pins of all volumes may take.
+    cache_pin_ratio_max: u64 = 50, 0..=u64::from(CACHE_PIN_RATIO_MAX);
     /// How long the SSD tier's device may take for one operation. Beyond it the tier is given up:
     /// reads and destage go on without it.
     cache_answer_max_ms: u64 = 5_000, 10..=600_000;
@@ -253,6 +257,8 @@ settings! {
     /// A line goes to the SSD tier once it was read so often of late, and to DRAM before; 1 is at the first
     /// read. More spares the SSD what is read once.
     cache_promote_hits: u64 = 1, 1..=8;
+    /// Pins and warm-ups are filled no faster than this, beside the clients' requests.
+    cache_warm_rate_mib_s: u64 = 200, 1..=100_000;
     /// Largest read-ahead of a sequential read; 0 turns it off.
     read_ahead_max_kib: u64 = 1024, 0..=16384;
     /// Most data acknowledged and not yet durable, under persist on-flush.

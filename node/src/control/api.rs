@@ -155,6 +155,15 @@ pub struct VolumeRange {
     pub bytes: Option<u64>,
 }
 
+/// A range of a volume that stays in the SSD tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumePin {
+    /// First byte.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
 /// How a volume is deleted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -351,6 +360,15 @@ pub struct Counters {
     pub miss_blocks: u64,
     /// 4 KiB blocks read ahead.
     pub read_ahead_blocks: u64,
+    /// Bytes that are pinned in the SSD tier.
+    #[serde(default)]
+    pub pinned_bytes: u64,
+    /// Of them, what is still to be looked at or fetched.
+    #[serde(default)]
+    pub pinned_left_bytes: u64,
+    /// Of a warm-up: bytes still to be looked at or fetched.
+    #[serde(default)]
+    pub warm_left_bytes: u64,
     /// Cached blocks that failed their checksum and were fetched again.
     pub cache_corrupt_blocks: u64,
     /// Dirty blocks that failed their checksum.
@@ -554,6 +572,12 @@ pub struct Volume {
     /// How it is encrypted, if it is.
     #[serde(default)]
     pub encryption: Option<VolumeEncryption>,
+    /// What stays in the SSD tier.
+    #[serde(default)]
+    pub pins: Vec<VolumePin>,
+    /// Why nothing of that is kept at present, if so.
+    #[serde(default)]
+    pub pin_trouble: Option<String>,
     /// NBD connections that have it open.
     pub connections: u64,
     /// Its settings, the node's included.

@@ -295,6 +295,50 @@ async fn evict_volume(
     detached(async move { node.move_range(&name, range, false).await }).await
 }
 
+/// Keep a range in the SSD tier from now on; `pinned_left_bytes` tells how far filling it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/pin", params(("name" = String, Path)),
+    request_body = VolumeRange,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError),
+        (status = 409, body = ApiError)))]
+async fn pin_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<Volume> {
+    detached(async move { node.pin(&name, range, true).await }).await
+}
+
+/// Bring a range into the SSD tier in the background; `warm_left_bytes` tells how far it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/warm", params(("name" = String, Path)),
+    request_body = VolumeRange,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError)))]
+async fn warm_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<Volume> {
+    node.warm_up(&name, Some(range)).await.map(Json)
+}
+
+/// Give up what is left of a warm-up.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/warm", params(("name" = String, Path)),
+    responses((status = 200, body = Volume), (status = 404, body = ApiError)))]
+async fn cancel_warm(State(node): Shared, Path(name): Path<String>) -> Answer<Volume> {
+    node.warm_up(&name, None).await.map(Json)
+}
+
+/// Leave a range to eviction again.
+#[utoipa::path(post, path = "/v1/volumes/{name}/unpin", params(("name" = String, Path)),
+    request_body = VolumeRange,
+    responses((status = 200, body = Volume), (status = 400, body = ApiError)))]
+async fn unpin_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(range): Json<VolumeRange>,
+) -> Answer<Volume> {
+    detached(async move { node.pin(&name, range, false).await }).await
+}
+
 /// Verify every checksum of a volume's write log.
 #[utoipa::path(post, path = "/v1/volumes/{name}/check", params(("name" = String, Path)),
     responses((status = 200, body = CheckReport), (status = 404, body = ApiError)))]
@@ -367,6 +411,9 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(clone_volume))
         .routes(routes!(promote_volume))
         .routes(routes!(evict_volume))
+        .routes(routes!(pin_volume))
+        .routes(routes!(unpin_volume))
+        .routes(routes!(warm_volume, cancel_warm))
         .routes(routes!(check_volume))
         .routes(routes!(scrub_volume, cancel_scrub))
         .routes(routes!(get_metrics))

@@ -462,6 +462,7 @@ fn shard_config(node: &NodeSettings, budget: &Budget, dir: &Arc<Mutex<DataDir>>)
         cache_fill: FillMarks {
             ratio_max: node.cache_ratio_max as u8,
             ratio_health: node.cache_ratio_health as u8,
+            pin_ratio_max: node.cache_pin_ratio_max as u8,
         },
         cache_device: place.map(|place| CacheDevice {
             place: Arc::new(place),

@@ -10,7 +10,9 @@ use hdrhistogram::Histogram;
 
 use super::api::{
     Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
+    VolumePin,
 };
+use crate::catalogue::PinnedRange;
 use crate::config::value::Word;
 use crate::data_dir::dirty::unix_ms;
 use crate::shard::command::{ShardReport, VolumeReport};
@@ -221,6 +223,9 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         ssd_hit_blocks: stats.ssd_hit_blocks,
         miss_blocks: stats.miss_blocks,
         read_ahead_blocks: stats.read_ahead_blocks,
+        pinned_bytes: stats.pinned_bytes,
+        pinned_left_bytes: stats.pinned_left_bytes,
+        warm_left_bytes: stats.warm_left_bytes,
         cache_corrupt_blocks: stats.cache_corrupt_blocks,
         log_corrupt_blocks: stats.log_corrupt_blocks,
         log_used_bytes: stats.log_used_blocks * block,
@@ -254,6 +259,14 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         store: None,
         qos: QosCounters::default(),
         home: None,
+    }
+}
+
+/// A range that stays in the SSD tier.
+pub fn pin(range: &PinnedRange) -> VolumePin {
+    VolumePin {
+        offset: range.offset,
+        bytes: range.bytes,
     }
 }
 

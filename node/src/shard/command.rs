@@ -116,6 +116,8 @@ pub struct VolumeSpec {
     pub encryption: Option<Encryption>,
     /// The store of its home, if it is in storage mode.
     pub home: Option<PathBuf>,
+    /// What stays in the SSD tier.
+    pub pins: Vec<SectorRange>,
     /// Who is asked before it is opened.
     pub admission: Arc<dyn Admission>,
 }
@@ -158,6 +160,8 @@ pub struct VolumeReport {
     pub qos: QosStats,
     /// Requests to its backend's store, if that has one.
     pub store: Option<crate::stores::Counts>,
+    /// Why what was pinned is not, if it is not.
+    pub pin_trouble: Option<String>,
     /// Its home, if it is in storage mode. What is dirty there is part of `stats`.
     pub home: Option<hdcs_core::home::Status>,
     /// How far the copy is that a snapshot of it has to make, if it makes one.
@@ -291,6 +295,12 @@ pub enum Command {
     SetQos(VolumeNumber, Qos, Answer<()>),
     /// Bring a range into the read cache; answered when it is there.
     Promote(VolumeNumber, SectorRange, Answer<()>),
+    /// Keep these ranges, and no others, in the SSD tier; answered when that is accepted. Watch
+    /// [`VolumeStats::pinned_left_bytes`].
+    Pin(VolumeNumber, Vec<SectorRange>, Answer<()>),
+    /// Bring these ranges into the SSD tier in the background, instead of what is left of an earlier
+    /// warm-up; answered when that is accepted. Watch [`VolumeStats::warm_left_bytes`].
+    WarmUp(VolumeNumber, Vec<SectorRange>, Answer<()>),
     /// Drop the clean part of a range from the read cache.
     Evict(VolumeNumber, SectorRange, Answer<()>),
     /// Verify what the volume has on this node's devices, healing what has another copy; answered at its

@@ -99,6 +99,10 @@ impl Shard {
             Command::Promote(volume, range, answer) => {
                 self.job(volume, Move::Promote, range, answer);
             }
+            Command::Pin(volume, ranges, answer) => tell(answer, self.works.pin(volume, ranges)),
+            Command::WarmUp(volume, ranges, answer) => {
+                tell(answer, self.works.warm_up(volume, ranges));
+            }
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
             Command::Scrub(volume, progress, answer) => self.begin_scrub(volume, progress, answer),
             Command::Forget(volume, answer) => {
@@ -228,11 +232,13 @@ impl Shard {
             resizing: None,
             keeping: None,
             tiering: None,
+            pin_trouble: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
         });
         works.numbers.insert(number, slot);
         works.perform_opening(slot, actions);
+        works.pin_at_opening(slot, spec.pins);
     }
 
     /// A volume is closed or could not be opened, and nothing of it is under way.
@@ -246,6 +252,7 @@ impl Shard {
             return;
         };
         self.works.numbers.remove(&served.number);
+        self.works.forget_pins(served.number);
         if let Some(due) = self.works.due.get_mut(slot as usize) {
             *due = Nanos(u64::MAX);
         }

@@ -196,6 +196,8 @@ pub struct Served {
     pub keeping: Option<Keeping>,
     /// What is being tiered out.
     pub tiering: Option<Tiering>,
+    /// Why what was pinned is not.
+    pub pin_trouble: Option<String>,
     /// Backend operations that wait until the backend has shrunk, or has kept a state.
     pub held: Vec<Operation>,
     /// Latency by class.
@@ -328,6 +330,7 @@ impl Served {
             connections,
             qos,
             store: self.backend.counts(),
+            pin_trouble: self.pin_trouble.clone(),
             home: self.home(),
             copying: self
                 .backend

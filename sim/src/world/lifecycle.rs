@@ -84,7 +84,9 @@ impl World {
             volume.inherit(inherited);
         }
         node.volumes.push(volume);
-        self.perform_all(Owner::Volume(unit), actions)
+        self.perform_all(Owner::Volume(unit), actions)?;
+        let pins = self.pins(unit);
+        self.step_volume(unit, Event::Pin(pins))
     }
 
     /// Let every client send so many requests.
@@ -287,6 +289,8 @@ impl World {
             }
         }
         self.perform_all(Owner::Volume(unit), actions)?;
+        let pins = self.pins(unit);
+        self.step_volume(unit, Event::Pin(pins))?;
         self.tick();
         Ok(())
     }
@@ -479,7 +483,7 @@ impl World {
         Ok(())
     }
 
-    fn tick(&mut self) {
+    pub(super) fn tick(&mut self) {
         self.queue.add(self.now, Happening::Tick);
     }
 

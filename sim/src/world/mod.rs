@@ -261,6 +261,8 @@ pub struct Coverage {
     pub scrubs: u64,
     /// Blocks that a scrub made good.
     pub scrub_healed: u64,
+    /// Pins that were looked at closely.
+    pub pins: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -299,6 +301,7 @@ impl Coverage {
         self.promotions += other.promotions;
         self.scrubs += other.scrubs;
         self.scrub_healed += other.scrub_healed;
+        self.pins += other.pins;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -314,7 +317,7 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} scrubs that \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} scrubs that \
              healed {} blocks, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
@@ -335,6 +338,7 @@ impl std::fmt::Display for Coverage {
             self.fences,
             self.silent_rounds,
             self.promotions,
+            self.pins,
             self.scrubs,
             self.scrub_healed,
             self.lost_logs,
@@ -798,6 +802,7 @@ mod clones;
 mod director;
 mod effects;
 mod lifecycle;
+mod pins;
 mod policies;
 mod scrubs;
 mod snapshots;

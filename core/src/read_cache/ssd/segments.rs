@@ -1,6 +1,5 @@
-//! Filling, sealing, comparing and evicting segments. See the module above.
+//! Filling, sealing and comparing segments. See the module above.
 
-use super::super::ghost::Ring;
 use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CACHE_READS_MAX, CACHE_SEGMENT_WRITES_MAX, Entry, Line, Op,
     SEGMENT_BYTES, SegmentState, Ssd, Stream, Token, Vec, block_checksum, mix, vec,
@@ -11,8 +10,6 @@ use crate::io::BlockKey;
 use crate::limits::CACHE_LINE_BLOCKS_MAX;
 use zerocopy::FromZeros;
 
-/// One segment in so many belongs to the small stream.
-const SMALL_SHARE: usize = 10;
 /// Lines whose bytes are being compared, and the buffers that they hold.
 const COMPARES_MAX: usize = CACHE_READS_MAX / 2;
 
@@ -35,21 +32,7 @@ pub(super) struct Compare {
     pub(super) cancelled: bool,
 }
 
-/// The segment that is being evicted.
-#[derive(Debug)]
-pub(super) struct Emptying {
-    segment: usize,
-    next_slot: usize,
-    reads: usize,
-    /// Lines that were used so often are kept,
-    uses_min: u8,
-    /// and so many of those that were used once less,
-    others_left: usize,
-    /// but no more than this.
-    keep_left: usize,
-}
-
-fn line_checksums(data: &[u8]) -> ([u32; CACHE_LINE_BLOCKS_MAX], usize) {
+pub(super) fn line_checksums(data: &[u8]) -> ([u32; CACHE_LINE_BLOCKS_MAX], usize) {
     let mut sums = [0; CACHE_LINE_BLOCKS_MAX];
     let mut blocks = 0;
     for (sum, block) in sums.iter_mut().zip(data.chunks_exact(BLOCK_BYTES)) {
@@ -159,18 +142,25 @@ impl Ssd {
     }
 
     fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) {
-        let stream = if self.ghost.remove(mix(key)).is_some() {
+        let is_remembered = self.ghost.remove(mix(key)).is_some();
+        let stream = if is_remembered || self.pins.contains(key) {
             Stream::Main
         } else {
             Stream::Small
         };
+        // While anything is pinned, one segment is for lines that are kept, which would be lost otherwise.
+        let is_open = self.open[stream as usize].is_some();
+        let leaves_room = self.free.len() >= if is_open { 1 } else { 2 };
+        if !self.pins.is_empty() && !leaves_room {
+            return;
+        }
         if self.append(stream, key, data, sums, shareable).is_some() {
             self.counters.filled_lines += 1;
         }
     }
 
     /// Put a line into a stream's open segment; its address leads nowhere yet.
-    fn append(
+    pub(super) fn append(
         &mut self,
         stream: Stream,
         key: u64,
@@ -244,11 +234,13 @@ impl Ssd {
         self.line_key(key) + self.layout.line_blocks as u64 <= end.0
     }
 
+    /// The cache takes no memory that requests may need soon.
+    pub(super) fn has_memory(&self) -> bool {
+        self.pool.free_bytes() >= self.pool.total_bytes() / 4
+    }
+
     fn open_segment(&mut self, stream: Stream) -> Option<Open> {
-        // The cache takes no memory that requests may need soon.
-        if self.writing.len() >= CACHE_SEGMENT_WRITES_MAX
-            || self.pool.free_bytes() < self.pool.total_bytes() / 4
-        {
+        if self.writing.len() >= CACHE_SEGMENT_WRITES_MAX || !self.has_memory() {
             return None;
         }
         let segment = *self.free.front()? as usize;
@@ -335,12 +327,13 @@ impl Ssd {
         self.sealed[stream as usize].retain(|&number| number as usize != segment);
         self.void_segment(segment);
         self.index.clear_segment(segment);
+        self.counters.losses += 1;
         self.segments[segment].state = SegmentState::Free;
         self.free.push_back(segment as u32);
     }
 
     /// Void every footer that the segment may have on the medium.
-    fn void_segment(&mut self, segment: usize) {
+    pub(super) fn void_segment(&mut self, segment: usize) {
         self.segments[segment].sequence += 1;
         self.record(Entry::Segment {
             segment: segment as u32,
@@ -401,141 +394,5 @@ impl Ssd {
             return;
         }
         self.fill_unshared(compare.key, &compare.data, &sums[..blocks], still.is_none());
-    }
-
-    pub(super) fn drive_emptying(&mut self, actions: &mut Vec<Action>) {
-        if self.emptying.is_none()
-            && !self.closing
-            && self.eviction.is_due(self.free.len(), self.segments.len())
-        {
-            self.begin_emptying();
-        }
-        while let Some(emptying) = &mut self.emptying {
-            if emptying.reads >= CACHE_READS_MAX {
-                return;
-            }
-            let segment = emptying.segment;
-            if emptying.next_slot == self.layout.lines_per_segment {
-                if emptying.reads == 0 {
-                    self.finish_emptying();
-                }
-                return;
-            }
-            let line = self.index.line_at(segment, emptying.next_slot);
-            emptying.next_slot += 1;
-            let Some(key) = self.index.primary(line) else {
-                continue;
-            };
-            let uses = self.index.uses(line);
-            let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left > 0;
-            if (uses >= emptying.uses_min || is_other)
-                && emptying.keep_left > 0
-                && let Some(buf) = self.pool.alloc(self.layout.line_bytes())
-            {
-                emptying.others_left -= usize::from(is_other);
-                emptying.keep_left -= 1;
-                emptying.reads += 1;
-                let token = self.token(Op::Keep { line, key, uses });
-                let offset = self.line_offset(line);
-                actions.push(Action::CacheRead { token, offset, buf });
-            } else {
-                self.evict(line, key);
-            }
-        }
-    }
-
-    fn begin_emptying(&mut self) {
-        let [small, main] = &self.sealed;
-        let small_first = small.len() > self.segments.len() / SMALL_SHARE || main.is_empty();
-        let order = if small_first {
-            [Stream::Small, Stream::Main]
-        } else {
-            [Stream::Main, Stream::Small]
-        };
-        let oldest = |stream: Stream| {
-            let number = *self.sealed[stream as usize].front()?;
-            let state = self.segments[number as usize].state;
-            (state == SegmentState::Sealed).then_some((stream, number as usize))
-        };
-        let Some((stream, segment)) = order.into_iter().find_map(oldest) else {
-            return;
-        };
-        self.sealed[stream as usize].pop_front();
-        // Before any of its addresses is turned elsewhere.
-        self.void_segment(segment);
-        self.segments[segment].state = SegmentState::Emptying;
-        let lines = self.layout.lines_per_segment;
-        let keep = lines / 2;
-        let used = |least: u8| {
-            (0..lines)
-                .map(|slot| self.index.line_at(segment, slot))
-                .filter(|&line| self.index.uses(line) >= least)
-                .count()
-        };
-        // At most half is kept, the most used, so that eviction always makes room.
-        let uses_min = (1..4).find(|&least| used(least) <= keep).unwrap_or(4);
-        let others_left = keep - used(uses_min);
-        self.emptying = Some(Emptying {
-            segment,
-            next_slot: 0,
-            reads: 0,
-            uses_min,
-            others_left,
-            keep_left: keep,
-        });
-    }
-
-    fn evict(&mut self, line: Line, key: u64) {
-        let segment = self.index.segment_of(line);
-        if self.segments[segment].stream == Stream::Small {
-            self.ghost.insert(mix(key), Ring::Small);
-        }
-        self.index.unmap_primary(line);
-        self.counters.evicted_lines += 1;
-    }
-
-    pub(super) fn keep_read(&mut self, line: Line, key: u64, uses: u8, data: Option<&[u8]>) {
-        let Some(emptying) = &mut self.emptying else {
-            return;
-        };
-        emptying.reads -= 1;
-        if self.index.primary(line) != Some(key) {
-            return;
-        }
-        let (sums, blocks) = line_checksums(data.unwrap_or_default());
-        let sums = &sums[..blocks];
-        let sound = self.index.checksums(line) == sums;
-        if data.is_some() && !sound {
-            self.counters.corrupt_blocks += 1;
-        }
-        let Some(data) = data.filter(|_| sound) else {
-            self.index.unmap_line(line);
-            return;
-        };
-        let was_small = self.segments[self.index.segment_of(line)].stream == Stream::Small;
-        self.index.unmap_line(line);
-        let shareable = self.index.find_content(sums).is_none();
-        match self.append(Stream::Main, key, data, sums, shareable) {
-            Some(kept) => {
-                let uses = if was_small { 0 } else { uses - 1 };
-                self.index.set_uses(kept, uses);
-            }
-            None => self.counters.evicted_lines += 1,
-        }
-    }
-
-    fn finish_emptying(&mut self) {
-        let Some(emptying) = &self.emptying else {
-            return;
-        };
-        let segment = emptying.segment;
-        // Permissions that were given stay good: checksums go only when the last is back.
-        if self.segments[segment].pins > 0 {
-            return;
-        }
-        self.index.clear_segment(segment);
-        self.segments[segment].state = SegmentState::Free;
-        self.free.push_back(segment as u32);
-        self.emptying = None;
     }
 }

@@ -7,7 +7,7 @@ use hdcs_core::limits::SECTOR_BYTES;
 
 use super::{
     COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, at_volume, failed, find,
-    invalid, lock,
+    invalid, lock, pins,
 };
 use crate::catalogue::{self, Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
@@ -98,6 +98,7 @@ impl Node {
             catalogue::update(&self.layout(), entry).map_err(|error| failed(error.to_string()))
         };
         if shrinks {
+            entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
             self.destage(name, number).await?;
             save(&entry)?;
             if let Err(error) = resize.await {
@@ -107,6 +108,9 @@ impl Node {
         } else {
             resize.await.map_err(|error| at_volume(name, error))?;
             save(&entry)?;
+        }
+        if entry.pins != old.pins {
+            self.apply_pins(&entry).await?;
         }
         self.put(entry, None);
         self.volume(name).await

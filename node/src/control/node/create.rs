@@ -112,6 +112,7 @@ impl Node {
             bytes,
             log,
             backend: request.backend.clone(),
+            pins: Vec::new(),
             backend_identity: None,
             encryption,
             home,

@@ -22,7 +22,7 @@ impl Node {
         let slot = self.slot(name)?;
         let volume_name = parse_name(name)?;
         let entry = match slot.found {
-            Found::Entry(entry) => entry,
+            Found::Entry(entry) => *entry,
             Found::Damaged(why) => {
                 return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
             }

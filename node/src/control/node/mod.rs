@@ -16,6 +16,7 @@ mod detach;
 mod encryption;
 mod home;
 mod open;
+mod pins;
 mod record;
 mod report;
 mod scrub;
@@ -191,7 +192,7 @@ impl Node {
     fn entry(&self, name: &str) -> Result<Entry, ApiError> {
         let slot = self.slot(name)?;
         let why = match (slot.found, slot.not_open) {
-            (Found::Entry(entry), None) => return Ok(entry),
+            (Found::Entry(entry), None) => return Ok(*entry),
             (Found::Entry(_), Some(not_open)) => not_open.to_string(),
             (Found::Damaged(why), _) => why,
         };
@@ -206,7 +207,7 @@ impl Node {
         let name = entry.name.to_string();
         self.explain(&name, not_open.as_ref().map(ToString::to_string));
         let slot = Slot {
-            found: Found::Entry(entry),
+            found: Found::Entry(Box::new(entry)),
             not_open,
         };
         lock(&self.slots).insert(name, slot);
@@ -223,7 +224,7 @@ impl Node {
         slots
             .values()
             .filter_map(|slot| match &slot.found {
-                Found::Entry(entry) => Some(entry.clone()),
+                Found::Entry(entry) => Some(Entry::clone(entry)),
                 Found::Damaged(_) => None,
             })
             .collect()
@@ -265,6 +266,7 @@ impl Node {
             destage_depth_max: settings.cache_flush_queue_depth as usize,
             sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
             promote_hits: settings.cache_promote_hits as u8,
+            fill_rate_max_bytes_s: settings.cache_warm_rate_mib_s << 20,
             read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
             log_entries_max: self.budget.log_entries_max(entry.log.bytes, logs_bytes),
             resident_bytes_max: self.budget.resident_bytes_max(volumes),
@@ -295,6 +297,7 @@ impl Node {
             identity: entry.backend_identity.clone(),
             encryption: entry.encryption.clone(),
             home: entry.home_path(&layout),
+            pins: pins::sectors(&entry.pins),
             admission,
         })
     }

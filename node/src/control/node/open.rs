@@ -379,7 +379,7 @@ impl Node {
                 }
                 Found::Entry(entry) => {
                     let since = Instant::now();
-                    self.put(entry, Some(NotOpen::Opening { since }));
+                    self.put(*entry, Some(NotOpen::Opening { since }));
                     names.push(name);
                 }
             }
@@ -428,7 +428,7 @@ impl Node {
             (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why })) => {
                 return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
             }
-            (Found::Entry(entry), Some(_)) => entry,
+            (Found::Entry(entry), Some(_)) => *entry,
             (Found::Entry(_), None) => {
                 let volume = self.volume(name).await?;
                 return Ok(OpenedVolume { volume, lost: None });

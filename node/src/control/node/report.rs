@@ -72,6 +72,8 @@ impl Node {
             log_path: String::new(),
             log_bytes: 0,
             encryption: None,
+            pins: Vec::new(),
+            pin_trouble: None,
             connections: 0,
             settings: BTreeMap::new(),
             overridden: Vec::new(),
@@ -103,6 +105,7 @@ impl Node {
         volume.home_path = home.map(|path| path.display().to_string());
         volume.log_path = entry.log_path(&layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
+        volume.pins = entry.pins.iter().map(view::pin).collect();
         volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);
         volume.overridden = entry.settings.keys().cloned().collect();
         if let Ok(settings) = self.settings_of(&entry.settings) {
@@ -113,6 +116,7 @@ impl Node {
             view::state(found.state).clone_into(&mut volume.state);
             volume.reason = view::reason(found, volume.read_only).or(volume.reason);
             volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
+            volume.pin_trouble.clone_from(&found.pin_trouble);
             volume.connections = found.connections as u64;
             let rate = lock(&self.samples)
                 .get(&entry.number)

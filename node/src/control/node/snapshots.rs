@@ -128,7 +128,7 @@ impl Node {
     /// The entry of a volume, whether it is open or not.
     pub(super) fn known(&self, name: &str) -> Result<Entry, ApiError> {
         match self.slot(name)?.found {
-            Found::Entry(entry) => Ok(entry),
+            Found::Entry(entry) => Ok(*entry),
             Found::Damaged(why) => Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why))),
         }
     }

@@ -1,0 +1,193 @@
+//! `hdcs volume pin`, with progress while the range is filled (Ctrl-C stops the watching; filling goes on),
+//! `hdcs volume unpin` and `hdcs volume warm`.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hyper::Method;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::client::Client;
+use super::progress::Progress;
+use super::size::{Size, show};
+use super::volume::api_path;
+use super::{Failure, output};
+use crate::catalogue::VolumeName;
+use crate::control::api::{Counters, Volume, VolumeRange};
+
+/// How often progress is looked at.
+const WATCH_PERIOD: Duration = Duration::from_millis(100);
+/// After so long without any, it is not waited for any more.
+const STALL_TIME_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// Name of the volume
+    name: VolumeName,
+    /// First byte
+    #[arg(long, default_value = "0")]
+    offset: Size,
+    /// How much [default: to the end]
+    #[arg(long)]
+    length: Option<Size>,
+    /// Do not wait until it is filled
+    #[arg(long)]
+    no_wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct UnpinArguments {
+    /// Name of the volume
+    name: VolumeName,
+    /// First byte
+    #[arg(long, default_value = "0")]
+    offset: Size,
+    /// How much [default: to the end]
+    #[arg(long)]
+    length: Option<Size>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct WarmArguments {
+    /// Name of the volume
+    name: VolumeName,
+    /// First byte
+    #[arg(long, default_value = "0", conflicts_with = "cancel")]
+    offset: Size,
+    /// How much [default: to the end]
+    #[arg(long, conflicts_with = "cancel")]
+    length: Option<Size>,
+    /// Give up what is left of it
+    #[arg(long)]
+    cancel: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn left(volume: &Volume, of: fn(&Counters) -> u64) -> u64 {
+    volume.counters.as_ref().map_or(0, of)
+}
+
+pub async fn pin(client: &Client, arguments: Arguments) -> Result<(), Failure> {
+    let name = &arguments.name;
+    let path = format!("{}/pin", api_path(name));
+    let request = VolumeRange {
+        offset: arguments.offset.0,
+        bytes: arguments.length.map(|size| size.0),
+    };
+    let mut volume: Volume = client.request(Method::POST, &path, &request).await?;
+    if !arguments.no_wait {
+        let of = |counters: &Counters| counters.pinned_left_bytes;
+        volume = filled(client, name, volume, of, "pinned").await?;
+    }
+    if arguments.json {
+        return output::json(&volume);
+    }
+    output::line(&format!("volume {name}: {}", in_words(&volume)));
+    Ok(())
+}
+
+pub async fn unpin(client: &Client, arguments: UnpinArguments) -> Result<(), Failure> {
+    let name = &arguments.name;
+    let path = format!("{}/unpin", api_path(name));
+    let request = VolumeRange {
+        offset: arguments.offset.0,
+        bytes: arguments.length.map(|size| size.0),
+    };
+    let volume: Volume = client.request(Method::POST, &path, &request).await?;
+    if arguments.json {
+        return output::json(&volume);
+    }
+    output::line(&format!("volume {name}: {}", in_words(&volume)));
+    Ok(())
+}
+
+pub async fn warm(client: &Client, arguments: WarmArguments) -> Result<(), Failure> {
+    let name = &arguments.name;
+    let path = format!("{}/warm", api_path(name));
+    let request = VolumeRange {
+        offset: arguments.offset.0,
+        bytes: arguments.length.map(|size| size.0),
+    };
+    let volume: Volume = if arguments.cancel {
+        client.request(Method::DELETE, &path, &()).await?
+    } else {
+        client.request(Method::POST, &path, &request).await?
+    };
+    if arguments.json {
+        return output::json(&volume);
+    }
+    let left = show(left(&volume, |counters| counters.warm_left_bytes));
+    output::line(&format!("volume {name}: {left} are left to warm up"));
+    Ok(())
+}
+
+/// What is pinned of a volume, and how much of it is there.
+pub fn in_words(volume: &Volume) -> String {
+    if volume.pins.is_empty() {
+        return "nothing is pinned".to_owned();
+    }
+    let bytes: u64 = volume.pins.iter().map(|pin| pin.bytes).sum();
+    let ranges = match volume.pins.len() {
+        1 => "1 range".to_owned(),
+        many => format!("{many} ranges"),
+    };
+    let state = match (&volume.pin_trouble, &volume.counters) {
+        (Some(why), _) => format!("not kept: {why}"),
+        (None, Some(counters)) => {
+            let there = counters
+                .pinned_bytes
+                .saturating_sub(counters.pinned_left_bytes);
+            let share = output::percent(there, counters.pinned_bytes);
+            format!("{share} in the SSD tier")
+        }
+        (None, None) => "not open".to_owned(),
+    };
+    format!("{} in {ranges} pinned, {state}", show(bytes))
+}
+
+/// Wait until nothing is left to be filled. Returns the volume as it is then.
+async fn filled(
+    client: &Client,
+    name: &VolumeName,
+    mut volume: Volume,
+    of: fn(&Counters) -> u64,
+    word: &'static str,
+) -> Result<Volume, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
+    let total = left(&volume, of);
+    let mut progress = Progress::new(total, word);
+    let (mut least, mut moved_at) = (total, Instant::now());
+    while left(&volume, of) > 0 {
+        let interrupted = tokio::select! {
+            () = tokio::time::sleep(WATCH_PERIOD) => false,
+            _ = interrupts.recv() => true,
+        };
+        let now = left(&volume, of);
+        if now < least {
+            (least, moved_at) = (now, Instant::now());
+        }
+        if interrupted || moved_at.elapsed() > STALL_TIME_MAX {
+            progress.finish();
+            let why = volume.reason.as_deref();
+            let why = why.map_or(String::new(), |why| format!(" ({why})"));
+            return Err(Failure::failed(format!(
+                "no longer watched: volume {name}: {} are still to be fetched{why}, which goes on: see \
+                 `hdcs volume show {name}` and `hdcs status`",
+                show(now)
+            )));
+        }
+        volume = client.get(&api_path(name)).await?;
+        progress.update(total.saturating_sub(left(&volume, of)));
+    }
+    progress.finish();
+    Ok(volume)
+}

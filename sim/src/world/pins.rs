@@ -1,0 +1,117 @@
+//! Pins, and the neighbour that would drive out what is not pinned.
+
+use super::{
+    BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Event, Happening, Nanos, Phase, Plant, SectorRange,
+    Violation, World,
+};
+use crate::check_pins;
+
+/// A volume of which nothing is known but what it fills; no other has such a number.
+const NEIGHBOUR: u32 = 5000;
+/// The time in which the tier writes what was filled at once.
+const PAUSE: Nanos = Nanos::from_millis(20);
+/// Lines that the neighbour fills at once: less than a segment.
+const BURST: u64 = 16;
+
+impl World {
+    /// What the scenario has pinned of a volume.
+    pub(super) fn pins(&self, unit: usize) -> Vec<SectorRange> {
+        let sectors = self.units[unit].config.bytes / 512;
+        let share = |percent: u64| sectors * percent / 100;
+        let range = |(first, end)| SectorRange::between(share(first), share(end));
+        let pins = self.scenario.pins.map(range);
+        pins.into_iter().filter(|range| !range.is_empty()).collect()
+    }
+
+    /// Pin a range of a volume and nothing else of it.
+    pub fn pin(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
+        self.note("pin", [unit as u64, range.start, range.count, 0]);
+        let is_forgotten = self.planted.strikes(Plant::ForgottenPin);
+        let ranges = if is_forgotten {
+            Vec::new()
+        } else {
+            vec![range]
+        };
+        if self.planted.strikes(Plant::HoardedPins)
+            && let Some(node) = &mut self.node
+        {
+            let mut marks = self.scenario.fill_marks();
+            marks.pin_ratio_max = 255;
+            node.cache.set_fill_marks(marks);
+            let all = self.scenario.cache.ssd.as_ref().map_or(0, |ssd| ssd.bytes);
+            let pinned = [(0, 2 * all / BLOCK_BYTES as u64)];
+            let taken = node.cache.pin(NEIGHBOUR, None, &pinned);
+            assert!(taken.is_ok(), "the bound was lifted");
+        }
+        self.step_volume(unit, Event::Pin(ranges))?;
+        self.tick();
+        Ok(())
+    }
+
+    /// Whether everything that is pinned of a volume was looked at and fetched.
+    pub fn is_filled(&self, unit: usize) -> bool {
+        let Some(volume) = self.volume(unit) else {
+            return true;
+        };
+        volume.phase() != Phase::Open || volume.stats(self.now).pinned_left_bytes == 0
+    }
+
+    /// Let a neighbour fill the SSD tier twice over.
+    pub fn crowd(&mut self) -> Result<(), Violation> {
+        let Some(stats) = self.node.as_ref().map(|node| node.cache.stats()) else {
+            return Ok(());
+        };
+        let mut filled = 0;
+        for line in 0..2 * stats.ssd_lines {
+            if line % BURST == 0 {
+                let until = self.now.plus(PAUSE);
+                self.queue.add(until, Happening::Tick);
+                self.run_until(|world| world.now >= until)?;
+            }
+            let bytes = stats.line_blocks as usize * BLOCK_BYTES;
+            let (Some(mut buf), Some(node)) = (self.pool.alloc(bytes), &mut self.node) else {
+                continue;
+            };
+            buf.fill(7);
+            // No two lines are the same.
+            buf[..8].copy_from_slice(&(self.now.0 ^ line).to_le_bytes());
+            buf[8..16].copy_from_slice(&line.to_le_bytes());
+            let key = BlockKey::new(NEIGHBOUR, line * stats.line_blocks);
+            node.cache.fill(key, &buf.freeze());
+            filled += 1;
+        }
+        let taken = self
+            .node
+            .as_ref()
+            .map_or(0, |node| node.cache.stats().filled_lines);
+        check_pins::check_taken(filled, taken - stats.filled_lines, stats.ssd_lines)
+    }
+
+    /// A range is pinned and was filled, and nothing has happened since but that a neighbour filled the tier.
+    pub fn check_pinned_at_once(
+        &mut self,
+        unit: usize,
+        range: SectorRange,
+    ) -> Result<(), Violation> {
+        // What rots on the cache's device is lost when it is looked at, and fetched again.
+        if self.scenario.faults.cache_rot {
+            return Ok(());
+        }
+        self.check_pinned(unit, range)
+    }
+
+    /// A range is pinned and was filled.
+    pub fn check_pinned(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
+        self.coverage.pins += 1;
+        let sectors = self.sectors(unit);
+        let Some(node) = &self.node else {
+            return Ok(());
+        };
+        let number = self.units[unit].config.number;
+        let key = |block| BlockKey::new(number, block);
+        let end = key(sectors / BLOCK_SECTORS);
+        check_pins::check_kept(range, sectors, |block| {
+            node.cache.is_promoted(key(block), end)
+        })
+    }
+}
