@@ -37,8 +37,12 @@ pub const OBJECT_VERSION_PLAIN: u16 = 1;
 /// Bytes of a slot: a block and its checksum.
 pub const SLOT_BYTES: usize = BLOCK_BYTES + 4;
 const _: () = assert!(
-    OBJECT_RUNS_MAX <= u16::MAX as usize && OBJECT_BATCH_BLOCKS_MAX <= u16::MAX as usize,
-    "a ManifestTail has 16 bits for each"
+    OBJECT_RUNS_MAX <= u16::MAX as usize,
+    "a ManifestTail has 16 bits for its runs"
+);
+const _: () = assert!(
+    OBJECT_BATCH_BLOCKS_MAX <= u16::MAX as usize,
+    "a ManifestTail has 16 bits for its slots"
 );
 /// [`DataRun::slot`] of what is unmapped.
 pub const SLOT_NONE: u32 = u32::MAX;

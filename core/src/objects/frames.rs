@@ -348,15 +348,12 @@ pub fn pack(
     for plain in slots.chunks(frame_bytes) {
         let stored = codec.compress(method, plain, &mut scratch);
         let good = STORED_BYTES_MIN..=plain.len() / 8 * 7;
-        match stored.filter(|bytes| good.contains(bytes)) {
-            Some(bytes) => {
-                object.extend_from_slice(&scratch[..bytes]);
-                lengths.push(bytes as u16);
-            }
-            None => {
-                object.extend_from_slice(plain);
-                lengths.push(0);
-            }
+        if let Some(bytes) = stored.filter(|bytes| good.contains(bytes)) {
+            object.extend_from_slice(&scratch[..bytes]);
+            lengths.push(bytes as u16);
+        } else {
+            object.extend_from_slice(plain);
+            lengths.push(0);
         }
     }
     let frames = Frames {
