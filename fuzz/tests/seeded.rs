@@ -2,14 +2,12 @@
 //! does. `FUZZ_SEED` replays one run, `FUZZ_RUNS` sets how many there are.
 
 use hdcs_core::codec::Method;
-use hdcs_core::objects::format::{
-    Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry,
-};
+use hdcs_core::objects::format::{Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry};
 use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
-use hdcs_node::codec::CODECS;
 use hdcs_fuzz::{formats, nbd, nbd_example, objects, replay};
+use hdcs_node::codec::CODECS;
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
 fn each(runs: u64, target: fn(&[u8]), input: impl Fn(&mut fastrand::Rng) -> Vec<u8>) {

@@ -293,6 +293,7 @@ struct Zeroing {
 }
 
 /// See the module.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct FileBackend {
     file: Arc<File>,
     block_device: bool,

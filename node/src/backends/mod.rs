@@ -20,7 +20,7 @@
 //! 9. If [`Capabilities::read_only`] is set, every read of a byte brings the same for as long as the
 //!    place exists, to however many have it open; it is never asked to write, zero or resize.
 //! 10. A backend that has snapshots and no atomic flush is asked for one while nothing else is under way,
-//!    and is asked for nothing but reads and extents until it has answered.
+//!     and is asked for nothing but reads and extents until it has answered.
 //!
 //! Failure: operations end with an [`IoError`]; opening fails with a [`BackendError`], a sentence
 //! for the user.

@@ -916,7 +916,9 @@ impl Backend for ObjectsBackend {
     fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, ask } = operation;
         let ask = match ask {
-            Ask::Zero { bytes: 0, .. } => return port.end(token, Ok(Done::Written)),
+            Ask::Zero { bytes: 0, .. } | Ask::Keep(Keep::Complete) => {
+                return port.end(token, Ok(Done::Written));
+            }
             Ask::Read { offset, buf } => ObjectAsk::Read { offset, buf },
             Ask::Write { offset, data } => ObjectAsk::Write { offset, data },
             // What is zero takes no space, whatever was asked.
@@ -927,7 +929,6 @@ impl Backend for ObjectsBackend {
             Ask::Keep(Keep::Snapshot { name, made_ms, .. }) => {
                 ObjectAsk::Snapshot { name, made_ms }
             }
-            Ask::Keep(Keep::Complete) => return port.end(token, Ok(Done::Written)),
             Ask::Keep(Keep::Forget { name }) => ObjectAsk::DeleteSnapshot { name },
             Ask::Keep(Keep::GiveUp) => ObjectAsk::GiveUp,
         };

@@ -15,6 +15,7 @@ use crate::control::api::{CloneVolume, MakeSnapshot, Snapshot, Snapshots, Volume
 use crate::data_dir::dirty::utc;
 
 #[derive(Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Arguments {
     /// Name of the volume
     name: VolumeName,

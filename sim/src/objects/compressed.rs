@@ -132,7 +132,7 @@ impl World {
         let Some(stored) = object.get(from..from + part.bytes()) else {
             return Ok(Err(StoreError::Short));
         };
-        self.check_units(name, &object, part)?;
+        Self::check_units(name, &object, part)?;
         self.coverage.frame_gets += 1;
         let mut stored = stored.to_vec();
         if self.plant == Some(Plant::FramesOffByOne) {
@@ -155,7 +155,7 @@ impl World {
     }
 
     /// What is encrypted for itself has one name, whichever get brings it.
-    fn check_units(&self, name: &str, object: &[u8], part: &Part) -> Result<(), Violation> {
+    fn check_units(name: &str, object: &[u8], part: &Part) -> Result<(), Violation> {
         let uuid = uuid_at(if name.starts_with(PLACE) {
             PLACE
         } else {
