@@ -173,6 +173,6 @@ def test_compression_objects_on_hdfs(hdfs, tmp_path):
         daemon.kill()
         daemon.start()
         assert read(daemon, "v", len(data)) == data
-        assert daemon.volume("v")["counters"]["store"]["stored_bytes"] < len(data) / 2
+        assert daemon.volume("v")["allocated_bytes"] < len(data) / 2
         daemon.ok("check", hdfs.url("compressed"))
         daemon.stop()

@@ -271,6 +271,7 @@ fn scrub(world: &mut World) -> Result<(), Violation> {
         world.begin_scrub(unit);
     }
     world.run_until(|world| world.is_scrubbed())?;
+    world.note_scrubbed();
     verify(world)?;
     world.check_scrubbed()
 }
@@ -332,16 +333,20 @@ fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
     for piece in pieces(range) {
         send(world, unit, Ask::Write(piece, None, false))?;
     }
+    // What is accepted after that began would be destaged some time.
+    world.run_until(|world| world.is_idle())?;
     world.begin_destage_all(unit)?;
-    world.run_until(|world| world.is_idle() && world.is_destaged())?;
+    world.run_until(World::is_destaged)?;
     world.pin(unit, range)?;
     world.run_until(|world| world.is_filled(unit))?;
     world.crowd()?;
     world.check_pinned_at_once(unit, range)?;
     let first = SectorRange::new(range.start, range.count.min(40));
     send(world, unit, Ask::Write(first, None, true))?;
+    // What is accepted after that began would be destaged some time.
+    world.run_until(|world| world.is_idle())?;
     world.begin_destage_all(unit)?;
-    world.run_until(|world| world.is_idle() && world.is_destaged())?;
+    world.run_until(World::is_destaged)?;
     world.settle()?;
     world.run_until(|world| world.is_filled(unit))?;
     world.check_pinned(unit, range)?;

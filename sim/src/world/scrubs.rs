@@ -17,7 +17,7 @@ const PAUSE: Nanos = Nanos::from_micros(100);
 pub(super) struct Progress {
     running: bool,
     damaged: bool,
-    /// Bad blocks of the cache and of the log that were met when it had ended.
+    /// Bad blocks of the cache and of the log that were met when all had ended.
     met: (u64, u64),
 }
 
@@ -69,7 +69,6 @@ impl World {
             (None, ScrubAt::Log { .. }) => ScrubAt::CACHE,
             (None, _) => {
                 self.coverage.scrubs += 1;
-                self.units[unit].scrub.met = self.bad_blocks_met(unit);
                 self.units[unit].scrub.running = false;
                 return;
             }
@@ -101,6 +100,13 @@ impl World {
     /// Whether no scrub is under way.
     pub fn is_scrubbed(&self) -> bool {
         self.units.iter().all(|unit| !unit.scrub.running)
+    }
+
+    /// All scrubs have ended: what they have met is past.
+    pub fn note_scrubbed(&mut self) {
+        for unit in 0..self.units.len() {
+            self.units[unit].scrub.met = self.bad_blocks_met(unit);
+        }
     }
 
     /// Let the node's devices rot once more.

@@ -141,6 +141,11 @@ impl Ssd {
         self.fill_unshared(key, &data, sums, candidate.is_none());
     }
 
+    /// While anything is pinned, one segment is for lines that are kept, which would be lost otherwise.
+    fn kept_free(&self) -> usize {
+        usize::from(!self.pins.is_empty())
+    }
+
     fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) {
         let is_remembered = self.ghost.remove(mix(key)).is_some();
         let stream = if is_remembered || self.pins.contains(key) {
@@ -148,10 +153,8 @@ impl Ssd {
         } else {
             Stream::Small
         };
-        // While anything is pinned, one segment is for lines that are kept, which would be lost otherwise.
-        let is_open = self.open[stream as usize].is_some();
-        let leaves_room = self.free.len() >= if is_open { 1 } else { 2 };
-        if !self.pins.is_empty() && !leaves_room {
+        let is_new = self.open[stream as usize].is_none();
+        if self.free.len() < self.kept_free() + usize::from(is_new) && !self.pins.is_empty() {
             return;
         }
         if self.append(stream, key, data, sums, shareable).is_some() {
@@ -196,10 +199,15 @@ impl Ssd {
     /// Whether so many blocks can be taken beside those that are promised, before any of the
     /// writes under way ends. With nothing under way there is no use in waiting.
     pub fn has_room(&self, blocks: u64) -> bool {
-        if !self.takes_lines() || (self.writing.is_empty() && self.promised_lines == 0) {
+        // Beside pins, lines that are kept come first: what is being emptied is waited for.
+        let is_emptying = !self.pins.is_empty() && self.emptying.is_some();
+        let is_under_way = !self.writing.is_empty() || self.promised_lines > 0 || is_emptying;
+        if !self.takes_lines() || !is_under_way {
             return true;
         }
+        let free = self.free.len().saturating_sub(self.kept_free());
         let open = self.open[Stream::Small as usize].as_ref();
+        let open = open.filter(|_| self.free.len() >= self.kept_free());
         let left = open.map_or(0, |open| self.layout.lines_per_segment - open.slots);
         let memory = self
             .pool
@@ -207,7 +215,7 @@ impl Ssd {
             .saturating_sub(self.pool.total_bytes() / 4);
         let segments = CACHE_SEGMENT_WRITES_MAX
             .saturating_sub(self.writing.len() + usize::from(open.is_some()))
-            .min(self.free.len())
+            .min(free)
             .min(memory / SEGMENT_BYTES);
         let room = left + segments * self.layout.lines_per_segment;
         self.promised_lines + self.lines_for(blocks) <= room
