@@ -8,7 +8,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage
+.PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
