@@ -35,7 +35,7 @@ fn objects_seeds_hold_and_cover() {
             && coverage.given_up > 2
             && coverage.inherited_blocks > 500
             && coverage.compressed > 500
-            && coverage.frames > 5 * coverage.compressed
+            && coverage.frames > coverage.compressed * 5 / 4
             && coverage.frame_gets > 1000,
         "{coverage}"
     );
