@@ -295,6 +295,10 @@ fn share(world: &mut World) -> Result<(), Violation> {
 
 /// Promote a range beside writes and destage, then with nothing else going on, and read it.
 fn promote(world: &mut World, unit: usize) -> Result<(), Violation> {
+    if world.has_pins() {
+        // What is pinned comes back at any time, and what was promoted goes for it.
+        return Ok(());
+    }
     let Some(range) = world.promotable(unit) else {
         return Ok(());
     };

@@ -23,6 +23,11 @@ impl World {
         pins.into_iter().filter(|range| !range.is_empty()).collect()
     }
 
+    /// Whether anything was pinned from the start.
+    pub fn has_pins(&self) -> bool {
+        self.scenario.pins.is_some()
+    }
+
     /// Pin a range of a volume and nothing else of it.
     pub fn pin(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.note("pin", [unit as u64, range.start, range.count, 0]);
