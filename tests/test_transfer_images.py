@@ -218,7 +218,7 @@ def test_bad_arguments(daemon, tmp_path):
     refused(daemon.cli("volume", "export", "args", "-", "--format", "qcow2"), 2, "pipe")
     refused(daemon.cli("volume", "export", "args@snap", tmp_path / "new"), 2, "--clone-backend")
     clone = ["--snapshot", "--clone-backend", "s3://b/p"]
-    refused(daemon.cli("volume", "export", "args", tmp_path / "new", *clone), 2, "snapshot")
+    refused(daemon.cli("volume", "export", "args", tmp_path / "new", *clone), 2, "s3://b/p", "it must name a bucket")
     refused(daemon.cli("volume", "import", "bad", tmp_path / "none"), 1, "No such file")
     refused(daemon.cli("volume", "import", "bad", tmp_path), 2, "neither a file nor")
     refused(daemon.cli("volume", "import", "bad", "-"), 2, "--size")
