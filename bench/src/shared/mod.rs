@@ -24,7 +24,7 @@ const DISK_BYTES: u64 = 1 << 30;
 /// Size of its log: what a run writes fits, so that the log is measured and not the backend.
 const LOG_BYTES: u64 = 2 << 30;
 /// Memory for the indexes of such logs.
-const CONFIG: &str = "memory_max_mib = 2048\ncache_total_size_mib = 0\n";
+const CONFIG: &str = "memory_max_mib = 4096\ncache_total_size_mib = 0\n";
 
 /// How to run it.
 #[derive(Args, Debug)]

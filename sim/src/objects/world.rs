@@ -819,8 +819,12 @@ impl World {
         Ok(())
     }
 
-    /// Write and flush so much that the map is stored and what was there before is garbage.
+    /// Write and flush so much that the map is stored and what was there before is garbage. It is stored
+    /// after so many bytes, so they are not compressed.
     pub(super) fn churn(&mut self, owner: usize) -> Result<(), Violation> {
+        if let Some(machine) = &mut self.owners[owner].machine {
+            machine.set_compression(None);
+        }
         let sectors = self.owners[owner].model.as_ref().map_or(1, Model::sectors);
         let blocks = self.scenario.batch_blocks as u64;
         for _ in 0..8 * (1 + blocks * 8 / sectors.max(1)).min(8) {

@@ -19,7 +19,7 @@ use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -441,8 +441,8 @@ impl Keeper for ImagePath {
             return Ok(0);
         }
         let found = fs::metadata(&self.path).map_err(at)?;
-        // One without any data is copied too.
-        Ok((found.blocks() * 512).max(1))
+        // What is allocated by now says little: destage goes before.
+        Ok(found.len().max(1))
     }
 
     fn snapshot_place(&self, snapshot: &str) -> Option<String> {
