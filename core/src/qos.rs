@@ -56,8 +56,13 @@ const SHARE_AHEAD_MAX: u64 = 64 * SMALL_COST;
 /// How far behind the others a flow's tag may stay, in cost, if its queue was empty for less than a
 /// [`LAPSE`]: a client that takes its answers in waves has its share all the same.
 const SHARE_BEHIND_MAX: u64 = 32 * SMALL_COST;
-/// Answers between two changes of the window.
-const SAMPLES: u32 = 16;
+/// Answers that a change of the window goes by, and how many of them may be slow.
+const SAMPLES: u32 = 64;
+const SLOW_SAMPLES_MAX: u32 = 4;
+/// While reservations are active, the window is as small as it gets for so long each so often: what a
+/// request takes with next to nothing beside it is measured anew.
+const PROBE_EVERY: Nanos = Nanos::from_millis(1_000);
+const PROBE_TIME: Nanos = Nanos::from_millis(10);
 /// The weight of a flow that was given none.
 pub const WEIGHT_DEFAULT: u64 = 100;
 /// The largest weight.
@@ -170,12 +175,10 @@ fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 struct Decile {
     nanos: u64,
-    samples: u32,
 }
 
 impl Decile {
     fn add(&mut self, took: Nanos) {
-        self.samples += 1;
         if self.nanos == 0 {
             self.nanos = took.0;
         }
@@ -190,9 +193,13 @@ impl Decile {
 
 /// What is under way of all flows, and how much may be.
 ///
-/// What flows with reservations get in time tells how large it may be: the ninth decile of the time of
-/// their requests that met no more than [`WINDOW_MIN`] under way, and of those that met more. The
-/// window shrinks while the latter is more than half above the former.
+/// What flows with reservations get in time tells how large it may be. The ninth decile of the time of
+/// their requests that met no more than [`WINDOW_MIN`] under way, during probes, is what they take alone;
+/// the window shrinks while more than [`SLOW_SAMPLES_MAX`] of [`SAMPLES`] answers take a quarter longer.
+/// Only requests count that were admitted since it last changed: those of before met another window.
+///
+/// What they take alone rises slowly: a processor or a device that others keep busy beside the window, with
+/// destage for one, must not pass for how it is.
 #[derive(Debug)]
 struct Window {
     size: u64,
@@ -200,8 +207,14 @@ struct Window {
     lapse: u64,
     present: u64,
     previous: u64,
-    alone: Decile,
-    beside: Decile,
+    /// By the probe under way, or the last one, and by those of before; 0 is not known.
+    probed: Decile,
+    alone: u64,
+    changed: Nanos,
+    samples: u32,
+    slow: u32,
+    /// When the present probe ends, or the last one ended.
+    probe_end: Nanos,
 }
 
 impl Window {
@@ -211,8 +224,12 @@ impl Window {
             lapse: 0,
             present: 0,
             previous: 0,
-            alone: Decile::default(),
-            beside: Decile::default(),
+            probed: Decile::default(),
+            alone: 0,
+            changed: Nanos(0),
+            samples: 0,
+            slow: 0,
+            probe_end: Nanos(0),
         }
     }
 
@@ -242,26 +259,55 @@ impl Window {
         }
     }
 
-    fn sample(&mut self, met: u64, took: Nanos) {
-        if met <= WINDOW_MIN {
-            self.alone.add(took);
+    /// What may be under way while reservations are active.
+    fn room(&self, now: Nanos) -> u64 {
+        if now < self.probe_end {
+            WINDOW_MIN
         } else {
-            self.beside.add(took);
+            self.size
         }
-        if self.alone.samples + self.beside.samples < SAMPLES {
+    }
+
+    /// A request by a reservation was answered.
+    fn sample(&mut self, now: Nanos, admitted: Nanos, met: u64) {
+        let took = now.since(admitted);
+        if now >= self.probe_end.plus(PROBE_EVERY) {
+            self.end_probe();
+            self.probe_end = now.plus(PROBE_TIME);
+        }
+        if met <= WINDOW_MIN && (now < self.probe_end || self.alone == 0) {
+            self.probed.add(took);
+        }
+        if admitted < self.changed || now < self.probe_end {
             return;
         }
-        // A device that has become faster shows beside others too.
-        if self.beside.nanos > 0 && self.beside.nanos < self.alone.nanos {
-            self.alone.nanos = self.beside.nanos;
+        self.samples += 1;
+        self.slow += u32::from(took.0 > self.taken_alone() * 5 / 4);
+        if self.samples < SAMPLES {
+            return;
         }
-        let slowed = self.beside.samples > 0 && self.beside.nanos > self.alone.nanos * 3 / 2;
-        self.size = if slowed {
+        self.size = if self.slow > SLOW_SAMPLES_MAX {
             (self.size * 7 / 8).max(WINDOW_MIN)
         } else {
             (self.size + SMALL_COST / 2).min(WINDOW_MAX)
         };
-        (self.alone.samples, self.beside.samples) = (0, 0);
+        (self.samples, self.slow, self.changed) = (0, 0, now);
+    }
+
+    const fn taken_alone(&self) -> u64 {
+        if self.alone == 0 {
+            self.probed.nanos
+        } else {
+            self.alone
+        }
+    }
+
+    /// What the last probe found is known now.
+    fn end_probe(&mut self) {
+        self.alone = match self.alone {
+            0 => self.probed.nanos,
+            alone => self.probed.nanos.min(alone + alone / 128 + 1),
+        };
     }
 }
 
@@ -507,8 +553,8 @@ impl<T> Scheduler<T> {
             self.reserved_until = Nanos(0);
             self.window = Window {
                 size: WINDOW_MIN,
-                alone: Decile::default(),
-                beside: Decile::default(),
+                probed: Decile::default(),
+                alone: 0,
                 ..self.window
             };
         }
@@ -665,7 +711,7 @@ impl<T> Scheduler<T> {
 
     fn room(&self, now: Nanos) -> u64 {
         if self.reserved_until > now {
-            self.window.size
+            self.window.room(now)
         } else {
             WINDOW_MAX
         }
@@ -682,7 +728,7 @@ impl<T> Scheduler<T> {
         self.window.advance(now);
         self.window.ended(ticket.admitted, ticket.cost.weighed());
         if let Some(met) = ticket.met {
-            self.window.sample(met, now.since(ticket.admitted));
+            self.window.sample(now, ticket.admitted, met);
         }
         self.changed = true;
         let flow = self.flows[ticket.flow.0 as usize].as_mut();
