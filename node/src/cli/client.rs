@@ -17,7 +17,7 @@ use crate::control::api::ApiError;
 use crate::data_dir::Layout;
 
 /// Longer than any operation of the daemon may take.
-const ANSWER_TIME_MAX: Duration = Duration::from_mins(25);
+const ANSWER_TIME_MAX: Duration = Duration::from_hours(24);
 /// Far more than the description of any number of volumes that a node can hold in memory.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 

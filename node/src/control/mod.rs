@@ -44,11 +44,15 @@ use node::Node;
 const CONNECTIONS_MAX: usize = 64;
 /// The largest request body: a few hundred bytes are usual.
 const BODY_BYTES_MAX: usize = 64 << 10;
-/// How long a client may take to send a request's head.
+/// How long a client may take to send a request's head, or its body.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a connection may last: longer than the longest operation.
-const CONNECTION_TIME_MAX: Duration = Duration::from_mins(30);
+/// How long a connection to the socket may last: longer than the longest operation, which copies a large
+/// file for a snapshot.
+pub const API_TIME_MAX: Duration = Duration::from_hours(25);
+
+/// How long one for metrics may last.
+pub const METRICS_TIME_MAX: Duration = Duration::from_mins(5);
 
 type Shared = State<Arc<Node>>;
 
@@ -74,12 +78,13 @@ impl<S: Send + Sync, T: serde::de::DeserializeOwned> FromRequest<S> for Json<T> 
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        match axum::Json::from_request(request, state).await {
-            Ok(axum::Json(value)) => Ok(Self(value)),
-            Err(rejection) => Err(ApiError::new(
-                ErrorKind::Invalid,
-                format!("request body: {}", rejection.body_text()),
-            )),
+        let read = axum::Json::from_request(request, state);
+        let invalid =
+            |text: &str| ApiError::new(ErrorKind::Invalid, format!("request body: {text}"));
+        match tokio::time::timeout(HEAD_TIME_MAX, read).await {
+            Ok(Ok(axum::Json(value))) => Ok(Self(value)),
+            Ok(Err(rejection)) => Err(invalid(&rejection.body_text())),
+            Err(_) => Err(invalid("it did not come in time")),
         }
     }
 }
@@ -459,14 +464,16 @@ pub fn metrics_router(node: Arc<Node>) -> Router {
 pub struct Server {
     router: Router,
     slots: Arc<Semaphore>,
+    time_max: Duration,
 }
 
 impl Server {
-    /// A server of `router`.
-    pub fn new(router: Router) -> Self {
+    /// A server of `router`, whose connections last no longer than `time_max`.
+    pub fn new(router: Router, time_max: Duration) -> Self {
         Self {
             router,
             slots: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            time_max,
         }
     }
 
@@ -485,12 +492,13 @@ impl Server {
             return;
         };
         let service = TowerToHyperService::new(self.router.clone());
+        let time_max = self.time_max;
         tokio::spawn(async move {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIME_MAX)
                 .serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(CONNECTION_TIME_MAX, connection).await {
+            match tokio::time::timeout(time_max, connection).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!("control connection: {error}"),
                 Err(_) => tracing::debug!("control connection: open for too long"),

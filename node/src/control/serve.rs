@@ -33,7 +33,7 @@ use super::api::{ApiError, ErrorKind};
 use super::cache_at::CacheAt;
 use super::link::{DataPath, ask};
 use super::node::Node;
-use super::{Server, metrics_router, router};
+use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, metrics_router, router};
 use crate::config::budget::Budget;
 use crate::config::value::Listen;
 use crate::config::{Config, ConfigError, NodeSettings};
@@ -228,8 +228,8 @@ async fn serve(
     let _ = writeln!(stdout, "{ready}").and_then(|()| stdout.flush());
     tracing::info!("{ready}");
 
-    let api = Server::new(router(Arc::clone(node)));
-    let scraped = Server::new(metrics_router(Arc::clone(node)));
+    let api = Server::new(router(Arc::clone(node)), API_TIME_MAX);
+    let scraped = Server::new(metrics_router(Arc::clone(node)), METRICS_TIME_MAX);
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
