@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::client::Client;
 use super::progress::Progress;
 use super::size::{Size, show};
-use super::volume::api_path;
+use super::volume::{api_path, said};
 use super::{Failure, output};
 use crate::catalogue::VolumeName;
 use crate::control::api::{LastScrub, Scrub, ScrubVolume, Volume};
@@ -37,8 +37,9 @@ pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> 
     let path = format!("{}/scrub", api_path(name));
     if arguments.cancel {
         let () = client.request(Method::DELETE, &path, &()).await?;
-        output::line(&format!("volume {name}: its scrub is cancelled"));
-        return Ok(());
+        return said(arguments.json, &(), || {
+            format!("volume {name}: its scrub is cancelled")
+        });
     }
     // Before it begins, so that there is no moment in which Ctrl-C leaves it running.
     let mut interrupts = signal(SignalKind::interrupt())

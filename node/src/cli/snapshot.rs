@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
 use super::size::show;
-use super::volume::{Behaviour, api_path, said};
+use super::volume::{Behaviour, absolute_backend, api_path, said};
 use super::{Failure, flush, output};
 use crate::catalogue::VolumeName;
 use crate::control::api::{CloneVolume, MakeSnapshot, Snapshot, Snapshots, Volume};
@@ -131,9 +131,14 @@ async fn make<T: DeserializeOwned>(
         () = watch(client, name) => {}
         _ = interrupts.recv() => {}
     }
-    let flush = format!("{}/flush", api_path(name));
-    let () = client.request(Method::DELETE, &flush, &()).await?;
-    Ok(made.await?)
+    let copy = format!("{}/copy", api_path(name));
+    let () = client.request(Method::DELETE, &copy, &()).await?;
+    tokio::select! {
+        made = &mut made => Ok(made?),
+        _ = interrupts.recv() => Err(Failure::failed(format!(
+            "it is being given up: `hdcs volume snapshot {name} --list` shows what became of it"
+        ))),
+    }
 }
 
 /// Show how far the copying for a snapshot or clone of a volume is, for as long as it is waited for.
@@ -189,9 +194,10 @@ pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failu
         Some(snapshot) => format!("snapshot {snapshot} of volume {volume}"),
         None => format!("volume {volume}"),
     };
+    let backend = absolute_backend(&arguments.backend)?;
     let request = CloneVolume {
         snapshot,
-        clone: (arguments.behaviour).of(&arguments.new, None, Some(arguments.backend))?,
+        clone: (arguments.behaviour).of(&arguments.new, None, Some(backend))?,
         copy: arguments.copy,
     };
     let path = format!("{}/clone", api_path(&volume));

@@ -240,8 +240,8 @@ async fn list_snapshots(State(node): Shared, Path(name): Path<String>) -> Answer
     node.snapshots(&name).await.map(Json)
 }
 
-/// Make a snapshot, of everything that was acknowledged before. `DELETE …/flush` cancels it as long as
-/// that is being written to the backend.
+/// Make a snapshot, of everything that was acknowledged before. `DELETE …/copy` gives it up as long as
+/// that is being written to the backend, or copied.
 #[utoipa::path(post, path = "/v1/volumes/{name}/snapshots", params(("name" = String, Path)),
     request_body = MakeSnapshot,
     responses((status = 200, body = Snapshot), (status = 400, body = ApiError),
@@ -276,6 +276,13 @@ async fn clone_volume(
     Json(request): Json<CloneVolume>,
 ) -> Answer<Volume> {
     detached(async move { node.clone_volume(&name, request).await }).await
+}
+
+/// Give up the snapshot or clone of a volume that is being made.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/copy", params(("name" = String, Path)),
+    responses((status = 200), (status = 404, body = ApiError)))]
+async fn cancel_copy(State(node): Shared, Path(name): Path<String>) -> Answer<()> {
+    node.cancel_copy(&name).await.map(Json)
 }
 
 /// Bring a range into the read cache.
@@ -414,6 +421,7 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(list_snapshots, make_snapshot))
         .routes(routes!(delete_snapshot))
         .routes(routes!(clone_volume))
+        .routes(routes!(cancel_copy))
         .routes(routes!(promote_volume))
         .routes(routes!(evict_volume))
         .routes(routes!(pin_volume))

@@ -6,11 +6,11 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Once;
+use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -173,7 +173,10 @@ impl KeySource {
 }
 
 fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    // A pipe that nobody writes to must not hold anybody up.
+    let mut options = File::options();
+    let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(path).map_err(|error| error.to_string())?;
     let found = file.metadata().map_err(|error| error.to_string())?;
     if !found.is_file() {
         return Err("it is not a regular file".to_owned());
@@ -210,18 +213,26 @@ fn run(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
         .spawn()
         .map_err(|error| error.to_string())?;
     let output = child.stdout.take().expect("its output is a pipe");
-    let reader = std::thread::spawn(move || take(output));
-    let status = wait(&mut child)?;
+    let (sender, printed) = mpsc::channel();
+    // It ends with the output: that of a child that the command has left behind, too.
+    std::thread::spawn(move || sender.send(take(output)));
+    let deadline = Instant::now() + COMMAND_TIME_MAX;
+    let status = wait(&mut child, deadline)?;
     if !status.success() {
         return Err(format!("it failed: {status}"));
     }
-    let found = reader.join().map_err(|_| "its output was not read")?;
+    let found = printed.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    let found =
+        found.map_err(|_| late("it ended, but what it has started did not close its output"))?;
     found.map_err(|error| error.to_string())
 }
 
+fn late(what: &str) -> String {
+    format!("{what} within {} s", COMMAND_TIME_MAX.as_secs())
+}
+
 /// The end of a command, or of its whole group when its time is up.
-fn wait(child: &mut Child) -> Result<std::process::ExitStatus, String> {
-    let deadline = Instant::now() + COMMAND_TIME_MAX;
+fn wait(child: &mut Child, deadline: Instant) -> Result<std::process::ExitStatus, String> {
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Ok(status),
@@ -230,8 +241,7 @@ fn wait(child: &mut Child) -> Result<std::process::ExitStatus, String> {
                 // SAFETY: it takes numbers only; the group is the child's, which is not reaped yet.
                 unsafe { libc::kill(-child.id().cast_signed(), libc::SIGKILL) };
                 let _ = child.wait();
-                let seconds = COMMAND_TIME_MAX.as_secs();
-                return Err(format!("it did not end within {seconds} s"));
+                return Err(late("it did not end"));
             }
             Err(error) => return Err(error.to_string()),
         }

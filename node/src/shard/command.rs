@@ -282,13 +282,15 @@ pub enum Command {
     },
     /// Begin to destage all that is dirty, and to tier it out in storage mode; watch [`VolumeStats::destage_all_remaining_bytes`].
     DestageAll(VolumeNumber, Answer<()>),
-    /// Return to destaging by policy, and give up the snapshot that waits for destage or is being copied.
+    /// Return to destaging by policy, and give up a snapshot that waits for that.
     CancelDestageAll(VolumeNumber, Answer<()>),
     /// Change the size, of the backend too.
     Resize(VolumeNumber, u64, Answer<()>),
     /// Make or forget a snapshot, or give the backend up. What was acknowledged before is in a
     /// snapshot: it is made once the backend has all of that.
     Keep(VolumeNumber, Keep, Answer<(), KeepFailure>),
+    /// Give up the snapshot that waits for destage or is being copied.
+    CancelKeep(VolumeNumber, Answer<()>),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.

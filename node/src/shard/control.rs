@@ -86,11 +86,15 @@ impl Shard {
                 tell(answer, self.works.begin_tiering(volume, false));
             }
             Command::CancelDestageAll(volume, answer) => {
-                self.works.cancel_keeping(volume);
+                self.works.cancel_destage_to_keep(volume);
                 self.works.cancel_tiering(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
             Command::Keep(volume, keep, answer) => self.works.keep(volume, keep, answer),
+            Command::CancelKeep(volume, answer) => {
+                self.works.cancel_keeping(volume);
+                tell(answer, self.step_open(volume, Event::CancelDestageAll));
+            }
             Command::Resize(volume, bytes, answer) => self.resize(volume, bytes, answer),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));

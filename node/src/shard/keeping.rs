@@ -42,10 +42,19 @@ impl Works {
         }
     }
 
-    /// Nothing waits for a flush any more that is cancelled.
+    /// The snapshot that is being made is not wanted any more.
     pub(super) fn cancel_keeping(&mut self, number: VolumeNumber) {
         if let Ok(slot) = self.open_slot(number) {
             self.give_up_keeping(slot, KeepFailure::Cancelled);
+        }
+    }
+
+    /// A flush is cancelled, and with it a snapshot that has not come further than that.
+    pub(super) fn cancel_destage_to_keep(&mut self, number: VolumeNumber) {
+        let slot = self.open_slot(number).ok();
+        let keeping = slot.and_then(|slot| self.volumes.get(slot)?.keeping.as_ref());
+        if keeping.is_some_and(|keeping| keeping.step == KeepStep::Destage) {
+            self.cancel_keeping(number);
         }
     }
 
@@ -145,8 +154,7 @@ impl Works {
                 }
                 self.release_held(slot);
             }
-            KeepStep::Asked => {}
-            KeepStep::Copying => keeping.given_up = Some(why),
+            KeepStep::Asked | KeepStep::Copying => keeping.given_up = Some(why),
         }
     }
 
@@ -161,6 +169,11 @@ impl Works {
         };
         if keeping.step == KeepStep::Asked && matches!(result, Ok(Done::Written)) && copies {
             keeping.step = KeepStep::Copying;
+            if keeping.given_up.is_some()
+                && let Some(copying) = served.backend.copying()
+            {
+                copying.cancel();
+            }
             self.release_held(slot);
             return self.ask_to_keep(slot, Keep::Complete);
         }

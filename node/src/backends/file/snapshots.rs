@@ -329,22 +329,31 @@ impl ImagePath {
         }
         let temporary = with_suffix(&self.path, MAKING_SUFFIX);
         let at = |what| move |error| DeviceError::io(what, &self.path, error);
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).mode(0o600);
-        let file = options
-            .truncate(false)
-            .open(&temporary)
-            .map_err(at("make"))?;
-        let locked = Opened {
-            file: file.try_clone().map_err(at("make"))?.into(),
-            path: temporary.clone(),
-            bytes: 0,
-            block_device: false,
-            direct_align: None,
+        let lock = |file: &File| -> Result<(), BackendError> {
+            let locked = Opened {
+                file: file.try_clone().map_err(at("make"))?.into(),
+                path: temporary.clone(),
+                bytes: 0,
+                block_device: false,
+                direct_align: None,
+            };
+            Ok(device::lock(&locked, 0, 0)?)
         };
-        // One that nobody makes any more was left by a crash.
-        device::lock(&locked, 0, 0)?;
-        file.set_len(0).map_err(at("make"))?;
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).mode(0o600);
+        match options.open(&temporary) {
+            // One that nobody makes any more was left by a crash; it may be the file of an image by now,
+            // under a second name.
+            Ok(left) => {
+                lock(&left)?;
+                fs::remove_file(&temporary).map_err(at("remove what is left of"))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(at("make")(error).into()),
+        }
+        let file = options.create_new(true).open(&temporary);
+        let file = file.map_err(at("make"))?;
+        lock(&file)?;
         Ok((file, temporary))
     }
 

@@ -7,7 +7,7 @@ use hdcs_core::limits::SECTOR_BYTES;
 
 use super::{
     COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, at_volume, failed, find,
-    invalid, lock, pins,
+    invalid, pins,
 };
 use crate::catalogue::{self, Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
@@ -109,10 +109,11 @@ impl Node {
             resize.await.map_err(|error| at_volume(name, error))?;
             save(&entry)?;
         }
-        if entry.pins != old.pins {
+        let has_other_pins = entry.pins != old.pins;
+        self.put(entry.clone(), None);
+        if has_other_pins {
             self.apply_pins(&entry).await?;
         }
-        self.put(entry, None);
         self.volume(name).await
     }
 
@@ -188,9 +189,6 @@ impl Node {
 
     /// Return to destaging by policy, and give up what is being copied for a snapshot or clone.
     pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
-        if let Some(copying) = lock(&self.copies).get(name) {
-            copying.cancel();
-        }
         let number = VolumeNumber(self.entry(name)?.number);
         ask(
             &*self.path,

@@ -103,6 +103,23 @@ fn choose(
     }
 }
 
+/// What lies beside the objects must be this volume's key still: another volume may be there by now, or
+/// another node has the volume and has given it another key.
+fn refuse_other_wrapping(there: Option<WrappedKey>, ours: &WrappedKey) -> Result<(), ApiError> {
+    match there {
+        Some(there) if there != *ours => Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "its place has another key by now, data key {} wrapped with {}, and keeps that: the volume \
+                 was replaced there, or another node has taken it over",
+                there.id(),
+                there.wrapped_with()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Node {
     /// How a new volume is to be encrypted.
     pub(super) async fn plan_encryption(
@@ -133,11 +150,13 @@ impl Node {
         };
         let layout = self.layout();
         let old = entry.clone();
+        let old_key = encryption.key.clone();
         let rotated = tokio::task::spawn_blocking(move || {
             let rotated = encryption.rotated(source).map_err(no_key)?;
             let url = BackendUrl::parse(&old.backend_url(&layout));
             let place = url.map_err(|error| invalid(error.to_string()))?.place;
             if let Some(keeper) = place.as_keeper() {
+                refuse_other_wrapping(keeper.key().map_err(no_backend)?, &old_key)?;
                 keeper.put_key(&rotated.key).map_err(no_backend)?;
             }
             let new = Entry {

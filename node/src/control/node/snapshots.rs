@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{
-    ANSWER_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find, in_time, invalid,
-    lock, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find,
+    in_time, invalid, lock, parse_name,
 };
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
@@ -29,7 +29,7 @@ use crate::control::api::{
     ApiError, CloneVolume, CreateVolume, DeleteOptions, ErrorKind, MakeSnapshot, Snapshot,
     Snapshots, Volume,
 };
-use crate::control::link::report;
+use crate::control::link::{ask, report};
 use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
@@ -143,7 +143,8 @@ impl Node {
                 Some(keeper) => match keeper.kept()? {
                     Some(kept) => Ok(Some(Looked {
                         kept,
-                        copy_bytes: keeper.copy_bytes()?,
+                        // Whoever copies finds out; a full file system must not stand against a deletion.
+                        copy_bytes: keeper.copy_bytes().unwrap_or_default(),
                         is_objects: keeper.is_objects(),
                     })),
                     None => Err(BackendError::Absent(place.name())),
@@ -573,6 +574,22 @@ impl Node {
             found.map(|(name, _)| name)
         });
         found.await.flatten()
+    }
+
+    /// Give up the snapshot or clone of a volume that is being made.
+    pub async fn cancel_copy(&self, name: &str) -> Result<(), ApiError> {
+        if let Some(copying) = lock(&self.copies).get(name) {
+            copying.cancel();
+        }
+        let number = VolumeNumber(self.entry(name)?.number);
+        ask(
+            &*self.path,
+            "giving up its snapshot",
+            COMMAND_TIME_MAX,
+            |answer| Command::CancelKeep(number, answer),
+        )
+        .await
+        .map_err(|error| at_volume(name, error))
     }
 
     /// Note that something of a volume is being copied, so that it can be seen and cancelled.
