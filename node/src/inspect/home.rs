@@ -169,7 +169,7 @@ fn walk(
     summary.backend_between = superblock.flags.get() & HOME_BETWEEN != 0;
     summary.checksums = superblock.sums().is_some();
     let is_believed = |&log: &u64| log != SUMS_UNTRUSTED;
-    summary.checksums_believed = superblock.sums().filter(is_believed).is_some();
+    summary.checksums_believed = superblock.sums().as_ref().is_some_and(is_believed);
     summary.pages = pages(summary.bytes);
     let blocks = summary.bytes / BLOCK;
     for number in 0..summary.pages {
