@@ -2,7 +2,7 @@
 //!
 //! The volume and its write log share a device nine to one. Every block is written once; then each load
 //! overwrites twice the volume's size at random. What reached the device is counted twice: by the node (log,
-//! home, map) and by the kernel (`write_bytes` of the process). The count ends when the log is empty again,
+//! home, map, checksums) and by the kernel (`write_bytes` of the process). The count ends when the log is empty again,
 //! so that nothing is left to write.
 
 use std::fmt::Write as _;
@@ -39,6 +39,7 @@ struct Finding {
     log_bytes: u64,
     home_bytes: u64,
     map_bytes: u64,
+    checksum_bytes: u64,
     coalesced_bytes: u64,
     kernel_bytes: u64,
     iops: f64,
@@ -49,7 +50,7 @@ struct Finding {
 
 impl Finding {
     fn amplification(&self) -> f64 {
-        let written = self.log_bytes + self.home_bytes + self.map_bytes;
+        let written = self.log_bytes + self.home_bytes + self.map_bytes + self.checksum_bytes;
         written as f64 / self.client_bytes as f64
     }
 }
@@ -60,6 +61,7 @@ struct Written {
     log: u64,
     home: u64,
     map: u64,
+    checksums: u64,
     coalesced: u64,
     kernel: u64,
 }
@@ -128,6 +130,7 @@ pub fn run(options: &Options) -> Result<()> {
             log_bytes: after.log - before.log,
             home_bytes: after.home - before.home,
             map_bytes: after.map - before.map,
+            checksum_bytes: after.checksums - before.checksums,
             coalesced_bytes: after.coalesced - before.coalesced,
             kernel_bytes: after.kernel - before.kernel,
             iops: outcome.iops,
@@ -168,6 +171,7 @@ fn written(node: &Node) -> Result<Written> {
         log: number(&volume, "/counters/log_written_bytes")?,
         home: number(&volume, "/counters/home/data_written_bytes")?,
         map: number(&volume, "/counters/home/map_written_bytes")?,
+        checksums: number(&volume, "/counters/home/checksums_written_bytes")?,
         coalesced: number(&volume, "/counters/coalesced_bytes")?,
         kernel: kernel.ok_or_else(|| Failure::new(format!("{path}: no write_bytes")))?,
     })
@@ -182,13 +186,14 @@ fn table(bytes: u64, findings: &[Finding]) -> String {
     let mut text = format!(
         "Overwriting a volume of {} MiB in storage mode, log {} MiB (volume: 90 % of both).\n\
          Written to the device for each byte of the clients:\n\n\
-         {:<16} {:>6} {:>6} {:>6} {:>7} {:>7} {:>10} {:>8} {:>9} {:>9} {:>12}\n",
+         {:<16} {:>6} {:>6} {:>6} {:>6} {:>7} {:>7} {:>10} {:>8} {:>9} {:>9} {:>12}\n",
         bytes >> 20,
         (bytes / 9) >> 20,
         "load",
         "log",
         "home",
         "map",
+        "sums",
         "all",
         "kernel",
         "coalesced",
@@ -201,11 +206,12 @@ fn table(bytes: u64, findings: &[Finding]) -> String {
         let by = |bytes: u64| bytes as f64 / one.client_bytes as f64;
         let _infallible = writeln!(
             text,
-            "{:<16} {:>6.3} {:>6.3} {:>6.3} {:>7.3} {:>7.3} {:>9.1}% {:>8.0} {:>9.0} {:>9.0} {:>12.1}",
+            "{:<16} {:>6.3} {:>6.3} {:>6.3} {:>6.3} {:>7.3} {:>7.3} {:>9.1}% {:>8.0} {:>9.0} {:>9.0} {:>12.1}",
             one.load,
             by(one.log_bytes),
             by(one.home_bytes),
             by(one.map_bytes),
+            by(one.checksum_bytes),
             one.amplification(),
             by(one.kernel_bytes),
             by(one.coalesced_bytes) * 100.0,
@@ -229,7 +235,8 @@ mod tests {
             client_bytes: 100,
             log_bytes: 103,
             home_bytes: 90,
-            map_bytes: 2,
+            map_bytes: 1,
+            checksum_bytes: 1,
             coalesced_bytes: 10,
             kernel_bytes: 200,
             iops: 1.0,

@@ -8,6 +8,9 @@ pub enum IoError {
     /// The medium or transport reported a failure; what it holds now is unknown.
     #[error("input/output error")]
     Failed,
+    /// What it gave back does not match its checksum.
+    #[error("data failed its checksum")]
+    Corrupt,
     /// No space left on the device or in the quota.
     #[error("no space left on device")]
     NoSpace,

@@ -532,10 +532,11 @@ pub fn check_data_directory(
     for (name, found) in catalogue::list(layout).map_err(io_at(layout.root()))? {
         let report = match found {
             Found::Entry(entry) => {
-                if let Some(path) = entry.home_path(layout) {
-                    reports.push(home::check(&path, Some(entry.uuid), how));
-                }
                 let (path, encryption) = (entry.log_path(layout), entry.encryption.as_ref());
+                if let Some(home) = entry.home_path(layout) {
+                    let log = home::data::logged(&path, entry.uuid, encryption);
+                    reports.push(home::check(&home, Some(entry.uuid), how, log.as_deref()));
+                }
                 check_log(&path, Some(entry.uuid), encryption, how)
             }
             Found::Damaged(why) => CheckReport {

@@ -443,7 +443,7 @@ type OfHome = (&'static str, fn(&HomeCounters) -> u64);
 
 /// Homes of the volumes in storage mode.
 fn homes(page: &mut Page, volumes: &[Volume]) {
-    let families: [(&str, &str, &str, &[OfHome]); 6] = [
+    let families: [(&str, &str, &str, &[OfHome]); 8] = [
         (
             "hdcs_volume_home_bytes",
             "gauge",
@@ -462,7 +462,20 @@ fn homes(page: &mut Page, volumes: &[Volume]) {
             &[
                 ("part=\"data\"", |c| c.data_written_bytes),
                 ("part=\"map\"", |c| c.map_written_bytes),
+                ("part=\"checksums\"", |c| c.checksums_written_bytes),
             ],
+        ),
+        (
+            "hdcs_volume_home_damaged_reads_total",
+            "counter",
+            "Sectors of the home that were read and did not match their checksums.",
+            &[("", |c| c.damaged_reads)],
+        ),
+        (
+            "hdcs_volume_home_damaged_sectors",
+            "gauge",
+            "Sectors of the home that did not match their checksums, and were not written since.",
+            &[("", |c| c.damaged_sectors)],
         ),
         (
             "hdcs_volume_tier_remaining_bytes",

@@ -142,6 +142,7 @@ impl Summary {
                     verbose,
                     plant,
                     crash_at,
+                    without_sums: false,
                 };
                 let outcome = home::run(seed, options);
                 self.home.add(&outcome.coverage);

@@ -6,7 +6,7 @@ use hdcs_sim::home::{Coverage, Options, run};
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 400;
 
-/// Seeds that once found something, and what.
+/// Seeds that once found something, and what. Homes had no checksums then.
 const FOUND: [(u64, &str); 5] = [
     (25, "a tier that had nothing to record never went on"),
     (42, "a tier that had nothing to record never went on"),
@@ -21,7 +21,11 @@ const FOUND: [(u64, &str); 5] = [
 #[test]
 fn home_seeds_that_found_something_hold() {
     for (seed, found) in FOUND {
-        let outcome = run(seed, Options::default());
+        let options = Options {
+            without_sums: true,
+            ..Options::default()
+        };
+        let outcome = run(seed, options);
         if let Some(violation) = &outcome.violation {
             let tail = outcome.tail.join("\n");
             panic!("seed {seed} ({found}): {violation}\n{tail}");
@@ -106,7 +110,13 @@ fn assert_caught(plant: Plant, rules: &[&str]) {
 fn home_plant_of_a_map_before_its_data_is_caught() {
     assert_caught(
         Plant::MapBeforeData,
-        &["read-wrong", "foreign", "between-shown", "tier-state"],
+        &[
+            "read-wrong",
+            "foreign",
+            "between-shown",
+            "tier-state",
+            "good-refused",
+        ],
     );
 }
 
@@ -127,7 +137,13 @@ fn home_plant_of_no_copy_before_a_write_is_caught() {
 fn home_plant_of_a_partial_write_without_a_fill_is_caught() {
     assert_caught(
         Plant::NoFill,
-        &["read-wrong", "foreign", "between-shown", "tier-state"],
+        &[
+            "read-wrong",
+            "foreign",
+            "between-shown",
+            "tier-state",
+            "good-refused",
+        ],
     );
 }
 
@@ -156,5 +172,36 @@ fn home_plant_of_a_lost_end_is_caught() {
 
 #[test]
 fn home_plant_of_a_sync_that_lies_is_caught() {
-    assert_caught(Plant::SyncLie, &["read-wrong", "foreign", "open-refused"]);
+    assert_caught(
+        Plant::SyncLie,
+        &["read-wrong", "foreign", "open-refused", "good-refused"],
+    );
+}
+
+#[test]
+fn home_plant_of_checksums_after_the_answer_is_caught() {
+    assert_caught(Plant::SumsAfterAnswer, &["good-refused"]);
+}
+
+#[test]
+fn home_plant_of_lost_checksums_is_caught() {
+    assert_caught(Plant::SumsLost, &["good-refused"]);
+}
+
+#[test]
+fn home_plant_of_data_that_is_not_compared_is_caught() {
+    assert_caught(Plant::NoVerify, &["read-wrong", "foreign"]);
+}
+
+#[test]
+fn home_plant_of_checksums_under_another_log_is_caught() {
+    assert_caught(Plant::TrustSums, &["good-refused"]);
+}
+
+#[test]
+fn home_plant_of_a_flush_that_nobody_asked_for_is_caught() {
+    assert_caught(
+        Plant::FlushOfNobody,
+        &["tier-state", "between-unsaid", "between-shown"],
+    );
 }

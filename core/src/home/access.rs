@@ -1,5 +1,6 @@
 //! Reads and writes of a home.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -8,8 +9,8 @@ use super::map::BlockState;
 use super::{Action, Home, Purpose, end};
 use crate::buf::{Buf, BufMut};
 use crate::error::IoError;
-use crate::io::{Done, Nanos, Token};
-use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
+use crate::io::{Done, Nanos, SectorRange, Token};
+use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of the volume that one page of the map describes.
@@ -25,6 +26,10 @@ pub(super) struct Read {
     bytes: usize,
     /// Bytes that are there.
     done: usize,
+    /// The blocks that are being read from the store,
+    reading: Range<u64>,
+    /// and what the checksums of that piece are.
+    expected: Vec<u32>,
 }
 
 /// A write, or what makes a range zero.
@@ -44,6 +49,8 @@ pub(super) struct Write {
     error: Option<IoError>,
     /// Since when it waits for a block to be copied.
     pub waits_since: Option<Nanos>,
+    /// Whether it waits for nothing but the end of a read.
+    waits_for_read: bool,
 }
 
 /// Something to write. What it has of its first and last block may be a part.
@@ -60,6 +67,11 @@ struct Part {
 }
 
 impl Write {
+    /// Whether these blocks are not to be read now: it writes there, or waits until nobody reads them.
+    pub fn keeps_off(&self, blocks: &Range<u64>) -> bool {
+        (self.is_begun || self.waits_for_read) && self.overlaps(blocks)
+    }
+
     /// Whether it touches one of these blocks.
     pub fn overlaps(&self, blocks: &Range<u64>) -> bool {
         self.blocks.start < blocks.end && blocks.start < self.blocks.end
@@ -109,6 +121,15 @@ impl Part {
     }
 }
 
+/// What came of going on with a read.
+enum Step {
+    /// It goes on when something ends, or has ended.
+    Taken,
+    /// It waits for a write, or for checksums.
+    Waits,
+    NoMemory,
+}
+
 /// Where the bytes of a read come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
@@ -134,34 +155,43 @@ impl Home {
             bytes: buf.len(),
             buf: Some(buf),
             done: 0,
+            reading: 0..0,
+            expected: Vec::new(),
         };
         self.reads.insert(id, read);
         self.read_queue.push_back(id);
     }
 
-    /// Go on with the reads that wait for nothing but memory.
+    /// Go on with the reads that need not wait.
     pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
-        while let Some(&id) = self.read_queue.front() {
-            if !self.read_on(id, actions) {
-                return;
+        let mut waiting = VecDeque::new();
+        while let Some(id) = self.read_queue.pop_front() {
+            match self.read_on(id, actions) {
+                Step::Taken => {}
+                Step::Waits => waiting.push_back(id),
+                Step::NoMemory => {
+                    self.read_queue.push_front(id);
+                    break;
+                }
             }
-            self.read_queue.pop_front();
         }
+        waiting.append(&mut self.read_queue);
+        self.read_queue = waiting;
     }
 
-    /// Go on with a read; false if there is no memory for that.
-    fn read_on(&mut self, id: u64, actions: &mut Vec<Action>) -> bool {
+    /// Go on with a read.
+    fn read_on(&mut self, id: u64, actions: &mut Vec<Action>) -> Step {
         let Some(read) = self.reads.get_mut(&id) else {
-            return true;
+            return Step::Taken;
         };
         let Some(mut buf) = read.buf.take() else {
-            return true;
+            return Step::Taken;
         };
         loop {
             if read.done == read.bytes {
                 end(actions, read.token, Ok(Done::Read(buf)));
                 self.reads.remove(&id);
-                return true;
+                return Step::Taken;
             }
             let at = read.offset + read.done as u64;
             let until = read.offset + read.bytes as u64;
@@ -173,16 +203,33 @@ impl Home {
                 read.done += bytes;
                 continue;
             }
-            let into = if bytes == read.bytes {
+            let is_whole = bytes == read.bytes;
+            let bytes = if is_whole {
+                bytes
+            } else {
+                bytes.min(REQUEST_BYTES_MAX)
+            };
+            if let (Source::Home, Some(sums)) = (from, &mut self.sums) {
+                let blocks = at / BLOCK..(at + bytes as u64).div_ceil(BLOCK);
+                let is_written = self.writes.iter().any(|write| write.keeps_off(&blocks));
+                if is_written || !sums.ready(&blocks) {
+                    read.buf = Some(buf);
+                    return Step::Waits;
+                }
+                let count = (bytes / SECTOR_BYTES) as u64;
+                read.expected = sums.expected(SectorRange::new(at / SECTOR_BYTES as u64, count));
+                read.reading = blocks;
+            }
+            let into = if is_whole {
                 buf
             } else {
                 // A piece of several has memory of its own; the request keeps its buffer.
-                let piece = bytes.min(REQUEST_BYTES_MAX);
-                let Some(into) = self.pool.alloc(piece) else {
-                    read.buf = Some(buf);
-                    return false;
-                };
+                let into = self.pool.alloc(bytes);
                 read.buf = Some(buf);
+                let Some(into) = into else {
+                    read.reading = 0..0;
+                    return Step::NoMemory;
+                };
                 into
             };
             let token = self.token(Purpose::Read(id));
@@ -198,7 +245,7 @@ impl Home {
                     buf: into,
                 },
             });
-            return true;
+            return Step::Taken;
         }
     }
 
@@ -208,6 +255,18 @@ impl Home {
         result: Result<Done, IoError>,
         actions: &mut Vec<Action>,
     ) {
+        let Some(read) = self.reads.get_mut(&id) else {
+            return;
+        };
+        read.reading = 0..0;
+        let expected = core::mem::take(&mut read.expected);
+        let sector = (read.offset + read.done as u64) / SECTOR_BYTES as u64;
+        let result = match result {
+            Ok(Done::Read(piece)) => self
+                .verify(sector, &expected, &piece, actions)
+                .map(|()| Done::Read(piece)),
+            other => other,
+        };
         let Some(read) = self.reads.get_mut(&id) else {
             return;
         };
@@ -270,7 +329,59 @@ impl Home {
             left: 0,
             error: None,
             waits_since: None,
+            waits_for_read: false,
         });
+    }
+
+    /// Whether one of these blocks is being read for somebody who compares it with its checksum.
+    pub(super) fn is_read(&self, blocks: &Range<u64>) -> bool {
+        let mut reads = self.reads.values().map(|read| &read.reading);
+        let by_client = reads.any(|read| read.start < blocks.end && blocks.start < read.end);
+        by_client || self.patrol.reads(blocks)
+    }
+
+    /// Whether the checksums of what a write changes can be changed now.
+    fn are_sums_ready(&mut self, index: usize) -> bool {
+        let Some(sums) = &mut self.sums else {
+            return true;
+        };
+        let write = &self.writes[index];
+        if write.parts.is_empty() {
+            return true;
+        }
+        let parts = || write.parts.iter().map(|part| &part.blocks);
+        // All of them, so that all are asked for at once.
+        let ready = parts().filter(|blocks| sums.ready(blocks)).count();
+        ready == write.parts.len() && !sums.is_full()
+    }
+
+    /// A block of the table cannot be read, so nothing can be done with these blocks.
+    pub(super) fn refuse_without_sums(
+        &mut self,
+        blocks: &Range<u64>,
+        error: IoError,
+        actions: &mut Vec<Action>,
+    ) {
+        let queued = core::mem::take(&mut self.read_queue);
+        for id in queued {
+            let Some(read) = self.reads.get(&id) else {
+                continue;
+            };
+            let until = (read.offset + read.bytes as u64).div_ceil(BLOCK);
+            if read.offset / BLOCK < blocks.end && blocks.start < until {
+                end(actions, read.token, Err(error));
+                self.reads.remove(&id);
+            } else {
+                self.read_queue.push_back(id);
+            }
+        }
+        let is_refused = |write: &Write| !write.is_begun && write.overlaps(blocks);
+        while let Some(index) = self.writes.iter().position(is_refused) {
+            let write = self.writes.remove(index).expect("it is there");
+            end(actions, write.token, Err(error));
+        }
+        self.refuse_tier(blocks, error);
+        self.refuse_patrol(error, actions);
     }
 
     /// Begin every write that shares no block with one before it, and none that is still to be copied.
@@ -294,6 +405,14 @@ impl Home {
                     self.writes[index].waits_since = Some(self.now);
                     self.status.waited_writes += 1;
                 }
+                index += 1;
+                continue;
+            }
+            let is_read = self.sums.is_some() && self.is_read(&blocks);
+            self.writes[index].waits_for_read = is_read;
+            if is_read || !self.are_sums_ready(index) {
+                // It may be of a generation that the last life has written in part.
+                self.is_changed = true;
                 index += 1;
                 continue;
             }
@@ -347,6 +466,12 @@ impl Home {
         let ready: Vec<usize> = (0..parts.len()).filter(|&n| parts[n].fills == 0).collect();
         write.parts = parts;
         self.is_changed = true;
+        if let Some(sums) = &mut self.sums {
+            for part in &write.parts {
+                sums.pin(&part.blocks, true);
+            }
+            sums.forget(&write.zeroes);
+        }
         let blocks = write.blocks.clone();
         self.tier.rewritten(blocks);
         for (part, tail, block, buf) in fills {
@@ -424,6 +549,9 @@ impl Home {
         part.complete();
         let (mut at, mut data) = (part.offset, core::mem::take(&mut part.data));
         let until = at + data.iter().map(|buf| buf.len() as u64).sum::<u64>();
+        if let Some(sums) = &mut self.sums {
+            sums.write(at, &data);
+        }
         while at < until {
             let piece = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(until) - at;
             let rest = split_off(&mut data, piece as usize);
@@ -461,6 +589,9 @@ impl Home {
         }
         let write = self.writes.remove(index).expect("it is there");
         for part in &write.parts {
+            if let Some(sums) = &mut self.sums {
+                sums.pin(&part.blocks, false);
+            }
             for block in part.blocks.clone() {
                 // If it failed, what was there may be torn, and is not what the backend has.
                 if write.error.is_none() || self.map.get(block) == BlockState::Clean {

@@ -1,8 +1,8 @@
-//! Making what was written durable: data, then the map, then its copies.
+//! Making what was written durable: data and its checksums, then the map, then its copies.
 //!
 //! ```text
-//!   idle ──► syncing ──► writing pages ──► syncing pages ──► (answered) writing copies ──► idle
-//!               └── no page changed: answered ──► idle
+//!   idle ──► writing checksums ──► syncing ──► writing pages ──► syncing pages ──► (answered) writing copies ──► idle
+//!                                     └── no page changed: answered ──► idle
 //! ```
 //!
 //! A page is written as it was when the commit began. The copies are not waited for: the next commit
@@ -19,6 +19,7 @@ use super::format::{
     HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES, page_offset,
 };
 use super::map::Map;
+use super::sums::Sums;
 use super::{Action, Home, Purpose, end};
 use crate::error::IoError;
 use crate::io::{Done, Token};
@@ -31,15 +32,24 @@ const PAGE_WRITES_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Idle,
+    Sums,
     Syncing,
     Pages,
     SyncingPages,
     Copies,
 }
 
+/// What changes in the superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Root {
+    /// The backend is between two states.
+    between: bool,
+    /// The log under which the checksums hold, if there are any.
+    sums_log: Option<u64>,
+}
+
 /// The commit that is under way, and what waits for the next one.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct Commit {
     stage: Stage,
     /// Flushes for the next one.
@@ -59,14 +69,18 @@ pub(super) struct Commit {
     pub wanted: bool,
     sequence: u64,
     /// What the superblock says durably, what it is to say, and what is being written.
-    between: bool,
-    wants_between: bool,
-    superblock: Option<bool>,
+    durable: Root,
+    wants: Root,
+    superblock: Option<Root>,
     superblock_written: bool,
 }
 
 impl Commit {
-    pub fn new(sequence: u64, between: bool) -> Self {
+    pub fn new(config: &super::Config) -> Self {
+        let root = Root {
+            between: config.between,
+            sums_log: config.sums_log,
+        };
         Self {
             stage: Stage::Idle,
             waiting: Vec::new(),
@@ -78,9 +92,9 @@ impl Commit {
             begun: 0,
             done: 0,
             wanted: false,
-            sequence,
-            between,
-            wants_between: between,
+            sequence: config.sequence,
+            durable: root,
+            wants: root,
             superblock: None,
             superblock_written: false,
         }
@@ -88,12 +102,17 @@ impl Commit {
 
     /// Whether the superblock says durably that the backend is between two states.
     pub fn is_between(&self) -> bool {
-        self.between
+        self.durable.between
     }
 
     /// Have it say so, or not any more.
     pub fn set_between(&mut self, between: bool) {
-        self.wants_between = between;
+        self.wants.between = between;
+    }
+
+    /// Have it say that the checksums hold under a log, once they are durable.
+    pub fn believe(&mut self, log: u64) {
+        self.wants.sums_log = Some(log);
     }
 
     /// Whether everything before it is durable, and nothing of it is under way but copies.
@@ -126,25 +145,37 @@ impl Home {
         }
         let commit = &mut self.commit;
         if commit.stage == Stage::Idle {
-            let superblock = commit.wants_between != commit.between;
+            let superblock = commit.wants != commit.durable;
             if commit.waiting.is_empty() && !commit.wanted && !superblock {
                 return;
             }
             commit.wanted = false;
             commit.begun += 1;
-            commit.stage = Stage::Syncing;
+            commit.stage = Stage::Sums;
             commit.tokens = core::mem::take(&mut commit.waiting);
             commit.pages = core::mem::take(&mut self.map.changed);
-            commit.superblock = superblock.then_some(commit.wants_between);
+            commit.superblock = superblock.then_some(commit.wants);
             // A commit that no flush asked for may be in mid-generation.
             if !commit.tokens.is_empty() && !self.writes.iter().any(|write| write.is_begun) {
                 self.is_changed = false;
             }
-            let token = self.token(Purpose::Commit);
-            actions.push(Action::StoreSync { token });
+            if let Some(sums) = &mut self.sums {
+                sums.begin_commit();
+            }
+            self.sums_are_written(actions);
         }
         if matches!(self.commit.stage, Stage::Pages | Stage::Copies) {
             self.write_pages(actions);
+        }
+    }
+
+    /// Once the checksums are written, they are made durable with the data.
+    pub(super) fn sums_are_written(&mut self, actions: &mut Vec<Action>) {
+        let is_all = self.sums.as_ref().is_none_or(Sums::is_committed);
+        if self.commit.stage == Stage::Sums && is_all && self.failed.is_none() {
+            self.commit.stage = Stage::Syncing;
+            let token = self.token(Purpose::Commit);
+            actions.push(Action::StoreSync { token });
         }
     }
 
@@ -173,7 +204,7 @@ impl Home {
             });
         }
         if copy == 0
-            && let Some(between) = self.commit.superblock
+            && let Some(root) = self.commit.superblock
             && !self.commit.superblock_written
             && let Some(mut buf) = self.pool.alloc(BLOCK_BYTES)
         {
@@ -181,20 +212,21 @@ impl Home {
             self.commit.in_flight += 1;
             self.commit.sequence += 1;
             let sequence = self.commit.sequence;
-            let flags = if between { HOME_BETWEEN } else { 0 };
+            let flags = if root.between { HOME_BETWEEN } else { 0 };
             let super::Config {
                 volume,
                 home,
                 bytes,
                 ..
             } = self.config;
-            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags);
+            let sums_log = root.sums_log;
+            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log);
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);
             actions.push(Action::StoreWrite {
                 token,
-                offset: sequence % 2 * BLOCK_BYTES as u64,
+                offset: sealed.place(),
                 data: vec![buf.freeze()],
             });
         }
@@ -209,7 +241,7 @@ impl Home {
             return;
         }
         match self.commit.stage {
-            Stage::Idle => unreachable!("nothing of a commit is under way"),
+            Stage::Idle | Stage::Sums => unreachable!("nothing of a commit is under way"),
             Stage::Syncing => {
                 let commit = &mut self.commit;
                 for &page in &commit.pages {
@@ -229,8 +261,8 @@ impl Home {
             }
             Stage::SyncingPages => {
                 let commit = &mut self.commit;
-                if let Some(between) = commit.superblock.take() {
-                    commit.between = between;
+                if let Some(root) = commit.superblock.take() {
+                    commit.durable = root;
                 }
                 commit.to_write = commit.pages.iter().rev().copied().collect();
                 commit.stage = Stage::Copies;

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::error::FormatError;
 use crate::format::{Field, Structure, checksum_without, on_disk, verify};
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 
 /// Blocks before the first page of the map.
 pub const HOME_HEADER_BLOCKS: u64 = 8;
@@ -16,8 +16,10 @@ pub const HOME_HEADER_BLOCKS: u64 = 8;
 pub const HOME_MAGIC: [u8; 8] = *b"HDCSHOME";
 /// First bytes of a page of its map.
 pub const HOME_PAGE_MAGIC: [u8; 8] = *b"HDCSHMAP";
-/// The newest version of the home's structures.
-pub const HOME_VERSION: u16 = 1;
+/// The newest version of a home: with checksums of its data. Version 1 has none.
+pub const HOME_VERSION: u16 = 2;
+/// The version of the pages of the map.
+pub const HOME_PAGE_VERSION: u16 = 1;
 /// Blocks of the volume that one page of the map describes.
 pub const PAGE_BLOCKS: u64 = (PAGE_STATE_BYTES * 4) as u64;
 /// Bytes of states in one page.
@@ -26,13 +28,25 @@ pub const PAGE_STATE_BYTES: usize = 4032;
 const GROUP_BLOCKS: u64 = PAGE_BLOCKS + 2;
 /// [`HomeSuperblock::flags`]: the backend is between two states.
 pub const HOME_BETWEEN: u64 = 1;
+/// [`HomeSuperblock::sums_log`]: the checksums hold for no write log. A new home has 0 there.
+pub const SUMS_UNTRUSTED: u64 = u64::MAX;
+/// Sectors of the volume whose checksums are in one block of the store.
+pub const SUMS_SECTORS: u64 = (BLOCK_BYTES / SUM_BYTES) as u64;
+/// Bytes of a checksum: the CRC-32C of a sector, little-endian.
+pub const SUM_BYTES: usize = 4;
+/// Blocks of the volume whose checksums are in one block of the store.
+pub const SUMS_BLOCKS: u64 = SUMS_SECTORS / BLOCK_SECTORS;
+const _: () = assert!(
+    SECTOR_BYTES.is_multiple_of(SUM_BYTES) && PAGE_BLOCKS.is_multiple_of(SUMS_BLOCKS),
+    "a checksum is in one sector, and those of a page's blocks share no block with others"
+);
 
 on_disk! {
     /// The root of a home: whose it is.
     HomeSuperblock: 4096 bytes {
         /// `HDCSHOME`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version, 2; 1 has no checksums of data.
         version: U16,
         /// Zero.
         reserved_a: [u8; 6],
@@ -48,8 +62,11 @@ on_disk! {
         bytes: U64,
         /// Bit 0: tiering out has begun and not ended, so the backend is between two states.
         flags: U64,
+        /// Random number of the write log under which the checksums of data hold; 0: no log yet; all ones: under
+        /// none, since one was lost or held not all that was written. Zero in version 1.
+        sums_log: U64,
         /// Zero.
-        reserved_b: [u8; 4024],
+        reserved_b: [u8; 4016],
     }
 }
 
@@ -80,11 +97,19 @@ on_disk! {
 }
 
 impl HomeSuperblock {
-    /// A superblock, sealed.
-    pub fn sealed(volume: [u8; 16], home: u64, sequence: u64, bytes: u64, flags: u64) -> Self {
+    /// A superblock, sealed; without checksums it is of version 1.
+    pub fn sealed(
+        volume: [u8; 16],
+        home: u64,
+        sequence: u64,
+        bytes: u64,
+        flags: u64,
+        sums_log: Option<u64>,
+    ) -> Self {
         let mut this = Self::new_zeroed();
         this.magic = HOME_MAGIC;
-        this.version = U16::new(HOME_VERSION);
+        this.version = U16::new(if sums_log.is_some() { HOME_VERSION } else { 1 });
+        this.sums_log = U64::new(sums_log.unwrap_or(0));
         this.volume = volume;
         this.home = U64::new(home);
         this.sequence = U64::new(sequence);
@@ -106,6 +131,34 @@ impl HomeSuperblock {
         Ok(this)
     }
 
+    /// The log under which the checksums of its data hold, if it has any.
+    pub fn sums(&self) -> Option<u64> {
+        (self.version.get() >= 2).then(|| self.sums_log.get())
+    }
+
+    /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that
+    /// log writes again what was not flushed: so not under another one, nor if it let writes past it.
+    pub fn begin(&self, log: u64, is_log_whole: bool) -> Option<Self> {
+        let sums_log = match self.sums()? {
+            0 => log,
+            found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => return None,
+            _ => SUMS_UNTRUSTED,
+        };
+        Some(Self::sealed(
+            self.volume,
+            self.home.get(),
+            self.sequence.get() + 1,
+            self.bytes.get(),
+            self.flags.get(),
+            Some(sums_log),
+        ))
+    }
+
+    /// Where in the store a superblock lies.
+    pub fn place(&self) -> u64 {
+        self.sequence.get() % 2 * BLOCK_BYTES as u64
+    }
+
     /// The newest of both copies; if none can be used, why the first cannot.
     pub fn newest(blocks: [&[u8]; 2]) -> Result<Self, FormatError> {
         match blocks.map(Self::parse) {
@@ -122,7 +175,7 @@ impl HomePage {
     pub fn sealed(home: u64, log: u64, generation: u64, page: u64, states: &[u8]) -> Self {
         let mut this = Self::new_zeroed();
         this.magic = HOME_PAGE_MAGIC;
-        this.version = U16::new(HOME_VERSION);
+        this.version = U16::new(HOME_PAGE_VERSION);
         this.home = U64::new(home);
         this.log = U64::new(log);
         this.generation = U64::new(generation);
@@ -141,7 +194,7 @@ impl HomePage {
             block,
             HOME_PAGE_MAGIC,
             this.version.get(),
-            HOME_VERSION,
+            HOME_PAGE_VERSION,
             offset,
         )?;
         if this.home.get() != home || this.page.get() != page {
@@ -185,7 +238,13 @@ pub const fn pages(bytes: u64) -> u64 {
 /// Bytes of the store of a volume of `bytes` bytes.
 pub const fn store_bytes(bytes: u64) -> u64 {
     let blocks = bytes / BLOCK_BYTES as u64;
-    (HOME_HEADER_BLOCKS + 2 * pages(bytes) + blocks) * BLOCK_BYTES as u64
+    sums_offset(bytes, 0) + blocks.div_ceil(SUMS_BLOCKS) * BLOCK_BYTES as u64
+}
+
+/// Where in the store a block of checksums is, in bytes: after all data. Version 1 ends there.
+pub const fn sums_offset(bytes: u64, page: u64) -> u64 {
+    let blocks = bytes / BLOCK_BYTES as u64;
+    (HOME_HEADER_BLOCKS + 2 * pages(bytes) + blocks + page) * BLOCK_BYTES as u64
 }
 
 /// Where a copy of a page is in the store, in bytes.
@@ -202,7 +261,7 @@ pub const fn data_offset(offset: u64) -> u64 {
 /// The first blocks of a new home, up to its first page.
 pub fn format_head(volume: [u8; 16], home: u64, bytes: u64) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0);
+    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, Some(0));
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }

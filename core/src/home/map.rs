@@ -55,21 +55,25 @@ pub struct Map {
 
 impl Map {
     /// A map of `blocks` blocks from its pages in order. What a page calls clean is absent if it was
-    /// written under another write log than `log`: a write that only that log had may be in its place.
-    pub fn load(pages: Vec<Box<HomePage>>, blocks: u64, log: u64) -> Self {
+    /// written under another write log than `log`: a write that only that log had may be in its place. So it is
+    /// if this log let writes past it; then its pages are written anew, since the next opening may not know.
+    pub fn load(pages: Vec<Box<HomePage>>, blocks: u64, log: u64, is_log_whole: bool) -> Self {
         let mut this = Self {
             pages: Vec::with_capacity(pages.len()),
             blocks,
             counts: [0; 4],
             changed: BTreeSet::new(),
         };
-        for page in pages {
+        for (page, number) in pages.into_iter().zip(0..) {
             let mut states = Box::new(page.states);
-            if page.log.get() != log {
+            if page.log.get() != log || !is_log_whole {
                 for byte in states.iter_mut() {
                     // The lower bit alone is "clean".
                     *byte &= !(*byte & LOW_BITS & !(*byte >> 1));
                 }
+            }
+            if *states != page.states && !is_log_whole {
+                this.changed.insert(number);
             }
             this.pages.push(Page {
                 generation: page.generation.get(),
@@ -238,13 +242,13 @@ mod tests {
     fn map(blocks: u64, log: u64, set: &[(u64, BlockState)]) -> Map {
         let empty = pages(blocks * BLOCK_BYTES as u64);
         let empty = (0..empty).map(|page| Box::new(format_page(1, page)));
-        let mut map = Map::load(empty.collect(), blocks, 5);
+        let mut map = Map::load(empty.collect(), blocks, 5, true);
         for &(block, state) in set {
             map.set(block, state);
         }
         let written = (0..map.pages.len() as u32)
             .map(|page| Box::new(HomePage::sealed(1, 5, 2, page.into(), map.states(page))));
-        Map::load(written.collect(), blocks, log)
+        Map::load(written.collect(), blocks, log, true)
     }
 
     #[test]

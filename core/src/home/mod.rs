@@ -11,7 +11,10 @@
 //! Data lies in place, so that overwriting costs one write however full the store is. The write log in
 //! front makes torn writes harmless: what was written since the last flush is written again.
 //!
-//! A flush makes data durable, then the pages of the map that changed, then answers, then writes the
+//! Each sector of data has a checksum (see [`sums`]). It is compared with what is read for a client, for the
+//! backend and for a scrub; a home of the first version has none.
+//!
+//! A flush makes data and checksums durable, then the pages of the map that changed, then answers, then writes the
 //! copies of these pages. Tiering out copies the state of one moment: it begins when nothing was written
 //! since a flush, a write to a block that is still to be copied waits until that was read, and blocks
 //! become clean only when all of it is in the backend, which was flushed.
@@ -23,8 +26,10 @@
 //!    when all blocks of the tier had been written there.
 //! 3. The backend is written only while the superblock says durably that it is between two states,
 //!    unless its flushes are atomic.
-//! 4. Writes under way never share a block.
-//! 5. Memory is bounded: two bits for each block, another two while tiering, and one pool.
+//! 4. Writes under way never share a block, and, with checksums, nobody reads a block that is being written.
+//! 5. Memory is bounded: two bits for each block, another two while tiering, a part of the checksums, and
+//!    one pool.
+//! 6. No byte that does not match its checksum is returned or written to the backend.
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
@@ -34,6 +39,8 @@ mod access;
 mod commit;
 pub mod format;
 pub mod map;
+mod patrol;
+mod sums;
 mod tier;
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -43,10 +50,13 @@ use alloc::vec::Vec;
 use crate::buf::{Arena, Buf, BufMut, Pool};
 use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, Token};
-use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES};
+use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES, SECTOR_BYTES};
 use access::{Read, Write};
 use commit::Commit;
 use map::{BlockState, Map};
+use patrol::Patrol;
+pub use patrol::Verified;
+use sums::Sums;
 use tier::Tier;
 pub use tier::TierState;
 
@@ -65,6 +75,10 @@ pub struct Config {
     pub sequence: u64,
     /// Whether the superblock says that the backend is between two states.
     pub between: bool,
+    /// The write log under which its checksums hold ([`format::SUMS_UNTRUSTED`]: none), if it has any.
+    pub sums_log: Option<u64>,
+    /// Memory for checksums.
+    pub sums_bytes: usize,
     /// Whether what is written to the backend shows at a flush only, and then all of it.
     pub backend_atomic: bool,
     /// A tier flushes a backend that is not atomic after so many blocks, since not every one can take
@@ -100,7 +114,7 @@ pub enum Ask {
     Flush,
 }
 
-/// What it wants done. Every action but the last ends in a completion.
+/// What it wants done. Every action but the last three ends in a completion.
 #[derive(Debug)]
 pub enum Action {
     /// Fill `buf` from the store.
@@ -160,6 +174,15 @@ pub enum Action {
     },
     /// End what was asked.
     End(Completion),
+    /// What came of an [`Event::Verify`].
+    Verified(Token, Result<Verified, IoError>),
+    /// A sector does not match its checksum; told once until it is written again.
+    Damaged {
+        /// Where on the volume, in bytes.
+        offset: u64,
+        /// Where in the store.
+        store_offset: u64,
+    },
 }
 
 /// What happens to it.
@@ -178,6 +201,13 @@ pub enum Event {
     Tier,
     /// Stop tiering out. What the backend was given so far stays there.
     CancelTier,
+    /// Compare what is here with its checksums, from a block on and as much as is read at once.
+    Verify {
+        /// Echoed in [`Action::Verified`].
+        token: Token,
+        /// From where.
+        block: u64,
+    },
 }
 
 /// Counters and gauges.
@@ -211,6 +241,21 @@ pub struct Status {
     pub data_written_bytes: u64,
     /// Bytes of the map and the superblock written to the store.
     pub map_written_bytes: u64,
+    /// Bytes of checksums written to the store.
+    pub sums_written_bytes: u64,
+    /// Bytes of checksums in memory.
+    pub sums_memory_bytes: u64,
+    /// Whether it has checksums.
+    pub has_sums: bool,
+    /// Bytes up to which these are not believed yet, since they are made anew: all of the volume's, and those
+    /// that are done.
+    pub sums_rebuild: Option<(u64, u64)>,
+    /// Sectors that were read and did not match their checksums.
+    pub damaged_reads: u64,
+    /// Sectors that did not, and were not written since.
+    pub damaged_sectors: u64,
+    /// The first of them, in bytes on the volume.
+    pub damaged_at: Option<u64>,
     /// Blocks that were filled from the backend because a write touched a part of them.
     pub filled_blocks: u64,
     /// Writes that waited for a block to be copied.
@@ -228,6 +273,9 @@ enum Purpose {
     CopyRead(u64),
     CopyWrite(u64),
     TierFlush,
+    SumsRead(u64),
+    SumsWrite(u64),
+    Patrol(u64),
 }
 
 /// See the module.
@@ -245,6 +293,9 @@ pub struct Home {
     is_changed: bool,
     commit: Commit,
     tier: Tier,
+    /// The checksums of its data, if it has any.
+    sums: Option<Sums>,
+    patrol: Patrol,
     failed: Option<IoError>,
     in_flight: BTreeMap<u64, Purpose>,
     next_id: u64,
@@ -265,8 +316,10 @@ impl Home {
             read_queue: VecDeque::new(),
             writes: VecDeque::new(),
             is_changed: false,
-            commit: Commit::new(config.sequence, config.between),
+            commit: Commit::new(&config),
             tier: Tier::default(),
+            sums: config.sums_log.map(|log| Sums::new(log, config.sums_bytes)),
+            patrol: Patrol::default(),
             failed: None,
             in_flight: BTreeMap::new(),
             next_id: 0,
@@ -283,6 +336,7 @@ impl Home {
             Event::Completed(completion) => self.completed(completion, actions),
             Event::Tier => self.begin_tier(),
             Event::CancelTier => self.cancel_tier(),
+            Event::Verify { token, block } => self.ask_to_verify(token, block),
         }
         self.poll(now, actions);
     }
@@ -298,17 +352,23 @@ impl Home {
         // What these want of it.
         self.pump_commit(actions);
         self.pump_reads(actions);
+        self.pump_patrol(actions);
+        self.pump_sums(actions);
         self.check_invariants();
     }
 
     /// When [`Self::poll`] is due.
     pub fn next_wakeup(&self) -> Option<Nanos> {
+        if self.patrol.goes_on {
+            return Some(self.now);
+        }
         self.tier_wakeup()
     }
 
     /// Nothing is asked any more: begin nothing. What is under way ends.
     pub fn finish(&mut self) {
         self.cancel_tier();
+        self.patrol.stop();
     }
 
     /// The state of a block, and the end of the run of blocks in such a state.
@@ -326,7 +386,17 @@ impl Home {
     pub fn status(&self) -> Status {
         let bytes = |state| self.map.count(state) * BLOCK_BYTES as u64;
         let (tier_bytes, tier_left_bytes) = self.tier_progress();
+        let sums = self.sums.as_ref();
+        let believed = sums.map(|sums| sums.trusted_until);
+        let first_damaged = sums.and_then(|sums| sums.damaged.first());
         Status {
+            has_sums: sums.is_some(),
+            sums_memory_bytes: sums.map_or(0, Sums::memory_bytes),
+            sums_rebuild: believed
+                .filter(|&until| until < self.map.blocks())
+                .map(|until| (self.config.bytes, until * BLOCK_BYTES as u64)),
+            damaged_sectors: sums.map_or(0, |sums| sums.damaged.len() as u64),
+            damaged_at: first_damaged.map(|sector| sector * SECTOR_BYTES as u64),
             dirty_bytes: bytes(BlockState::Dirty),
             zero_bytes: bytes(BlockState::Zero),
             clean_bytes: bytes(BlockState::Clean),
@@ -365,6 +435,9 @@ impl Home {
             Purpose::CopyRead(id) => self.copy_was_read(id, result, actions),
             Purpose::CopyWrite(id) => self.copied(id, result.map(drop)),
             Purpose::TierFlush => self.tier_flushed(result.map(drop)),
+            Purpose::SumsRead(page) => self.sums_were_read(page, result, actions),
+            Purpose::SumsWrite(page) => self.sums_were_written(page, result, actions),
+            Purpose::Patrol(id) => self.patrolled(id, result, actions),
         }
     }
 
@@ -408,6 +481,10 @@ impl Home {
             debug_assert!(
                 others.all(|other| !write.overlaps(&other.blocks)),
                 "writes under way share a block"
+            );
+            debug_assert!(
+                self.sums.is_none() || !self.is_read(&write.blocks),
+                "a block is written while it is read"
             );
         }
         self.check_tier();

@@ -17,8 +17,8 @@ use super::format::data_offset;
 use super::map::{BlockState, Blocks};
 use super::{Action, Config, Home, Purpose};
 use crate::error::IoError;
-use crate::io::{Done, Nanos};
-use crate::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
+use crate::io::{Done, Nanos, SectorRange};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BLOCKS_MAX};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Copies under way at most.
@@ -67,6 +67,8 @@ struct Copy {
     reading: bool,
     /// Whether it is of a tier that was given up.
     is_orphan: bool,
+    /// The checksums of what is read.
+    expected: Vec<u32>,
 }
 
 /// The tier that is under way.
@@ -145,6 +147,13 @@ impl Home {
             copy.is_orphan = true;
         }
         (tier.total_blocks, tier.left_blocks) = (0, 0);
+    }
+
+    /// What the checksums of these blocks are cannot be read.
+    pub(super) fn refuse_tier(&mut self, blocks: &Range<u64>, error: IoError) {
+        if self.tier.pending.next(blocks.clone()).is_some() {
+            self.tier_failed(error);
+        }
     }
 
     fn tier_failed(&mut self, error: IoError) {
@@ -295,6 +304,14 @@ impl Home {
         let bytes = count * BLOCK;
         let id = self.number();
         let is_zero = self.map.get(blocks.start) == BlockState::Zero;
+        let mut expected = Vec::new();
+        if let Some(sums) = self.sums.as_mut().filter(|_| !is_zero) {
+            if !sums.ready(&blocks) {
+                return false;
+            }
+            let first = blocks.start * BLOCK_SECTORS;
+            expected = sums.expected(SectorRange::new(first, count * BLOCK_SECTORS));
+        }
         if is_zero {
             self.tier.pending.remove(blocks.clone());
             let token = self.token(Purpose::CopyWrite(id));
@@ -319,6 +336,7 @@ impl Home {
             blocks,
             reading: !is_zero,
             is_orphan: false,
+            expected,
         };
         self.tier.copies.insert(id, copy);
         self.tier.unflushed_blocks += count;
@@ -335,6 +353,14 @@ impl Home {
         let copy = self.tier.copies.get_mut(&id).expect("it was under way");
         copy.reading = false;
         let (blocks, is_orphan) = (copy.blocks.clone(), copy.is_orphan);
+        let expected = core::mem::take(&mut copy.expected);
+        let result = match result {
+            // What is written by now is of no tier.
+            Ok(Done::Read(buf)) if !is_orphan => self
+                .verify(blocks.start * BLOCK_SECTORS, &expected, &buf, actions)
+                .map(|()| Done::Read(buf)),
+            other => other,
+        };
         let data = match result {
             Ok(Done::Read(buf)) => buf.freeze(),
             Ok(_) => unreachable!("a read brings its buffer"),

@@ -113,6 +113,7 @@ impl Op {
         matches!(
             self,
             Self::Fetch { .. }
+                | Self::FetchPart { .. }
                 | Self::Extents { .. }
                 | Self::DestageWrite { .. }
                 | Self::DestageFlush
@@ -185,8 +186,13 @@ impl Volume {
         if error == Some(IoError::Fenced) {
             return self.fence(cx);
         }
-        let is_read = matches!(op, Op::Fetch { .. } | Op::Extents { .. });
+        let is_read = matches!(
+            op,
+            Op::Fetch { .. } | Op::FetchPart { .. } | Op::Extents { .. }
+        );
         match error {
+            // It answers as it should: what it has is bad.
+            Some(IoError::Corrupt) if is_read => {}
             Some(error) if is_read => {
                 note(&mut health.reads, now, error);
                 hasten(&mut health.watch_at, now.plus(READ_TROUBLE_SHOWN));

@@ -185,6 +185,10 @@ enum Op {
     Fetch {
         fetch: usize,
     },
+    FetchPart {
+        read: usize,
+        part: SectorRange,
+    },
     Extents {
         id: RequestId,
         range: SectorRange,
@@ -468,6 +472,7 @@ impl Volume {
                 cx.cache.cancel_ssd_read(permission);
             }
             Op::Fetch { fetch } => self.fetched(fetch, result, cx),
+            Op::FetchPart { read, part } => self.part_was_fetched(read, part, result, cx),
             Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
             Op::DestageRead {
                 item,

@@ -8,6 +8,8 @@
 //! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
 //! nobody may join it and it does not fill the cache.
 
+mod narrow;
+
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
@@ -625,18 +627,25 @@ impl Volume {
         if self.reads.by_block.get(&fetch.first_block) == Some(&key) {
             self.reads.by_block.remove(&fetch.first_block);
         }
+        let is_corrupt = matches!(result, Err(IoError::Corrupt));
         let data = if let Ok(Done::Read(data)) = result {
             Some(data.freeze())
         } else {
             None
         };
         self.stats.backend_errors += u64::from(data.is_none());
+        let whole = SectorRange::new(
+            fetch.first_block * BLOCK_SECTORS,
+            fetch.blocks * BLOCK_SECTORS,
+        );
         for (read, part) in fetch.waiters {
             if let Some(data) = &data {
                 let start =
                     (part.start - fetch.first_block * BLOCK_SECTORS) as usize * SECTOR_BYTES;
                 self.place(read, part)
                     .copy_from_slice(&data[start..start + part.bytes()]);
+            } else if is_corrupt {
+                self.read_narrowly(read, part, whole, cx);
             } else {
                 self.reads.active[read].error = Some(RequestError::Io);
             }

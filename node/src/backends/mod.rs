@@ -692,6 +692,22 @@ impl Stack {
         });
     }
 
+    /// Compare a piece of the home with its checksums, if the volume is in storage mode.
+    pub fn verify_home(
+        &mut self,
+        now: Nanos,
+        block: u64,
+        answer: home::Verifying,
+        port: &mut Port<'_>,
+    ) {
+        self.call(port, |backend, port| {
+            // Without one, whoever asked sees that nobody answers.
+            if let Some(home) = backend.home_mut() {
+                home.verify(now, block, answer, port);
+            }
+        });
+    }
+
     /// See [`Backend::finish`].
     pub fn finish(&mut self) -> bool {
         self.backend.finish()

@@ -371,7 +371,7 @@ async fn reports(client: &Client, arguments: &Arguments) -> Result<Vec<CheckRepo
             let volume: Volume = client.get(&api_path(&name)).await?;
             if let Some(path) = &volume.home_path {
                 let uuid = volume.uuid.parse().ok();
-                reports.push(inspect::home::check(Path::new(path), uuid, Use::Live));
+                reports.push(inspect::home::check(Path::new(path), uuid, Use::Live, None));
             }
             reports.extend(cache_report(client.layout()));
             if !arguments.no_backend {
@@ -438,7 +438,7 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
             let report = inspect::check_log(&log, None, encryption.as_ref(), Use::Live);
             let home = path.join(catalogue::HOME_FILE);
             let owner = inspect::log_owner(&log);
-            let home = (home.exists()).then(|| inspect::home::check(&home, owner, Use::Live));
+            let home = (home.exists()).then(|| inspect::home::check(&home, owner, Use::Live, None));
             return Ok(std::iter::once(report).chain(home).collect());
         }
     }
@@ -455,7 +455,7 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
     let is_home =
         std::fs::File::open(path).is_ok_and(|file| inspect::home::is_home(&file).unwrap_or(false));
     if is_home {
-        return Ok(vec![inspect::home::check(path, None, Use::Live)]);
+        return Ok(vec![inspect::home::check(path, None, Use::Live, None)]);
     }
     // What is not recognisable is told apart from what is damaged.
     inspect::inspect(path).map_err(fail)?;

@@ -498,6 +498,24 @@ pub struct HomeCounters {
     pub data_written_bytes: u64,
     /// Bytes of its map written.
     pub map_written_bytes: u64,
+    /// Bytes of the checksums of its data written.
+    #[serde(default)]
+    pub checksums_written_bytes: u64,
+    /// Bytes of these checksums that are in memory.
+    #[serde(default)]
+    pub checksums_memory_bytes: u64,
+    /// Whether its data has checksums: a home that an earlier version made has none.
+    #[serde(default)]
+    pub checksums: bool,
+    /// While they are made anew: bytes of the volume still to go.
+    #[serde(default)]
+    pub checksums_rebuild_left_bytes: u64,
+    /// Sectors that were read and did not match.
+    #[serde(default)]
+    pub damaged_reads: u64,
+    /// Sectors that did not, and were not written since: they cannot be read.
+    #[serde(default)]
+    pub damaged_sectors: u64,
     /// 4 KiB blocks fetched from the backend because a part of them was written.
     pub filled_blocks: u64,
 }

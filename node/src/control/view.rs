@@ -55,6 +55,13 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
             "cannot be opened: {error}: see `hdcs inspect` and `hdcs check` on its log"
         ));
     }
+    if report.state == State::Inconsistent
+        && report
+            .trouble
+            .is_none_or(|(trouble, _)| trouble != Trouble::LogCorrupt)
+    {
+        return home_reason(report);
+    }
     if let Some((trouble, age)) = report.trouble {
         let special = read_only
             .then(|| words_of_read_only(trouble, age))
@@ -82,6 +89,13 @@ fn home_reason(report: &VolumeReport) -> Option<String> {
         return Some(format!(
             "home: its map or a flush failed ({error}): data is kept in the write log; put the store right \
              and restart the daemon"
+        ));
+    }
+    if let Some(offset) = home.damaged_at {
+        return Some(format!(
+            "home: {} sectors do not match their checksums and cannot be read, the first at byte {offset} of the \
+             volume: write them again, or restore them from a backup",
+            home.damaged_sectors
         ));
     }
     let trouble = home.tier_trouble?;
@@ -308,6 +322,14 @@ pub fn home(status: &hdcs_core::home::Status) -> HomeCounters {
         trouble: status.tier_trouble.map(|error| error.to_string()),
         data_written_bytes: status.data_written_bytes,
         map_written_bytes: status.map_written_bytes,
+        checksums_written_bytes: status.sums_written_bytes,
+        checksums_memory_bytes: status.sums_memory_bytes,
+        checksums: status.has_sums,
+        checksums_rebuild_left_bytes: status
+            .sums_rebuild
+            .map_or(0, |(bytes, done)| bytes.saturating_sub(done)),
+        damaged_reads: status.damaged_reads,
+        damaged_sectors: status.damaged_sectors,
         filled_blocks: status.filled_blocks,
     }
 }

@@ -1,5 +1,9 @@
-//! The home of a volume in storage mode: its superblocks, both copies of every page of its map, and that its
-//! data can be read.
+//! The home of a volume in storage mode: its superblocks, both copies of every page of its map, and its data.
+//!
+//! The data of a home that is in use is compared with its checksums by whoever has it open, which knows what is
+//! being written. One that has none is read.
+
+pub mod data;
 
 use std::fs::File;
 use std::io;
@@ -8,9 +12,10 @@ use std::path::Path;
 
 use hdcs_core::error::FormatError;
 use hdcs_core::home::format::{
-    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, PAGE_BLOCKS, choose_page, data_offset,
-    page_offset, pages,
+    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
+    data_offset, page_offset, pages,
 };
+use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_BYTES;
 use serde::Serialize;
 use uuid::Uuid;
@@ -18,6 +23,7 @@ use uuid::Uuid;
 use super::{LIVE_PAUSE, Use};
 use crate::backends::verify::{Verified, Watch};
 use crate::control::api::CheckReport;
+use data::Compared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// How often a page that is being written may be found torn.
@@ -48,6 +54,10 @@ pub struct HomeSummary {
     pub clean_bytes: u64,
     /// Bytes that only the backend has.
     pub absent_bytes: u64,
+    /// Whether it has checksums of its data, and whether these are believed.
+    pub checksums: bool,
+    /// See [`Self::checksums`].
+    pub checksums_believed: bool,
     /// What is wrong.
     pub problems: Vec<String>,
 }
@@ -125,6 +135,8 @@ fn walk(
         zero_bytes: 0,
         clean_bytes: 0,
         absent_bytes: 0,
+        checksums: false,
+        checksums_believed: false,
         problems: Vec::new(),
     };
     let found = pair(file, 0)?;
@@ -155,6 +167,9 @@ fn walk(
     summary.bytes = superblock.bytes.get();
     summary.sequence = superblock.sequence.get();
     summary.backend_between = superblock.flags.get() & HOME_BETWEEN != 0;
+    summary.checksums = superblock.sums().is_some();
+    let is_believed = |&log: &u64| log != SUMS_UNTRUSTED;
+    summary.checksums_believed = superblock.sums().as_ref().is_some_and(is_believed);
     summary.pages = pages(summary.bytes);
     let blocks = summary.bytes / BLOCK;
     for number in 0..summary.pages {
@@ -195,18 +210,23 @@ fn state(page: &HomePage, block: u64) -> u8 {
     page.states[(block / 4) as usize] >> (block % 4 * 2) & 3
 }
 
-/// Verify superblocks and map of the home at `path`.
-pub fn check(path: &Path, expected: Option<Uuid>, how: Use) -> CheckReport {
+/// Verify superblocks and map of the home at `path`, and, if nobody has it open, its data; `logged` is what its
+/// log is going to write again.
+pub fn check(
+    path: &Path,
+    expected: Option<Uuid>,
+    how: Use,
+    logged: Option<&[SectorRange]>,
+) -> CheckReport {
     let mut report = CheckReport {
         path: path.display().to_string(),
         ..CheckReport::default()
     };
-    match File::open(path).and_then(|file| summarize(&file, expected, how)) {
-        Ok(summary) => {
-            report.blocks = 2 * summary.pages - summary.damaged_copies.min(2 * summary.pages);
-            report.note = Some(
-                "a home has no checksums of its data: its map is verified, and a scrub reads the data".to_owned(),
-            );
+    match File::open(path).and_then(|file| check_file(&file, expected, how, logged)) {
+        Ok((summary, compared, note)) => {
+            let pages = 2 * summary.pages - summary.damaged_copies.min(2 * summary.pages);
+            report.blocks = pages + compared.good_blocks;
+            report.note = note;
             let shown = path.display();
             let problems = summary.problems.iter();
             report.problems = problems.map(|why| format!("{shown}: {why}")).collect();
@@ -216,12 +236,66 @@ pub fn check(path: &Path, expected: Option<Uuid>, how: Use) -> CheckReport {
     report
 }
 
-/// Verify the map of a home that is in use, and read all data in it, which shows what its device cannot give back.
-pub fn verify(path: &Path, expected: Uuid, watch: &mut dyn Watch) -> io::Result<Verified> {
+fn check_file(
+    file: &File,
+    expected: Option<Uuid>,
+    how: Use,
+    logged: Option<&[SectorRange]>,
+) -> io::Result<(HomeSummary, Compared, Option<String>)> {
+    let superblock = pair(file, 0)?;
+    let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
+    let sums = superblock.as_ref().and_then(HomeSuperblock::sums);
+    let bytes = superblock.map_or(0, |superblock| superblock.bytes.get());
+    let mut compared = Compared::default();
+    let left_out = match (sums, logged) {
+        (None, _) => Some("a home of version 1 has no checksums of its data: its map is verified"),
+        (Some(SUMS_UNTRUSTED), _) => Some(
+            "its checksums are being made anew: its map is verified, and its data when that has ended",
+        ),
+        _ if how == Use::Live => Some(
+            "its map is verified; its data is by `hdcs volume scrub`, or by `hdcs check DIR` on the data directory \
+             while no daemon runs",
+        ),
+        (Some(_), None) => Some(
+            "its map is verified; its data is not, since what its write log is going to write again is not known",
+        ),
+        (Some(_), Some(_)) => None,
+    };
+    let summary = walk(file, expected, how, &mut |number, page, problems| {
+        if let (None, Some(logged)) = (left_out, logged) {
+            compared.add(file, bytes, (number, page), logged, problems)?;
+        }
+        Ok(true)
+    })?;
+    let to_come = compared.to_come_sectors;
+    let note = match left_out {
+        Some(why) => Some(why.to_owned()),
+        None if to_come > 0 => Some(format!(
+            "{to_come} sectors do not match their checksums and are in the write log, which writes them again"
+        )),
+        None => None,
+    };
+    Ok((summary, compared, note))
+}
+
+/// Asks whoever has a home open to compare what is in it from a block on.
+pub type AskHome<'a> = dyn FnMut(u64) -> io::Result<hdcs_core::home::Verified> + 'a;
+
+/// Verify the map of a home that is in use, and its data: by its checksums, or else by reading all of it, which
+/// shows what its device cannot give back.
+pub fn verify(
+    path: &Path,
+    expected: Uuid,
+    watch: &mut dyn Watch,
+    ask: &mut AskHome<'_>,
+) -> io::Result<Verified> {
     let file = File::open(path)?;
     let mut verified = Verified::default();
     let mut buffer = vec![0; (READ_BLOCKS * BLOCK) as usize];
     watch.total(file.metadata()?.len());
+    let superblock = pair(&file, 0)?;
+    let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
+    let has_sums = superblock.is_some_and(|superblock| superblock.sums().is_some());
     let summary = walk(
         &file,
         Some(expected),
@@ -232,6 +306,9 @@ pub fn verify(path: &Path, expected: Uuid, watch: &mut dyn Watch) -> io::Result<
                 return Ok(false);
             }
             verified.bytes += 2 * BLOCK;
+            if has_sums {
+                return Ok(true);
+            }
             let mut block = 0;
             while block < PAGE_BLOCKS {
                 let end = (block + READ_BLOCKS).min(PAGE_BLOCKS);
@@ -263,6 +340,19 @@ pub fn verify(path: &Path, expected: Uuid, watch: &mut dyn Watch) -> io::Result<
     for problem in summary.problems {
         verified.problem(problem);
     }
+    let mut next = (has_sums && !verified.is_cut_short).then_some(0);
+    while let Some(block) = next {
+        let found = ask(block)?;
+        next = found.next;
+        for block in found.damaged {
+            verified.problem(data::words(block..block + 1));
+        }
+        verified.bytes += found.read_bytes;
+        if !watch.passed(found.read_bytes) {
+            verified.is_cut_short = true;
+            break;
+        }
+    }
     Ok(verified)
 }
 
@@ -285,22 +375,26 @@ mod tests {
             is_home(&file).unwrap() && summary.problems.is_empty(),
             "{summary:?}"
         );
-        assert!(check(&path, Some(uuid), Use::Offline).problems.is_empty());
-        let foreign = check(&path, Some(Uuid::from_u128(6)), Use::Offline);
+        assert!(
+            check(&path, Some(uuid), Use::Offline, Some(&[]))
+                .problems
+                .is_empty()
+        );
+        let foreign = check(&path, Some(Uuid::from_u128(6)), Use::Offline, Some(&[]));
         assert!(foreign.problems[0].contains("not of"), "{foreign:?}");
         // One copy, then the other.
         file.write_all_at(&[1], page_offset(1, 1) + 99).unwrap();
-        let one = check(&path, Some(uuid), Use::Live);
+        let one = check(&path, Some(uuid), Use::Live, Some(&[]));
         assert_eq!(one.problems.len(), 1);
         assert!(one.problems[0].contains("copy 1 of page 1") && one.problems[0].contains("anew"));
         file.write_all_at(&[1], page_offset(1, 0) + 99).unwrap();
-        let both = check(&path, Some(uuid), Use::Offline);
+        let both = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(
             both.problems[0].contains("both copies of page 1"),
             "{both:?}"
         );
         file.write_all_at(&[1; 3 * BLOCK_BYTES], 0).unwrap();
-        let none = check(&path, Some(uuid), Use::Offline);
+        let none = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(
             none.problems[0].contains("no usable superblock"),
             "{none:?}"

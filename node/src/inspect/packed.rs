@@ -21,7 +21,8 @@ pub struct Compressed {
     pub stored_bytes: u64,
 }
 
-fn entries(log: &WriteLog) -> impl Iterator<Item = &Entry> {
+/// What a log that was replayed has.
+pub fn entries(log: &WriteLog) -> impl Iterator<Item = &Entry> {
     (log.first_sequence()..log.next_sequence()).map(|sequence| log.entry(sequence))
 }
 

@@ -308,6 +308,8 @@ pub enum Command {
     /// Verify what the volume has on this node's devices, healing what has another copy; answered at its
     /// end, or when it was cancelled through its progress.
     Scrub(VolumeNumber, Arc<scrub::Progress>, Answer<()>),
+    /// Compare what is in the home of a volume with its checksums, from a block on: one piece.
+    VerifyHome(VolumeNumber, u64, Answer<hdcs_core::home::Verified>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.

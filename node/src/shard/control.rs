@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use hdcs_core::error::{FormatError, IoError, OpenError};
-use hdcs_core::format::LogSuperblock;
+use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::io::{BlockKey, Completion, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
 use hdcs_core::qos::Qos;
@@ -109,6 +109,9 @@ impl Shard {
             }
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
             Command::Scrub(volume, progress, answer) => self.begin_scrub(volume, progress, answer),
+            Command::VerifyHome(volume, block, answer) => {
+                self.works.verify_home(volume, block, answer);
+            }
             Command::Forget(volume, answer) => {
                 let result = if self.works.numbers.contains_key(&volume) {
                     Err("the volume is open; close it first".to_owned())
@@ -733,7 +736,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     let unmeasured = durability.unwrap_or(Durability::Fdatasync);
     let mut log = Device::open(&spec.log, Some(unmeasured)).map_err(log_fails)?;
     let superblocks = log.read_superblocks().map_err(log_fails)?;
-    let (log_identity, log_key) = identify(&superblocks, spec.config.uuid)
+    let (log_identity, log_key, is_log_whole) = identify(&superblocks, spec.config.uuid)
         .map_err(|error| not_replayed(name, OpenError::Superblock(error)))?;
     let prefixed = |failure: OpenFailure| fail(failure.kind, &failure.message);
     let unlocked = match &spec.encryption {
@@ -754,7 +757,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
     let home = spec.home.as_ref().map(|path| {
         let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
-        home::store::open(path, volume, bytes, log_identity.log)
+        home::store::open(path, volume, bytes, log_identity.log, is_log_whole)
     });
     let home = home.transpose().map_err(|error| {
         let kind = if error.is_lost() {
@@ -800,7 +803,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
 fn identify(
     superblocks: &[[u8; BLOCK_BYTES]; 2],
     volume: [u8; 16],
-) -> Result<(LogIdentity, [u8; 16]), FormatError> {
+) -> Result<(LogIdentity, [u8; 16], bool), FormatError> {
     let found = superblocks.each_ref().map(|block| {
         let superblock = LogSuperblock::parse(block)?;
         if superblock.volume != volume {
@@ -815,7 +818,8 @@ fn identify(
                 log: newest.log.get(),
                 incarnation: newest.incarnation.get(),
             };
-            Ok((identity, newest.data_key))
+            let is_whole = newest.flags.get() & LOG_UNFLUSHED == 0;
+            Ok((identity, newest.data_key, is_whole))
         }
         // The second block of a new log is empty, which says nothing; the first one's reason counts.
         (None, [Err(error), _]) => Err(*error),

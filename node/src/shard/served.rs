@@ -6,7 +6,7 @@ use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::read_cache::Barrier;
-use hdcs_core::volume::{Discard, Phase, Volume, VolumeStats};
+use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
@@ -248,7 +248,7 @@ impl Served {
 
     /// What frontends may know, if it serves.
     pub fn export(&self) -> Option<Export> {
-        use hdcs_core::volume::{Policy, State};
+        use hdcs_core::volume::Policy;
         let is_leaving = self.tiering.is_some_and(|tiering| tiering.then_close);
         let is_open = matches!(self.volume.phase(), Phase::Open | Phase::Opening);
         (is_open && !is_leaving).then(|| Export {
@@ -294,6 +294,15 @@ impl Served {
         self.backend.home().map(HomeBackend::status)
     }
 
+    /// Its state. With a part of its home damaged it is inconsistent, and goes on: what is written there heals it.
+    fn state(&self) -> State {
+        let is_damaged = self.home().is_some_and(|home| home.damaged_sectors > 0);
+        match self.volume.state() {
+            State::Healthy | State::Degraded if is_damaged => State::Inconsistent,
+            state => state,
+        }
+    }
+
     /// Counters, with what the home has dirty, and what it has to tier out.
     fn stats(&self, now: Nanos) -> VolumeStats {
         let mut stats = self.volume.stats(now);
@@ -317,7 +326,7 @@ impl Served {
         VolumeReport {
             name: self.name.clone(),
             phase: self.volume.phase(),
-            state: self.volume.state(),
+            state: self.state(),
             trouble: self
                 .volume
                 .trouble()

@@ -1,9 +1,10 @@
 //! Tiering out what a volume in storage mode has dirty: the log is destaged into the home, then the home
 //! tiers out. A volume in cache mode is destaged, and that is all.
 
-use hdcs_core::home::TierState;
+use hdcs_core::home::{TierState, Verified};
 use hdcs_core::volume::Event;
 
+use super::command::Answer;
 use super::served::Tiering;
 use super::works::Works;
 use crate::backends::Port;
@@ -59,6 +60,29 @@ impl Works {
             done: &mut self.completions,
         };
         served.backend.tier(self.now, begin, &mut port);
+        self.perform(slot);
+    }
+
+    /// Compare a piece of a home with its checksums.
+    pub fn verify_home(&mut self, number: VolumeNumber, block: u64, answer: Answer<Verified>) {
+        let slot = match self.open_slot(number) {
+            Ok(slot) => slot,
+            Err(error) => {
+                // Whoever asked may have gone.
+                let _ = answer.send(Err(error));
+                return;
+            }
+        };
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        let now = self.now;
+        served.backend.verify_home(now, block, answer, &mut port);
         self.perform(slot);
     }
 

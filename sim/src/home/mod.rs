@@ -4,10 +4,13 @@
 //! In front of it stands what a write log does: a generation of writes, all of them ended, then a flush;
 //! after a crash the last generation is written again, unless the log was lost.
 //!
+//! Most homes have checksums, some of which rot, as the data does: a read is then refused, and only then.
+//!
 //! * [`world`] drives one home after another on one store, and checks every rule as things happen.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 pub mod plant;
+mod sums;
 pub mod world;
 
 use std::fmt;
@@ -26,6 +29,8 @@ pub struct Options {
     pub plant: Option<Plant>,
     /// A short variant in which power is cut after so many steps (never if beyond its end).
     pub crash_at: Option<u64>,
+    /// Only homes without checksums, as seeds were run before there were any.
+    pub without_sums: bool,
 }
 
 /// What a run saw.
@@ -51,6 +56,12 @@ pub struct Coverage {
     pub lost_logs: u64,
     /// Homes that had to be opened anew because their store failed.
     pub failed: u64,
+    /// Sectors that rotted.
+    pub rots: u64,
+    /// Reads that were refused for a checksum.
+    pub refused: u64,
+    /// Openings after which the checksums were made anew.
+    pub rebuilds: u64,
     /// Whether the short variant's power was cut.
     pub cut: bool,
 }
@@ -68,6 +79,9 @@ impl Coverage {
         self.betweens += other.betweens;
         self.lost_logs += other.lost_logs;
         self.failed += other.failed;
+        self.rots += other.rots;
+        self.refused += other.refused;
+        self.rebuilds += other.rebuilds;
         self.cut |= other.cut;
     }
 }
@@ -77,7 +91,8 @@ impl fmt::Display for Coverage {
         write!(
             f,
             "{} flushes, {} tiers ({} given up), {} waits for copies, {} fills, {} crashes, {} repairs, \
-             {} times between, {} lost logs, {} failed stores",
+             {} times between, {} lost logs, {} failed stores, {} rotten sectors, {} reads refused, \
+             {} rebuilds of checksums",
             self.flushes,
             self.tiers,
             self.tiers_given_up,
@@ -87,7 +102,10 @@ impl fmt::Display for Coverage {
             self.repairs,
             self.betweens,
             self.lost_logs,
-            self.failed
+            self.failed,
+            self.rots,
+            self.refused,
+            self.rebuilds
         )
     }
 }

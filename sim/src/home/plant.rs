@@ -24,6 +24,17 @@ pub enum Plant {
     LostEnd,
     /// A sync does nothing.
     SyncLie,
+    /// Checksums get to the store only when the flush was answered that covers them.
+    SumsAfterAnswer,
+    /// Some changes of the table of checksums are lost.
+    SumsLost,
+    /// Data is not compared with its checksums.
+    NoVerify,
+    /// The checksums are believed although the write log is another one, or let writes past it.
+    TrustSums,
+    /// A flush that no client has asked for makes a moment of the middle of a generation: what two tiers
+    /// once did to each other.
+    FlushOfNobody,
 }
 
 impl Plant {

@@ -16,6 +16,7 @@ use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use zerocopy::IntoBytes;
 
 use super::plant::Plant;
+use super::sums::LostLog;
 use super::{Coverage, Options};
 use crate::backend::Backend;
 use crate::clock::Schedule;
@@ -25,6 +26,8 @@ use crate::trace::Trace;
 use crate::violation::Violation;
 
 const VOLUME: u32 = 1;
+/// A flush that is planted.
+const OF_NOBODY: Token = Token(u64::MAX);
 const UUID: [u8; 16] = [7; 16];
 const HOME: u64 = 99;
 const SECTOR: u64 = SECTOR_BYTES as u64;
@@ -35,14 +38,14 @@ const STEPS_MAX: u32 = 100_000;
 
 /// One write of a generation.
 #[derive(Clone, Debug)]
-struct Write {
-    range: SectorRange,
-    content: Content,
-    state: State,
+pub(super) struct Write {
+    pub range: SectorRange,
+    pub content: Content,
+    pub state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     ToDo,
     Flying,
     Done,
@@ -50,9 +53,10 @@ enum State {
 
 /// What is asked of the home.
 #[derive(Debug)]
-enum Request {
+pub(super) enum Request {
     Write(usize),
     Flush,
+    Verify,
     /// What each sector may be, as of its beginning.
     Read(SectorRange, Vec<Vec<Content>>),
 }
@@ -62,6 +66,8 @@ enum Happening {
     StoreRead(Token, OpId, BufMut),
     StoreWrite(Token, OpId),
     StoreSync(Token),
+    /// Nothing was done, and it is said to be.
+    Nothing(Token),
     BackendRead(Token, OpId, BufMut),
     BackendWrite(Token, OpId, Option<SectorRange>),
     BackendFlush(Token, OpId),
@@ -80,22 +86,22 @@ pub struct World {
     now: Nanos,
     step: u64,
     schedule: Schedule<Happening>,
-    store: Disk,
+    pub(super) store: Disk,
     backend: Backend,
-    home: Option<Home>,
+    pub(super) home: Option<Home>,
     pool: Rc<Pool>,
-    bytes: u64,
+    pub(super) bytes: u64,
     /// The sectors that are written.
-    window: SectorRange,
+    pub(super) window: SectorRange,
     log: u64,
     /// Whether the log of the last generation is lost, and nobody has read what is left.
-    is_log_lost: bool,
+    pub(super) is_log_lost: bool,
     /// What the last flush made durable, in the window.
     base: Vec<Content>,
-    generation: Vec<Write>,
-    requests: BTreeMap<u64, Request>,
-    next_request: u64,
-    next_write: WriteId,
+    pub(super) generation: Vec<Write>,
+    pub(super) requests: BTreeMap<u64, Request>,
+    pub(super) next_request: u64,
+    pub(super) next_write: WriteId,
     flushed: bool,
     /// States of flushes since the tier that was last done, that one's among them.
     moments: Vec<Vec<Content>>,
@@ -106,8 +112,9 @@ pub struct World {
     tiers: u64,
     tier_wanted: bool,
     flush_every_blocks: u64,
-    faults: bool,
-    calm: bool,
+    pub(super) faults: bool,
+    pub(super) calm: bool,
+    pub(super) sums: super::sums::Sums,
     /// The step at which the power goes.
     cut_at: Option<u64>,
     actions: Vec<Action>,
@@ -121,8 +128,11 @@ impl World {
             0 => PAGE_BLOCKS + 40,
             _ => random.u64(8..200),
         };
+        let sums = super::sums::Sums::new(seed, options);
+        let blocks = sums.blocks.unwrap_or(blocks);
         let sectors = blocks * BLOCK_SECTORS;
-        let window = SectorRange::between(sectors.saturating_sub(100 * BLOCK_SECTORS), sectors);
+        let window = sums.blocks.map_or(100, |blocks| blocks) * BLOCK_SECTORS;
+        let window = SectorRange::between(sectors.saturating_sub(window), sectors);
         let mut content = vec![Content::Zero; sectors as usize];
         let mut base = Vec::new();
         for sector in window.start..window.end() {
@@ -134,6 +144,10 @@ impl World {
         let bytes = sectors * SECTOR;
         let mut store = Disk::new(format::store_bytes(bytes), random.u64(..));
         store.put(0, &format::format_head(UUID, HOME, bytes));
+        if !sums.has_them {
+            let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, None);
+            store.put(first.place(), first.as_bytes());
+        }
         for page in 0..format::pages(bytes) {
             for copy in [0, 1] {
                 let empty = format::format_page(HOME, page);
@@ -171,6 +185,7 @@ impl World {
             tiers: 0,
             tier_wanted: false,
             calm: false,
+            sums,
             cut_at: None,
             actions: Vec::new(),
             random,
@@ -201,17 +216,17 @@ impl World {
         // A crash at a step may be here.
         loop {
             self.open()?;
-            if self.generation()? && self.tier_to_the_end()? {
+            if self.generation()? && self.scrub()? && self.tier_to_the_end()? {
                 return self.read_all();
             }
         }
     }
 
-    fn log_step(&mut self, what: &'static str, numbers: [u64; 4]) {
+    pub(super) fn log_step(&mut self, what: &'static str, numbers: [u64; 4]) {
         self.trace.add(self.step, self.now, what, numbers);
     }
 
-    fn is_planted(&self, plant: Plant) -> bool {
+    pub(super) fn is_planted(&self, plant: Plant) -> bool {
         self.options.plant == Some(plant)
     }
 
@@ -221,7 +236,7 @@ impl World {
         self.store.peek(0, &mut head);
         let blocks = [&head[..BLOCK_BYTES], &head[BLOCK_BYTES..2 * BLOCK_BYTES]];
         let refused = |why: String| Violation::new("open-refused", why);
-        let superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
+        let mut superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
         let mut pages = Vec::new();
         let mut repairs = Vec::new();
         for page in 0..format::pages(self.bytes) {
@@ -238,6 +253,14 @@ impl World {
         self.coverage.repairs += u64::from(!repairs.is_empty());
         for (offset, page) in repairs {
             self.store.put(offset, page.as_bytes());
+        }
+        let is_log_whole = self.sums.is_log_whole || self.is_planted(Plant::TrustSums);
+        if let Some(begun) = superblock.begin(self.log, is_log_whole) {
+            self.store.put(begun.place(), begun.as_bytes());
+            superblock = begun;
+        }
+        if !self.calm {
+            self.sums.rot(&mut self.store, self.window, self.bytes);
         }
         self.backend.opened();
         let between = superblock.flags.get() & HOME_BETWEEN != 0;
@@ -258,10 +281,15 @@ impl World {
             log,
             sequence: superblock.sequence.get(),
             between,
+            sums_log: superblock
+                .sums()
+                .filter(|_| !self.is_planted(Plant::NoVerify)),
+            sums_bytes: self.sums.memory_bytes,
             backend_atomic: self.backend.is_atomic(),
             flush_every_blocks: self.flush_every_blocks,
         };
-        let map = Map::load(pages, self.bytes / BLOCK_BYTES as u64, log);
+        let blocks = self.bytes / BLOCK_BYTES as u64;
+        let map = Map::load(pages, blocks, log, self.sums.is_log_whole);
         self.home = Some(Home::new(config, map));
         self.tiers = 0;
         self.tier_wanted = false;
@@ -301,6 +329,7 @@ impl World {
             self.coverage.waits += home.status().waited_writes;
         }
         self.coverage.crashes += 1;
+        self.sums.late.clear();
         self.requests.clear();
         self.schedule.retain(|_| false);
         self.actions.clear();
@@ -316,7 +345,11 @@ impl World {
         self.backend.client_lost();
         self.log_step("crash", [0; 4]);
         if !self.generation.is_empty() && self.random.u8(..4) == 0 {
-            self.log += 1;
+            match self.sums.how_log_is_lost() {
+                LostLog::Not => return,
+                LostLog::WritesPastIt => self.sums.is_log_whole = false,
+                LostLog::AsAWhole => self.log += 1,
+            }
             self.is_log_lost = true;
         }
     }
@@ -356,6 +389,9 @@ impl World {
                 content,
                 state,
             });
+        }
+        if self.calm {
+            self.write_over_rot();
         }
         match self.random.u8(..6) {
             0 | 1 => self.begin_tier(),
@@ -399,6 +435,12 @@ impl World {
             if !self.calm && self.random.u8(..16) == 0 {
                 self.begin_tier();
             }
+            if self.is_planted(Plant::FlushOfNobody) {
+                self.event(Event::Submit {
+                    token: OF_NOBODY,
+                    ask: Ask::Flush,
+                });
+            }
             if self.random.u8(..3) == 0 {
                 let start = self.window.start + self.random.u64(..self.window.count);
                 let count = self.random.u64(1..=64).min(self.window.end() - start);
@@ -439,7 +481,7 @@ impl World {
         self.ask(Request::Write(index), ask);
     }
 
-    fn read(&mut self, range: SectorRange) {
+    pub(super) fn read(&mut self, range: SectorRange) {
         let may: Vec<_> = (range.start..range.end())
             .map(|sector| self.may_be(sector))
             .collect();
@@ -467,14 +509,14 @@ impl World {
         self.event(Event::Submit { token, ask });
     }
 
-    fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         if let Some(home) = &mut self.home {
             home.step(self.now, event, &mut self.actions);
         }
     }
 
     /// Go on until something holds; false if the home is gone.
-    fn wait(&mut self, holds: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
+    pub(super) fn wait(&mut self, holds: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
         let since = self.now;
         let mut steps = 0;
         loop {
@@ -534,7 +576,10 @@ impl World {
             SectorRange::new(offset / SECTOR, (bytes / SECTOR_BYTES) as u64)
         };
         let happening = match action {
+            Action::End(completion) if completion.token == OF_NOBODY => return Ok(()),
             Action::End(completion) => return self.ended(completion),
+            Action::Verified(token, found) => return self.verified(token, found),
+            Action::Damaged { offset, .. } => return self.is_damaged(offset / SECTOR),
             Action::StoreRead { token, offset, buf } => {
                 Happening::StoreRead(token, self.store.submit_read(offset, buf.len()), buf)
             }
@@ -544,6 +589,10 @@ impl World {
                 data,
             } => {
                 let (offset, data) = self.planted_write(offset, data);
+                if self.loses_sums(offset, &data) {
+                    self.schedule.add(at, Happening::Nothing(token));
+                    return Ok(());
+                }
                 let durable = self.is_planted(Plant::MapBeforeData) && is_of_map(offset);
                 Happening::StoreWrite(token, self.store.submit_write(offset, &data, durable))
             }
@@ -658,6 +707,7 @@ impl World {
                     (token, Ok(Done::Written))
                 }
             }
+            Happening::Nothing(token) => (token, Ok(Done::Written)),
             Happening::StoreSync(token) => {
                 let result = if self.fails(400) {
                     Err(IoError::Failed)
@@ -732,6 +782,10 @@ impl World {
             return Err(Violation::new("ended-twice", format!("{token:?}")));
         };
         let is_ok = result.is_ok();
+        if let (Request::Read(range, _), Err(IoError::Corrupt)) = (&request, &result) {
+            self.log_step("refused", [range.start, range.count, 0, 0]);
+            return self.refused(*range);
+        }
         if !is_ok && (self.calm || !self.faults) {
             return Err(Violation::new(
                 "error-without-cause",
@@ -743,12 +797,15 @@ impl World {
             (Request::Write(index), result) => {
                 let state = result.map_or(State::ToDo, |_| State::Done);
                 self.generation[index].state = state;
+                if state == State::Done {
+                    self.sums.heal(self.generation[index].range);
+                }
             }
             (Request::Flush, Ok(_)) => self.has_flushed(),
             (Request::Read(range, may), Ok(Done::Read(buf))) => {
                 return self.read_ended(range, &may, &buf);
             }
-            (Request::Flush | Request::Read(..), _) => {}
+            (Request::Flush | Request::Read(..) | Request::Verify, _) => {}
         }
         Ok(())
     }
@@ -761,7 +818,11 @@ impl World {
             }
         }
         self.flushed = true;
+        self.sums.is_log_whole = true;
         self.moments.push(self.base.clone());
+        for (offset, data) in std::mem::take(&mut self.sums.late) {
+            self.store.put(offset, &data);
+        }
     }
 
     fn read_ended(

@@ -547,7 +547,7 @@ impl World {
             match error {
                 // What was not reached, or had no room, is as it was.
                 IoError::Unreachable | IoError::NoSpace | IoError::Fenced => backend.cancel(op),
-                IoError::Failed => backend.fail_write(op),
+                IoError::Failed | IoError::Corrupt => backend.fail_write(op),
             }
             return Err(error);
         }

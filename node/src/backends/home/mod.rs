@@ -9,15 +9,18 @@
 
 pub mod store;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use hdcs_core::error::IoError;
 use hdcs_core::home::map::BlockState;
-use hdcs_core::home::{Action, Ask as HomeAsk, Event, Home, Status};
+use hdcs_core::home::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
 use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_SECTORS, HOME_TIER_FLUSH_BYTES};
+
+use tokio::sync::oneshot;
 
 use super::{Ask, Backend, Capabilities, Operation, Port, Stack};
 use crate::device::ring::Outcome;
@@ -30,6 +33,9 @@ const PASSED_ON: u64 = 1 << 62;
 /// Operations under way at most.
 const IN_FLIGHT_MAX: usize = 256;
 
+/// Who waits for a piece that is compared with its checksums.
+pub type Verifying = oneshot::Sender<Result<Verified, String>>;
+
 /// See the module.
 pub struct HomeBackend {
     home: Home,
@@ -38,6 +44,9 @@ pub struct HomeBackend {
     /// What the backend has ended.
     ended: Vec<Completion>,
     actions: Vec<Action>,
+    /// Who waits for what is being verified.
+    verifying: BTreeMap<Token, Verifying>,
+    next_verifying: u64,
 }
 
 impl HomeBackend {
@@ -52,6 +61,8 @@ impl HomeBackend {
             inner,
             ended: Vec::new(),
             actions: Vec::new(),
+            verifying: BTreeMap::new(),
+            next_verifying: 0,
         }
     }
 
@@ -68,6 +79,14 @@ impl HomeBackend {
             Event::CancelTier
         };
         self.step(now, event, port);
+    }
+
+    /// Compare what is in the home with its checksums, from a block on.
+    pub fn verify(&mut self, now: Nanos, block: u64, answer: Verifying, port: &mut Port<'_>) {
+        self.next_verifying += 1;
+        let token = Token(self.next_verifying);
+        self.verifying.insert(token, answer);
+        self.step(now, Event::Verify { token, block }, port);
     }
 
     fn step(&mut self, now: Nanos, event: Event, port: &mut Port<'_>) {
@@ -97,6 +116,22 @@ impl HomeBackend {
         let of_store = |token: Token| Token(token.0 | STORE);
         let (token, ask) = match action {
             Action::End(completion) => return port.done.push(completion),
+            Action::Verified(token, found) => {
+                if let Some(answer) = self.verifying.remove(&token) {
+                    // Whoever asked may have gone.
+                    let _ = answer.send(found.map_err(|error| error.to_string()));
+                }
+                return;
+            }
+            Action::Damaged {
+                offset,
+                store_offset,
+            } => {
+                return tracing::error!(
+                    "home: the sector at byte {offset} of the volume does not match its checksum (byte {store_offset} \
+                     of the home): write it again, or restore it from a backup"
+                );
+            }
             Action::StoreRead { token, offset, buf } => {
                 return port.ring.read(owner, of_store(token), fd, offset, buf);
             }

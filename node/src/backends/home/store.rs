@@ -10,9 +10,11 @@ use std::path::{Path, PathBuf};
 use hdcs_core::buf::Arena;
 use hdcs_core::error::FormatError;
 use hdcs_core::home::Config;
-use hdcs_core::home::format::{self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomePage, HomeSuperblock};
+use hdcs_core::home::format::{
+    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomePage, HomeSuperblock, SUMS_UNTRUSTED,
+};
 use hdcs_core::home::map::{BlockState, Map};
-use hdcs_core::limits::{BLOCK_BYTES, HOME_TIER_FLUSH_BYTES, SECTOR_BYTES};
+use hdcs_core::limits::{BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, SECTOR_BYTES};
 use thiserror::Error;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -140,8 +142,15 @@ pub fn create(path: &Path, volume: Uuid, bytes: u64, is_device: bool) -> Result<
     })
 }
 
-/// Open the store of a volume, whose write log has the random number `log`.
-pub fn open(path: &Path, volume: [u8; 16], bytes: u64, log: u64) -> Result<Store, StoreError> {
+/// Open the store of a volume, whose write log has the random number `log`. The log writes everything again that
+/// was not flushed, unless it let writes past it.
+pub fn open(
+    path: &Path,
+    volume: [u8; 16],
+    bytes: u64,
+    log: u64,
+    is_log_whole: bool,
+) -> Result<Store, StoreError> {
     let opened = device::open_file(path, Direct::UpTo(SECTOR_BYTES as u64))?;
     device::lock(&opened, 0, 0)?;
     let mut blocks = Arena::new(2).claim(0, 2).expect("a new arena is free");
@@ -160,7 +169,7 @@ pub fn open(path: &Path, volume: [u8; 16], bytes: u64, log: u64) -> Result<Store
         source,
     };
     let found = read(0)?;
-    let superblock = HomeSuperblock::newest([&found[0], &found[1]]).map_err(wrong)?;
+    let mut superblock = HomeSuperblock::newest([&found[0], &found[1]]).map_err(wrong)?;
     if superblock.volume != volume {
         return Err(wrong(FormatError::Identity));
     }
@@ -194,11 +203,19 @@ pub fn open(path: &Path, volume: [u8; 16], bytes: u64, log: u64) -> Result<Store
         synced.map_err(|error| DeviceError::io("make durable what is in", path, error))
     };
     sync()?;
-    for (offset, page) in &repairs {
+    let write = |bytes: &[u8], offset: u64| {
         let mut block = Arena::new(1).claim(0, 1).expect("a new arena is free");
-        block.copy_from_slice(page.as_bytes());
-        let written = opened.file.write_all_at(&block, *offset);
-        written.map_err(|error| DeviceError::io("repair", path, error))?;
+        block.copy_from_slice(bytes);
+        let written = opened.file.write_all_at(&block, offset);
+        written.map_err(|error| DeviceError::io("repair", path, error))
+    };
+    for (offset, page) in &repairs {
+        write(page.as_bytes(), *offset)?;
+    }
+    if let Some(begun) = superblock.begin(log, is_log_whole) {
+        write(begun.as_bytes(), begun.place())?;
+        sync()?;
+        superblock = begun;
     }
     if !repairs.is_empty() {
         sync()?;
@@ -215,10 +232,19 @@ pub fn open(path: &Path, volume: [u8; 16], bytes: u64, log: u64) -> Result<Store
         log,
         sequence: superblock.sequence.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
+        sums_log: superblock.sums(),
+        sums_bytes: HOME_SUMS_BYTES,
         backend_atomic: false,
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
     };
-    let map = Map::load(pages, bytes / BLOCK_BYTES as u64, log);
+    if superblock.sums() == Some(SUMS_UNTRUSTED) {
+        tracing::warn!(
+            path = %path.display(),
+            "what was written last is not in the write log any more, so that the checksums of this home are not \
+             believed: they are made anew from its data, and until then damage goes unseen"
+        );
+    }
+    let map = Map::load(pages, bytes / BLOCK_BYTES as u64, log, is_log_whole);
     Ok(Store {
         opened,
         config,
@@ -253,7 +279,7 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
         let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
         pages.push(found.page);
     }
-    let map = Map::load(pages, bytes / BLOCK_BYTES as u64, 0);
+    let map = Map::load(pages, bytes / BLOCK_BYTES as u64, 0, true);
     let (dirty, zero) = (map.count(BlockState::Dirty), map.count(BlockState::Zero));
     Some((dirty * BLOCK_BYTES as u64, dirty + zero == 0))
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 use super::{Node, at_volume, find, invalid, lock};
 use crate::backends::BackendError;
@@ -190,8 +191,20 @@ impl Node {
         }
         if let Some(path) = entry.home_path(&self.layout()) {
             let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
-            let verifying =
-                move || inspect::home::verify(&path, uuid, &mut Pace::new(&shared, Part::Home));
+            let data_path = Arc::clone(&self.path);
+            let verifying = move || {
+                let mut ask = |block: u64| {
+                    let (answer, answered) = oneshot::channel();
+                    data_path.send(Command::VerifyHome(number, block, answer));
+                    let found = answered.blocking_recv();
+                    let found = found.unwrap_or_else(|_| Err("it was closed".to_owned()));
+                    let found = found.map_err(std::io::Error::other)?;
+                    shared.found(found.damaged.len() as u64, 0);
+                    Ok(found)
+                };
+                let mut pace = Pace::new(&shared, Part::Home);
+                inspect::home::verify(&path, uuid, &mut pace, &mut ask)
+            };
             self.scrub_beside(entry, &progress, Part::Home, verifying)
                 .await?;
         }

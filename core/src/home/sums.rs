@@ -1,0 +1,400 @@
+//! Checksums of a home's data: a CRC-32C for each sector, in a table after the data.
+//!
+//! They lie in place, without a copy and without an order among writes: what a crash leaves of them and of the
+//! data differs only in sectors that were written since the last flush, and those the write log writes again. A
+//! torn write of the table is harmless for the same reason, since every checksum is within one sector of it. So
+//! a flush has to bring what changed of the table to the store before its sync, and that is all.
+//!
+//! What of the table is in memory is bounded. A block of it leaves when another one is needed, after it was
+//! written if it was changed; half of what there may be may be changed before some is written.
+//!
+//! Where the log does not write everything again (it was lost, or let writes past it), the table is not
+//! believed: it is made anew from the data first, from the first block to the last (see [`super::patrol`]).
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::format::{
+    SUM_BYTES, SUMS_BLOCKS, SUMS_SECTORS, SUMS_UNTRUSTED, data_offset, sums_offset,
+};
+use super::{Action, Home, Purpose};
+use crate::buf::Buf;
+use crate::error::IoError;
+use crate::format::block_checksum;
+use crate::io::{Done, SectorRange};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+
+/// Reads and writes of the table under way at most, each.
+const IN_FLIGHT_MAX: usize = 32;
+/// Pages that are looked at to find one that may leave. If none of them may, there is one more for a while.
+const LOOKS_MAX: usize = 256;
+/// Damaged sectors that are remembered.
+pub(super) const DAMAGED_MAX: usize = 4096;
+
+/// A block of the table.
+#[derive(Debug)]
+struct Page {
+    /// `None` while it is read.
+    sums: Option<Box<[u8; BLOCK_BYTES]>>,
+    /// Which of its sectors differ from what was written, or is being written, last.
+    touched: Range<usize>,
+    /// Those that are about to change it.
+    pins: u32,
+    /// Whether it was used since it was last looked at.
+    is_used: bool,
+    /// Whether nobody has used it yet. It is read for somebody, who may wait for another one as well.
+    is_fresh: bool,
+}
+
+/// The table, as far as it is in memory.
+#[derive(Debug)]
+pub(super) struct Sums {
+    pages: BTreeMap<u64, Page>,
+    pages_max: usize,
+    /// Pages that somebody waits for, and that are not being read.
+    wanted: BTreeSet<u64>,
+    touched: BTreeSet<u64>,
+    reads: usize,
+    writing: BTreeSet<u64>,
+    /// Of the commit that is under way: pages to write, and whether the write that counts has begun.
+    commit: BTreeMap<u64, bool>,
+    /// Where to look for a page that may leave, and for one that is written early.
+    leave_at: u64,
+    write_at: u64,
+    /// The checksums of the blocks before this one are believed.
+    pub trusted_until: u64,
+    /// Sectors whose checksum did not match, and that were not written since.
+    pub damaged: BTreeSet<u64>,
+}
+
+/// The checksum of each sector of `data`.
+fn sums_of(data: &[u8]) -> impl Iterator<Item = u32> {
+    data.chunks(SECTOR_BYTES).map(block_checksum)
+}
+
+/// The blocks of the table that have the checksums of these blocks.
+fn pages_of(blocks: &Range<u64>) -> Range<u64> {
+    blocks.start / SUMS_BLOCKS..blocks.end.div_ceil(SUMS_BLOCKS)
+}
+
+impl Sums {
+    /// A table of which nothing is in memory, and at most `bytes` bytes will be.
+    pub fn new(sums_log: u64, bytes: usize) -> Self {
+        Self {
+            pages: BTreeMap::new(),
+            pages_max: (bytes / BLOCK_BYTES).max(1),
+            wanted: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            reads: 0,
+            writing: BTreeSet::new(),
+            commit: BTreeMap::new(),
+            leave_at: 0,
+            write_at: 0,
+            trusted_until: if sums_log == SUMS_UNTRUSTED {
+                0
+            } else {
+                u64::MAX
+            },
+            damaged: BTreeSet::new(),
+        }
+    }
+
+    /// Whether the checksums of these blocks are in memory. If not, they will be.
+    pub fn ready(&mut self, blocks: &Range<u64>) -> bool {
+        let mut is_ready = true;
+        for page in pages_of(blocks) {
+            let found = self.pages.get(&page);
+            is_ready &= found.is_some_and(|page| page.sums.is_some());
+            if found.is_none() {
+                self.wanted.insert(page);
+            }
+        }
+        if is_ready {
+            for (_, page) in self.pages.range_mut(pages_of(blocks)) {
+                (page.is_used, page.is_fresh) = (true, false);
+            }
+        }
+        is_ready
+    }
+
+    /// Whether so much has changed that no more may before some is written.
+    pub fn is_full(&self) -> bool {
+        self.touched.len() > self.pages_max - self.pages_max / 4
+    }
+
+    /// Keep the checksums of these blocks in memory, or not any more.
+    pub fn pin(&mut self, blocks: &Range<u64>, is_pinned: bool) {
+        for (_, page) in self.pages.range_mut(pages_of(blocks)) {
+            page.pins = if is_pinned {
+                page.pins + 1
+            } else {
+                page.pins - 1
+            };
+        }
+    }
+
+    /// The checksums of sectors, which are in memory; empty if they are not believed.
+    pub fn expected(&self, sectors: SectorRange) -> Vec<u32> {
+        let end = sectors
+            .end()
+            .min(self.trusted_until.saturating_mul(BLOCK_SECTORS));
+        (sectors.start..end)
+            .map(|sector| self.get(sector))
+            .collect()
+    }
+
+    fn get(&self, sector: u64) -> u32 {
+        let page = self.pages.get(&(sector / SUMS_SECTORS));
+        let sums = page.and_then(|page| page.sums.as_ref());
+        let at = (sector % SUMS_SECTORS) as usize;
+        let sums = sums.expect("it was made ready").as_chunks::<SUM_BYTES>().0;
+        u32::from_le_bytes(sums[at])
+    }
+
+    fn set(&mut self, sector: u64, sum: u32) {
+        let number = sector / SUMS_SECTORS;
+        let page = self.pages.get_mut(&number).expect("it is pinned");
+        let at = (sector % SUMS_SECTORS) as usize * SUM_BYTES;
+        let sums = page.sums.as_mut().expect("it was made ready");
+        sums[at..at + SUM_BYTES].copy_from_slice(&sum.to_le_bytes());
+        let touched = at / SECTOR_BYTES;
+        if page.touched.is_empty() {
+            page.touched = touched..touched + 1;
+            self.touched.insert(number);
+        } else {
+            page.touched.start = page.touched.start.min(touched);
+            page.touched.end = page.touched.end.max(touched + 1);
+        }
+    }
+
+    /// What is written from `offset` on.
+    pub fn write(&mut self, offset: u64, data: &[Buf]) {
+        let mut sector = offset / SECTOR_BYTES as u64;
+        for buf in data {
+            debug_assert!(buf.len().is_multiple_of(SECTOR_BYTES), "whole sectors");
+            for sum in sums_of(buf) {
+                self.set(sector, sum);
+                self.damaged.remove(&sector);
+                sector += 1;
+            }
+        }
+    }
+
+    /// Take what is there for right.
+    pub fn adopt(&mut self, blocks: &Range<u64>, data: &[u8]) {
+        for (sector, sum) in (blocks.start * BLOCK_SECTORS..).zip(sums_of(data)) {
+            if self.get(sector) != sum {
+                self.set(sector, sum);
+            }
+        }
+    }
+
+    /// What was damaged in these blocks is not there any more.
+    pub fn forget(&mut self, blocks: &Range<u64>) {
+        if !self.damaged.is_empty() {
+            let sectors = blocks.start * BLOCK_SECTORS..blocks.end * BLOCK_SECTORS;
+            let gone: Vec<u64> = self.damaged.range(sectors).copied().collect();
+            for sector in gone {
+                self.damaged.remove(&sector);
+            }
+        }
+    }
+
+    /// A commit begins: what has changed so far is part of it.
+    pub fn begin_commit(&mut self) {
+        let writing = self.writing.iter().map(|&number| (number, true));
+        self.commit = writing.collect();
+        let touched = self.touched.iter().map(|&number| (number, false));
+        self.commit.extend(touched);
+    }
+
+    /// Whether all of the commit was written.
+    pub fn is_committed(&self) -> bool {
+        self.commit.is_empty()
+    }
+
+    /// The next page to write: of the commit, else early.
+    fn next_write(&mut self) -> Option<u64> {
+        if self.writing.len() >= IN_FLIGHT_MAX {
+            return None;
+        }
+        let is_free = |number: &u64| !self.writing.contains(number);
+        let mut of_commit = self.commit.iter().filter(|(_, begun)| !**begun);
+        if let Some((&number, _)) = of_commit.find(|(number, _)| is_free(number)) {
+            return Some(number);
+        }
+        if self.touched.len() <= self.pages_max / 2 {
+            return None;
+        }
+        let after = self.touched.range(self.write_at..);
+        let before = self.touched.range(..self.write_at);
+        let number = after.chain(before).copied().find(is_free)?;
+        self.write_at = number + 1;
+        Some(number)
+    }
+
+    /// Make room for one more page.
+    fn make_room(&mut self) {
+        for _ in 0..LOOKS_MAX {
+            if self.pages.len() < self.pages_max {
+                return;
+            }
+            let next = self.pages.range_mut(self.leave_at..).next();
+            let Some((&number, page)) = next else {
+                self.leave_at = 0;
+                continue;
+            };
+            self.leave_at = number + 1;
+            let is_needed = page.sums.is_none()
+                || !page.touched.is_empty()
+                || self.writing.contains(&number)
+                || page.pins > 0
+                || page.is_fresh;
+            if !core::mem::take(&mut page.is_used) && !is_needed {
+                self.pages.remove(&number);
+            }
+        }
+    }
+
+    /// Bytes of the table that are in memory.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.pages.len() * BLOCK_BYTES) as u64
+    }
+}
+
+impl Home {
+    /// Read what somebody waits for, and write what has changed.
+    pub(super) fn pump_sums(&mut self, actions: &mut Vec<Action>) {
+        let bytes = self.config.bytes;
+        while let Some(sums) = &mut self.sums
+            && sums.reads < IN_FLIGHT_MAX
+            && let Some(&page) = sums.wanted.first()
+        {
+            let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
+                break;
+            };
+            sums.wanted.remove(&page);
+            sums.make_room();
+            let read = Page {
+                sums: None,
+                touched: 0..0,
+                pins: 0,
+                is_used: true,
+                is_fresh: true,
+            };
+            sums.pages.insert(page, read);
+            sums.reads += 1;
+            let token = self.token(Purpose::SumsRead(page));
+            let offset = sums_offset(bytes, page);
+            actions.push(Action::StoreRead { token, offset, buf });
+        }
+        while self.failed.is_none()
+            && let Some(sums) = &mut self.sums
+            && let Some(number) = sums.next_write()
+        {
+            let page = sums.pages.get_mut(&number).expect("what changed stays");
+            let range = page.touched.start * SECTOR_BYTES..page.touched.end * SECTOR_BYTES;
+            let Some(mut buf) = self.pool.alloc(range.len()) else {
+                break;
+            };
+            let table = page.sums.as_ref().expect("what changed is there");
+            buf.copy_from_slice(&table[range.clone()]);
+            page.touched = 0..0;
+            sums.touched.remove(&number);
+            sums.writing.insert(number);
+            if let Some(begun) = sums.commit.get_mut(&number) {
+                *begun = true;
+            }
+            self.status.sums_written_bytes += range.len() as u64;
+            let token = self.token(Purpose::SumsWrite(number));
+            actions.push(Action::StoreWrite {
+                token,
+                offset: sums_offset(bytes, number) + range.start as u64,
+                data: vec![buf.freeze()],
+            });
+        }
+    }
+
+    /// A block of the table was read.
+    pub(super) fn sums_were_read(
+        &mut self,
+        number: u64,
+        result: Result<Done, IoError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let sums = self.sums.as_mut().expect("it was read");
+        sums.reads -= 1;
+        match result {
+            Ok(Done::Read(buf)) => {
+                let page = sums.pages.get_mut(&number).expect("it is being read");
+                let read: &[u8; BLOCK_BYTES] =
+                    (&buf[..]).try_into().expect("a block was asked for");
+                page.sums = Some(Box::new(*read));
+            }
+            Ok(_) => unreachable!("a read brings its buffer"),
+            Err(error) => {
+                sums.pages.remove(&number);
+                for page in sums.pages.values_mut() {
+                    // Whoever waited for both does not come.
+                    page.is_fresh = false;
+                }
+                let blocks = number * SUMS_BLOCKS..(number + 1) * SUMS_BLOCKS;
+                self.refuse_without_sums(&blocks, error, actions);
+            }
+        }
+    }
+
+    /// A part of the table was written.
+    pub(super) fn sums_were_written(
+        &mut self,
+        number: u64,
+        result: Result<Done, IoError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let sums = self.sums.as_mut().expect("it was written");
+        sums.writing.remove(&number);
+        if sums.commit.get(&number) == Some(&true) {
+            sums.commit.remove(&number);
+        }
+        if let Err(error) = result {
+            return self.fail(error, actions);
+        }
+        self.sums_are_written(actions);
+    }
+
+    /// Compare data with its checksums, and tell what does not match.
+    pub(super) fn verify(
+        &mut self,
+        first_sector: u64,
+        expected: &[u32],
+        data: &[u8],
+        actions: &mut Vec<Action>,
+    ) -> Result<(), IoError> {
+        let Some(sums) = &mut self.sums else {
+            return Ok(());
+        };
+        let mut is_good = true;
+        for ((sector, sum), expected) in (first_sector..).zip(sums_of(data)).zip(expected) {
+            if sum == *expected {
+                continue;
+            }
+            is_good = false;
+            self.status.damaged_reads += 1;
+            if sums.damaged.len() < DAMAGED_MAX && sums.damaged.insert(sector) {
+                let offset = sector * SECTOR_BYTES as u64;
+                actions.push(Action::Damaged {
+                    offset,
+                    store_offset: data_offset(offset),
+                });
+            }
+        }
+        if is_good {
+            Ok(())
+        } else {
+            Err(IoError::Corrupt)
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The data of a home that nobody has open, compared with its checksums.
+//!
+//! What was written since the last flush need not match: the write log writes it again. So what the log has is
+//! left out, and nothing is compared if that is not known.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use hdcs_core::format::{LOG_UNFLUSHED, block_checksum};
+use hdcs_core::home::format::{
+    HomePage, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS, data_offset, sums_offset,
+};
+use hdcs_core::io::SectorRange;
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use uuid::Uuid;
+
+use super::{BLOCK, READ_BLOCKS, state};
+use crate::crypt::Encryption;
+use crate::inspect::{best, foreign, packed, replay, superblocks};
+
+/// What is in a write log; `None` if that is not all that was written since a flush, or cannot be told.
+pub fn logged(log: &Path, uuid: Uuid, encryption: Option<&Encryption>) -> Option<Vec<SectorRange>> {
+    let file = File::open(log).ok()?;
+    let found = superblocks(&file).ok()?;
+    let superblock = best(&found)?;
+    let is_whole = superblock.flags.get() & LOG_UNFLUSHED == 0;
+    if foreign(superblock, Some(uuid)).is_some() || !is_whole {
+        return None;
+    }
+    let cipher = Encryption::of_log(encryption, superblock).ok()?;
+    let log = replay(&file, superblock, cipher.as_ref()).ok()?;
+    let mut ranges: Vec<_> = packed::entries(&log).map(|entry| entry.range).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut merged: Vec<SectorRange> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end() => {
+                *last = SectorRange::between(last.start, last.end().max(range.end()));
+            }
+            _ => merged.push(range),
+        }
+    }
+    Some(merged)
+}
+
+/// What a comparison has found.
+#[derive(Debug, Default)]
+pub struct Compared {
+    /// Blocks that match.
+    pub good_blocks: u64,
+    /// Sectors that do not, and that the log writes again.
+    pub to_come_sectors: u64,
+}
+
+impl Compared {
+    /// Compare what a page of the map says is here.
+    pub fn add(
+        &mut self,
+        file: &File,
+        volume_bytes: u64,
+        (number, page): (u64, &HomePage),
+        logged: &[SectorRange],
+        problems: &mut Vec<String>,
+    ) -> io::Result<()> {
+        let blocks = (volume_bytes / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
+        let mut data = vec![0; (READ_BLOCKS * BLOCK) as usize];
+        let mut sums = vec![0; READ_BLOCKS as usize * BLOCK_SECTORS as usize * SUM_BYTES];
+        let mut bad: Option<Range<u64>> = None;
+        let mut block = 0;
+        while block < blocks {
+            let end = (block + READ_BLOCKS).min(blocks);
+            let first = number * PAGE_BLOCKS + block;
+            let here: Vec<bool> = (block..end)
+                .map(|block| matches!(state(page, block), 1 | 2))
+                .collect();
+            block = end;
+            if !here.contains(&true) {
+                continue;
+            }
+            let data = &mut data[..here.len() * BLOCK_BYTES];
+            let sums = &mut sums[..here.len() * BLOCK_SECTORS as usize * SUM_BYTES];
+            if let Err(error) = file.read_exact_at(data, data_offset(first * BLOCK)) {
+                let at = first * BLOCK;
+                problems.push(format!(
+                    "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them \
+                     again or restore them from a backup",
+                    at + data.len() as u64
+                ));
+                continue;
+            }
+            let first_sector = first * BLOCK_SECTORS;
+            let place = sums_offset(volume_bytes, first_sector / SUMS_SECTORS)
+                + first_sector % SUMS_SECTORS * SUM_BYTES as u64;
+            file.read_exact_at(sums, place)?;
+            for (index, _) in here.iter().enumerate().filter(|(_, is_here)| **is_here) {
+                let block = first + index as u64;
+                let data = &data[index * BLOCK_BYTES..][..BLOCK_BYTES];
+                let sums = &sums[index * BLOCK_SECTORS as usize * SUM_BYTES..];
+                if self.is_good(block, data, sums, logged) {
+                    self.good_blocks += 1;
+                    continue;
+                }
+                match &mut bad {
+                    Some(run) if run.end == block => run.end += 1,
+                    _ => {
+                        problems.extend(bad.replace(block..block + 1).map(words));
+                    }
+                }
+            }
+        }
+        problems.extend(bad.map(words));
+        Ok(())
+    }
+
+    fn is_good(&mut self, block: u64, data: &[u8], sums: &[u8], logged: &[SectorRange]) -> bool {
+        let mut is_good = true;
+        let sectors = data
+            .chunks(SECTOR_BYTES)
+            .zip(sums.as_chunks::<SUM_BYTES>().0);
+        for ((data, sum), sector) in sectors.zip(block * BLOCK_SECTORS..) {
+            if block_checksum(data) == u32::from_le_bytes(*sum) {
+                continue;
+            }
+            let after = logged.partition_point(|range| range.end() <= sector);
+            if logged.get(after).is_some_and(|range| range.start <= sector) {
+                self.to_come_sectors += 1;
+            } else {
+                is_good = false;
+            }
+        }
+        is_good
+    }
+}
+
+/// What is to be known of blocks that do not match.
+pub fn words(blocks: Range<u64>) -> String {
+    format!(
+        "bytes {} to {} of the volume do not match their checksums: reading them fails; write them again, or \
+         restore them from a backup",
+        blocks.start * BLOCK,
+        blocks.end * BLOCK
+    )
+}

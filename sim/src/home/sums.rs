@@ -1,0 +1,258 @@
+//! Rot of a home's data and of its checksums, and what the home may refuse for that: a sector that rotted, and
+//! one that a crash may have caught, until the log has written it again. Nothing else.
+
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
+use hdcs_core::buf::Buf;
+use hdcs_core::error::IoError;
+use hdcs_core::home::format::{SUM_BYTES, SUMS_SECTORS, data_offset, sums_offset};
+use hdcs_core::home::{Event, Home, Verified};
+use hdcs_core::io::{SectorRange, Token};
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+
+use super::Options;
+use super::plant::Plant;
+use super::world::{Request, State, World, Write};
+use crate::content::{Content, mix};
+use crate::disk::Disk;
+use crate::violation::Violation;
+
+const SECTOR: u64 = SECTOR_BYTES as u64;
+
+/// What becomes of the log in a crash.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LostLog {
+    /// Nothing.
+    Not,
+    /// It let writes past it, so it does not write them again.
+    WritesPastIt,
+    /// There is another one.
+    AsAWhole,
+}
+
+/// What a run has besides for its checksums. Its randomness is a stream of its own.
+#[derive(Debug)]
+pub(super) struct Sums {
+    random: Rng,
+    pub has_them: bool,
+    /// A volume of which all is written, so that the table does not fit the memory for it.
+    pub blocks: Option<u64>,
+    pub memory_bytes: usize,
+    /// Whether something rots; then no log is lost, or what rotted would be believed.
+    rots: bool,
+    /// Whether the log writes everything again.
+    pub is_log_whole: bool,
+    rotten: BTreeSet<u64>,
+    rotted: u64,
+    /// Planted: parts of the table that are still to be written.
+    pub late: Vec<(u64, Vec<u8>)>,
+    /// What a scrub has found damaged, and where it goes on.
+    damaged: BTreeSet<u64>,
+    next: Option<u64>,
+}
+
+impl Sums {
+    pub fn new(seed: u64, options: Options) -> Self {
+        let mut random = Rng::with_seed(mix(seed ^ mix(11)));
+        let has_them = random.u8(..4) > 0 && !options.without_sums;
+        let is_wide = random.u8(..6) == 0;
+        let rots = random.bool();
+        Self {
+            has_them,
+            blocks: (has_them && is_wide).then_some(250),
+            memory_bytes: random.usize(1..3) * BLOCK_BYTES,
+            rots: has_them && rots && options.crash_at.is_none(),
+            random,
+            is_log_whole: true,
+            rotten: BTreeSet::new(),
+            rotted: 0,
+            late: Vec::new(),
+            damaged: BTreeSet::new(),
+            next: None,
+        }
+    }
+
+    /// What becomes of a log that a crash may have taken.
+    pub fn how_log_is_lost(&mut self) -> LostLog {
+        if self.rots {
+            LostLog::Not
+        } else if self.has_them && self.random.bool() {
+            LostLog::WritesPastIt
+        } else {
+            LostLog::AsAWhole
+        }
+    }
+
+    /// Some bits flip at rest, of the data or of a checksum.
+    pub fn rot(&mut self, store: &mut Disk, window: SectorRange, bytes: u64) {
+        if !self.rots || self.random.bool() {
+            return;
+        }
+        for _ in 0..self.random.u32(1..6) {
+            let sector = window.start + self.random.u64(..window.count);
+            let offset = if self.random.bool() {
+                data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
+            } else {
+                let place = sums_offset(bytes, sector / SUMS_SECTORS);
+                let of_page = sector % SUMS_SECTORS * SUM_BYTES as u64;
+                place + of_page + self.random.u64(..SUM_BYTES as u64)
+            };
+            if store.rot(offset, self.random.u8(..8)) {
+                self.rotten.insert(sector);
+                self.rotted += 1;
+            }
+        }
+    }
+
+    /// What is written is good.
+    pub fn heal(&mut self, range: SectorRange) {
+        self.rotten
+            .retain(|sector| !(range.start..range.end()).contains(sector));
+    }
+}
+
+impl World {
+    /// Whether a sector may not match: it rotted, or it was being written when the power went.
+    fn may_be_bad(&self, sector: u64) -> bool {
+        let mut writes = self.generation.iter();
+        let is_of = |write: &Write| (write.range.start..write.range.end()).contains(&sector);
+        let is_unsettled = writes.any(|write| write.state != State::Done && is_of(write));
+        is_unsettled || self.sums.rotten.contains(&sector)
+    }
+
+    /// The home has named a sector.
+    pub(super) fn is_damaged(&mut self, sector: u64) -> Result<(), Violation> {
+        self.log_step("damaged", [sector, 0, 0, 0]);
+        if self.is_log_lost || !self.may_be_bad(sector) {
+            let why = format!("sector {sector} is good, and is said to be damaged");
+            return Err(Violation::new("good-refused", why));
+        }
+        Ok(())
+    }
+
+    /// A read was refused: what is good in its range is read by itself.
+    pub(super) fn refused(&mut self, range: SectorRange) -> Result<(), Violation> {
+        self.coverage.refused += 1;
+        let sectors = range.start..range.end();
+        if self.is_log_lost || !sectors.clone().any(|sector| self.may_be_bad(sector)) {
+            let why = format!("a read of {range:?} was refused, and nothing there is bad");
+            return Err(Violation::new("good-refused", why));
+        }
+        let mut from = range.start;
+        for sector in sectors {
+            if self.may_be_bad(sector) {
+                if from < sector {
+                    self.read(SectorRange::between(from, sector));
+                }
+                from = sector + 1;
+            }
+        }
+        if from < range.end() {
+            self.read(SectorRange::between(from, range.end()));
+        }
+        Ok(())
+    }
+
+    /// Write over everything that rotted: that makes it good.
+    pub(super) fn write_over_rot(&mut self) {
+        for sector in self.sums.rotten.clone() {
+            let range = SectorRange::new(sector, 1);
+            if self
+                .generation
+                .iter()
+                .any(|write| write.range.overlaps(range))
+            {
+                continue;
+            }
+            self.next_write += 1;
+            self.generation.push(Write {
+                range,
+                content: Content::Write(self.next_write),
+                state: State::ToDo,
+            });
+        }
+    }
+
+    /// Planted bugs of writes of the table; whether this one is not performed now.
+    pub(super) fn loses_sums(&mut self, offset: u64, data: &[Buf]) -> bool {
+        if offset < sums_offset(self.bytes, 0) {
+            return false;
+        }
+        if self.is_planted(Plant::SumsAfterAnswer) {
+            let data = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+            self.sums.late.push((offset, data));
+            return true;
+        }
+        self.is_planted(Plant::SumsLost) && offset.is_multiple_of(3)
+    }
+
+    /// All of the home is compared with its checksums, which hold; false if the home is gone.
+    pub(super) fn scrub(&mut self) -> Result<bool, Violation> {
+        self.coverage.rots += core::mem::take(&mut self.sums.rotted);
+        let has_sums = self
+            .home
+            .as_ref()
+            .is_some_and(|home| home.status().has_sums);
+        if !has_sums {
+            return Ok(true);
+        }
+        let is_rebuilding = |world: &Self| {
+            let status = world.home.as_ref().map(Home::status);
+            status.is_some_and(|status| status.sums_rebuild.is_some())
+        };
+        if is_rebuilding(self) {
+            self.coverage.rebuilds += 1;
+            if !self.wait(|world| !is_rebuilding(world))? {
+                return Ok(false);
+            }
+        }
+        self.sums.damaged.clear();
+        self.sums.next = Some(0);
+        while let Some(block) = self.sums.next.take() {
+            self.next_request += 1;
+            let token = Token(self.next_request);
+            self.requests.insert(self.next_request, Request::Verify);
+            self.event(Event::Verify { token, block });
+            if !self.wait(|world| world.requests.is_empty())? {
+                return Ok(false);
+            }
+        }
+        // All that rotted was written over.
+        match self.sums.damaged.first() {
+            None => Ok(true),
+            Some(block) => Err(Violation::new("good-refused", format!("block {block}"))),
+        }
+    }
+
+    /// A piece of a scrub has ended.
+    pub(super) fn verified(
+        &mut self,
+        token: Token,
+        found: Result<Verified, IoError>,
+    ) -> Result<(), Violation> {
+        if self.requests.remove(&token.0).is_none() {
+            return Err(Violation::new("ended-twice", format!("{token:?}")));
+        }
+        match found {
+            Ok(found) => {
+                self.sums.damaged.extend(&found.damaged);
+                self.sums.next = found.next;
+                let mut damaged = found.damaged.iter();
+                let is_good = |block: &&u64| {
+                    let first = **block * BLOCK_SECTORS;
+                    !(first..first + BLOCK_SECTORS).any(|sector| self.may_be_bad(sector))
+                };
+                match damaged.find(is_good) {
+                    None => Ok(()),
+                    Some(block) => Err(Violation::new("good-refused", format!("block {block}"))),
+                }
+            }
+            Err(_) if self.faults && !self.calm => Ok(()),
+            Err(error) => Err(Violation::new(
+                "error-without-cause",
+                format!("scrub: {error}"),
+            )),
+        }
+    }
+}
