@@ -193,3 +193,8 @@ const _: () = assert!(
 );
 /// Memory for what a home copies, fills and writes of its map at once: some of the largest copies.
 pub const HOME_POOL_BYTES: usize = 8 << 20;
+
+/// Units of a heat map at most, two bits of memory each while it is made: lines of 16 KiB of a volume of 256 GiB.
+pub const HEAT_UNITS_MAX: usize = 1 << 24;
+/// Runs of a heat map at most: a file of 1 MiB, and 4 MiB of ranges while a cache is warmed up from it.
+pub const HEAT_RUNS_MAX: usize = 1 << 18;

@@ -168,8 +168,13 @@ const OF_VOLUMES: &[OfVolume] = &[
         |c| c.pinned_left_bytes as f64,
     ),
     gauge(
+        "hdcs_volume_warm_bytes",
+        "All bytes of the warm-up that is under way.",
+        |c| c.warm_bytes as f64,
+    ),
+    gauge(
         "hdcs_volume_warm_left_bytes",
-        "Bytes of a warm-up that are still to be looked at or fetched.",
+        "Of them, those still to be looked at or fetched.",
         |c| c.warm_left_bytes as f64,
     ),
     gauge(

@@ -218,7 +218,13 @@ pub fn volume(volume: &Volume) {
             row("pinned", pin::in_words(volume));
         }
         if c.warm_left_bytes > 0 {
-            row("left to warm up", show(c.warm_left_bytes));
+            let left = format!(
+                "{} of {} (`hdcs volume warm {} --cancel` gives that up)",
+                show(c.warm_left_bytes),
+                show(c.warm_bytes),
+                volume.name
+            );
+            row("left to warm up", left);
         }
         if c.inherited_bytes > 0 {
             row("cached with other clones", show(c.inherited_bytes));

@@ -1,6 +1,7 @@
 //! `hdcs volume pin`, with progress while the range is filled (Ctrl-C stops the watching; filling goes on),
 //! `hdcs volume unpin` and `hdcs volume warm`.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -11,7 +12,7 @@ use super::client::Client;
 use super::progress::Progress;
 use super::size::{Size, show};
 use super::volume::api_path;
-use super::{Failure, output};
+use super::{Failure, heat, output};
 use crate::catalogue::VolumeName;
 use crate::control::api::{Counters, Volume, VolumeRange};
 
@@ -58,11 +59,17 @@ pub struct WarmArguments {
     /// Name of the volume
     name: VolumeName,
     /// First byte
-    #[arg(long, default_value = "0", conflicts_with = "cancel")]
+    #[arg(long, default_value = "0", conflicts_with_all = ["cancel", "from"])]
     offset: Size,
     /// How much [default: to the end]
-    #[arg(long, conflicts_with = "cancel")]
+    #[arg(long, conflicts_with_all = ["cancel", "from"])]
     length: Option<Size>,
+    /// What was hot when this heat map was saved, the hottest first: see `hdcs volume heat`
+    #[arg(long, value_name = "FILE", conflicts_with = "cancel")]
+    from: Option<PathBuf>,
+    /// Wait until it is done, with progress; Ctrl-C ends the waiting alone
+    #[arg(long, conflicts_with = "cancel")]
+    wait: bool,
     /// Give up what is left of it
     #[arg(long)]
     cancel: bool,
@@ -116,11 +123,21 @@ pub async fn warm(client: &Client, arguments: WarmArguments) -> Result<(), Failu
         offset: arguments.offset.0,
         bytes: arguments.length.map(|size| size.0),
     };
-    let volume: Volume = if arguments.cancel {
+    let mut volume: Volume = if arguments.cancel {
         client.request(Method::DELETE, &path, &()).await?
+    } else if let Some(from) = &arguments.from {
+        let warmed = heat::warm_from(client, name, from).await?;
+        if let Some(left_out) = heat::left_out(&warmed) {
+            eprintln!("volume {name}: {left_out}");
+        }
+        warmed.volume
     } else {
         client.request(Method::POST, &path, &request).await?
     };
+    if arguments.wait {
+        let of = |counters: &Counters| counters.warm_left_bytes;
+        volume = filled(client, name, volume, of, "warmed up").await?;
+    }
     if arguments.json {
         return output::json(&volume);
     }

@@ -8,7 +8,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output, pin, policy, scrub, snapshot, transfer};
+use super::{Failure, flush, heat, output, pin, policy, scrub, snapshot, transfer};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
@@ -80,6 +80,8 @@ pub(crate) enum Command {
     Pin(pin::Arguments),
     /// Bring a range into the SSD tier in the background, beside the clients; `volume show` says how far it is
     Warm(pin::WarmArguments),
+    /// Show what of a volume is hot in its cache, or save that for a warm-up
+    Heat(heat::Arguments),
     /// Leave a range to eviction again
     Unpin(pin::UnpinArguments),
     /// Open a volume that could not be opened
@@ -422,6 +424,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Promote(range) => move_range(client, range, "promote").await,
         Command::Pin(arguments) => pin::pin(client, arguments).await,
         Command::Warm(arguments) => pin::warm(client, arguments).await,
+        Command::Heat(arguments) => heat::run(client, &arguments).await,
         Command::Unpin(arguments) => pin::unpin(client, arguments).await,
         Command::Open(arguments) => open(client, arguments).await,
         Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,

@@ -155,6 +155,21 @@ pub struct VolumeRange {
     pub bytes: Option<u64>,
 }
 
+/// What a warm-up from a heat map does.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct WarmedFrom {
+    /// The volume; `warm_left_bytes` of its counters tells how far it is.
+    pub volume: Volume,
+    /// Size of the volume that the map is of.
+    pub map_volume_bytes: u64,
+    /// Bytes that are looked at and, if they are not there, fetched.
+    pub warm_bytes: u64,
+    /// Bytes of the map that are left out because they lie beyond the end of the volume.
+    pub beyond_bytes: u64,
+    /// Bytes, the coolest ones, that are left out because the cache does not hold more.
+    pub over_bytes: u64,
+}
+
 /// A range of a volume that stays in the SSD tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumePin {
@@ -366,7 +381,10 @@ pub struct Counters {
     /// Of them, what is still to be looked at or fetched.
     #[serde(default)]
     pub pinned_left_bytes: u64,
-    /// Of a warm-up: bytes still to be looked at or fetched.
+    /// All bytes of the warm-up that is under way; 0: there is none.
+    #[serde(default)]
+    pub warm_bytes: u64,
+    /// Of them, those still to be looked at or fetched.
     #[serde(default)]
     pub warm_left_bytes: u64,
     /// Cached blocks that failed their checksum and were fetched again.

@@ -14,6 +14,7 @@ mod create;
 mod delete;
 mod detach;
 mod encryption;
+mod heat;
 mod home;
 mod open;
 mod pins;
