@@ -179,3 +179,133 @@ def test_heat_without_an_ssd_tier_is_that_of_dram(tmp_path):
         daemon.ok("volume", "warm", "v", "--from", path, "--wait")
         assert read(daemon, HOT, data) == 0
         assert daemon.volume("v")["counters"]["dram_hit_blocks"] == blocks(HOT)
+
+
+def kept(daemon):
+    return daemon.data / "volumes" / "v" / "heat.map"
+
+
+def saved_by_itself(daemon):
+    heat = daemon.volume("v")["heat"]
+    return heat is not None and heat["saved_ms"] is not None
+
+
+def warmed(daemon):
+    """Wait for the end of the warm-up that the opening has begun, if it has."""
+    online(daemon)
+    daemon.until(lambda: left(daemon) == 0)
+
+
+def test_cache_warms_up_by_itself_after_its_device_is_lost(tmp_path):
+    url, data = image(tmp_path)
+    with Daemon(tmp_path, CONFIG) as daemon:
+        online(daemon)
+        daemon.create("v", "--set", "cache_warm_up=on", "--backend", url)
+        read(daemon, HOT, data)
+        daemon.stop()
+        assert kept(daemon).exists()
+        (daemon.data / "cache").unlink()
+        daemon.start()
+        warmed(daemon)
+        assert saved_by_itself(daemon)
+        assert "heat map" in daemon.ok("volume", "show", "v")
+        assert read(daemon, HOT, data) == 0
+        cold = [(0, MIB)]
+        assert read(daemon, cold, data) == blocks(cold)
+        # With the volume goes its map.
+        daemon.ok("volume", "delete", "v")
+        assert not kept(daemon).parent.exists()
+
+
+def test_cache_that_survived_is_not_warmed_up(tmp_path):
+    url, data = image(tmp_path)
+    path = tmp_path / "map"
+    with Daemon(tmp_path, CONFIG) as daemon:
+        online(daemon)
+        daemon.create("v", "--set", "cache_warm_up=on", "--backend", url)
+        gone = [(7 * MIB, 64 * KIB)]
+        read(daemon, HOT + gone, data)
+        saved(daemon, path)
+        daemon.ok("volume", "evict", "v", "--offset", 7 * MIB, "--length", 64 * KIB)
+        daemon.stop()
+        # A map of a time when more was cached than the SSD tier has kept.
+        kept(daemon).write_bytes(path.read_bytes())
+        daemon.start()
+        warmed(daemon)
+        assert read(daemon, gone, data) == blocks(gone), "it was fetched although the cache was there"
+        assert read(daemon, HOT, data) == 0
+
+
+def test_heat_map_of_the_last_interval_warms_dram_up_after_a_crash(tmp_path):
+    url, data = image(tmp_path)
+    config = {**CONFIG, "cache_total_size_mib": 0, "heat_save_interval_s": 1}
+    with Daemon(tmp_path, config) as daemon:
+        daemon.create("v", "--set", "cache_warm_up=on", "--backend", url)
+        read(daemon, HOT, data)
+        # Of all that was read, not of its beginning.
+        daemon.until(lambda: kept(daemon).exists())
+        kept(daemon).unlink()
+        daemon.until(lambda: kept(daemon).exists())
+        daemon.kill()
+        daemon.start()
+        daemon.until(lambda: left(daemon) == 0)
+        assert read(daemon, HOT, data) == 0
+        status, page = daemon.api("GET", "/metrics")
+        assert status == 200
+        assert 'hdcs_volume_heat_saved_seconds{volume="v"}' in page
+        # Off, nothing is kept and nothing is fetched.
+        daemon.ok("volume", "set", "v", "cache_warm_up=off")
+        daemon.stop()
+        kept(daemon).unlink()
+        daemon.start()
+        assert daemon.volume("v")["heat"] is None
+        assert read(daemon, HOT, data) == blocks(HOT)
+        daemon.stop()
+        assert not kept(daemon).exists()
+
+
+def test_warm_up_by_itself_shows_is_cancelled_and_does_not_cost_the_map(tmp_path):
+    url, data = image(tmp_path)
+    config = {**CONFIG, "cache_total_size_mib": 0, "heat_save_interval_s": 1}
+    with Daemon(tmp_path, config) as daemon:
+        daemon.create("v", "--set", "cache_warm_up=on", "--set", "cache_warm_rate_mib_s=1", "--backend", url)
+        read(daemon, [(0, 16 * MIB)], data)
+        daemon.stop()
+        before = kept(daemon).read_bytes()
+        daemon.start()
+        assert 0 < left(daemon) <= 16 * MIB
+        assert "of 16 MiB (`hdcs volume warm v --cancel`" in daemon.ok("volume", "show", "v")
+        # A map of a cache that is being warmed up says less than the last one.
+        daemon.stop()
+        assert kept(daemon).read_bytes() == before
+        daemon.start()
+        assert left(daemon) > 0
+        daemon.ok("volume", "warm", "v", "--cancel")
+        assert left(daemon) == 0
+
+
+def test_heat_map_that_cannot_be_kept_or_read_stops_nothing(tmp_path):
+    url, data = image(tmp_path)
+    with Daemon(tmp_path, {**CONFIG, "heat_save_interval_s": 1}) as daemon:
+        online(daemon)
+        daemon.create("v", "--backend", url)
+        # What stands in the way of a new file is a directory of its name.
+        hindrance = kept(daemon).with_name("heat.map.tmp")
+        hindrance.mkdir()
+        daemon.ok("volume", "set", "v", "cache_warm_up=on")
+        assert read(daemon, HOT, data) == blocks(HOT)
+        daemon.until(lambda: (daemon.volume("v")["heat"] or {}).get("trouble"))
+        volume = daemon.volume("v")
+        assert "it is not kept" in volume["heat"]["trouble"]
+        assert volume["state"] == "healthy"
+        assert read(daemon, HOT, data) == 0
+        assert not kept(daemon).exists()
+        daemon.stop()
+        hindrance.rmdir()
+        kept(daemon).write_bytes(b"HDCSHEAT and nothing that is one")
+        (daemon.data / "cache").unlink()
+        daemon.start()
+        assert "it is not warmed up" in daemon.log()
+        assert read(daemon, HOT, data) == blocks(HOT)
+        daemon.until(lambda: (daemon.volume("v")["heat"] or {}).get("saved_ms"))
+        assert daemon.volume("v")["heat"]["trouble"] is None

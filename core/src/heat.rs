@@ -142,6 +142,11 @@ impl HeatMap {
         })
     }
 
+    /// Whether nothing of the volume is cached.
+    pub fn is_cold(&self) -> bool {
+        self.runs().all(|(.., heat)| heat == Heat::Cold)
+    }
+
     /// What a volume of `volume_bytes` fetches for it into a cache that has room for `room_bytes`.
     pub fn plan(&self, volume_bytes: u64, room_bytes: u64) -> Plan {
         let mut plan = Plan::default();

@@ -196,5 +196,6 @@ pub const HOME_POOL_BYTES: usize = 8 << 20;
 
 /// Units of a heat map at most, two bits of memory each while it is made: lines of 16 KiB of a volume of 256 GiB.
 pub const HEAT_UNITS_MAX: usize = 1 << 24;
-/// Runs of a heat map at most: a file of 1 MiB, and 4 MiB of ranges while a cache is warmed up from it.
+/// Runs of a heat map at most, and ranges of all warm-ups of a shard: a file of 1 MiB, and 4 MiB of ranges while caches
+/// are warmed up.
 pub const HEAT_RUNS_MAX: usize = 1 << 18;

@@ -171,6 +171,11 @@ impl Volume {
         self.filling.warm_bytes = self.filling.warm_left_bytes();
     }
 
+    /// Ranges that are left of a warm-up: they take memory.
+    pub fn warm_up_ranges(&self) -> usize {
+        self.filling.warm.len()
+    }
+
     /// Give a warm-up up that nobody asked for, if it is not needed or would drive something out.
     fn judge_warm_up(&mut self, cx: &Context<'_>) {
         if self.filling.warm_asked == Asked::IfCold {

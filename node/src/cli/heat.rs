@@ -1,12 +1,11 @@
 //! `hdcs volume heat`: what of a volume is hot in its cache, to look at or to keep, and the warm-up from such a file.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hdcs_core::heat::{HEAT_BYTES_MAX, Heat, HeatMap};
+use hdcs_core::heat::{Heat, HeatMap};
 use hyper::Method;
 use serde::Serialize;
 
@@ -16,7 +15,7 @@ use super::volume::api_path;
 use super::{Failure, output};
 use crate::catalogue::VolumeName;
 use crate::control::api::WarmedFrom;
-use crate::data_dir::sealed;
+use crate::data_dir::{heat, sealed};
 
 /// Lines of the histogram.
 const LINES: u64 = 16;
@@ -170,24 +169,9 @@ fn at(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Failure + '_ {
     move |error| Failure::failed(format!("heat map: {}: {error}", path.display()))
 }
 
-/// The map in a file, and its bytes; nothing that is too large for one is read whole.
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let mut file = File::open(path).map_err(|error| at(path)(&error))?;
-    let read = (&mut file)
-        .take(HEAT_BYTES_MAX as u64 + 1)
-        .read_to_end(&mut bytes);
-    read.map_err(|error| at(path)(&error))?;
-    if bytes.len() > HEAT_BYTES_MAX {
-        let why = format!("larger than {HEAT_BYTES_MAX} bytes: it is no heat map");
-        return Err(at(path)(&why));
-    }
-    match HeatMap::parse(&bytes) {
-        Ok(_) => Ok(bytes),
-        Err(error) => Err(at(path)(&format!(
-            "it is no heat map, or it is damaged: {error}: nothing is done"
-        ))),
-    }
+/// The map in a file.
+fn read(path: &Path) -> Result<HeatMap, Failure> {
+    heat::read(path).map_err(|error| at(path)(&format!("{error}: nothing is done")))
 }
 
 /// Write a map to a file in the place of an older one; nothing else is written over.
@@ -237,7 +221,7 @@ pub async fn warm_from(
     name: &VolumeName,
     path: &Path,
 ) -> Result<WarmedFrom, Failure> {
-    let encoded = read(path)?;
+    let encoded = read(path)?.encode();
     let target = format!("{}/warm-from", api_path(name));
     Ok(client.send_bytes(Method::POST, &target, encoded).await?)
 }
@@ -263,7 +247,7 @@ pub fn left_out(warmed: &WarmedFrom) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::heat::Gathering;
+    use hdcs_core::heat::{Gathering, HEAT_BYTES_MAX};
 
     use super::*;
 
@@ -317,7 +301,7 @@ mod tests {
         let encoded = Gathering::new(MIB, 4).finish().encode();
         save(&path, &encoded).unwrap();
         save(&path, &encoded).unwrap();
-        assert_eq!(read(&path).unwrap(), encoded);
+        assert_eq!(read(&path).unwrap().encode(), encoded);
         std::fs::write(&path, b"precious").unwrap();
         assert!(save(&path, &encoded).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");

@@ -255,6 +255,17 @@ pub fn volume(volume: &Volume) {
             );
         }
     }
+    if let Some(heat) = &volume.heat {
+        let saved = heat.saved_ms.map_or("none yet".to_owned(), |at| {
+            format!(
+                "written {} ago",
+                long_time(unix_ms().saturating_sub(at) / 1000)
+            )
+        });
+        let trouble = heat.trouble.as_ref();
+        let trouble = trouble.map_or(String::new(), |why| format!("; {why}"));
+        row("heat map", format!("{saved}{trouble}"));
+    }
     if let Some(latency) = &volume.latency {
         for (name, l) in [
             ("read", &latency.read),

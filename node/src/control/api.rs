@@ -155,6 +155,15 @@ pub struct VolumeRange {
     pub bytes: Option<u64>,
 }
 
+/// The heat map that is kept of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SavedHeat {
+    /// When it was written last: Unix time in milliseconds; none: not yet.
+    pub saved_ms: Option<u64>,
+    /// Why it was not, or could not be used, the last time.
+    pub trouble: Option<String>,
+}
+
 /// What a warm-up from a heat map does.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct WarmedFrom {
@@ -609,6 +618,9 @@ pub struct Volume {
     /// Its scrubs.
     #[serde(default)]
     pub scrub: Option<Scrub>,
+    /// The heat map that is kept of it for `cache_warm_up`, if there is anything to say.
+    #[serde(default)]
+    pub heat: Option<SavedHeat>,
 }
 
 /// How a volume is to be scrubbed.

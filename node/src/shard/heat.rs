@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use hdcs_core::heat::Gathering;
 use hdcs_core::io::{Nanos, SectorRange};
+use hdcs_core::limits::HEAT_RUNS_MAX;
 use hdcs_core::volume::{Event, Volume};
 
 use super::command::Answer;
@@ -111,6 +112,17 @@ impl Works {
         if_cold: bool,
     ) -> Result<(), String> {
         let slot = self.open_slot(number)?;
+        let others = self.volumes.iter().filter(|(other, _)| *other != slot);
+        let others: usize = others
+            .map(|(_, served)| served.volume.warm_up_ranges())
+            .sum();
+        if others + ranges.len() > HEAT_RUNS_MAX {
+            return Err(format!(
+                "warm-ups of other volumes have {others} ranges left, this one would have {}, and all may have \
+                 {HEAT_RUNS_MAX}: wait until they have come further, or cancel one",
+                ranges.len()
+            ));
+        }
         let event = if if_cold {
             Event::WarmUpIfCold(ranges)
         } else {
