@@ -289,7 +289,7 @@ pub(crate) struct Open {
 #[derive(Args, Debug)]
 pub(crate) struct Range {
     /// Name of the volume
-    name: VolumeName,
+    pub(super) name: VolumeName,
     /// First byte
     #[arg(long, default_value = "0")]
     offset: Size,
@@ -554,13 +554,24 @@ async fn open(client: &Client, arguments: Open) -> Result<(), Failure> {
     })
 }
 
+impl Range {
+    /// Ask for something to be done to the range.
+    pub(super) async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        client: &Client,
+        what: &str,
+    ) -> Result<T, Failure> {
+        let path = format!("{}/{what}", api_path(&self.name));
+        let request = VolumeRange {
+            offset: self.offset.0,
+            bytes: self.length.map(|size| size.0),
+        };
+        Ok(client.request(Method::POST, &path, &request).await?)
+    }
+}
+
 async fn move_range(client: &Client, range: Range, what: &str) -> Result<(), Failure> {
-    let path = format!("{}/{what}", api_path(&range.name));
-    let request = VolumeRange {
-        offset: range.offset.0,
-        bytes: range.length.map(|size| size.0),
-    };
-    let () = client.request(Method::POST, &path, &request).await?;
+    let () = range.ask(client, what).await?;
     output::line(&format!("volume {}: {what} is done", range.name));
     Ok(())
 }
