@@ -156,7 +156,7 @@ impl HeatMap {
                 let inside = end.min(volume_bytes).max(first);
                 plan.beyond_bytes += end - inside;
                 let left = (room_bytes - plan.bytes) / self.unit_bytes() * self.unit_bytes();
-                let taken = inside.min(first + left);
+                let taken = inside.min(first.saturating_add(left));
                 plan.over_bytes += inside - taken;
                 if first < taken {
                     plan.bytes += taken - first;
@@ -396,6 +396,7 @@ mod tests {
         assert_eq!(ranges(&small), vec![(0, 4), (256, 257), (8, 12)]);
         assert_eq!(small.over_bytes, 16 << 10);
         assert_eq!(example().plan(2 * MIB, 0).ranges, vec![]);
+        assert_eq!(example().plan(u64::MAX, u64::MAX), plan);
     }
 
     #[test]

@@ -381,6 +381,8 @@ fn warm_up(world: &mut World, unit: usize) -> Result<(), Violation> {
     world.run_until(|world| world.is_idle())?;
     send(world, unit, Ask::Promote(range))?;
     world.run_until(|world| world.is_idle())?;
+    // A line that is still compared with another is in the cache, and at no address yet.
+    world.settle()?;
     let heat = world.heat(unit);
     world.check_heat(unit, range, &heat)?;
     send(world, unit, Ask::Evict(all))?;
