@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")"
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- nbd formats objects replay
+[ $# -gt 0 ] || set -- nbd formats objects heat replay
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 RUSTUP_TOOLCHAIN=${FUZZ_TOOLCHAIN:-nightly} \

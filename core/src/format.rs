@@ -77,6 +77,12 @@ durable matches, and what was written since is in the write log. They hold under
 //! its slots to leave the same rest when divided by 4096. The runs of an object of the tail begin where its
 //! ManifestTail says.
 //!
+//! # Heat maps
+//!
+//! A HeatHeader, then its HeatRuns in the order of the volume. The units of all runs are as many as the volume
+//! has, the last one perhaps cut short; no run is empty, and two that follow each other differ in heat. A unit
+//! is as hot as the hottest part of it. There are at most 262144 runs and 16777216 units.
+//!
 //! # Encrypted volumes
 //!
 //! A volume has a data key of 64 random bytes. `HKDF-SHA-512(salt "hdcs data key", data key, info)` gives a
@@ -101,6 +107,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::FormatError;
+use crate::heat;
 use crate::home::format as home;
 use crate::limits::{
     BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, SEGMENT_BYTES, SPAN_DATA_BLOCKS_MAX,
@@ -191,6 +198,8 @@ pub const STRUCTURES: &[Structure] = &[
     objects::ManifestSnapshot::STRUCTURE,
     objects::ManifestAncestor::STRUCTURE,
     objects::CloneReference::STRUCTURE,
+    heat::HeatHeader::STRUCTURE,
+    heat::HeatRun::STRUCTURE,
 ];
 
 /// CRC-32C (Castagnoli, RFC 3720): the checksum of one data block.

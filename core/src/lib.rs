@@ -17,6 +17,7 @@ pub mod destage;
 pub mod error;
 pub mod extent_index;
 pub mod format;
+pub mod heat;
 pub mod home;
 pub mod io;
 pub mod limits;

@@ -196,3 +196,9 @@ pub const HOME_POOL_BYTES: usize = 8 << 20;
 /// Memory for the checksums of a home's data at once: all those of 8 GiB. What destage writes is in order, so it
 /// reads and writes each block of the table once, however little of it is in memory.
 pub const HOME_SUMS_BYTES: usize = 64 << 20;
+
+/// Units of a heat map at most, two bits of memory each while it is made: lines of 16 KiB of a volume of 256 GiB.
+pub const HEAT_UNITS_MAX: usize = 1 << 24;
+/// Runs of a heat map at most, and ranges of all warm-ups of a shard: a file of 1 MiB, and 4 MiB of ranges while caches
+/// are warmed up.
+pub const HEAT_RUNS_MAX: usize = 1 << 18;

@@ -1,6 +1,7 @@
 //! A volume agrees with plain memory, and refuses what it must.
 
 mod filling;
+mod heat;
 mod promote_hits;
 mod world;
 

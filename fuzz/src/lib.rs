@@ -4,11 +4,13 @@
 //! mutations of good input, on a stable compiler, in bounded time.
 
 mod formats;
+mod heat;
 mod nbd;
 mod objects;
 mod replay;
 
 pub use formats::formats;
+pub use heat::heat;
 pub use nbd::{nbd, nbd_example};
 pub use objects::objects;
 pub use replay::{replay, replay_config};

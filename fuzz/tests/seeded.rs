@@ -2,11 +2,12 @@
 //! does. `FUZZ_SEED` replays one run, `FUZZ_RUNS` sets how many there are.
 
 use hdcs_core::codec::Method;
+use hdcs_core::heat::{Gathering, Heat};
 use hdcs_core::objects::format::{Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry};
 use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
-use hdcs_fuzz::{formats, nbd, nbd_example, objects, replay};
+use hdcs_fuzz::{formats, heat, nbd, nbd_example, objects, replay};
 use hdcs_node::codec::CODECS;
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
@@ -72,6 +73,21 @@ fn formats_survive_mutations() {
         }
         mutate(&mut bytes, random);
         bytes
+    });
+}
+
+#[test]
+fn heat_maps_survive_mutations() {
+    each(100_000, heat, |random| {
+        let bytes = random.u64(8..4000) * 512;
+        let mut gathering = Gathering::new(bytes, [2, 4, 8, 16][random.usize(..4)]);
+        for _ in 0..random.usize(..60) {
+            let heat = Heat::HOTTEST_FIRST[random.usize(..4)];
+            gathering.see(random.u64(..bytes / 4096 + 1), heat);
+        }
+        let mut map = gathering.finish().encode();
+        mutate(&mut map, random);
+        map
     });
 }
 

@@ -168,8 +168,13 @@ const OF_VOLUMES: &[OfVolume] = &[
         |c| c.pinned_left_bytes as f64,
     ),
     gauge(
+        "hdcs_volume_warm_bytes",
+        "All bytes of the warm-up that is under way.",
+        |c| c.warm_bytes as f64,
+    ),
+    gauge(
         "hdcs_volume_warm_left_bytes",
-        "Bytes of a warm-up that are still to be looked at or fetched.",
+        "Of them, those still to be looked at or fetched.",
         |c| c.warm_left_bytes as f64,
     ),
     gauge(
@@ -377,6 +382,7 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
     stores(&mut page, volumes);
     homes(&mut page, volumes);
     scrubs(&mut page, volumes);
+    heat_maps(&mut page, volumes);
     latencies(&mut page, volumes);
     page.text
 }
@@ -517,6 +523,22 @@ fn homes(page: &mut Page, volumes: &[Volume]) {
                 page.sample("", &[volume, labels], value(counters) as f64);
             }
         }
+    }
+}
+
+/// Heat maps that are kept.
+fn heat_maps(page: &mut Page, volumes: &[Volume]) {
+    for volume in volumes {
+        let saved = volume.heat.as_ref().and_then(|heat| heat.saved_ms);
+        let Some(saved_ms) = saved else {
+            continue;
+        };
+        page.family(
+            "hdcs_volume_heat_saved_seconds",
+            "gauge",
+            "Unix time at which the volume's heat map was written last.",
+        );
+        page.sample("", &[&label("volume", &volume.name)], seconds(saved_ms));
     }
 }
 
@@ -779,6 +801,7 @@ mod tests {
                 ..Counters::default()
             }),
             latency: open.then(Default::default),
+            heat: None,
             scrub: open.then(Default::default),
         };
         render(&status, &[volume("a", true), volume("b", false)])

@@ -14,6 +14,7 @@
 pub mod backend;
 pub mod check_backend;
 pub mod check_bounds;
+pub mod check_heat;
 pub mod check_log;
 pub mod check_lost;
 pub mod check_pins;

@@ -83,6 +83,8 @@ pub enum Plant {
     ForgottenPin,
     /// Pins are taken beyond what they may have.
     HoardedPins,
+    /// A warm-up leaves something out.
+    ForgottenWarmUp,
 }
 
 impl Plant {
@@ -109,6 +111,7 @@ impl Plant {
             | Self::MisplacedFill
             | Self::ForgottenPin
             | Self::HoardedPins
+            | Self::ForgottenWarmUp
             | Self::HastySwitch
             | Self::IdleScrub
             | Self::ForcedDiscard

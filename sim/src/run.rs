@@ -255,6 +255,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     for unit in 0..world.units() {
         promote(world, unit)?;
         pin(world, unit)?;
+        warm_up(world, unit)?;
     }
     // What failed before all was well may have shown until now; nothing fails any more.
     world.check_healthy()?;
@@ -354,6 +355,42 @@ fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
     world.settle()?;
     world.run_until(|world| world.is_filled(unit))?;
     world.check_pinned(unit, range)?;
+    world.watch(unit, range);
+    read(world, unit, range)?;
+    world.check_promotion_used(unit, range)
+}
+
+/// Let the cache lose a volume, and warm it up from what was hot: all of it is there again.
+fn warm_up(world: &mut World, unit: usize) -> Result<(), Violation> {
+    if world.has_pins() || !world.warms_up() {
+        return Ok(());
+    }
+    let Some(range) = world.promotable(unit) else {
+        return Ok(());
+    };
+    // No two lines of it are the same: a line can be shared so often and no more.
+    for piece in pieces(range) {
+        send(world, unit, Ask::Write(piece, None, false))?;
+    }
+    world.run_until(|world| world.is_idle())?;
+    world.begin_destage_all(unit)?;
+    world.run_until(World::is_destaged)?;
+    world.settle()?;
+    let all = SectorRange::new(0, world.sectors(unit));
+    send(world, unit, Ask::Evict(all))?;
+    world.run_until(|world| world.is_idle())?;
+    send(world, unit, Ask::Promote(range))?;
+    world.run_until(|world| world.is_idle())?;
+    // A line that is still compared with another is in the cache, and at no address yet.
+    world.settle()?;
+    let heat = world.heat(unit);
+    world.check_heat(unit, range, &heat)?;
+    send(world, unit, Ask::Evict(all))?;
+    world.run_until(|world| world.is_idle())?;
+    world.warm_up(unit, heat)?;
+    world.run_until(|world| world.is_warmed_up(unit))?;
+    world.check_warmed_up(unit, range)?;
+    world.settle()?;
     world.watch(unit, range);
     read(world, unit, range)?;
     world.check_promotion_used(unit, range)

@@ -115,6 +115,8 @@ pub struct Scenario {
     pub origin: Option<Vec<Content>>,
     /// Of every volume, the share in percent of its sectors that is pinned: from where to where.
     pub pins: Option<(u64, u64)>,
+    /// Volumes are warmed up from what was hot before.
+    pub warm_ups: bool,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -247,6 +249,8 @@ impl Scenario {
             let first = random.u64(..100);
             scenario.pins = Some((first, random.u64(first..=100)));
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(8)));
+        scenario.warm_ups = random.u32(..3) == 0;
         scenario
     }
 
@@ -413,6 +417,7 @@ impl Scenario {
             lost_logs: Vec::new(),
             origin: None,
             pins: None,
+            warm_ups: false,
         }
     }
 
@@ -464,6 +469,7 @@ impl Scenario {
             lost_logs: Vec::new(),
             origin: None,
             pins: None,
+            warm_ups: false,
         }
     }
 

@@ -142,6 +142,11 @@ fn plant_of_pins_beyond_their_share_is_caught() {
 }
 
 #[test]
+fn plant_of_a_warm_up_that_leaves_something_out_is_caught() {
+    assert_caught(Plant::ForgottenWarmUp, &["warmed-not-there"]);
+}
+
+#[test]
 fn plant_of_a_number_kept_without_its_log_is_caught() {
     assert_caught(Plant::KeptNumber, &["read-stale"]);
 }

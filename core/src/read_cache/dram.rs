@@ -133,6 +133,13 @@ impl Dram {
             .map(|id| id as usize)
     }
 
+    /// The block in a frame, and how often it was used since it came, or of late.
+    pub fn used_at(&self, frame: usize) -> Option<(BlockKey, u8)> {
+        let word = *self.keys.get(frame)?;
+        let count = (word & COUNT_MASK) >> COUNT_SHIFT;
+        (count > 0).then(|| (BlockKey(word & !COUNT_MASK), count as u8 - 1))
+    }
+
     pub fn contains(&self, key: BlockKey) -> bool {
         self.find(key, mix(key.0)).is_some()
     }

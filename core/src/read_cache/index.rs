@@ -102,6 +102,27 @@ impl Index {
         self.keys.len()
     }
 
+    /// Places that an address may be in: the lines, then the aliases.
+    pub fn places(&self) -> usize {
+        self.keys.len() + self.aliases.len()
+    }
+
+    /// The address in a place, if there is one, and the line that it leads to.
+    pub fn address_at(&self, place: usize) -> Option<(u64, Line)> {
+        match place.checked_sub(self.keys.len()) {
+            None => {
+                let line = Line(place as u32);
+                self.primary(line).map(|key| (key, line))
+            }
+            // One that is free keeps its key, which leads elsewhere or nowhere.
+            Some(alias) => {
+                let entry = self.aliases.get(alias)?;
+                (self.find_id(entry.key) == Some(place as u32))
+                    .then_some((entry.key, Line(entry.line)))
+            }
+        }
+    }
+
     pub fn segment_of(&self, line: Line) -> usize {
         line.0 as usize / self.lines_per_segment
     }
@@ -446,6 +467,12 @@ mod tests {
                 }
                 15 => {
                     let end = key + random.u64(..40);
+                    let mut all: Vec<_> = (0..index.places())
+                        .filter_map(|place| index.address_at(place))
+                        .map(|(key, line)| (key, line.0))
+                        .collect();
+                    all.sort_unstable();
+                    assert_eq!(all, model.clone().into_iter().collect::<Vec<_>>());
                     let mut found = index.addresses_in(key, end);
                     found.sort_unstable();
                     let expected: Vec<u64> = model.range(key..end).map(|(&key, _)| key).collect();

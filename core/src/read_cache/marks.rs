@@ -40,14 +40,21 @@ pub struct Eviction {
 }
 
 impl Eviction {
+    /// Of so many segments, those that are free with this share in percent in use.
+    fn free_at(segments: usize, ratio: u8) -> usize {
+        let unused = usize::from(100 - ratio.min(100));
+        (segments * unused).div_ceil(100).max(FREE_SEGMENTS_MIN)
+    }
+
+    /// With fewer free segments, of so many, eviction begins.
+    pub fn free_min(self, segments: usize) -> usize {
+        Self::free_at(segments, self.marks.ratio_max)
+    }
+
     /// Whether another segment is to go, with `free` of `segments` free.
     pub fn is_due(&mut self, free: usize, segments: usize) -> bool {
-        let free_at = |ratio: u8| {
-            let unused = usize::from(100 - ratio.min(100));
-            (segments * unused).div_ceil(100).max(FREE_SEGMENTS_MIN)
-        };
-        let begin = free_at(self.marks.ratio_max);
-        let end = free_at(self.marks.ratio_health).max(begin);
+        let begin = self.free_min(segments);
+        let end = Self::free_at(segments, self.marks.ratio_health).max(begin);
         self.is_under_way = free < begin || (self.is_under_way && free < end);
         self.is_under_way
     }

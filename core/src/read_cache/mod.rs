@@ -12,6 +12,7 @@
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
 //! | `marks` | how full the SSD tier becomes |
 //! | `pins` | what stays in it |
+//! | `heat` | how hot is what they hold |
 //! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
 //! | `ssd/load` | what a restart finds |
 //! | `table`, `ghost` | the memory that the indexes are made of |
@@ -31,6 +32,7 @@
 
 mod dram;
 mod ghost;
+mod heat;
 mod index;
 mod journal;
 mod marks;

@@ -62,6 +62,7 @@ use crate::limits::{
 
 mod control;
 mod evict;
+mod heat;
 mod load;
 mod scrub;
 mod segments;

@@ -1,13 +1,16 @@
 //! Filling: brings into the SSD tier what nobody waits for, a piece at a time, no faster than allowed.
 //!
 //! Two things are filled: *pinned* ranges, whenever a line of them is not there, and the ranges of a
-//! *warm-up*, once, in the order given. Each piece is a promotion, so all that is true of these holds; a
+//! *warm-up*, once, in the order given. A warm-up that nobody asked for begins only if the cache is cold, and
+//! takes free room only. Each piece is a promotion, so all that is true of these holds; a
 //! pinned line that a write has dropped is fetched again after its destage.
 //!
 //! Invariants:
 //! 1. Whatever of a pin may be missing is among what is still to be looked at, or is under way.
 //! 2. One piece is under way at most, and the next does not begin before the rate allows.
-//! 3. Nothing is begun while the tier takes no lines, or the policy leaves the cache out.
+//! 3. Nothing is begun while the tier takes no lines, or the policy leaves the cache out. Without an SSD tier,
+//!    warm-ups fill the DRAM tier.
+//! 4. For a warm-up that nobody asked for, nothing is evicted.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -37,6 +40,17 @@ enum Why {
     WarmUp,
 }
 
+/// Who asked for a warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Asked {
+    #[default]
+    ByHand,
+    /// Nobody: it begins if the cache is cold, which is not known yet.
+    IfCold,
+    /// Nobody, and the cache is cold.
+    ByItself,
+}
+
 /// See the module. Ranges are first block and end.
 #[derive(Debug, Default)]
 pub(super) struct Filling {
@@ -44,6 +58,9 @@ pub(super) struct Filling {
     /// Of them, what is to be looked at: end by first block, apart.
     unseen: BTreeMap<u64, u64>,
     warm: VecDeque<(u64, u64)>,
+    warm_asked: Asked,
+    /// Of the last warm-up.
+    warm_bytes: u64,
     running: Option<(Why, u64, u64)>,
     next_at: Nanos,
     losses: u64,
@@ -116,6 +133,14 @@ impl Filling {
         Self::bytes_of(unseen.chain(running))
     }
 
+    /// All of the warm-up that is under way.
+    pub(super) fn warm_bytes(&self) -> u64 {
+        if self.warm_left_bytes() == 0 {
+            return 0;
+        }
+        self.warm_bytes
+    }
+
     pub(super) fn warm_left_bytes(&self) -> u64 {
         let running = self.running.filter(|(why, ..)| *why == Why::WarmUp);
         let running = running.map(|(_, first, end)| (first, end));
@@ -136,12 +161,34 @@ impl Volume {
     }
 
     /// Fill these ranges in this order, instead of what was left of another warm-up.
-    pub(super) fn warm_up(&mut self, ranges: &[SectorRange]) {
+    pub(super) fn warm_up(&mut self, ranges: &[SectorRange], asked: Asked) {
         let blocks = ranges.iter().map(|range| {
             let first = range.first_block();
             (first, first + range.block_count())
         });
         self.filling.warm = blocks.filter(|(first, end)| first < end).collect();
+        self.filling.warm_asked = asked;
+        self.filling.warm_bytes = self.filling.warm_left_bytes();
+    }
+
+    /// Ranges that are left of a warm-up: they take memory.
+    pub fn warm_up_ranges(&self) -> usize {
+        self.filling.warm.len()
+    }
+
+    /// Give a warm-up up that nobody asked for, if it is not needed or would drive something out.
+    fn judge_warm_up(&mut self, cx: &Context<'_>) {
+        if self.filling.warm_asked == Asked::IfCold {
+            if !self.is_cold(self.filling.warm.iter(), cx) {
+                self.filling.warm.clear();
+            }
+            self.filling.warm_asked = Asked::ByItself;
+        }
+        let next = self.filling.warm.front();
+        let blocks = next.map_or(0, |(first, end)| (end - first).min(PIECE_BLOCKS));
+        if self.filling.warm_asked == Asked::ByItself && !cx.cache.has_free_room(blocks) {
+            self.filling.warm.clear();
+        }
     }
 
     /// Blocks of a range are not in the cache any more, or not for long.
@@ -172,9 +219,10 @@ impl Volume {
         if !self.filling.has_work() || self.now < self.filling.next_at {
             return;
         }
-        if !cx.cache.takes_lines() || self.config.policy == Policy::PassThrough {
+        if !cx.cache.can_warm_up() || self.config.policy == Policy::PassThrough {
             return self.filling.postpone(self.now.plus(AGAIN_PAUSE));
         }
+        self.judge_warm_up(cx);
         for _ in 0..LOOKS_MAX {
             let Some((why, first, end)) = self.filling.next() else {
                 return;

@@ -24,7 +24,7 @@
 //!
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
 //! past the log, and the way there and back), `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`,
-//! `destaging` (the backend side), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
+//! `destaging` (the backend side), `heat` (what the cache knows of it), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
 //! and since when), `scrub` (verifying what lies on the node's devices).
 
 mod compression;
@@ -34,6 +34,7 @@ mod direct;
 mod extents;
 mod filling;
 mod health;
+mod heat;
 mod inherited;
 mod log_chunks;
 mod promotion;
@@ -107,6 +108,9 @@ pub enum Event {
     /// Bring these ranges into the SSD tier once, in this order; with none, what was left of the last
     /// warm-up is given up. Progress is in [`VolumeStats`].
     WarmUp(Vec<SectorRange>),
+    /// As [`Event::WarmUp`], but only if the cache, once it is ready, holds next to nothing of these ranges, and
+    /// only as far as nothing else has to go for them.
+    WarmUpIfCold(Vec<SectorRange>),
 }
 
 /// Where a volume is in its life.
@@ -330,7 +334,8 @@ impl Volume {
                 self.forget_fetches();
             }
             Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
-            Event::WarmUp(ranges) => self.warm_up(&ranges),
+            Event::WarmUp(ranges) => self.warm_up(&ranges, filling::Asked::ByHand),
+            Event::WarmUpIfCold(ranges) => self.warm_up(&ranges, filling::Asked::IfCold),
             Event::Reconfigure(config) => {
                 let (number, uuid) = (self.config.number, self.config.uuid);
                 let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);

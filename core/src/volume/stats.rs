@@ -34,7 +34,9 @@ pub struct VolumeStats {
     pub pinned_bytes: u64,
     /// Of them, what may not be in the SSD tier and is still to be looked at or fetched.
     pub pinned_left_bytes: u64,
-    /// Of a warm-up: bytes still to be looked at or fetched.
+    /// All bytes of the warm-up that is under way; 0: there is none.
+    pub warm_bytes: u64,
+    /// Of them, those still to be looked at or fetched.
     pub warm_left_bytes: u64,
     /// Clean cached blocks that failed their checksum and were fetched again.
     pub cache_corrupt_blocks: u64,
@@ -106,6 +108,7 @@ impl Volume {
         }
         stats.pinned_bytes = self.filling.pinned_bytes();
         stats.pinned_left_bytes = self.filling.pinned_left_bytes();
+        stats.warm_bytes = self.filling.warm_bytes();
         stats.warm_left_bytes = self.filling.warm_left_bytes();
         stats.resident_bytes = self.writes.resident_bytes;
         stats.policy = self.policy();

@@ -70,21 +70,58 @@ impl Client {
         path: &str,
         body: &B,
     ) -> Result<T, ClientError> {
-        let other = |error: &dyn std::fmt::Display| {
-            ClientError::Other(format!(
-                "the daemon did not answer: {}: {error}: see its log",
-                self.layout.control_socket().display()
-            ))
-        };
-        let mut body = serde_json::to_vec(body).map_err(|error| other(&error))?;
+        let mut body = serde_json::to_vec(body).map_err(|error| self.unanswered(&error))?;
         if body == b"null" {
             body.clear();
         }
+        let answer = self.ask(method, path, "application/json", body).await?;
+        self.understood(&answer)
+    }
+
+    /// GET a path whose answer is not JSON.
+    pub async fn get_bytes(&self, path: &str) -> Result<Bytes, ClientError> {
+        let body = Vec::new();
+        self.ask(Method::GET, path, "application/json", body).await
+    }
+
+    /// Send a request with a body that is not JSON.
+    pub async fn send_bytes<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<T, ClientError> {
+        let kind = "application/octet-stream";
+        let answer = self.ask(method, path, kind, body).await?;
+        self.understood(&answer)
+    }
+
+    fn unanswered(&self, error: &dyn std::fmt::Display) -> ClientError {
+        ClientError::Other(format!(
+            "the daemon did not answer: {}: {error}: see its log",
+            self.layout.control_socket().display()
+        ))
+    }
+
+    fn understood<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(answer)
+            .map_err(|error| self.unanswered(&format!("its answer is not understood: {error}")))
+    }
+
+    /// Send a request; the body of the answer, if that is no error.
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: Vec<u8>,
+    ) -> Result<Bytes, ClientError> {
+        let other = |error: &dyn std::fmt::Display| self.unanswered(error);
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", "hdcs")
-            .header("content-type", "application/json")
+            .header("content-type", kind)
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| other(&error))?;
         let exchange = self.exchange(request);
@@ -92,8 +129,7 @@ impl Client {
             .await
             .map_err(|_| other(&"it took too long"))??;
         if is_success {
-            return serde_json::from_slice(&answer)
-                .map_err(|error| other(&format!("its answer is not understood: {error}")));
+            return Ok(answer);
         }
         match serde_json::from_slice(&answer) {
             Ok(error) => Err(ClientError::Api(error)),

@@ -10,6 +10,7 @@ mod backend_check;
 mod check;
 mod client;
 mod flush;
+mod heat;
 mod output;
 mod pin;
 mod policy;

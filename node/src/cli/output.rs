@@ -218,7 +218,13 @@ pub fn volume(volume: &Volume) {
             row("pinned", pin::in_words(volume));
         }
         if c.warm_left_bytes > 0 {
-            row("left to warm up", show(c.warm_left_bytes));
+            let left = format!(
+                "{} of {} (`hdcs volume warm {} --cancel` gives that up)",
+                show(c.warm_left_bytes),
+                show(c.warm_bytes),
+                volume.name
+            );
+            row("left to warm up", left);
         }
         if c.inherited_bytes > 0 {
             row("cached with other clones", show(c.inherited_bytes));
@@ -248,6 +254,17 @@ pub fn volume(volume: &Volume) {
                 ),
             );
         }
+    }
+    if let Some(heat) = &volume.heat {
+        let saved = heat.saved_ms.map_or("none yet".to_owned(), |at| {
+            format!(
+                "written {} ago",
+                long_time(unix_ms().saturating_sub(at) / 1000)
+            )
+        });
+        let trouble = heat.trouble.as_ref();
+        let trouble = trouble.map_or(String::new(), |why| format!("; {why}"));
+        row("heat map", format!("{saved}{trouble}"));
     }
     if let Some(latency) = &volume.latency {
         for (name, l) in [

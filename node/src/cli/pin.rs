@@ -1,6 +1,7 @@
 //! `hdcs volume pin`, with progress while the range is filled (Ctrl-C stops the watching; filling goes on),
 //! `hdcs volume unpin` and `hdcs volume warm`.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -9,11 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
 use super::progress::Progress;
-use super::size::{Size, show};
-use super::volume::api_path;
-use super::{Failure, output};
+use super::size::show;
+use super::volume::{Range, api_path};
+use super::{Failure, heat, output};
 use crate::catalogue::VolumeName;
-use crate::control::api::{Counters, Volume, VolumeRange};
+use crate::control::api::{Counters, Volume};
 
 /// How often progress is looked at.
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
@@ -22,14 +23,8 @@ const STALL_TIME_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// Name of the volume
-    name: VolumeName,
-    /// First byte
-    #[arg(long, default_value = "0")]
-    offset: Size,
-    /// How much [default: to the end]
-    #[arg(long)]
-    length: Option<Size>,
+    #[command(flatten)]
+    range: Range,
     /// Do not wait until it is filled
     #[arg(long)]
     no_wait: bool,
@@ -40,14 +35,8 @@ pub struct Arguments {
 
 #[derive(Args, Debug)]
 pub struct UnpinArguments {
-    /// Name of the volume
-    name: VolumeName,
-    /// First byte
-    #[arg(long, default_value = "0")]
-    offset: Size,
-    /// How much [default: to the end]
-    #[arg(long)]
-    length: Option<Size>,
+    #[command(flatten)]
+    range: Range,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -55,16 +44,16 @@ pub struct UnpinArguments {
 
 #[derive(Args, Debug)]
 pub struct WarmArguments {
-    /// Name of the volume
-    name: VolumeName,
-    /// First byte
-    #[arg(long, default_value = "0", conflicts_with = "cancel")]
-    offset: Size,
-    /// How much [default: to the end]
-    #[arg(long, conflicts_with = "cancel")]
-    length: Option<Size>,
-    /// Give up what is left of it
+    #[command(flatten)]
+    range: Range,
+    /// What was hot when this heat map was saved, the hottest first: see `hdcs volume heat`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["offset", "length"])]
+    from: Option<PathBuf>,
+    /// Wait until it is done, with progress; Ctrl-C ends the waiting alone
     #[arg(long)]
+    wait: bool,
+    /// Give up what is left of it
+    #[arg(long, conflicts_with_all = ["offset", "length", "from", "wait"])]
     cancel: bool,
     /// Print JSON
     #[arg(long)]
@@ -76,56 +65,55 @@ fn left(volume: &Volume, of: fn(&Counters) -> u64) -> u64 {
 }
 
 pub async fn pin(client: &Client, arguments: Arguments) -> Result<(), Failure> {
-    let name = &arguments.name;
-    let path = format!("{}/pin", api_path(name));
-    let request = VolumeRange {
-        offset: arguments.offset.0,
-        bytes: arguments.length.map(|size| size.0),
-    };
-    let mut volume: Volume = client.request(Method::POST, &path, &request).await?;
+    let name = &arguments.range.name;
+    let mut volume: Volume = arguments.range.ask(client, "pin").await?;
     if !arguments.no_wait {
         let of = |counters: &Counters| counters.pinned_left_bytes;
         volume = filled(client, name, volume, of, "pinned").await?;
     }
-    if arguments.json {
-        return output::json(&volume);
-    }
-    output::line(&format!("volume {name}: {}", in_words(&volume)));
-    Ok(())
+    say(name, &volume, arguments.json, in_words)
 }
 
 pub async fn unpin(client: &Client, arguments: UnpinArguments) -> Result<(), Failure> {
-    let name = &arguments.name;
-    let path = format!("{}/unpin", api_path(name));
-    let request = VolumeRange {
-        offset: arguments.offset.0,
-        bytes: arguments.length.map(|size| size.0),
-    };
-    let volume: Volume = client.request(Method::POST, &path, &request).await?;
-    if arguments.json {
-        return output::json(&volume);
-    }
-    output::line(&format!("volume {name}: {}", in_words(&volume)));
-    Ok(())
+    let volume: Volume = arguments.range.ask(client, "unpin").await?;
+    say(&arguments.range.name, &volume, arguments.json, in_words)
 }
 
 pub async fn warm(client: &Client, arguments: WarmArguments) -> Result<(), Failure> {
-    let name = &arguments.name;
-    let path = format!("{}/warm", api_path(name));
-    let request = VolumeRange {
-        offset: arguments.offset.0,
-        bytes: arguments.length.map(|size| size.0),
-    };
-    let volume: Volume = if arguments.cancel {
+    let name = &arguments.range.name;
+    let mut volume: Volume = if arguments.cancel {
+        let path = format!("{}/warm", api_path(name));
         client.request(Method::DELETE, &path, &()).await?
+    } else if let Some(from) = &arguments.from {
+        let warmed = heat::warm_from(client, name, from).await?;
+        if let Some(left_out) = heat::left_out(&warmed) {
+            eprintln!("volume {name}: {left_out}");
+        }
+        warmed.volume
     } else {
-        client.request(Method::POST, &path, &request).await?
+        arguments.range.ask(client, "warm").await?
     };
-    if arguments.json {
-        return output::json(&volume);
+    if arguments.wait {
+        let of = |counters: &Counters| counters.warm_left_bytes;
+        volume = filled(client, name, volume, of, "warmed up").await?;
     }
-    let left = show(left(&volume, |counters| counters.warm_left_bytes));
-    output::line(&format!("volume {name}: {left} are left to warm up"));
+    say(name, &volume, arguments.json, |volume| {
+        let left = show(left(volume, |counters| counters.warm_left_bytes));
+        format!("{left} are left to warm up")
+    })
+}
+
+/// Print a volume, or what is to be said of it.
+fn say(
+    name: &VolumeName,
+    volume: &Volume,
+    json: bool,
+    words: impl Fn(&Volume) -> String,
+) -> Result<(), Failure> {
+    if json {
+        return output::json(volume);
+    }
+    output::line(&format!("volume {name}: {}", words(volume)));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, output, pin, policy, scrub, snapshot, transfer};
+use super::{Failure, flush, heat, output, pin, policy, scrub, snapshot, transfer};
 use crate::catalogue::{VolumeName, check_volume_bytes, file_url};
 use crate::config::value::Value;
 use crate::control::api::{
@@ -80,6 +80,8 @@ pub(crate) enum Command {
     Pin(pin::Arguments),
     /// Bring a range into the SSD tier in the background, beside the clients; `volume show` says how far it is
     Warm(pin::WarmArguments),
+    /// Show what of a volume is hot in its cache, or save that for a warm-up
+    Heat(heat::Arguments),
     /// Leave a range to eviction again
     Unpin(pin::UnpinArguments),
     /// Open a volume that could not be opened
@@ -287,7 +289,7 @@ pub(crate) struct Open {
 #[derive(Args, Debug)]
 pub(crate) struct Range {
     /// Name of the volume
-    name: VolumeName,
+    pub(super) name: VolumeName,
     /// First byte
     #[arg(long, default_value = "0")]
     offset: Size,
@@ -422,6 +424,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Promote(range) => move_range(client, range, "promote").await,
         Command::Pin(arguments) => pin::pin(client, arguments).await,
         Command::Warm(arguments) => pin::warm(client, arguments).await,
+        Command::Heat(arguments) => heat::run(client, &arguments).await,
         Command::Unpin(arguments) => pin::unpin(client, arguments).await,
         Command::Open(arguments) => open(client, arguments).await,
         Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,
@@ -551,13 +554,24 @@ async fn open(client: &Client, arguments: Open) -> Result<(), Failure> {
     })
 }
 
+impl Range {
+    /// Ask for something to be done to the range.
+    pub(super) async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        client: &Client,
+        what: &str,
+    ) -> Result<T, Failure> {
+        let path = format!("{}/{what}", api_path(&self.name));
+        let request = VolumeRange {
+            offset: self.offset.0,
+            bytes: self.length.map(|size| size.0),
+        };
+        Ok(client.request(Method::POST, &path, &request).await?)
+    }
+}
+
 async fn move_range(client: &Client, range: Range, what: &str) -> Result<(), Failure> {
-    let path = format!("{}/{what}", api_path(&range.name));
-    let request = VolumeRange {
-        offset: range.offset.0,
-        bytes: range.length.map(|size| size.0),
-    };
-    let () = client.request(Method::POST, &path, &request).await?;
+    let () = range.ask(client, what).await?;
     output::line(&format!("volume {}: {what} is done", range.name));
     Ok(())
 }

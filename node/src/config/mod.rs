@@ -21,7 +21,7 @@ use hdcs_core::limits::{
 use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
-use value::{LineKib, Listen, Setting, Value};
+use value::{LineKib, Listen, Setting, Switch, Value};
 
 const MIB: u64 = 1 << 20;
 /// The smallest SSD tier.
@@ -177,6 +177,9 @@ settings! {
     /// How long after the SSD tier was given up its device is tried again. The pause doubles, up to
     /// 32 times as long, while the device keeps failing.
     cache_retry_ms: u64 = 10_000, 10..=3_600_000;
+    /// How often the heat maps of volumes with `cache_warm_up = "on"` are written to the data directory,
+    /// beside a clean stop.
+    heat_save_interval_s: u64 = 300, 1..=86_400;
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
     /// Size of the write log of volumes that are created from now on.
@@ -259,6 +262,9 @@ settings! {
     cache_promote_hits: u64 = 1, 1..=8;
     /// Pins and warm-ups are filled no faster than this, beside the clients' requests.
     cache_warm_rate_mib_s: u64 = 200, 1..=100_000;
+    /// Whether a volume that is opened over a cache that has lost what was hot is warmed up from its last heat
+    /// map, as far as the cache has free room.
+    cache_warm_up: Switch = Switch::Off, ();
     /// Largest read-ahead of a sequential read; 0 turns it off.
     read_ahead_max_kib: u64 = 1024, 0..=16384;
     /// Most data acknowledged and not yet durable, under persist on-flush.

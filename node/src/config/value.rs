@@ -162,6 +162,20 @@ impl Word for WhenFull {
     const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
 }
 
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Switch {
+    /// It is not.
+    #[default]
+    Off,
+    /// It is.
+    On,
+}
+
+impl Word for Switch {
+    const WORDS: &'static [(&'static str, Self)] = &[("off", Self::Off), ("on", Self::On)];
+}
+
 impl Word for Discard {
     const WORDS: &'static [(&'static str, Self)] =
         &[("pass", Self::Pass), ("ignore", Self::Ignore)];
@@ -205,6 +219,7 @@ word_setting!(Policy);
 word_setting!(Option<Method>);
 word_setting!(WhenFull);
 word_setting!(Discard);
+word_setting!(Switch);
 word_setting!(Option<Durability>);
 
 /// Size of a line of the SSD tier.

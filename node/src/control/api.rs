@@ -155,6 +155,30 @@ pub struct VolumeRange {
     pub bytes: Option<u64>,
 }
 
+/// The heat map that is kept of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SavedHeat {
+    /// When it was written last: Unix time in milliseconds; none: not yet.
+    pub saved_ms: Option<u64>,
+    /// Why it was not, or could not be used, the last time.
+    pub trouble: Option<String>,
+}
+
+/// What a warm-up from a heat map does.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct WarmedFrom {
+    /// The volume; `warm_left_bytes` of its counters tells how far it is.
+    pub volume: Volume,
+    /// Size of the volume that the map is of.
+    pub map_volume_bytes: u64,
+    /// Bytes that are looked at and, if they are not there, fetched.
+    pub warm_bytes: u64,
+    /// Bytes of the map that are left out because they lie beyond the end of the volume.
+    pub beyond_bytes: u64,
+    /// Bytes, the coolest ones, that are left out because the cache does not hold more.
+    pub over_bytes: u64,
+}
+
 /// A range of a volume that stays in the SSD tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumePin {
@@ -366,7 +390,10 @@ pub struct Counters {
     /// Of them, what is still to be looked at or fetched.
     #[serde(default)]
     pub pinned_left_bytes: u64,
-    /// Of a warm-up: bytes still to be looked at or fetched.
+    /// All bytes of the warm-up that is under way; 0: there is none.
+    #[serde(default)]
+    pub warm_bytes: u64,
+    /// Of them, those still to be looked at or fetched.
     #[serde(default)]
     pub warm_left_bytes: u64,
     /// Cached blocks that failed their checksum and were fetched again.
@@ -609,6 +636,9 @@ pub struct Volume {
     /// Its scrubs.
     #[serde(default)]
     pub scrub: Option<Scrub>,
+    /// The heat map that is kept of it for `cache_warm_up`, if there is anything to say.
+    #[serde(default)]
+    pub heat: Option<SavedHeat>,
 }
 
 /// How a volume is to be scrubbed.

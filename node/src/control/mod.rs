@@ -24,6 +24,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use hdcs_core::heat::HEAT_BYTES_MAX;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -36,7 +37,7 @@ use utoipa_axum::routes;
 use api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
     Detached, ErrorKind, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume,
-    ScrubVolume, SetVolume, Snapshot, Snapshots, Status, Volume, VolumeRange,
+    ScrubVolume, SetVolume, Snapshot, Snapshots, Status, Volume, VolumeRange, WarmedFrom,
 };
 use node::Node;
 
@@ -339,6 +340,36 @@ async fn cancel_warm(State(node): Shared, Path(name): Path<String>) -> Answer<Vo
     node.warm_up(&name, None).await.map(Json)
 }
 
+/// What of a volume is hot in its cache: a heat map, in the format of docs/FORMATS.md.
+#[utoipa::path(get, path = "/v1/volumes/{name}/heat", params(("name" = String, Path)),
+    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 404, body = ApiError)))]
+async fn get_heat(State(node): Shared, Path(name): Path<String>) -> Result<Response, ApiError> {
+    let kind = [(header::CONTENT_TYPE, "application/octet-stream")];
+    let map = node.heat(&name).await?;
+    Ok((kind, map).into_response())
+}
+
+/// Warm a volume up as a heat map says, the hottest ranges first; `warm_left_bytes` tells how far it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/warm-from", params(("name" = String, Path)),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 200, body = WarmedFrom), (status = 400, body = ApiError),
+        (status = 409, body = ApiError)))]
+async fn warm_from(
+    State(node): Shared,
+    Path(name): Path<String>,
+    request: Request,
+) -> Answer<WarmedFrom> {
+    let body = axum::body::to_bytes(request.into_body(), HEAT_BYTES_MAX);
+    let body = body.await.map_err(|error| {
+        ApiError::new(
+            ErrorKind::Invalid,
+            format!("request body: {error}: a heat map has at most {HEAT_BYTES_MAX} bytes"),
+        )
+    })?;
+    detached(async move { node.warm_from(&name, &body).await }).await
+}
+
 /// Leave a range to eviction again.
 #[utoipa::path(post, path = "/v1/volumes/{name}/unpin", params(("name" = String, Path)),
     request_body = VolumeRange,
@@ -427,6 +458,8 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(pin_volume))
         .routes(routes!(unpin_volume))
         .routes(routes!(warm_volume, cancel_warm))
+        .routes(routes!(get_heat))
+        .routes(routes!(warm_from))
         .routes(routes!(check_volume))
         .routes(routes!(scrub_volume, cancel_scrub))
         .routes(routes!(get_metrics))

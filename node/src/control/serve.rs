@@ -243,6 +243,7 @@ async fn serve(
                 node.sample().await;
                 node.retry();
                 node.scrub_by_schedule();
+                node.save_heat_by_schedule();
             }
             accepted = accept_unix(&api, &control) => {
                 if let Some(stream) = accepted { api.spawn(stream) }

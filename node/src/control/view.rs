@@ -239,6 +239,7 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         read_ahead_blocks: stats.read_ahead_blocks,
         pinned_bytes: stats.pinned_bytes,
         pinned_left_bytes: stats.pinned_left_bytes,
+        warm_bytes: stats.warm_bytes,
         warm_left_bytes: stats.warm_left_bytes,
         cache_corrupt_blocks: stats.cache_corrupt_blocks,
         log_corrupt_blocks: stats.log_corrupt_blocks,

@@ -127,13 +127,18 @@ pub fn write<T: Serialize>(path: &Path, kind: Kind, content: &T) -> Result<(), S
     };
     let mut text = serde_json::to_vec_pretty(&envelope)?;
     text.push(b'\n');
+    Ok(replace(path, &text)?)
+}
+
+/// Replace the bytes of `path`, durably: if it fails or the machine stops within it, the old ones stand.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = temporary_of(path);
-    let result = write_through(&temporary, path, &text);
+    let result = write_through(&temporary, path, bytes);
     if result.is_err() {
         // The old content stands; what is left of the new one is of no use.
         let _ = fs::remove_file(&temporary);
     }
-    Ok(result?)
+    result
 }
 
 fn write_through(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
@@ -141,7 +146,10 @@ fn write_through(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     file.write_all(text)?;
     file.sync_all()?;
     fs::rename(temporary, path)?;
-    sync_directory(path.parent().unwrap_or(Path::new(".")))
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    sync_directory(parent.unwrap_or(Path::new(".")))
 }
 
 fn temporary_of(path: &Path) -> PathBuf {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hdcs_core::error::IoError;
+use hdcs_core::heat::Gathering;
 use hdcs_core::io::Nanos;
 use hdcs_core::io::SectorRange;
 use hdcs_core::objects::io::SnapshotError;
@@ -175,6 +176,8 @@ pub struct ShardReport {
     pub volumes: Vec<VolumeReport>,
     /// Its read cache.
     pub cache: CacheStats,
+    /// Bytes that the tier holds that promotions fill.
+    pub cache_room_bytes: u64,
     /// Why the cache has no new identity yet although it needs one; destage waits for that.
     pub cache_identity_error: Option<String>,
     /// Why the cache device could not be used when it was last tried, if it could not.
@@ -303,6 +306,20 @@ pub enum Command {
     /// Bring these ranges into the SSD tier in the background, instead of what is left of an earlier
     /// warm-up; answered when that is accepted. Watch [`VolumeStats::warm_left_bytes`].
     WarmUp(VolumeNumber, Vec<SectorRange>, Answer<()>),
+    /// The same for the ranges of a heat map, to DRAM if there is no SSD tier; with `if_cold` only if the cache
+    /// does not have them, and only where it has room.
+    WarmUpLike {
+        /// Which.
+        volume: VolumeNumber,
+        /// The hottest first.
+        ranges: Vec<SectorRange>,
+        /// Whether nobody has asked for it.
+        if_cold: bool,
+        /// When that is accepted.
+        answer: Answer<()>,
+    },
+    /// Gather what the cache knows of how hot a volume is.
+    Heat(VolumeNumber, Answer<Gathering>),
     /// Drop the clean part of a range from the read cache.
     Evict(VolumeNumber, SectorRange, Answer<()>),
     /// Verify what the volume has on this node's devices, healing what has another copy; answered at its

@@ -107,6 +107,16 @@ impl Shard {
             Command::WarmUp(volume, ranges, answer) => {
                 tell(answer, self.works.warm_up(volume, ranges));
             }
+            Command::WarmUpLike {
+                volume,
+                ranges,
+                if_cold,
+                answer,
+            } => {
+                let result = self.works.warm_up_like(volume, ranges, if_cold);
+                tell(answer, result);
+            }
+            Command::Heat(volume, answer) => self.gatherings.ask(volume, answer),
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
             Command::Scrub(volume, progress, answer) => self.begin_scrub(volume, progress, answer),
             Command::VerifyHome(volume, block, answer) => {
@@ -418,6 +428,7 @@ impl Shard {
             volumes,
             cache_state_age: works.now.since(cache.ssd_since),
             cache,
+            cache_room_bytes: self.works.cache.room_bytes(),
             cache_identity_error: self.identity.error().map(str::to_owned),
             cache_trouble: self.readmission.trouble().map(str::to_owned),
             pool_bytes: works.pool.total_bytes() as u64,

@@ -5,7 +5,7 @@
 //!
 //! [`turn`] is the loop, [`works`] performs what volumes ask for, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
-//! into pieces, [`pinning`] asks for what stays in the cache, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
+//! into pieces, [`pinning`] asks for what stays in the cache, [`heat`] for what is hot in it, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
 //! brings it back ([`cache_place`] says from where). [`ciphered_log`] stands between an encrypted volume and its log.
 //!
 //! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
@@ -16,6 +16,7 @@ mod ciphered_log;
 pub mod command;
 mod connection;
 mod control;
+mod heat;
 mod identity;
 mod jobs;
 mod keeping;

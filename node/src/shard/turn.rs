@@ -31,6 +31,7 @@ use super::command::{
     Answer, ClosedVolume, Command, LogIdentity, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
 };
 use super::connection::{Connection, introduce};
+use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
 use super::readmission::{self, Readmission};
@@ -105,6 +106,7 @@ pub struct Shard {
     refused_said: Nanos,
     pub jobs: Slots<Job>,
     pub scrubs: Slots<Scrub>,
+    pub gatherings: Gatherings,
     pub openings: Slots<(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>)>,
     pub stopping: Option<Stopping>,
     /// Of the cache.
@@ -194,6 +196,7 @@ impl Shard {
             refused_said: Nanos(0),
             jobs: Slots::default(),
             scrubs: Slots::default(),
+            gatherings: Gatherings::default(),
             openings: Slots::default(),
             stopping: None,
             identity: Identity::default(),
@@ -248,6 +251,7 @@ impl Shard {
                 break;
             }
         }
+        self.run_gatherings();
         self.go_on_stopping();
         if let Some(device) = &self.config.cache_device {
             self.identity.go_on(&mut self.works, &device.place);
@@ -272,10 +276,13 @@ impl Shard {
         let retry = retry.filter(|_| self.stopping.is_none());
         let turns = self.works.scheduler.next_wakeup();
         let cache = cache.into_iter().chain(retry).chain(turns);
-        let others = [self.look_at, self.held_until, self.scrub_wakeup()]
-            .into_iter()
-            .chain(identity)
-            .chain(cache);
+        let others = [
+            self.look_at,
+            self.held_until,
+            self.scrub_wakeup(),
+            self.gatherings_wakeup(),
+        ];
+        let others = others.into_iter().chain(identity).chain(cache);
         let next = due.chain(listeners).chain(stop).chain(others).min()?;
         (next != NEVER).then(|| {
             let now = Nanos(self.origin.elapsed().as_nanos() as u64);

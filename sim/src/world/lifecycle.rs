@@ -86,7 +86,8 @@ impl World {
         node.volumes.push(volume);
         self.perform_all(Owner::Volume(unit), actions)?;
         let pins = self.pins(unit);
-        self.step_volume(unit, Event::Pin(pins))
+        self.step_volume(unit, Event::Pin(pins))?;
+        self.warm_up_if_cold(unit)
     }
 
     /// Let every client send so many requests.
@@ -417,6 +418,7 @@ impl World {
     fn drop_node(&mut self) -> Result<(), Violation> {
         self.check_snapshots()?;
         self.count_hits();
+        self.keep_heat();
         self.queue
             .retain(|happening| matches!(happening, Happening::BackendReturns(_)));
         self.in_flight.clear();

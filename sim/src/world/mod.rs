@@ -198,6 +198,8 @@ struct Unit {
     /// Writes have gone past the log in this opening, or in one whose log says so.
     was_direct: bool,
     scrub: scrubs::Progress,
+    /// What was hot when the node last went down.
+    heat: Vec<SectorRange>,
 }
 
 #[derive(Debug)]
@@ -263,6 +265,8 @@ pub struct Coverage {
     pub scrub_healed: u64,
     /// Pins that were looked at closely.
     pub pins: u64,
+    /// Warm-ups from heat maps that were looked at closely.
+    pub warm_ups: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -302,6 +306,7 @@ impl Coverage {
         self.scrubs += other.scrubs;
         self.scrub_healed += other.scrub_healed;
         self.pins += other.pins;
+        self.warm_ups += other.warm_ups;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -317,7 +322,7 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} scrubs that \
+             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
@@ -339,6 +344,7 @@ impl std::fmt::Display for Coverage {
             self.silent_rounds,
             self.promotions,
             self.pins,
+            self.warm_ups,
             self.scrubs,
             self.scrub_healed,
             self.lost_logs,
@@ -446,6 +452,7 @@ impl World {
                     read_only_until: 0,
                     was_direct: false,
                     scrub: scrubs::Progress::default(),
+                    heat: Vec::new(),
                 }
             })
             .collect();
@@ -801,6 +808,7 @@ mod clients;
 mod clones;
 mod director;
 mod effects;
+mod heat;
 mod lifecycle;
 mod pins;
 mod policies;

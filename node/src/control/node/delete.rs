@@ -147,6 +147,7 @@ impl Node {
         .map_err(|error| at_volume(name, error))?;
         self.records.untrack(entry.number).await;
         self.forget_scrubs(entry.number);
+        self.forget_heat(entry.number).await;
         self.forget(entry).await;
         Ok(if options.discard_dirty { dirty } else { 0 })
     }
@@ -181,6 +182,7 @@ impl Node {
         }
         self.records.untrack(entry.number).await;
         self.forget_scrubs(entry.number);
+        self.forget_heat(entry.number).await;
         self.forget(entry).await;
         Ok(dirty.bytes_max)
     }

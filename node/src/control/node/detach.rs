@@ -110,6 +110,7 @@ impl Node {
         .map_err(|error| at_volume(name, error))?;
         self.records.closed(entry.number, left).await;
         self.forget_scrubs(entry.number);
+        self.forget_heat(entry.number).await;
         self.forget_cached(entry).await;
         Ok(left.map_or(dirty, |left| left.dirty_bytes))
     }

@@ -14,6 +14,7 @@ mod create;
 mod delete;
 mod detach;
 mod encryption;
+mod heat;
 mod home;
 mod open;
 mod pins;
@@ -92,6 +93,7 @@ pub struct Node {
     copies: Mutex<BTreeMap<String, Arc<Copying>>>,
     records: Records,
     scrubs: scrub::Scrubs,
+    heats: heat::Heats,
     path: Arc<dyn DataPath>,
     nbd_listen: Vec<String>,
     started: Instant,
@@ -150,6 +152,7 @@ impl Node {
             copies: Mutex::default(),
             records: Records::default(),
             scrubs: scrub::Scrubs::default(),
+            heats: heat::Heats::default(),
             path,
             nbd_listen,
             started: Instant::now(),
@@ -340,6 +343,7 @@ impl Node {
     /// shard settles for that.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
         self.scrubs.cancel_all();
+        self.save_heat_at_stop().await;
         let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
             Command::Stop { destage, answer }
         })

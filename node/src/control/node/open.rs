@@ -204,7 +204,10 @@ impl Node {
             }
             Err(failure) => Some(self.not_open(&entry, failure, attempts)),
         };
-        self.put(entry, not_open);
+        self.put(entry.clone(), not_open);
+        if result.is_ok() {
+            self.begin_heat(&entry).await;
+        }
         result.map(drop)
     }
 

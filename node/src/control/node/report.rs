@@ -80,6 +80,7 @@ impl Node {
             counters: None,
             latency: None,
             scrub: None,
+            heat: None,
         };
         let entry = match &slot.found {
             Found::Entry(entry) => entry,
@@ -94,6 +95,7 @@ impl Node {
             volume.trouble_ms = age.map(|age| age.as_millis() as u64);
         }
         volume.scrub = Some(self.scrub_view(entry));
+        volume.heat = self.heat_view(entry);
         let layout = self.layout();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();

@@ -317,7 +317,7 @@ impl Node {
     /// Nothing came of it: try again sooner than after the whole interval, but not at once.
     fn postpone_scrub(&self, entry: &Entry) {
         let interval = self.scrub_interval_ms(entry);
-        let since = (unix_ms() + RETRY_MS).saturating_sub(interval);
+        let since = retried_since(unix_ms(), interval);
         if let Some(record) = lock(&self.scrubs.records).get_mut(&entry.number) {
             record.since_ms = record.since_ms.max(since);
         }
@@ -334,13 +334,13 @@ impl Node {
             return;
         }
         let now = unix_ms();
-        let due = self.entries().into_iter().filter_map(|entry| {
+        let open = self.entries().into_iter().filter_map(|entry| {
             let interval = self.scrub_interval_ms(&entry);
             let is_open = self.entry(entry.name.as_str()).is_ok();
             let since = (interval > 0 && is_open).then(|| self.scrub_record(&entry).since_ms)?;
-            (now >= since.saturating_add(interval)).then_some((since, entry))
+            Some((since, interval, entry))
         });
-        let Some((_, entry)) = due.min_by_key(|(since, _)| *since) else {
+        let Some(entry) = next_due(now, open) else {
             return;
         };
         let Ok(settings) = self.settings_of(&entry.settings) else {
@@ -358,9 +358,66 @@ impl Node {
     }
 }
 
+/// Of volumes, with since when their intervals count and how long these are (0: by hand alone), the one whose
+/// scrub is due: whose last one is the longest ago. Times are in milliseconds.
+fn next_due<T>(now: u64, volumes: impl Iterator<Item = (u64, u64, T)>) -> Option<T> {
+    volumes
+        .filter(|(since, interval, _)| *interval > 0 && now >= since.saturating_add(*interval))
+        .min_by_key(|(since, ..)| *since)
+        .map(|(.., volume)| volume)
+}
+
+/// Since when the interval counts of a volume whose scrub came to no result: it is tried again after a pause.
+fn retried_since(now: u64, interval: u64) -> u64 {
+    (now + RETRY_MS).saturating_sub(interval)
+}
+
 /// Keep a record. Without it the next start counts anew.
 fn keep(path: &Path, record: &Record) {
     if let Err(error) = sealed::write(path, RECORD, record) {
         tracing::warn!("{}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scrub_is_due_after_its_interval_and_not_before() {
+        let volume = |since, hours| std::iter::once((since, hours * HOUR_MS, "v"));
+        let begun = 1_000_000 * HOUR_MS;
+        for hours in [1, 168, 8760] {
+            let due = begun + hours * HOUR_MS;
+            assert_eq!(next_due(due - 1, volume(begun, hours)), None);
+            assert_eq!(next_due(due, volume(begun, hours)), Some("v"));
+        }
+        // By hand alone, however long ago.
+        assert_eq!(next_due(u64::MAX, volume(0, 0)), None);
+        // A clock that was put back makes it wait, no more.
+        assert_eq!(next_due(begun, volume(begun + HOUR_MS, 1)), None);
+    }
+
+    #[test]
+    fn scrub_that_is_due_for_the_longest_time_comes_first() {
+        let hours = |hours: u64| hours * HOUR_MS;
+        let volumes = [
+            (hours(50), hours(10), "young"),
+            (hours(20), hours(200), "not due"),
+            (hours(30), hours(20), "old"),
+            (hours(10), 0, "by hand"),
+        ];
+        assert_eq!(next_due(hours(100), volumes.into_iter()), Some("old"));
+        assert_eq!(next_due(hours(60), volumes.into_iter()), Some("old"));
+        assert_eq!(next_due(hours(49), volumes.into_iter()), None);
+    }
+
+    #[test]
+    fn scrub_without_a_result_is_tried_again_after_a_pause() {
+        let (now, interval) = (1_000 * HOUR_MS, 168 * HOUR_MS);
+        let since = retried_since(now, interval);
+        let volume = || std::iter::once((since, interval, "v"));
+        assert_eq!(next_due(now + RETRY_MS - 1, volume()), None);
+        assert_eq!(next_due(now + RETRY_MS, volume()), Some("v"));
     }
 }
