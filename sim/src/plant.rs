@@ -83,6 +83,12 @@ pub enum Plant {
     ForgottenPin,
     /// Pins are taken beyond what they may have.
     HoardedPins,
+    /// A superblock is said to be kept beside the log's failed device, and is not.
+    LostKeeping,
+    /// It is said to be kept long before it is.
+    LateKeeping,
+    /// An opening does not look for a superblock beside the log's device.
+    StaleLog,
 }
 
 impl Plant {
@@ -109,6 +115,8 @@ impl Plant {
             | Self::MisplacedFill
             | Self::ForgottenPin
             | Self::HoardedPins
+            | Self::LateKeeping
+            | Self::StaleLog
             | Self::HastySwitch
             | Self::IdleScrub
             | Self::ForcedDiscard
@@ -123,6 +131,7 @@ impl Plant {
             | Self::TornBackendWrite
             | Self::EarlyCommit
             | Self::EarlyDirectAck
+            | Self::LostKeeping
             | Self::StaleReply => 10,
             Self::CorruptReply
             | Self::ReplyTwice

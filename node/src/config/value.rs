@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hdcs_core::codec::Method;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
-use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
+use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -162,6 +162,13 @@ impl Word for WhenFull {
     const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
 }
 
+impl Word for LogFailure {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("read-only", Self::ReadOnly),
+        ("pass-through", Self::PassThrough),
+    ];
+}
+
 impl Word for Discard {
     const WORDS: &'static [(&'static str, Self)] =
         &[("pass", Self::Pass), ("ignore", Self::Ignore)];
@@ -204,6 +211,7 @@ word_setting!(Persist);
 word_setting!(Policy);
 word_setting!(Option<Method>);
 word_setting!(WhenFull);
+word_setting!(LogFailure);
 word_setting!(Discard);
 word_setting!(Option<Durability>);
 
