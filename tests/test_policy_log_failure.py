@@ -49,11 +49,9 @@ class Device:
         """These bytes lose their place, and whatever is free is taken: a write to them fails, others do not."""
         subprocess.run(["fallocate", "--punch-hole", f"--offset={offset}", f"--length={length}", str(self.backing)],
                        check=True)
-        with open(self.filler, "wb") as file:
-            with pytest.raises(OSError):
-                while True:
-                    file.write(bytes(BLOCK))
-                    file.flush()
+        with open(self.filler, "wb", buffering=0) as file, pytest.raises(OSError):
+            while file.write(bytes(BLOCK)):
+                pass
 
     def mend(self):
         self.filler.unlink()
@@ -73,10 +71,11 @@ def daemon(tmp_path, device):
         yield daemon
 
 
-def create(daemon, device, *arguments):
+def create(daemon, device, *arguments, persist="on-write"):
     backend = daemon.home / "image"
     daemon.create("v", "--backend", f"file:{backend}", "--log-path", device.path, "--log-size", "16M",
                   "--set", "log_failure=pass-through", *DIRTY, *arguments)
+    daemon.ok("volume", "set", "v", f"persist={persist}")
     return backend
 
 
@@ -113,7 +112,7 @@ def is_given_up(daemon):
 
 @pytest.mark.parametrize("persist", ["on-write", "on-flush"])
 def test_policy_log_failure_is_no_error_and_an_old_log_takes_nothing_back(daemon, device, persist):
-    backend = create(daemon, device, "--persist", persist)
+    backend = create(daemon, device, persist=persist)
     client = Client(daemon)
     for block in range(200):
         client.write(block)
@@ -184,7 +183,8 @@ def test_policy_log_failure_of_a_direct_policy_costs_no_write(daemon, device):
     daemon.stop()
 
 
-def test_policy_log_failure_for_good_needs_a_new_log_and_loses_nothing(daemon, device):
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_policy_log_failure_for_good_needs_a_new_log_and_loses_nothing(daemon, device, end):
     backend = create(daemon, device)
     client = Client(daemon)
     device.break_from(4 * MIB, 28 * MIB)
@@ -195,8 +195,8 @@ def test_policy_log_failure_for_good_needs_a_new_log_and_loses_nothing(daemon, d
     client.write(7)
     model = client.model
     client.close()
-    # All is in the backend: a stop is a clean one.
-    daemon.stop()
+    # All is in the backend: a stop is a clean one, and so is a crash.
+    getattr(daemon, end)()
     device.detach()
     daemon.start()
     volume = daemon.volume("v")

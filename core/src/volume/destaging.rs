@@ -331,12 +331,11 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let data = match result {
-            Ok(Done::Read(data)) => Some(data.freeze()),
-            _ => {
-                self.failed_log_is_unreadable(cx);
-                None
-            }
+        let data = if let Ok(Done::Read(data)) = result {
+            Some(data.freeze())
+        } else {
+            self.failed_log_is_unreadable(cx);
+            None
         };
         for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
             let Part { range, sequence } = self.destage.plan().items[item].parts[part];
