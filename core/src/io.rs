@@ -267,6 +267,14 @@ pub enum Action {
         /// Written one after another.
         data: Vec<Buf>,
     },
+    /// Keep the log's superblock in another place than its device, which takes no writes any more; complete
+    /// only when durable. It replaces the one that was kept before.
+    KeepSuperblock {
+        /// Echoed.
+        token: Token,
+        /// One block.
+        block: Buf,
+    },
     /// Fill `buf` from the cache device.
     CacheRead {
         /// Echoed.

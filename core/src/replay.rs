@@ -17,6 +17,7 @@
 //! 4. Where the spans end, the blocks that follow are searched for a span which says that the end
 //!    had been durable, or which an opening wrote that the superblock does not know. If there is
 //!    one, acknowledged data (or the newer superblock) has rotted: the log refuses to open.
+//! 5. A newer superblock that was kept beside the device says where replay begins, whatever the device holds.
 //!
 //! It must not write: a failed opening leaves the device as it was.
 
@@ -99,6 +100,7 @@ pub struct Replay {
     region_blocks: u64,
     log: Option<WriteLog>,
     superblock: Option<LogSuperblock>,
+    kept: Option<LogSuperblock>,
     chunks: VecDeque<Chunk>,
     next_chunk: u64,
     /// Position of the next block to parse, and of the next to read.
@@ -121,6 +123,7 @@ impl Replay {
             region_blocks: region_bytes / BLOCK_BYTES as u64,
             log: None,
             superblock: None,
+            kept: None,
             chunks: VecDeque::new(),
             next_chunk: 0,
             cursor: 0,
@@ -132,6 +135,12 @@ impl Replay {
             control: Vec::new(),
             checksums: Vec::new(),
         }
+    }
+
+    /// A superblock that was kept beside the device, which took no more writes. It counts if it is of the same log,
+    /// and is newer than those there.
+    pub fn keep(&mut self, superblock: LogSuperblock) {
+        self.kept = Some(superblock);
     }
 
     /// The next read to perform, if there is room for one. Without a free buffer there is none;
@@ -242,12 +251,18 @@ impl Replay {
                 (Err(FormatError::Magic), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
             };
         }
-        let superblock = best.map_err(OpenError::Superblock)?;
+        let found = best.map_err(OpenError::Superblock)?;
+        let kept = self.kept.filter(|kept| kept.log == found.log);
+        let newer = kept.filter(|kept| kept.sequence.get() > found.sequence.get());
+        let superblock = newer.unwrap_or(found);
         self.cursor = superblock.tail.get();
         self.ahead = self.cursor;
         self.limit = self.cursor + superblock.ring_blocks.get();
         self.chain = superblock.tail_chain.get();
-        self.log = Some(WriteLog::new(superblock));
+        self.log = Some(match newer {
+            Some(_) => WriteLog::of_kept(superblock),
+            None => WriteLog::new(superblock),
+        });
         self.superblock = Some(superblock);
         Ok(())
     }

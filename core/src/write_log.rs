@@ -238,6 +238,14 @@ impl WriteLog {
         }
     }
 
+    /// The same with a superblock that is not on the device: what versions those there have is not known.
+    pub fn of_kept(superblock: LogSuperblock) -> Self {
+        Self {
+            versions: [0; 2],
+            ..Self::new(superblock)
+        }
+    }
+
     /// Take a span that replay found valid, with the checksums of its data blocks. Returns the
     /// sequences of its entries.
     pub fn replay_span(
@@ -578,6 +586,15 @@ impl WriteLog {
         self.superblock.flags.get() & LOG_UNFLUSHED != 0
     }
 
+    /// Nothing goes to the device any more: what is in memory alone may be destaged from there, and counts as
+    /// durable once it is retired.
+    pub fn abandon(&mut self) {
+        self.flights.clear();
+        self.seal();
+        self.flights.clear();
+        self.durable = self.head;
+    }
+
     /// A superblock that says what the last one did, but for the mark.
     pub fn next_superblock(&mut self) -> (u64, Buf) {
         let sequence = self.superblock.sequence.get() + 1;
@@ -627,6 +644,9 @@ impl WriteLog {
         self.bytes_retired = last.bytes_end;
         let count = (last.end_sequence - self.first) as usize;
         self.first = last.end_sequence;
+        // Of a log that was abandoned, this is what makes it durable.
+        self.bytes_durable = self.bytes_durable.max(last.bytes_end);
+        self.durable_sequence = self.durable_sequence.max(last.end_sequence);
         self.entries.drain(..count)
     }
 
@@ -712,6 +732,11 @@ impl WriteLog {
     /// Position before which everything is durable.
     pub fn durable(&self) -> u64 {
         self.durable
+    }
+
+    /// Position after the last sealed span.
+    pub fn head(&self) -> u64 {
+        self.head
     }
 
     /// Blocks in the ring.

@@ -22,20 +22,24 @@ pub struct LogView {
     pub proof: bool,
 }
 
-fn superblock(disk: &Disk) -> Option<LogSuperblock> {
-    (0..2)
+/// The newest of those on the device, and of what is kept of the same log beside it.
+fn superblock(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogSuperblock> {
+    let found = (0..2)
         .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
-        .max_by_key(|superblock| superblock.sequence.get())
+        .max_by_key(|superblock| superblock.sequence.get())?;
+    let kept =
+        kept.filter(|kept| kept.log == found.log && kept.sequence.get() > found.sequence.get());
+    Some(kept.copied().unwrap_or(found))
 }
 
 /// Whether the image on `disk` says that the backend may hold writes past the log which are not flushed.
-pub fn is_marked(disk: &Disk) -> bool {
-    superblock(disk).is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
+pub fn is_marked(disk: &Disk, kept: Option<&LogSuperblock>) -> bool {
+    superblock(disk, kept).is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
 }
 
 /// Read the image on `disk`; `None` if no superblock is valid.
-pub fn read_log(disk: &Disk) -> Option<LogView> {
-    let superblock = superblock(disk)?;
+pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
+    let superblock = superblock(disk, kept)?;
     let ring = Ring::of(disk, &superblock);
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
     while let Some((_, span)) = ring.next(end, chain) {
@@ -251,7 +255,7 @@ mod tests {
             end: 4,
             proof: false,
         };
-        assert_eq!(read_log(&log()), Some(view));
+        assert_eq!(read_log(&log(), None), Some(view));
     }
 
     #[test]
@@ -260,7 +264,7 @@ mod tests {
             let mut disk = log();
             assert!(disk.rot(rotten, 3));
             assert_eq!(
-                read_log(&disk),
+                read_log(&disk, None),
                 Some(LogView {
                     end: 0,
                     proof: true
@@ -268,7 +272,7 @@ mod tests {
             );
             disk.heal();
             assert_eq!(
-                read_log(&disk),
+                read_log(&disk, None),
                 Some(LogView {
                     end: 4,
                     proof: false
@@ -278,7 +282,7 @@ mod tests {
         let mut disk = log();
         assert!(disk.rot(offset(3) + 5, 3));
         assert_eq!(
-            read_log(&disk),
+            read_log(&disk, None),
             Some(LogView {
                 end: 2,
                 proof: false
@@ -306,6 +310,6 @@ mod tests {
     fn log_view_needs_a_superblock() {
         let mut disk = log();
         assert!(disk.rot(50, 0));
-        assert_eq!(read_log(&disk), None);
+        assert_eq!(read_log(&disk, None), None);
     }
 }

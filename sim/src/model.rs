@@ -336,6 +336,13 @@ impl History {
         }
     }
 
+    /// Of the last epoch, what was promised has survived, and of the rest any part: nothing replays it.
+    pub fn mix(&mut self) {
+        if let Some(epoch) = self.epochs.last_mut() {
+            epoch.mixed = true;
+        }
+    }
+
     /// The evidence is gone with the data: no survival can be demanded of any past epoch, and what has
     /// survived is what is left of the log over a backend that was given half a generation of the rest.
     pub fn forgive(&mut self) {

@@ -85,6 +85,12 @@ pub enum Plant {
     HoardedPins,
     /// A warm-up leaves something out.
     ForgottenWarmUp,
+    /// A superblock is said to be kept beside the log's failed device, and is not.
+    LostKeeping,
+    /// It is said to be kept long before it is.
+    LateKeeping,
+    /// An opening does not look for a superblock beside the log's device.
+    StaleLog,
 }
 
 impl Plant {
@@ -112,6 +118,8 @@ impl Plant {
             | Self::ForgottenPin
             | Self::HoardedPins
             | Self::ForgottenWarmUp
+            | Self::LateKeeping
+            | Self::StaleLog
             | Self::HastySwitch
             | Self::IdleScrub
             | Self::ForcedDiscard
@@ -126,6 +134,7 @@ impl Plant {
             | Self::TornBackendWrite
             | Self::EarlyCommit
             | Self::EarlyDirectAck
+            | Self::LostKeeping
             | Self::StaleReply => 10,
             Self::CorruptReply
             | Self::ReplyTwice

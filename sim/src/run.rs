@@ -50,6 +50,9 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
+        Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
+            Scenario::draw_for_failed_logs(seed)
+        }
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         _ => Scenario::draw(seed),
     };

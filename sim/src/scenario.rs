@@ -5,7 +5,7 @@ use hdcs_core::codec::Method;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
-use hdcs_core::volume::{Discard, Persist, Policy, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
 use crate::content::{Content, mix};
@@ -36,6 +36,10 @@ pub struct Faults {
     pub log_read_one_in: u32,
     /// Bits of the logs rot.
     pub log_rot: bool,
+    /// A log's device dies, until the node starts again.
+    pub log_death: bool,
+    /// Superblocks that cannot be kept beside the log's device.
+    pub keep_one_in: u32,
     /// Cache device operations that fail.
     pub cache_one_in: u32,
     /// The cache device dies.
@@ -251,7 +255,45 @@ impl Scenario {
         }
         let random = &mut Rng::with_seed(mix(seed ^ mix(8)));
         scenario.warm_ups = random.u32(..3) == 0;
+        let random = &mut Rng::with_seed(mix(seed ^ mix(12)));
+        if random.u32(..4) == 0 {
+            scenario.fail_logs(random);
+        }
         scenario
+    }
+
+    /// A scenario of a seed in which a small hot volume goes on without a log whose device dies, and crashes
+    /// after that.
+    pub fn draw_for_failed_logs(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_cache(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults.backend_fence = false;
+        scenario.fail_logs(random);
+        scenario.faults.log_death = true;
+        scenario.faults.keep_one_in = 0;
+        scenario.shared_power = false;
+        let volume = &mut scenario.volumes[0];
+        volume.behaviour.read_percent = random.u32(5..30);
+        volume.config.log_failure = LogFailure::PassThrough;
+        volume.config.backend_atomic = false;
+        let ending = |random: &mut Rng| Ending::Kill(random.u64(200..4000));
+        scenario.endings = (0..5).map(|_| ending(random)).collect();
+        scenario
+    }
+
+    fn fail_logs(&mut self, random: &mut Rng) {
+        self.faults.log_death = random.u8(..4) > 0;
+        self.faults.keep_one_in = pick(random, &[0, 0, 0, 5]);
+        if random.u8(..3) == 0 {
+            self.faults.log_write_one_in = pick(random, &[50, 500]);
+        }
+        for volume in &mut self.volumes {
+            if random.u8(..8) > 0 {
+                volume.config.log_failure = LogFailure::PassThrough;
+            }
+        }
     }
 
     /// A scenario of a seed in which the volumes are clones.
@@ -508,6 +550,7 @@ impl Scenario {
             resident_bytes_max: 0,
             backend_extents: random.bool(),
             backend_atomic: false,
+            log_failure: LogFailure::ReadOnly,
             discard: Discard::Pass,
             backend_answer_max: Nanos(0),
         };

@@ -229,3 +229,27 @@ fn plant_of_a_scrub_that_looks_at_nothing_is_caught() {
 fn plant_of_a_discard_that_is_not_ignored_is_caught() {
     assert_caught(Plant::ForcedDiscard, &["backend-goes-back", "read-stale"]);
 }
+
+/// What a log that is replayed though it was given up shows.
+const GIVEN_UP_RULES: &[&str] = &[
+    "read-stale",
+    "backend-goes-back",
+    "backend-order",
+    "backend-incomplete",
+    "policy-flush",
+];
+
+#[test]
+fn plant_of_a_superblock_that_is_not_kept_is_caught() {
+    assert_caught(Plant::LostKeeping, GIVEN_UP_RULES);
+}
+
+#[test]
+fn plant_of_a_superblock_that_is_kept_late_is_caught() {
+    assert_caught(Plant::LateKeeping, GIVEN_UP_RULES);
+}
+
+#[test]
+fn plant_of_a_stale_log_is_caught() {
+    assert_caught(Plant::StaleLog, GIVEN_UP_RULES);
+}

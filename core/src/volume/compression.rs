@@ -18,7 +18,7 @@ use crate::destage::Stage;
 use crate::error::IoError;
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Action, Done, Nanos, SectorRange};
+use crate::io::{Done, Nanos, SectorRange};
 use crate::limits::{BLOCK_BYTES, LOG_PIECE_BYTES_MAX, LOG_PIECE_SAVING_DIVISOR, SECTOR_BYTES};
 use crate::packing::{Compressed, Stored};
 use crate::write_log::Entry;
@@ -189,20 +189,16 @@ impl Volume {
         let log = self.log();
         if self.writes_superblock()
             || self.log_failed
+            || self.log_is_given_up()
             || self.health.fenced
             || self.phase != Phase::Open
             || !log.should_declare_compression()
         {
             return;
         }
-        let (offset, block) = self.log_mut().next_superblock();
+        let superblock = self.log_mut().next_superblock();
         self.compression.declaring = true;
-        let token = self.token(Op::DeclaringSuperblock);
-        cx.actions.push(Action::LogWrite {
-            token,
-            offset,
-            data: Vec::from([block]),
-        });
+        self.write_superblock(Op::DeclaringSuperblock, superblock, cx);
     }
 
     pub(super) fn compression_declared(

@@ -23,6 +23,16 @@ pub enum WhenFull {
     Error,
 }
 
+/// What becomes of a volume whose log's device takes no writes any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFailure {
+    /// It refuses writes.
+    #[default]
+    ReadOnly,
+    /// What the log holds goes to the backend, and then what is written, past the log.
+    PassThrough,
+}
+
 /// What becomes of a discard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Discard {
@@ -78,6 +88,8 @@ pub struct VolumeConfig {
     pub codec: &'static dyn Codec,
     /// What a write gets when nothing can be taken.
     pub when_full: WhenFull,
+    /// What becomes of it when its log's device takes no writes any more.
+    pub log_failure: LogFailure,
     /// What becomes of a discard.
     pub discard: Discard,
     /// Most bytes acknowledged but not durable, under persist-on-flush.

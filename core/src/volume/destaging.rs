@@ -83,6 +83,7 @@ impl Volume {
         if let Stage::Retiring(_) = self.destage.stage() {
             self.retire_some(now, cx);
         }
+        self.watch_failed_log(cx);
         // Between two generations it is decided whether the next one is the last of a drain.
         self.switch_path();
         if self.log_corrupt || self.health.fenced {
@@ -153,7 +154,8 @@ impl Volume {
 
     /// Whether nothing is taken up any more: it is closing, and its log stays as it is.
     fn gives_up_destage(&self) -> bool {
-        self.close == Some(false) || self.log_failed && self.close.is_some()
+        let stays = self.close == Some(false) && !self.is_emptying_failed_log();
+        stays || self.log_failed && self.close.is_some()
     }
 
     /// Whether a generation should be taken up now.
@@ -329,9 +331,11 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let data = match result {
-            Ok(Done::Read(data)) => Some(data.freeze()),
-            _ => None,
+        let data = if let Ok(Done::Read(data)) = result {
+            Some(data.freeze())
+        } else {
+            self.failed_log_is_unreadable(cx);
+            None
         };
         for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
             let Part { range, sequence } = self.destage.plan().items[item].parts[part];
@@ -446,7 +450,10 @@ impl Volume {
             (Ok(Done::Read(data)), Some(packed)) => {
                 self.unpacked_in_place(&packed, range, position, data)
             }
-            _ => None,
+            _ => {
+                self.failed_log_is_unreadable(cx);
+                None
+            }
         };
         self.part_was_read(now, item, part, (read, false), cx);
     }
@@ -538,14 +545,11 @@ impl Volume {
     fn commit(&mut self, cx: &mut Context<'_>) {
         let tail = self.log().tail_after(self.destage.plan().spans);
         self.keep_mark();
-        let (offset, block) = self.log_mut().superblock_for(&tail, false);
+        let is_last = tail.position == self.log().head();
+        let ends = self.log_is_given_up() && is_last;
+        let superblock = self.log_mut().superblock_for(&tail, ends);
         self.destage.committing();
-        let token = self.token(Op::Superblock);
-        cx.actions.push(Action::LogWrite {
-            token,
-            offset,
-            data: Vec::from([block]),
-        });
+        self.write_superblock(Op::Superblock, superblock, cx);
     }
 
     pub(super) fn superblock_written(
@@ -554,10 +558,13 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         if result.is_err() {
-            // The device may hold either tail: nothing may be retired any more.
-            return self.fail_log(cx);
+            // The device may hold either tail: nothing may be retired before one is known to be durable.
+            if self.superblock_failed(cx) {
+                self.commit(cx);
+            }
+            return;
         }
-        self.log_mut().superblock_written();
+        self.superblock_ended();
         self.destage.committed();
     }
 
@@ -586,6 +593,9 @@ impl Volume {
         if let Some(plan) = self.destage.retired(now, spans, log) {
             self.destaging.chunks.clear();
             self.stats.coalesced_bytes += plan.coalesced_bytes();
+        }
+        if self.log_is_given_up() {
+            self.answer_durable(cx);
         }
     }
 

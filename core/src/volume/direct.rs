@@ -282,7 +282,10 @@ impl Volume {
             }
             Path::Returning => 1,
             Path::Logged => u64::from(self.config.policy.is_direct()),
-            Path::Direct => u64::from(self.config.policy == Policy::WriteBack),
+            Path::Direct => {
+                let returns = self.config.policy == Policy::WriteBack && !self.log_is_given_up();
+                u64::from(returns)
+            }
         }
     }
 
@@ -290,6 +293,8 @@ impl Volume {
     pub(super) fn policy_changed(&mut self, cx: &mut Context<'_>) {
         if self.config.policy.is_direct() {
             self.direct.policy = self.config.policy;
+        } else if self.log_is_given_up() {
+            self.direct.policy = Policy::WriteThrough;
         }
         if self.config.policy == Policy::ReadOnly {
             self.refuse_waiting_writes(RequestError::Policy, cx);
@@ -313,9 +318,17 @@ impl Volume {
         self.switch_path();
     }
 
+    /// The log's device has failed: once the log is empty, writes go past it, as under write-through.
+    pub(super) fn leave_write_back(&mut self) {
+        if !self.config.policy.is_direct() {
+            self.direct.policy = Policy::WriteThrough;
+        }
+        self.switch_path();
+    }
+
     /// Take the next steps towards the policy of the configuration.
     pub(super) fn switch_path(&mut self) {
-        let wants_direct = self.config.policy.is_direct();
+        let wants_direct = self.config.policy.is_direct() || self.log_is_given_up();
         if let Path::Logged = self.direct.path
             && wants_direct
         {
@@ -355,7 +368,8 @@ impl Volume {
     fn drain(&mut self, mut drain: Drain) {
         let log = self.log();
         let idle = self.destage.stage() == Stage::Idle;
-        if idle && log.spans().is_empty() && log.open_since().is_none() {
+        let is_empty = log.spans().is_empty() && log.open_since().is_none();
+        if idle && is_empty {
             self.direct.path = Path::Direct;
             return;
         }
@@ -395,6 +409,7 @@ impl Volume {
             && (log.flights() > 0 || log.open_since().is_some())
             && self.drains()
             && !self.log_failed
+            && !self.log_is_given_up()
     }
 
     /// So many blocks were admitted to the log.
@@ -469,13 +484,8 @@ impl Volume {
         }
         self.direct.mark = Mark::Writing;
         self.log_mut().mark_unflushed(true);
-        let (offset, block) = self.log_mut().next_superblock();
-        let token = self.token(Op::DirectMark);
-        cx.actions.push(Action::LogWrite {
-            token,
-            offset,
-            data: Vec::from([block]),
-        });
+        let superblock = self.log_mut().next_superblock();
+        self.write_superblock(Op::DirectMark, superblock, cx);
     }
 
     /// Whether that is being written.
@@ -490,11 +500,15 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         if result.is_ok() {
-            self.log_mut().superblock_written();
+            self.superblock_ended();
             self.direct.mark = Mark::Set;
             return;
         }
-        self.fail_log(cx);
+        if self.superblock_failed(cx) {
+            // The writes wait until it can be kept.
+            self.direct.mark = Mark::Unset;
+            return;
+        }
         self.refuse_direct(RequestError::ReadOnly, cx);
     }
 
@@ -565,7 +579,12 @@ impl Volume {
             return;
         };
         self.stats.direct_bytes += write.range.bytes() as u64;
-        if self.config.policy != Policy::WriteThrough {
+        let policy = if self.log_is_given_up() {
+            self.direct.policy
+        } else {
+            self.config.policy
+        };
+        if policy != Policy::WriteThrough {
             return;
         }
         for block in whole_blocks_of(write.range) {

@@ -40,6 +40,10 @@ pub enum Trouble {
     LogCorrupt,
     /// A log write failed.
     LogFailed,
+    /// The log's device failed: what it holds is on its way to the backend, and writes wait.
+    LogEmptying,
+    /// The log's device failed: the volume goes on without it.
+    LogGivenUp,
     /// The backend has not answered for too long.
     BackendSilent,
     /// The backend does not take what is written.
@@ -226,15 +230,19 @@ impl Volume {
             Some((Trouble::Fenced, None))
         } else if self.log_corrupt {
             Some((Trouble::LogCorrupt, None))
-        } else if self.log_failed {
+        } else if self.refuses_writes() {
             Some((Trouble::LogFailed, None))
+        } else if self.is_emptying_failed_log() {
+            Some((Trouble::LogEmptying, None))
         } else if let Some(since) = health.silent {
             Some((Trouble::BackendSilent, Some(since)))
         } else if let Some(failing) = health.writes {
             Some((Trouble::BackendWrites(failing.error), Some(failing.since)))
-        } else {
-            let failing = health.reads?;
+        } else if let Some(failing) = health.reads {
             Some((Trouble::BackendReads(failing.error), Some(failing.since)))
+        } else {
+            self.log_is_given_up()
+                .then_some((Trouble::LogGivenUp, None))
         }
     }
 
@@ -264,9 +272,13 @@ impl Volume {
             Some(Trouble::Fenced) => State::Error,
             Some(Trouble::LogCorrupt) => State::Inconsistent,
             Some(Trouble::LogFailed) => State::ReadOnly,
-            Some(Trouble::BackendSilent | Trouble::BackendWrites(_) | Trouble::BackendReads(_)) => {
-                State::Degraded
-            }
+            Some(
+                Trouble::LogEmptying
+                | Trouble::LogGivenUp
+                | Trouble::BackendSilent
+                | Trouble::BackendWrites(_)
+                | Trouble::BackendReads(_),
+            ) => State::Degraded,
         }
     }
 }

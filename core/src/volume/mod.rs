@@ -16,15 +16,17 @@
 //! 6. Once the backend has said that another owner has it, nothing more is asked of it, nothing is
 //!    answered but that, and the log's tail stays where it is.
 //!
-//! A failed log write latches: writes are refused, reads and destage of what is durable go on.
+//! A failed log write latches: writes are refused, reads and destage of what is durable go on; or, if so
+//! configured, the log is given up and writes go past it.
 //! A backend that does not answer is waited for, and shows; a cache device that does not answer is
 //! waited for no longer than the cache allows, and then read around.
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
-//! past the log, and the way there and back), `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`,
-//! `destaging` (the backend side), `heat` (what the cache knows of it), `inherited` (what is cached under the number of an origin), `health` (what is wrong,
+//! past the log, and the way there and back), `failed_log` (going on without the log), `read` (lookup, fetches),
+//! `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side), `heat` (what the cache knows of it),
+//! `inherited` (what is cached under the number of an origin), `health` (what is wrong,
 //! and since when), `scrub` (verifying what lies on the node's devices).
 
 mod compression;
@@ -32,6 +34,7 @@ mod config;
 mod destaging;
 mod direct;
 mod extents;
+mod failed_log;
 mod filling;
 mod health;
 mod heat;
@@ -45,7 +48,7 @@ mod write;
 
 use compression::{Compression, Packed};
 
-pub use config::{Discard, Persist, Policy, VolumeConfig, WhenFull};
+pub use config::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
 pub use inherited::Inherited;
 pub use stats::VolumeStats;
@@ -61,6 +64,7 @@ use crate::buf::Pool;
 use crate::destage::{Destage, Stage};
 use crate::error::{IoError, OpenError, RequestError};
 use crate::extent_index::{ExtentIndex, Sequence};
+use crate::format::LogSuperblock;
 use crate::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
@@ -250,6 +254,7 @@ pub struct Volume {
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
     direct: direct::Direct,
+    failed_log: failed_log::FailedLog,
     compression: Compression,
     filling: filling::Filling,
     reads: read::Reads,
@@ -294,6 +299,7 @@ impl Volume {
             early: VecDeque::new(),
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
+            failed_log: failed_log::FailedLog::default(),
             compression: Compression::default(),
             filling: filling::Filling::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
@@ -313,6 +319,14 @@ impl Volume {
         };
         volume.read_log_ahead(cx);
         volume
+    }
+
+    /// What was kept of the log's superblock beside its device, if anything was: to be said at once after
+    /// [`Self::open`].
+    pub fn keep_superblock(&mut self, superblock: LogSuperblock) {
+        if let Some(replay) = &mut self.replay {
+            replay.keep(superblock);
+        }
     }
 
     /// Take one event; push what follows from it.
@@ -506,6 +520,7 @@ impl Volume {
                 next,
             } => self.scrubbed_cache(id, permission, next, result, cx),
             Op::ClosingSuperblock => {
+                self.superblock_ended();
                 self.log_failed |= result.is_err();
                 self.phase = Phase::Closed;
             }
@@ -716,6 +731,9 @@ impl Volume {
         if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
             return;
         }
+        if self.is_emptying_failed_log() && !stuck {
+            return;
+        }
         if self.log_failed {
             self.phase = Phase::Closed;
             return;
@@ -734,14 +752,9 @@ impl Volume {
         );
         let tail = self.log().tail_after(0);
         self.keep_mark();
-        let (offset, block) = self.log_mut().superblock_for(&tail, true);
+        let superblock = self.log_mut().superblock_for(&tail, true);
         self.closing_superblock = true;
-        let token = self.token(Op::ClosingSuperblock);
-        cx.actions.push(Action::LogWrite {
-            token,
-            offset,
-            data: Vec::from([block]),
-        });
+        self.write_superblock(Op::ClosingSuperblock, superblock, cx);
     }
 
     /// Take the new size, unless what is dirty lies beyond it.

@@ -242,7 +242,7 @@ impl Volume {
     /// Under persist-on-write, the sequence after the last write in `range` that is not durable.
     fn undurable_in(&self, range: SectorRange) -> Option<Sequence> {
         let durable = self.log().durable_sequence();
-        if self.log_failed || !self.is_on_write() || durable == self.log().next_sequence() {
+        if self.refuses_writes() || !self.is_on_write() || durable == self.log().next_sequence() {
             return None;
         }
         let last = self

@@ -89,6 +89,9 @@ impl Volume {
         tries: u8,
         cx: &mut Context<'_>,
     ) {
+        if self.log_is_given_up() {
+            return self.end_scrub(id, cx);
+        }
         let end = end.min(self.log().durable());
         let Some(mut piece) = self.log_piece(id, position, end) else {
             return self.end_scrub(id, cx);
@@ -257,7 +260,8 @@ impl Volume {
         let start = (at - entry.position) as usize * BLOCK_BYTES;
         let end = start + (bad.end - bad.start) as usize * BLOCK_BYTES;
         let data = held.slice(start..end);
-        (!self.log_failed && self.blocks_match(&data, at)).then_some(data)
+        let may_write = !self.log_failed && !self.log_is_given_up();
+        (may_write && self.blocks_match(&data, at)).then_some(data)
     }
 
     /// Bad blocks were written again. The next piece is the same once more: it says whether that helped.

@@ -84,7 +84,7 @@ impl Volume {
         request: Request,
         cx: &mut Context<'_>,
     ) {
-        if self.log_failed {
+        if self.refuses_writes() {
             return self.reply(id, Kind::Other, Err(RequestError::ReadOnly), cx);
         }
         if self.config.policy == Policy::ReadOnly {
@@ -149,6 +149,9 @@ impl Volume {
             Request::Write { range, .. } => range.block_count(),
             _ => 0,
         };
+        if self.log_is_given_up() {
+            return Admission::Full;
+        }
         if self.is_held_back(1 + data_blocks) {
             return Admission::Blocked;
         }
@@ -286,7 +289,7 @@ impl Volume {
     }
 
     pub(super) fn flush(&mut self, id: RequestId, cx: &mut Context<'_>) {
-        if self.log_failed {
+        if self.refuses_writes() {
             return self.reply(id, Kind::Flush, Err(RequestError::ReadOnly), cx);
         }
         let appended = self.log().bytes().appended;
@@ -333,7 +336,7 @@ impl Volume {
 
     /// Seal and write spans as the policy of group commit says.
     pub(super) fn write_spans(&mut self, now: Nanos, cx: &mut Context<'_>) {
-        if self.log_failed {
+        if self.log_failed || self.log_is_given_up() {
             return;
         }
         if self.should_seal(now) {
@@ -411,9 +414,15 @@ impl Volume {
         if result.is_err() {
             return self.fail_log(cx);
         }
-        if self.log_failed || !self.log_mut().span_written(end) {
+        if self.log_failed || self.log_is_given_up() || !self.log_mut().span_written(end) {
             return;
         }
+        self.answer_durable(cx);
+        self.trim_resident(self.config.resident_bytes_max);
+    }
+
+    /// Answer what waited for what is durable now.
+    pub(super) fn answer_durable(&mut self, cx: &mut Context<'_>) {
         let durable = self.log().durable_sequence();
         while let Some(waiter) = self
             .writes
@@ -422,13 +431,27 @@ impl Volume {
         {
             self.reply(waiter.id, waiter.kind, Ok(Reply::Done), cx);
         }
-        self.trim_resident(self.config.resident_bytes_max);
         self.wake_durable_reads(durable, cx);
     }
 
-    /// What the log holds from here on is unknown: refuse every write until it is reopened.
+    /// A write to the log's device has failed: what it holds from here on is unknown.
     pub(super) fn fail_log(&mut self, cx: &mut Context<'_>) {
+        if !self.begin_giving_up_log() {
+            self.fail_writes(cx);
+        }
+    }
+
+    /// Refuse every write until the volume is reopened.
+    pub(super) fn fail_writes(&mut self, cx: &mut Context<'_>) {
         self.log_failed = true;
+        self.refuse_what_waits(cx);
+        if self.log_is_given_up() {
+            self.refuse_direct(RequestError::ReadOnly, cx);
+        }
+    }
+
+    /// Refuse what waits for the log.
+    pub(super) fn refuse_what_waits(&mut self, cx: &mut Context<'_>) {
         self.refuse_acknowledgements(RequestError::Io, cx);
         self.refuse_waiting_writes(RequestError::ReadOnly, cx);
         // What these reads wait for will not become durable; memory has it.
@@ -480,7 +503,7 @@ impl Volume {
 
     pub(super) fn write_wakeup(&self) -> Option<Nanos> {
         let log = self.log();
-        if self.log_failed {
+        if self.log_failed || self.log_is_given_up() {
             return None;
         }
         let lazy = log

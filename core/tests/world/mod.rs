@@ -63,6 +63,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         resident_bytes_max: 1 << 20,
         backend_extents: false,
         backend_atomic: false,
+        log_failure: hdcs_core::volume::LogFailure::ReadOnly,
         discard: hdcs_core::volume::Discard::Pass,
         backend_answer_max: Nanos::from_millis(5_000),
     }

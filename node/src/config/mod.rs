@@ -18,7 +18,7 @@ use hdcs_core::codec::Method;
 use hdcs_core::limits::{
     CACHE_BYTES_MAX, CACHE_BYTES_MIN, CACHE_PIN_RATIO_MAX, LOG_BYTES_MAX, LOG_BYTES_MIN,
 };
-use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
+use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
 use value::{LineKib, Listen, Setting, Switch, Value};
@@ -234,6 +234,9 @@ settings! {
     compression: Option<Method> = None, ();
     /// What a write gets when the log is full and the backend takes no data.
     when_full: WhenFull = WhenFull::Wait, ();
+    /// What becomes of the volume when its log's device takes no writes any more: it refuses writes; or what the log holds is
+    /// written to the backend, and from then on what clients write, which the backend acknowledges.
+    log_failure: LogFailure = LogFailure::ReadOnly, ();
     /// What becomes of a client's discard (trim): pass it to the backend, which gives the space back, or acknowledge and
     /// ignore it. NBD clients are not offered trim while it is ignored.
     discard: Discard = Discard::Pass, ();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hdcs_core::codec::Method;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
-use hdcs_core::volume::{Discard, Persist, Policy, WhenFull};
+use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -176,6 +176,13 @@ impl Word for Switch {
     const WORDS: &'static [(&'static str, Self)] = &[("off", Self::Off), ("on", Self::On)];
 }
 
+impl Word for LogFailure {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("read-only", Self::ReadOnly),
+        ("pass-through", Self::PassThrough),
+    ];
+}
+
 impl Word for Discard {
     const WORDS: &'static [(&'static str, Self)] =
         &[("pass", Self::Pass), ("ignore", Self::Ignore)];
@@ -218,6 +225,7 @@ word_setting!(Persist);
 word_setting!(Policy);
 word_setting!(Option<Method>);
 word_setting!(WhenFull);
+word_setting!(LogFailure);
 word_setting!(Discard);
 word_setting!(Switch);
 word_setting!(Option<Durability>);

@@ -5,7 +5,7 @@ use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::qos::QosStats;
 use hdcs_core::read_cache::{CacheStats, SsdFailure, SsdState};
-use hdcs_core::volume::{Phase, State, Trouble, VolumeStats};
+use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::api::{
@@ -168,9 +168,24 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              write log keeps {} bytes that the backend does not have",
             report.stats.dirty_bytes
         ),
+        Trouble::LogFailed if report.config.log_failure == LogFailure::PassThrough => format!(
+            "write log: its device failed {time} ago, and what it holds cannot be read from it, or that the backend \
+             has it cannot be recorded (the log says which): writes are refused; put the device right and restart \
+             the daemon"
+        ),
         Trouble::LogFailed => format!(
             "write log: a write to its device failed {time} ago: reads and destage go on; put the \
              device right and restart the daemon"
+        ),
+        Trouble::LogEmptying => format!(
+            "write log: a write to its device failed {time} ago: {} bytes are on their way to the backend, and \
+             writes wait for that",
+            report.stats.dirty_bytes
+        ),
+        Trouble::LogGivenUp => format!(
+            "write log: a write to its device failed {time} ago: nothing is lost, and writes go to the backend \
+             (log_failure is {}); put the device right, or give it another, and restart the daemon",
+            report.config.log_failure.word()
         ),
         Trouble::LogCorrupt => format!(
             "write log: dirty data in it was found corrupt {time} ago: destage has stopped before \

@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/lock             flock of the daemon; holds its process id
 //! DIR/node.json        identity and counters of the node
-//! DIR/volumes/NAME/    one directory per volume: volume.json, dirty.json, heat.map, log, data
+//! DIR/volumes/NAME/    one directory per volume: volume.json, dirty.json, heat.map, log, data, superblock
 //! DIR/volumes/.new-*   a volume that is being created; removed at the next start
 //! DIR/volumes/.gone-*  a volume that is being deleted; removed at the next start
 //! DIR/kept/            backing files that `volume delete --keep-data` kept
@@ -22,6 +22,7 @@
 
 pub mod dirty;
 pub mod heat;
+pub mod kept;
 pub mod sealed;
 
 use std::collections::BTreeMap;

@@ -141,7 +141,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     result
 }
 
-fn write_through(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
+pub(super) fn write_through(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = File::create(temporary)?;
     file.write_all(text)?;
     file.sync_all()?;
@@ -152,7 +152,7 @@ fn write_through(temporary: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
     sync_directory(parent.unwrap_or(Path::new(".")))
 }
 
-fn temporary_of(path: &Path) -> PathBuf {
+pub(super) fn temporary_of(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     path.with_file_name(name)

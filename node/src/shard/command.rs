@@ -1,5 +1,6 @@
 //! What the control plane asks of a shard, and what it gets back.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use hdcs_core::error::IoError;
 use hdcs_core::heat::Gathering;
+use hdcs_core::format::LogSuperblock;
 use hdcs_core::io::Nanos;
 use hdcs_core::io::SectorRange;
 use hdcs_core::objects::io::SnapshotError;
@@ -91,6 +93,14 @@ pub trait Admission: Send + Sync {
     fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure>;
     /// Log and backend are there: from now on the log may hold what the backend does not.
     fn begin(&self, log: LogIdentity) -> Result<(), OpenFailure>;
+    /// What is kept of the log's superblock beside its device.
+    fn kept(&self) -> Result<Option<LogSuperblock>, OpenFailure> {
+        Ok(None)
+    }
+    /// Keep one there, durably.
+    fn keep(&self, _block: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// The number in the read cache of the state that the volume began as, which has this name. None:
     /// it cannot be had.
     fn origin(&self, _name: &str) -> Option<u32> {

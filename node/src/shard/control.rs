@@ -47,6 +47,7 @@ const STOPPING: &str = "the node is stopping";
 struct Opened {
     log: Device,
     log_identity: LogIdentity,
+    kept: Option<LogSuperblock>,
     backend: backends::Prepared,
     inherited: Option<Inherited>,
     unlocked: Option<Unlocked>,
@@ -227,7 +228,7 @@ impl Shard {
             works.cache.set_cipher(inherited.origin(), cipher);
         }
         let flow = works.scheduler.add(works.now, spec.qos);
-        let (volume, actions) = works.open_volume(config, opened.inherited);
+        let (volume, actions) = works.open_volume(config, opened.inherited, opened.kept);
         let slot = works.volumes.insert(Served {
             name: spec.name,
             number,
@@ -245,6 +246,8 @@ impl Shard {
             listed: false,
             opening: Some(answer),
             log_identity: opened.log_identity,
+            admission: spec.admission,
+            log_given_up: false,
             closing: Vec::new(),
             resizing: None,
             keeping: None,
@@ -568,6 +571,7 @@ impl Works {
         &mut self,
         config: VolumeConfig,
         inherited: Option<Inherited>,
+        kept: Option<LogSuperblock>,
     ) -> (Volume, Vec<hdcs_core::io::Action>) {
         let mut actions = Vec::new();
         let mut context = Context {
@@ -578,6 +582,9 @@ impl Works {
         let mut volume = Volume::open(config, self.now, &mut context);
         if let Some(inherited) = inherited {
             volume.inherit(inherited);
+        }
+        if let Some(kept) = kept {
+            volume.keep_superblock(kept);
         }
         (volume, actions)
     }
@@ -765,6 +772,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         return Err(fail(OpenFailureKind::LogLost, &what));
     }
     let absent = spec.admission.found(log_identity).map_err(prefixed)?;
+    let kept = spec.admission.kept().map_err(prefixed)?;
     let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
     let home = spec.home.as_ref().map(|path| {
         let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
@@ -803,6 +811,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     Ok(Opened {
         log,
         log_identity,
+        kept,
         backend,
         inherited,
         unlocked,

@@ -1,6 +1,7 @@
 //! One open volume with its devices, as its shard keeps it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
@@ -10,7 +11,9 @@ use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
-use super::command::{Answer, KeepFailure, Left, LogIdentity, OpenFailure, OpenedAs, VolumeReport};
+use super::command::{
+    Admission, Answer, KeepFailure, Left, LogIdentity, OpenFailure, OpenedAs, VolumeReport,
+};
 use crate::backends::copying::Copying;
 use crate::backends::home::HomeBackend;
 use crate::backends::{Ask, Keep, Operation, Stack};
@@ -188,6 +191,10 @@ pub struct Served {
     pub opening: Option<Answer<OpenedAs, OpenFailure>>,
     /// Its log, as it was found.
     pub log_identity: LogIdentity,
+    /// Who keeps what its log's device does not take.
+    pub admission: Arc<dyn Admission>,
+    /// Whether it was said that its log is given up.
+    pub log_given_up: bool,
     /// Who waits for the close.
     pub closing: Vec<Answer<Option<Left>>>,
     /// The change of size under way.

@@ -302,6 +302,9 @@ impl Shard {
                 self.works.log_finished(slot, token, result);
                 self.release();
             }
+            (Owner::Volume(slot), Outcome::Job(JobOutput::Unit(result))) => {
+                self.works.superblock_kept(slot, token, result);
+            }
             (Owner::CacheOf(slot), Outcome::Device(result)) => {
                 let result = result.map_err(IoError::from);
                 let completion = Completion { token, result };

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::error::{IoError, RequestError};
@@ -18,8 +19,10 @@ use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use super::turn::NEVER;
 use crate::backends::{Ask, Operation, Port};
+use crate::device::Errno;
 use crate::device::file::Device;
 use crate::device::ring::{Outcome, Owner, Ring};
+use crate::device::worker::JobOutput;
 use crate::frontends::{Export, Host, VolumeNumber};
 
 /// A volume that has left its slot while the cache device owes it the end of reads. It takes them,
@@ -206,6 +209,25 @@ impl Works {
                 let ring = &mut self.ring;
                 return served.log.write_urgently(ring, owner, token, offset, data);
             }
+            Action::KeepSuperblock { token, block } => {
+                served.log_operations += 1;
+                if !std::mem::replace(&mut served.log_given_up, true) {
+                    tracing::warn!(
+                        volume = served.name,
+                        "a write to the device of its write log failed: what the log holds goes to the backend, and \
+                         then what clients write"
+                    );
+                }
+                let (admission, block) = (Arc::clone(&served.admission), block.to_vec());
+                let job = move || {
+                    let kept = admission.keep(&block).map_err(|error| {
+                        tracing::warn!("the superblock of a write log cannot be kept: {error}");
+                        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+                    });
+                    JobOutput::Unit(kept)
+                };
+                return self.ring.job(owner, token, Box::new(job));
+            }
             Action::CacheRead { token, offset, buf } => {
                 let device = self.cache_device.as_ref();
                 let device = device.expect("a cache without a device reads nothing from it");
@@ -278,6 +300,15 @@ impl Works {
                 self.write_ciphered(slot);
             }
         }
+        self.step(slot, Event::Completed(Completion { token, result }));
+    }
+
+    /// A superblock was kept beside a volume's log, or could not be.
+    pub fn superblock_kept(&mut self, slot: u32, token: Token, result: Result<(), Errno>) {
+        if let Some(served) = self.volumes.get_mut(slot) {
+            served.log_operations -= 1;
+        }
+        let result = result.map(|()| Done::Written).map_err(IoError::from);
         self.step(slot, Event::Completed(Completion { token, result }));
     }
 

@@ -66,6 +66,7 @@ pub fn config(number: u32) -> VolumeConfig {
         resident_bytes_max: 4 << 20,
         backend_extents: true,
         backend_atomic: false,
+        log_failure: hdcs_core::volume::LogFailure::ReadOnly,
         discard: hdcs_core::volume::Discard::Pass,
         backend_answer_max: Nanos::from_millis(5_000),
     }

@@ -342,6 +342,10 @@ impl World {
         let Some(volume) = self.volume(unit) else {
             return Ok(());
         };
+        if matches!(volume.trouble(), Some((Trouble::LogEmptying, _))) {
+            // It takes nothing any more, and what is written past it waits for the backend.
+            return Ok(());
+        }
         let stats = volume.stats(self.now);
         let free = stats.log_ring_blocks - stats.log_used_blocks;
         if free <= FREE_BLOCKS_WHEN_FULL_MAX {
@@ -374,7 +378,7 @@ impl World {
             RequestError::Io => {
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
-                let log = state.log_trouble || (state.log_rotten && open_failed);
+                let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
                 log || (!writes && backend_trouble) || past_log
             }
@@ -386,7 +390,7 @@ impl World {
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
                     && (backend_trouble || silent || state.log_rotten || state.log_trouble)
             }
-            RequestError::ReadOnly => state.log_trouble || state.log_rotten,
+            RequestError::ReadOnly => self.log_excuses(unit) || state.log_rotten,
             RequestError::Policy => {
                 let refused = state.read_only_since.is_some() || state.read_only_until >= since.0;
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Ignored);

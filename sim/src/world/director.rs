@@ -23,6 +23,7 @@ impl World {
         self.start_director();
         let unit = self.random.usize(..self.volumes());
         self.begin_scrub(unit);
+        self.log_dies(unit);
         if self.scenario.switches && self.random.u8(..4) == 0 {
             return self.switch_policy(unit);
         }
@@ -330,7 +331,7 @@ impl Io {
             | Self::BackendWrite { volume: unit, .. }
             | Self::BackendFlush(unit, _)
             | Self::BackendExtents(unit, _) => Some(*unit),
-            Self::DiskRead(..) | Self::DiskWrite { .. } => None,
+            Self::DiskRead(..) | Self::DiskWrite { .. } | Self::Keep(..) => None,
         }
     }
 }

@@ -47,7 +47,20 @@ impl World {
                 token,
                 offset,
                 data,
-            } => self.disk_write(owner, token, DiskId::Log(unit), offset, data, true),
+            } => {
+                self.check_log_is_used(unit)?;
+                self.disk_write(owner, token, DiskId::Log(unit), offset, data, true)
+            }
+            Action::KeepSuperblock { token, block } => {
+                self.begin(
+                    owner,
+                    token,
+                    Io::Keep(unit, block),
+                    "keep superblock",
+                    [0; 2],
+                );
+                Ok(())
+            }
             Action::CacheWrite {
                 token,
                 offset,
@@ -362,8 +375,10 @@ impl World {
         match io {
             Io::DiskRead(DiskId::Log(unit), ..) => {
                 let unit = &mut self.units[*unit];
-                let fails = fail(random, faults.log_read_one_in);
+                let dead = (unit.log_dead == Some(true)).then_some(IoError::Failed);
+                let fails = dead.or_else(|| fail(random, faults.log_read_one_in));
                 unit.log_trouble |= fails.is_some();
+                unit.log_stuck |= fails.is_some();
                 (unit.log_latency.draw(random), fails)
             }
             Io::DiskWrite {
@@ -371,8 +386,16 @@ impl World {
                 ..
             } => {
                 let unit = &mut self.units[*unit];
-                let fails = fail(random, faults.log_write_one_in);
+                let dead = unit.log_dead.map(|_| IoError::Failed);
+                let fails = dead.or_else(|| fail(random, faults.log_write_one_in));
                 unit.log_trouble |= fails.is_some();
+                (unit.log_latency.draw(random), fails)
+            }
+            Io::Keep(unit, _) => {
+                let unit = &mut self.units[*unit];
+                let fails = fail(random, faults.keep_one_in);
+                unit.log_trouble |= fails.is_some();
+                unit.log_stuck |= fails.is_some();
                 (unit.log_latency.draw(random), fails)
             }
             Io::DiskRead(DiskId::Cache, ..) | Io::DiskWrite { .. } => {
@@ -465,6 +488,7 @@ impl World {
                 self.backend_was_written(volume, op, offset, plant, fails)
             }
             Io::BackendFlush(unit, op) => self.backend_was_flushed(unit, op, fails),
+            Io::Keep(unit, block) => self.superblock_was_kept(unit, &block, fails),
             Io::BackendExtents(unit, range) => match fails {
                 Some(error) => Err(error),
                 None => Ok(Done::Extents(self.units[unit].backend.extents(range))),
@@ -517,7 +541,11 @@ impl World {
             DiskId::Cache => self.cache_writes.end(offset),
         }
         if let Some(error) = fails {
-            self.disk(disk).fail_write(op);
+            if self.reached_dead_log(disk) {
+                self.disk(disk).complete_write(op);
+            } else {
+                self.disk(disk).fail_write(op);
+            }
             return Err(error);
         }
         match plant {

@@ -41,6 +41,8 @@ impl World {
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
             self.set_policy_offline(unit);
+            self.units[unit].log_dead = None;
+            self.forget_kept(unit);
             self.units[unit].begin_opening();
             self.open(unit)?;
             self.repeat_flush(unit);
@@ -82,6 +84,9 @@ impl World {
         let mut volume = Volume::open(config, self.now, &mut cx);
         if let Some(inherited) = inherited {
             volume.inherit(inherited);
+        }
+        if let Some(kept) = self.units[unit].kept {
+            volume.keep_superblock(kept);
         }
         node.volumes.push(volume);
         self.perform_all(Owner::Volume(unit), actions)?;
@@ -255,8 +260,9 @@ impl World {
         state.settle_close(unit, false)?;
         state.part_from_backend();
         self.check_commits(unit)?;
+        self.units[unit].end_epoch();
+        self.forget_kept(unit);
         let state = &mut self.units[unit];
-        state.history.crash();
         state.begin_opening();
         let config = state.config.clone();
         let inherited = self.inherited(unit);
@@ -278,6 +284,9 @@ impl World {
         let mut volume = Volume::open(config, self.now, &mut cx);
         if let Some(inherited) = inherited {
             volume.inherit(inherited);
+        }
+        if let Some(kept) = self.units[unit].kept {
+            volume.keep_superblock(kept);
         }
         let husk = std::mem::replace(&mut node.volumes[unit], volume);
         if !husk.is_idle() {
@@ -366,6 +375,8 @@ impl World {
             if !state.backend.is_atomic() {
                 check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
             }
+            self.crash_keeping(unit);
+            let state = &mut self.units[unit];
             if power {
                 state.log.power_cut();
             } else {
@@ -438,7 +449,7 @@ impl World {
             unit.fence = Fence::default();
             let bound = unit.unpersisted_bytes_max + UNPERSISTED_SLACK_BYTES;
             unit.lost_bytes_max = (!unit.log_trouble && !unit.log_rotten).then_some(bound);
-            unit.history.crash();
+            unit.end_epoch();
         }
         check_bounds::check_pool_is_free(&self.pool)
     }
@@ -515,16 +526,18 @@ impl Unit {
     /// The volume is about to be opened.
     fn begin_opening(&mut self) {
         self.log_trouble = false;
+        self.log_stuck = false;
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;
         self.opened = false;
         self.refused = false;
         let log = &self.log;
-        self.rot = log.is_rotten().then(|| check_log::read_log(log)).flatten();
-        self.hidden = !log.is_rotten() && check_log::hides_compressed(log);
+        let kept = self.kept.as_ref();
+        self.rot = (log.is_rotten().then(|| check_log::read_log(log, kept))).flatten();
+        self.hidden = !log.is_rotten() && kept.is_none() && check_log::hides_compressed(log);
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;
-        self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log);
+        self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log, kept);
         self.read_only_until = 0;
         let read_only = self.config.policy == Policy::ReadOnly;
         self.read_only_since = read_only.then(|| self.history.tick());

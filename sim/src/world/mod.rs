@@ -10,7 +10,7 @@ use std::rc::Rc;
 use fastrand::Rng;
 use hdcs_core::buf::{Buf, BufMut, Pool};
 use hdcs_core::error::{IoError, OpenError, RequestError};
-use hdcs_core::format::LOG_HEADER_BLOCKS;
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::io::{
     Action, BlockKey, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange,
     Token,
@@ -97,6 +97,8 @@ enum Io {
     },
     BackendFlush(usize, OpId),
     BackendExtents(usize, SectorRange),
+    /// A superblock that is kept beside the log's device.
+    Keep(usize, Buf),
 }
 
 #[derive(Debug)]
@@ -114,6 +116,7 @@ enum Happening {
     /// A planted bug performs late what it said was done.
     LateDiskWrite(DiskId, OpId),
     LateBackendWrite(usize, OpId),
+    LateKeep(usize),
     Client(usize),
     /// Nothing; but the machines are polled.
     Tick,
@@ -173,6 +176,14 @@ struct Unit {
     log_latency: Latency,
     backend_latency: Latency,
     log_trouble: bool,
+    /// The log's device has died; whether nothing can be read from it either.
+    log_dead: Option<bool>,
+    /// A read of it has failed, or a superblock could not be kept: then nobody goes on without it.
+    log_stuck: bool,
+    /// What is kept of its superblock beside it.
+    kept: Option<LogSuperblock>,
+    /// What a planted bug keeps late.
+    kept_late: Option<LogSuperblock>,
     log_slow: bool,
     log_rotten: bool,
     /// What an independent reader made of a log with rot when its opening began.
@@ -279,6 +290,8 @@ pub struct Coverage {
     pub switches: u64,
     /// Writes that went past the log and were acknowledged.
     pub direct_writes: u64,
+    /// Superblocks that were kept beside logs whose devices had failed.
+    pub kept_superblocks: u64,
 }
 
 impl Coverage {
@@ -313,6 +326,7 @@ impl Coverage {
         self.shared_sectors += other.shared_sectors;
         self.switches += other.switches;
         self.direct_writes += other.direct_writes;
+        self.kept_superblocks += other.kept_superblocks;
     }
 }
 
@@ -325,7 +339,7 @@ impl std::fmt::Display for Coverage {
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
-              the log and {} writes there",
+              the log and {} writes there, {} superblocks beside logs",
             self.steps,
             self.replies,
             self.errors,
@@ -355,6 +369,7 @@ impl std::fmt::Display for Coverage {
             self.shared_sectors,
             self.switches,
             self.direct_writes,
+            self.kept_superblocks,
         )
     }
 }
@@ -436,6 +451,10 @@ impl World {
                     client_waits: false,
                     postponed: None,
                     log_trouble: false,
+                    log_dead: None,
+                    log_stuck: false,
+                    kept: None,
+                    kept_late: None,
                     log_rotten: false,
                     rot: None,
                     hidden: false,
@@ -578,6 +597,11 @@ impl World {
             Happening::Io(io) => self.complete(io),
             Happening::LateDiskWrite(disk, op) => {
                 self.disk(disk).complete_write(op);
+                Ok(())
+            }
+            Happening::LateKeep(unit) => {
+                let unit = &mut self.units[unit];
+                unit.kept = unit.kept_late.take().or(unit.kept);
                 Ok(())
             }
             Happening::LateBackendWrite(unit, op) => {
@@ -809,6 +833,7 @@ mod clones;
 mod director;
 mod effects;
 mod heat;
+mod failed_logs;
 mod lifecycle;
 mod pins;
 mod policies;

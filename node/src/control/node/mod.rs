@@ -260,6 +260,7 @@ impl Node {
             compression: settings.compression,
             codec: &CODECS,
             when_full: settings.when_full,
+            log_failure: settings.log_failure,
             discard: settings.discard,
             unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
             unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),

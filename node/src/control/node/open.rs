@@ -44,10 +44,10 @@ use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
 use crate::control::link::ask;
 use crate::data_dir::dirty::{self, DirtyRecord, Loss};
-use crate::data_dir::sealed;
+use crate::data_dir::{kept, sealed};
 use crate::frontends::VolumeNumber;
 use crate::inspect;
-use crate::shard::command::{Command, OpenFailure, OpenFailureKind, OpenedAs};
+use crate::shard::command::{Command, Left, OpenFailure, OpenFailureKind, OpenedAs};
 
 /// How long the start waits for volumes that are slow to open; they go on opening after it.
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -323,6 +323,21 @@ impl Node {
     pub(super) fn loss_of(&self, entry: &Entry) -> Loss {
         let directory = catalogue::directory(&self.layout(), &entry.name);
         let record = DirtyRecord::read(&directory, entry.uuid);
+        let kept = kept::read(&directory, entry.uuid).ok().flatten();
+        let is_empty = |record: &DirtyRecord| {
+            let same = kept.filter(|kept| kept.log.get() == record.log);
+            entry.home.is_none() && same.is_some_and(|kept| kept::is_empty(&kept))
+        };
+        let record = record.map(|record| {
+            if !is_empty(&record) {
+                return record;
+            }
+            // It was given up when its device failed, once the backend had everything.
+            record.closed(Left {
+                dirty_bytes: 0,
+                nothing: true,
+            })
+        });
         Loss::of(record, entry.dirty_bytes_max())
     }
 
@@ -515,6 +530,10 @@ impl Node {
             let (high, low) = Uuid::new_v4().as_u64_pair();
             let log = high ^ low;
             let mut first_block = CoreVolume::format_log(&config, log);
+            let directory = catalogue::directory(&layout, &new.name);
+            if let Some(kept) = kept::read(&directory, new.uuid).map_err(failed)? {
+                kept::carry_mark(&kept, &mut first_block);
+            }
             let mut objects = None;
             if let Some(encryption) = &new.encryption {
                 encryption.mark(&mut first_block);
@@ -539,7 +558,6 @@ impl Node {
                 }
                 return Err(error);
             }
-            let directory = catalogue::directory(&layout, &new.name);
             let until = Loss::of(
                 DirtyRecord::read(&directory, new.uuid),
                 old.dirty_bytes_max(),

@@ -7,17 +7,19 @@
 //! 2. Before a log takes a write, its record says that it is in use, or there is none.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use hdcs_core::format::LogSuperblock;
 use uuid::Uuid;
 
 use super::lock;
 use crate::backends::Absent;
 use crate::catalogue::{self, Entry};
 use crate::data_dir::dirty::{DirtyRecord, RECORD_FILE, unix_ms};
-use crate::data_dir::{DataDir, Layout};
+use crate::data_dir::{DataDir, Layout, kept};
 use crate::shard::command::{
     Admission, Left, LogIdentity, OpenFailure, OpenFailureKind, ShardReport, VolumeReport,
 };
@@ -196,6 +198,8 @@ pub(super) struct Gate {
 struct Passage {
     /// What the record was before the opening, once it was replaced.
     before: Option<DirtyRecord>,
+    /// The same of what is kept of the log's superblock.
+    kept: Option<LogSuperblock>,
     /// The opening has failed, or was given up.
     is_over: bool,
 }
@@ -220,6 +224,12 @@ impl Gate {
         passage.is_over = true;
         if let Some(before) = passage.before.take() {
             write(&before, &self.directory);
+        }
+        if let Some(kept) = passage.kept.take()
+            && let Err(error) = kept::write_superblock(&self.directory, &kept)
+        {
+            // It says less than before, and nothing wrong.
+            tracing::warn!("what is kept of a write log is not restored: {error}");
         }
     }
 
@@ -258,6 +268,21 @@ impl Admission for Gate {
     fn begin(&self, log: LogIdentity) -> Result<(), OpenFailure> {
         let mut passage = lock(&self.passage);
         Self::check_wanted(&passage)?;
+        if let Some(kept) = self.kept()?.filter(kept::is_empty) {
+            kept::write_superblock(&self.directory, &kept::claims_no_more(&kept)).map_err(
+                |error| {
+                    let path = kept::file(&self.directory);
+                    OpenFailure::new(
+                        OpenFailureKind::Refused,
+                        format!(
+                            "cannot record that its log is in use: {}: {error}",
+                            path.display()
+                        ),
+                    )
+                },
+            )?;
+            passage.kept = Some(kept);
+        }
         let before = self.record();
         let begun = DirtyRecord::begun(before.as_ref(), self.volume, log);
         passage.before = before;
@@ -275,6 +300,19 @@ impl Admission for Gate {
                 ),
             )
         })
+    }
+
+    fn kept(&self) -> Result<Option<LogSuperblock>, OpenFailure> {
+        kept::read(&self.directory, self.volume)
+            .map_err(|why| OpenFailure::new(OpenFailureKind::Refused, why))
+    }
+
+    fn keep(&self, block: &[u8]) -> io::Result<()> {
+        // In what directory it would be by now, nobody knows.
+        if lock(&self.passage).is_over {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        kept::write(&self.directory, block)
     }
 
     fn origin(&self, name: &str) -> Option<u32> {

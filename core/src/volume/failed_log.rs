@@ -1,0 +1,139 @@
+//! Going on without the log once its device takes no writes any more, if the volume is configured so.
+//!
+//! ```text
+//!  Whole ──a write of it fails──► Emptying ──everything is retired──► writes go past the log
+//!                                    └── a superblock cannot be kept, or the volume closes ──► writes are refused
+//! ```
+//!
+//! The log is given up, its superblock is not: that is kept in another place from then on, which every opening
+//! looks into.
+//!
+//! Invariants:
+//! 1. From the failure on nothing is written to the log's device. Superblocks are kept beside it; the one with the
+//!    higher sequence counts, wherever it is.
+//! 2. What the log holds goes to the backend from the device and from memory, generation by generation, and the tail
+//!    is kept durably after each: a replay of the device, if it comes back, takes nothing back in the backend.
+//! 3. Writes go past the log only after the tail is kept durably that lies behind everything that the device can
+//!    have. So nothing of it is ever replayed over them, however old or new it is.
+//! 4. What waited for the log to be durable is answered once it is durable in the backend.
+//!
+//! Failure: dirty data that is only on the device and cannot be read is tried again, and writes are refused until
+//! it could be. A superblock that cannot be kept ends it: the volume is read-only.
+
+use alloc::vec::Vec;
+
+use super::{Action, Context, LogFailure, Op, Phase, Volume};
+use crate::buf::Buf;
+use crate::error::RequestError;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct FailedLog {
+    given_up: bool,
+    /// A superblock is being kept beside the device.
+    keeping: bool,
+    /// Dirty data could not be read back from the device.
+    unreadable: bool,
+}
+
+impl Volume {
+    /// Whether the log's device failed and the volume goes on without it, or is about to.
+    pub(super) fn log_is_given_up(&self) -> bool {
+        self.failed_log.given_up
+    }
+
+    /// Whether what a failed log has is still on its way to the backend.
+    pub(super) fn is_emptying_failed_log(&self) -> bool {
+        self.failed_log.given_up && !self.direct.is_direct()
+    }
+
+    /// Whether nothing can be written, for the log's sake.
+    pub(super) fn refuses_writes(&self) -> bool {
+        self.log_failed || self.failed_log.unreadable
+    }
+
+    /// A write to the log's device has failed. Returns whether the volume can go on without it.
+    pub(super) fn begin_giving_up_log(&mut self) -> bool {
+        if self.log_failed || self.log_is_given_up() {
+            return !self.log_failed;
+        }
+        if self.config.log_failure != LogFailure::PassThrough || self.phase != Phase::Open {
+            return false;
+        }
+        self.failed_log.given_up = true;
+        self.log_mut().abandon();
+        self.leave_write_back();
+        true
+    }
+
+    /// At every poll: look whether what the log holds can still get to the backend.
+    pub(super) fn watch_failed_log(&mut self, cx: &mut Context<'_>) {
+        if !self.is_emptying_failed_log() {
+            self.failed_log.unreadable = false;
+            return;
+        }
+        if self.log_failed || self.health.fenced {
+            return;
+        }
+        if self.log_corrupt {
+            self.failed_log_is_unreadable(cx);
+        }
+        let ends = match self.close {
+            None => false,
+            Some(true) => self.refuses_writes(),
+            Some(false) => self.refuses_writes() || self.backend_takes_nothing(),
+        };
+        if ends {
+            self.fail_writes(cx);
+        }
+    }
+
+    /// Dirty data could not be read from the device, perhaps only for now.
+    pub(super) fn failed_log_is_unreadable(&mut self, cx: &mut Context<'_>) {
+        if !self.is_emptying_failed_log() || self.failed_log.unreadable {
+            return;
+        }
+        self.failed_log.unreadable = true;
+        self.refuse_what_waits(cx);
+        self.refuse_direct(RequestError::ReadOnly, cx);
+    }
+
+    // Superblocks.
+
+    /// Have a superblock made durable: on the log's device, or once that has failed beside it.
+    pub(super) fn write_superblock(
+        &mut self,
+        op: Op,
+        (offset, block): (u64, Buf),
+        cx: &mut Context<'_>,
+    ) {
+        let token = self.token(op);
+        self.failed_log.keeping = self.log_is_given_up();
+        cx.actions.push(if self.failed_log.keeping {
+            Action::KeepSuperblock { token, block }
+        } else {
+            Action::LogWrite {
+                token,
+                offset,
+                data: Vec::from([block]),
+            }
+        });
+    }
+
+    /// A superblock is durable.
+    pub(super) fn superblock_ended(&mut self) {
+        if !core::mem::take(&mut self.failed_log.keeping) {
+            self.log_mut().superblock_written();
+        }
+    }
+
+    /// A superblock could not be made durable. Returns whether the next one can be kept beside the device.
+    pub(super) fn superblock_failed(&mut self, cx: &mut Context<'_>) -> bool {
+        if core::mem::take(&mut self.failed_log.keeping) {
+            self.fail_writes(cx);
+        } else {
+            self.fail_log(cx);
+        }
+        !self.log_failed
+    }
+}
