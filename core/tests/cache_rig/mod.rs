@@ -1,11 +1,18 @@
 //! A read cache without a DRAM tier, over a device that does what it is told at once.
 
+#[path = "../world/lz4.rs"]
+mod lz4;
+
 use std::rc::Rc;
 
-use hdcs_core::buf::{Buf, Pool};
+use hdcs_core::buf::Pool;
+use hdcs_core::codec::Method;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
+use hdcs_core::read_cache::{
+    CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdTaken,
+};
+pub use lz4::Lz4;
 
 /// Blocks of one line.
 pub const LINE_BLOCKS: usize = 4;
@@ -38,7 +45,8 @@ impl Rig {
         };
         let pool = Pool::new(16 << 20);
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        let mut cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        cache.set_codec(&Lz4);
         let mut rig = Self {
             pool,
             cache,
@@ -106,15 +114,38 @@ impl Rig {
         self.actions.clear();
         let pool = Rc::clone(&self.pool);
         self.cache = ReadCache::new(self.config.clone(), Nanos(0), pool, &mut self.actions);
+        self.cache.set_codec(&Lz4);
         self.run();
         assert!(self.cache.is_ready());
     }
 
-    /// A line in a buffer.
-    pub fn line(&self, bytes: &[u8]) -> Buf {
+    /// Fill a line, compressed by a method if there is one.
+    pub fn fill(
+        &mut self,
+        volume: u32,
+        line: u64,
+        bytes: &[u8],
+        method: Option<Method>,
+    ) -> SsdTaken {
         let mut data = self.pool.alloc(LINE_BYTES).expect("memory for a line");
         data.copy_from_slice(bytes);
-        data.freeze()
+        let taken = (self.cache).fill_compressed(key(volume, line), &data.freeze(), method);
+        self.run();
+        taken
+    }
+
+    /// What a block and those behind it in what is read for it are; `None` if it is not there, `Err` if it is damaged.
+    pub fn read(&mut self, volume: u32, line: u64, block: u64) -> Option<Result<Vec<u8>, Corrupt>> {
+        match self.cache.lookup(BlockKey(key(volume, line).0 + block)) {
+            Lookup::Miss => None,
+            Lookup::Dram(data) => Some(Ok(data.to_vec())),
+            Lookup::Ssd(read) => {
+                let at = read.offset as usize;
+                let mut data = self.medium[at..at + read.bytes].to_vec();
+                let plain = self.cache.finish_ssd_read(read, Some(&mut data));
+                Some(plain.map(<[u8]>::to_vec))
+            }
+        }
     }
 }
 
