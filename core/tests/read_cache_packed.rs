@@ -260,6 +260,25 @@ fn packed_lines_outlive_the_eviction_of_their_segment() {
     assert_eq!(rig.cache.stats().corrupt_blocks, 0);
 }
 
+/// A segment may be full of lines long before it is full of blocks: emptying one of those makes no room either.
+#[test]
+fn packed_lines_that_are_pinned_are_not_written_for_ever() {
+    let mut rig = Rig::new(REGION);
+    let lines = rig.cache.stats().ssd_lines;
+    let pinned = lines * 45 / 100;
+    rig.cache.pin(1, None, &[(0, pinned * 4)]).unwrap();
+    for number in 0..pinned {
+        rig.fill(1, number, &line(number, 0), LZ4);
+    }
+    for number in 10_000..10_000 + 2 * lines {
+        rig.fill(1, number, &line(number, 4), LZ4);
+    }
+    assert_eq!(present(&rig, pinned), pinned);
+    let stats = rig.cache.stats();
+    assert!(stats.ssd_evicted_lines > lines);
+    assert!(stats.ssd_written_bytes < 5 * REGION as u64, "{stats:?}");
+}
+
 #[test]
 fn packed_damage_is_found_and_costs_the_line() {
     let mut rig = Rig::new(REGION);

@@ -1,11 +1,11 @@
 //! Evicting segments, and what stays: lines that were used, and lines that are pinned. See the module
 //! above.
 //!
-//! What was used is kept up to half of the lines that are not pinned. Pinned lines are kept all; a segment of
-//! which they are most is passed over, as if it had been sealed anew. So each segment that is emptied gives
-//! an eighth of itself back at least. When all are passed over and room is short, which pins of clones beside
-//! what they inherited can bring about, a segment is emptied as if nothing were pinned: the tier never
-//! runs out of room for the sake of pins.
+//! What was used is kept up to half of what is not pinned, of the blocks and of the lines of the segment. Pinned
+//! lines are kept all; a segment of which they are most is passed over, as if it had been sealed anew. So each
+//! segment that is emptied gives an eighth of itself back at least. When all are passed over and room is
+//! short, which pins of clones beside what they inherited can bring about, a segment is emptied as if nothing
+//! were pinned: the tier never runs out of room for the sake of pins.
 
 use super::super::ghost::Ring;
 use super::super::marks::FREE_SEGMENTS_MIN;
@@ -32,9 +32,9 @@ pub(super) struct Emptying {
     keeps_pins: bool,
     /// Lines that were used so often are kept,
     uses_min: u8,
-    /// and so many blocks of those that were used once less,
+    /// and of those that were used once less such a share,
     others_left: usize,
-    /// but no more blocks than this.
+    /// but no larger share than this.
     keep_left: usize,
 }
 
@@ -99,21 +99,28 @@ impl Ssd {
             .fold(0, |bits, slot| bits | 1 << slot)
     }
 
-    /// Blocks of the lines of a segment whose bits are set.
-    fn blocks_in(&self, segment: usize, bits: u128) -> usize {
+    /// The share of a segment that the lines have whose bits are set.
+    fn share_of_bits(&self, segment: usize, bits: u128) -> usize {
         (0..self.layout.lines_per_segment)
             .filter(|&slot| bits >> slot & 1 == 1)
-            .map(|slot| self.blocks_of(self.index.line_at(segment, slot)))
+            .map(|slot| self.share_of(self.index.line_at(segment, slot)))
             .sum()
     }
 
-    fn blocks_of(&self, line: Line) -> usize {
-        usize::from(self.index.place_of(line).blocks)
+    /// The share of a segment that a line has: of its blocks or of its lines, whichever is more.
+    fn share_of(&self, line: Line) -> usize {
+        let blocks = usize::from(self.index.place_of(line).blocks);
+        (blocks * self.layout.lines_per_segment).max(self.layout.room_blocks())
+    }
+
+    /// The share that is a whole segment.
+    fn whole_segment(&self) -> usize {
+        self.layout.room_blocks() * self.layout.lines_per_segment
     }
 
     fn is_mostly_pinned(&self, segment: usize) -> bool {
-        let pinned = self.blocks_in(segment, self.pinned_bits(segment));
-        pinned * 100 >= self.layout.room_blocks() * CACHE_PASS_OVER_RATIO
+        let pinned = self.share_of_bits(segment, self.pinned_bits(segment));
+        pinned * 100 >= self.whole_segment() * CACHE_PASS_OVER_RATIO
     }
 
     pub(super) fn drive_emptying(&mut self, actions: &mut Vec<Action>) {
@@ -154,16 +161,16 @@ impl Ssd {
 
     /// Whether a line that is not pinned is one of the most used ones; counts it among them.
     fn is_worth_keeping(&mut self, line: Line) -> bool {
-        let (uses, blocks) = (self.index.uses(line), self.blocks_of(line));
+        let (uses, share) = (self.index.uses(line), self.share_of(line));
         let Some(emptying) = &mut self.emptying else {
             return false;
         };
-        let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left >= blocks;
-        if (uses < emptying.uses_min && !is_other) || emptying.keep_left < blocks {
+        let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left >= share;
+        if (uses < emptying.uses_min && !is_other) || emptying.keep_left < share {
             return false;
         }
-        emptying.others_left -= if is_other { blocks } else { 0 };
-        emptying.keep_left -= blocks;
+        emptying.others_left -= if is_other { share } else { 0 };
+        emptying.keep_left -= share;
         true
     }
 
@@ -248,14 +255,14 @@ impl Ssd {
             self.counters.losses += 1;
             0
         };
-        let room = self.layout.room_blocks();
-        let keep = room.saturating_sub(self.blocks_in(segment, pinned)) / 2;
+        let pinned_share = self.share_of_bits(segment, pinned);
+        let keep = self.whole_segment().saturating_sub(pinned_share) / 2;
         let used = |least: u8| -> usize {
             (0..lines)
                 .filter(|&slot| pinned >> slot & 1 == 0)
                 .map(|slot| self.index.line_at(segment, slot))
                 .filter(|&line| self.index.uses(line) >= least)
-                .map(|line| self.blocks_of(line))
+                .map(|line| self.share_of(line))
                 .sum()
         };
         // At most half is kept, the most used, so that eviction always makes room.

@@ -117,7 +117,7 @@ impl Ssd {
         cipher: Option<&dyn BlockCipher>,
     ) -> Option<Buf> {
         if let Some(method) = method
-            && !(cipher.is_none() && self.has_plain(&line))
+            && !(cipher.is_none() && self.can_share_plain(&line))
             && let Some(packed) = (self.packing).pack(method, &line, first, cipher, &self.pool)
         {
             return Some(packed);
@@ -134,9 +134,9 @@ impl Ssd {
     }
 
     /// Whether a line may be here that is not compressed: it is shared then, or found to be here already.
-    fn has_plain(&self, line: &[u8]) -> bool {
+    fn can_share_plain(&self, line: &[u8]) -> bool {
         let (sums, blocks) = line_checksums(line);
-        self.index.find_content(&sums[..blocks]).is_some()
+        self.compares.len() < COMPARES_MAX && self.index.find_content(&sums[..blocks]).is_some()
     }
 
     /// Returns whether the line is new and is taken, or will be if it is shared.
