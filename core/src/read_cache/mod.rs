@@ -23,8 +23,8 @@
 //! 3. Nothing waits for the cache: what does not fit or is not ready is refused silently, and
 //!    shows in [`CacheStats`].
 //! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
-//! 5. Of a volume that has a cipher, the SSD tier holds what that makes of its blocks, in memory as
-//!    on the medium: checksums, comparing and sharing are about encrypted bytes there, so none of
+//! 5. Of a volume that has a cipher, the SSD tier holds what that makes of its blocks, or of its compressed
+//!    lines, in memory as on the medium: checksums, comparing and sharing are about encrypted bytes there, so none of
 //!    that needs a key, and nothing is shared between different ones. The DRAM tier holds plaintext.
 //!
 //! Failure: see `ssd`. A device that fails or does not answer turns the SSD tier off and reads into
