@@ -33,7 +33,11 @@
 //! With `n` segments that fit the region, `half` is `64 + 2 * ceil(n / 126)`. A journal *epoch* fills
 //! half `epoch % 2` from its front, one block per write: a [`CacheJournalHeader`] and its entries. The
 //! superblock names the epochs that count. A footer is followed by one key (`U64`, all ones if the
-//! line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines.
+//! line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines. In version 1 these are
+//! all lines that fit the segment; in version 2 as many as the footer says, and between keys and checksums is one
+//! byte per line: how many blocks it has. Lines lie one behind the other. One of fewer than `line_blocks` blocks
+//! is compressed: it is a [`CacheLineHeader`], then the bytes that make the whole line, an LZ4 block or a Zstandard
+//! frame, then zeroes.
 //!
 //! # Home of a volume in storage mode
 //!
@@ -92,6 +96,7 @@ durable matches, and what was written since is in the write log. They hold under
 //! medium      info       unit                              tweak
 //! write log   log        each block from block 8 on        block of the region + (`log` of the superblock << 64)
 //! read cache  cache      each block of a line              number of the block on the volume
+//!                        each stored block, if compressed  2^40 + number of the first block + stored block
 //! data/N      objects    each slot of 4100 bytes, whole    UUID of its writer ^ (N << 64) ^ slot
 //!                        each compressed frame, whole     UUID of its writer ^ (N << 64) ^ (2^32 + frame)
 //! ```
@@ -109,12 +114,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::FormatError;
 use crate::heat;
 use crate::home::format as home;
-use crate::limits::{
-    BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, SEGMENT_BYTES, SPAN_DATA_BLOCKS_MAX,
-    SPAN_ENTRIES_MAX,
-};
+use crate::limits::{BLOCK_BYTES, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
 use crate::objects::format as objects;
 use crate::objects::frames;
+use crate::read_cache::packed;
 
 /// One field of an on-disk structure, for the generated documentation.
 #[derive(Debug)]
@@ -184,6 +187,7 @@ pub const STRUCTURES: &[Structure] = &[
     CacheJournalHeader::STRUCTURE,
     CacheJournalEntry::STRUCTURE,
     CacheFooter::STRUCTURE,
+    packed::CacheLineHeader::STRUCTURE,
     home::HomeSuperblock::STRUCTURE,
     home::HomePage::STRUCTURE,
     objects::DataFooter::STRUCTURE,
@@ -503,8 +507,12 @@ pub const CACHE_MAGIC: [u8; 8] = *b"HDCSCACH";
 pub const CACHE_JOURNAL_MAGIC: [u8; 8] = *b"HDCSJRNL";
 /// First bytes of a segment's footer.
 pub const CACHE_FOOTER_MAGIC: [u8; 8] = *b"HDCSFOOT";
-/// The newest version of the read cache's structures.
+/// The newest version of the read cache's structures, but for footers.
 pub const CACHE_VERSION: u16 = 1;
+/// The newest version of a footer: its lines may be compressed.
+pub const CACHE_FOOTER_VERSION: u16 = 2;
+/// The version of the footer of a segment none of whose lines is.
+pub const CACHE_FOOTER_VERSION_PLAIN: u16 = 1;
 
 on_disk! {
     /// The root of a read cache: whose it is and which part of the journal counts.
@@ -588,7 +596,7 @@ on_disk! {
     CacheFooter: 64 bytes {
         /// `HDCSFOOT`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 2 if a line is compressed, else 1.
         version: U16,
         /// Blocks of one line.
         line_blocks: U16,
@@ -606,8 +614,10 @@ on_disk! {
         sequence: U64,
         /// Number of the segment.
         segment: U32,
+        /// Version 2: how many lines follow. Version 1: zero.
+        lines: U16,
         /// Zero.
-        reserved_b: [u8; 4],
+        reserved_b: [u8; 2],
     }
 }
 
@@ -692,69 +702,4 @@ impl CacheJournalHeader {
     }
 }
 
-impl CacheFooter {
-    /// Lines of one segment.
-    pub const fn lines(line_blocks: usize) -> usize {
-        (SEGMENT_BYTES / BLOCK_BYTES - 1) / line_blocks
-    }
-
-    /// The footer in `block`, with its checksum verified, and the keys and checksums of its lines.
-    pub fn parse(block: &[u8]) -> Result<(Self, &[U64], &[U32]), FormatError> {
-        let (this, rest) =
-            Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(
-            block,
-            CACHE_FOOTER_MAGIC,
-            this.version.get(),
-            CACHE_VERSION,
-            offset,
-        )?;
-        let line_blocks = usize::from(this.line_blocks.get());
-        if !(CACHE_LINE_BLOCKS_MIN..=CACHE_LINE_BLOCKS_MAX).contains(&line_blocks) {
-            return Err(FormatError::Field("line_blocks"));
-        }
-        let lines = Self::lines(line_blocks);
-        let length = FormatError::Field("length");
-        let (keys, rest) = <[U64]>::ref_from_prefix_with_elems(rest, lines).map_err(|_| length)?;
-        let (checksums, _) =
-            <[U32]>::ref_from_prefix_with_elems(rest, lines * line_blocks).map_err(|_| length)?;
-        Ok((this, keys, checksums))
-    }
-
-    /// Write a whole block: this footer, keys and checksums of its lines, the checksum.
-    pub fn write(
-        &self,
-        keys: impl Iterator<Item = u64>,
-        checksums: impl Iterator<Item = u32>,
-        block: &mut [u8],
-    ) {
-        block.fill(0);
-        let (head, rest) = block.split_at_mut(size_of::<Self>());
-        head.copy_from_slice(self.as_bytes());
-        let lines = Self::lines(usize::from(self.line_blocks.get()));
-        let (key_bytes, rest) = rest.split_at_mut(lines * 8);
-        for (place, key) in key_bytes.chunks_exact_mut(8).zip(keys) {
-            place.copy_from_slice(&key.to_le_bytes());
-        }
-        for (place, checksum) in rest.chunks_exact_mut(4).zip(checksums) {
-            place.copy_from_slice(&checksum.to_le_bytes());
-        }
-        seal_block(block, core::mem::offset_of!(Self, checksum));
-    }
-}
-
 const _: () = assert!(size_of::<CacheSuperblock>() == BLOCK_BYTES);
-const _: () = assert!(
-    CacheFooter::lines(CACHE_LINE_BLOCKS_MIN) <= 128,
-    "a journal entry has a bit for every line of a segment"
-);
-const _: () = assert!(
-    size_of::<CacheFooter>()
-        + CacheFooter::lines(CACHE_LINE_BLOCKS_MIN) * (8 + 4 * CACHE_LINE_BLOCKS_MIN)
-        <= BLOCK_BYTES
-        && size_of::<CacheFooter>()
-            + CacheFooter::lines(CACHE_LINE_BLOCKS_MAX) * (8 + 4 * CACHE_LINE_BLOCKS_MAX)
-            <= BLOCK_BYTES,
-    "a footer is one block"
-);

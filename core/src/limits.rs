@@ -59,6 +59,9 @@ pub const CACHE_BYTES_MAX: u64 = 4 << 40;
 pub const CACHE_LINE_BLOCKS_MIN: usize = 2;
 /// The largest line: beyond it, a small random read costs too much to fill.
 pub const CACHE_LINE_BLOCKS_MAX: usize = 16;
+/// Lines of one segment at most, if they are compressed; lines of two blocks, of which more fit as they are, are not.
+/// Memory is what bounds it: with so many, the index takes 16 bytes for each 4 KiB of the device at most.
+pub const CACHE_SEGMENT_LINES_MAX: usize = 118;
 /// Segments of the SSD tier that wait for their write or are being written; more are refused.
 pub const CACHE_SEGMENT_WRITES_MAX: usize = 3;
 /// Reads of the cache's own in flight at most, of each kind: footers at start, lines that are kept

@@ -8,17 +8,23 @@
 //!
 //! `HDCS_SEEDS=n` runs n seeds instead of a few; `HDCS_SEED=n` runs one.
 
+#[path = "world/lz4.rs"]
+mod lz4;
+
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use fastrand::Rng;
 use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::codec::Method;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos, Token};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{
     Barrier, CacheConfig, CacheEvent, CacheStats, Lookup, ReadCache, SsdConfig, SsdRead, SsdState,
 };
+
+use lz4::Lz4;
 
 const REGION: usize = 16 << 20;
 const LINES: u64 = 1500;
@@ -163,6 +169,7 @@ struct Story {
 struct Seen {
     dram: u64,
     ssd: u64,
+    packed: u64,
     corrupt: u64,
     warm: u64,
     shared: u64,
@@ -177,8 +184,11 @@ fn block_content(line_seed: u64, block: u64) -> u64 {
 }
 
 fn fill_block(content: u64, block: &mut [u8]) {
+    // Some is noise, some can be compressed, more or less.
+    let factor = [1, 1, 0, 0x9e37_79b9_7f4a_7c15][(content >> 60) as usize % 4];
     for (index, word) in block.chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&content.wrapping_add(index as u64).to_le_bytes());
+        let value = content.wrapping_add((index as u64).wrapping_mul(factor));
+        word.copy_from_slice(&value.to_le_bytes());
     }
 }
 
@@ -210,7 +220,8 @@ impl Story {
             device.durable.copy_from_slice(&device.view);
         }
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        let mut cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        cache.set_codec(&Lz4);
         Self {
             random,
             pool,
@@ -329,8 +340,9 @@ impl Story {
         let skip = u64::from(self.random.u8(..8) == 0);
         self.last_filled = line;
         let first = BlockKey(self.key(line).0 + skip);
-        self.cache
-            .fill(first, &data.slice(skip as usize * BLOCK_BYTES..data.len()));
+        let method = [None, Some(Method::Lz4)][self.random.usize(..2)];
+        let data = data.slice(skip as usize * BLOCK_BYTES..data.len());
+        self.cache.fill_compressed(first, &data, method);
     }
 
     fn finish_one_reading(&mut self) {
@@ -338,8 +350,8 @@ impl Story {
             return;
         }
         let index = self.random.usize(..self.readings.len());
-        let Reading { read, version } = self.readings.swap_remove(index);
-        let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
+        let Reading { mut read, version } = self.readings.swap_remove(index);
+        let Some(buf) = self.pool.alloc(read.bytes) else {
             self.readings.push(Reading { read, version });
             return;
         };
@@ -350,12 +362,18 @@ impl Story {
             Ok(Done::Read(buf)) => Some(buf),
             _ => None,
         };
-        match self.cache.finish_ssd_read(read, data.as_deref_mut()) {
-            Ok(()) if self.content(line).1 == version => {
+        let is_packed = read.bytes != BLOCK_BYTES || read.blocks > 1;
+        read.blocks = self.random.u64(1..=read.blocks);
+        let plain = self.cache.finish_ssd_read(read, data.as_deref_mut());
+        match plain.map(<[u8]>::to_vec) {
+            Ok(plain) if self.content(line).1 == version => {
                 self.seen.ssd += 1;
-                self.check(line, block, &data.unwrap(), "ssd");
+                self.seen.packed += u64::from(is_packed);
+                for (block, data) in (block..).zip(plain.chunks_exact(BLOCK_BYTES)) {
+                    self.check(line, block, data, "ssd");
+                }
             }
-            Ok(()) => {}
+            Ok(_) => {}
             Err(_) => self.seen.corrupt += 1,
         }
     }
@@ -453,6 +471,7 @@ impl Story {
             Rc::clone(&self.pool),
             &mut self.actions,
         );
+        self.cache.set_codec(&Lz4);
         self.in_flight.append(&mut self.actions);
         if self.random.bool() {
             self.settle("start", |story| story.cache.is_ready());
@@ -553,6 +572,7 @@ fn run_seeds(default: u64, steps: u32, faults: Faults) -> Seen {
         std::mem::forget(guard);
         all.dram += seen.dram;
         all.ssd += seen.ssd;
+        all.packed += seen.packed;
         all.corrupt += seen.corrupt;
         all.warm += seen.warm;
         all.shared += seen.shared;
@@ -577,6 +597,7 @@ impl Drop for SeedOnPanic {
 fn cache_without_faults_serves_and_evicts() {
     let seen = run_seeds(6, 6000, Faults::default());
     assert!(seen.dram > 0 && seen.ssd > 0 && seen.shared > 0 && seen.evicted > 0);
+    assert!(seen.packed > 0 && seen.packed < seen.ssd);
     assert_eq!((seen.corrupt, seen.offline), (0, 0));
 }
 
@@ -587,7 +608,7 @@ fn cache_is_never_stale_after_crashes() {
         ..Faults::default()
     };
     let seen = run_seeds(16, 5000, faults);
-    assert!(seen.restarts > 0 && seen.warm > 0 && seen.ssd > 0 && seen.evicted > 0);
+    assert!(seen.restarts > 0 && seen.warm > 0 && seen.packed > 0 && seen.evicted > 0);
     assert_eq!(seen.offline, 0);
 }
 
@@ -599,7 +620,7 @@ fn cache_is_never_wrong_with_rot_and_crashes() {
         ..Faults::default()
     };
     let seen = run_seeds(12, 5000, faults);
-    assert!(seen.warm > 0 && seen.ssd > 0 && seen.corrupt > 0);
+    assert!(seen.warm > 0 && seen.ssd > 0 && seen.packed > 0 && seen.corrupt > 0);
 }
 
 #[test]

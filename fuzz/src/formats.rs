@@ -2,8 +2,11 @@
 //!
 //! Whatever a parser accepts must be within its bounds, and say the same after it is sealed again.
 
-use hdcs_core::format::{LOG_MAGIC, LogSuperblock, SPAN_MAGIC, SpanHeader};
-use hdcs_core::limits::{SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+use hdcs_core::format::{
+    CACHE_FOOTER_MAGIC, LOG_MAGIC, LogSuperblock, SPAN_MAGIC, SpanHeader, control_checksum,
+};
+use hdcs_core::limits::{CACHE_BYTES_MIN, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+use hdcs_core::read_cache::{FooterFound, Layout, Root, read_footer};
 use zerocopy::IntoBytes;
 
 /// The bytes as they are, and again with magic and checksum put right, so that what lies behind
@@ -19,6 +22,10 @@ pub fn formats(data: &[u8]) {
             sealed.seal();
             superblock(sealed.as_bytes());
         }
+    }
+    if let Some(block) = data.get(..4096) {
+        footer(block);
+        footer(&sealed_footer(block));
     }
     if data.len() >= 128 {
         let mut control = data.to_vec();
@@ -61,5 +68,43 @@ fn span(data: &[u8]) {
         let mut again = data.to_vec();
         SpanHeader::seal(&mut again);
         assert_eq!(again, data);
+    }
+}
+
+const UUID: [u8; 16] = [7; 16];
+
+/// The block as a footer of this cache, as far as that is checked before its lines are.
+fn sealed_footer(block: &[u8]) -> Vec<u8> {
+    let mut block = block.to_vec();
+    let (version, line_blocks) = (block[8].clamp(1, 2), 2 << (block[10] / 3 % 4));
+    block[..8].copy_from_slice(&CACHE_FOOTER_MAGIC);
+    block[8..12].copy_from_slice(&[version, 0, line_blocks, 0]);
+    block[16..24].fill(0);
+    block[24..40].copy_from_slice(&UUID);
+    // Format 1, a sequence number of the first incarnation, segment 0.
+    block[40..48].copy_from_slice(&1u64.to_le_bytes());
+    block[48..56].copy_from_slice(&9u64.to_le_bytes());
+    block[56..60].fill(0);
+    let checksum = control_checksum(&block);
+    block[16..24].copy_from_slice(&checksum.to_le_bytes());
+    block
+}
+
+fn footer(block: &[u8]) {
+    for line_blocks in [2, 4, 8, 16] {
+        let layout = Layout::new(CACHE_BYTES_MIN, line_blocks).expect("a region of this size");
+        let root = Root::fresh(1, false);
+        if let FooterFound::Lines { lines, .. } = read_footer(&layout, UUID, &root, 0, block) {
+            let mut end = 0;
+            for (slot, line) in lines.iter().enumerate() {
+                assert!(slot < layout.lines_per_segment);
+                assert_eq!(usize::from(line.place.first), end);
+                assert_eq!(line.checksums.len(), usize::from(line.place.blocks));
+                assert!((1..=line_blocks).contains(&line.checksums.len()));
+                assert!(line.key == u64::MAX || line.key.is_multiple_of(line_blocks as u64));
+                end = line.place.end();
+            }
+            assert!(end <= layout.room_blocks());
+        }
     }
 }

@@ -157,6 +157,18 @@ const OF_VOLUMES: &[OfVolume] = &[
         "Bytes that this data has in the write log: by the above, what compression leaves of it.",
         |c| c.log_stored_bytes as f64,
     ),
+    counter(
+        "hdcs_volume_ssd_plain_bytes_total",
+        "",
+        "Bytes of lines that the SSD tier has taken, before they were compressed.",
+        |c| c.ssd_plain_bytes as f64,
+    ),
+    counter(
+        "hdcs_volume_ssd_stored_bytes_total",
+        "",
+        "Bytes that these lines have there: by the above, what compression leaves of them.",
+        |c| c.ssd_stored_bytes as f64,
+    ),
     gauge(
         "hdcs_volume_pinned_bytes",
         "Bytes that are pinned in the SSD tier.",
@@ -623,6 +635,12 @@ fn cache(page: &mut Page, status: &Status) {
     page.family("hdcs_cache_used_bytes", "gauge", "Bytes in use of a tier.");
     page.sample("", &["tier=\"dram\""], cache.dram_used_bytes as f64);
     page.sample("", &["tier=\"ssd\""], cache.ssd_used_bytes as f64);
+    page.single(
+        "hdcs_cache_ssd_cached_bytes",
+        "gauge",
+        "Bytes of the lines that the SSD tier holds: more than are in use, if some are compressed.",
+        cache.ssd_cached_bytes as f64,
+    );
     page.family(
         "hdcs_cache_ssd_state",
         "gauge",

@@ -145,7 +145,8 @@ pub fn check_cache(config: &CacheConfig, stats: &CacheStats) -> Result<(), Viola
     let bound = CACHE_INDEX_BYTES_BASE + blocks * CACHE_INDEX_BYTES_PER_BLOCK;
     let fits = stats.index_bytes <= bound
         && stats.dram_used_blocks <= config.dram_blocks as u64
-        && stats.ssd_used_lines <= stats.ssd_lines
+        && stats.ssd_used_blocks <= stats.ssd_lines * stats.line_blocks
+        && stats.ssd_used_blocks <= stats.ssd_used_lines * stats.line_blocks
         && stats.ssd_lines * stats.line_blocks <= ssd_blocks;
     if fits {
         return Ok(());

@@ -48,6 +48,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.silent_rounds > 100
             && coverage.log_laps > 5000
             && coverage.compressed_bytes > 8 << 20
+            && coverage.packed_bytes > 1 << 20
             && coverage.crossings > 30
             && coverage.snapshots > 20
             && coverage.shrinks > 4

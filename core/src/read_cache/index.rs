@@ -1,8 +1,9 @@
 //! Which line of the SSD tier holds which address: the memory side of the segments.
 //!
 //! A *line* is `line_blocks` blocks of one volume, named by the key of its first block; line `i` of
-//! segment `s` has the number `s * lines_per_segment + i`. The address it was filled for is its
-//! *primary* one; further addresses with the same bytes are *aliases*.
+//! segment `s` has the number `s * lines_per_segment + i`. It has a *place* in its segment, of fewer blocks if
+//! it is compressed. The address it was filled for is its *primary* one; further addresses with the same
+//! bytes are *aliases*.
 //!
 //! Invariants:
 //! 1. An address is in the table at most once, as a primary or as an alias.
@@ -11,12 +12,16 @@
 //! 3. A line is in the content table only while an address leads to it.
 //! 4. The aliases of a segment form a list, so that clearing the segment finds them all.
 //!
-//! Memory per line of 4 blocks: 16 checksums, 8 key, 1 state, 6.1 addresses, 4.9 contents and at
-//! most 6 aliases.
+//! Memory: 4 bytes of checksum for each block of a segment; for each line that a segment may have, 8 key, 1 state, 2
+//! place, 4.9 addresses and 4.9 contents; and for each that it has uncompressed, at most 6 for aliases. It is
+//! taken at the start for as many lines as [`CACHE_SEGMENT_LINES_MAX`](crate::limits::CACHE_SEGMENT_LINES_MAX) allows.
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
+use super::footer::Place;
+use super::journal::Layout;
 use super::table::{Table, mix};
 use crate::io::BlockKey;
 
@@ -32,7 +37,7 @@ const CONTENT: u8 = 8;
 const USES_SHIFT: u32 = 4;
 const USES_MASK: u8 = 3 << USES_SHIFT;
 
-/// One alias is allowed for so many lines.
+/// One alias is allowed for so many uncompressed lines.
 const LINES_PER_ALIAS: usize = 4;
 const NONE: u32 = u32::MAX;
 
@@ -53,7 +58,11 @@ pub struct Line(pub u32);
 pub struct Index {
     line_blocks: usize,
     lines_per_segment: usize,
+    room_blocks: usize,
+    aliases_max: usize,
     keys: Vec<u64>,
+    places: Vec<[u8; 2]>,
+    /// Of each block of each segment.
     checksums: Vec<u32>,
     states: Vec<u8>,
     addresses: Table,
@@ -63,28 +72,36 @@ pub struct Index {
     /// First alias of each segment.
     alias_heads: Vec<u32>,
     used_lines: usize,
+    /// Blocks that they take.
+    used_blocks: usize,
 }
 
 impl Index {
-    pub fn new(segments: usize, lines_per_segment: usize, line_blocks: usize) -> Self {
-        let lines = segments * lines_per_segment;
+    /// The index of so many segments.
+    pub fn new(segments: usize, layout: &Layout) -> Self {
+        let lines = segments * layout.lines_per_segment;
+        let aliases_max = segments * layout.plain_lines / LINES_PER_ALIAS;
         Self {
-            line_blocks,
-            lines_per_segment,
+            line_blocks: layout.line_blocks,
+            lines_per_segment: layout.lines_per_segment,
+            room_blocks: layout.room_blocks(),
+            aliases_max,
             keys: vec![0; lines],
-            checksums: vec![0; lines * line_blocks],
+            places: vec![[0; 2]; lines],
+            checksums: vec![0; segments * layout.room_blocks()],
             states: vec![0; lines],
-            addresses: Table::new(lines + lines / LINES_PER_ALIAS),
+            addresses: Table::new(lines + aliases_max),
             contents: Table::new(lines),
-            aliases: Vec::with_capacity(lines / LINES_PER_ALIAS),
+            aliases: Vec::with_capacity(aliases_max),
             alias_free: NONE,
             alias_heads: vec![NONE; segments],
             used_lines: 0,
+            used_blocks: 0,
         }
     }
 
     pub fn bytes(&self) -> usize {
-        self.keys.len() * 8
+        self.keys.len() * 10
             + self.checksums.len() * 4
             + self.states.len()
             + self.addresses.bytes()
@@ -98,6 +115,12 @@ impl Index {
         self.used_lines
     }
 
+    /// Blocks that these take on the device.
+    pub fn used_blocks(&self) -> usize {
+        self.used_blocks
+    }
+
+    /// Lines that there may be: one above their highest number.
     pub fn lines(&self) -> usize {
         self.keys.len()
     }
@@ -131,9 +154,29 @@ impl Index {
         Line((segment * self.lines_per_segment + slot) as u32)
     }
 
+    pub fn slot_of(&self, line: Line) -> usize {
+        line.0 as usize % self.lines_per_segment
+    }
+
+    /// Where a line lies that is placed.
+    pub fn place_of(&self, line: Line) -> Place {
+        let [first, blocks] = self.places[line.0 as usize];
+        Place { first, blocks }
+    }
+
+    /// Whether a line that is placed is compressed.
+    pub fn is_packed(&self, line: Line) -> bool {
+        usize::from(self.place_of(line).blocks) < self.line_blocks
+    }
+
+    fn checksum_range(&self, line: Line, place: Place) -> Range<usize> {
+        let segment = self.segment_of(line) * self.room_blocks;
+        segment + usize::from(place.first)..segment + place.end()
+    }
+
+    /// The checksums of the stored blocks of a line.
     pub fn checksums(&self, line: Line) -> &[u32] {
-        let first = line.0 as usize * self.line_blocks;
-        &self.checksums[first..first + self.line_blocks]
+        &self.checksums[self.checksum_range(line, self.place_of(line))]
     }
 
     fn state(&self, line: Line) -> u8 {
@@ -184,26 +227,53 @@ impl Index {
 
     /// Place a line in a free slot and let its primary address, which leads nowhere yet, lead there;
     /// with `shareable`, others may become aliases of it.
-    pub fn place(&mut self, line: Line, key: u64, checksums: &[u32], shareable: bool) {
+    pub fn place(&mut self, line: Line, key: u64, first: u8, checksums: &[u32], shareable: bool) {
         let id = line.0 as usize;
-        assert!(self.states[id] == 0, "the slot is free");
-        self.keys[id] = key;
-        let first = id * self.line_blocks;
-        self.checksums[first..first + self.line_blocks].copy_from_slice(checksums);
-        self.states[id] = PLACED | PRIMARY;
+        self.place_void(line, key, first, checksums);
+        self.states[id] |= PRIMARY;
         self.addresses.insert(mix(key), line.0);
         if shareable {
             self.states[id] |= CONTENT;
             self.contents.insert(content_hash(checksums), line.0);
         }
         self.used_lines += 1;
+        self.used_blocks += checksums.len();
     }
 
     /// Place a line that no address leads to: one that the journal or a newer line has voided.
-    pub fn place_void(&mut self, line: Line, key: u64) {
-        assert!(self.state(line) == 0, "the slot is free");
-        self.keys[line.0 as usize] = key;
-        self.states[line.0 as usize] = PLACED;
+    pub fn place_void(&mut self, line: Line, key: u64, first: u8, checksums: &[u32]) {
+        let id = line.0 as usize;
+        assert!(self.states[id] == 0, "the slot is free");
+        let place = Place {
+            first,
+            blocks: checksums.len() as u8,
+        };
+        assert!(place.end() <= self.room_blocks, "the line fits its segment");
+        self.keys[id] = key;
+        self.places[id] = [place.first, place.blocks];
+        let range = self.checksum_range(line, place);
+        self.checksums[range].copy_from_slice(checksums);
+        self.states[id] = PLACED;
+    }
+
+    /// Keys of the lines of a segment in their order, as far as their primary addresses lead there, and the
+    /// blocks of each.
+    pub fn placed(&self, segment: usize) -> impl Iterator<Item = (Option<u64>, Place)> {
+        (0..self.lines_per_segment)
+            .map(move |slot| self.line_at(segment, slot))
+            .take_while(|&line| self.state(line) & PLACED != 0)
+            .map(|line| (self.primary(line), self.place_of(line)))
+    }
+
+    /// The checksums of so many blocks of a segment.
+    pub fn block_checksums(&self, segment: usize, blocks: usize) -> &[u32] {
+        &self.checksums[segment * self.room_blocks..][..blocks]
+    }
+
+    /// A line is used no longer.
+    fn leave(&mut self, line: Line) {
+        self.used_lines -= 1;
+        self.used_blocks -= usize::from(self.place_of(line).blocks);
     }
 
     /// Let another address lead to a line as well; false if there are too many already.
@@ -221,7 +291,7 @@ impl Index {
             self.alias_free = self.aliases[alias as usize].next;
             self.aliases[alias as usize] = entry;
             alias
-        } else if self.aliases.len() < self.keys.len() / LINES_PER_ALIAS {
+        } else if self.aliases.len() < self.aliases_max {
             self.aliases.push(entry);
             self.aliases.len() as u32 - 1
         } else {
@@ -265,7 +335,7 @@ impl Index {
         self.states[id] &= !PRIMARY;
         if self.states[id] & ALIASED == 0 {
             self.forget_content(line);
-            self.used_lines -= 1;
+            self.leave(line);
         }
     }
 
@@ -323,7 +393,7 @@ impl Index {
             self.unmap_primary(line);
             self.forget_content(line);
             if self.state(line) & ALIASED != 0 {
-                self.used_lines -= 1;
+                self.leave(line);
             }
             self.states[line.0 as usize] = 0;
         }
@@ -383,7 +453,7 @@ impl Index {
     }
 
     pub fn check_invariants(&self) {
-        let (mut primaries, mut contents, mut used) = (0, 0, 0);
+        let (mut primaries, mut contents, mut used, mut blocks) = (0, 0, 0, 0);
         for id in 0..self.keys.len() {
             let (line, state) = (Line(id as u32), self.states[id]);
             assert!(state == 0 || state & PLACED != 0, "state of line {id}");
@@ -395,7 +465,15 @@ impl Index {
                 contents += 1;
                 assert!(state & (PRIMARY | ALIASED) != 0, "content of line {id}");
             }
-            used += usize::from(state & (PRIMARY | ALIASED) != 0);
+            if state & (PRIMARY | ALIASED) != 0 {
+                used += 1;
+                blocks += usize::from(self.place_of(line).blocks);
+            }
+            if state != 0 && self.slot_of(line) > 0 && self.states[id - 1] != 0 {
+                let before = self.place_of(Line(line.0 - 1));
+                let is_behind = before.end() == usize::from(self.place_of(line).first);
+                assert!(is_behind, "line {id} is behind the one before");
+            }
         }
         let mut aliases = 0;
         for (segment, &head) in self.alias_heads.iter().enumerate() {
@@ -411,6 +489,7 @@ impl Index {
         assert_eq!(self.addresses.len(), primaries + aliases, "addresses");
         assert_eq!(self.contents.len(), contents, "contents");
         assert_eq!(self.used_lines, used, "used lines");
+        assert_eq!(self.used_blocks, blocks, "used blocks");
     }
 }
 
@@ -427,35 +506,49 @@ mod tests {
 
     #[test]
     fn index_is_within_16_bytes_per_block() {
-        let (segments, lines) = (1000, 63);
-        let bytes = Index::new(segments, lines, 4).bytes();
-        let blocks = segments * lines * 4;
-        assert!(bytes <= 16 * blocks, "{bytes} bytes for {blocks} blocks");
+        for line_blocks in [4, 8, 16] {
+            let layout = Layout::new(1 << 30, line_blocks).unwrap();
+            let bytes = Index::new(layout.segments, &layout).bytes();
+            let blocks = layout.segments * layout.room_blocks();
+            assert!(bytes <= 16 * blocks, "{bytes} bytes for {blocks} blocks");
+        }
     }
 
     #[test]
     fn index_agrees_with_a_map_through_churn() {
-        let (segments, lines, blocks) = (8, 16, 4);
-        let mut index = Index::new(segments, lines, blocks);
+        let (segments, blocks) = (8, 4);
+        let layout = Layout {
+            segments,
+            line_blocks: blocks,
+            plain_lines: 12,
+            lines_per_segment: 20,
+            half_blocks: 0,
+        };
+        let mut index = Index::new(segments, &layout);
         let mut random = fastrand::Rng::with_seed(7);
         let mut model: BTreeMap<u64, u32> = BTreeMap::new();
-        let mut filled = [0; 8];
+        let mut filled = [(0, 0); 8];
+        let has_room = |(slot, first): (usize, usize)| {
+            slot < layout.lines_per_segment && first + blocks <= layout.room_blocks()
+        };
         for step in 0..30_000 {
             let key = random.u64(..300) * blocks as u64;
             let segment = random.usize(..segments);
             match random.u8(..20) {
-                0..8 if filled[segment] < lines && !model.contains_key(&key) => {
-                    let line = index.line_at(segment, filled[segment]);
-                    filled[segment] += 1;
-                    let sums = [random.u32(..50); 4];
-                    let shareable = index.find_content(&sums).is_none();
-                    index.place(line, key, &sums, shareable);
+                0..8 if has_room(filled[segment]) && !model.contains_key(&key) => {
+                    let (slot, first) = filled[segment];
+                    let line = index.line_at(segment, slot);
+                    let sums = &[random.u32(..50); 4][..random.usize(1..=4)];
+                    filled[segment] = (slot + 1, first + sums.len());
+                    let shareable = index.find_content(sums).is_none();
+                    index.place(line, key, first as u8, sums, shareable);
                     assert_eq!(index.checksums(line), sums);
+                    assert_eq!(index.is_packed(line), sums.len() < 4);
                     model.insert(key, line.0);
                 }
                 8..12 if !model.contains_key(&key) => {
-                    let sums = [random.u32(..50); 4];
-                    if let Some(line) = index.find_content(&sums)
+                    let sums = &[random.u32(..50); 4][..random.usize(1..=4)];
+                    if let Some(line) = index.find_content(sums)
                         && index.add_alias(key, line)
                     {
                         model.insert(key, line.0);
@@ -483,11 +576,11 @@ mod tests {
                 }
                 16 if random.u8(..8) == 0 => {
                     index.clear_segment(segment);
-                    filled[segment] = 0;
+                    filled[segment] = (0, 0);
                     model.retain(|_, line| index.segment_of(Line(*line)) != segment);
                 }
                 17 => {
-                    let line = index.line_at(segment, random.usize(..lines));
+                    let line = index.line_at(segment, random.usize(..layout.lines_per_segment));
                     index.unmap_line(line);
                     model.retain(|_, found| *found != line.0);
                 }

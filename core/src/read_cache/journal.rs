@@ -30,7 +30,9 @@ pub struct Layout {
     pub segments: usize,
     /// Blocks of one line.
     pub line_blocks: usize,
-    /// Lines that fit a segment.
+    /// Lines that fit a segment as they are.
+    pub plain_lines: usize,
+    /// Lines of a segment at most, if they are compressed.
     pub lines_per_segment: usize,
     /// Blocks of one half of the journal: room for two snapshots and as much again as is worth a
     /// checkpoint.
@@ -53,7 +55,8 @@ impl Layout {
         Some(Self {
             segments: segments as usize,
             line_blocks,
-            lines_per_segment: CacheFooter::lines(line_blocks),
+            plain_lines: CacheFooter::lines(line_blocks),
+            lines_per_segment: CacheFooter::lines_max(line_blocks),
             half_blocks,
         })
     }
@@ -78,23 +81,14 @@ impl Layout {
         self.segment_offset(segment) + (SEGMENT_BYTES - BLOCK_BYTES) as u64
     }
 
-    /// Where a line lies.
-    pub fn line_offset(&self, segment: usize, slot: usize) -> u64 {
-        self.segment_offset(segment) + (slot * self.line_bytes()) as u64
+    /// Blocks of a segment that lines may take.
+    pub fn room_blocks(&self) -> usize {
+        self.plain_lines * self.line_blocks
     }
 
-    /// Segment, slot and block within the line of an offset that [`Self::line_offset`] gave.
-    pub fn locate(&self, offset: u64) -> (usize, usize, usize) {
-        let block = ((offset - self.segment_offset(0)) / BLOCK) as usize;
-        let (segment, within) = (
-            block / SEGMENT_BLOCKS as usize,
-            block % SEGMENT_BLOCKS as usize,
-        );
-        (
-            segment,
-            within / self.line_blocks,
-            within % self.line_blocks,
-        )
+    /// Whether more lines fit a segment if they are compressed.
+    pub fn can_pack(&self) -> bool {
+        self.lines_per_segment > self.plain_lines
     }
 }
 
@@ -407,11 +401,11 @@ mod tests {
                 assert!(layout.segments >= 8);
                 assert!(layout.segment_offset(layout.segments) <= bytes);
                 let last = layout.segments - 1;
-                let slots = layout.lines_per_segment;
-                assert!(layout.line_offset(last, slots) <= layout.footer_offset(last));
+                let end = layout.segment_offset(last) + layout.room_blocks() as u64 * BLOCK;
+                assert!(end <= layout.footer_offset(last));
                 assert!(layout.journal_offset(1, layout.half_blocks) <= layout.segment_offset(0));
-                let offset = layout.line_offset(last, slots - 1) + BLOCK;
-                assert_eq!(layout.locate(offset), (last, slots - 1, 1));
+                assert!(layout.plain_lines <= layout.lines_per_segment);
+                assert_eq!(layout.can_pack(), line_blocks > 2);
             }
         }
         assert!(Layout::new(CACHE_BYTES_MIN - 1, 4).is_none());

@@ -10,6 +10,7 @@
 //! | `dram` | which 4 KiB frames hold what, and which goes |
 //! | `index` | which line of the SSD tier holds which address |
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
+//! | `packed`, `footer` | how lines are stored that are compressed, and which a segment holds |
 //! | `marks` | how full the SSD tier becomes |
 //! | `pins` | what stays in it |
 //! | `heat` | how hot is what they hold |
@@ -23,19 +24,21 @@
 //! 3. Nothing waits for the cache: what does not fit or is not ready is refused silently, and
 //!    shows in [`CacheStats`].
 //! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
-//! 5. Of a volume that has a cipher, the SSD tier holds what that makes of its blocks, in memory as
-//!    on the medium: checksums, comparing and sharing are about encrypted bytes there, so none of
+//! 5. Of a volume that has a cipher, the SSD tier holds what that makes of its blocks, or of its compressed
+//!    lines, in memory as on the medium: checksums, comparing and sharing are about encrypted bytes there, so none of
 //!    that needs a key, and nothing is shared between different ones. The DRAM tier holds plaintext.
 //!
 //! Failure: see `ssd`. A device that fails or does not answer turns the SSD tier off and reads into
 //! misses, never into errors; it is readmitted, empty, when the node finds it well again.
 
 mod dram;
+mod footer;
 mod ghost;
 mod heat;
 mod index;
 mod journal;
 mod marks;
+pub(crate) mod packed;
 mod pins;
 mod root;
 mod ssd;
@@ -45,15 +48,18 @@ use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::AddAssign;
 
 use crate::buf::{Buf, Pool};
 use crate::cipher::BlockCipher;
+use crate::codec::{Codec, Method};
 use crate::io::{Action, BlockKey, Completion, Nanos};
 use crate::limits::BLOCK_BYTES;
 use dram::Dram;
 use ssd::{Found, Ssd};
 
 // For looking at a cache's device without serving from it.
+pub use footer::{FooterLine, FooterLines, Place};
 pub use journal::{Entry, EpochScan, Layout};
 pub use marks::FillMarks;
 pub use pins::PinRefused;
@@ -113,14 +119,36 @@ pub enum Lookup {
     Miss,
 }
 
-/// Permission to read one block from the SSD tier. The block stays in place until it is given
+/// Permission to read from the SSD tier. What is read stays in place until it is given
 /// back through [`ReadCache::finish_ssd_read`], which must happen exactly once.
 #[derive(Debug)]
 pub struct SsdRead {
     /// Which block was asked for.
     pub key: BlockKey,
-    /// Where it lies on the cache device; one block long.
+    /// What to read lies here on the cache device,
     pub offset: u64,
+    /// and has so many bytes: the block, or the whole of a compressed line.
+    pub bytes: usize,
+    /// How many blocks this brings, from the one that was asked for on. Whoever reads may want fewer.
+    pub blocks: u64,
+    /// Number of the line.
+    line: u32,
+}
+
+/// What the SSD tier has taken of what was filled: lines that are new to it under their address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SsdTaken {
+    /// Their bytes.
+    pub plain_bytes: u64,
+    /// Their bytes as they are stored: fewer, if some are compressed.
+    pub stored_bytes: u64,
+}
+
+impl AddAssign for SsdTaken {
+    fn add_assign(&mut self, other: Self) {
+        self.plain_bytes += other.plain_bytes;
+        self.stored_bytes += other.stored_bytes;
+    }
 }
 
 /// Where a block lives, without touching its standing.
@@ -176,8 +204,10 @@ pub struct CacheStats {
     pub dram_blocks: u64,
     /// Lines in use of the SSD tier.
     pub ssd_used_lines: u64,
-    /// Lines that fit the SSD tier.
+    /// Lines that fit the SSD tier as they are; if they are compressed, more do.
     pub ssd_lines: u64,
+    /// Blocks that the lines in use take on the device: fewer than they have, if some are compressed.
+    pub ssd_used_blocks: u64,
     /// Blocks of one line.
     pub line_blocks: u64,
     /// Bytes of memory in the indexes of both tiers.
@@ -427,29 +457,29 @@ impl ReadCache {
         }
     }
 
-    /// Give a read permission back, with the block that was read or `None` if the device failed.
-    /// The data is checked against its checksum and decrypted; if the block was not invalidated
-    /// meanwhile, it goes to the DRAM tier. `Ok` says that the data is what [`Self::lookup`] found.
+    /// Give a read permission back, with what was read or `None` if the device failed. It is checked against its
+    /// checksums, decrypted and decompressed; blocks that were not invalidated meanwhile go to the DRAM
+    /// tier. The blocks of the permission are returned, from the one on that [`Self::lookup`] found.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "a permission is given back once"
     )]
-    pub fn finish_ssd_read(
-        &mut self,
+    pub fn finish_ssd_read<'a>(
+        &'a mut self,
         read: SsdRead,
-        mut data: Option<&mut [u8]>,
-    ) -> Result<(), Corrupt> {
+        data: Option<&'a mut [u8]>,
+    ) -> Result<&'a [u8], Corrupt> {
         let ssd = self.ssd.as_mut().ok_or(Corrupt)?;
-        let current = ssd.finish(&read, data.as_deref())?;
-        if let (Some(cipher), Some(data)) = (self.ciphers.get(&read.key.volume()), &mut data) {
-            cipher.decrypt(read.key.block(), data);
+        let cipher = self.ciphers.get(&read.key.volume()).map(|cipher| &**cipher);
+        let (plain, is_current) = ssd.finish(&read, data, cipher)?;
+        if is_current {
+            for (key, block) in (read.key.0..).zip(plain.chunks_exact(BLOCK_BYTES)) {
+                if !self.dram.contains(BlockKey(key)) {
+                    self.dram.insert(BlockKey(key), block);
+                }
+            }
         }
-        if let Some(data) = data.filter(|_| current)
-            && !self.dram.contains(read.key)
-        {
-            self.dram.insert(read.key, data);
-        }
-        Ok(())
+        Ok(plain)
     }
 
     /// Give a read permission back unused; says nothing about the block.
@@ -475,24 +505,45 @@ impl ReadCache {
         (self.ssd.as_mut()).map_or(0, |ssd| ssd.finish_scrub(&read, data))
     }
 
-    /// Bytes of all lines of the SSD tier: what a scrub passes.
+    /// Bytes of the SSD tier that lines may take: what a scrub passes.
     pub fn scrub_bytes(&self) -> u64 {
         let lines = self.ssd.as_ref().map_or(0, |ssd| ssd.lines() as u64);
         lines * self.line_blocks * BLOCK_BYTES as u64
     }
 
+    /// What of it a scrub has passed from the line `from` to the line `next`.
+    pub fn scrubbed_bytes(&self, from: u64, next: u64) -> u64 {
+        (self.ssd.as_ref()).map_or(0, |ssd| ssd.scrubbed_bytes(from, next))
+    }
+
+    /// What compresses lines of the SSD tier, and what reads those that are. Until it is said, none is
+    /// compressed, and those that are cannot be read.
+    pub fn set_codec(&mut self, codec: &'static dyn Codec) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.packing.codec = Some(codec);
+        }
+    }
+
     /// Take consecutive whole blocks from the backend, starting at `first`. Complete lines among
     /// them may go to the SSD tier; blocks go to the DRAM tier.
     pub fn fill(&mut self, first: BlockKey, data: &Buf) {
+        self.fill_compressed(first, data, None);
+    }
+
+    /// The same; lines of the SSD tier are stored compressed by this method, if there is one and it saves a block.
+    pub fn fill_compressed(
+        &mut self,
+        first: BlockKey,
+        data: &Buf,
+        method: Option<Method>,
+    ) -> SsdTaken {
         for (index, block) in data.chunks_exact(BLOCK_BYTES).enumerate() {
             self.dram.insert(BlockKey(first.0 + index as u64), block);
         }
-        if let Some(ssd) = &mut self.ssd {
-            match self.ciphers.get(&first.volume()) {
-                None => ssd.fill(first, data),
-                Some(cipher) => ssd.fill_encrypted(first, data, &**cipher),
-            }
-        }
+        let cipher = self.ciphers.get(&first.volume()).map(|cipher| &**cipher);
+        (self.ssd.as_mut()).map_or(SsdTaken::default(), |ssd| {
+            ssd.fill(first, data, method, cipher)
+        })
     }
 
     /// Take one whole block that was just destaged, into the DRAM tier only.
@@ -560,6 +611,7 @@ impl ReadCache {
         CacheStats {
             ssd_used_lines: ssd.used_lines() as u64,
             ssd_lines: ssd.lines() as u64,
+            ssd_used_blocks: ssd.used_blocks() as u64,
             index_bytes: dram.index_bytes + ssd.index_bytes() as u64,
             filled_lines: ssd.counters.filled_lines,
             shared_lines: ssd.counters.shared_lines,

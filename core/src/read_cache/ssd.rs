@@ -47,6 +47,7 @@ use super::ghost::Ghost;
 use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
 use super::marks::Eviction;
+use super::packed::Packing;
 use super::pins::Pins;
 use super::root::Root;
 use super::table::mix;
@@ -189,6 +190,7 @@ pub struct Ssd {
     unsent: VecDeque<u32>,
     /// Segments that are not on the medium yet: their bytes.
     writing: BTreeMap<u32, Buf>,
+    pub packing: Packing,
     pub eviction: Eviction,
     pins: Pins,
     /// Segments of each stream that eviction has passed over since it found one, and the sequence number at which it
@@ -239,17 +241,13 @@ impl Ssd {
 
     fn idle(config: SsdConfig, answer_max: Nanos, pool: Rc<Pool>) -> Option<Self> {
         let layout = Layout::new(config.bytes, config.line_blocks)?;
-        let lines = layout.segments * layout.lines_per_segment;
+        let lines = layout.segments * layout.plain_lines;
         Some(Self {
             config,
             layout,
             pool,
             control_memory: control::memory(),
-            index: Index::new(
-                layout.segments,
-                layout.lines_per_segment,
-                layout.line_blocks,
-            ),
+            index: Index::new(layout.segments, &layout),
             segments: vec![Segment::NEW; layout.segments],
             ghost: Ghost::new(lines / 2),
             phase: Phase::Superblocks,
@@ -265,6 +263,7 @@ impl Ssd {
             open: [None, None],
             unsent: VecDeque::new(),
             writing: BTreeMap::new(),
+            packing: Packing::default(),
             eviction: Eviction::default(),
             pins: Pins::default(),
             passed_over: [0; 2],
@@ -319,6 +318,7 @@ impl Ssd {
         self.counters = before.counters;
         self.counters.readmissions += 1;
         self.counters.losses += 1;
+        self.packing = before.packing;
         self.pins = before.pins;
         self.eviction.marks = before.eviction.marks;
         self.drive(actions);
@@ -437,7 +437,7 @@ impl Ssd {
         self.phase = Phase::Offline(burn);
         self.queue.supersede();
         self.forget_all();
-        self.index = Index::new(0, self.layout.lines_per_segment, self.layout.line_blocks);
+        self.index = Index::new(0, &self.layout);
         self.ghost = Ghost::new(0);
         self.segments = Vec::new();
         self.free.clear();
@@ -446,11 +446,7 @@ impl Ssd {
     /// Empty the memory side: nothing on the medium counts any more.
     fn forget_all(&mut self) {
         let layout = &self.layout;
-        self.index = Index::new(
-            layout.segments,
-            layout.lines_per_segment,
-            layout.line_blocks,
-        );
+        self.index = Index::new(layout.segments, layout);
         self.segments.fill(Segment::NEW);
         self.free = (0..layout.segments as u32).collect();
         self.sealed = [const { VecDeque::new() }; 2];
@@ -485,44 +481,16 @@ impl Ssd {
         let block = (key.0 - first) as usize;
         let segment = self.index.segment_of(line);
         match self.segments[segment].state {
-            SegmentState::Open => {
-                let bytes = self.line_in_memory(line);
-                let Some(mut copy) = self.pool.alloc(BLOCK_BYTES) else {
-                    return Found::Absent;
-                };
-                let Some(bytes) = bytes else {
-                    return Found::Absent;
-                };
-                copy.copy_from_slice(&bytes[block * BLOCK_BYTES..][..BLOCK_BYTES]);
-                if let Some(cipher) = cipher {
-                    cipher.decrypt(key.block(), &mut copy);
-                }
-                Found::Memory(copy.freeze())
-            }
-            SegmentState::Sealing => {
-                let start = self.offset_in_segment(line) + block * BLOCK_BYTES;
-                let Some(buf) = self.writing.get(&(segment as u32)) else {
-                    return Found::Absent;
-                };
-                let stored = buf.slice(start..start + BLOCK_BYTES);
-                let Some(cipher) = cipher else {
-                    return Found::Memory(stored);
-                };
-                let Some(mut copy) = self.pool.alloc(BLOCK_BYTES) else {
-                    return Found::Absent;
-                };
-                copy.copy_from_slice(&stored);
-                cipher.decrypt(key.block(), &mut copy);
-                Found::Memory(copy.freeze())
-            }
+            SegmentState::Open | SegmentState::Sealing => self
+                .find_in_memory(line, key, cipher)
+                .map_or(Found::Absent, Found::Memory),
             SegmentState::Sealed | SegmentState::Emptying => {
                 let Some(pins) = self.segments[segment].pins.checked_add(1) else {
                     return Found::Absent;
                 };
                 self.segments[segment].pins = pins;
                 self.permissions += 1;
-                let offset = self.line_offset(line) + (block * BLOCK_BYTES) as u64;
-                Found::Device(SsdRead { key, offset })
+                Found::Device(self.read_of(line, key, block))
             }
             SegmentState::Free => unreachable!("no address leads to a free segment"),
         }
@@ -532,39 +500,117 @@ impl Ssd {
         self.is_ready_phase() && self.index.find(self.line_key(key)).is_some()
     }
 
+    /// A block of a line that is not on the medium yet.
+    fn find_in_memory(
+        &mut self,
+        line: Line,
+        key: BlockKey,
+        cipher: Option<&dyn BlockCipher>,
+    ) -> Option<Buf> {
+        let first = BlockKey(self.line_key(key));
+        let start = (key.0 - first.0) as usize * BLOCK_BYTES;
+        let is_packed = self.index.is_packed(line);
+        let sealing = self.writing.get(&(self.index.segment_of(line) as u32));
+        if let Some(buf) = sealing.filter(|_| !is_packed && cipher.is_none()) {
+            let start = self.index.place_of(line).offset() + start;
+            return Some(buf.slice(start..start + BLOCK_BYTES));
+        }
+        let mut copy = self.pool.alloc(BLOCK_BYTES)?;
+        if !is_packed {
+            copy.copy_from_slice(&self.line_in_memory(line)?[start..][..BLOCK_BYTES]);
+            if let Some(cipher) = cipher {
+                cipher.decrypt(key.block(), &mut copy);
+            }
+            return Some(copy.freeze());
+        }
+        let mut packing = core::mem::take(&mut self.packing);
+        let is_whole = self.line_in_memory(line).is_some_and(|stored| {
+            let line_bytes = self.layout.line_bytes();
+            packing.unpack_copy(stored, first, cipher, line_bytes)
+        });
+        self.packing = packing;
+        copy.copy_from_slice(self.packing.unpacked().get(start..start + BLOCK_BYTES)?);
+        is_whole.then(|| copy.freeze())
+    }
+
+    /// How a block of a line on the medium is read: alone, or with all that the line is made of.
+    fn read_of(&self, line: Line, key: BlockKey, block: usize) -> SsdRead {
+        let (place, offset) = (self.index.place_of(line), self.line_offset(line));
+        let is_packed = self.index.is_packed(line);
+        let (before, bytes, blocks) = if is_packed {
+            (0, place.bytes(), self.layout.line_blocks - block)
+        } else {
+            (block * BLOCK_BYTES, BLOCK_BYTES, 1)
+        };
+        SsdRead {
+            key,
+            offset: offset + before as u64,
+            bytes,
+            blocks: blocks as u64,
+            line: line.0,
+        }
+    }
+
     /// A permission is given back: its segment may be reused once none is left.
     pub fn cancel(&mut self, read: &SsdRead) {
         let permissions = self.permissions.checked_sub(1);
         self.permissions = permissions.expect("a permission is given back once");
-        let (segment, _, _) = self.layout.locate(read.offset);
         if !self.segments.is_empty() {
-            self.unpin(segment);
+            self.unpin(self.index.segment_of(Line(read.line)));
         }
     }
 
-    /// Whether the block still belongs to its address.
-    pub fn finish(&mut self, read: &SsdRead, data: Option<&[u8]>) -> Result<bool, Corrupt> {
-        let (segment, slot, block) = self.layout.locate(read.offset);
+    /// What a read is about, plain, and whether it still belongs to its address.
+    pub fn finish<'a>(
+        &'a mut self,
+        read: &SsdRead,
+        data: Option<&'a mut [u8]>,
+        cipher: Option<&dyn BlockCipher>,
+    ) -> Result<(&'a [u8], bool), Corrupt> {
         if self.segments.is_empty() {
             // Offline: the checksums are gone.
             self.cancel(read);
             return Err(Corrupt);
         }
-        let line = self.index.line_at(segment, slot);
-        let expected = self.index.checksums(line)[block];
+        let line = Line(read.line);
+        let first = BlockKey(self.line_key(read.key));
+        let block = (read.key.0 - first.0) as usize;
+        let is_packed = self.index.is_packed(line);
+        let expected = self.index.checksums(line);
+        let expected = if is_packed {
+            expected
+        } else {
+            &expected[block..=block]
+        };
+        let is_sound = data.as_deref().map(|data| has_checksums(data, expected));
         self.cancel(read);
-        let valid = data.map(|data| block_checksum(data) == expected);
-        self.count_outcome(false, valid.is_some());
-        if valid == Some(true) {
-            return Ok(self.index.find(self.line_key(read.key)) == Some(line));
+        self.count_outcome(false, is_sound.is_some());
+        let is_current = self.index.find(first.0) == Some(line);
+        let Some(data) = data.filter(|_| is_sound == Some(true)) else {
+            self.counters.corrupt_blocks += u64::from(is_sound.is_some());
+            return Err(self.is_bad(line));
+        };
+        if !is_packed {
+            if let Some(cipher) = cipher {
+                cipher.decrypt(read.key.block(), data);
+            }
+            return Ok((data, is_current));
         }
-        if valid == Some(false) {
+        let line_bytes = self.layout.line_bytes();
+        if !self.packing.unpack(data, first, cipher, line_bytes) {
             self.counters.corrupt_blocks += 1;
+            return Err(self.is_bad(line));
         }
+        let start = block * BLOCK_BYTES;
+        let end = start + read.blocks as usize * BLOCK_BYTES;
+        Ok((&self.packing.unpacked()[start..end], is_current))
+    }
+
+    fn is_bad(&mut self, line: Line) -> Corrupt {
         if self.is_ready_phase() {
             self.distrust(line);
         }
-        Err(Corrupt)
+        Corrupt
     }
 
     /// Queue an entry; if too many wait already (the device hangs), void everything instead.
@@ -582,11 +628,10 @@ impl Ssd {
     fn distrust(&mut self, line: Line) {
         if self.index.primary(line).is_some() {
             let segment = self.index.segment_of(line);
-            let slot = line.0 as usize % self.layout.lines_per_segment;
             self.record(Entry::Segment {
                 segment: segment as u32,
                 sequence: self.segments[segment].sequence,
-                void: 1 << slot,
+                void: 1 << self.index.slot_of(line),
             });
         }
         self.index.unmap_line(line);
@@ -710,13 +755,20 @@ impl Ssd {
         self.index.used_lines()
     }
 
+    /// Blocks that these take on the device.
+    pub fn used_blocks(&self) -> usize {
+        self.index.used_blocks()
+    }
+
+    /// Lines that fit as they are.
     pub fn lines(&self) -> usize {
-        self.index.lines()
+        self.segments.len() * self.layout.plain_lines
     }
 
     pub fn index_bytes(&self) -> usize {
         self.index.bytes()
             + self.ghost.bytes()
+            + self.packing.memory_bytes()
             + self.segments.len() * (size_of::<Segment>() + size_of::<u32>())
     }
 
@@ -750,6 +802,12 @@ impl Ssd {
             "a checkpoint has its room"
         );
     }
+}
+
+/// Whether the blocks of `data` are as many as the checksums, and have them.
+fn has_checksums(data: &[u8], checksums: &[u32]) -> bool {
+    let blocks = data.chunks_exact(BLOCK_BYTES).map(block_checksum);
+    blocks.eq(checksums.iter().copied())
 }
 
 impl Segment {

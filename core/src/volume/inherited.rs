@@ -24,7 +24,7 @@ use super::{Context, Volume};
 use crate::buf::Buf;
 use crate::io::{BlockKey, SectorRange};
 use crate::limits::{BLOCK_BYTES, INHERITED_PAGES_MIXED_MAX};
-use crate::read_cache::{Lookup, Tier};
+use crate::read_cache::{Lookup, SsdTaken, Tier};
 
 /// Blocks of one page: 16 MiB of the volume.
 const PAGE_BLOCKS: u64 = 4096;
@@ -231,6 +231,15 @@ impl Volume {
         cx.cache.lookup(self.own_key(block))
     }
 
+    /// Of so many blocks that the line of `key` has for `block` and those behind it, how many are this volume's.
+    pub(super) fn blocks_of_line(&self, block: u64, key: BlockKey, blocks: u64) -> u64 {
+        if key.volume() == self.config.number {
+            return blocks;
+        }
+        let is_inherited = |&at: &u64| self.origin_key(block + at) == Some(BlockKey(key.0 + at));
+        (0..blocks).take_while(is_inherited).count() as u64
+    }
+
     /// Find a block in the cache without counting a use.
     pub(super) fn probe(&self, block: u64, cx: &Context<'_>) -> Tier {
         let origin = (self.origin_key(block)).map_or(Tier::Absent, |key| cx.cache.probe(key));
@@ -248,8 +257,15 @@ impl Volume {
     }
 
     /// Keep whole blocks that were fetched, in the DRAM tier alone or in both, each run of lines under
-    /// its key.
-    pub(super) fn fill(&self, first: u64, data: &Buf, both: bool, cx: &mut Context<'_>) {
+    /// its key. Returns what the SSD tier took.
+    pub(super) fn fill(
+        &self,
+        first: u64,
+        data: &Buf,
+        both: bool,
+        cx: &mut Context<'_>,
+    ) -> SsdTaken {
+        let mut taken = SsdTaken::default();
         let end = first + (data.len() / BLOCK_BYTES) as u64;
         let mut at = first;
         while at < end {
@@ -261,7 +277,7 @@ impl Volume {
             let bytes = |block: u64| (block - first) as usize * BLOCK_BYTES;
             let run = data.slice(bytes(at)..bytes(to));
             if both {
-                cx.cache.fill(key, &run);
+                taken += cx.cache.fill_compressed(key, &run, self.config.compression);
             } else {
                 for (block, content) in (key.0..).zip(run.chunks_exact(BLOCK_BYTES)) {
                     cx.cache.fill_block(BlockKey(block), content);
@@ -269,6 +285,7 @@ impl Volume {
             }
             at = to;
         }
+        taken
     }
 }
 

@@ -288,6 +288,7 @@ impl Volume {
 
     /// Begin to open a volume whose log was made by [`Self::format_log`].
     pub fn open(config: VolumeConfig, now: Nanos, cx: &mut Context<'_>) -> Self {
+        cx.cache.set_codec(config.codec);
         let mut volume = Self {
             replay: Some(Replay::new(config.uuid, config.log_bytes)),
             log: None,

@@ -24,7 +24,7 @@ use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
 use crate::io::{Action, Done, Reply, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
-use crate::read_cache::{Lookup, SsdRead, Tier};
+use crate::read_cache::{Lookup, SsdRead, SsdTaken, Tier};
 use crate::read_counts::ReadCounts;
 use crate::tiering::{StreamConfig, StreamDetector};
 
@@ -208,7 +208,8 @@ impl Volume {
                     let kind = Kind::Read(range.bytes() as u64);
                     return self.reply(id, kind, Ok(Reply::Data(data)), cx);
                 }
-                Lookup::Ssd(permission) => {
+                Lookup::Ssd(mut permission) => {
+                    permission.blocks = 1;
                     let Some(read) = self.begin_read(id, range, fill, cx) else {
                         return cx.cache.cancel_ssd_read(permission);
                     };
@@ -409,8 +410,12 @@ impl Volume {
     /// Read a piece that is not dirty: block by block from the cache, what is missing in fetches.
     fn read_clean(&mut self, read: usize, piece: SectorRange, cx: &mut Context<'_>) {
         let mut missing: Option<SectorRange> = None;
-        for block in piece.first_block()..piece.first_block() + piece.block_count() {
+        let end = piece.first_block() + piece.block_count();
+        let mut next = piece.first_block();
+        while next < end {
+            let block = next;
             let part = block_range(block).intersect(piece);
+            next += 1;
             match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
@@ -418,7 +423,15 @@ impl Volume {
                     let data = &data[start..start + part.bytes()];
                     self.place(read, part).copy_from_slice(data);
                 }
-                Lookup::Ssd(permission) => self.read_ssd(read, part, permission, cx),
+                Lookup::Ssd(mut permission) => {
+                    // A compressed line is read once for all of its blocks that are wanted.
+                    let wanted = permission.blocks.min(end - block);
+                    permission.blocks = self.blocks_of_line(block, permission.key, wanted);
+                    next = block + permission.blocks;
+                    let sectors = permission.blocks * BLOCK_SECTORS;
+                    let part = SectorRange::new(block * BLOCK_SECTORS, sectors).intersect(piece);
+                    self.read_ssd(read, part, permission, cx);
+                }
                 Lookup::Miss => {
                     self.stats.miss_blocks += 1;
                     missing = match missing {
@@ -446,7 +459,7 @@ impl Volume {
         permission: SsdRead,
         cx: &mut Context<'_>,
     ) {
-        let Some(buf) = cx.pool.alloc(BLOCK_BYTES) else {
+        let Some(buf) = cx.pool.alloc(permission.bytes) else {
             self.reads.active[read].again = true;
             return cx.cache.cancel_ssd_read(permission);
         };
@@ -468,20 +481,19 @@ impl Volume {
         mut result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let mut data = match &mut result {
+        let data = match &mut result {
             Ok(Done::Read(data)) => Some(&mut **data),
             _ => None,
         };
-        let good = cx.cache.finish_ssd_read(permission, data.as_deref_mut());
-        if let (Ok(()), Some(data)) = (good, data) {
-            self.stats.ssd_hit_blocks += 1;
+        if let Ok(data) = cx.cache.finish_ssd_read(permission, data) {
+            self.stats.ssd_hit_blocks += part.block_count();
             let start = part.offset_in_block();
             self.place(read, part)
                 .copy_from_slice(&data[start..start + part.bytes()]);
         } else {
             // Clean data has another copy: the backend's.
-            self.stats.cache_corrupt_blocks += 1;
-            self.stats.miss_blocks += 1;
+            self.stats.cache_corrupt_blocks += part.block_count();
+            self.stats.miss_blocks += part.block_count();
             self.read_missing(read, part, cx);
         }
         self.finish_read(read, cx);
@@ -513,7 +525,7 @@ impl Volume {
             Ok(waiting) => waiting,
             Err(id) => return self.end_scrub(id, cx),
         };
-        self.stats.miss_blocks += 1;
+        self.stats.miss_blocks += range.block_count();
         self.read_missing(read, range, cx);
         self.finish_read(read, cx);
     }
@@ -656,7 +668,9 @@ impl Volume {
         }
         let failed = data.is_none();
         if let Some(data) = data.filter(|_| !fetch.stale) {
-            self.fill_cache(fetch.first_block, &data, fetch.fill, cx);
+            let taken = self.fill_cache(fetch.first_block, &data, fetch.fill, cx);
+            self.stats.ssd_plain_bytes += taken.plain_bytes;
+            self.stats.ssd_stored_bytes += taken.stored_bytes;
         }
         if let Some(promotion) = fetch.promotion {
             let state = &mut self.reads.promotions[promotion];
@@ -669,11 +683,17 @@ impl Volume {
         }
     }
 
-    /// Keep what was fetched; a last partial block of the volume is not cached.
-    fn fill_cache(&self, first_block: u64, data: &Buf, fill: Fill, cx: &mut Context<'_>) {
+    /// Keep what was fetched; a last partial block of the volume is not cached. Returns what the SSD tier took.
+    fn fill_cache(
+        &self,
+        first_block: u64,
+        data: &Buf,
+        fill: Fill,
+        cx: &mut Context<'_>,
+    ) -> SsdTaken {
         let whole = data.len() / BLOCK_BYTES * BLOCK_BYTES;
         if whole == 0 || fill == Fill::Nowhere {
-            return;
+            return SsdTaken::default();
         }
         let data = data.slice(0..whole);
         let range = SectorRange::new(
@@ -693,7 +713,14 @@ impl Volume {
     }
 
     /// Keep each line where its reads of late have earned it a place.
-    fn fill_by_use(&self, first_block: u64, data: &Buf, counts: &ReadCounts, cx: &mut Context<'_>) {
+    fn fill_by_use(
+        &self,
+        first_block: u64,
+        data: &Buf,
+        counts: &ReadCounts,
+        cx: &mut Context<'_>,
+    ) -> SsdTaken {
+        let mut taken = SsdTaken::default();
         let line_blocks = cx.cache.line_blocks();
         let end = first_block + (data.len() / BLOCK_BYTES) as u64;
         let mut block = first_block;
@@ -703,9 +730,10 @@ impl Volume {
             let bytes = |block: u64| (block - first_block) as usize * BLOCK_BYTES;
             let part = data.slice(bytes(block)..bytes(next));
             let is_used = counts.count(line) >= self.config.promote_hits;
-            self.fill(block, &part, is_used, cx);
+            taken += self.fill(block, &part, is_used, cx);
             block = next;
         }
+        taken
     }
 
     /// The backend's content of `range` has changed: fetches that overlap it are stale.

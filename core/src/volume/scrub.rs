@@ -343,20 +343,14 @@ impl Volume {
 
     fn scrub_cache(&mut self, id: RequestId, from: u64, cx: &mut Context<'_>) {
         let number = self.config.number;
-        let line_bytes = cx.cache.line_blocks() * BLOCK_BYTES as u64;
-        let further = |next: u64| Scrubbed {
-            next: Some(ScrubAt::Cache { line: next }),
-            passed_bytes: (next - from) * line_bytes,
-            ..Scrubbed::default()
-        };
         let volumes = [number, self.origin().unwrap_or(number)];
         match cx.cache.next_to_scrub(volumes, from) {
             ScrubLine::End => self.end_scrub(id, cx),
-            ScrubLine::Further(next) => self.scrubbed(id, further(next), cx),
+            ScrubLine::Further(next) => self.scrubbed(id, further(from, next, cx), cx),
             ScrubLine::Line { read, next } => {
-                let Some(buf) = cx.pool.alloc(line_bytes as usize) else {
+                let Some(buf) = cx.pool.alloc(read.bytes) else {
                     cx.cache.cancel_ssd_read(read);
-                    return self.scrubbed(id, further(from), cx);
+                    return self.scrubbed(id, further(from, from, cx), cx);
                 };
                 let offset = read.offset;
                 let token = self.token(Op::ScrubCache {
@@ -381,16 +375,29 @@ impl Volume {
             Ok(Done::Read(data)) => Some(&**data),
             _ => None,
         };
+        let read_bytes = permission.bytes as u64;
         let bad = cx.cache.finish_scrub(permission, data);
-        let line_bytes = cx.cache.line_blocks() * BLOCK_BYTES as u64;
+        let passed_bytes = match next {
+            ScrubAt::Cache { line } => cx.cache.scrubbed_bytes(line - 1, line),
+            _ => read_bytes,
+        };
         let found = Scrubbed {
             next: Some(next),
-            read_bytes: line_bytes,
-            passed_bytes: line_bytes,
+            read_bytes,
+            passed_bytes,
             bad_blocks: bad,
             healed_blocks: bad,
             damaged: None,
         };
         self.scrubbed(id, found, cx);
+    }
+}
+
+/// Nothing was read from the line `from` to the line `next`.
+fn further(from: u64, next: u64, cx: &Context<'_>) -> Scrubbed {
+    Scrubbed {
+        next: Some(ScrubAt::Cache { line: next }),
+        passed_bytes: cx.cache.scrubbed_bytes(from, next),
+        ..Scrubbed::default()
     }
 }

@@ -54,6 +54,10 @@ pub struct VolumeStats {
     pub log_plain_bytes: u64,
     /// Bytes that they have in the log.
     pub log_stored_bytes: u64,
+    /// Bytes of lines that the SSD tier has taken, before they were compressed.
+    pub ssd_plain_bytes: u64,
+    /// Bytes that they have there.
+    pub ssd_stored_bytes: u64,
     /// Bytes in the log that the backend does not have.
     pub dirty_bytes: u64,
     /// Age of the oldest of them.

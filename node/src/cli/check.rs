@@ -228,13 +228,14 @@ fn describe_cache<'a>(cache: &CacheSummary, name: impl Fn(u32) -> Option<&'a str
             journal.segments
         ));
         output::line(&format!(
-            "segments: {} in use, {} void, {} damaged; lines: {}, void: {}; cached: {}",
+            "segments: {} in use, {} void, {} damaged; lines: {}, void: {}; cached: {}, stored in {}",
             cache.used_segments,
             cache.void_segments,
             cache.damaged_segments,
             cache.lines,
             cache.void_lines,
-            show(cache.cached_bytes)
+            show(cache.cached_bytes),
+            show(cache.stored_bytes)
         ));
     }
     for volume in &cache.volumes {

@@ -172,6 +172,17 @@ pub fn volume(volume: &Volume) {
                 ),
             );
         }
+        if c.ssd_stored_bytes < c.ssd_plain_bytes {
+            row(
+                "compressed in the SSD tier",
+                format!(
+                    "{} to {} ({})",
+                    show(c.ssd_plain_bytes),
+                    show(c.ssd_stored_bytes),
+                    percent(c.ssd_stored_bytes, c.ssd_plain_bytes)
+                ),
+            );
+        }
         if let Some(home) = &c.home {
             row(
                 "home: dirty, clean, only in the backend",
@@ -406,6 +417,17 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
             cache.ssd_state.clone()
         },
     );
+    if cache.ssd_used_bytes < cache.ssd_cached_bytes {
+        row(
+            "  compressed",
+            format!(
+                "{} to {} ({})",
+                show(cache.ssd_cached_bytes),
+                show(cache.ssd_used_bytes),
+                percent(cache.ssd_used_bytes, cache.ssd_cached_bytes)
+            ),
+        );
+    }
     if cache.ssd_failures > 0 {
         row(
             "  given up, came back",

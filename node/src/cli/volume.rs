@@ -168,7 +168,7 @@ pub(crate) struct Behaviour {
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
     persist: Option<String>,
-    /// How data is compressed in the write log and in objects [default: the node's `compression`]
+    /// How data is compressed in the write log, the SSD tier and objects [default: the node's `compression`]
     #[arg(long, value_name = "METHOD", value_parser = ["off", "lz4", "zstd"])]
     compress: Option<String>,
     /// Size of the write log [default: the node's `log_size_mib`]

@@ -230,7 +230,7 @@ settings! {
     /// Under write-back, when a write counts as durable: before its acknowledgement, at the client's next flush, or
     /// on-write until the client's first flush shows that it knows barriers.
     persist: Persist = Persist::Auto, ();
-    /// Whether data is compressed in the write log and in the objects of a bucket, and how.
+    /// Whether data is compressed in the write log, in the SSD tier and in the objects of a bucket, and how.
     compression: Option<Method> = None, ();
     /// What a write gets when the log is full and the backend takes no data.
     when_full: WhenFull = WhenFull::Wait, ();

@@ -414,6 +414,12 @@ pub struct Counters {
     /// Bytes that they have in the log.
     #[serde(default)]
     pub log_stored_bytes: u64,
+    /// Bytes of lines that the SSD tier has taken, before they were compressed.
+    #[serde(default)]
+    pub ssd_plain_bytes: u64,
+    /// Bytes that they have there.
+    #[serde(default)]
+    pub ssd_stored_bytes: u64,
     /// Bytes in the log that the backend does not have.
     pub dirty_bytes: u64,
     /// Age of the oldest of them.
@@ -701,6 +707,9 @@ pub struct Cache {
     pub dram_bytes: u64,
     /// Bytes in use of the SSD tier.
     pub ssd_used_bytes: u64,
+    /// Bytes of the lines that it holds: more than are in use, if some are compressed.
+    #[serde(default)]
+    pub ssd_cached_bytes: u64,
     /// Bytes that fit the SSD tier.
     pub ssd_bytes: u64,
     /// `off`, `warming` (what the last run left is being read), `online`, or `offline` (given up).

@@ -264,6 +264,8 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         log_spans: stats.log_spans,
         log_plain_bytes: stats.log_plain_bytes,
         log_stored_bytes: stats.log_stored_bytes,
+        ssd_plain_bytes: stats.ssd_plain_bytes,
+        ssd_stored_bytes: stats.ssd_stored_bytes,
         dirty_bytes: stats.dirty_bytes,
         dirty_age_ms: stats.dirty_age.as_millis(),
         unpersisted_bytes: stats.unpersisted_bytes,
@@ -444,7 +446,8 @@ pub fn cache(report: &ShardReport) -> Cache {
     Cache {
         dram_used_bytes: stats.dram_used_blocks * block,
         dram_bytes: stats.dram_blocks * block,
-        ssd_used_bytes: stats.ssd_used_lines * stats.line_blocks * block,
+        ssd_used_bytes: stats.ssd_used_blocks * block,
+        ssd_cached_bytes: stats.ssd_used_lines * stats.line_blocks * block,
         ssd_bytes: stats.ssd_lines * stats.line_blocks * block,
         ssd_state: ssd_state(stats.ssd_state).to_owned(),
         ssd_reason: ssd_reason(report),

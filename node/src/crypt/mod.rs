@@ -12,7 +12,7 @@
 //! 2. Plain keys are in memory that is wiped when it is dropped, and that no core dump shows
 //!    ([`source::keep_from_dumps`]). They are in no log line, no answer and no argument.
 //! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
-//!    block of the volume; the object's volume, its number and the slot, or the frame of slots.
+//!    block of the volume, or the stored block of a compressed line; the object's volume, its number and the slot, or the frame of slots.
 //!
 //! Failure: without the right key a volume does not open, which changes nothing. XTS does not find
 //! changed bytes: that is for the checksums, which are encrypted with what they protect.

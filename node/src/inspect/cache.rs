@@ -25,7 +25,7 @@ use hdcs_core::format::{CACHE_FOOTER_MAGIC, CACHE_MAGIC, CacheSuperblock, block_
 use hdcs_core::io::BlockKey;
 use hdcs_core::limits::{BLOCK_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{
-    Entry, EpochScan, FooterFound, Layout, Root, SsdConfig, Verdict, read_footer,
+    Entry, EpochScan, FooterFound, Layout, Place, Root, SsdConfig, Verdict, read_footer,
 };
 use serde::Serialize;
 use uuid::Uuid;
@@ -125,6 +125,8 @@ pub struct CacheSummary {
     pub void_lines: u64,
     /// Bytes of the lines that count.
     pub cached_bytes: u64,
+    /// What they take on the device: less, if some are compressed.
+    pub stored_bytes: u64,
     /// The same by volume.
     pub volumes: Vec<CachedVolume>,
     /// What is wrong, one sentence each.
@@ -332,8 +334,7 @@ impl<'a> Cache<'a> {
             }
             FooterFound::Lines {
                 sequence,
-                keys,
-                checksums,
+                lines: found,
                 ..
             } => {
                 let void = &self.void;
@@ -341,21 +342,19 @@ impl<'a> Cache<'a> {
                     return Segment::Void;
                 }
                 let mut void_lines = 0;
-                let mut lines = Vec::with_capacity(keys.len());
-                let sums = checksums.chunks_exact(self.layout.line_blocks);
-                for (slot, (key, sums)) in keys.iter().map(|key| key.get()).zip(sums).enumerate() {
-                    if key == u64::MAX {
+                let mut lines = Vec::new();
+                for (slot, line) in found.iter().enumerate() {
+                    if line.key == u64::MAX {
                         continue;
                     }
-                    if void.is_line_void(number, sequence, slot, key) {
+                    if void.is_line_void(number, sequence, slot, line.key) {
                         void_lines += 1;
                         continue;
                     }
-                    let checksums = sums.iter().map(|sum| sum.get()).collect();
                     lines.push(Line {
-                        slot,
-                        key,
-                        checksums,
+                        key: line.key,
+                        place: line.place,
+                        checksums: line.checksums.iter().map(|sum| sum.get()).collect(),
                     });
                 }
                 Segment::Lines { lines, void_lines }
@@ -365,7 +364,6 @@ impl<'a> Cache<'a> {
 
     /// Verify one segment; `buf` has its size.
     fn verify(&self, number: usize, buf: &mut [u8]) -> Result<Verified, String> {
-        let line_bytes = self.layout.line_bytes();
         read_padded(self.file, self.layout.segment_offset(number), buf)
             .map_err(|error| format!("cannot read it: {error}: up to 1 MiB of {COST}"))?;
         match self.segment(number, &buf[SEGMENT_BYTES - BLOCK_BYTES..]) {
@@ -373,7 +371,7 @@ impl<'a> Cache<'a> {
             Segment::Damaged(why) => Err(format!("its footer: {why}: up to 1 MiB of {COST}")),
             Segment::Lines { lines, .. } => {
                 let is_good = |line: &&Line| {
-                    let bytes = &buf[line.slot * line_bytes..][..line_bytes];
+                    let bytes = &buf[line.place.offset()..][..line.place.bytes()];
                     let blocks = bytes.chunks_exact(BLOCK_BYTES).map(block_checksum);
                     blocks.eq(line.checksums.iter().copied())
                 };
@@ -383,12 +381,12 @@ impl<'a> Cache<'a> {
                     return Err(format!(
                         "{bad} of {} lines do not match their checksums: {} KiB of {COST}",
                         lines.len(),
-                        bad * line_bytes / 1024
+                        bad * self.layout.line_bytes() / 1024
                     ));
                 }
                 Ok(Verified {
                     segments: 1,
-                    blocks: (good * self.layout.line_blocks) as u64,
+                    blocks: stored_blocks(&lines),
                 })
             }
         }
@@ -405,9 +403,14 @@ enum Segment {
 
 /// A line that counts.
 struct Line {
-    slot: usize,
     key: u64,
+    place: Place,
     checksums: Vec<u32>,
+}
+
+/// Blocks that lines take on the device.
+fn stored_blocks(lines: &[Line]) -> u64 {
+    lines.iter().map(|line| u64::from(line.place.blocks)).sum()
 }
 
 #[derive(Default)]
@@ -570,6 +573,7 @@ impl CacheSummary {
                     self.used_segments += 1;
                     self.void_lines += void_lines;
                     self.lines += lines.len() as u64;
+                    self.stored_bytes += stored_blocks(&lines) * BLOCK_BYTES as u64;
                     for line in lines {
                         *by_volume.entry(BlockKey(line.key).volume()).or_default() += 1;
                     }

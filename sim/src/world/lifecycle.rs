@@ -417,6 +417,7 @@ impl World {
             self.coverage.ssd_hits += stats.ssd_hit_blocks;
             self.coverage.dram_hits += stats.dram_hit_blocks;
             self.coverage.compressed_bytes += stats.log_plain_bytes - stats.log_stored_bytes;
+            self.coverage.packed_bytes += stats.ssd_plain_bytes - stats.ssd_stored_bytes;
         }
         if let Some(node) = &self.node {
             let cache = node.cache.stats();

@@ -256,6 +256,8 @@ pub struct Coverage {
     pub log_laps: u64,
     /// Bytes that compression has saved in logs.
     pub compressed_bytes: u64,
+    /// Bytes that compression has saved in the SSD tier.
+    pub packed_bytes: u64,
     /// Times that the SSD tier was given up.
     pub cache_failures: u64,
     /// Times that it came back within one opening.
@@ -309,6 +311,7 @@ impl Coverage {
         self.dram_hits += other.dram_hits;
         self.log_laps += other.log_laps;
         self.compressed_bytes += other.compressed_bytes;
+        self.packed_bytes += other.packed_bytes;
         self.cache_failures += other.cache_failures;
         self.readmissions += other.readmissions;
         self.fences += other.fences;

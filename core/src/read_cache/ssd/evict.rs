@@ -1,11 +1,11 @@
 //! Evicting segments, and what stays: lines that were used, and lines that are pinned. See the module
 //! above.
 //!
-//! What was used is kept up to half of the lines that are not pinned. Pinned lines are kept all; a segment of
-//! which they are most is passed over, as if it had been sealed anew. So each segment that is emptied gives
-//! an eighth of itself back at least. When all are passed over and room is short, which pins of clones beside
-//! what they inherited can bring about, a segment is emptied as if nothing were pinned: the tier never
-//! runs out of room for the sake of pins.
+//! What was used is kept up to half of what is not pinned, of the blocks and of the lines of the segment. Pinned
+//! lines are kept all; a segment of which they are most is passed over, as if it had been sealed anew. So each
+//! segment that is emptied gives an eighth of itself back at least. When all are passed over and room is
+//! short, which pins of clones beside what they inherited can bring about, a segment is emptied as if nothing
+//! were pinned: the tier never runs out of room for the sake of pins.
 
 use super::super::ghost::Ring;
 use super::super::marks::FREE_SEGMENTS_MIN;
@@ -32,16 +32,16 @@ pub(super) struct Emptying {
     keeps_pins: bool,
     /// Lines that were used so often are kept,
     uses_min: u8,
-    /// and so many of those that were used once less,
+    /// and of those that were used once less such a share,
     others_left: usize,
-    /// but no more than this.
+    /// but no larger share than this.
     keep_left: usize,
 }
 
 impl Ssd {
     fn pinned_blocks_max(&self) -> u64 {
         let layout = &self.layout;
-        let blocks = layout.segments * layout.lines_per_segment * layout.line_blocks;
+        let blocks = layout.segments * layout.room_blocks();
         (blocks * usize::from(self.eviction.marks.pin_ratio_max) / 100) as u64
     }
 
@@ -95,13 +95,32 @@ impl Ssd {
         let aliases = self.index.aliases_of(segment);
         let aliases = aliases.filter(|&(key, _)| self.pins.contains(key));
         primaries
-            .chain(aliases.map(|(_, line)| line.0 as usize % self.layout.lines_per_segment))
+            .chain(aliases.map(|(_, line)| self.index.slot_of(line)))
             .fold(0, |bits, slot| bits | 1 << slot)
     }
 
+    /// The share of a segment that the lines have whose bits are set.
+    fn share_of_bits(&self, segment: usize, bits: u128) -> usize {
+        (0..self.layout.lines_per_segment)
+            .filter(|&slot| bits >> slot & 1 == 1)
+            .map(|slot| self.share_of(self.index.line_at(segment, slot)))
+            .sum()
+    }
+
+    /// The share of a segment that a line has: of its blocks or of its lines, whichever is more.
+    fn share_of(&self, line: Line) -> usize {
+        let blocks = usize::from(self.index.place_of(line).blocks);
+        (blocks * self.layout.lines_per_segment).max(self.layout.room_blocks())
+    }
+
+    /// The share that is a whole segment.
+    fn whole_segment(&self) -> usize {
+        self.layout.room_blocks() * self.layout.lines_per_segment
+    }
+
     fn is_mostly_pinned(&self, segment: usize) -> bool {
-        let pinned = self.pinned_bits(segment).count_ones() as usize;
-        pinned * 100 >= self.layout.lines_per_segment * CACHE_PASS_OVER_RATIO
+        let pinned = self.share_of_bits(segment, self.pinned_bits(segment));
+        pinned * 100 >= self.whole_segment() * CACHE_PASS_OVER_RATIO
     }
 
     pub(super) fn drive_emptying(&mut self, actions: &mut Vec<Action>) {
@@ -142,22 +161,22 @@ impl Ssd {
 
     /// Whether a line that is not pinned is one of the most used ones; counts it among them.
     fn is_worth_keeping(&mut self, line: Line) -> bool {
-        let uses = self.index.uses(line);
+        let (uses, share) = (self.index.uses(line), self.share_of(line));
         let Some(emptying) = &mut self.emptying else {
             return false;
         };
-        let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left > 0;
-        if (uses < emptying.uses_min && !is_other) || emptying.keep_left == 0 {
+        let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left >= share;
+        if (uses < emptying.uses_min && !is_other) || emptying.keep_left < share {
             return false;
         }
-        emptying.others_left -= usize::from(is_other);
-        emptying.keep_left -= 1;
+        emptying.others_left -= if is_other { share } else { 0 };
+        emptying.keep_left -= share;
         true
     }
 
     /// Begin to read a line that is to be kept; false if there is no memory for it.
     fn keep(&mut self, line: Line, key: u64, actions: &mut Vec<Action>) -> bool {
-        let Some(buf) = self.pool.alloc(self.layout.line_bytes()) else {
+        let Some(buf) = self.pool.alloc(self.index.place_of(line).bytes()) else {
             return false;
         };
         if let Some(emptying) = &mut self.emptying {
@@ -236,13 +255,15 @@ impl Ssd {
             self.counters.losses += 1;
             0
         };
-        let keep = (lines - pinned.count_ones() as usize) / 2;
-        let used = |least: u8| {
+        let pinned_share = self.share_of_bits(segment, pinned);
+        let keep = self.whole_segment().saturating_sub(pinned_share) / 2;
+        let used = |least: u8| -> usize {
             (0..lines)
                 .filter(|&slot| pinned >> slot & 1 == 0)
                 .map(|slot| self.index.line_at(segment, slot))
                 .filter(|&line| self.index.uses(line) >= least)
-                .count()
+                .map(|line| self.share_of(line))
+                .sum()
         };
         // At most half is kept, the most used, so that eviction always makes room.
         let uses_min = (1..4).find(|&least| used(least) <= keep).unwrap_or(4);

@@ -11,10 +11,9 @@ use super::{
     Action, BLOCK_BYTES, CACHE_READS_MAX, Entry, Op, Phase, Root, SegmentState, Ssd, Stream, Vec,
 };
 use crate::error::FormatError;
-use crate::format::CacheFooter;
+use crate::read_cache::footer::{self, FooterLine, FooterLines};
 use crate::read_cache::journal::{EpochScan, Layout};
 use crate::read_cache::root::Verdict;
-use zerocopy::little_endian::{U32, U64};
 
 /// Blocks of the journal that are read at once.
 const CHUNK_BLOCKS: u64 = 16;
@@ -53,10 +52,8 @@ pub enum FooterFound<'a> {
         sequence: u64,
         /// The queue that the segment waits in.
         stream: u8,
-        /// Key of each line, all ones if it is not in use.
-        keys: &'a [U64],
-        /// Checksum of each block of each line.
-        checksums: &'a [U32],
+        /// Its lines.
+        lines: FooterLines<'a>,
     },
 }
 
@@ -68,7 +65,7 @@ pub fn read_footer<'a>(
     number: usize,
     block: &'a [u8],
 ) -> FooterFound<'a> {
-    let (footer, keys, checksums) = match CacheFooter::parse(block) {
+    let (footer, lines) = match footer::parse(block) {
         Ok(found) => found,
         Err(FormatError::Magic) => return FooterFound::Blank,
         Err(why) => return FooterFound::Damaged(why),
@@ -89,14 +86,13 @@ pub fn read_footer<'a>(
         return field("sequence");
     }
     let is_key = |key: u64| key == u64::MAX || key.is_multiple_of(line_blocks as u64);
-    if !keys.iter().all(|key| is_key(key.get())) {
+    if !lines.iter().all(|line| is_key(line.key)) {
         return field("key");
     }
     FooterFound::Lines {
         sequence,
         stream: footer.stream,
-        keys,
-        checksums,
+        lines,
     }
 }
 
@@ -176,15 +172,14 @@ impl Ssd {
     /// Enter the lines of a footer; false if it cannot be what it seems.
     fn take_footer(&mut self, number: usize, data: &[u8]) -> bool {
         let found = read_footer(&self.layout, self.config.uuid, &self.root, number, data);
-        let (sequence, stream, keys, checksums) = match found {
+        let (sequence, stream, lines) = match found {
             FooterFound::Blank | FooterFound::Void => return true,
             FooterFound::Damaged(_) => return false,
             FooterFound::Lines {
                 sequence,
                 stream,
-                keys,
-                checksums,
-            } => (sequence, stream, keys, checksums),
+                lines,
+            } => (sequence, stream, lines),
         };
         let line_blocks = self.layout.line_blocks;
         let segment = &mut self.segments[number];
@@ -195,13 +190,20 @@ impl Ssd {
         } else {
             Stream::Main
         };
-        for (slot, key) in keys.iter().map(|key| key.get()).enumerate() {
+        for (
+            slot,
+            FooterLine {
+                key,
+                place,
+                checksums,
+            },
+        ) in lines.iter().enumerate()
+        {
             if key == u64::MAX {
                 continue;
             }
             let line = self.index.line_at(number, slot);
-            let stored = &checksums[slot * line_blocks..][..line_blocks];
-            let sums: Vec<u32> = stored.iter().map(|sum| sum.get()).collect();
+            let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
             // Two footers name the address: one of a segment that was being reused. The older
             // line would come back unnoticed if the newer one went first.
             if let Some(other) = self.index.find(key) {
@@ -212,13 +214,13 @@ impl Ssd {
                     upto: rival.min(sequence),
                 });
                 if rival >= sequence {
-                    self.index.place_void(line, key);
+                    self.index.place_void(line, key, place.first, &sums);
                     continue;
                 }
                 self.index.unmap_primary(other);
             }
             let shareable = self.index.find_content(&sums).is_none();
-            self.index.place(line, key, &sums, shareable);
+            self.index.place(line, key, place.first, &sums, shareable);
         }
         true
     }

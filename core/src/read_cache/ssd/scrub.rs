@@ -1,7 +1,7 @@
 //! Verifying lines that nobody reads. A bad one is dropped as if a read had found it: its next read
 //! fetches it again.
 
-use super::{BlockKey, SegmentState, Ssd, SsdRead, block_checksum};
+use super::{BlockKey, Line, SegmentState, Ssd, SsdRead, block_checksum, has_checksums};
 use crate::limits::BLOCK_BYTES;
 
 /// Lines that are looked at in one step: bounds its time, for most of them may be other volumes'.
@@ -32,12 +32,8 @@ impl Ssd {
         }
         let until = end.min(from + LOOKS_MAX);
         for number in from..until {
-            let per_segment = self.layout.lines_per_segment as u64;
-            let (segment, slot) = (
-                (number / per_segment) as usize,
-                (number % per_segment) as usize,
-            );
-            let line = self.index.line_at(segment, slot);
+            let line = Line(number as u32);
+            let segment = self.index.segment_of(line);
             let state = self.segments[segment].state;
             let is_there = matches!(state, SegmentState::Sealed | SegmentState::Emptying);
             if !is_there || !self.index.leads_to(line, volumes) {
@@ -49,25 +45,44 @@ impl Ssd {
             self.segments[segment].pins = pins;
             self.permissions += 1;
             let key = BlockKey(self.index.primary(line).unwrap_or_default());
-            let offset = self.line_offset(line);
+            let read = SsdRead {
+                key,
+                offset: self.line_offset(line),
+                bytes: self.index.place_of(line).bytes(),
+                blocks: self.layout.line_blocks as u64,
+                line: line.0,
+            };
             return ScrubLine::Line {
-                read: SsdRead { key, offset },
+                read,
                 next: number + 1,
             };
         }
         ScrubLine::Further(until)
     }
 
+    /// See [`super::super::ReadCache::scrubbed_bytes`].
+    pub fn scrubbed_bytes(&self, from: u64, next: u64) -> u64 {
+        let position = |number: u64| {
+            let (room, lines) = (self.layout.room_blocks(), self.layout.lines_per_segment);
+            number * room as u64 / lines as u64 * BLOCK_BYTES as u64
+        };
+        position(next) - position(from)
+    }
+
     /// See [`super::super::ReadCache::finish_scrub`].
     pub fn finish_scrub(&mut self, read: &SsdRead, data: Option<&[u8]>) -> u64 {
-        let (segment, slot, _) = self.layout.locate(read.offset);
         if self.segments.is_empty() {
             // Offline: the checksums are gone.
             self.cancel(read);
             return 0;
         }
-        let line = self.index.line_at(segment, slot);
+        let line = Line(read.line);
+        // Of a compressed line a bad block is the whole line.
         let bad = match data {
+            Some(data) if self.index.is_packed(line) => {
+                let is_sound = has_checksums(data, self.index.checksums(line));
+                u64::from(!is_sound) * self.layout.line_blocks as u64
+            }
             Some(data) => {
                 let blocks = data
                     .chunks_exact(BLOCK_BYTES)

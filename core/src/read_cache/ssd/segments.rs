@@ -5,9 +5,13 @@ use super::{
     SEGMENT_BYTES, SegmentState, Ssd, Stream, Token, Vec, block_checksum, mix, vec,
 };
 use crate::cipher::BlockCipher;
-use crate::format::{CACHE_FOOTER_MAGIC, CACHE_VERSION, CacheFooter};
+use crate::codec::Method;
+use crate::format::CacheFooter;
 use crate::io::BlockKey;
 use crate::limits::CACHE_LINE_BLOCKS_MAX;
+use crate::read_cache::SsdTaken;
+use crate::read_cache::footer;
+use crate::read_cache::journal::Layout;
 use zerocopy::FromZeros;
 
 /// Lines whose bytes are being compared, and the buffers that they hold.
@@ -18,7 +22,17 @@ const COMPARES_MAX: usize = CACHE_READS_MAX / 2;
 pub(super) struct Open {
     segment: usize,
     slots: usize,
+    /// Blocks that they take.
+    blocks: usize,
     buf: BufMut,
+}
+
+impl Open {
+    /// Lines that fit beside those that are in it, if they are not compressed.
+    fn lines_left(&self, layout: &Layout) -> usize {
+        let blocks = layout.room_blocks() - self.blocks;
+        (blocks / layout.line_blocks).min(layout.lines_per_segment - self.slots)
+    }
 }
 
 /// A line that may have the same bytes as one on the medium.
@@ -43,20 +57,16 @@ pub(super) fn line_checksums(data: &[u8]) -> ([u32; CACHE_LINE_BLOCKS_MAX], usiz
 }
 
 impl Ssd {
-    pub(super) fn offset_in_segment(&self, line: Line) -> usize {
-        line.0 as usize % self.layout.lines_per_segment * self.layout.line_bytes()
-    }
-
     pub(super) fn line_offset(&self, line: Line) -> u64 {
-        let slot = line.0 as usize % self.layout.lines_per_segment;
-        self.layout.line_offset(self.index.segment_of(line), slot)
+        let segment = self.layout.segment_offset(self.index.segment_of(line));
+        segment + self.index.place_of(line).offset() as u64
     }
 
-    /// The bytes of a line that is not on the medium yet.
+    /// The bytes of a line that is not on the medium yet, as they are stored.
     pub(super) fn line_in_memory(&self, line: Line) -> Option<&[u8]> {
         let segment = self.index.segment_of(line);
-        let start = self.offset_in_segment(line);
-        let range = start..start + self.layout.line_bytes();
+        let place = self.index.place_of(line);
+        let range = place.offset()..place.offset() + place.bytes();
         if let Some(buf) = self.writing.get(&(segment as u32)) {
             return Some(&buf[range]);
         }
@@ -65,50 +75,84 @@ impl Ssd {
             .map(|open| &open.buf[range])
     }
 
-    /// Take the complete lines among consecutive blocks.
-    pub fn fill(&mut self, first: BlockKey, data: &Buf) {
-        if !self.is_ready_phase() || self.closing {
-            return;
+    /// Take the complete lines among consecutive blocks, compressed by `method` if that saves something, and encrypted
+    /// if the volume has a cipher, as far as there is memory.
+    pub fn fill(
+        &mut self,
+        first: BlockKey,
+        data: &Buf,
+        method: Option<Method>,
+        cipher: Option<&dyn BlockCipher>,
+    ) -> SsdTaken {
+        let mut taken = SsdTaken::default();
+        if !self.takes_lines() {
+            return taken;
         }
         let line_blocks = self.layout.line_blocks as u64;
         let bytes = self.layout.line_bytes();
+        let method = method.filter(|_| self.layout.can_pack());
         let mut key = first.0.next_multiple_of(line_blocks);
         let mut start = (key - first.0) as usize * BLOCK_BYTES;
         while start + bytes <= data.len() {
-            self.fill_line(key, data.slice(start..start + bytes));
+            let line = data.slice(start..start + bytes);
+            if let Some(stored) = self.stored_line(BlockKey(key), line, method, cipher) {
+                let stored_bytes = stored.len() as u64;
+                if self.fill_line(key, stored) {
+                    taken.plain_bytes += bytes as u64;
+                    taken.stored_bytes += stored_bytes;
+                }
+            }
             key += line_blocks;
             start += bytes;
         }
+        taken
     }
 
-    /// The same for a volume with a cipher: the lines are taken encrypted, as far as there is memory.
-    pub fn fill_encrypted(&mut self, first: BlockKey, data: &Buf, cipher: &dyn BlockCipher) {
-        if !self.takes_lines() {
-            return;
+    /// A line as it is to be stored; `None` if there is no memory.
+    fn stored_line(
+        &mut self,
+        first: BlockKey,
+        line: Buf,
+        method: Option<Method>,
+        cipher: Option<&dyn BlockCipher>,
+    ) -> Option<Buf> {
+        if let Some(method) = method
+            && !(cipher.is_none() && self.can_share_plain(&line))
+            && let Some(packed) = (self.packing).pack(method, &line, first, cipher, &self.pool)
+        {
+            return Some(packed);
         }
-        let Some(mut copy) = self.pool.alloc(data.len()) else {
-            return;
+        let Some(cipher) = cipher else {
+            return Some(line);
         };
-        copy.copy_from_slice(data);
+        let mut copy = self.pool.alloc(line.len())?;
+        copy.copy_from_slice(&line);
         for (number, block) in (first.block()..).zip(copy.chunks_exact_mut(BLOCK_BYTES)) {
             cipher.encrypt(number, block);
         }
-        self.fill(first, &copy.freeze());
+        Some(copy.freeze())
     }
 
-    fn fill_line(&mut self, key: u64, data: Buf) {
+    /// Whether a line may be here that is not compressed: it is shared then, or found to be here already.
+    fn can_share_plain(&self, line: &[u8]) -> bool {
+        let (sums, blocks) = line_checksums(line);
+        self.compares.len() < COMPARES_MAX && self.index.find_content(&sums[..blocks]).is_some()
+    }
+
+    /// Returns whether the line is new and is taken, or will be if it is shared.
+    fn fill_line(&mut self, key: u64, data: Buf) -> bool {
         let (sums, blocks) = line_checksums(&data);
         let sums = &sums[..blocks];
         if let Some(line) = self.index.find(key) {
             if self.index.checksums(line) == sums {
-                return;
+                return false;
             }
             // The content has changed, and the invalidation is still to come.
-            self.invalidate(BlockKey(key), blocks as u64);
+            self.invalidate(BlockKey(key), self.layout.line_blocks as u64);
         }
         if let Some(compare) = self.compares.iter_mut().find(|compare| compare.key == key) {
             compare.cancelled = true;
-            return;
+            return false;
         }
         let candidate = self.index.find_content(sums);
         if let Some(candidate) = candidate {
@@ -118,7 +162,7 @@ impl Ssd {
             {
                 Some(true) if self.index.add_alias(key, candidate) => {
                     self.counters.shared_lines += 1;
-                    return;
+                    return true;
                 }
                 None if self.compares.len() < COMPARES_MAX => {
                     let segment = self.index.segment_of(candidate);
@@ -132,13 +176,13 @@ impl Ssd {
                             token: None,
                             cancelled: false,
                         });
-                        return;
+                        return true;
                     }
                 }
                 _ => {}
             }
         }
-        self.fill_unshared(key, &data, sums, candidate.is_none());
+        self.fill_unshared(key, &data, sums, candidate.is_none())
     }
 
     /// While anything is pinned, one segment is for lines that are kept, which would be lost otherwise.
@@ -146,7 +190,7 @@ impl Ssd {
         usize::from(!self.pins.is_empty())
     }
 
-    fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) {
+    fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) -> bool {
         let is_remembered = self.ghost.remove(mix(key)).is_some();
         let stream = if is_remembered || self.pins.contains(key) {
             Stream::Main
@@ -155,11 +199,11 @@ impl Ssd {
         };
         let is_new = self.open[stream as usize].is_none();
         if self.free.len() < self.kept_free() + usize::from(is_new) && !self.pins.is_empty() {
-            return;
+            return false;
         }
-        if self.append(stream, key, data, sums, shareable).is_some() {
-            self.counters.filled_lines += 1;
-        }
+        let is_taken = self.append(stream, key, data, sums, shareable).is_some();
+        self.counters.filled_lines += u64::from(is_taken);
+        is_taken
     }
 
     /// Put a line into a stream's open segment; its address leads nowhere yet.
@@ -176,11 +220,12 @@ impl Ssd {
         }
         let open = self.open[stream as usize].as_mut()?;
         let line = self.index.line_at(open.segment, open.slots);
-        let start = open.slots * data.len();
+        let (first, start) = (open.blocks as u8, open.blocks * BLOCK_BYTES);
         open.buf[start..start + data.len()].copy_from_slice(data);
         open.slots += 1;
-        let full = open.slots == self.layout.lines_per_segment;
-        self.index.place(line, key, sums, shareable);
+        open.blocks += sums.len();
+        let full = open.lines_left(&self.layout) == 0;
+        self.index.place(line, key, first, sums, shareable);
         if full {
             self.seal(stream);
         }
@@ -208,7 +253,7 @@ impl Ssd {
         let free = self.free.len().saturating_sub(self.kept_free());
         let open = self.open[Stream::Small as usize].as_ref();
         let open = open.filter(|_| self.free.len() >= self.kept_free());
-        let left = open.map_or(0, |open| self.layout.lines_per_segment - open.slots);
+        let left = open.map_or(0, |open| open.lines_left(&self.layout));
         let memory = self
             .pool
             .free_bytes()
@@ -217,7 +262,7 @@ impl Ssd {
             .saturating_sub(self.writing.len() + usize::from(open.is_some()))
             .min(free)
             .min(memory / SEGMENT_BYTES);
-        let room = left + segments * self.layout.lines_per_segment;
+        let room = left + segments * self.layout.plain_lines;
         self.promised_lines + self.lines_for(blocks) <= room
     }
 
@@ -259,6 +304,7 @@ impl Ssd {
         Some(Open {
             segment,
             slots: 0,
+            blocks: 0,
             buf,
         })
     }
@@ -270,8 +316,9 @@ impl Ssd {
     fn seal(&mut self, stream: Stream) {
         let Some(Open {
             segment,
-            slots,
+            blocks,
             mut buf,
+            ..
         }) = self.open[stream as usize].take()
         else {
             return;
@@ -281,21 +328,19 @@ impl Ssd {
         self.segments[segment].sequence = sequence;
         self.segments[segment].state = SegmentState::Sealing;
         let mut footer = CacheFooter::new_zeroed();
-        footer.magic = CACHE_FOOTER_MAGIC;
-        footer.version.set(CACHE_VERSION);
         footer.line_blocks.set(self.layout.line_blocks as u16);
         footer.stream = stream as u8;
         footer.uuid = self.config.uuid;
         footer.format.set(self.root.format);
         footer.sequence.set(sequence);
         footer.segment.set(segment as u32);
-        let lines =
-            || (0..self.layout.lines_per_segment).map(|slot| self.index.line_at(segment, slot));
-        let keys = lines().map(|line| self.index.primary(line).unwrap_or(u64::MAX));
-        let sums = lines().flat_map(|line| self.index.checksums(line).iter().copied());
+        let lines: Vec<(u64, u8)> = (self.index.placed(segment))
+            .map(|(key, place)| (key.unwrap_or(u64::MAX), place.blocks))
+            .collect();
+        let sums = self.index.block_checksums(segment, blocks).iter().copied();
         let (data, last) = buf.split_at_mut(SEGMENT_BYTES - BLOCK_BYTES);
-        data[slots * self.layout.line_bytes()..].fill(0);
-        footer.write(keys, sums, last);
+        data[blocks * BLOCK_BYTES..].fill(0);
+        footer::write(footer, &lines, sums, last);
         self.writing.insert(segment as u32, buf.freeze());
         self.unsent.push_back(segment as u32);
         self.sealed[stream as usize].push_back(segment as u32);
@@ -363,7 +408,8 @@ impl Ssd {
                 continue;
             }
             let candidate = self.compares[index].candidate;
-            let Some(buf) = self.pool.alloc(self.layout.line_bytes()) else {
+            let bytes = self.index.place_of(candidate).bytes();
+            let Some(buf) = self.pool.alloc(bytes) else {
                 self.compares.swap_remove(index);
                 self.unpin(self.index.segment_of(candidate));
                 continue;

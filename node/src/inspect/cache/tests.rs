@@ -164,9 +164,9 @@ fn cache_damage_is_found_wherever_it_is() {
             layout().journal_offset(1, 0) + 70,
             "journal: epoch 1, block 0",
         ),
-        (layout().line_offset(0, 0), "segment 0: 1 of 61 lines"),
+        (layout().segment_offset(0), "segment 0: 1 of 61 lines"),
         (
-            layout().line_offset(1, 5) + 16383,
+            layout().segment_offset(1) + 6 * 16384 - 1,
             "segment 1: 1 of 63 lines",
         ),
         (layout().footer_offset(2), "segment 2: its footer"),

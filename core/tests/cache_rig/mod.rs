@@ -1,0 +1,155 @@
+//! A read cache without a DRAM tier, over a device that does what it is told at once.
+
+#[path = "../world/lz4.rs"]
+mod lz4;
+
+use std::rc::Rc;
+
+use hdcs_core::buf::Pool;
+use hdcs_core::codec::Method;
+use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::read_cache::{
+    CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdTaken,
+};
+pub use lz4::Lz4;
+
+/// Blocks of one line.
+pub const LINE_BLOCKS: usize = 4;
+/// Bytes of one line.
+pub const LINE_BYTES: usize = LINE_BLOCKS * BLOCK_BYTES;
+
+/// See the module.
+pub struct Rig {
+    /// Where buffers come from.
+    pub pool: Rc<Pool>,
+    /// The cache.
+    pub cache: ReadCache,
+    /// Its device.
+    pub medium: Vec<u8>,
+    config: CacheConfig,
+    actions: Vec<Action>,
+}
+
+impl Rig {
+    /// A cache on an empty device of so many bytes.
+    pub fn new(bytes: usize) -> Self {
+        let config = CacheConfig {
+            dram_blocks: 0,
+            ssd: Some(SsdConfig {
+                bytes: bytes as u64,
+                uuid: [1; 16],
+                line_blocks: LINE_BLOCKS,
+            }),
+            ssd_answer_max: Nanos::from_millis(5_000),
+        };
+        let pool = Pool::new(16 << 20);
+        let mut actions = Vec::new();
+        let mut cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        cache.set_codec(&Lz4);
+        let mut rig = Self {
+            pool,
+            cache,
+            medium: vec![0; bytes],
+            config,
+            actions,
+        };
+        rig.run();
+        rig
+    }
+
+    /// Poll and perform until nothing is left to do.
+    pub fn run(&mut self) {
+        self.event(CacheEvent::Poll);
+        while !self.actions.is_empty() {
+            let action = self.actions.remove(0);
+            self.perform(action);
+        }
+        self.cache.check_invariants();
+    }
+
+    fn event(&mut self, event: CacheEvent) {
+        self.cache.step(Nanos(0), event, &mut self.actions);
+    }
+
+    fn perform(&mut self, action: Action) {
+        let (token, done) = match action {
+            Action::CacheRead {
+                token,
+                offset,
+                mut buf,
+            } => {
+                let (at, bytes) = (offset as usize, buf.len());
+                buf.copy_from_slice(&self.medium[at..at + bytes]);
+                (token, Done::Read(buf))
+            }
+            Action::CacheWrite {
+                token,
+                offset,
+                data,
+                ..
+            } => {
+                let mut at = offset as usize;
+                for part in &data {
+                    self.medium[at..at + part.len()].copy_from_slice(part);
+                    at += part.len();
+                }
+                (token, Done::Written)
+            }
+            other => panic!("not of a cache: {other:?}"),
+        };
+        let result = Ok(done);
+        self.event(CacheEvent::Completed(Completion { token, result }));
+    }
+
+    /// Write everything out, so that the next start is warm.
+    pub fn close(&mut self) {
+        self.event(CacheEvent::Close);
+        self.run();
+        assert!(self.cache.is_closed());
+    }
+
+    /// Start again with what is on the medium.
+    pub fn restart(&mut self) {
+        self.actions.clear();
+        let pool = Rc::clone(&self.pool);
+        self.cache = ReadCache::new(self.config.clone(), Nanos(0), pool, &mut self.actions);
+        self.cache.set_codec(&Lz4);
+        self.run();
+        assert!(self.cache.is_ready());
+    }
+
+    /// Fill a line, compressed by a method if there is one.
+    pub fn fill(
+        &mut self,
+        volume: u32,
+        line: u64,
+        bytes: &[u8],
+        method: Option<Method>,
+    ) -> SsdTaken {
+        let mut data = self.pool.alloc(LINE_BYTES).expect("memory for a line");
+        data.copy_from_slice(bytes);
+        let taken = (self.cache).fill_compressed(key(volume, line), &data.freeze(), method);
+        self.run();
+        taken
+    }
+
+    /// What a block and those behind it in what is read for it are; `None` if it is not there, `Err` if it is damaged.
+    pub fn read(&mut self, volume: u32, line: u64, block: u64) -> Option<Result<Vec<u8>, Corrupt>> {
+        match self.cache.lookup(BlockKey(key(volume, line).0 + block)) {
+            Lookup::Miss => None,
+            Lookup::Dram(data) => Some(Ok(data.to_vec())),
+            Lookup::Ssd(read) => {
+                let at = read.offset as usize;
+                let mut data = self.medium[at..at + read.bytes].to_vec();
+                let plain = self.cache.finish_ssd_read(read, Some(&mut data));
+                Some(plain.map(<[u8]>::to_vec))
+            }
+        }
+    }
+}
+
+/// The first block of a line of a volume.
+pub fn key(volume: u32, line: u64) -> BlockKey {
+    BlockKey::new(volume, line * LINE_BLOCKS as u64)
+}
