@@ -83,6 +83,12 @@ pub enum Plant {
     ForgottenPin,
     /// Pins are taken beyond what they may have.
     HoardedPins,
+    /// What is dear to read again is not held on to.
+    BlindWeights,
+    /// The SSD tier is filled beyond its marks.
+    IgnoredMarks,
+    /// Lines go to the SSD tier whose reads were not counted.
+    UncountedReads,
 }
 
 impl Plant {
@@ -109,6 +115,9 @@ impl Plant {
             | Self::MisplacedFill
             | Self::ForgottenPin
             | Self::HoardedPins
+            | Self::BlindWeights
+            | Self::IgnoredMarks
+            | Self::UncountedReads
             | Self::HastySwitch
             | Self::IdleScrub
             | Self::ForcedDiscard

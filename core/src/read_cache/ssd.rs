@@ -43,6 +43,7 @@ use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::benefit::Worths;
 use super::ghost::Ghost;
 use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
@@ -189,6 +190,7 @@ pub struct Ssd {
     /// Segments that are not on the medium yet: their bytes.
     writing: BTreeMap<u32, Buf>,
     pub eviction: Eviction,
+    pub worths: Worths,
     pins: Pins,
     /// Segments of each stream that eviction has passed over since it found one, and the sequence number at which it
     /// found that all of them are pinned.
@@ -265,6 +267,7 @@ impl Ssd {
             unsent: VecDeque::new(),
             writing: BTreeMap::new(),
             eviction: Eviction::default(),
+            worths: Worths::default(),
             pins: Pins::default(),
             passed_over: [0; 2],
             all_pinned_at: 0,
@@ -320,6 +323,7 @@ impl Ssd {
         self.counters.losses += 1;
         self.pins = before.pins;
         self.eviction.marks = before.eviction.marks;
+        self.worths = before.worths;
         self.drive(actions);
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::qos::{FlowId, QosStats, Ticket};
-use hdcs_core::read_cache::Barrier;
+use hdcs_core::read_cache::{Barrier, ReadCache};
 use hdcs_core::volume::{Discard, Phase, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
@@ -312,7 +312,13 @@ impl Served {
     }
 
     /// What the control plane may know.
-    pub fn report(&self, now: Nanos, connections: usize, qos: QosStats) -> VolumeReport {
+    pub fn report(
+        &self,
+        now: Nanos,
+        connections: usize,
+        qos: QosStats,
+        cache: &ReadCache,
+    ) -> VolumeReport {
         let [read_latency, write_latency, flush_latency] = self.latencies.clone();
         VolumeReport {
             name: self.name.clone(),
@@ -329,6 +335,7 @@ impl Served {
             flush_latency,
             connections,
             qos,
+            benefit: self.volume.benefit(cache),
             store: self.backend.counts(),
             pin_trouble: self.pin_trouble.clone(),
             home: self.home(),

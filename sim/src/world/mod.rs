@@ -263,6 +263,10 @@ pub struct Coverage {
     pub scrub_healed: u64,
     /// Pins that were looked at closely.
     pub pins: u64,
+    /// Times that the worth of lines, and the marks, were looked at closely.
+    pub weighed: u64,
+    /// Ranges whose reads were counted.
+    pub counted: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -302,6 +306,8 @@ impl Coverage {
         self.scrubs += other.scrubs;
         self.scrub_healed += other.scrub_healed;
         self.pins += other.pins;
+        self.weighed += other.weighed;
+        self.counted += other.counted;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -318,7 +324,7 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} scrubs that \
-             healed {} blocks, {} lost logs, \
+             healed {} blocks, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there",
             self.steps,
@@ -341,6 +347,8 @@ impl std::fmt::Display for Coverage {
             self.pins,
             self.scrubs,
             self.scrub_healed,
+            self.weighed,
+            self.counted,
             self.lost_logs,
             self.commits,
             self.crossings,
@@ -797,6 +805,7 @@ impl World {
 }
 
 mod audits;
+mod benefit;
 mod clients;
 mod clones;
 mod director;

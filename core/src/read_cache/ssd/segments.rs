@@ -147,7 +147,8 @@ impl Ssd {
     }
 
     fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) {
-        let is_remembered = self.ghost.remove(mix(key)).is_some();
+        let gain = self.gain(BlockKey(key).volume());
+        let is_remembered = self.ghost.remove(mix(key)).is_some() && self.worths.is_drawn(-gain);
         let stream = if is_remembered || self.pins.contains(key) {
             Stream::Main
         } else {
@@ -181,6 +182,7 @@ impl Ssd {
         open.slots += 1;
         let full = open.slots == self.layout.lines_per_segment;
         self.index.place(line, key, sums, shareable);
+        self.worths.note(BlockKey(key).volume(), stream as usize);
         if full {
             self.seal(stream);
         }
