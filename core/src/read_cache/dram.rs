@@ -546,6 +546,30 @@ mod tests {
     }
 
     #[test]
+    fn dram_holds_on_to_what_is_worth_more() {
+        for (dear, kept) in [(None, 0..50), (Some(400), 300..500)] {
+            let mut dram = Dram::new(1000);
+            dram.worths.set(3, Some(300));
+            dram.worths.set(4, dear);
+            let mut random = fastrand::Rng::with_seed(7);
+            for step in 0..20_000 {
+                if step < 500 {
+                    dram.insert(BlockKey::new(4, step), &[1; BLOCK_BYTES]);
+                }
+                // The cheap set is twice the tier.
+                let cheap = key(random.u64(..2000));
+                if dram.lookup(cheap).is_none() {
+                    dram.insert(cheap, &[2; BLOCK_BYTES]);
+                }
+            }
+            dram.check_invariants();
+            let found = (0..500).filter(|&block| dram.contains(BlockKey::new(4, block)));
+            let found = found.count();
+            assert!(kept.contains(&found), "{dear:?}: {found} of 500");
+        }
+    }
+
+    #[test]
     fn dram_uses_every_frame_before_it_drops_one() {
         let mut dram = Dram::new(1000);
         (0..900).for_each(|block| dram.insert(key(block), &[1; BLOCK_BYTES]));
