@@ -9,7 +9,7 @@ use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
 use hdcs_core::read_cache::{
     CacheConfig, CacheEvent, Corrupt, FillMarks, Lookup, PinRefused, ReadCache, SsdConfig,
-    SsdFailure, SsdState, Tier,
+    SsdFailure, SsdState, Tier, Tiering,
 };
 
 const REGION: usize = 16 << 20;
@@ -150,6 +150,26 @@ impl Rig {
         }
     }
 
+    /// Lines of another volume, all different.
+    fn fill_neighbour(&mut self, lines: std::ops::Range<u64>) {
+        for line in lines {
+            let mut data = self.pool.alloc(4 * BLOCK_BYTES).unwrap();
+            data.fill(9);
+            data[..8].copy_from_slice(&line.to_le_bytes());
+            let first = BlockKey::new(2, line * 4);
+            self.cache.fill(first, &data.freeze());
+            self.run();
+        }
+    }
+
+    /// A read of a line from the backends of this volume and of its neighbour takes so long.
+    fn costs(&mut self, own: Nanos, neighbour: Nanos) {
+        for _ in 0..100 {
+            self.cache.note_miss(BlockKey::new(1, 0), 4, own);
+            self.cache.note_miss(BlockKey::new(2, 0), 4, neighbour);
+        }
+    }
+
     fn read(&mut self, line: u64, block: u64) -> Option<Result<u8, Corrupt>> {
         match self.cache.lookup(BlockKey(key(line).0 + block)) {
             Lookup::Miss => None,
@@ -232,6 +252,58 @@ fn cache_keeps_used_lines_through_a_scan() {
     // Half of a segment is kept at most.
     assert!(rig.present(0..60) >= 31, "{} kept", rig.present(0..60));
     assert!(rig.cache.stats().ssd_used_lines <= rig.cache.stats().ssd_lines);
+}
+
+#[test]
+fn cache_by_benefit_keeps_what_is_dear_through_a_cheap_scan() {
+    for (tiering, kept) in [(Tiering::Recency, 0..10), (Tiering::Benefit, 150..200)] {
+        let mut rig = Rig::new();
+        rig.cache.set_tiering(tiering);
+        rig.costs(Nanos::from_millis(20), Nanos::from_micros(300));
+        rig.fill_neighbour(0..600);
+        for line in 0..200 {
+            rig.fill_lines(line..line + 1);
+            rig.fill_neighbour(1000 + 3 * line..1003 + 3 * line);
+        }
+        rig.fill_neighbour(2000..4000);
+        let found = rig.present(0..200);
+        assert!(kept.contains(&found), "{tiering:?}: {found} of 200");
+    }
+}
+
+#[test]
+fn cache_by_benefit_of_equal_volumes_is_what_it_is_by_recency() {
+    let [recency, benefit] = [Tiering::Recency, Tiering::Benefit].map(|tiering| {
+        let mut rig = Rig::new();
+        rig.cache.set_tiering(tiering);
+        rig.costs(Nanos::from_millis(3), Nanos::from_millis(4));
+        for line in 0..700 {
+            rig.fill_lines(line..line + 1);
+            rig.fill_neighbour(2 * line..2 * line + 2);
+            rig.read(line / 2, 0);
+        }
+        rig.medium
+    });
+    assert!(recency == benefit, "the same lines are in the same places");
+}
+
+#[test]
+fn cache_takes_nothing_that_saves_nothing_while_it_is_full_of_what_is_dear() {
+    let mut rig = Rig::new();
+    rig.costs(Nanos::from_millis(20), Nanos::from_micros(90));
+    for _ in 0..100 {
+        rig.cache
+            .note_ssd_hit(BlockKey::new(1, 0), Nanos::from_micros(100));
+    }
+    assert!(rig.cache.is_worth_taking(2), "there is room");
+    rig.fill_lines(0..2000);
+    assert!(rig.cache.is_worth_taking(1) && !rig.cache.is_worth_taking(2));
+    // Whoever fills it all the same has it taken.
+    let filled = rig.cache.stats().filled_lines;
+    rig.fill_neighbour(0..10);
+    assert_eq!(rig.cache.stats().filled_lines, filled + 10);
+    rig.cache.set_tiering(Tiering::Recency);
+    assert!(rig.cache.is_worth_taking(2));
 }
 
 #[test]

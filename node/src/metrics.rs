@@ -13,7 +13,9 @@ use std::fmt::Write;
 use hdcs_core::volume::Policy;
 
 use crate::config::value::Word;
-use crate::control::api::{Counters, HomeCounters, Latency, Scrub, Status, StoreCounters, Volume};
+use crate::control::api::{
+    Counters, HomeCounters, Latency, Scrub, Status, StoreCounters, Volume, VolumeBenefit,
+};
 use crate::control::view;
 
 /// The content type of what [`render`] returns.
@@ -391,12 +393,50 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
             }
         }
     }
+    benefits(&mut page, volumes);
     stores(&mut page, volumes);
     homes(&mut page, volumes);
     scrubs(&mut page, volumes);
     heat_maps(&mut page, volumes);
     latencies(&mut page, volumes);
     page.text
+}
+
+/// What reading volumes costs, and how the read cache weighs them.
+fn benefits(page: &mut Page, volumes: &[Volume]) {
+    type OfBenefit = (&'static str, fn(&VolumeBenefit) -> Option<f64>);
+    let families: [(&str, &str, [OfBenefit; 2]); 2] = [
+        (
+            "hdcs_volume_read_cost_seconds",
+            "Mean time of late that a client's read has waited for a line of the backend, or for a block of the SSD tier \
+             (of all volumes).",
+            [
+                ("tier=\"backend\"", |b| b.miss_us.map(|us| us / 1e6)),
+                ("tier=\"ssd\"", |b| b.ssd_hit_us.map(|us| us / 1e6)),
+            ],
+        ),
+        (
+            "hdcs_volume_cache_weight",
+            "How many times as long the volume's blocks are held on to as the mean of the tier; see cache_tiering.",
+            [
+                ("tier=\"dram\"", |b| Some(b.dram_weight)),
+                ("tier=\"ssd\"", |b| Some(b.ssd_weight)),
+            ],
+        ),
+    ];
+    for (name, help, samples) in families {
+        page.family(name, "gauge", help);
+        for volume in volumes {
+            let Some(benefit) = &volume.benefit else {
+                continue;
+            };
+            for (labels, value) in samples {
+                if let Some(value) = value(benefit) {
+                    page.sample("", &[&label("volume", &volume.name), labels], value);
+                }
+            }
+        }
+    }
 }
 
 /// Labels of a sample, and its value.
@@ -811,6 +851,7 @@ mod tests {
             encryption: None,
             pins: Vec::new(),
             pin_trouble: None,
+            benefit: open.then(Default::default),
             connections: 0,
             settings: std::collections::BTreeMap::new(),
             overridden: Vec::new(),

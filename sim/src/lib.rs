@@ -13,6 +13,7 @@
 
 pub mod backend;
 pub mod check_backend;
+pub mod check_benefit;
 pub mod check_bounds;
 pub mod check_heat;
 pub mod check_log;

@@ -91,6 +91,12 @@ pub enum Plant {
     LateKeeping,
     /// An opening does not look for a superblock beside the log's device.
     StaleLog,
+    /// What is dear to read again is not held on to.
+    BlindWeights,
+    /// The SSD tier is filled beyond its marks.
+    IgnoredMarks,
+    /// Lines go to the SSD tier whose reads were not counted.
+    UncountedReads,
 }
 
 impl Plant {
@@ -120,6 +126,9 @@ impl Plant {
             | Self::ForgottenWarmUp
             | Self::LateKeeping
             | Self::StaleLog
+            | Self::BlindWeights
+            | Self::IgnoredMarks
+            | Self::UncountedReads
             | Self::HastySwitch
             | Self::IdleScrub
             | Self::ForcedDiscard

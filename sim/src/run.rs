@@ -13,6 +13,8 @@ use crate::workload::Ask;
 use crate::world::{Coverage, Ended, World};
 
 /// Openings that may be refused one after another before a run gives up; each is excused, and then
+/// Reads after which a line goes to the SSD tier, where that is looked at.
+const PROMOTE_HITS: u8 = 3;
 /// its cause is taken away.
 const REFUSALS_MAX: u32 = 3;
 
@@ -255,8 +257,10 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.run_until(World::is_destaged)?;
     world.run_until(|world| world.is_cache_back())?;
     share(world)?;
+    world.weigh()?;
     for unit in 0..world.units() {
         promote(world, unit)?;
+        count(world, unit)?;
         pin(world, unit)?;
         warm_up(world, unit)?;
     }
@@ -330,6 +334,24 @@ fn promote(world: &mut World, unit: usize) -> Result<(), Violation> {
     world.watch(unit, range);
     read(world, unit, range)?;
     world.check_promotion_used(unit, range)
+}
+
+/// Read a range as often as its lines have to be read before they go to the SSD tier, and look each time.
+fn count(world: &mut World, unit: usize) -> Result<(), Violation> {
+    // What is pinned goes there uncounted.
+    let range = world.promotable(unit).filter(|_| !world.has_pins());
+    let Some(range) = range else {
+        return Ok(());
+    };
+    world.settle()?;
+    world.count_from_now(unit, PROMOTE_HITS)?;
+    for reads in 1..=PROMOTE_HITS {
+        send(world, unit, Ask::Evict(range))?;
+        world.run_until(|world| world.is_idle())?;
+        read(world, unit, range)?;
+        world.check_counted(unit, range, reads, PROMOTE_HITS)?;
+    }
+    Ok(())
 }
 
 /// Pin a range, let a neighbour fill the tier and writes drop lines of it: it is there all the same.

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use hdcs_core::codec::Method;
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
-use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;
@@ -574,6 +574,14 @@ impl Scenario {
             }
         } else {
             FillMarks::default()
+        }
+    }
+
+    /// By what the cache chooses what it keeps: for one seed in two by benefit.
+    pub fn tiering(&self) -> Tiering {
+        match mix(self.seed ^ mix(9)) % 2 {
+            0 => Tiering::Benefit,
+            _ => Tiering::Recency,
         }
     }
 

@@ -147,6 +147,21 @@ fn plant_of_a_warm_up_that_leaves_something_out_is_caught() {
 }
 
 #[test]
+fn plant_of_weights_that_are_not_used_is_caught() {
+    assert_caught(Plant::BlindWeights, &["benefit-not-kept"]);
+}
+
+#[test]
+fn plant_of_marks_that_are_ignored_is_caught() {
+    assert_caught(Plant::IgnoredMarks, &["fill-beyond-mark"]);
+}
+
+#[test]
+fn plant_of_reads_that_are_not_counted_is_caught() {
+    assert_caught(Plant::UncountedReads, &["taken-uncounted"]);
+}
+
+#[test]
 fn plant_of_a_number_kept_without_its_log_is_caught() {
     assert_caught(Plant::KeptNumber, &["read-stale"]);
 }

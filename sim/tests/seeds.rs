@@ -52,6 +52,8 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.crossings > 30
             && coverage.snapshots > 20
             && coverage.shrinks > 4
+            && coverage.weighed > 10
+            && coverage.counted > 30
             && coverage.shared_sectors > 1000
             && coverage.switches > 50
             && coverage.direct_writes > 500,

@@ -3,6 +3,7 @@
 //! No volume and no device takes part: the requests of a trace go to each policy in turn. The models
 //! are seeded, so their table can be repeated to the last digit.
 
+mod benefit;
 mod policy;
 mod read;
 mod trace;
@@ -40,6 +41,10 @@ pub struct Options {
     /// Leave out the writes of a file.
     #[arg(long)]
     reads_only: bool,
+    /// Instead, what it gains to weigh blocks by what reading them again costs: volumes on a fast and a slow
+    /// backend that share a cache.
+    #[arg(long, conflicts_with_all = ["trace", "format", "reads_only"])]
+    benefit: bool,
     /// Where the results go, in a directory of their own.
     #[arg(long, default_value = "bench/results")]
     results: PathBuf,
@@ -62,6 +67,9 @@ pub struct Row {
 
 /// Run what was asked for.
 pub fn run(options: &Options) -> Result<()> {
+    if options.benefit {
+        return benefit::run(options.requests, &options.results);
+    }
     let mut traces = Vec::new();
     for path in &options.trace {
         traces.push(read::trace(path, options.format, options.reads_only)?);

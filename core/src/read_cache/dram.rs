@@ -19,6 +19,8 @@
 //! used: so a loop that is larger than the cache keeps a part of itself in, instead of turning
 //! the whole ring over.
 //!
+//! Where volumes differ in what their reads cost, the hands weigh what they pass; see `benefit`.
+//!
 //! Invariants:
 //! 1. A frame is in the table under its key, or it is empty.
 //! 2. A frame is written only while nobody holds it (`Arena::claim` refuses otherwise); a frame that
@@ -34,6 +36,7 @@ use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::benefit::{Worths, unproven};
 use super::ghost::{Ghost, Ring};
 use super::table::{Table, mix};
 use crate::buf::{Arena, Buf};
@@ -81,6 +84,7 @@ pub struct Dram {
     /// Frames from here on were never used; the main ring is taken in order.
     fresh: usize,
     evicted: u64,
+    pub worths: Worths,
 }
 
 impl Dram {
@@ -98,6 +102,7 @@ impl Dram {
             free: NONE,
             fresh: small,
             evicted: 0,
+            worths: Worths::default(),
         }
     }
 
@@ -111,6 +116,11 @@ impl Dram {
 
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// The doublings by which a volume's frames are worth more than the mean of the main ring.
+    pub fn gain(&self, volume: u32) -> i32 {
+        self.worths.gain(volume, Ring::Main as usize)
     }
 
     pub fn index_bytes(&self) -> usize {
@@ -165,13 +175,19 @@ impl Dram {
             }
             self.vacate(frame);
         }
-        let Some(frame) = self.take_frame(hash) else {
+        let Some(frame) = self.take_frame(key, hash) else {
             return;
         };
         let written = self.write(frame, data);
         assert!(written, "a frame that was taken is not held");
         self.keys[frame] = key.0 | COUNT_ONE;
         self.table.insert(hash, frame as u32);
+        let ring = if frame < self.small {
+            Ring::Small
+        } else {
+            Ring::Main
+        };
+        self.worths.note(key.volume(), ring as usize);
     }
 
     fn write(&self, frame: usize, data: &[u8]) -> bool {
@@ -190,16 +206,21 @@ impl Dram {
     }
 
     /// An empty frame that nobody holds and that is in no list.
-    fn take_frame(&mut self, hash: u64) -> Option<usize> {
+    fn take_frame(&mut self, key: BlockKey, hash: u64) -> Option<usize> {
         let remembered = self.ghost.remove(hash);
         if let Some(frame) = self.take_free() {
             return Some(frame);
         }
-        if let Some(ring) = remembered {
+        let gain = self.gain(key.volume());
+        if let Some(ring) = remembered
+            && self.worths.is_drawn(-gain)
+        {
             let looks = match ring {
                 Ring::Small => LOOKS_FROM_SMALL,
                 Ring::Main => LOOKS_FROM_MAIN,
             };
+            // What is worth more may drive out what was used, if that is worth less.
+            let looks = (looks << gain.max(0)).min(DRAM_SWEEP_FRAMES_MAX);
             let frame = self.sweep_main(looks);
             self.move_border(ring, frame.is_some());
             if frame.is_some() {
@@ -293,7 +314,13 @@ impl Dram {
             if word & COUNT_MASK == 0 {
                 return Some(frame);
             }
-            if word & COUNT_MASK == COUNT_ONE || !self.promote(frame) {
+            let gain = self.pass(word, Ring::Small);
+            let stays = if word & COUNT_MASK == COUNT_ONE {
+                !self.worths.is_drawn(unproven(gain))
+            } else {
+                self.worths.is_drawn(-gain)
+            };
+            if !stays || !self.promote(frame) {
                 self.vacate(frame);
                 self.evict(word & !COUNT_MASK, Ring::Small);
             }
@@ -318,6 +345,8 @@ impl Dram {
         self.table.replace(mix(key), from as u32, to as u32);
         self.keys[to] = key | COUNT_ONE;
         self.keys[from] = 0;
+        self.worths
+            .note(BlockKey(key).volume(), Ring::Main as usize);
         true
     }
 
@@ -337,7 +366,12 @@ impl Dram {
             if word & COUNT_MASK == 0 || self.is_held(frame) {
                 continue;
             }
-            if word & COUNT_MASK > COUNT_ONE && step + 1 < DRAM_SWEEP_FRAMES_MAX {
+            let gain = self.pass(word, Ring::Main);
+            let is_last = step + 1 == DRAM_SWEEP_FRAMES_MAX;
+            if !is_last && !self.worths.is_drawn(gain) {
+                continue;
+            }
+            if word & COUNT_MASK > COUNT_ONE && !is_last && self.worths.is_drawn(-gain) {
                 self.keys[frame] -= COUNT_ONE;
                 continue;
             }
@@ -348,6 +382,12 @@ impl Dram {
             return Some(frame);
         }
         None
+    }
+
+    /// The hand of a ring passes a frame with this word.
+    fn pass(&mut self, word: u64, ring: Ring) -> i32 {
+        let volume = BlockKey(word & !COUNT_MASK).volume();
+        self.worths.pass(volume, ring as usize)
     }
 
     /// Take a frame out of the table; it becomes empty.
@@ -510,6 +550,30 @@ mod tests {
         }
         dram.check_invariants();
         assert!(dram.small < long / 2, "{} of {long} frames", dram.small);
+    }
+
+    #[test]
+    fn dram_holds_on_to_what_is_worth_more() {
+        for (dear, kept) in [(None, 0..50), (Some(400), 300..500)] {
+            let mut dram = Dram::new(1000);
+            dram.worths.set(3, Some(300));
+            dram.worths.set(4, dear);
+            let mut random = fastrand::Rng::with_seed(7);
+            for step in 0..20_000 {
+                if step < 500 {
+                    dram.insert(BlockKey::new(4, step), &[1; BLOCK_BYTES]);
+                }
+                // The cheap set is twice the tier.
+                let cheap = key(random.u64(..2000));
+                if dram.lookup(cheap).is_none() {
+                    dram.insert(cheap, &[2; BLOCK_BYTES]);
+                }
+            }
+            dram.check_invariants();
+            let found = (0..500).filter(|&block| dram.contains(BlockKey::new(4, block)));
+            let found = found.count();
+            assert!(kept.contains(&found), "{dear:?}: {found} of 500");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! | part | decides |
 //! |---|---|
+//! | `benefit` | what of a volume's blocks is worth more than others |
 //! | `dram` | which 4 KiB frames hold what, and which goes |
 //! | `index` | which line of the SSD tier holds which address |
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
@@ -31,6 +32,7 @@
 //! Failure: see `ssd`. A device that fails or does not answer turns the SSD tier off and reads into
 //! misses, never into errors; it is readmitted, empty, when the node finds it well again.
 
+mod benefit;
 mod dram;
 mod footer;
 mod ghost;
@@ -55,9 +57,11 @@ use crate::cipher::BlockCipher;
 use crate::codec::{Codec, Method};
 use crate::io::{Action, BlockKey, Completion, Nanos};
 use crate::limits::BLOCK_BYTES;
+use benefit::Benefit;
 use dram::Dram;
 use ssd::{Found, Ssd};
 
+pub use benefit::{Tiering, VolumeBenefit};
 // For looking at a cache's device without serving from it.
 pub use footer::{FooterLine, FooterLines, Place};
 pub use journal::{Entry, EpochScan, Layout};
@@ -246,6 +250,8 @@ pub struct ReadCache {
     line_blocks: u64,
     dram: Dram,
     ssd: Option<Ssd>,
+    benefit: Benefit,
+    tiering: Tiering,
     /// Of the volumes that are encrypted, by number.
     ciphers: BTreeMap<u32, Arc<dyn BlockCipher>>,
     /// What the SSD tier was last seen doing, and since when.
@@ -282,6 +288,8 @@ impl ReadCache {
             line_blocks: ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64),
             dram: Dram::new(dram_blocks),
             ssd: ssd.and_then(make),
+            benefit: Benefit::default(),
+            tiering: Tiering::default(),
             ciphers: BTreeMap::new(),
             seen: (SsdState::Off, Nanos(0)),
             closing: false,
@@ -302,6 +310,56 @@ impl ReadCache {
     pub fn set_fill_marks(&mut self, marks: FillMarks) {
         if let Some(ssd) = &mut self.ssd {
             ssd.eviction.marks = marks;
+        }
+    }
+
+    /// By what the tiers choose what they keep, from now on.
+    pub fn set_tiering(&mut self, tiering: Tiering) {
+        self.tiering = tiering;
+        self.dram.worths.clear();
+        if let Some(ssd) = &mut self.ssd {
+            ssd.worths.clear();
+        }
+    }
+
+    /// A client's read has had `blocks` blocks from `first` from the backend in this time.
+    pub fn note_miss(&mut self, first: BlockKey, blocks: u64, took: Nanos) {
+        let lines = blocks.div_ceil(self.line_blocks).max(1);
+        self.benefit.missed(first.volume(), Nanos(took.0 / lines));
+        self.weigh(first.volume());
+    }
+
+    /// A client's read has had a block from the SSD tier in this time.
+    pub fn note_ssd_hit(&mut self, key: BlockKey, took: Nanos) {
+        self.benefit.read_ssd(key.volume(), took);
+        self.weigh(key.volume());
+    }
+
+    fn weigh(&mut self, volume: u32) {
+        if self.tiering == Tiering::Recency {
+            return;
+        }
+        let worth = self.benefit.dram_worth(volume);
+        self.dram.worths.set(volume, worth);
+        if let Some(ssd) = &mut self.ssd {
+            ssd.worths.set(volume, self.benefit.ssd_worth(volume));
+        }
+    }
+
+    /// Whether the SSD tier is to take what clients read of this volume. Not, if that has to drive out
+    /// what is worth more, and the backend is as fast as the SSD.
+    pub fn is_worth_taking(&self, volume: u32) -> bool {
+        let ssd = self.ssd.as_ref();
+        !self.benefit.saves_nothing(volume) || ssd.is_none_or(|ssd| !ssd.drives_out_for(volume))
+    }
+
+    /// What reads of a volume cost, and how its blocks are weighed for it.
+    pub fn benefit(&self, volume: u32) -> VolumeBenefit {
+        VolumeBenefit {
+            miss: self.benefit.miss(volume),
+            ssd_hit: self.benefit.ssd_hit(),
+            dram_gain: self.dram.gain(volume),
+            ssd_gain: self.ssd.as_ref().map_or(0, |ssd| ssd.gain(volume)),
         }
     }
 
@@ -568,6 +626,8 @@ impl ReadCache {
     /// Forget every block of a volume.
     pub fn forget_volume(&mut self, volume: u32) {
         self.invalidate(BlockKey::new(volume, 0), 1 << 40);
+        self.benefit.forget(volume);
+        self.weigh(volume);
     }
 
     /// The point after all invalidations so far. Once [`Self::persisted`] has reached it, no

@@ -43,6 +43,7 @@ use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::benefit::Worths;
 use super::ghost::Ghost;
 use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
@@ -192,6 +193,7 @@ pub struct Ssd {
     writing: BTreeMap<u32, Buf>,
     pub packing: Packing,
     pub eviction: Eviction,
+    pub worths: Worths,
     pins: Pins,
     /// Segments of each stream that eviction has passed over since it found one, and the sequence number at which it
     /// found that all of them are pinned.
@@ -265,6 +267,7 @@ impl Ssd {
             writing: BTreeMap::new(),
             packing: Packing::default(),
             eviction: Eviction::default(),
+            worths: Worths::default(),
             pins: Pins::default(),
             passed_over: [0; 2],
             all_pinned_at: 0,
@@ -321,6 +324,7 @@ impl Ssd {
         self.packing = before.packing;
         self.pins = before.pins;
         self.eviction.marks = before.eviction.marks;
+        self.worths = before.worths;
         self.drive(actions);
     }
 

@@ -24,7 +24,7 @@ use super::{Context, Volume};
 use crate::buf::Buf;
 use crate::io::{BlockKey, SectorRange};
 use crate::limits::{BLOCK_BYTES, INHERITED_PAGES_MIXED_MAX};
-use crate::read_cache::{Lookup, SsdTaken, Tier};
+use crate::read_cache::{Lookup, ReadCache, SsdTaken, Tier, VolumeBenefit};
 
 /// Blocks of one page: 16 MiB of the volume.
 const PAGE_BLOCKS: u64 = 4096;
@@ -213,7 +213,7 @@ impl Volume {
     }
 
     /// The key under which a block is filled.
-    fn fill_key(&self, block: u64, cx: &Context<'_>) -> BlockKey {
+    pub(super) fn fill_key(&self, block: u64, cx: &Context<'_>) -> BlockKey {
         match self.origin_key(block) {
             Some(key) if self.is_line_inherited(block, cx) => key,
             _ => self.own_key(block),
@@ -254,6 +254,21 @@ impl Volume {
         let key = self.fill_key(block, cx);
         let end = BlockKey::new(key.volume(), self.whole_blocks());
         cx.cache.is_promoted(key, end)
+    }
+
+    /// What reading the volume costs, and how its blocks are weighed for it: its own, or, of a clone that has read
+    /// nothing else, what it has inherited.
+    pub fn benefit(&self, cache: &ReadCache) -> VolumeBenefit {
+        let own = cache.benefit(self.config.number);
+        match self.origin() {
+            Some(origin) if own.miss.is_none() => cache.benefit(origin),
+            _ => own,
+        }
+    }
+
+    /// Whether the SSD tier is to take what clients read around a block.
+    pub(super) fn is_worth_taking(&self, block: u64, cx: &Context<'_>) -> bool {
+        cx.cache.is_worth_taking(self.fill_key(block, cx).volume())
     }
 
     /// Keep whole blocks that were fetched, in the DRAM tier alone or in both, each run of lines under

@@ -361,6 +361,7 @@ impl Volume {
                     log_bytes,
                     ..config
                 };
+                self.reconfigure_reads(cx);
                 if let Some(log) = &mut self.log {
                     log.set_compresses(self.config.compression.is_some());
                     log.set_entries_max(self.config.log_entries_max);
@@ -463,9 +464,12 @@ impl Volume {
 
     fn completed(&mut self, now: Nanos, completion: Completion, cx: &mut Context<'_>) {
         let Completion { token, result } = completion;
-        let Running { op, .. } = self.ops.remove(token.0 as usize);
+        let Running { op, since } = self.ops.remove(token.0 as usize);
         if op.is_of_backend() {
             self.backend_answered(&op, result.as_ref().err().copied(), cx);
+        }
+        if result.is_ok() {
+            self.note_cost(&op, now.since(since), cx);
         }
         match op {
             Op::Replay { chunk } => self.replayed(now, chunk, result, cx),

@@ -22,7 +22,7 @@ use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Action, Done, Reply, RequestId, SectorRange};
+use crate::io::{Action, Done, Nanos, Reply, RequestId, SectorRange};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::read_cache::{Lookup, SsdRead, SsdTaken, Tier};
 use crate::read_counts::ReadCounts;
@@ -683,6 +683,22 @@ impl Volume {
         }
     }
 
+    /// An action of a read took so long: what the cache weighs blocks by.
+    pub(super) fn note_cost(&self, op: &Op, took: Nanos, cx: &mut Context<'_>) {
+        match op {
+            Op::ReadSsd { permission, .. } => cx.cache.note_ssd_hit(permission.key, took),
+            Op::Fetch { fetch } => {
+                let fetch = &self.reads.fetches[*fetch];
+                // Nobody has waited for what was read ahead in time, or promoted.
+                if fetch.fill != Fill::Nowhere && !fetch.waiters.is_empty() {
+                    let key = self.fill_key(fetch.first_block, cx);
+                    cx.cache.note_miss(key, fetch.blocks, took);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Keep what was fetched; a last partial block of the volume is not cached. Returns what the SSD tier took.
     fn fill_cache(
         &self,
@@ -703,6 +719,7 @@ impl Volume {
         let fill = match fill {
             // The SSD tier would keep what the backend may lose.
             Fill::Both | Fill::ByUse if self.direct.is_unflushed(range) => Fill::Dram,
+            Fill::ByUse if !self.is_worth_taking(first_block, cx) => Fill::Dram,
             other => other,
         };
         match (fill, &self.reads.counts) {

@@ -3,7 +3,7 @@
 use hdcs_core::io::{Request, SectorRange};
 use hdcs_core::limits::CACHE_BYTES_MIN;
 use hdcs_core::read_cache::SsdConfig;
-use hdcs_core::volume::Persist;
+use hdcs_core::volume::{Event, Persist};
 
 use crate::world::{self, BYTES, World};
 
@@ -54,6 +54,18 @@ fn promote_hits_of_three_takes_what_is_read_three_times() {
         taken > LINES * 3 / 4,
         "{taken} of {LINES} at the third read"
     );
+}
+
+#[test]
+fn promote_hits_that_are_changed_hold_from_then_on() {
+    let mut world = world(1);
+    let mut config = world.config.clone();
+    config.promote_hits = 2;
+    world.step(Event::Reconfigure(config.clone()));
+    assert_eq!(read_all(&mut world), 0, "read once");
+    config.promote_hits = 1;
+    world.step(Event::Reconfigure(config));
+    assert!(read_all(&mut world) > LINES * 3 / 4);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::client::Client;
 use super::size::show;
 use super::{Failure, pin, policy, scrub};
-use crate::control::api::{QosCounters, Status, Volume};
+use crate::control::api::{QosCounters, Status, Volume, VolumeBenefit};
 use crate::data_dir::dirty::unix_ms;
 
 /// Print a line to standard output; a reader that has gone (`| head`) is no error.
@@ -225,6 +225,9 @@ pub fn volume(volume: &Volume) {
                 percent(c.miss_blocks, blocks)
             ),
         );
+        if let Some(benefit) = &volume.benefit {
+            benefit_rows(benefit, &mut row);
+        }
         if !volume.pins.is_empty() {
             row("pinned", pin::in_words(volume));
         }
@@ -308,6 +311,25 @@ fn long_time(seconds: u64) -> String {
         7200..172_800 => format!("{} h", seconds / 3600),
         _ => format!("{} days", seconds / 86_400),
     }
+}
+
+/// What reading the volume costs, once it was measured, and how the cache weighs it for that.
+fn benefit_rows(benefit: &VolumeBenefit, row: &mut impl FnMut(&str, String)) {
+    let Some(miss_us) = benefit.miss_us else {
+        return;
+    };
+    let ssd_hit = match benefit.ssd_hit_us {
+        Some(micros) => format!("{:.2} ms", micros / 1000.0),
+        None => "not measured".to_owned(),
+    };
+    row(
+        "a read of the backend, of SSD",
+        format!("{:.2} ms, {ssd_hit}", miss_us / 1000.0),
+    );
+    row(
+        "weight in DRAM, in SSD",
+        format!("{}, {}", benefit.dram_weight, benefit.ssd_weight),
+    );
 }
 
 /// What quality of service did, if anything was set.

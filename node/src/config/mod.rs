@@ -18,6 +18,7 @@ use hdcs_core::codec::Method;
 use hdcs_core::limits::{
     CACHE_BYTES_MAX, CACHE_BYTES_MIN, CACHE_PIN_RATIO_MAX, LOG_BYTES_MAX, LOG_BYTES_MIN,
 };
+use hdcs_core::read_cache::Tiering;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 
 use crate::device::durability::Durability;
@@ -171,6 +172,9 @@ settings! {
     cache_ratio_health: u64 = 100, 10..=100;
     /// Share of the SSD tier, in percent, that pins of all volumes may take.
     cache_pin_ratio_max: u64 = 50, 0..=u64::from(CACHE_PIN_RATIO_MAX);
+    /// By what the read cache chooses what it keeps: how recently and how often it was read, or that weighed with what
+    /// reading it again costs, as measured for each volume. Volumes that cost the same are treated alike.
+    cache_tiering: Tiering = Tiering::Benefit, ();
     /// How long the SSD tier's device may take for one operation. Beyond it the tier is given up:
     /// reads and destage go on without it.
     cache_answer_max_ms: u64 = 5_000, 10..=600_000;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hdcs_core::codec::Method;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
+use hdcs_core::read_cache::Tiering;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -188,6 +189,11 @@ impl Word for Discard {
         &[("pass", Self::Pass), ("ignore", Self::Ignore)];
 }
 
+impl Word for Tiering {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("benefit", Self::Benefit), ("recency", Self::Recency)];
+}
+
 /// Nothing says: by what is measured.
 impl Word for Option<Durability> {
     const WORDS: &'static [(&'static str, Self)] = &[
@@ -228,6 +234,7 @@ word_setting!(WhenFull);
 word_setting!(LogFailure);
 word_setting!(Discard);
 word_setting!(Switch);
+word_setting!(Tiering);
 word_setting!(Option<Durability>);
 
 /// Size of a line of the SSD tier.

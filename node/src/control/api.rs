@@ -580,6 +580,19 @@ pub struct StoreCounters {
     pub trouble: Option<String>,
 }
 
+/// What reading a volume costs, and how the read cache weighs its blocks for it.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct VolumeBenefit {
+    /// Mean time of a client's read of one line from the backend, of late; left out before the first.
+    pub miss_us: Option<f64>,
+    /// Mean time of reading one block from the SSD tier, of all volumes.
+    pub ssd_hit_us: Option<f64>,
+    /// How many times as long its blocks in DRAM are held on to as the mean there; 1 within a factor of two.
+    pub dram_weight: f64,
+    /// The same of its lines in the SSD tier.
+    pub ssd_weight: f64,
+}
+
 /// A volume.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
@@ -629,6 +642,9 @@ pub struct Volume {
     /// Why nothing of that is kept at present, if so.
     #[serde(default)]
     pub pin_trouble: Option<String>,
+    /// What reading it costs, and how the read cache weighs its blocks for it, if it is open.
+    #[serde(default)]
+    pub benefit: Option<VolumeBenefit>,
     /// NBD connections that have it open.
     pub connections: u64,
     /// Its settings, the node's included.

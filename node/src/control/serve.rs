@@ -465,6 +465,7 @@ fn shard_config(node: &NodeSettings, budget: &Budget, dir: &Arc<Mutex<DataDir>>)
             ratio_health: node.cache_ratio_health as u8,
             pin_ratio_max: node.cache_pin_ratio_max as u8,
         },
+        cache_tiering: node.cache_tiering,
         cache_device: place.map(|place| CacheDevice {
             place: Arc::new(place),
             retry: Nanos::from_millis(node.cache_retry_ms),

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 
 use super::api::{
     Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
-    VolumePin,
+    VolumeBenefit, VolumePin,
 };
 use crate::catalogue::PinnedRange;
 use crate::config::value::Word;
@@ -299,6 +299,17 @@ pub fn pin(range: &PinnedRange) -> VolumePin {
     VolumePin {
         offset: range.offset,
         bytes: range.bytes,
+    }
+}
+
+/// What reading a volume costs, and how it is weighed.
+pub fn benefit(found: &hdcs_core::read_cache::VolumeBenefit) -> VolumeBenefit {
+    let micros = |time: Nanos| time.0 as f64 / 1000.0;
+    VolumeBenefit {
+        miss_us: found.miss.map(micros),
+        ssd_hit_us: found.ssd_hit.map(micros),
+        dram_weight: f64::from(found.dram_gain).exp2(),
+        ssd_weight: f64::from(found.ssd_gain).exp2(),
     }
 }
 

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hdcs_core::error::IoError;
-use hdcs_core::heat::Gathering;
 use hdcs_core::format::LogSuperblock;
+use hdcs_core::heat::Gathering;
 use hdcs_core::io::Nanos;
 use hdcs_core::io::SectorRange;
 use hdcs_core::objects::io::SnapshotError;
 use hdcs_core::qos::{Qos, QosStats};
-use hdcs_core::read_cache::CacheStats;
+use hdcs_core::read_cache::{CacheStats, VolumeBenefit};
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -169,6 +169,8 @@ pub struct VolumeReport {
     pub connections: usize,
     /// What quality of service has counted.
     pub qos: QosStats,
+    /// What reading it costs, and how the cache weighs it.
+    pub benefit: VolumeBenefit,
     /// Requests to its backend's store, if that has one.
     pub store: Option<crate::stores::Counts>,
     /// Why what was pinned is not, if it is not.

@@ -422,7 +422,7 @@ impl Shard {
                     .iter()
                     .filter(|(_, connection)| connection.volume() == Some(served.number));
                 let qos = works.scheduler.stats(works.now, served.flow);
-                served.report(works.now, connections.count(), qos)
+                served.report(works.now, connections.count(), qos, &works.cache)
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));

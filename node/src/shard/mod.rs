@@ -34,7 +34,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::{CacheConfig, FillMarks};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, Tiering};
 use thiserror::Error;
 
 use crate::device::durability::Durability;
@@ -70,6 +70,8 @@ pub struct ShardConfig {
     pub cache: CacheConfig,
     /// How full its SSD tier becomes.
     pub cache_fill: FillMarks,
+    /// By what it chooses what it keeps.
+    pub cache_tiering: Tiering,
     /// The SSD tier's device, if the cache has one.
     pub cache_device: Option<CacheDevice>,
     /// Bytes of buffers for requests, spans and segments.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::qos::{FlowId, QosStats, Ticket};
-use hdcs_core::read_cache::Barrier;
+use hdcs_core::read_cache::{Barrier, ReadCache};
 use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
 use hdrhistogram::Histogram;
 
@@ -328,7 +328,13 @@ impl Served {
     }
 
     /// What the control plane may know.
-    pub fn report(&self, now: Nanos, connections: usize, qos: QosStats) -> VolumeReport {
+    pub fn report(
+        &self,
+        now: Nanos,
+        connections: usize,
+        qos: QosStats,
+        cache: &ReadCache,
+    ) -> VolumeReport {
         let [read_latency, write_latency, flush_latency] = self.latencies.clone();
         VolumeReport {
             name: self.name.clone(),
@@ -345,6 +351,7 @@ impl Served {
             flush_latency,
             connections,
             qos,
+            benefit: self.volume.benefit(cache),
             store: self.backend.counts(),
             pin_trouble: self.pin_trouble.clone(),
             home: self.home(),

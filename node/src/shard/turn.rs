@@ -160,6 +160,7 @@ impl Shard {
         let mut scheduler = Scheduler::default();
         let background = scheduler.add(Nanos(0), Qos::default());
         cache.set_fill_marks(config.cache_fill);
+        cache.set_tiering(config.cache_tiering);
         let mut works = Works {
             ring,
             pool,

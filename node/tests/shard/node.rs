@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
+use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
 use hdcs_core::volume::{Persist, Policy, Volume, VolumeConfig, WhenFull};
 use hdcs_node::backends::Absent;
 use hdcs_node::device::create::create_region;
@@ -149,6 +149,7 @@ impl Node {
                 ssd_answer_max: Nanos::from_millis(5_000),
             },
             cache_fill: FillMarks::default(),
+            cache_tiering: Tiering::default(),
             cache_device,
             pool_bytes: 32 << 20,
             ring: RingConfig::default(),

@@ -32,7 +32,10 @@ impl World {
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();
         let mut cache = ReadCache::new(cache, self.now, Rc::clone(&self.pool), &mut actions);
-        cache.set_fill_marks(self.scenario.fill_marks());
+        if !self.planted.strikes(Plant::IgnoredMarks) {
+            cache.set_fill_marks(self.scenario.fill_marks());
+        }
+        cache.set_tiering(self.scenario.tiering());
         self.node = Some(Node {
             cache,
             volumes: Vec::new(),

@@ -280,6 +280,10 @@ pub struct Coverage {
     pub pins: u64,
     /// Warm-ups from heat maps that were looked at closely.
     pub warm_ups: u64,
+    /// Times that the worth of lines, and the marks, were looked at closely.
+    pub weighed: u64,
+    /// Ranges whose reads were counted.
+    pub counted: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
     /// Snapshots that were taken.
@@ -323,6 +327,8 @@ impl Coverage {
         self.scrub_healed += other.scrub_healed;
         self.pins += other.pins;
         self.warm_ups += other.warm_ups;
+        self.weighed += other.weighed;
+        self.counted += other.counted;
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
@@ -340,7 +346,7 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
-             healed {} blocks, {} lost logs, \
+             healed {} blocks, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
               the log and {} writes there, {} superblocks beside logs",
             self.steps,
@@ -364,6 +370,8 @@ impl std::fmt::Display for Coverage {
             self.warm_ups,
             self.scrubs,
             self.scrub_healed,
+            self.weighed,
+            self.counted,
             self.lost_logs,
             self.commits,
             self.crossings,
@@ -831,12 +839,13 @@ impl World {
 }
 
 mod audits;
+mod benefit;
 mod clients;
 mod clones;
 mod director;
 mod effects;
-mod heat;
 mod failed_logs;
+mod heat;
 mod lifecycle;
 mod pins;
 mod policies;

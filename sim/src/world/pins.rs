@@ -1,17 +1,12 @@
 //! Pins, and the neighbour that would drive out what is not pinned.
 
 use super::{
-    BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Event, Happening, Nanos, Phase, Plant, SectorRange,
-    Violation, World,
+    BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Event, Phase, Plant, SectorRange, Violation, World,
 };
 use crate::check_pins;
 
 /// A volume of which nothing is known but what it fills; no other has such a number.
 const NEIGHBOUR: u32 = 5000;
-/// The time in which the tier writes what was filled at once.
-const PAUSE: Nanos = Nanos::from_millis(20);
-/// Lines that the neighbour fills at once: less than a segment.
-const BURST: u64 = 16;
 
 impl World {
     /// What the scenario has pinned of a volume.
@@ -66,25 +61,8 @@ impl World {
         let Some(stats) = self.node.as_ref().map(|node| node.cache.stats()) else {
             return Ok(());
         };
-        let mut filled = 0;
-        for line in 0..2 * stats.ssd_lines {
-            if line % BURST == 0 {
-                let until = self.now.plus(PAUSE);
-                self.queue.add(until, Happening::Tick);
-                self.run_until(|world| world.now >= until)?;
-            }
-            let bytes = stats.line_blocks as usize * BLOCK_BYTES;
-            let (Some(mut buf), Some(node)) = (self.pool.alloc(bytes), &mut self.node) else {
-                continue;
-            };
-            buf.fill(7);
-            // No two lines are the same.
-            buf[..8].copy_from_slice(&(self.now.0 ^ line).to_le_bytes());
-            buf[8..16].copy_from_slice(&line.to_le_bytes());
-            let key = BlockKey::new(NEIGHBOUR, line * stats.line_blocks);
-            node.cache.fill(key, &buf.freeze());
-            filled += 1;
-        }
+        let line_of = |line| BlockKey::new(NEIGHBOUR, line);
+        let filled = self.fill_as(2 * stats.ssd_lines, line_of)?;
         let taken = self
             .node
             .as_ref()

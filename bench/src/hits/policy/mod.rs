@@ -6,18 +6,28 @@ mod clock;
 mod lru;
 mod order;
 mod s3_fifo;
-mod shipped;
-mod shipped_ssd;
+pub mod shipped;
+pub mod shipped_ssd;
 mod sieve;
 mod tiny_lfu;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use hdcs_core::read_cache::ReadCache;
+
 /// One access; true on a hit. A miss brings the key in.
 pub trait Policy {
     /// Access `key`.
     fn access(&mut self, key: u64) -> bool;
+}
+
+/// A tier of the cache as it ships, read by several volumes.
+pub trait Tier {
+    /// The cache that it is the only tier of.
+    fn cache(&mut self) -> &mut ReadCache;
+    /// Read a block; true on a hit. A miss brings it in.
+    fn read(&mut self, volume: u32, key: u64) -> bool;
 }
 
 /// A policy of the comparison: its name, and how to make one of so many blocks.

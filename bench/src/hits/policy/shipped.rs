@@ -5,7 +5,7 @@ use hdcs_core::io::{BlockKey, Nanos};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{CacheConfig, Lookup, ReadCache};
 
-use super::Policy;
+use super::{Policy, Tier};
 
 /// See the module.
 pub struct Shipped(ReadCache);
@@ -22,13 +22,23 @@ impl Shipped {
     }
 }
 
-impl Policy for Shipped {
-    fn access(&mut self, key: u64) -> bool {
-        let key = BlockKey::new(1, key);
+impl Tier for Shipped {
+    fn cache(&mut self) -> &mut ReadCache {
+        &mut self.0
+    }
+
+    fn read(&mut self, volume: u32, key: u64) -> bool {
+        let key = BlockKey::new(volume, key);
         if matches!(self.0.lookup(key), Lookup::Dram(_)) {
             return true;
         }
         self.0.fill_block(key, &[0; BLOCK_BYTES]);
         false
+    }
+}
+
+impl Policy for Shipped {
+    fn access(&mut self, key: u64) -> bool {
+        self.read(1, key)
     }
 }

@@ -8,7 +8,7 @@ use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, SEGMENT_BYTES};
 use hdcs_core::read_cache::{CacheConfig, CacheEvent, Lookup, ReadCache, SsdConfig};
 
-use super::Policy;
+use super::{Policy, Tier};
 
 /// The smallest lines: the least to copy.
 const LINE_BLOCKS: usize = 2;
@@ -99,9 +99,13 @@ impl ShippedSsd {
     }
 }
 
-impl Policy for ShippedSsd {
-    fn access(&mut self, key: u64) -> bool {
-        let first = BlockKey::new(1, key * LINE_BLOCKS as u64);
+impl Tier for ShippedSsd {
+    fn cache(&mut self) -> &mut ReadCache {
+        &mut self.cache
+    }
+
+    fn read(&mut self, volume: u32, key: u64) -> bool {
+        let first = BlockKey::new(volume, key * LINE_BLOCKS as u64);
         match self.cache.lookup(first) {
             Lookup::Dram(_) => return true,
             Lookup::Ssd(permission) => {
@@ -114,9 +118,15 @@ impl Policy for ShippedSsd {
         let mut buf = buf.expect("nothing holds memory for long");
         buf.fill(0);
         // Lines of the same bytes would share one place.
-        buf[..8].copy_from_slice(&key.to_le_bytes());
+        buf[..8].copy_from_slice(&first.0.to_le_bytes());
         self.cache.fill(first, &buf.freeze());
         self.perform();
         false
+    }
+}
+
+impl Policy for ShippedSsd {
+    fn access(&mut self, key: u64) -> bool {
+        self.read(1, key)
     }
 }

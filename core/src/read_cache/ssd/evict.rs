@@ -1,12 +1,14 @@
 //! Evicting segments, and what stays: lines that were used, and lines that are pinned. See the module
 //! above.
 //!
-//! What was used is kept up to half of what is not pinned, of the blocks and of the lines of the segment. Pinned
-//! lines are kept all; a segment of which they are most is passed over, as if it had been sealed anew. So each
-//! segment that is emptied gives an eighth of itself back at least. When all are passed over and room is
-//! short, which pins of clones beside what they inherited can bring about, a segment is emptied as if nothing
-//! were pinned: the tier never runs out of room for the sake of pins.
+//! What was used is kept, weighed by what it is worth (`benefit`), up to half of what is not pinned, of the
+//! blocks and of the lines of the segment. Pinned lines are kept all; a segment of which they are most is
+//! passed over, as if it had been sealed anew. So each segment that is emptied gives an eighth of itself back
+//! at least. When all are passed over and room is short, which pins of clones beside what they inherited
+//! can bring about, a segment is emptied as if nothing were pinned: the tier never runs out of room for the
+//! sake of pins.
 
+use super::super::benefit::{GAIN_MAX, unproven};
 use super::super::ghost::Ring;
 use super::super::marks::FREE_SEGMENTS_MIN;
 use super::super::pins::{PinRefused, whole_lines};
@@ -15,10 +17,13 @@ use super::{
     Action, BLOCK_BYTES, CACHE_READS_MAX, CACHE_SEGMENT_WRITES_MAX, Line, Op, SegmentState, Ssd,
     Stream, Vec, mix,
 };
+use crate::io::BlockKey;
 use crate::limits::CACHE_PASS_OVER_RATIO;
 
 /// One segment in so many belongs to the small stream.
 const SMALL_SHARE: usize = 10;
+/// The largest number of uses that is counted of a line.
+const USES_MAX: u8 = 3;
 /// Segments of one stream that are passed over at once: bounds the time of a poll.
 const PASSES_MAX: usize = 64;
 
@@ -30,6 +35,8 @@ pub(super) struct Emptying {
     reads: usize,
     /// Whether pinned lines are kept.
     keeps_pins: bool,
+    /// For each slot, what its line's worth adds to the number of its uses.
+    bonuses: Vec<i8>,
     /// Lines that were used so often are kept,
     uses_min: u8,
     /// and of those that were used once less such a share,
@@ -159,12 +166,46 @@ impl Ssd {
         }
     }
 
+    /// The doublings by which a volume's lines are worth more than the mean of the main stream.
+    pub fn gain(&self, volume: u32) -> i32 {
+        self.worths.gain(volume, Stream::Main as usize)
+    }
+
+    /// Whether taking a line of this volume drives out what is worth more.
+    pub fn drives_out_for(&self, volume: u32) -> bool {
+        self.takes_lines() && self.free.len() <= FREE_SEGMENTS_MIN && self.gain(volume) < 0
+    }
+
+    /// For each slot of a segment, what its line's worth adds to the number of its uses: of what is worth
+    /// more, enough to be kept before others, now and then nothing, so that it ages; of what is worth less, now and then
+    /// nothing, else so little that its uses do not count.
+    fn bonuses(&mut self, stream: Stream, segment: usize) -> Vec<i8> {
+        let bonus = |slot| {
+            let line = self.index.line_at(segment, slot);
+            let (key, uses) = (self.index.primary(line), self.index.uses(line));
+            let gain = key.map_or(0, |key| {
+                self.worths.pass(BlockKey(key).volume(), stream as usize)
+            });
+            let is_new = uses == 0 && stream == Stream::Small;
+            let gain = if is_new { unproven(gain) } else { gain };
+            let counts_fully = self.worths.is_drawn(gain.abs());
+            match gain {
+                _ if counts_fully => 0,
+                1.. => gain as i8,
+                _ => -(USES_MAX as i8),
+            }
+        };
+        (0..self.layout.lines_per_segment).map(bonus).collect()
+    }
+
     /// Whether a line that is not pinned is one of the most used ones; counts it among them.
     fn is_worth_keeping(&mut self, line: Line) -> bool {
+        let slot = self.index.slot_of(line);
         let (uses, share) = (self.index.uses(line), self.share_of(line));
         let Some(emptying) = &mut self.emptying else {
             return false;
         };
+        let uses = uses.saturating_add_signed(emptying.bonuses[slot]);
         let is_other = uses > 0 && uses + 1 == emptying.uses_min && emptying.others_left >= share;
         if (uses < emptying.uses_min && !is_other) || emptying.keep_left < share {
             return false;
@@ -257,22 +298,26 @@ impl Ssd {
         };
         let pinned_share = self.share_of_bits(segment, pinned);
         let keep = self.whole_segment().saturating_sub(pinned_share) / 2;
+        let bonuses = self.bonuses(stream, segment);
         let used = |least: u8| -> usize {
             (0..lines)
                 .filter(|&slot| pinned >> slot & 1 == 0)
-                .map(|slot| self.index.line_at(segment, slot))
-                .filter(|&line| self.index.uses(line) >= least)
-                .map(|line| self.share_of(line))
+                .map(|slot| (self.index.line_at(segment, slot), bonuses[slot]))
+                .filter(|&(line, bonus)| self.index.uses(line).saturating_add_signed(bonus) >= least)
+                .map(|(line, _)| self.share_of(line))
                 .sum()
         };
         // At most half is kept, the most used, so that eviction always makes room.
-        let uses_min = (1..4).find(|&least| used(least) <= keep).unwrap_or(4);
+        let uses_max = USES_MAX + GAIN_MAX as u8;
+        let uses_min = (1..=uses_max).find(|&least| used(least) <= keep);
+        let uses_min = uses_min.unwrap_or(uses_max + 1);
         let others_left = keep - used(uses_min);
         self.emptying = Some(Emptying {
             segment,
             next_slot: 0,
             reads: 0,
             keeps_pins,
+            bonuses,
             uses_min,
             others_left,
             keep_left: keep,

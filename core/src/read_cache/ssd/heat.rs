@@ -25,9 +25,10 @@ impl Ssd {
         self.free.len() > kept + FREE_SEGMENTS_MIN
     }
 
-    /// Lines that the tier holds before anything is evicted, but for the segments that are being filled.
+    /// Lines, stored as they are, that the tier holds before anything is evicted, but for the segments that are being
+    /// filled.
     pub fn room_lines(&self) -> usize {
         let kept = self.eviction.free_min(self.segments.len()) + FREE_SEGMENTS_MIN;
-        self.segments.len().saturating_sub(kept) * self.layout.lines_per_segment
+        self.segments.len().saturating_sub(kept) * self.layout.plain_lines
     }
 }

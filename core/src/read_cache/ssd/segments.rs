@@ -191,7 +191,8 @@ impl Ssd {
     }
 
     fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) -> bool {
-        let is_remembered = self.ghost.remove(mix(key)).is_some();
+        let gain = self.gain(BlockKey(key).volume());
+        let is_remembered = self.ghost.remove(mix(key)).is_some() && self.worths.is_drawn(-gain);
         let stream = if is_remembered || self.pins.contains(key) {
             Stream::Main
         } else {
@@ -226,6 +227,7 @@ impl Ssd {
         open.blocks += sums.len();
         let full = open.lines_left(&self.layout) == 0;
         self.index.place(line, key, first, sums, shareable);
+        self.worths.note(BlockKey(key).volume(), stream as usize);
         if full {
             self.seal(stream);
         }

@@ -74,6 +74,7 @@ impl Node {
             encryption: None,
             pins: Vec::new(),
             pin_trouble: None,
+            benefit: None,
             connections: 0,
             settings: BTreeMap::new(),
             overridden: Vec::new(),
@@ -119,6 +120,7 @@ impl Node {
             volume.reason = view::reason(found, volume.read_only).or(volume.reason);
             volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
             volume.pin_trouble.clone_from(&found.pin_trouble);
+            volume.benefit = Some(view::benefit(&found.benefit));
             volume.connections = found.connections as u64;
             let rate = lock(&self.samples)
                 .get(&entry.number)
