@@ -50,10 +50,10 @@
 //! Block `i` of the volume is described by page `i / 16128` and lies in block `8 + 2 * (i / 16128 + 1) + i`.
 //! The copy of a page is written when the page is durable, and the page only when the copy is. What a page
 //! calls clean is absent if its `log` is not the log that the volume has.
-
-After the data, from the next block on, lie the checksums of version 2: the CRC-32C of each sector of the volume, four bytes each in the
-order of the sectors. Those of sectors that the map calls neither clean nor dirty mean nothing. There is no copy: what a flush has made
-durable matches, and what was written since is in the write log. They hold under the log that the superblock names.
+//!
+//! After the data, from the next block on, lie the checksums of version 2: the CRC-32C of each sector of the volume, four bytes each in the
+//! order of the sectors. Those of sectors that the map calls neither clean nor dirty mean nothing. There is no copy: what a flush has made
+//! durable matches, and what was written since is in the write log. They hold under the log that the superblock names.
 //!
 //! # Volumes over object stores
 //!
