@@ -87,6 +87,8 @@ pub enum Plant {
     LostKeeping,
     /// It is said to be kept long before it is.
     LateKeeping,
+    /// A superblock that is to say that there may be compressed entries is said to be durable, and is not.
+    LostDeclaration,
     /// An opening does not look for a superblock beside the log's device.
     StaleLog,
 }
@@ -116,6 +118,7 @@ impl Plant {
             | Self::ForgottenPin
             | Self::HoardedPins
             | Self::LateKeeping
+            | Self::LostDeclaration
             | Self::StaleLog
             | Self::HastySwitch
             | Self::IdleScrub
