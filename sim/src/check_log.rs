@@ -23,7 +23,7 @@ pub struct LogView {
 }
 
 /// The newest of those on the device, and of what is kept of the same log beside it.
-fn superblock(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogSuperblock> {
+pub(crate) fn superblock(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogSuperblock> {
     let found = (0..2)
         .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
         .max_by_key(|superblock| superblock.sequence.get())?;

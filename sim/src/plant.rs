@@ -89,6 +89,8 @@ pub enum Plant {
     LostKeeping,
     /// It is said to be kept long before it is.
     LateKeeping,
+    /// A superblock that is to say that there may be compressed entries is said to be durable, and is not.
+    LostDeclaration,
     /// An opening does not look for a superblock beside the log's device.
     StaleLog,
     /// What is dear to read again is not held on to.
@@ -125,6 +127,7 @@ impl Plant {
             | Self::HoardedPins
             | Self::ForgottenWarmUp
             | Self::LateKeeping
+            | Self::LostDeclaration
             | Self::StaleLog
             | Self::BlindWeights
             | Self::IgnoredMarks

@@ -55,6 +55,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
             Scenario::draw_for_failed_logs(seed)
         }
+        Some(Plant::LostDeclaration) => Scenario::draw_for_compression(seed),
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         _ => Scenario::draw(seed),
     };

@@ -113,6 +113,8 @@ pub struct Scenario {
     pub switches: bool,
     /// Volumes are scrubbed.
     pub scrubs: bool,
+    /// Compression of the logs is turned on or off before every opening.
+    pub flips_compression: bool,
     /// After which endings the first volume's log is lost.
     pub lost_logs: Vec<bool>,
     /// What the volumes have begun as, if they are clones.
@@ -259,7 +261,33 @@ impl Scenario {
         if random.u32(..4) == 0 {
             scenario.fail_logs(random);
         }
+        if random.u32(..12) == 0 {
+            scenario.flip_compression(random);
+        }
         scenario
+    }
+
+    /// A scenario of a seed in which crashes come just after compression was turned on.
+    pub fn draw_for_compression(seed: u64) -> Self {
+        let mut scenario = Self::draw(seed);
+        scenario.flip_compression(&mut Rng::with_seed(mix(seed ^ mix(12))));
+        scenario
+    }
+
+    fn flip_compression(&mut self, random: &mut Rng) {
+        self.flips_compression = true;
+        for volume in &mut self.volumes {
+            volume.config.compression = Some(Method::Lz4);
+            volume.behaviour.read_percent = volume.behaviour.read_percent.min(30);
+        }
+        // Without compression the superblocks come to say nothing of it; with it a crash comes before they both do.
+        let kill = |random: &mut Rng| Ending::Kill(random.u64(3..150));
+        let pairs = (0..6).map(|_| [Ending::Close { destage: true }, kill(random)]);
+        self.endings = pairs.flatten().collect();
+        self.requests = self.requests.min(100);
+        self.reopens = false;
+        self.shrinks = false;
+        self.lost_logs.clear();
     }
 
     /// A scenario of a seed in which a small hot volume goes on without a log whose device dies, and crashes
@@ -456,6 +484,7 @@ impl Scenario {
             shared_power: random.bool(),
             switches: false,
             scrubs: false,
+            flips_compression: false,
             lost_logs: Vec::new(),
             origin: None,
             pins: None,
@@ -508,6 +537,7 @@ impl Scenario {
             shared_power: random.bool(),
             switches: false,
             scrubs: false,
+            flips_compression: false,
             lost_logs: Vec::new(),
             origin: None,
             pins: None,

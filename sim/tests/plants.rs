@@ -265,6 +265,11 @@ fn plant_of_a_superblock_that_is_kept_late_is_caught() {
 }
 
 #[test]
+fn plant_of_a_lost_declaration_of_compression_is_caught() {
+    assert_caught(Plant::LostDeclaration, &["compressed-log-hidden"]);
+}
+
+#[test]
 fn plant_of_a_stale_log_is_caught() {
     assert_caught(Plant::StaleLog, GIVEN_UP_RULES);
 }

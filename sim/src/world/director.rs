@@ -172,7 +172,7 @@ impl World {
         self.check_commits(unit)
     }
 
-    fn log_rots(&mut self, unit: usize) {
+    pub(super) fn log_rots(&mut self, unit: usize) {
         // What becomes of an opening is judged by what the log held when that began.
         let is_opening = self.phase(unit) == Some(Phase::Opening);
         if !self.scenario.faults.log_rot || is_opening || self.random.u8(..4) > 0 {

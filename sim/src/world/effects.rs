@@ -1,11 +1,11 @@
 //! Performing actions and returning completions.
 
-use hdcs_core::format::{CACHE_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::format::{CACHE_HEADER_BLOCKS, LOG_VERSION_PLAIN, LogSuperblock};
 
 use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CacheEvent, Completion, Content, DiskId, Done, Event,
     Happening, InFlight, Io, IoError, LOG_HEADER_BLOCKS, Nanos, OpId, Owner, Phase, Plant, Pool,
-    Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
+    Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds, check_log,
 };
 
 impl World {
@@ -205,6 +205,9 @@ impl World {
             DiskId::Log(_) if in_ring => {
                 self.plant(&[Plant::EarlyLogAck, Plant::LostLogWrite, Plant::TornLogWrite])
             }
+            DiskId::Log(unit) if self.declares_compression(unit, &held) => {
+                self.plant(&[Plant::LostDeclaration])
+            }
             DiskId::Cache if durable && bytes == BLOCK_BYTES as u64 => {
                 // Destage, which waits for the same, is at rest.
                 let is_direct = self.units.iter().all(|unit| unit.history.is_direct());
@@ -233,6 +236,19 @@ impl World {
         };
         self.begin(owner, token, io, what, [offset, bytes]);
         Ok(())
+    }
+
+    /// Whether a superblock says more than the last one only in that there may be compressed entries, or no more.
+    fn declares_compression(&self, unit: usize, held: &[Buf]) -> bool {
+        let Ok(new) = LogSuperblock::parse(&held[0]) else {
+            return false;
+        };
+        let last = check_log::superblock(&self.units[unit].log, None);
+        new.version.get() > LOG_VERSION_PLAIN
+            && last.is_some_and(|last| {
+                (last.tail, last.incarnation, last.flags) == (new.tail, new.incarnation, new.flags)
+                    && new.clean_head.get() == u64::MAX
+            })
     }
 
     /// What planted bugs make of a superblock that says that writes go past the log.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hdcs_core::cipher::BlockCipher;
+use hdcs_core::codec::Method;
 
 use super::{
     AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
@@ -45,6 +46,7 @@ impl World {
         for unit in 0..self.units.len() {
             self.set_policy_offline(unit);
             self.units[unit].log_dead = None;
+            self.flip_compression(unit);
             self.forget_kept(unit);
             self.units[unit].begin_opening();
             self.open(unit)?;
@@ -96,6 +98,17 @@ impl World {
         let pins = self.pins(unit);
         self.step_volume(unit, Event::Pin(pins))?;
         self.warm_up_if_cold(unit)
+    }
+
+    /// Somebody may have turned compression on or off while the node was down.
+    fn flip_compression(&mut self, unit: usize) {
+        if self.scenario.flips_compression && self.calm_since.is_none() {
+            let compression = &mut self.units[unit].config.compression;
+            *compression = match compression {
+                None => Some(Method::Lz4),
+                Some(_) => None,
+            };
+        }
     }
 
     /// Let every client send so many requests.

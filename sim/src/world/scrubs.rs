@@ -114,6 +114,9 @@ impl World {
         for _ in 0..8 {
             self.cache_rots();
         }
+        for unit in 0..self.units.len() {
+            self.log_rots(unit);
+        }
     }
 
     /// Everything was read since it was scrubbed.
