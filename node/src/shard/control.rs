@@ -228,7 +228,7 @@ impl Shard {
             works.cache.set_cipher(inherited.origin(), cipher);
         }
         let flow = works.scheduler.add(works.now, spec.qos);
-        let (volume, actions) = works.open_volume(config, opened.inherited, opened.kept);
+        let (volume, actions) = works.open_volume(config, opened.inherited, opened.kept.as_ref());
         let slot = works.volumes.insert(Served {
             name: spec.name,
             number,
@@ -571,7 +571,7 @@ impl Works {
         &mut self,
         config: VolumeConfig,
         inherited: Option<Inherited>,
-        kept: Option<LogSuperblock>,
+        kept: Option<&LogSuperblock>,
     ) -> (Volume, Vec<hdcs_core::io::Action>) {
         let mut actions = Vec::new();
         let mut context = Context {
@@ -584,7 +584,7 @@ impl Works {
             volume.inherit(inherited);
         }
         if let Some(kept) = kept {
-            volume.keep_superblock(kept);
+            volume.keep_superblock(*kept);
         }
         (volume, actions)
     }

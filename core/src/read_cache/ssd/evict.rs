@@ -303,7 +303,9 @@ impl Ssd {
             (0..lines)
                 .filter(|&slot| pinned >> slot & 1 == 0)
                 .map(|slot| (self.index.line_at(segment, slot), bonuses[slot]))
-                .filter(|&(line, bonus)| self.index.uses(line).saturating_add_signed(bonus) >= least)
+                .filter(|&(line, bonus)| {
+                    self.index.uses(line).saturating_add_signed(bonus) >= least
+                })
                 .map(|(line, _)| self.share_of(line))
                 .sum()
         };
