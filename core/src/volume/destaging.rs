@@ -134,7 +134,7 @@ impl Volume {
                     break;
                 }
             }
-            if self.destage.begin_flush(now) {
+            if !self.holds_destage_flush() && self.destage.begin_flush(now) {
                 let token = self.token(Op::DestageFlush);
                 cx.actions.push(Action::BackendFlush { token });
             }
@@ -631,6 +631,9 @@ impl Volume {
             // With enough under way, it is a completion that wakes.
             // While a flush holds it up, the end of that wakes.
             Stage::Writing if self.holds_destage() => None,
+            Stage::Writing if self.holds_destage_flush() => {
+                self.destage.retry_at().filter(|&at| at > self.now)
+            }
             Stage::Writing if self.destage.busy() < self.destaging.depth => self.destage.retry_at(),
             _ => None,
         }

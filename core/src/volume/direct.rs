@@ -629,10 +629,17 @@ impl Volume {
         true
     }
 
-    /// Whether a flush now would show a part of a generation, which destage's own flush will show as a
-    /// whole.
+    /// Whether a flush has to wait for destage's own: one of the backend is under way at a time, for a failure is
+    /// told to one of them and may have lost what both were to cover. And of an atomic backend it would show a
+    /// part of a generation, which destage's will show as a whole.
     fn awaits_destage_flush(&self) -> bool {
-        self.config.backend_atomic && self.destage.has_unflushed()
+        self.destage.stage() == Stage::Flushing
+            || self.config.backend_atomic && self.destage.has_unflushed()
+    }
+
+    /// Whether destage's flush has to wait for one that is under way.
+    pub(super) fn holds_destage_flush(&self) -> bool {
+        self.direct.running.is_some()
     }
 
     /// Whether destage waits for a flush that would show a part of what it writes.
@@ -756,7 +763,8 @@ impl Volume {
         if self.health.fenced {
             return;
         }
-        if self.close == Some(false) && self.awaits_destage_flush() {
+        let gave_up = self.close == Some(false) && self.destage.stage() != Stage::Flushing;
+        if gave_up && self.awaits_destage_flush() {
             for Flusher { id, kind, .. } in core::mem::take(&mut self.direct.flushers) {
                 self.reply(id, kind, Err(RequestError::Closing), cx);
             }
