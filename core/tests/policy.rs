@@ -3,6 +3,7 @@
 mod world;
 
 use hdcs_core::buf::Buf;
+use hdcs_core::codec::Method;
 use hdcs_core::error::{IoError, RequestError};
 use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
 use hdcs_core::volume::{Event, Persist, Policy};
@@ -29,6 +30,17 @@ fn backend(world: &World) -> &[u8] {
 
 fn dram_hits(world: &World) -> u64 {
     world.volume.stats(world.now).dram_hit_blocks
+}
+
+/// A write of the first block.
+fn write_one(world: &World, mark: u8) -> Request {
+    let mut data = world.pool.alloc_for(ONE).expect("it is all free");
+    data.fill(mark);
+    Request::Write {
+        range: ONE,
+        data: data.freeze(),
+        fua: false,
+    }
 }
 
 /// What is asked while what it needs is held back.
@@ -301,4 +313,25 @@ fn policy_of_a_flush_beside_that_of_destage_shares_its_end() {
         complete(&mut world, of_destage[0], result);
         assert_eq!(answer(&mut world).expect("it has ended").is_ok(), ok);
     }
+}
+
+/// A write waits to have the log marked until another superblock is written; that one fails.
+#[test]
+fn policy_of_a_write_past_a_log_that_fails_before_the_mark_is_refused() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteThrough);
+    world.log_silent = Some(Vec::new());
+    world.config.compression = Some(Method::Lz4);
+    world.step(Event::Reconfigure(world.config.clone()));
+    let write = write_one(&world, 1);
+    send(&mut world, write);
+    let declaring = world.log_silent.take().expect("they are held back");
+    assert_eq!(declaring.len(), 1, "one superblock is written at a time");
+    assert!(answer(&mut world).is_none());
+    complete(&mut world, declaring[0], Err(IoError::Failed));
+    let refused = answer(&mut world).expect("nothing can mark the log any more");
+    assert_eq!(refused.unwrap_err(), RequestError::ReadOnly);
+    assert_eq!(backend(&world), [0; 4096]);
+    set(&mut world, Policy::WriteBack);
+    world.close(false);
 }

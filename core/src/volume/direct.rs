@@ -495,7 +495,13 @@ impl Volume {
             return;
         }
         self.fail_log(cx);
-        self.refuse_direct(RequestError::ReadOnly, cx);
+    }
+
+    /// The log takes no mark any more: what waits for it is refused.
+    pub(super) fn refuse_unmarked(&mut self, cx: &mut Context<'_>) {
+        if self.direct.mark != Mark::Set {
+            self.refuse_direct(RequestError::ReadOnly, cx);
+        }
     }
 
     /// Before a superblock is made for another reason: it says what is so now.

@@ -431,6 +431,7 @@ impl Volume {
         self.log_failed = true;
         self.refuse_acknowledgements(RequestError::Io, cx);
         self.refuse_waiting_writes(RequestError::ReadOnly, cx);
+        self.refuse_unmarked(cx);
         // What these reads wait for will not become durable; memory has it.
         self.wake_durable_reads(Sequence::MAX, cx);
     }
