@@ -6,7 +6,7 @@ use hdcs_core::buf::Buf;
 use hdcs_core::codec::Method;
 use hdcs_core::error::{IoError, RequestError};
 use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
-use hdcs_core::volume::{Event, Persist, Policy};
+use hdcs_core::volume::{Event, Persist, Policy, State};
 use world::World;
 
 const ONE: SectorRange = SectorRange::new(8, 8);
@@ -30,6 +30,24 @@ fn backend(world: &World) -> &[u8] {
 
 fn dram_hits(world: &World) -> u64 {
     world.volume.stats(world.now).dram_hit_blocks
+}
+
+/// A write-back volume over an atomic backend that has failed to flush what went past the log, and was told so.
+/// No data of its log stays in memory.
+fn unflushed_over_atomic() -> World {
+    let mut config = world::config(Persist::OnWrite);
+    (config.backend_atomic, config.resident_bytes_max) = (true, 0);
+    let mut world = World::with(config, None);
+    set(&mut world, Policy::WriteAround);
+    world.write(ONE.start, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    set(&mut world, Policy::WriteBack);
+    let of_volume = flushes(&mut world);
+    complete(&mut world, of_volume[0], Err(IoError::Failed));
+    send(&mut world, Request::Flush);
+    assert!(answer(&mut world).expect("it is told").is_err());
+    world.write(ONE.start, &[2; 4096]);
+    world
 }
 
 /// A write of the first block.
@@ -334,4 +352,42 @@ fn policy_of_a_write_past_a_log_that_fails_before_the_mark_is_refused() {
     assert_eq!(backend(&world), [0; 4096]);
     set(&mut world, Policy::WriteBack);
     world.close(false);
+}
+
+/// A flush that would show a part of a generation waits for destage's own, which does not come.
+#[test]
+fn policy_of_a_flush_over_a_corrupt_log_is_answered() {
+    let mut world = unflushed_over_atomic();
+    let block = world.log.chunks(4096).position(|block| block == [2; 4096]);
+    world.log[block.expect("it was logged") * 4096] ^= 1;
+    hasten_destage(&mut world);
+    assert_eq!(world.volume.state(), State::Inconsistent);
+    send(&mut world, Request::Flush);
+    let refused = answer(&mut world).expect("destage has stopped");
+    assert_eq!(refused.unwrap_err(), RequestError::Corrupt);
+    assert_eq!(flushes(&mut world), [], "half of it would show");
+    world.close(true);
+}
+
+#[test]
+fn policy_of_a_flush_is_answered_by_a_close_over_a_failed_log() {
+    let mut world = unflushed_over_atomic();
+    world.backend_silent = Some(Vec::new());
+    hasten_destage(&mut world);
+    let of_destage = world.backend_silent.take().expect("they are held back");
+    assert_eq!(of_destage.len(), 1);
+    send(&mut world, Request::Flush);
+    assert!(answer(&mut world).is_none());
+    world.log_silent = Some(Vec::new());
+    let id = RequestId(7);
+    let request = write_one(&world, 3);
+    world.step(Event::Request { id, request });
+    let of_log = world.log_silent.take().expect("they are held back");
+    complete(&mut world, of_log[0], Err(IoError::Failed));
+    assert_eq!(world.volume.state(), State::ReadOnly);
+    world.step(Event::Close { destage: true });
+    complete(&mut world, of_destage[0], Err(IoError::Failed));
+    let refused = answer(&mut world).expect("destage is given up");
+    assert_eq!(refused.unwrap_err(), RequestError::Closing);
+    world.close(true);
 }

@@ -156,6 +156,12 @@ impl Volume {
         self.close == Some(false) || self.log_failed && self.close.is_some()
     }
 
+    /// Whether what was written of a generation is not flushed any more.
+    pub(super) fn never_flushes_destaged(&self) -> bool {
+        let stuck = self.log_corrupt || self.gives_up_destage();
+        stuck && self.destage.stage() != Stage::Flushing
+    }
+
     /// Whether a generation should be taken up now.
     fn destage_is_due(&self, now: Nanos) -> bool {
         let log = self.log();

@@ -769,10 +769,14 @@ impl Volume {
         if self.health.fenced {
             return;
         }
-        let gave_up = self.close == Some(false) && self.destage.stage() != Stage::Flushing;
-        if gave_up && self.awaits_destage_flush() {
+        if self.never_flushes_destaged() && self.awaits_destage_flush() {
+            let error = if self.log_corrupt {
+                RequestError::Corrupt
+            } else {
+                RequestError::Closing
+            };
             for Flusher { id, kind, .. } in core::mem::take(&mut self.direct.flushers) {
-                self.reply(id, kind, Err(RequestError::Closing), cx);
+                self.reply(id, kind, Err(error), cx);
             }
         }
         if self.direct.started > 0 && !self.log_failed {
