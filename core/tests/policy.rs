@@ -3,9 +3,10 @@
 mod world;
 
 use hdcs_core::buf::Buf;
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Nanos, Request, RequestId, SectorRange};
-use hdcs_core::volume::{Event, Persist, Policy};
+use hdcs_core::codec::Method;
+use hdcs_core::error::{IoError, RequestError};
+use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
+use hdcs_core::volume::{Event, Persist, Policy, State};
 use world::World;
 
 const ONE: SectorRange = SectorRange::new(8, 8);
@@ -29,6 +30,64 @@ fn backend(world: &World) -> &[u8] {
 
 fn dram_hits(world: &World) -> u64 {
     world.volume.stats(world.now).dram_hit_blocks
+}
+
+/// A write-back volume over an atomic backend that has failed to flush what went past the log, and was told so.
+/// No data of its log stays in memory.
+fn unflushed_over_atomic() -> World {
+    let mut config = world::config(Persist::OnWrite);
+    (config.backend_atomic, config.resident_bytes_max) = (true, 0);
+    let mut world = World::with(config, None);
+    set(&mut world, Policy::WriteAround);
+    world.write(ONE.start, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    set(&mut world, Policy::WriteBack);
+    let of_volume = flushes(&mut world);
+    complete(&mut world, of_volume[0], Err(IoError::Failed));
+    send(&mut world, Request::Flush);
+    assert!(answer(&mut world).expect("it is told").is_err());
+    world.write(ONE.start, &[2; 4096]);
+    world
+}
+
+/// A write of the first block.
+fn write_one(world: &World, mark: u8) -> Request {
+    let mut data = world.pool.alloc_for(ONE).expect("it is all free");
+    data.fill(mark);
+    Request::Write {
+        range: ONE,
+        data: data.freeze(),
+        fua: false,
+    }
+}
+
+/// What is asked while what it needs is held back.
+fn send(world: &mut World, request: Request) {
+    let id = RequestId(9);
+    world.step(Event::Request { id, request });
+}
+
+/// How that was answered.
+fn answer(world: &mut World) -> Option<Result<Reply, RequestError>> {
+    let place = world.replies.iter().position(|(id, _)| *id == RequestId(9));
+    place.map(|place| world.replies.remove(place).1)
+}
+
+/// What was held back ends.
+fn complete(world: &mut World, token: Token, result: Result<Done, IoError>) {
+    world.step(Event::Completed(Completion { token, result }));
+}
+
+/// What is dirty is destaged from now on, before its age calls for it.
+fn hasten_destage(world: &mut World) {
+    world.config.dirty_ratio_min = 0;
+    world.step(Event::Reconfigure(world.config.clone()));
+    world.step(Event::Poll);
+}
+
+/// The flushes of the backend that are held back.
+fn flushes(world: &mut World) -> Vec<Token> {
+    core::mem::take(world.flush_silent.as_mut().expect("they are held back"))
 }
 
 #[test]
@@ -209,4 +268,126 @@ fn policy_of_a_volume_whose_log_was_left_dirty_destages_it_first() {
     world.reopen();
     assert!(*world.read(ONE) == [5; 4096]);
     assert_eq!(world.volume.stats(world.now).replayed_entries, 0);
+}
+
+/// A failure is told to one flush: a client's beside destage's could succeed though what it covers is lost.
+#[test]
+fn policy_of_a_flush_keeps_that_of_destage_waiting() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteAround);
+    world.write(ONE.start, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    send(&mut world, Request::Flush);
+    let of_client = flushes(&mut world);
+    set(&mut world, Policy::WriteBack);
+    world.write(ONE.start + 8, &[2; 4096]);
+    let written = world.backend_writes;
+    hasten_destage(&mut world);
+    assert!(world.backend_writes > written, "destage goes on beside it");
+    assert_eq!(flushes(&mut world), [], "but does not flush");
+    let wakeup = world.volume.next_wakeup();
+    assert!(
+        wakeup.is_none_or(|at| at > world.now),
+        "nor turn in circles"
+    );
+    complete(&mut world, of_client[0], Ok(Done::Written));
+    assert!(matches!(answer(&mut world), Some(Ok(Reply::Done))));
+    let of_destage = flushes(&mut world);
+    assert_eq!(of_destage.len(), 1);
+    complete(&mut world, of_destage[0], Ok(Done::Written));
+    for _ in 0..10 {
+        world.step(Event::Poll);
+    }
+    assert_eq!(world.volume.stats(world.now).dirty_bytes, 0);
+}
+
+#[test]
+fn policy_of_a_flush_beside_that_of_destage_shares_its_end() {
+    for ok in [true, false] {
+        let mut world = World::new(Persist::OnWrite);
+        set(&mut world, Policy::WriteAround);
+        world.write(ONE.start, &[1; 4096]);
+        world.flush_silent = Some(Vec::new());
+        set(&mut world, Policy::WriteBack);
+        let of_volume = flushes(&mut world);
+        complete(&mut world, of_volume[0], Err(IoError::Failed));
+        send(&mut world, Request::Flush);
+        assert_eq!(
+            answer(&mut world).expect("it is told").unwrap_err(),
+            RequestError::Io
+        );
+        world.write(ONE.start + 8, &[2; 4096]);
+        hasten_destage(&mut world);
+        let of_destage = flushes(&mut world);
+        assert_eq!(of_destage.len(), 1);
+        send(&mut world, Request::Flush);
+        assert_eq!(flushes(&mut world), [], "not beside destage's");
+        assert!(answer(&mut world).is_none());
+        let result = if ok {
+            Ok(Done::Written)
+        } else {
+            Err(IoError::Failed)
+        };
+        complete(&mut world, of_destage[0], result);
+        assert_eq!(answer(&mut world).expect("it has ended").is_ok(), ok);
+    }
+}
+
+/// A write waits to have the log marked until another superblock is written; that one fails.
+#[test]
+fn policy_of_a_write_past_a_log_that_fails_before_the_mark_is_refused() {
+    let mut world = World::new(Persist::OnWrite);
+    set(&mut world, Policy::WriteThrough);
+    world.log_silent = Some(Vec::new());
+    world.config.compression = Some(Method::Lz4);
+    world.step(Event::Reconfigure(world.config.clone()));
+    let write = write_one(&world, 1);
+    send(&mut world, write);
+    let declaring = world.log_silent.take().expect("they are held back");
+    assert_eq!(declaring.len(), 1, "one superblock is written at a time");
+    assert!(answer(&mut world).is_none());
+    complete(&mut world, declaring[0], Err(IoError::Failed));
+    let refused = answer(&mut world).expect("nothing can mark the log any more");
+    assert_eq!(refused.unwrap_err(), RequestError::ReadOnly);
+    assert_eq!(backend(&world), [0; 4096]);
+    set(&mut world, Policy::WriteBack);
+    world.close(false);
+}
+
+/// A flush that would show a part of a generation waits for destage's own, which does not come.
+#[test]
+fn policy_of_a_flush_over_a_corrupt_log_is_answered() {
+    let mut world = unflushed_over_atomic();
+    let block = world.log.chunks(4096).position(|block| block == [2; 4096]);
+    world.log[block.expect("it was logged") * 4096] ^= 1;
+    hasten_destage(&mut world);
+    assert_eq!(world.volume.state(), State::Inconsistent);
+    send(&mut world, Request::Flush);
+    let refused = answer(&mut world).expect("destage has stopped");
+    assert_eq!(refused.unwrap_err(), RequestError::Corrupt);
+    assert_eq!(flushes(&mut world), [], "half of it would show");
+    world.close(true);
+}
+
+#[test]
+fn policy_of_a_flush_is_answered_by_a_close_over_a_failed_log() {
+    let mut world = unflushed_over_atomic();
+    world.backend_silent = Some(Vec::new());
+    hasten_destage(&mut world);
+    let of_destage = world.backend_silent.take().expect("they are held back");
+    assert_eq!(of_destage.len(), 1);
+    send(&mut world, Request::Flush);
+    assert!(answer(&mut world).is_none());
+    world.log_silent = Some(Vec::new());
+    let id = RequestId(7);
+    let request = write_one(&world, 3);
+    world.step(Event::Request { id, request });
+    let of_log = world.log_silent.take().expect("they are held back");
+    complete(&mut world, of_log[0], Err(IoError::Failed));
+    assert_eq!(world.volume.state(), State::ReadOnly);
+    world.step(Event::Close { destage: true });
+    complete(&mut world, of_destage[0], Err(IoError::Failed));
+    let refused = answer(&mut world).expect("destage is given up");
+    assert_eq!(refused.unwrap_err(), RequestError::Closing);
+    world.close(true);
 }

@@ -18,14 +18,14 @@ pub fn check_dear(kept: usize, of: usize) -> Result<(), Violation> {
     ))
 }
 
-/// So many lines of a tier of so many are in use, whose upper mark is at so many percent.
-pub fn check_marks(used: u64, lines: u64, ratio_max: u8) -> Result<(), Violation> {
-    if used * 100 <= lines * u64::from(ratio_max) {
+/// So many blocks of a tier of so many are in use, whose upper mark is at so many percent.
+pub fn check_marks(used: u64, blocks: u64, ratio_max: u8) -> Result<(), Violation> {
+    if used * 100 <= blocks * u64::from(ratio_max) {
         return Ok(());
     }
     Err(Violation::new(
         "fill-beyond-mark",
-        format!("{used} of {lines} lines are in use, the mark is at {ratio_max} %"),
+        format!("{used} of {blocks} blocks are in use, the mark is at {ratio_max} %"),
     ))
 }
 

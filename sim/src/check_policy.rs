@@ -6,6 +6,8 @@
 //!    if it has FUA.
 //! 3. When a flush is acknowledged, every such write is durable in the backend that was acknowledged
 //!    before it was sent, whatever the policy is by then, and however often the node crashed since.
+//!    A flush of the backend that fails may lose such writes: then the next of the client's fails, or one that
+//!    was sent already.
 //! 4. While writes go past the log, nothing is dirty.
 //! 5. What is sent under read-only is refused.
 
@@ -62,7 +64,8 @@ pub fn check_flushed(
     flush: FlushOp,
     durable: impl Fn(u64) -> Content,
 ) -> Result<(), Violation> {
-    for id in history.direct_acked_before(flush.issued) {
+    let untold = history.untold_before(flush.issued);
+    for id in history.direct_acked_before(flush.issued).chain(untold) {
         check_written(history, id, &durable)
             .map_err(|missing| Violation::new("policy-flush", missing.message))?;
     }
@@ -151,6 +154,24 @@ mod tests {
             Some("policy-flush")
         );
         assert_eq!(rule(check_flushed(&history, flush, holds(new))), None);
+    }
+
+    #[test]
+    fn policy_of_a_loss_that_no_flush_tells_is_caught() {
+        let mut history = History::new(vec![Content::Zero; 4]);
+        history.set_direct(true);
+        let id = acked(&mut history, 1);
+        let flush = history.issue_flush();
+        history.loosen(true);
+        let lost = |_| Content::Zero;
+        assert_eq!(
+            rule(check_flushed(&history, flush, lost)),
+            Some("policy-flush")
+        );
+        let kept = |_| Content::Write(id);
+        assert_eq!(rule(check_flushed(&history, flush, kept)), None);
+        history.told_of_loss();
+        assert_eq!(rule(check_flushed(&history, flush, lost)), None);
     }
 
     #[test]

@@ -82,7 +82,8 @@ pub fn check_sector(
     let Some(found) = candidate else {
         return Err(explain(history, sector, content, issued, blocked_by));
     };
-    if held.loose {
+    // What was fetched before a loss says nothing of what is seen after it.
+    if held.loose || issued < history.loosened {
         return Ok(0);
     }
     if candidates == 1 {

@@ -126,6 +126,10 @@ pub struct History {
     direct: bool,
     /// Direct writes that have ended, and when, and are not settled.
     unsettled: Vec<(WriteId, Seq)>,
+    /// Of them, those that were acknowledged and that the backend may have lost, while no client was told.
+    untold: Vec<(WriteId, Seq)>,
+    /// When the backend may have lost something last.
+    pub(crate) loosened: Seq,
     seq: Seq,
 }
 
@@ -151,6 +155,8 @@ impl History {
             acked_end: 0,
             direct: false,
             unsettled: Vec::new(),
+            untold: Vec::new(),
+            loosened: 0,
             seq: 1,
         }
     }
@@ -297,12 +303,26 @@ impl History {
         ended.map(|&(id, _)| id).filter(move |&id| acked(id))
     }
 
+    /// Direct writes that were acknowledged before `seq` and may be lost, and nobody was told.
+    pub fn untold_before(&self, seq: Seq) -> impl Iterator<Item = WriteId> + '_ {
+        let ended = self.untold.iter().filter(move |(_, ended)| *ended < seq);
+        ended.map(|&(id, _)| id)
+    }
+
+    /// A client was told that the backend may have lost something, or has to expect it.
+    pub fn told_of_loss(&mut self) {
+        self.untold.clear();
+    }
+
     /// The backend may have lost what it had not flushed: what is not settled is there or not. If that
     /// was not `told`, a cache may go on showing it for a while.
     pub fn loosen(&mut self, told: bool) {
-        self.tick();
-        for &(id, _) in &self.unsettled {
+        self.loosened = self.tick();
+        for &(id, ended) in &self.unsettled {
             let write = &mut self.writes[id as usize];
+            if matches!(write.outcome, Outcome::Acked(_)) {
+                self.untold.push((id, ended));
+            }
             write.outcome = Outcome::Failed;
             for sector in write.range.start..write.range.end() {
                 if let Some(sector) = self.sectors.get_mut(sector as usize) {
@@ -356,6 +376,7 @@ impl History {
     pub fn restart(&mut self, content: impl Fn(u64) -> Content) {
         self.tick();
         self.unsettled.clear();
+        self.untold.clear();
         for (number, sector) in (0..).zip(&mut self.sectors) {
             *sector = Sector::new(content(number));
         }

@@ -63,6 +63,8 @@ pub enum Plant {
     HastySwitch,
     /// After the return to write-back, a flush forgets what went past the log.
     ForgottenFlush,
+    /// A client's flush that fails is said to be done.
+    DeafFlush,
     /// The log is said to say that writes go past it, and does not.
     ForgottenMark,
     /// An opening takes back that the backend may hold what is not flushed, before it is.
@@ -136,6 +138,7 @@ impl Plant {
             | Self::IdleScrub
             | Self::ForcedDiscard
             | Self::ForgottenFlush
+            | Self::DeafFlush
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

@@ -51,6 +51,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::StaleReadmission) => Scenario::draw_for_cache_trouble(seed),
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
+        Some(Plant::DeafFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
         Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
             Scenario::draw_for_failed_logs(seed)

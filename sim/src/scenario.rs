@@ -264,6 +264,10 @@ impl Scenario {
         if random.u32(..12) == 0 {
             scenario.flip_compression(random);
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(13)));
+        if random.u32(..12) == 0 {
+            scenario.fail_flushes(random);
+        }
         scenario
     }
 
@@ -385,6 +389,29 @@ impl Scenario {
         scenario.faults.cache_hang = false;
         scenario.crash_past_log(random);
         scenario
+    }
+
+    /// A scenario of a seed in which flushes fail beside one another.
+    pub fn draw_for_failing_flushes(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_volumes(seed, random);
+        scenario.draw_silence(random);
+        scenario.fail_flushes(random);
+        scenario
+    }
+
+    /// Over backends that are slow now and then and fail, flushes of clients for what went past the log last as
+    /// long as generations of destage, with theirs.
+    fn fail_flushes(&mut self, random: &mut Rng) {
+        self.draw_policies(random);
+        self.faults.backend_one_in = pick(random, &[10, 30]);
+        for volume in &mut self.volumes {
+            volume.config.backend_atomic = false;
+            volume.config.dirty_age_max = Nanos::from_millis(1);
+            volume.behaviour.flush_one_in = pick(random, &[4, 20]);
+            volume.backend_latency.slow_one_in = 4;
+        }
     }
 
     fn crash_past_log(&mut self, random: &mut Rng) {

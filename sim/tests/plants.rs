@@ -205,6 +205,11 @@ fn plant_of_a_flush_that_forgets_direct_writes_is_caught() {
 }
 
 #[test]
+fn plant_of_a_failed_flush_that_is_not_told_is_caught() {
+    assert_caught(Plant::DeafFlush, &["policy-flush"]);
+}
+
+#[test]
 fn plant_of_a_log_that_does_not_say_what_went_past_it_is_caught() {
     assert_caught(Plant::ForgottenMark, &["policy-flush"]);
 }

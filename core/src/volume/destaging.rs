@@ -135,7 +135,7 @@ impl Volume {
                     break;
                 }
             }
-            if self.destage.begin_flush(now) {
+            if !self.holds_destage_flush() && self.destage.begin_flush(now) {
                 let token = self.token(Op::DestageFlush);
                 cx.actions.push(Action::BackendFlush { token });
             }
@@ -156,6 +156,12 @@ impl Volume {
     fn gives_up_destage(&self) -> bool {
         let stays = self.close == Some(false) && !self.is_emptying_failed_log();
         stays || self.log_failed && self.close.is_some()
+    }
+
+    /// Whether what was written of a generation is not flushed any more.
+    pub(super) fn never_flushes_destaged(&self) -> bool {
+        let stuck = self.log_corrupt || self.gives_up_destage();
+        stuck && self.destage.stage() != Stage::Flushing
     }
 
     /// Whether a generation should be taken up now.
@@ -641,6 +647,9 @@ impl Volume {
             // With enough under way, it is a completion that wakes.
             // While a flush holds it up, the end of that wakes.
             Stage::Writing if self.holds_destage() => None,
+            Stage::Writing if self.holds_destage_flush() => {
+                self.destage.retry_at().filter(|&at| at > self.now)
+            }
             Stage::Writing if self.destage.busy() < self.destaging.depth => self.destage.retry_at(),
             _ => None,
         }

@@ -507,9 +507,14 @@ impl Volume {
         if self.superblock_failed(cx) {
             // The writes wait until it can be kept.
             self.direct.mark = Mark::Unset;
-            return;
         }
-        self.refuse_direct(RequestError::ReadOnly, cx);
+    }
+
+    /// The log takes no mark any more: what waits for it is refused.
+    pub(super) fn refuse_unmarked(&mut self, cx: &mut Context<'_>) {
+        if self.direct.mark != Mark::Set {
+            self.refuse_direct(RequestError::ReadOnly, cx);
+        }
     }
 
     /// Before a superblock is made for another reason: it says what is so now.
@@ -648,10 +653,17 @@ impl Volume {
         true
     }
 
-    /// Whether a flush now would show a part of a generation, which destage's own flush will show as a
-    /// whole.
+    /// Whether a flush has to wait for destage's own: one of the backend is under way at a time, for a failure is
+    /// told to one of them and may have lost what both were to cover. And of an atomic backend it would show a
+    /// part of a generation, which destage's will show as a whole.
     fn awaits_destage_flush(&self) -> bool {
-        self.config.backend_atomic && self.destage.has_unflushed()
+        self.destage.stage() == Stage::Flushing
+            || self.config.backend_atomic && self.destage.has_unflushed()
+    }
+
+    /// Whether destage's flush has to wait for one that is under way.
+    pub(super) fn holds_destage_flush(&self) -> bool {
+        self.direct.running.is_some()
     }
 
     /// Whether destage waits for a flush that would show a part of what it writes.
@@ -775,9 +787,14 @@ impl Volume {
         if self.health.fenced {
             return;
         }
-        if self.close == Some(false) && self.awaits_destage_flush() {
+        if self.never_flushes_destaged() && self.awaits_destage_flush() {
+            let error = if self.log_corrupt {
+                RequestError::Corrupt
+            } else {
+                RequestError::Closing
+            };
             for Flusher { id, kind, .. } in core::mem::take(&mut self.direct.flushers) {
-                self.reply(id, kind, Err(RequestError::Closing), cx);
+                self.reply(id, kind, Err(error), cx);
             }
         }
         if self.direct.started > 0 && !self.log_failed {

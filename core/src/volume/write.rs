@@ -445,6 +445,7 @@ impl Volume {
     pub(super) fn fail_writes(&mut self, cx: &mut Context<'_>) {
         self.log_failed = true;
         self.refuse_what_waits(cx);
+        self.refuse_unmarked(cx);
         if self.log_is_given_up() {
             self.refuse_direct(RequestError::ReadOnly, cx);
         }

@@ -26,6 +26,10 @@ pub struct World {
     pub backend_writes: u64,
     /// Writes to the backend are kept here, unanswered, while there is such a place.
     pub backend_silent: Option<Vec<Token>>,
+    /// Flushes of it, in the same way.
+    pub flush_silent: Option<Vec<Token>>,
+    /// Writes of the log, in the same way.
+    pub log_silent: Option<Vec<Token>>,
     /// Flushes of the backend that were performed.
     pub backend_flushes: usize,
     pub pool: Rc<Pool>,
@@ -111,6 +115,8 @@ impl World {
             log_reads: 0,
             backend_writes: 0,
             backend_silent: None,
+            flush_silent: None,
+            log_silent: None,
             backend_flushes: 0,
             now: Nanos(1),
             replies,
@@ -197,6 +203,10 @@ impl World {
                 Action::CacheRead { token, offset, buf } => {
                     (token, Done::Read(self.read_cache_device(offset, buf)))
                 }
+                Action::LogWrite { token, .. } if self.log_silent.is_some() => {
+                    self.log_silent.as_mut().expect("looked at").push(token);
+                    continue;
+                }
                 Action::LogWrite {
                     token,
                     offset,
@@ -226,6 +236,10 @@ impl World {
                 } => {
                     self.backend[offset as usize..][..bytes as usize].fill(0);
                     (token, Done::Written)
+                }
+                Action::BackendFlush { token } if self.flush_silent.is_some() => {
+                    self.flush_silent.as_mut().expect("looked at").push(token);
+                    continue;
                 }
                 Action::BackendFlush { token } => {
                     self.backend_flushes += 1;

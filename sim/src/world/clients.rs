@@ -205,6 +205,11 @@ impl World {
         if self.planted.strikes(Plant::ReplyTwice) {
             self.units[unit].requests.answered(id)?;
         }
+        let is_deaf = matches!(
+            (&waiting, &result),
+            (Waiting::Flush(_), Err(RequestError::Io))
+        ) && self.planted.strikes(Plant::DeafFlush);
+        let result = if is_deaf { Ok(Reply::Done) } else { result };
         match result {
             Ok(reply) => self.succeeded(unit, waiting, reply),
             Err(error) => {
@@ -317,6 +322,9 @@ impl World {
     ) -> Result<(), Violation> {
         let allowed = self.error_is_allowed(unit, waiting, error, since);
         let state = &mut self.units[unit];
+        if matches!(waiting, Waiting::Flush(_) | Waiting::Write(_, true)) {
+            state.history.told_of_loss();
+        }
         if let Waiting::Write(id, _) = *waiting {
             match error {
                 RequestError::Io | RequestError::Corrupt | RequestError::Fenced => {

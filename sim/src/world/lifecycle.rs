@@ -252,6 +252,7 @@ impl World {
         state.history.forgive();
         // What the superblock had to say of the backend may be gone as well.
         state.history.loosen(true);
+        state.history.told_of_loss();
         // The backend may have been given what the log has lost.
         state.snapshots.clear();
         Ok(())
@@ -560,6 +561,8 @@ impl Unit {
         self.read_only_since = read_only.then(|| self.history.tick());
         self.fence.reopened();
         self.order.reopened();
+        // No opening knows what an earlier one was to tell.
+        self.history.told_of_loss();
         let now = self.history.tick();
         self.durability = Durability::opened(self.config.persist, now);
     }
@@ -593,6 +596,8 @@ impl Unit {
         let end = self.history.acked_end;
         self.history.promise(end);
         if !self.fence.is_told() {
+            // What the flush of a close has lost, nobody is there to be told.
+            self.history.told_of_loss();
             let flush = self.history.issue_flush();
             let backend = &self.backend;
             check_policy::check_flushed(&self.history, flush, |sector| backend.durable(sector))?;
