@@ -2,6 +2,7 @@
 
 mod filling;
 mod promote_hits;
+mod resize;
 mod world;
 
 use hdcs_core::error::IoError;

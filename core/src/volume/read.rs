@@ -191,6 +191,11 @@ impl Volume {
     }
 
     fn start_read(&mut self, id: RequestId, range: SectorRange, fill: Fill, cx: &mut Context<'_>) {
+        if range.end() > self.sectors() {
+            // The volume has become smaller while it waited.
+            let kind = Kind::Read(range.bytes() as u64);
+            return self.reply(id, kind, Err(RequestError::BadRange), cx);
+        }
         if let Some(until) = self.undurable_in(range) {
             self.reads.undurable.push_back((until, id, range, fill));
             return;
@@ -529,6 +534,11 @@ impl Volume {
 
     /// Let `read` have `run` from the backend, through fetches that others may share.
     fn read_missing(&mut self, read: usize, run: SectorRange, cx: &mut Context<'_>) {
+        if run.end() > self.sectors() {
+            // The volume has become smaller while another copy was tried.
+            self.reads.active[read].error = Some(RequestError::BadRange);
+            return;
+        }
         let mut at = run.start;
         while at < run.end() {
             let rest = SectorRange::between(at, run.end());
@@ -575,7 +585,7 @@ impl Volume {
         } else {
             cx.cache.line_blocks()
         };
-        let volume_blocks = (self.config.bytes / SECTOR_BYTES as u64).div_ceil(BLOCK_SECTORS);
+        let volume_blocks = self.sectors().div_ceil(BLOCK_SECTORS);
         let first_block = run.first_block() / line * line;
         let end = (run.first_block() + run.block_count())
             .next_multiple_of(line)
@@ -586,7 +596,7 @@ impl Volume {
             fetch_buffer(cx.pool, first_block, end, run.first_block())?;
         // A fetch before it may reach into the line, if that one was cut short.
         let range = SectorRange::new(first_block * BLOCK_SECTORS, blocks * BLOCK_SECTORS)
-            .intersect(SectorRange::new(0, self.config.bytes / SECTOR_BYTES as u64));
+            .intersect(SectorRange::new(0, self.sectors()));
         let buf = buf.narrow(0..range.bytes());
         let fetch = self.reads.fetches.insert(Fetch {
             first_block,
