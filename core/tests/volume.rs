@@ -3,6 +3,7 @@
 mod filling;
 mod promote_hits;
 mod resize;
+mod scrub;
 mod world;
 
 use hdcs_core::error::IoError;
