@@ -326,6 +326,7 @@ impl Volume {
                 self.reconfigure_reads(cx);
                 self.forget_fetches();
                 self.cut_promotions();
+                self.filling.look_at_all();
             }
             Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
             Event::WarmUp(ranges) => self.warm_up(&ranges),

@@ -148,3 +148,34 @@ fn resize_refuses_writes_that_wait_for_room_in_the_log() {
         "what lies before the end waits on"
     );
 }
+
+#[test]
+fn resize_has_what_is_pinned_filled_again() {
+    let mut world = with_ssd();
+    let filled = |world: &World| {
+        let is_there = |block| {
+            let key = BlockKey::new(1, block);
+            world
+                .cache
+                .is_promoted(key, BlockKey::new(1, BYTES as u64 / 4096))
+        };
+        (BEYOND.first_block()..BEYOND.first_block() + BEYOND.block_count()).all(is_there)
+    };
+    let wait = |world: &mut World| {
+        for _ in 0..3000 {
+            world.now = world.now.plus(Nanos::from_millis(1));
+            world.step(Event::Poll);
+        }
+    };
+    world.step(Event::Pin(vec![BEYOND]));
+    wait(&mut world);
+    assert!(filled(&world));
+    world.step(Event::Resize { bytes: HALF });
+    wait(&mut world);
+    assert!(!filled(&world));
+    world.step(Event::Resize {
+        bytes: BYTES as u64,
+    });
+    wait(&mut world);
+    assert!(filled(&world));
+}
