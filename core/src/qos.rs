@@ -29,6 +29,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::io::{Nanos, Request};
+use crate::limits::REQUEST_BYTES_MAX;
 use crate::scrub::PIECE_BYTES;
 
 /// Bursts are at least what the rate brings in this time: timers are late, and what they are late by
@@ -105,12 +106,12 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of a client's request. One that moves no data is free, but waits for its turn all the same.
+    /// Of a client's request. One that moves no data is free, but waits for its turn all the same. A promotion
+    /// may be of any length, and fetches only what is missing, bit by bit: it costs no more than the largest read.
     pub fn of(request: &Request) -> Self {
         let (requests, bytes) = match request {
-            Request::Read { range } | Request::Write { range, .. } | Request::Promote { range } => {
-                (1, range.bytes() as u64)
-            }
+            Request::Read { range } | Request::Write { range, .. } => (1, range.bytes() as u64),
+            Request::Promote { range } => (1, range.bytes().min(REQUEST_BYTES_MAX) as u64),
             Request::WriteZeroes { .. } | Request::Discard { .. } => (1, 0),
             Request::Scrub { .. } => (1, PIECE_BYTES as u64),
             Request::Flush | Request::Evict { .. } | Request::Extents { .. } => (0, 0),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use hdcs_core::io::Nanos;
+use hdcs_core::io::{Nanos, Request, SectorRange};
 use hdcs_core::qos::{Cost, FlowId, Qos, Scheduler, Ticket, WAIT_MAX, WEIGHT_DEFAULT};
 
 const SECOND: u64 = 1_000_000_000;
@@ -758,4 +758,14 @@ fn qos_reservation_is_short_only_if_there_was_something_to_do() {
         }
         assert_eq!(scheduler.stats(Nanos(now), flow).short, short);
     }
+}
+
+#[test]
+fn qos_promotion_of_any_length_costs_no_more_than_the_largest_read() {
+    let cost = |bytes: u64| {
+        let range = SectorRange::new(0, bytes / 512);
+        Cost::of(&Request::Promote { range })
+    };
+    assert_eq!(cost(65536), LARGE);
+    assert_eq!(cost(4 << 30).bytes, MIB);
 }

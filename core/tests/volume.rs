@@ -3,6 +3,8 @@
 mod filling;
 mod heat;
 mod promote_hits;
+mod resize;
+mod scrub;
 mod world;
 
 use hdcs_core::error::IoError;

@@ -198,6 +198,8 @@ impl Object {
     fn count_slots(&mut self) {
         if self.compressed && self.bytes > 0 {
             self.slots = frames::slots_of_size(self.bytes);
+            // The store has another object than the map speaks of.
+            self.damaged |= self.slots < self.live;
         }
     }
 
@@ -214,7 +216,7 @@ impl Object {
         let live = u64::from(self.live);
         match self.slots {
             0 => (live * SLOT_BYTES as u64).min(self.bytes),
-            slots => self.bytes * live / u64::from(slots),
+            slots => (self.bytes * live / u64::from(slots)).min(self.bytes),
         }
     }
 }
@@ -858,5 +860,30 @@ fn refuse(token: Token, ask: &Ask, error: IoError, actions: &mut Vec<Action>) {
         actions.push(Action::SnapshotEnd { token, result });
     } else {
         end(token, Err(error), actions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_of_another_size_than_the_map_says_needs_no_more_than_it_has() {
+        let of = |live| {
+            let mut object = Object {
+                bytes: 8192,
+                live,
+                compressed: true,
+                ..Object::default()
+            };
+            object.count_slots();
+            object
+        };
+        let slots = of(0).slots;
+        assert!(slots > 0);
+        let whole = of(slots);
+        assert_eq!((whole.live_bytes(), whole.damaged), (8192, false));
+        let short = of(slots + 100);
+        assert_eq!((short.live_bytes(), short.damaged), (8192, true));
     }
 }

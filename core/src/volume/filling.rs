@@ -88,7 +88,7 @@ impl Filling {
         }
     }
 
-    fn look_at_all(&mut self) {
+    pub(super) fn look_at_all(&mut self) {
         self.unseen = self.pins.iter().copied().collect();
     }
 

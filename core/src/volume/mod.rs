@@ -100,7 +100,8 @@ pub enum Event {
         destage: bool,
     },
     /// Change the size. While dirty data lies beyond the new end nothing changes, as the
-    /// configuration shows: destage first.
+    /// configuration shows: destage first. What was asked and has not begun is refused if it
+    /// reaches beyond the new end.
     Resize {
         /// The new size, a multiple of 512.
         bytes: u64,
@@ -347,6 +348,8 @@ impl Volume {
                 self.resize(bytes, cx);
                 self.reconfigure_reads(cx);
                 self.forget_fetches();
+                self.cut_promotions();
+                self.filling.look_at_all();
             }
             Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
             Event::WarmUp(ranges) => self.warm_up(&ranges, filling::Asked::ByHand),
@@ -450,7 +453,7 @@ impl Volume {
             | Request::Evict { range }
             | Request::Extents { range, .. } => (range, false),
         };
-        let sectors = self.config.bytes / SECTOR_BYTES as u64;
+        let sectors = self.sectors();
         let inside =
             !range.is_empty() && range.start < sectors && range.count <= sectors - range.start;
         // Only of a range inside is the length known to be computable.
@@ -570,7 +573,7 @@ impl Volume {
         let waits = match self.phase {
             Phase::Opening => self.replay.is_some() && self.ops.is_empty(),
             Phase::Open | Phase::Closing => {
-                !self.reads.starved.is_empty()
+                self.reads.has_starved()
                     || self.reads.has_stalled_promotion()
                     || (self.destage.is_postponed() && !self.health.fenced)
             }
@@ -762,7 +765,8 @@ impl Volume {
         self.write_superblock(Op::ClosingSuperblock, superblock, cx);
     }
 
-    /// Take the new size, unless what is dirty lies beyond it.
+    /// Take the new size, unless what is dirty lies beyond it. What waits and reaches beyond is refused: writes
+    /// here, reads when their turn comes.
     fn resize(&mut self, bytes: u64, cx: &mut Context<'_>) {
         let beyond = SectorRange::between(
             bytes / SECTOR_BYTES as u64,
@@ -780,6 +784,11 @@ impl Volume {
             inherited.remove(first, blocks);
         }
         self.config.bytes = bytes;
+        self.refuse_writes_beyond(self.sectors(), cx);
+    }
+
+    fn sectors(&self) -> u64 {
+        self.config.bytes / SECTOR_BYTES as u64
     }
 
     fn pin(&mut self, position: u64) {

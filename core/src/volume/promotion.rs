@@ -69,6 +69,15 @@ impl Volume {
         }
     }
 
+    /// The size has changed: what lies beyond the new end is not fetched. Those that end by that end at the next
+    /// poll, or with their last fetch.
+    pub(super) fn cut_promotions(&mut self) {
+        let end = self.whole_blocks();
+        for (_, promotion) in &mut self.reads.promotions {
+            promotion.end = promotion.end.min(end);
+        }
+    }
+
     /// What was fetched for a promotion, but not taken, is fetched once more.
     pub(super) fn return_to_untaken(
         &mut self,

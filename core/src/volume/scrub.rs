@@ -4,8 +4,9 @@
 //! Of the log a piece is the control part of a span, or blocks of its data. One that is bad is read once
 //! more; if it still is, and memory has its data, the same bytes are written to the same place, where
 //! they are durable already as far as anybody knows: a write that is cut short changes nothing. A control
-//! part is not in memory; the way to be rid of it is to destage what it describes. Data whose only copy
-//! is bad is told, and latches as if a client had read it.
+//! part is not in memory; the way to be rid of it is to destage what it describes, and so it is where a write
+//! does not help. Data whose only copy is bad is told, and latches as if a client had read it. What cannot be
+//! read is told too, but does not latch: it may be read later, as destage tries.
 
 use core::ops::Range;
 
@@ -37,6 +38,8 @@ pub(super) struct LogPiece {
     /// What is passed that need not be read.
     skipped: u64,
     bad: u64,
+    /// It was not read: what it holds is not known.
+    unread: bool,
 }
 
 impl LogPiece {
@@ -137,6 +140,7 @@ impl Volume {
             tries: 0,
             skipped: at.saturating_sub(from),
             bad: 0,
+            unread: false,
         };
         if position <= span.position {
             let first = self.entry_after(&entries, position);
@@ -180,6 +184,7 @@ impl Volume {
             Ok(Done::Read(data)) => Some(data),
             _ => None,
         };
+        piece.unread = data.is_none();
         let is_bad = |index: u64| match &data {
             None => true,
             Some(data) => {
@@ -300,7 +305,7 @@ impl Volume {
             self.destage_all();
             found.healed_blocks = piece.bad;
         }
-        if is_needed {
+        if is_needed && !piece.unread {
             self.log_corrupt = true;
             self.stats.log_corrupt_blocks += piece.bad;
         }
@@ -319,11 +324,10 @@ impl Volume {
         let (mut damaged, mut is_needed) = (None::<SectorRange>, false);
         for (sequence, data) in self.entries_with_data(&entries) {
             let (first, end) = (positions.start.max(data.start), positions.end.min(data.end));
-            let entry = self.log().entry(sequence);
-            let is_held = entry.stored.is_some() && entry.data.is_some();
-            if first >= end || is_held {
+            if first >= end || self.is_held(sequence, &data, first..end) {
                 continue;
             }
+            let entry = self.log().entry(sequence);
             let range = if entry.stored.is_some() {
                 entry.range
             } else {
@@ -339,6 +343,20 @@ impl Volume {
             }));
         }
         (damaged, is_needed)
+    }
+
+    /// Whether memory has, as it was written, what an entry stores at some of its positions.
+    fn is_held(&self, sequence: Sequence, data: &Range<u64>, positions: Range<u64>) -> bool {
+        let entry = self.log().entry(sequence);
+        match (&entry.data, entry.stored) {
+            (None, _) => false,
+            (Some(_), Some(_)) => true,
+            (Some(held), None) => {
+                let at = |position: u64| (position - data.start) as usize * BLOCK_BYTES;
+                let blocks = &held.covering_blocks()[at(positions.start)..at(positions.end)];
+                self.blocks_match(blocks, positions.start)
+            }
+        }
     }
 
     fn scrub_cache(&mut self, id: RequestId, from: u64, cx: &mut Context<'_>) {

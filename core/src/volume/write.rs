@@ -143,6 +143,23 @@ impl Volume {
         }
     }
 
+    /// Refuse what waits and reaches beyond the end of the volume.
+    pub(super) fn refuse_writes_beyond(&mut self, sectors: u64, cx: &mut Context<'_>) {
+        for pending in core::mem::take(&mut self.writes.admission) {
+            let range = match &pending.request {
+                Request::Write { range, .. }
+                | Request::WriteZeroes { range, .. }
+                | Request::Discard { range, .. } => *range,
+                _ => unreachable!("only writes are admitted"),
+            };
+            if range.end() <= sectors {
+                self.writes.admission.push_back(pending);
+            } else {
+                self.reply(pending.id, Kind::Other, Err(RequestError::BadRange), cx);
+            }
+        }
+    }
+
     fn admission(&self, now: Nanos, request: &Request) -> Admission {
         let log = self.log();
         let data_blocks = match request {

@@ -668,6 +668,14 @@ impl Works {
             && served.volume.stats(self.now).destage_all_remaining_bytes == 0
         {
             resizing.step = ResizeStep::Whole;
+            // What was dirty beyond the new end has kept the volume from taking it before. The backend is not
+            // cut under a volume that is larger.
+            let bytes = resizing.bytes;
+            self.step(slot, Event::Resize { bytes });
+            if !self.has_size(slot, bytes) {
+                return self.give_up_shrinking(slot);
+            }
+            return self.go_on_resizing(slot);
         }
         let shrinks = resizing.bytes < resizing.before;
         if resizing.step == ResizeStep::Whole {
@@ -703,6 +711,23 @@ impl Works {
             resizing.step = ResizeStep::Backend;
             let bytes = resizing.bytes;
             self.resize_backend(slot, bytes);
+        }
+    }
+
+    fn has_size(&self, slot: u32, bytes: u64) -> bool {
+        let served = self.volumes.get(slot);
+        served.is_some_and(|served| served.volume.config().bytes == bytes)
+    }
+
+    /// The volume does not take the new size: nothing was changed yet.
+    fn give_up_shrinking(&mut self, slot: u32) {
+        let served = self.volumes.get_mut(slot);
+        if let Some(resizing) = served.and_then(|served| served.resizing.take()) {
+            let bytes = resizing.bytes;
+            let what = format!(
+                "what lies beyond {bytes} bytes is being written: stop whoever writes there, then shrink it again"
+            );
+            tell(resizing.answer, Err(what));
         }
     }
 

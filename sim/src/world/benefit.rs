@@ -8,6 +8,8 @@ use super::{
 use crate::check_benefit;
 use hdcs_core::read_cache::Tiering;
 
+/// Blocks of a segment.
+const SEGMENT_BLOCKS: u64 = 256;
 /// Volumes of which nothing is known but what they fill; no other has such a number.
 const CHEAP: u32 = 5001;
 const DEAR: u32 = 5002;
