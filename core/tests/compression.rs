@@ -325,30 +325,3 @@ fn log_counts_entries_that_take_hardly_any_room() {
     let used = world.volume.stats(world.now).log_used_blocks;
     assert_eq!(used, ring_blocks);
 }
-
-/// Each block of what is read is in another compressed entry, all of which has to be read for it: together
-/// more than there is memory for.
-#[test]
-fn read_of_many_compressed_entries_ends_when_memory_is_short() {
-    const PIECE: usize = 64 << 10;
-    let mut world = World::with(compressing(Method::Lz4), None);
-    let mut content = vec![0; 4 * PIECE];
-    for piece in 0..4 {
-        for block in 0..PIECE / BLOCK_BYTES {
-            let part = piece * PIECE + block * BLOCK_BYTES..(piece + 1) * PIECE;
-            content[part.clone()].copy_from_slice(&text(part.len(), part.start as u64));
-            world.write((part.start / SECTOR_BYTES) as u64, &content[part]);
-        }
-    }
-    let stats = world.volume.stats(world.now);
-    assert_eq!(
-        stats.dirty_bytes, stats.log_plain_bytes,
-        "nothing is destaged"
-    );
-    let mut taken: Vec<_> = core::iter::from_fn(|| world.pool.alloc(PIECE)).collect();
-    taken.truncate(taken.len() - 10);
-    assert!(stats.log_stored_bytes > world.pool.free_bytes() as u64);
-    let reads = world.log_reads;
-    assert!(*world.read(SectorRange::new(0, 512)) == *content);
-    assert!(world.log_reads - reads >= 64, "each block for itself");
-}

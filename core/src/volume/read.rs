@@ -1,9 +1,8 @@
 //! Reads: the dirty index, the read cache, fetches from the backend.
 //!
 //! A read is cut into pieces. What memory holds is copied at once; each other piece becomes an
-//! action, and the reply follows the last one. A read with a piece for which there was no buffer starts over
-//! later. One at a time does not, but keeps what has arrived and goes on with what is missing: since a block
-//! of a compressed entry takes a buffer for all of it, there may never be memory for all pieces at once.
+//! action, and the reply follows the last one. A piece for which there was no buffer lets the read
+//! start over later.
 //!
 //! A *fetch* reads whole cache lines from the backend. Reads that miss the same line share one. A
 //! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
@@ -41,8 +40,8 @@ struct Read {
     buf: BufMut,
     pending: usize,
     error: Option<RequestError>,
-    /// Pieces that found no buffer.
-    missing: Vec<SectorRange>,
+    /// A piece found no buffer: read everything again.
+    again: bool,
 }
 
 /// Where fetched blocks are kept.
@@ -83,17 +82,10 @@ pub(super) struct Reads {
     /// Reads of what is not durable yet, by the sequence that must become durable.
     undurable: VecDeque<(Sequence, RequestId, SectorRange, Fill)>,
     /// Reads that found no buffer.
-    starved: VecDeque<(RequestId, SectorRange, Fill)>,
-    /// The one that keeps what has arrived, while it waits for memory.
-    in_parts: Option<Read>,
+    pub(super) starved: VecDeque<(RequestId, SectorRange, Fill)>,
 }
 
 impl Reads {
-    /// Whether a read waits for memory.
-    pub(super) fn has_starved(&self) -> bool {
-        !self.starved.is_empty() || self.in_parts.is_some()
-    }
-
     /// Whether a promotion waits for memory, or for room in the cache.
     pub(super) fn has_stalled_promotion(&self) -> bool {
         let mut promotions = self.promotions.iter();
@@ -110,7 +102,6 @@ impl Reads {
             counts: (config.promote_hits > 1).then(ReadCounts::default),
             undurable: VecDeque::new(),
             starved: VecDeque::new(),
-            in_parts: None,
         }
     }
 }
@@ -236,11 +227,6 @@ impl Volume {
         let Some(read) = self.begin_read(id, range, fill, cx) else {
             return;
         };
-        self.read_pieces(read, range, cx);
-        self.finish_read(read, cx);
-    }
-
-    fn read_pieces(&mut self, read: usize, range: SectorRange, cx: &mut Context<'_>) {
         let pieces: Vec<_> = self.index.pieces(range).collect();
         for (piece, sequence) in pieces {
             match sequence {
@@ -248,32 +234,6 @@ impl Volume {
                 None => self.read_clean(read, piece, cx),
             }
         }
-    }
-
-    /// Go on with the read that keeps what has arrived.
-    fn retry_in_parts(&mut self, cx: &mut Context<'_>) {
-        let Some(state) = self.reads.in_parts.take() else {
-            return;
-        };
-        if state.range.end() > self.sectors() {
-            let kind = Kind::Read(state.range.bytes() as u64);
-            return self.reply(state.id, kind, Err(RequestError::BadRange), cx);
-        }
-        if self.undurable_in(state.range).is_some() {
-            // What was written meanwhile is not shown yet.
-            self.reads.in_parts = Some(state);
-            return;
-        }
-        let read = self.reads.active.insert(state);
-        let state = &mut self.reads.active[read];
-        state.pending = 1;
-        let mut missing = core::mem::take(&mut state.missing).into_iter();
-        while self.reads.active[read].missing.is_empty()
-            && let Some(piece) = missing.next()
-        {
-            self.read_pieces(read, piece, cx);
-        }
-        self.reads.active[read].missing.extend(missing);
         self.finish_read(read, cx);
     }
 
@@ -318,7 +278,7 @@ impl Volume {
             buf,
             pending: 1,
             error: None,
-            missing: Vec::new(),
+            again: false,
         };
         Some(self.reads.active.insert(read))
     }
@@ -330,31 +290,22 @@ impl Volume {
         if state.pending > 0 {
             return;
         }
-        let state = self.reads.active.remove(read);
-        let is_whole = state.missing.is_empty();
-        if !is_whole
-            && state.error.is_none()
-            && !self.health.fenced
-            && self.reads.in_parts.is_none()
-        {
-            self.reads.in_parts = Some(state);
-            return;
-        }
         let Read {
             id,
             range,
             fill,
             buf,
             error,
+            again,
             ..
-        } = state;
+        } = self.reads.active.remove(read);
         let kind = Kind::Read(range.bytes() as u64);
         if self.health.fenced {
             return self.reply(id, kind, Err(RequestError::Fenced), cx);
         }
         match error {
             Some(error) => self.reply(id, kind, Err(error), cx),
-            None if !is_whole => self.reads.starved.push_back((id, range, fill)),
+            None if again => self.reads.starved.push_back((id, range, fill)),
             None => self.reply(id, kind, Ok(Reply::Data(buf.freeze())), cx),
         }
     }
@@ -395,7 +346,7 @@ impl Volume {
             let blocks = packed.map_or(piece.block_count(), |packed| packed.stored.block_count());
             let bytes = blocks as usize * BLOCK_BYTES;
             let Some(buf) = cx.pool.alloc(bytes) else {
-                self.reads.active[read].missing.push(piece);
+                self.reads.active[read].again = true;
                 return;
             };
             self.reads.active[read].pending += 1;
@@ -514,7 +465,7 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         let Some(buf) = cx.pool.alloc(permission.bytes) else {
-            self.reads.active[read].missing.push(part);
+            self.reads.active[read].again = true;
             return cx.cache.cancel_ssd_read(permission);
         };
         self.reads.active[read].pending += 1;
@@ -590,9 +541,6 @@ impl Volume {
         for (_, id, range, _) in core::mem::take(&mut self.reads.undurable) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
-        if let Some(Read { id, range, .. }) = self.reads.in_parts.take() {
-            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
-        }
         for (id, range, _) in core::mem::take(&mut self.reads.starved) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
@@ -613,7 +561,7 @@ impl Volume {
                 None => self.begin_fetch(rest, self.reads.active[read].fill, None, cx),
             };
             let Some(fetch) = fetch else {
-                self.reads.active[read].missing.push(rest);
+                self.reads.active[read].again = true;
                 return;
             };
             let fetch = &mut self.reads.fetches[fetch];
@@ -843,7 +791,6 @@ impl Volume {
         if !self.is_on_write() && !self.reads.undurable.is_empty() {
             self.wake_durable_reads(Sequence::MAX, cx);
         }
-        self.retry_in_parts(cx);
         for _ in 0..self.reads.starved.len() {
             let (id, range, fill) = self.reads.starved.pop_front().expect("counted");
             if cx.pool.free_bytes() < 2 * range.bytes() {
