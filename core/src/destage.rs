@@ -523,9 +523,12 @@ impl Destage {
         self.stage = Stage::Invalidating(barrier);
     }
 
-    /// The superblock is on its way.
+    /// The superblock is on its way, perhaps once more: to be kept beside the device, which has failed.
     pub fn committing(&mut self) {
-        debug_assert!(matches!(self.stage, Stage::Invalidating(_)));
+        debug_assert!(matches!(
+            self.stage,
+            Stage::Invalidating(_) | Stage::Committing
+        ));
         self.stage = Stage::Committing;
     }
 

@@ -201,7 +201,9 @@ fn explain(
     Violation::new(
         "read-stale",
         format!(
-            "sector {sector} returned {what} to a read sent at {issued}{blocked}; newest versions: {newest:?}"
+            "sector {sector} returned {what} to a read sent at {issued}{blocked}; newest versions: {newest:?} over \
+             {:?}",
+            history.sectors[sector as usize].base
         ),
     )
 }
