@@ -195,9 +195,17 @@ fn shrink(world: &mut World) -> Result<Ended, Violation> {
     if ended == Ended::Crash || world.is_broken() {
         return Ok(ended);
     }
-    for unit in 0..world.units() {
-        let sectors = world.sectors(unit);
+    let sizes: Vec<u64> = (0..world.units()).map(|unit| world.sectors(unit)).collect();
+    for (unit, sectors) in sizes.iter().enumerate() {
         world.set_sectors(unit, sectors.div_ceil(3))?;
+    }
+    // As a node does, which is not done with a cut before the cache has forgotten durably.
+    let forgotten = world.cache_barrier();
+    let ended = world.run_until(|world| world.is_persisted(forgotten) || world.is_broken())?;
+    if ended == Ended::Crash || world.is_broken() {
+        return Ok(ended);
+    }
+    for (unit, sectors) in sizes.into_iter().enumerate() {
         world.set_sectors(unit, sectors)?;
         let end = SectorRange::between(sectors.saturating_sub(64), sectors);
         world.send(unit, Ask::Read(end))?;
@@ -389,7 +397,9 @@ fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
 
 /// Let the cache lose a volume, and warm it up from what was hot: all of it is there again.
 fn warm_up(world: &mut World, unit: usize) -> Result<(), Violation> {
-    if world.has_pins() || !world.warms_up() {
+    // What others hold that is dearer may drive out a part of what was just filled.
+    let is_weighed = world.units() > 1 && world.weighs();
+    if world.has_pins() || is_weighed || !world.warms_up() {
         return Ok(());
     }
     let Some(range) = world.promotable(unit) else {

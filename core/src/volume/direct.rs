@@ -627,6 +627,11 @@ impl Volume {
             self.reply(write.id, write.kind, Err(error), cx);
         }
         for flusher in core::mem::take(&mut self.direct.flushers) {
+            let error = match (flusher.kind, error) {
+                (Kind::Flush, _) | (_, RequestError::Fenced) => error,
+                // The backend has this write, perhaps not durably: it must not pass for one that never was.
+                _ => RequestError::Io,
+            };
             self.reply(flusher.id, flusher.kind, Err(error), cx);
         }
     }

@@ -1,5 +1,7 @@
 //! Heat maps, and warm-ups from them.
 
+use hdcs_core::read_cache::Tiering;
+
 use super::{BLOCK_SECTORS, BlockKey, Event, Phase, Plant, SectorRange, Violation, World};
 use crate::check_heat;
 
@@ -7,6 +9,11 @@ impl World {
     /// Whether volumes are warmed up from heat maps.
     pub fn warms_up(&self) -> bool {
         self.scenario.warm_ups
+    }
+
+    /// Whether tiers weigh volumes by what reading them costs.
+    pub fn weighs(&self) -> bool {
+        self.scenario.tiering() == Tiering::Benefit
     }
 
     /// What the heat map of a volume says, the hottest first.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::codec::Method;
+use hdcs_core::read_cache::Barrier;
 
 use super::{
     AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
@@ -482,6 +483,17 @@ impl World {
     /// Size of a volume in sectors.
     pub fn sectors(&self, unit: usize) -> u64 {
         self.units[unit].history.sectors()
+    }
+
+    /// The point after everything that the cache was told to forget.
+    pub fn cache_barrier(&mut self) -> Option<Barrier> {
+        self.node.as_mut().map(|node| node.cache.barrier())
+    }
+
+    /// Whether all before a point is durably forgotten.
+    pub fn is_persisted(&self, barrier: Option<Barrier>) -> bool {
+        let persisted = self.node.as_ref().map(|node| node.cache.persisted());
+        barrier <= persisted
     }
 
     /// Change a volume's size.
