@@ -225,7 +225,13 @@ fn close(world: &mut World, destage: bool) -> Result<Ended, Violation> {
         return Ok(ended);
     }
     world.calm();
-    if world.run_until(|world| world.is_closed())? == Ended::Crash {
+    // What is dirty on a device that reads nothing any more keeps a close waiting, until somebody ends the node.
+    let mut patience = 400;
+    let ended = world.run_until(|world| {
+        patience -= u32::from(world.has_dead_log());
+        patience == 0 || world.is_closed()
+    })?;
+    if ended == Ended::Crash || !world.is_closed() {
         return Ok(Ended::Crash);
     }
     world.close_cache()?;

@@ -741,7 +741,12 @@ impl Volume {
         let Flusher { id, kind, until } = flusher;
         let log = self.log();
         if self.log_failed {
-            return self.reply(id, kind, Err(RequestError::ReadOnly), cx);
+            let error = match kind {
+                Kind::Flush => RequestError::ReadOnly,
+                // The backend has this write.
+                _ => RequestError::Io,
+            };
+            return self.reply(id, kind, Err(error), cx);
         }
         if log.durable_sequence() >= until {
             return self.reply(id, kind, Ok(Reply::Done), cx);

@@ -22,6 +22,11 @@ impl World {
         self.units[unit].log_dead = Some(is_mute);
     }
 
+    /// Whether the device of some log has died.
+    pub fn has_dead_log(&self) -> bool {
+        self.units.iter().any(|unit| unit.log_dead.is_some())
+    }
+
     /// Whether a write that the device says has failed has reached it all the same.
     pub(super) fn reached_dead_log(&mut self, disk: DiskId) -> bool {
         let DiskId::Log(unit) = disk else {
