@@ -138,7 +138,9 @@ fn plant_of_a_pin_that_is_forgotten_is_caught() {
 
 #[test]
 fn plant_of_pins_beyond_their_share_is_caught() {
-    assert_caught(Plant::HoardedPins, &["pinned-not-kept"]);
+    // They drive out what is promoted, too.
+    let rules = ["pinned-not-kept", "heat-not-seen", "warmed-not-there"];
+    assert_caught(Plant::HoardedPins, &rules);
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.compressed_bytes > 8 << 20
             && coverage.packed_bytes > 1 << 20
             && coverage.crossings > 30
-            && coverage.snapshots > 20
+            && coverage.snapshots > 10
             && coverage.shrinks > 4
             && coverage.weighed > 10
             && coverage.counted > 30

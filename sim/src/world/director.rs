@@ -196,7 +196,14 @@ impl World {
     }
 
     pub(super) fn cache_rots(&mut self) {
-        if !self.scenario.faults.cache_rot || self.cache_disk.bytes() == 0 {
+        if self.scenario.faults.cache_rot {
+            self.cache_rots_now();
+        }
+    }
+
+    /// Whether or not the scenario has it.
+    pub(super) fn cache_rots_now(&mut self) {
+        if self.cache_disk.bytes() == 0 {
             return;
         }
         for _ in 0..200 {

@@ -109,13 +109,10 @@ impl World {
         }
     }
 
-    /// Let the node's devices rot once more.
+    /// Let the cache's device rot once more.
     pub fn rot(&mut self) {
-        for _ in 0..8 {
-            self.cache_rots();
-        }
-        for unit in 0..self.units.len() {
-            self.log_rots(unit);
+        for _ in 0..64 {
+            self.cache_rots_now();
         }
     }
 
