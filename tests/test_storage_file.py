@@ -4,6 +4,7 @@ import os
 import re
 import threading
 
+from conftest import run
 from daemon import MIB, Daemon, refused
 from object_stores import Load, Model
 
@@ -254,6 +255,46 @@ def test_storage_lost_home_is_told_and_given_up_only_when_told_to(tmp_path):
         daemon.ok("volume", "flush", "v")
         assert image(tmp_path).read_bytes() == bytes(model.image)
         daemon.stop()
+
+
+def test_storage_device_of_another_volume_is_never_formatted(tmp_path):
+    disks = [tmp_path / "disk0", tmp_path / "disk1"]
+    for disk in disks:
+        with open(disk, "wb") as file:
+            file.truncate(64 * MIB)
+    devices = [run("losetup", "--find", "--show", disk).stdout.strip() for disk in disks]
+    try:
+        with Daemon(tmp_path) as daemon:
+            for name, device in zip("ab", devices):
+                daemon.create(name, "--mode", "storage", "--backend", f"file:{tmp_path / name}.img",
+                              *SMALL_LOG, "--store-path", device, size=str(SIZE))
+                daemon.write(name, name.encode() * MIB)
+            daemon.stop()
+            # Devices change their names.
+            for device in devices:
+                run("losetup", "--detach", device)
+            for disk, device in zip(disks, reversed(devices)):
+                run("losetup", device, disk)
+            before = [disk.read_bytes() for disk in disks]
+            daemon.start()
+            assert "its home is lost" in daemon.volume("a")["reason"]
+            logs = [daemon.data / "volumes" / name / "log" for name in "ab"]
+            kept = [log.read_bytes() for log in logs]
+            refused(daemon.cli("volume", "open", "a", "--discard-dirty"), 1, "holds something else", devices[0])
+            assert [disk.read_bytes() for disk in disks] == before
+            assert [log.read_bytes() for log in logs] == kept
+            daemon.stop()
+            for device in devices:
+                run("losetup", "--detach", device)
+            for disk, device in zip(disks, devices):
+                run("losetup", device, disk)
+            daemon.start()
+            for name in "ab":
+                assert daemon.read(name, MIB) == name.encode() * MIB
+            daemon.stop()
+    finally:
+        for device in devices:
+            run("losetup", "--detach", device, check=False)
 
 
 def test_storage_lost_log_leaves_what_the_home_has(tmp_path):

@@ -601,20 +601,23 @@ pub fn is_log(path: &Path) -> bool {
         .is_ok_and(|()| magic == LOG_MAGIC)
 }
 
+/// The beginning of a block device, where whatever it holds shows.
+fn device_head(path: &Path) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    let file = File::open(path)?;
+    file.take(DEVICE_HEAD_BYTES as u64).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// Whether a block device holds nothing, as far as its beginning tells.
+pub fn is_empty_device(path: &Path) -> bool {
+    device_head(path).is_ok_and(|head| head.iter().all(|&byte| byte == 0))
+}
+
 /// Refuse a block device that holds something.
 pub fn refuse_used_device(path: &Path) -> Result<(), String> {
-    let mut head = vec![0; DEVICE_HEAD_BYTES];
-    let read = File::open(path).and_then(|mut file| {
-        let mut filled = 0;
-        while filled < head.len() {
-            match file.read(&mut head[filled..])? {
-                0 => break,
-                bytes => filled += bytes,
-            }
-        }
-        Ok(())
-    });
-    read.map_err(|error| format!("log device {}: {error}", path.display()))?;
+    let head = device_head(path);
+    let head = head.map_err(|error| format!("log device {}: {error}", path.display()))?;
     if head.iter().all(|&byte| byte == 0) {
         return Ok(());
     }

@@ -38,6 +38,7 @@ use super::delete::DELETED;
 use super::home::make_home;
 use super::record::Gate;
 use super::{Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
+use crate::backends::home::store;
 use crate::backends::url::BackendUrl;
 use crate::backends::{self, Absent};
 use crate::catalogue::{self, Entry, Found};
@@ -544,15 +545,18 @@ impl Node {
             let url = new.backend_url(&layout);
             let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects);
             drop(backend.map_err(|error| failed(error.to_string()))?);
-            if is_home_lost && let Some(home) = new.home_path(&layout) {
-                make_way(&home, true, new.uuid, true)?;
-                make_home(&home, &new, true)?;
+            let home = new.home_path(&layout).filter(|_| is_home_lost);
+            if let Some(home) = &home {
+                refuse_foreign_home(home, new.uuid)?;
             }
             let place = new.log_path(&layout);
             let is_old_place = place == old.log_path(&layout);
             let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
-            // The device is this volume's, or it may be overwritten: `make_way` has looked.
-            if let Err(error) = make_log(&place, new.log.bytes, true, &first_block) {
+            // The device is this volume's, or it may be overwritten: `make_way` has looked. The home comes last:
+            // until then it is lost as before, so what ends here in between is found by the next opening.
+            let made = make_log(&place, new.log.bytes, true, &first_block)
+                .and_then(|()| home.map_or(Ok(()), |home| replace_home(&home, &new)));
+            if let Err(error) = made {
                 if let Some(aside) = &aside {
                     let _back_where_it_was = fs::rename(aside, &place);
                 }
@@ -583,6 +587,32 @@ fn hang_time(url: &str) -> Duration {
         Ok(url) if url.place.path().is_none() => HANG_TIME_REMOTE,
         _ => HANG_TIME_LOCAL,
     }
+}
+
+/// A device in the place of a lost home must be this volume's or empty: names of devices change, and it may be
+/// the home of another volume, or no home at all.
+fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
+    if !is_block_device(home) || store::is_of(home, volume) || inspect::is_empty_device(home) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        ErrorKind::Conflict,
+        format!(
+            "its home cannot be made: {}: the device holds something else, which would be lost: connect the \
+             right one there, or clear it with `wipefs --all` and `blkdiscard`",
+            home.display()
+        ),
+    ))
+}
+
+/// Make a new home for a volume; a file in the place of the old one is moved aside, and back if that fails.
+fn replace_home(home: &Path, volume: &Entry) -> Result<(), ApiError> {
+    let aside = make_way(home, true, volume.uuid, true)?;
+    make_home(home, volume, true).inspect_err(|_| {
+        if let Some(aside) = &aside {
+            let _back_where_it_was = fs::rename(aside, home);
+        }
+    })
 }
 
 /// Make way for a new log of `volume`: a file in the place of its old one is moved aside, a device must
