@@ -35,6 +35,10 @@ use crate::scrub::PIECE_BYTES;
 /// Bursts are at least what the rate brings in this time: timers are late, and what they are late by
 /// must not be lost.
 pub const BURST_TIME_MIN: Nanos = Nanos::from_millis(10);
+/// What a flow did not take of its reservation for so long, it gets as soon as it asks for it. Without that a
+/// client at a steady rate would never catch up with what a hiccup of the device has held up: from the first one
+/// on, as many of its requests as it may have under way would wait here.
+pub const RESERVATION_TIME: Nanos = Nanos(SECOND);
 /// The longest that the first request of a flow waits for other flows.
 pub const WAIT_MAX: Nanos = Nanos::from_millis(100);
 /// What is under way for longer than one to two of these counts no more: it does not wait for the
@@ -137,13 +141,13 @@ struct Bucket {
 
 impl Bucket {
     /// Another rate, from now on. What was saved stays, and a debt is forgotten.
-    fn set(&mut self, now: Nanos, rate: u64, burst: u64) {
+    fn set(&mut self, now: Nanos, rate: u64, burst: u64, time_min: Nanos) {
         let before = *self;
         self.rate = rate;
         if rate == 0 {
             return;
         }
-        self.saved = Nanos(scaled(burst, SECOND, rate)).max(BURST_TIME_MIN);
+        self.saved = Nanos(scaled(burst, SECOND, rate)).max(time_min);
         let used = before.full_at.since(now).0;
         let used = scaled(used, before.rate, rate);
         self.full_at = now.plus(Nanos(used).min(self.saved));
@@ -538,10 +542,10 @@ impl<T> Scheduler<T> {
     /// Change what a flow may have, from now on.
     pub fn set(&mut self, now: Nanos, id: FlowId, qos: Qos) {
         let flow = self.flow_mut(id);
-        flow.limits[0].set(now, qos.iops_max, qos.iops_burst);
-        flow.limits[1].set(now, qos.bandwidth_max, qos.bandwidth_burst);
-        flow.reserved[0].set(now, qos.iops_min, 0);
-        flow.reserved[1].set(now, qos.bandwidth_min, 0);
+        flow.limits[0].set(now, qos.iops_max, qos.iops_burst, BURST_TIME_MIN);
+        flow.limits[1].set(now, qos.bandwidth_max, qos.bandwidth_burst, BURST_TIME_MIN);
+        flow.reserved[0].set(now, qos.iops_min, 0, RESERVATION_TIME);
+        flow.reserved[1].set(now, qos.bandwidth_min, 0, RESERVATION_TIME);
         flow.qos = qos;
         self.changed = true;
         self.note_configured();

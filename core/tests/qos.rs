@@ -45,6 +45,9 @@ enum Load {
     Depth(usize),
     /// One request each so many nanoseconds, on average.
     Every(u64),
+    /// The same without chance, and with at most so many unanswered requests: what it could not ask for in time it asks
+    /// for as soon as it can.
+    Paced(usize, u64),
     /// So many unanswered requests, but it looks for answers only each so many nanoseconds.
     Waves(usize, u64),
 }
@@ -156,13 +159,19 @@ impl World {
                     Load::Every(pause) if client.next_at <= self.now => {
                         client.next_at += self.random.u64(0..=2 * pause);
                     }
+                    Load::Paced(depth, pause) if client.next_at <= self.now => {
+                        if client.unanswered == depth {
+                            break;
+                        }
+                        client.next_at += pause;
+                    }
                     Load::Waves(depth, pause) if client.next_at <= self.now => {
                         if client.unanswered == depth {
                             client.next_at = self.now + pause;
                             break;
                         }
                     }
-                    Load::Depth(_) | Load::Every(_) | Load::Waves(..) => break,
+                    Load::Depth(_) | Load::Every(_) | Load::Paced(..) | Load::Waves(..) => break,
                 }
                 client.unanswered += 1;
                 client.sent += 1;
@@ -202,6 +211,7 @@ impl World {
         self.admit();
         let arrival = self.clients.iter().filter_map(|client| match client.load {
             Load::Every(_) | Load::Waves(..) => Some(client.next_at),
+            Load::Paced(depth, _) => (client.unanswered < depth).then_some(client.next_at),
             Load::Depth(_) => None,
         });
         let end = self.running.front().map(|running| running.end);
@@ -518,6 +528,27 @@ fn qos_flow_whose_client_comes_in_waves_catches_up() {
         let share = world.clients[2].answered as f64 / total * 7.0 / 4.0;
         assert!((least..1.01).contains(&share), "{pause}: {share}");
     }
+}
+
+#[test]
+fn qos_reservation_catches_up_after_a_hiccup() {
+    let mut world = World::new(1, Plant::None);
+    world.request_nanos = 60_000;
+    let paced = world.add(reserved(4_000), Load::Paced(32, 250_000), SMALL);
+    for _ in 0..4 {
+        world.add(Qos::default(), Load::Depth(32), SMALL);
+    }
+    world.run(3 * SECOND);
+    world.forget();
+    world.run(SECOND);
+    let before = world.p99(paced);
+    world.busy = world.now + 300_000_000;
+    world.run(500_000_000);
+    world.forget();
+    world.run(200_000_000);
+    let after = world.p99(paced);
+    // Every request would wait for the 31 before it, 8 ms.
+    assert!(after < 2 * before, "{after} ns, {before} ns before");
 }
 
 #[test]
