@@ -81,9 +81,6 @@ pub enum Heat {
 }
 
 impl Heat {
-    /// Every heat, the hottest first.
-    pub const HOTTEST_FIRST: [Self; 4] = [Self::Hot, Self::Warm, Self::Cool, Self::Cold];
-
     const fn of_bits(bits: u32) -> Self {
         match bits & 3 {
             0 => Self::Cold,
