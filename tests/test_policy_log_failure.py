@@ -4,7 +4,6 @@ old log, when it is back, takes nothing back."""
 import os
 import random
 import subprocess
-from contextlib import contextmanager
 
 import nbd
 import pytest

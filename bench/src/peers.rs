@@ -22,7 +22,7 @@ const MISS_DISK_BYTES: u64 = 8 << 30;
 const MISSES_MAX: u64 = 64 << 10;
 /// The range of reads that are meant to hit: it fits the DRAM tier of one node and the SSD tier of
 /// the other.
-pub const HIT_SPAN_BYTES: u64 = 1 << 30;
+const HIT_SPAN_BYTES: u64 = 1 << 30;
 /// Logs that take a whole run of writes, so that the run measures the log and not the destage;
 /// that is what `steady` is for.
 const LOG_BYTES: u64 = 2 << 30;

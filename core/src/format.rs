@@ -15,11 +15,12 @@
 //! A *position* counts ring blocks since the log was made and never wraps; block
 //! `8 + position % ring_blocks` holds it. A *span* is `control_blocks` blocks (a [`SpanHeader`],
 //! its [`SpanEntry`]s, then one CRC-32C for each data block) followed by `data_blocks` blocks of
-//! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`.
-//! Data block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place,
-//! with zeroes outside the entry. Of a compressed entry (spans of version 2) all these blocks, at most 64 KiB,
-//! make `stored_bytes` bytes from byte `stored_offset` of its first data block on; such entries lie one behind
-//! the other after the blocks of the others. A log whose spans may have such entries has superblocks of version 2.
+//! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`. Data
+//! block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place, with
+//! zeroes outside the entry. Of a compressed entry (spans of version 2) all these blocks, at most
+//! 64 KiB, make `stored_bytes` bytes from byte `stored_offset` of its first data block on; such
+//! entries lie one behind the other after the blocks of the others. A log whose spans may have such
+//! entries has superblocks of version 2.
 //!
 //! # Read cache
 //!
@@ -30,14 +31,15 @@
 //! then            segments of 256 blocks: lines from the front, CacheFooter in the last block
 //! ```
 //!
-//! With `n` segments that fit the region, `half` is `64 + 2 * ceil(n / 126)`. A journal *epoch* fills
-//! half `epoch % 2` from its front, one block per write: a [`CacheJournalHeader`] and its entries. The
-//! superblock names the epochs that count. A footer is followed by one key (`U64`, all ones if the
-//! line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines. In version 1 these are
-//! all lines that fit the segment; in version 2 as many as the footer says, and between keys and checksums is one
-//! byte per line: how many blocks it has. Lines lie one behind the other. One of fewer than `line_blocks` blocks
-//! is compressed: it is a [`CacheLineHeader`], then the bytes that make the whole line, an LZ4 block or a Zstandard
-//! frame, then zeroes.
+//! With `n` segments that fit the region, `half` is `64 + 2 * ceil(n / 126)`. A journal *epoch*
+//! fills half `epoch % 2` from its front, one block per write: a [`CacheJournalHeader`] and its
+//! entries. The superblock names the epochs that count. A footer is followed by one key (`U64`, all
+//! ones if the line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines.
+//! In version 1 these are all lines that fit the segment; in version 2 as many as the footer says,
+//! and between keys and checksums is one byte per line: how many blocks it has. Lines lie one
+//! behind the other. One of fewer than `line_blocks` blocks is compressed: it is a
+//! [`CacheLineHeader`], then the bytes that make the whole line, an LZ4 block or a Zstandard frame,
+//! then zeroes.
 //!
 //! # Home of a volume in storage mode
 //!
@@ -47,13 +49,16 @@
 //! then            for each page of the map: the HomePage, its copy, and the 16128 blocks that it describes
 //! ```
 //!
-//! Block `i` of the volume is described by page `i / 16128` and lies in block `8 + 2 * (i / 16128 + 1) + i`.
-//! The copy of a page is written when the page is durable, and the page only when the copy is. What a page
-//! calls clean is absent if its `log` is not the log that the volume has.
+//! Block `i` of the volume is described by page `i / 16128` and lies in block
+//! `8 + 2 * (i / 16128 + 1) + i`. The copy of a page is written when the page is durable, and the
+//! page only when the copy is. What a page calls clean is absent if its `log` is not the log that
+//! the volume has.
 //!
-//! After the data, from the next block on, lie the checksums of version 2: the CRC-32C of each sector of the volume, four bytes each in the
-//! order of the sectors. Those of sectors that the map calls neither clean nor dirty mean nothing. There is no copy: what a flush has made
-//! durable matches, and what was written since is in the write log. They hold under the log that the superblock names.
+//! After the data, from the next block on, lie the checksums of version 2: the CRC-32C of each
+//! sector of the volume, four bytes each in the order of the sectors. Those of sectors that the map
+//! calls neither clean nor dirty mean nothing. There is no copy: what a flush has made durable
+//! matches, and what was written since is in the write log. They hold under the log that the
+//! superblock names.
 //!
 //! # Volumes over object stores
 //!
@@ -68,29 +73,32 @@
 //! clone/N         CloneReference, then the clone's place as text; N is the first eight bytes of the clone's UUID
 //! ```
 //!
-//! N has 20 digits. Data, map and snapshots share one row of numbers below 2^48; none is used twice.
-//! A *place* is `N << 16 | slot`, with bit 15 set if the object is compressed. A slot's CRC-32C is taken over the UUID of the volume that wrote
-//! it, N (`U64`), the number of the block on the volume (`U64`) and the block itself, so a block that
-//! lies in another place than its own is not accepted. The state of a manifest is that of the
-//! pages of its map, later objects before earlier ones, and then of the objects of its tail in order:
-//! of each, first what is unmapped, then what is mapped.
+//! N has 20 digits. Data, map and snapshots share one row of numbers below 2^48; none is used
+//! twice. A *place* is `N << 16 | slot`, with bit 15 set if the object is compressed. A slot's
+//! CRC-32C is taken over the UUID of the volume that wrote it, N (`U64`), the number of the block
+//! on the volume (`U64`) and the block itself, so a block that lies in another place than its own
+//! is not accepted. The state of a manifest is that of the pages of its map, later objects before
+//! earlier ones, and then of the objects of its tail in order: of each, first what is unmapped,
+//! then what is mapped.
 //!
-//! Frame `i` of a compressed object is its slots from `16 * i` on, 16 of them or what is left, compressed as one
-//! piece, an LZ4 block or a Zstandard frame. A length is that of the stored frame; 0: the slots are stored
-//! as they are. The zeroes are as many (up to 4095) as it takes for the size of the object and the number of
-//! its slots to leave the same rest when divided by 4096. The runs of an object of the tail begin where its
-//! ManifestTail says.
+//! Frame `i` of a compressed object is its slots from `16 * i` on, 16 of them or what is left,
+//! compressed as one piece, an LZ4 block or a Zstandard frame. A length is that of the stored
+//! frame; 0: the slots are stored as they are. The zeroes are as many (up to 4095) as it takes for
+//! the size of the object and the number of its slots to leave the same rest when divided by 4096.
+//! The runs of an object of the tail begin where its ManifestTail says.
 //!
 //! # Heat maps
 //!
-//! A HeatHeader, then its HeatRuns in the order of the volume. The units of all runs are as many as the volume
-//! has, the last one perhaps cut short; no run is empty, and two that follow each other differ in heat. A unit
-//! is as hot as the hottest part of it. There are at most 262144 runs and 16777216 units.
+//! A HeatHeader, then its HeatRuns in the order of the volume. The units of all runs are as many as
+//! the volume has, the last one perhaps cut short; no run is empty, and two that follow each other
+//! differ in heat. A unit is as hot as the hottest part of it. There are at most 262144 runs and
+//! 16777216 units.
 //!
 //! # Encrypted volumes
 //!
-//! A volume has a data key of 64 random bytes. `HKDF-SHA-512(salt "hdcs data key", data key, info)` gives a
-//! key for AES-256-XTS for each medium; the tweak is 16 bytes, little-endian, as one number:
+//! A volume has a data key of 64 random bytes. `HKDF-SHA-512(salt "hdcs data key", data key, info)`
+//! gives a key for AES-256-XTS for each medium; the tweak is 16 bytes, little-endian, as one
+//! number:
 //!
 //! ```text
 //! medium      info       unit                              tweak
@@ -101,12 +109,13 @@
 //!                        each compressed frame, whole     UUID of its writer ^ (N << 64) ^ (2^32 + frame)
 //! ```
 //!
-//! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of the read
-//! cache are of what is on the medium. Superblocks, the cache's journal and footers, tables of data objects,
-//! maps and manifests are plain. The data key lies in `volume.json`, and for objects padded with blanks to
-//! 1024 bytes as `key/wrapped`: JSON with `cipher` ("aes-256-xts"), `id` (its UUID), `wrapped_with` (8 bytes
-//! of HKDF-SHA-512 of the key-encryption key, salt "hdcs wrapping key", info "fingerprint"), `nonce` and `key`
-//! (AES-256-GCM with `cipher` and the bytes of `id` as associated data, the tag at the end; base64).
+//! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of
+//! the read cache are of what is on the medium. Superblocks, the cache's journal and footers,
+//! tables of data objects, maps and manifests are plain. The data key lies in `volume.json`, and
+//! for objects padded with blanks to 1024 bytes as `key/wrapped`: JSON with `cipher`
+//! ("aes-256-xts"), `id` (its UUID), `wrapped_with` (8 bytes of HKDF-SHA-512 of the key-encryption
+//! key, salt "hdcs wrapping key", info "fingerprint"), `nonce` and `key` (AES-256-GCM with `cipher`
+//! and the bytes of `id` as associated data, the tag at the end; base64).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -369,45 +378,49 @@ impl EntryKind {
 /// [`SpanEntry::flags`]: keep the backend's space allocated.
 pub const ENTRY_NO_HOLE: u8 = 1;
 
-/// Check magic, version and checksum of a structure whose checksum field is at `checksum_offset`.
-pub(crate) fn verify(
-    bytes: &[u8],
-    magic: [u8; 8],
-    version: u16,
-    supported: u16,
-    checksum_offset: usize,
-) -> Result<(), FormatError> {
+/// Where every structure that begins with a magic has its version.
+const VERSION_OFFSET: usize = 8;
+/// Where every structure that begins with a magic has its checksum.
+const CHECKSUM_OFFSET: usize = 16;
+
+/// Check magic and version of the structure that `bytes` begin with.
+fn check_head(bytes: &[u8], magic: [u8; 8], supported: u16) -> Result<(), FormatError> {
     if bytes[..8] != magic {
         return Err(FormatError::Magic);
     }
-    verify_after_magic(bytes, version, supported, checksum_offset)
-}
-
-/// Check version and checksum of a structure whose checksum field is at `checksum_offset`.
-pub(crate) fn verify_after_magic(
-    bytes: &[u8],
-    version: u16,
-    supported: u16,
-    checksum_offset: usize,
-) -> Result<(), FormatError> {
-    if version > supported {
-        return Err(FormatError::Newer {
-            found: version,
-            supported,
-        });
+    let found = u16::from_le_bytes([bytes[VERSION_OFFSET], bytes[VERSION_OFFSET + 1]]);
+    if found > supported {
+        return Err(FormatError::Newer { found, supported });
     }
-    if version == 0 {
+    if found == 0 {
         return Err(FormatError::Field("version"));
     }
-    let stored = &bytes[checksum_offset..checksum_offset + 8];
-    if stored != checksum_without(bytes, checksum_offset).to_le_bytes() {
+    Ok(())
+}
+
+/// Check magic, version and checksum of the structure that `bytes` begin with. The checksum is that of
+/// all of `bytes`, which are as long as the structure at least.
+pub(crate) fn verify(bytes: &[u8], magic: [u8; 8], supported: u16) -> Result<(), FormatError> {
+    verify_at(bytes, 0, magic, supported)
+}
+
+/// The same for a structure that begins at `at`, with something before it.
+pub(crate) fn verify_at(
+    bytes: &[u8],
+    at: usize,
+    magic: [u8; 8],
+    supported: u16,
+) -> Result<(), FormatError> {
+    check_head(&bytes[at..], magic, supported)?;
+    let offset = at + CHECKSUM_OFFSET;
+    if bytes[offset..offset + 8] != checksum_without(bytes, offset).to_le_bytes() {
         return Err(FormatError::Checksum);
     }
     Ok(())
 }
 
 /// [`control_checksum`] of `bytes` with the eight bytes at `offset` taken as zero.
-pub(crate) fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
+fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
     digest.update(&bytes[..offset]);
     digest.update(&[0; 8]);
@@ -415,18 +428,30 @@ pub(crate) fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
     digest.finalize()
 }
 
+/// Store the checksum of all of `bytes` in the structure that they begin with, one that has a magic;
+/// returns it.
+pub fn seal(bytes: &mut [u8]) -> u64 {
+    seal_at(bytes, 0)
+}
+
+/// The same for a structure that begins at `at`, with something before it.
+pub fn seal_at(bytes: &mut [u8], at: usize) -> u64 {
+    let offset = at + CHECKSUM_OFFSET;
+    let checksum = checksum_without(bytes, offset);
+    bytes[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
+    checksum
+}
+
 impl LogSuperblock {
     /// Fill in the checksum.
     pub fn seal(&mut self) {
-        let offset = core::mem::offset_of!(Self, checksum);
-        self.checksum = U64::new(checksum_without(self.as_bytes(), offset));
+        seal(self.as_mut_bytes());
     }
 
     /// The superblock in `block`, checked but for its identity.
     pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(block, LOG_MAGIC, this.version.get(), LOG_VERSION, offset)?;
+        verify(block, LOG_MAGIC, LOG_VERSION)?;
         let ring_blocks = this.ring_blocks.get();
         if ring_blocks < 4 * SPAN_DATA_BLOCKS_MAX as u64 || ring_blocks > u64::from(u32::MAX) {
             return Err(FormatError::Field("ring_blocks"));
@@ -450,16 +475,7 @@ impl SpanHeader {
     /// the control part has. Its checksum is not.
     pub fn peek(block: &[u8]) -> Result<Self, FormatError> {
         let (this, _) = Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
-        if this.magic != SPAN_MAGIC {
-            return Err(FormatError::Magic);
-        }
-        let version = this.version.get();
-        if version > LOG_VERSION {
-            return Err(FormatError::Newer {
-                found: version,
-                supported: LOG_VERSION,
-            });
-        }
+        check_head(block, SPAN_MAGIC, LOG_VERSION)?;
         let (entries, data_blocks) = (this.entries.get() as usize, this.data_blocks.get() as usize);
         if entries == 0 || entries > SPAN_ENTRIES_MAX {
             return Err(FormatError::Field("entries"));
@@ -477,17 +493,13 @@ impl SpanHeader {
     /// Check the whole control part against the checksum in its header.
     pub fn verify(control: &[u8]) -> Result<Self, FormatError> {
         let this = Self::peek(control)?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(control, SPAN_MAGIC, this.version.get(), LOG_VERSION, offset)?;
+        verify(control, SPAN_MAGIC, LOG_VERSION)?;
         Ok(this)
     }
 
     /// Compute and store the checksum of a control part; returns it.
     pub fn seal(control: &mut [u8]) -> u64 {
-        let offset = core::mem::offset_of!(Self, checksum);
-        let checksum = checksum_without(control, offset);
-        control[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
-        checksum
+        seal(control)
     }
 }
 
@@ -632,29 +644,16 @@ pub const CACHE_ENTRY_SEGMENT: u8 = 2;
 /// Bound of the counters in a superblock: they start below 2^63 and grow by one.
 const CACHE_COUNTER_MAX: u64 = u64::MAX - (1 << 40);
 
-/// Store the checksum of a block whose checksum field is at `offset`.
-pub(crate) fn seal_block(block: &mut [u8], offset: usize) {
-    let checksum = checksum_without(block, offset);
-    block[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
-}
-
 impl CacheSuperblock {
     /// Fill in the checksum.
     pub fn seal(&mut self) {
-        seal_block(self.as_mut_bytes(), core::mem::offset_of!(Self, checksum));
+        seal(self.as_mut_bytes());
     }
 
     /// The superblock in `block`, checked but for its identity and geometry.
     pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(
-            block,
-            CACHE_MAGIC,
-            this.version.get(),
-            CACHE_VERSION,
-            offset,
-        )?;
+        verify(block, CACHE_MAGIC, CACHE_VERSION)?;
         let (first, last) = (this.journal_first.get(), this.journal_last.get());
         if last < first || last - first > 1 {
             return Err(FormatError::Field("journal_last"));
@@ -674,14 +673,7 @@ impl CacheJournalHeader {
     pub fn parse(block: &[u8]) -> Result<(Self, &[CacheJournalEntry]), FormatError> {
         let (this, rest) =
             Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(
-            block,
-            CACHE_JOURNAL_MAGIC,
-            this.version.get(),
-            CACHE_VERSION,
-            offset,
-        )?;
+        verify(block, CACHE_JOURNAL_MAGIC, CACHE_VERSION)?;
         let entries = usize::from(this.entries.get());
         if entries > CACHE_JOURNAL_ENTRIES_MAX {
             return Err(FormatError::Field("entries"));
@@ -698,8 +690,30 @@ impl CacheJournalHeader {
         let (head, rest) = block.split_at_mut(size_of::<Self>());
         head.copy_from_slice(self.as_bytes());
         rest[..size_of_val(entries)].copy_from_slice(entries.as_bytes());
-        seal_block(block, core::mem::offset_of!(Self, checksum));
+        seal(block);
     }
 }
 
 const _: () = assert!(size_of::<CacheSuperblock>() == BLOCK_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_with_a_magic_begin_alike() {
+        let with_magic = STRUCTURES.iter().filter(|it| it.fields[0].name == "magic");
+        for structure in with_magic {
+            let mut fields = structure.fields.iter();
+            let mut place = |name| {
+                let field = fields.find(|field| field.name == name);
+                field.map(|field| (field.offset, field.bytes))
+            };
+            assert_eq!(place("magic"), Some((0, 8)), "{}", structure.name);
+            let version = Some((VERSION_OFFSET, 2));
+            assert_eq!(place("version"), version, "{}", structure.name);
+            let checksum = Some((CHECKSUM_OFFSET, 8));
+            assert_eq!(place("checksum"), checksum, "{}", structure.name);
+        }
+    }
+}

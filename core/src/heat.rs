@@ -21,7 +21,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::FormatError;
-use crate::format::{Field, Structure, checksum_without, on_disk, verify};
+use crate::format::{Field, Structure, on_disk, seal, verify};
 use crate::io::SectorRange;
 use crate::limits::{
     BLOCK_BYTES, HEAT_RUNS_MAX, HEAT_UNITS_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN,
@@ -81,9 +81,6 @@ pub enum Heat {
 }
 
 impl Heat {
-    /// Every heat, the hottest first.
-    pub const HOTTEST_FIRST: [Self; 4] = [Self::Hot, Self::Warm, Self::Cool, Self::Cold];
-
     const fn of_bits(bits: u32) -> Self {
         match bits & 3 {
             0 => Self::Cold,
@@ -180,26 +177,15 @@ impl HeatMap {
         for &run in &self.runs {
             out.extend(run.to_le_bytes());
         }
-        Self::seal(&mut out);
+        seal(&mut out);
         out
-    }
-
-    /// Put the checksum of an encoded map right, if it has the length of one.
-    pub fn seal(encoded: &mut [u8]) {
-        let offset = core::mem::offset_of!(HeatHeader, checksum);
-        if encoded.len() >= size_of::<HeatHeader>() {
-            let sum = checksum_without(encoded, offset);
-            encoded[offset..offset + 8].copy_from_slice(&sum.to_le_bytes());
-        }
     }
 
     /// The map that a file has.
     pub fn parse(encoded: &[u8]) -> Result<Self, FormatError> {
         let (header, rest) =
             HeatHeader::read_from_prefix(encoded).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(HeatHeader, checksum);
-        let version = header.version.get();
-        verify(encoded, HEAT_MAGIC, version, HEAT_VERSION, offset)?;
+        verify(encoded, HEAT_MAGIC, HEAT_VERSION)?;
         let (bytes, unit_blocks) = (header.bytes.get(), header.unit_blocks.get());
         let count = header.runs.get() as usize;
         if header.reserved_a != [0; 6] || header.reserved_b != [0; 24] {
@@ -365,7 +351,7 @@ mod tests {
             bad[index] ^= 0x10;
             assert!(HeatMap::parse(&bad).is_err(), "byte {index}");
             // Behind a checksum that is right, another map or none, but never one with another encoding.
-            HeatMap::seal(&mut bad);
+            seal(&mut bad);
             if let Ok(other) = HeatMap::parse(&bad) {
                 assert_eq!(other.encode(), bad, "byte {index}");
             }
@@ -374,7 +360,7 @@ mod tests {
         let mut longer = encoded;
         longer.push(0);
         assert!(HeatMap::parse(&longer).is_err());
-        HeatMap::seal(&mut longer);
+        seal(&mut longer);
         assert!(HeatMap::parse(&longer).is_err());
     }
 

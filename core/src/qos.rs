@@ -95,7 +95,7 @@ pub struct Qos {
 
 impl Qos {
     /// Whether something is reserved.
-    pub const fn is_reserved(&self) -> bool {
+    const fn is_reserved(&self) -> bool {
         self.iops_min > 0 || self.bandwidth_min > 0
     }
 }

@@ -509,7 +509,7 @@ pub fn entries<'a>(control: &'a [u8], header: &SpanHeader) -> &'a [SpanEntry] {
 }
 
 /// The data checksums of a control part whose counts were checked.
-pub fn stored_checksums(control: &[u8], header: &SpanHeader) -> Vec<u32> {
+fn stored_checksums(control: &[u8], header: &SpanHeader) -> Vec<u32> {
     let start = SpanHeader::control_bytes(usize::from(header.entries.get()), 0);
     control[start..][..usize::from(header.data_blocks.get()) * 4]
         .chunks_exact(4)

@@ -775,14 +775,6 @@ impl WriteLog {
         self.flights.len()
     }
 
-    /// Spans being written.
-    pub fn writes_in_flight(&self) -> usize {
-        self.flights
-            .iter()
-            .filter(|flight| flight.issued && !flight.done)
-            .count()
-    }
-
     /// Data bytes accepted, durable, and retired since the log was opened.
     pub fn bytes(&self) -> LogBytes {
         LogBytes {

@@ -32,20 +32,25 @@ fn dram_hits(world: &World) -> u64 {
     world.volume.stats(world.now).dram_hit_blocks
 }
 
-/// A write-back volume over an atomic backend that has failed to flush what went past the log, and was told so.
-/// No data of its log stays in memory.
+/// A volume goes back to write-back, and fails to flush what went past the log, which a client's flush is told.
+fn leave_unflushed(world: &mut World) {
+    set(world, Policy::WriteAround);
+    world.write(ONE.start, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    set(world, Policy::WriteBack);
+    let of_volume = flushes(world);
+    complete(world, of_volume[0], Err(IoError::Failed));
+    send(world, Request::Flush);
+    let told = answer(world).expect("it is told");
+    assert_eq!(told.unwrap_err(), RequestError::Io);
+}
+
+/// Such a volume over an atomic backend, with another write. No data of its log stays in memory.
 fn unflushed_over_atomic() -> World {
     let mut config = world::config(Persist::OnWrite);
     (config.backend_atomic, config.resident_bytes_max) = (true, 0);
     let mut world = World::with(config, None);
-    set(&mut world, Policy::WriteAround);
-    world.write(ONE.start, &[1; 4096]);
-    world.flush_silent = Some(Vec::new());
-    set(&mut world, Policy::WriteBack);
-    let of_volume = flushes(&mut world);
-    complete(&mut world, of_volume[0], Err(IoError::Failed));
-    send(&mut world, Request::Flush);
-    assert!(answer(&mut world).expect("it is told").is_err());
+    leave_unflushed(&mut world);
     world.write(ONE.start, &[2; 4096]);
     world
 }
@@ -305,17 +310,7 @@ fn policy_of_a_flush_keeps_that_of_destage_waiting() {
 fn policy_of_a_flush_beside_that_of_destage_shares_its_end() {
     for ok in [true, false] {
         let mut world = World::new(Persist::OnWrite);
-        set(&mut world, Policy::WriteAround);
-        world.write(ONE.start, &[1; 4096]);
-        world.flush_silent = Some(Vec::new());
-        set(&mut world, Policy::WriteBack);
-        let of_volume = flushes(&mut world);
-        complete(&mut world, of_volume[0], Err(IoError::Failed));
-        send(&mut world, Request::Flush);
-        assert_eq!(
-            answer(&mut world).expect("it is told").unwrap_err(),
-            RequestError::Io
-        );
+        leave_unflushed(&mut world);
         world.write(ONE.start + 8, &[2; 4096]);
         hasten_destage(&mut world);
         let of_destage = flushes(&mut world);

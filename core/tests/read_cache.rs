@@ -1,11 +1,13 @@
 //! The read cache case by case, on a device that does what it is told.
 
+mod cache_rig;
+
 use std::rc::Rc;
 
+use cache_rig::Rig;
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::error::IoError;
 use hdcs_core::format::block_checksum;
-use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
+use hdcs_core::io::{Action, BlockKey, Nanos};
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
 use hdcs_core::read_cache::{
     CacheConfig, CacheEvent, Corrupt, FillMarks, Lookup, PinRefused, ReadCache, SsdConfig,
@@ -14,16 +16,6 @@ use hdcs_core::read_cache::{
 
 const REGION: usize = 16 << 20;
 const LINES_PER_SEGMENT: u64 = 63;
-
-struct Rig {
-    pool: Rc<Pool>,
-    cache: ReadCache,
-    config: CacheConfig,
-    medium: Vec<u8>,
-    actions: Vec<Action>,
-    /// Which actions fail.
-    fails: fn(&Action) -> bool,
-}
 
 fn is_write(action: &Action) -> bool {
     matches!(action, Action::CacheWrite { .. })
@@ -40,107 +32,22 @@ fn is_segment(action: &Action) -> bool {
 }
 
 impl Rig {
-    fn new() -> Self {
-        let config = CacheConfig {
-            dram_blocks: 0,
-            ssd: Some(SsdConfig {
-                bytes: REGION as u64,
-                uuid: [1; 16],
-                line_blocks: 4,
-            }),
-            ssd_answer_max: Nanos::from_millis(5_000),
-        };
-        let pool = Pool::new(16 << 20);
-        let mut actions = Vec::new();
-        let cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
-        let mut rig = Self {
-            pool,
-            cache,
-            config,
-            medium: vec![0; REGION],
-            actions,
-            fails: |_| false,
-        };
-        rig.run();
-        rig
-    }
-
-    fn event(&mut self, event: CacheEvent) {
-        self.cache.step(Nanos(0), event, &mut self.actions);
-    }
-
-    fn perform(&mut self, action: Action) {
-        let fails = (self.fails)(&action);
-        let (token, done) = match action {
-            Action::CacheRead {
-                token,
-                offset,
-                mut buf,
-            } => {
-                let at = offset as usize;
-                let len = buf.len();
-                buf.copy_from_slice(&self.medium[at..at + len]);
-                (token, Done::Read(buf))
-            }
-            Action::CacheWrite {
-                token,
-                offset,
-                data,
-                ..
-            } => {
-                let mut at = offset as usize;
-                for buf in data.iter().filter(|_| !fails) {
-                    self.medium[at..at + buf.len()].copy_from_slice(buf);
-                    at += buf.len();
-                }
-                (token, Done::Written)
-            }
-            other => panic!("{other:?}"),
-        };
-        let result = if fails {
-            Err(IoError::Failed)
-        } else {
-            Ok(done)
-        };
-        self.event(CacheEvent::Completed(Completion { token, result }));
-    }
-
-    /// Poll and perform until nothing is left to do.
-    fn run(&mut self) {
-        self.event(CacheEvent::Poll);
-        while !self.actions.is_empty() {
-            let action = self.actions.remove(0);
-            self.perform(action);
-        }
-        self.cache.check_invariants();
-    }
-
-    /// Start again with what is on the medium.
-    fn restart(&mut self) {
-        self.actions.clear();
-        self.cache = ReadCache::new(
-            self.config.clone(),
-            Nanos(0),
-            Rc::clone(&self.pool),
-            &mut self.actions,
-        );
-        self.run();
-        assert!(self.cache.is_ready());
-    }
-
-    fn close(&mut self) {
-        self.event(CacheEvent::Close);
-        self.run();
-        assert!(self.cache.is_closed());
-    }
-
     fn fill_with(&mut self, line: u64, byte: impl Fn(u64) -> u8) {
-        let mut data = self.pool.alloc(4 * BLOCK_BYTES).unwrap();
-        for (index, block) in data.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-            block.fill(byte(index as u64));
-            block[..8].copy_from_slice(&line.to_le_bytes());
-        }
-        self.cache.fill(key(line), &data.freeze());
+        self.put(1, line, |data| {
+            for (index, block) in data.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+                block.fill(byte(index as u64));
+                block[..8].copy_from_slice(&line.to_le_bytes());
+            }
+        });
+    }
+
+    /// A line of any volume: bytes of one kind behind a number.
+    fn fill_numbered(&mut self, volume: u32, line: u64, byte: u8, number: u64) {
+        self.put(volume, line, |data| {
+            data.fill(byte);
+            data[..8].copy_from_slice(&number.to_le_bytes());
+        });
+        self.run();
     }
 
     fn fill_lines(&mut self, lines: std::ops::Range<u64>) {
@@ -153,12 +60,7 @@ impl Rig {
     /// Lines of another volume, all different.
     fn fill_neighbour(&mut self, lines: std::ops::Range<u64>) {
         for line in lines {
-            let mut data = self.pool.alloc(4 * BLOCK_BYTES).unwrap();
-            data.fill(9);
-            data[..8].copy_from_slice(&line.to_le_bytes());
-            let first = BlockKey::new(2, line * 4);
-            self.cache.fill(first, &data.freeze());
-            self.run();
+            self.fill_numbered(2, line, 9, line);
         }
     }
 
@@ -170,17 +72,10 @@ impl Rig {
         }
     }
 
-    fn read(&mut self, line: u64, block: u64) -> Option<Result<u8, Corrupt>> {
-        match self.cache.lookup(BlockKey(key(line).0 + block)) {
-            Lookup::Miss => None,
-            Lookup::Dram(buf) => Some(Ok(buf[100])),
-            Lookup::Ssd(read) => {
-                let at = read.offset as usize;
-                let mut data = self.medium[at..at + BLOCK_BYTES].to_vec();
-                let read = self.cache.finish_ssd_read(read, Some(&mut data));
-                Some(read.map(|data| data[100]))
-            }
-        }
+    /// A byte of a block of this volume.
+    fn byte(&mut self, line: u64, block: u64) -> Option<Result<u8, Corrupt>> {
+        let found = self.read(1, line, block)?;
+        Some(found.map(|data| data[100]))
     }
 
     fn present(&self, lines: std::ops::Range<u64>) -> usize {
@@ -191,26 +86,26 @@ impl Rig {
 }
 
 fn key(line: u64) -> BlockKey {
-    BlockKey::new(1, line * 4)
+    cache_rig::key(1, line)
 }
 
 #[test]
 fn cache_serves_lines_from_memory_and_medium() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..100);
     for line in 0..100 {
         for block in 0..4 {
-            assert_eq!(rig.read(line, block), Some(Ok((line + block) as u8)));
+            assert_eq!(rig.byte(line, block), Some(Ok((line + block) as u8)));
         }
     }
-    assert_eq!(rig.read(100, 0), None);
+    assert_eq!(rig.byte(100, 0), None);
     assert_eq!(rig.cache.stats().filled_lines, 100);
     assert_eq!(rig.cache.stats().ssd_used_lines, 100);
 }
 
 #[test]
 fn cache_drops_nothing_while_the_ssd_is_free() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..12 * LINES_PER_SEGMENT);
     assert_eq!(
         rig.present(0..12 * LINES_PER_SEGMENT),
@@ -222,7 +117,7 @@ fn cache_drops_nothing_while_the_ssd_is_free() {
 
 #[test]
 fn cache_is_emptied_to_its_health_mark_ahead_of_demand() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.cache.set_fill_marks(FillMarks {
         ratio_max: 80,
         ratio_health: 40,
@@ -243,10 +138,10 @@ fn cache_is_emptied_to_its_health_mark_ahead_of_demand() {
 
 #[test]
 fn cache_keeps_used_lines_through_a_scan() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..60);
     for line in 0..60 {
-        rig.read(line, 0);
+        rig.byte(line, 0);
     }
     rig.fill_lines(1000..3000);
     // Half of a segment is kept at most.
@@ -257,7 +152,7 @@ fn cache_keeps_used_lines_through_a_scan() {
 #[test]
 fn cache_by_benefit_keeps_what_is_dear_through_a_cheap_scan() {
     for (tiering, kept) in [(Tiering::Recency, 0..10), (Tiering::Benefit, 150..200)] {
-        let mut rig = Rig::new();
+        let mut rig = Rig::new(REGION);
         rig.cache.set_tiering(tiering);
         rig.costs(Nanos::from_millis(20), Nanos::from_micros(300));
         rig.fill_neighbour(0..600);
@@ -274,13 +169,13 @@ fn cache_by_benefit_keeps_what_is_dear_through_a_cheap_scan() {
 #[test]
 fn cache_by_benefit_of_equal_volumes_is_what_it_is_by_recency() {
     let [recency, benefit] = [Tiering::Recency, Tiering::Benefit].map(|tiering| {
-        let mut rig = Rig::new();
+        let mut rig = Rig::new(REGION);
         rig.cache.set_tiering(tiering);
         rig.costs(Nanos::from_millis(3), Nanos::from_millis(4));
         for line in 0..700 {
             rig.fill_lines(line..line + 1);
             rig.fill_neighbour(2 * line..2 * line + 2);
-            rig.read(line / 2, 0);
+            rig.byte(line / 2, 0);
         }
         rig.medium
     });
@@ -289,7 +184,7 @@ fn cache_by_benefit_of_equal_volumes_is_what_it_is_by_recency() {
 
 #[test]
 fn cache_takes_nothing_that_saves_nothing_while_it_is_full_of_what_is_dear() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.costs(Nanos::from_millis(20), Nanos::from_micros(90));
     for _ in 0..100 {
         rig.cache
@@ -308,13 +203,13 @@ fn cache_takes_nothing_that_saves_nothing_while_it_is_full_of_what_is_dear() {
 
 #[test]
 fn cache_is_warm_after_a_clean_stop_and_cold_for_another_identity() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..200);
     rig.close();
     rig.restart();
     assert_eq!(rig.cache.stats().warm_lines, 200);
     for line in 0..200 {
-        assert_eq!(rig.read(line, 3), Some(Ok((line + 3) as u8)));
+        assert_eq!(rig.byte(line, 3), Some(Ok((line + 3) as u8)));
     }
     rig.config.ssd.as_mut().unwrap().uuid = [2; 16];
     rig.restart();
@@ -330,12 +225,9 @@ fn cache_is_warm_after_a_clean_stop_and_cold_for_another_identity() {
 
 #[test]
 fn cache_shares_lines_with_the_same_bytes() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let fill = |rig: &mut Rig, address: u64| {
-        let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
-        data.fill(9);
-        rig.cache
-            .fill(BlockKey::new(2, address * 4), &data.freeze());
+        rig.put(2, address, |data| data.fill(9));
         rig.run();
     };
     fill(&mut rig, 0);
@@ -370,7 +262,7 @@ fn cache_does_not_share_lines_that_only_collide() {
         data.freeze()
     };
     for segments_between in [0, 1] {
-        let mut rig = Rig::new();
+        let mut rig = Rig::new(REGION);
         let (one, two) = (line(&rig.pool, false), line(&rig.pool, true));
         assert!(one[..] != two[..]);
         assert_eq!(block_checksum(&one[..4096]), block_checksum(&two[..4096]));
@@ -396,7 +288,7 @@ fn cache_does_not_share_lines_that_only_collide() {
 
 #[test]
 fn cache_reports_rot_once_and_drops_the_line() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     let Lookup::Ssd(read) = rig.cache.lookup(key(5)) else {
         panic!("line 5 is on the medium");
@@ -408,13 +300,13 @@ fn cache_reports_rot_once_and_drops_the_line() {
         rig.cache.finish_ssd_read(read, Some(&mut data)),
         Err(Corrupt)
     );
-    assert_eq!(rig.read(5, 0), None);
+    assert_eq!(rig.byte(5, 0), None);
     assert_eq!(rig.cache.stats().corrupt_blocks, 1);
 }
 
 #[test]
 fn cache_permission_survives_invalidation_and_eviction() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     let Lookup::Ssd(read) = rig.cache.lookup(key(5)) else {
         panic!("line 5 is on the medium");
@@ -431,7 +323,7 @@ fn cache_permission_survives_invalidation_and_eviction() {
 
 #[test]
 fn cache_segment_written_after_the_invalidation_does_not_bring_it_back() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     for line in 0..LINES_PER_SEGMENT {
         rig.fill_with(line, |block| (line + block) as u8);
     }
@@ -449,14 +341,14 @@ fn cache_segment_written_after_the_invalidation_does_not_bring_it_back() {
         rig.present(0..LINES_PER_SEGMENT),
         LINES_PER_SEGMENT as usize - 1
     );
-    assert_eq!(rig.read(7, 0), None);
+    assert_eq!(rig.byte(7, 0), None);
 }
 
 #[test]
 fn cache_with_a_rotten_journal_starts_cold() {
     // Blocks of the journal: all that was written, and the first that was not.
     for block in 0..4 {
-        let mut rig = Rig::new();
+        let mut rig = Rig::new(REGION);
         rig.fill_lines(0..LINES_PER_SEGMENT);
         for line in 0..3 {
             rig.cache.invalidate(key(line), 4);
@@ -472,7 +364,7 @@ fn cache_with_a_rotten_journal_starts_cold() {
 
 #[test]
 fn cache_invalidated_while_it_is_compared_is_not_shared() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
     for (index, block) in data.chunks_exact_mut(BLOCK_BYTES).enumerate() {
@@ -489,7 +381,7 @@ fn cache_invalidated_while_it_is_compared_is_not_shared() {
 
 #[test]
 fn cache_that_never_held_it_waits_for_no_barrier() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..10);
     rig.cache.invalidate(key(5), 4);
     rig.cache.invalidate(key(500), 4000);
@@ -503,7 +395,7 @@ fn cache_that_never_held_it_waits_for_no_barrier() {
 
 #[test]
 fn cache_checkpoints_its_journal_and_stays_warm() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let lines = 10 * LINES_PER_SEGMENT;
     rig.fill_lines(0..lines);
     let mut roots = 0;
@@ -530,7 +422,7 @@ fn cache_checkpoints_its_journal_and_stays_warm() {
 
 #[test]
 fn cache_with_too_many_invalidations_makes_the_next_start_cold_instead() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let lines = 4 * LINES_PER_SEGMENT;
     rig.fill_lines(0..lines);
     let mut actions = Vec::new();
@@ -563,7 +455,7 @@ fn cache_with_too_many_invalidations_makes_the_next_start_cold_instead() {
 
 #[test]
 fn cache_goes_offline_and_voids_its_superblocks() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     rig.fails = |action| is_write(action) && !is_root(action);
     rig.cache.invalidate(key(3), 4);
@@ -572,7 +464,7 @@ fn cache_goes_offline_and_voids_its_superblocks() {
     assert_eq!(rig.cache.stats().ssd_state, SsdState::Offline);
     assert!(rig.cache.is_ready());
     assert!(!rig.cache.must_reset() && rig.cache.persisted() >= barrier);
-    assert_eq!(rig.read(4, 0), None, "everything misses");
+    assert_eq!(rig.byte(4, 0), None, "everything misses");
     rig.fails = |_| false;
     rig.restart();
     assert_eq!(rig.cache.stats().ssd_state, SsdState::Online);
@@ -581,7 +473,7 @@ fn cache_goes_offline_and_voids_its_superblocks() {
 
 #[test]
 fn cache_that_cannot_void_its_superblocks_asks_for_a_new_identity() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     rig.fails = |_| true;
     rig.cache.invalidate(key(3), 4);
@@ -601,7 +493,7 @@ fn cache_that_cannot_void_its_superblocks_asks_for_a_new_identity() {
 
 #[test]
 fn cache_failed_segment_write_costs_its_lines_only() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     rig.fails = is_segment;
     rig.fill_lines(100..100 + LINES_PER_SEGMENT);
@@ -626,7 +518,7 @@ fn cache_indexes_are_within_16_bytes_per_block() {
         ssd_answer_max: Nanos::from_millis(5_000),
     };
     let cache = ReadCache::new(config, Nanos(0), Pool::new(1 << 20), &mut Vec::new());
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.cache = cache;
     let stats = rig.cache.stats();
     // Offline, the index would be gone; it is made before the medium is read.
@@ -665,7 +557,7 @@ fn cache_of_a_region_out_of_bounds_works_without_it() {
 
 #[test]
 fn cache_whose_device_does_not_answer_is_given_up_and_comes_back_empty() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     rig.cache.invalidate(key(3), 4);
     let barrier = rig.cache.barrier();
@@ -720,7 +612,7 @@ fn cache_whose_device_does_not_answer_is_given_up_and_comes_back_empty() {
 
 #[test]
 fn cache_whose_late_read_is_reported_by_a_volume_is_given_up() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(0..LINES_PER_SEGMENT);
     let Lookup::Ssd(permission) = rig.cache.lookup(key(4)) else {
         panic!("line 4 is on the medium");
@@ -737,7 +629,7 @@ fn cache_whose_late_read_is_reported_by_a_volume_is_given_up() {
 
 #[test]
 fn cache_without_its_device_serves_memory_until_there_is_one() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let config = CacheConfig {
         dram_blocks: 64,
         ..rig.config.clone()
@@ -751,7 +643,7 @@ fn cache_without_its_device_serves_memory_until_there_is_one() {
     let barrier = rig.cache.barrier();
     assert!(rig.cache.persisted() >= barrier, "there is nothing to void");
     rig.fill_with(1, |_| 7);
-    assert_eq!(rig.read(1, 0), Some(Ok(7)));
+    assert_eq!(rig.byte(1, 0), Some(Ok(7)));
     rig.event(CacheEvent::Readmit { uuid: [2; 16] });
     rig.run();
     assert_eq!(rig.cache.stats().ssd_state, SsdState::Online);
@@ -760,7 +652,7 @@ fn cache_without_its_device_serves_memory_until_there_is_one() {
 
 #[test]
 fn cache_has_room_only_for_what_its_writes_leave() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     assert!(rig.cache.has_room(64));
     // With segments being written, the rest of the room is promised away piece by piece.
     rig.fill_with(0, |_| 1);
@@ -786,7 +678,7 @@ fn pin(rig: &mut Rig, lines: std::ops::Range<u64>) -> Result<(), PinRefused> {
 
 #[test]
 fn pinned_lines_stay_through_scans_of_many_times_the_tier() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let lines = rig.cache.stats().ssd_lines;
     let pinned = 300..300 + lines * 4 / 10;
     pin(&mut rig, pinned.clone()).unwrap();
@@ -807,13 +699,13 @@ fn pinned_lines_stay_through_scans_of_many_times_the_tier() {
     }
     assert_eq!(rig.cache.losses(), 0);
     for line in pinned.clone() {
-        assert_eq!(rig.read(line, 2), Some(Ok((line + 2) as u8)));
+        assert_eq!(rig.byte(line, 2), Some(Ok((line + 2) as u8)));
     }
     // An invalidation drops them as it does any others, and their room goes to others.
     rig.cache.invalidate(key(pinned.start), 40);
     assert_eq!(rig.present(pinned.start..pinned.start + 10), 0);
     // Without pins the same scans leave nothing of them.
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     rig.fill_lines(pinned.clone());
     rig.fill_lines(20_000..20_000 + 2 * lines);
     assert_eq!(rig.present(pinned), 0);
@@ -821,14 +713,12 @@ fn pinned_lines_stay_through_scans_of_many_times_the_tier() {
 
 #[test]
 fn pinned_aliases_stay_with_their_bytes() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let lines = rig.cache.stats().ssd_lines;
     // The same bytes at three addresses of each four, of which the second and third are pinned.
     for line in 0..40 {
         for alias in [0, 1000, 2000] {
-            let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
-            data.fill(line as u8 + 1);
-            rig.cache.fill(key(line + alias), &data.freeze());
+            rig.put(1, line + alias, |data| data.fill(line as u8 + 1));
             rig.run();
         }
     }
@@ -843,13 +733,13 @@ fn pinned_aliases_stay_with_their_bytes() {
     assert_eq!(rig.present(2000..2040), 40);
     assert_eq!(rig.present(0..40), 0);
     assert_eq!(rig.cache.losses(), 0);
-    assert_eq!(rig.read(1020, 3), Some(Ok(21)));
-    assert_eq!(rig.read(2020, 0), Some(Ok(21)));
+    assert_eq!(rig.byte(1020, 3), Some(Ok(21)));
+    assert_eq!(rig.byte(2020, 0), Some(Ok(21)));
 }
 
 #[test]
 fn pins_beyond_their_share_of_the_tier_are_refused_with_the_figures() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let max = rig.cache.stats().ssd_lines * 4 * 50 / 100;
     let most = max / 4;
     pin(&mut rig, 0..most).unwrap();
@@ -872,17 +762,13 @@ fn pins_beyond_their_share_of_the_tier_are_refused_with_the_figures() {
 
 #[test]
 fn pins_of_all_of_the_tier_do_not_stop_it() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(REGION);
     let lines = rig.cache.stats().ssd_lines;
     // A clone and what it inherited: twice half of the tier.
     rig.cache.pin(7, Some(1), &[(0, lines / 2 * 4)]).unwrap();
     rig.fill_lines(0..lines / 2);
     for line in 0..lines / 2 {
-        let mut data = rig.pool.alloc(4 * BLOCK_BYTES).unwrap();
-        data.fill((line % 200) as u8);
-        data[..8].copy_from_slice(&(line + 50_000).to_le_bytes());
-        rig.cache.fill(BlockKey::new(7, line * 4), &data.freeze());
-        rig.run();
+        rig.fill_numbered(7, line, (line % 200) as u8, line + 50_000);
     }
     // What is new is taken, and nothing goes on for ever: `run` ends.
     rig.fill_lines(10_000..10_000 + 2 * lines);

@@ -5,8 +5,7 @@ mod cache_rig;
 
 use std::sync::Arc;
 
-use cache_rig::{LINE_BYTES, Rig, key};
-use hdcs_core::cipher::BlockCipher;
+use cache_rig::{Adds, LINE_BYTES, Rig, key};
 use hdcs_core::codec::Method;
 use hdcs_core::limits::{BLOCK_BYTES, CACHE_SEGMENT_LINES_MAX};
 use hdcs_core::read_cache::{Corrupt, Layout, Tier};
@@ -46,33 +45,6 @@ fn present(rig: &Rig, lines: u64) -> u64 {
 
 fn layout() -> Layout {
     Layout::new(REGION as u64, 4).unwrap()
-}
-
-/// Changes bytes by a key, the block's number and their place.
-#[derive(Debug)]
-struct Adds(u8);
-
-impl Adds {
-    fn pad(&self, number: u64, at: usize) -> u8 {
-        let number = (number ^ number >> 33) as u8;
-        self.0
-            .wrapping_add(number.wrapping_mul(2) | 1)
-            .wrapping_add(at as u8)
-    }
-}
-
-impl BlockCipher for Adds {
-    fn encrypt(&self, number: u64, block: &mut [u8]) {
-        for (at, byte) in block.iter_mut().enumerate() {
-            *byte = byte.wrapping_add(self.pad(number, at));
-        }
-    }
-
-    fn decrypt(&self, number: u64, block: &mut [u8]) {
-        for (at, byte) in block.iter_mut().enumerate() {
-            *byte = byte.wrapping_sub(self.pad(number, at));
-        }
-    }
 }
 
 #[test]
@@ -328,10 +300,7 @@ fn packed_bytes_are_not_believed_for_their_checksums_alone() {
         // Header of the footer, one key, one number of blocks.
         let place = footer + 64 + 8 + 1;
         medium[place..place + 4].copy_from_slice(&sum.to_le_bytes());
-        let sealed = footer + 16..footer + 24;
-        medium[sealed.clone()].fill(0);
-        let sum = hdcs_core::format::control_checksum(&medium[footer..footer + BLOCK_BYTES]);
-        medium[sealed].copy_from_slice(&sum.to_le_bytes());
+        hdcs_core::format::seal(&mut medium[footer..footer + BLOCK_BYTES]);
         let mut rig = Rig::new(REGION);
         rig.medium = medium;
         rig.restart();

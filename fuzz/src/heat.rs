@@ -2,14 +2,17 @@
 //!
 //! Whatever it accepts covers the map's volume in order, encodes to the same bytes, and plans no more than it has.
 
-use hdcs_core::heat::{HEAT_BYTES_MAX, Heat, HeatMap};
+use hdcs_core::format::seal;
+use hdcs_core::heat::{HEAT_BYTES_MAX, Heat, HeatHeader, HeatMap};
 
 /// The bytes as they are, and again with the checksum put right.
 pub fn heat(data: &[u8]) {
     parse(data);
-    let mut sealed = data.to_vec();
-    HeatMap::seal(&mut sealed);
-    parse(&sealed);
+    if data.len() >= size_of::<HeatHeader>() {
+        let mut sealed = data.to_vec();
+        seal(&mut sealed);
+        parse(&sealed);
+    }
 }
 
 fn parse(data: &[u8]) {

@@ -4,7 +4,7 @@
 //! Whatever a parser accepts must be within bounds, and a manifest must be the same when it is
 //! written again.
 
-use hdcs_core::format::control_checksum;
+use hdcs_core::format::{seal, seal_at};
 use hdcs_core::limits::OBJECT_BATCH_BLOCKS_MAX;
 use hdcs_core::objects::format::{
     CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, Reference, SLOT_BYTES, SLOT_NONE,
@@ -26,7 +26,7 @@ pub fn objects(data: &[u8]) {
         manifest[8..10].copy_from_slice(&[1, 0]);
         let length = manifest.len() as u32;
         manifest[12..16].copy_from_slice(&length.to_le_bytes());
-        seal(&mut manifest, 16);
+        seal(&mut manifest);
         parse_all(&manifest);
     }
     if data.len() >= 64 {
@@ -37,7 +37,7 @@ pub fn objects(data: &[u8]) {
         map[12..16].copy_from_slice(&length.to_le_bytes());
         map[24..40].copy_from_slice(&VOLUME);
         map[40..52].copy_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        seal(&mut map, 16);
+        seal(&mut map);
         parse_all(&map);
         let mut table = data.to_vec();
         let footer = table.len() - 64;
@@ -47,7 +47,7 @@ pub fn objects(data: &[u8]) {
         table[footer + 12..footer + 16].copy_from_slice(&runs.to_le_bytes());
         table[footer + 24..footer + 40].copy_from_slice(&VOLUME);
         table[footer + 40..footer + 48].copy_from_slice(&1u64.to_le_bytes());
-        seal(&mut table, footer + 16);
+        seal_at(&mut table, footer);
         parse_all(&table);
         let mut frames = data.to_vec();
         frames.resize(frames.len().max(FRAMES_OFFSET), 0);
@@ -59,13 +59,13 @@ pub fn objects(data: &[u8]) {
         frames[24..40].copy_from_slice(&VOLUME);
         frames[40..48].copy_from_slice(&1u64.to_le_bytes());
         frames[64 + 2 * slots.div_ceil(16) as usize..FRAMES_OFFSET].fill(0);
-        seal_range(&mut frames, FRAMES_OFFSET, 16);
+        seal(&mut frames[..FRAMES_OFFSET]);
         parse_all(&frames);
         let mut clone = data[..64].to_vec();
         clone[..8].copy_from_slice(&CLONE_MAGIC);
         clone[8..10].copy_from_slice(&[1, 0]);
         clone[24..40].copy_from_slice(&VOLUME);
-        seal(&mut clone, 16);
+        seal(&mut clone);
         parse_all(&clone);
     }
 }
@@ -86,18 +86,6 @@ fn unpack_all(frames: &Frames, object: &[u8]) {
         let mut slots = vec![1; count as usize * SLOT_BYTES];
         part.unpack(&CODECS, &stored[..stored.len().min(end)], &mut slots);
     }
-}
-
-/// Put the checksum at `offset` right.
-fn seal(bytes: &mut [u8], offset: usize) {
-    seal_range(bytes, bytes.len(), offset);
-}
-
-/// The same, of what is before `end`.
-fn seal_range(bytes: &mut [u8], end: usize, offset: usize) {
-    bytes[offset..offset + 8].fill(0);
-    let checksum = control_checksum(&bytes[..end]);
-    bytes[offset..offset + 8].copy_from_slice(&checksum.to_le_bytes());
 }
 
 fn parse_all(data: &[u8]) {

@@ -8,11 +8,10 @@ use std::cell::RefCell;
 
 use hdcs_core::codec::Method;
 use hdcs_core::error::RequestError;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock, SpanHeader};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanHeader, seal};
 use hdcs_core::io::{Request, RequestId, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::volume::{Event, Persist, Phase};
-use zerocopy::{FromBytes, IntoBytes};
 
 // The world compresses with it.
 use lz4_flex as _;
@@ -156,14 +155,11 @@ fn damage(log: &mut [u8], input: &mut Input<'_>) -> bool {
 fn put_right(log: &mut [u8], start: usize) {
     let block = &log[start..start + BLOCK_BYTES];
     if start < 2 * BLOCK_BYTES {
-        if let Ok(mut superblock) = LogSuperblock::read_from_bytes(block) {
-            superblock.seal();
-            log[start..start + BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
-        }
+        seal(&mut log[start..start + BLOCK_BYTES]);
     } else if let Ok(header) = SpanHeader::peek(block) {
         let bytes = usize::from(header.control_blocks.get()) * BLOCK_BYTES;
         if let Some(control) = log.get_mut(start..start + bytes) {
-            SpanHeader::seal(control);
+            seal(control);
         }
     }
 }

@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::FormatError;
-use crate::format::{Field, Structure, checksum_without, on_disk, verify};
+use crate::format::{Field, Structure, on_disk, seal, verify};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 
 /// Blocks before the first page of the map.
@@ -115,16 +115,14 @@ impl HomeSuperblock {
         this.sequence = U64::new(sequence);
         this.bytes = U64::new(bytes);
         this.flags = U64::new(flags);
-        let offset = core::mem::offset_of!(Self, checksum);
-        this.checksum = U64::new(checksum_without(this.as_bytes(), offset));
+        seal(this.as_mut_bytes());
         this
     }
 
     /// The superblock in `block`, checked but for its identity.
     pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(block, HOME_MAGIC, this.version.get(), HOME_VERSION, offset)?;
+        verify(block, HOME_MAGIC, HOME_VERSION)?;
         if !this.bytes.get().is_multiple_of(BLOCK_BYTES as u64) || this.bytes.get() == 0 {
             return Err(FormatError::Field("bytes"));
         }
@@ -181,22 +179,14 @@ impl HomePage {
         this.generation = U64::new(generation);
         this.page = U64::new(page);
         this.states.copy_from_slice(states);
-        let offset = core::mem::offset_of!(Self, checksum);
-        this.checksum = U64::new(checksum_without(this.as_bytes(), offset));
+        seal(this.as_mut_bytes());
         this
     }
 
     /// The page `page` of a home in `block`.
     pub fn parse(block: &[u8], home: u64, page: u64) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
-        let offset = core::mem::offset_of!(Self, checksum);
-        verify(
-            block,
-            HOME_PAGE_MAGIC,
-            this.version.get(),
-            HOME_PAGE_VERSION,
-            offset,
-        )?;
+        verify(block, HOME_PAGE_MAGIC, HOME_PAGE_VERSION)?;
         if this.home.get() != home || this.page.get() != page {
             return Err(FormatError::Identity);
         }

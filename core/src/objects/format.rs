@@ -13,7 +13,7 @@ use super::frames::{COMPRESSED_SLOTS_MIN, FRAMES_OFFSET};
 use super::io::SnapshotName;
 use super::map::{PAGE_BLOCKS, Place, Run};
 use crate::error::FormatError;
-use crate::format::{Field, Structure, on_disk, seal_block, verify, verify_after_magic};
+use crate::format::{Field, Structure, on_disk, seal, seal_at, verify, verify_at};
 use crate::limits::{
     BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BEGINNINGS_MAX,
     OBJECT_LOCATION_BYTES_MAX, OBJECT_MANIFEST_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES,
@@ -313,10 +313,7 @@ pub fn write_table(
     footer.epoch.set(epoch);
     footer.slots.set(slots);
     tail.copy_from_slice(footer.as_bytes());
-    seal_block(
-        out,
-        size_of_val(runs) + core::mem::offset_of!(DataFooter, checksum),
-    );
+    seal_at(out, size_of_val(runs));
 }
 
 /// The runs of a data object of a volume with `blocks` blocks, from its runs and footer.
@@ -330,15 +327,7 @@ pub fn parse_table<'a>(
     let (rest, footer) = DataFooter::read_from_suffix(bytes)
         .map_err(|_| length)
         .map(|(rest, footer): (&[u8], DataFooter)| (rest, footer))?;
-    if footer.magic != DATA_MAGIC {
-        return Err(FormatError::Magic);
-    }
-    verify_after_magic(
-        bytes,
-        footer.version.get(),
-        OBJECT_VERSION,
-        rest.len() + core::mem::offset_of!(DataFooter, checksum),
-    )?;
+    verify_at(bytes, rest.len(), DATA_MAGIC, OBJECT_VERSION)?;
     if footer.volume != *volume || footer.number.get() != number {
         return Err(FormatError::Identity);
     }
@@ -427,10 +416,7 @@ impl<'a> MapWriter<'a> {
         header.number.set(number);
         header.index.set(index);
         self.out[..size_of::<MapHeader>()].copy_from_slice(header.as_bytes());
-        seal_block(
-            &mut self.out[..self.used],
-            core::mem::offset_of!(MapHeader, checksum),
-        );
+        seal(&mut self.out[..self.used]);
         self.out[self.used..].fill(0);
         self.used
     }
@@ -453,13 +439,7 @@ pub fn parse_map(
     let used = header.bytes.get() as usize;
     let used = bytes.get(..used).ok_or(length)?;
     let mut rest = used.get(size_of::<MapHeader>()..).ok_or(length)?;
-    verify(
-        used,
-        MAP_MAGIC,
-        header.version.get(),
-        OBJECT_VERSION,
-        core::mem::offset_of!(MapHeader, checksum),
-    )?;
+    verify(used, MAP_MAGIC, OBJECT_VERSION)?;
     let found = (header.volume, header.number.get(), header.index.get());
     if found != (*volume, number, index) {
         return Err(FormatError::Identity);
@@ -707,20 +687,14 @@ impl Manifest {
         }
         let Writer { out, at } = writer;
         assert_eq!(at, out.len(), "a manifest is as long as it was said to be");
-        seal_block(out, core::mem::offset_of!(ManifestHeader, checksum));
+        seal(out);
     }
 
     /// The manifest in `bytes`, checked but for its identity.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let length = FormatError::Field("length");
         let (header, rest) = ManifestHeader::read_from_prefix(bytes).map_err(|_| length)?;
-        verify(
-            bytes,
-            MANIFEST_MAGIC,
-            header.version.get(),
-            OBJECT_VERSION,
-            core::mem::offset_of!(ManifestHeader, checksum),
-        )?;
+        verify(bytes, MANIFEST_MAGIC, OBJECT_VERSION)?;
         if bytes.len() > OBJECT_MANIFEST_BYTES_MAX || header.length.get() as usize != bytes.len() {
             return Err(length);
         }
@@ -912,20 +886,14 @@ impl Reference {
         writer.put(self.location.as_bytes());
         let Writer { out, at } = writer;
         assert_eq!(at, out.len(), "a reference is as long as it was said to be");
-        seal_block(out, core::mem::offset_of!(CloneReference, checksum));
+        seal(out);
     }
 
     /// The reference in `bytes` to the volume.
     pub fn parse(volume: &[u8; 16], bytes: &[u8]) -> Result<Self, FormatError> {
         let length = FormatError::Field("length");
         let (head, location) = CloneReference::read_from_prefix(bytes).map_err(|_| length)?;
-        verify(
-            bytes,
-            CLONE_MAGIC,
-            head.version.get(),
-            OBJECT_VERSION,
-            core::mem::offset_of!(CloneReference, checksum),
-        )?;
+        verify(bytes, CLONE_MAGIC, OBJECT_VERSION)?;
         if head.volume != *volume {
             return Err(FormatError::Identity);
         }

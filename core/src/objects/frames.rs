@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::format::{OBJECT_VERSION, SLOT_BYTES};
 use crate::codec::{Codec, Method};
 use crate::error::FormatError;
-use crate::format::{Field, Structure, on_disk, seal_block, verify};
+use crate::format::{Field, Structure, on_disk, seal, verify};
 use crate::limits::{OBJECT_BATCH_BLOCKS_MAX, OBJECT_FRAMES_MEMORY_BYTES};
 
 /// First bytes of a compressed data object.
@@ -95,13 +95,7 @@ impl Frames {
         let length = FormatError::Field("length");
         let bytes = bytes.get(..FRAMES_OFFSET).ok_or(length)?;
         let (header, lengths) = FrameHeader::read_from_prefix(bytes).map_err(|_| length)?;
-        verify(
-            bytes,
-            FRAMES_MAGIC,
-            header.version.get(),
-            OBJECT_VERSION,
-            core::mem::offset_of!(FrameHeader, checksum),
-        )?;
+        verify(bytes, FRAMES_MAGIC, OBJECT_VERSION)?;
         if header.volume != *volume || header.number.get() != number {
             return Err(FormatError::Identity);
         }
@@ -142,7 +136,7 @@ impl Frames {
         for (place, &length) in lengths.chunks_exact_mut(2).zip(&self.lengths) {
             place.copy_from_slice(&length.to_le_bytes());
         }
-        seal_block(out, core::mem::offset_of!(FrameHeader, checksum));
+        seal(out);
     }
 
     /// Slots of the object.

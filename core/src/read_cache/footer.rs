@@ -10,8 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::FormatError;
 use crate::format::{
-    CACHE_FOOTER_MAGIC, CACHE_FOOTER_VERSION, CACHE_FOOTER_VERSION_PLAIN, CacheFooter, seal_block,
-    verify,
+    CACHE_FOOTER_MAGIC, CACHE_FOOTER_VERSION, CACHE_FOOTER_VERSION_PLAIN, CacheFooter, seal, verify,
 };
 use crate::limits::{
     BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, CACHE_SEGMENT_LINES_MAX,
@@ -99,14 +98,7 @@ pub fn parse(block: &[u8]) -> Result<(CacheFooter, FooterLines<'_>), FormatError
     let length = FormatError::Field("length");
     let (footer, rest) = CacheFooter::read_from_prefix(block).map_err(|_| length)?;
     let version = footer.version.get();
-    let offset = core::mem::offset_of!(CacheFooter, checksum);
-    verify(
-        block,
-        CACHE_FOOTER_MAGIC,
-        version,
-        CACHE_FOOTER_VERSION,
-        offset,
-    )?;
+    verify(block, CACHE_FOOTER_MAGIC, CACHE_FOOTER_VERSION)?;
     let line_blocks = usize::from(footer.line_blocks.get());
     if !(CACHE_LINE_BLOCKS_MIN..=CACHE_LINE_BLOCKS_MAX).contains(&line_blocks) {
         return Err(FormatError::Field("line_blocks"));
@@ -188,7 +180,7 @@ pub fn write(
     for (place, checksum) in rest.chunks_exact_mut(4).zip(checksums) {
         place.copy_from_slice(&checksum.to_le_bytes());
     }
-    seal_block(block, core::mem::offset_of!(CacheFooter, checksum));
+    seal(block);
 }
 
 impl CacheFooter {

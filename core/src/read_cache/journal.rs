@@ -189,7 +189,7 @@ pub enum Found {
 }
 
 /// Read one block of the journal.
-pub fn read_block(format: u64, epoch: u64, index: u64, block: &[u8]) -> Found {
+fn read_block(format: u64, epoch: u64, index: u64, block: &[u8]) -> Found {
     if block.iter().all(|&byte| byte == 0) {
         return Found::Blank;
     }

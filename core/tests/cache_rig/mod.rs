@@ -1,4 +1,6 @@
-//! A read cache without a DRAM tier, over a device that does what it is told at once.
+//! A read cache without a DRAM tier, over a device that does what it is told at once, or fails.
+
+#![allow(dead_code, reason = "each test uses a part of this")]
 
 #[path = "../world/lz4.rs"]
 mod lz4;
@@ -6,7 +8,9 @@ mod lz4;
 use std::rc::Rc;
 
 use hdcs_core::buf::Pool;
+use hdcs_core::cipher::BlockCipher;
 use hdcs_core::codec::Method;
+use hdcs_core::error::IoError;
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::read_cache::{
@@ -27,8 +31,12 @@ pub struct Rig {
     pub cache: ReadCache,
     /// Its device.
     pub medium: Vec<u8>,
-    config: CacheConfig,
-    actions: Vec<Action>,
+    /// What the next start makes it with.
+    pub config: CacheConfig,
+    /// What it has asked for and was not performed yet.
+    pub actions: Vec<Action>,
+    /// Which actions fail, and do nothing.
+    pub fails: fn(&Action) -> bool,
 }
 
 impl Rig {
@@ -53,6 +61,7 @@ impl Rig {
             medium: vec![0; bytes],
             config,
             actions,
+            fails: |_| false,
         };
         rig.run();
         rig
@@ -68,11 +77,14 @@ impl Rig {
         self.cache.check_invariants();
     }
 
-    fn event(&mut self, event: CacheEvent) {
+    /// One step.
+    pub fn event(&mut self, event: CacheEvent) {
         self.cache.step(Nanos(0), event, &mut self.actions);
     }
 
-    fn perform(&mut self, action: Action) {
+    /// Do what it asks for, and tell it.
+    pub fn perform(&mut self, action: Action) {
+        let fails = (self.fails)(&action);
         let (token, done) = match action {
             Action::CacheRead {
                 token,
@@ -90,7 +102,7 @@ impl Rig {
                 ..
             } => {
                 let mut at = offset as usize;
-                for part in &data {
+                for part in data.iter().filter(|_| !fails) {
                     self.medium[at..at + part.len()].copy_from_slice(part);
                     at += part.len();
                 }
@@ -98,7 +110,11 @@ impl Rig {
             }
             other => panic!("not of a cache: {other:?}"),
         };
-        let result = Ok(done);
+        let result = if fails {
+            Err(IoError::Failed)
+        } else {
+            Ok(done)
+        };
         self.event(CacheEvent::Completed(Completion { token, result }));
     }
 
@@ -119,6 +135,13 @@ impl Rig {
         assert!(self.cache.is_ready());
     }
 
+    /// Fill a line with what `write` makes of its bytes; what follows from it is left to [`Self::run`].
+    pub fn put(&mut self, volume: u32, line: u64, write: impl FnOnce(&mut [u8])) {
+        let mut data = self.pool.alloc(LINE_BYTES).expect("memory for a line");
+        write(&mut data);
+        self.cache.fill(key(volume, line), &data.freeze());
+    }
+
     /// Fill a line, compressed by a method if there is one.
     pub fn fill(
         &mut self,
@@ -136,15 +159,52 @@ impl Rig {
 
     /// What a block and those behind it in what is read for it are; `None` if it is not there, `Err` if it is damaged.
     pub fn read(&mut self, volume: u32, line: u64, block: u64) -> Option<Result<Vec<u8>, Corrupt>> {
+        Some(self.find(volume, line, block)?.0)
+    }
+
+    /// The same, and whether it had to be read from the medium.
+    pub fn find(
+        &mut self,
+        volume: u32,
+        line: u64,
+        block: u64,
+    ) -> Option<(Result<Vec<u8>, Corrupt>, bool)> {
         match self.cache.lookup(BlockKey(key(volume, line).0 + block)) {
             Lookup::Miss => None,
-            Lookup::Dram(data) => Some(Ok(data.to_vec())),
+            Lookup::Dram(data) => Some((Ok(data.to_vec()), false)),
             Lookup::Ssd(read) => {
                 let at = read.offset as usize;
                 let mut data = self.medium[at..at + read.bytes].to_vec();
                 let plain = self.cache.finish_ssd_read(read, Some(&mut data));
-                Some(plain.map(<[u8]>::to_vec))
+                Some((plain.map(<[u8]>::to_vec), true))
             }
+        }
+    }
+}
+
+/// A cipher that adds what the key, the block's number and the place in it make: not its own inverse.
+#[derive(Debug)]
+pub struct Adds(pub u8);
+
+impl Adds {
+    fn pad(&self, number: u64, at: usize) -> u8 {
+        let number = (number ^ number >> 33) as u8;
+        self.0
+            .wrapping_add(number.wrapping_mul(2) | 1)
+            .wrapping_add(at as u8)
+    }
+}
+
+impl BlockCipher for Adds {
+    fn encrypt(&self, number: u64, block: &mut [u8]) {
+        for (at, byte) in block.iter_mut().enumerate() {
+            *byte = byte.wrapping_add(self.pad(number, at));
+        }
+    }
+
+    fn decrypt(&self, number: u64, block: &mut [u8]) {
+        for (at, byte) in block.iter_mut().enumerate() {
+            *byte = byte.wrapping_sub(self.pad(number, at));
         }
     }
 }

@@ -167,10 +167,6 @@ impl Layout {
     pub fn control_socket(&self) -> PathBuf {
         self.root.join("control.sock")
     }
-    /// The default NBD socket.
-    pub fn nbd_socket(&self) -> PathBuf {
-        self.root.join("nbd.sock")
-    }
     /// What is wrong with the identity file, without changing anything.
     pub fn identity_problem(&self) -> Option<String> {
         let path = self.identity();

@@ -88,7 +88,7 @@ pub const ALL: &[Entry] = &[
 pub const S3_FIFO: &str = "S3-FIFO";
 /// Names of the cache's own tiers.
 pub const SHIPPED: &str = "shipped";
-pub const SHIPPED_SSD: &str = "shipped, SSD";
+const SHIPPED_SSD: &str = "shipped, SSD";
 
 /// Keys are numbers: one multiplication spreads them.
 #[derive(Default)]

@@ -36,7 +36,7 @@ use crate::frontends::{Export, Host, Owed};
 
 /// Requests of one connection in flight at most: twice the deepest queue that clients commonly
 /// use, and a quarter of what one volume takes, so that one connection does not starve the others.
-pub const SLOTS_MAX: usize = 256;
+const SLOTS_MAX: usize = 256;
 /// Pieces of one connection in flight below which another request is taken.
 pub const PIECES_MAX: usize = 256;
 /// Bytes of one connection in flight, or waiting to be sent, below which another request is taken:
@@ -44,7 +44,7 @@ pub const PIECES_MAX: usize = 256;
 pub const BYTES_MAX: usize = 16 << 20;
 /// The longest read that is answered in one chunk on the client's demand: its data is held until
 /// all of it is there. The specification asks for 64 KiB at least.
-pub const UNFRAGMENTED_BYTES_MAX: usize = REQUEST_BYTES_MAX;
+const UNFRAGMENTED_BYTES_MAX: usize = REQUEST_BYTES_MAX;
 /// The least rest of a payload that is worth a receive of its own, straight into its buffer. A
 /// shorter one comes with the requests behind it and is copied.
 const DIRECT_BYTES_MIN: usize = 32 << 10;
