@@ -42,8 +42,10 @@ pub(super) struct Write {
     pub is_begun: bool,
     /// What is written.
     parts: Vec<Part>,
-    /// What becomes zero as a whole.
+    /// What becomes zero as a whole, and did not yet.
     zeroes: Range<u64>,
+    /// Whether all is written, and but for that it has ended.
+    is_zeroing: bool,
     /// Actions that have not ended.
     left: usize,
     error: Option<IoError>,
@@ -326,6 +328,7 @@ impl Home {
             is_begun: false,
             parts,
             zeroes,
+            is_zeroing: false,
             left: 0,
             error: None,
             waits_since: None,
@@ -472,8 +475,9 @@ impl Home {
             }
             sums.forget(&write.zeroes);
         }
-        let blocks = write.blocks.clone();
-        self.tier.rewritten(blocks);
+        for part in &write.parts {
+            self.tier.rewritten(part.blocks.clone());
+        }
         for (part, tail, block, buf) in fills {
             self.status.filled_blocks += 1;
             let token = self.token(Purpose::Fill {
@@ -582,28 +586,56 @@ impl Home {
         self.end_write(index, actions);
     }
 
-    /// End a write of which nothing is under way.
+    /// End a write of which nothing is under way, once what is to be zero is.
     fn end_write(&mut self, index: usize, actions: &mut Vec<Action>) {
-        if self.writes[index].left > 0 {
+        let write = &mut self.writes[index];
+        if write.left > 0 {
             return;
         }
-        let write = self.writes.remove(index).expect("it is there");
-        for part in &write.parts {
+        let error = write.error;
+        for part in core::mem::take(&mut write.parts) {
             if let Some(sums) = &mut self.sums {
                 sums.pin(&part.blocks, false);
             }
-            for block in part.blocks.clone() {
+            for block in part.blocks {
                 // If it failed, what was there may be torn, and is not what the backend has.
-                if write.error.is_none() || self.map.get(block) == BlockState::Clean {
+                if error.is_none() || self.map.get(block) == BlockState::Clean {
                     self.set(block..block + 1, BlockState::Dirty);
                 }
             }
         }
-        if write.error.is_none() {
-            self.set(write.zeroes, BlockState::Zero);
+        if error.is_none() && !self.make_zero(index) {
+            self.writes[index].is_zeroing = true;
+            return;
         }
-        let result = write.error.map_or(Ok(Done::Written), Err);
-        end(actions, write.token, result);
+        let write = self.writes.remove(index).expect("it is there");
+        end(actions, write.token, error.map_or(Ok(Done::Written), Err));
+    }
+
+    /// Go on with what is to be zero, and is more than one turn's.
+    pub(super) fn pump_zeroes(&mut self, actions: &mut Vec<Action>) {
+        while self.turn_blocks > 0
+            && let Some(index) = self.writes.iter().position(|write| write.is_zeroing)
+        {
+            self.end_write(index, actions);
+        }
+    }
+
+    /// Whether something waits for the next turn to become zero.
+    pub(super) fn is_zeroing(&self) -> bool {
+        self.writes.iter().any(|write| write.is_zeroing)
+    }
+
+    /// Make as much zero as this turn may; whether that is all of it. Nobody else touches these blocks meanwhile, but
+    /// a tier that marks those which are as they were at its moment.
+    fn make_zero(&mut self, index: usize) -> bool {
+        let zeroes = self.writes[index].zeroes.clone();
+        let until = zeroes.end.min(zeroes.start + self.turn_blocks);
+        self.turn_blocks -= until - zeroes.start;
+        self.writes[index].zeroes.start = until;
+        self.tier.rewritten(zeroes.start..until);
+        self.set(zeroes.start..until, BlockState::Zero);
+        until == zeroes.end
     }
 
     fn index_of(&self, id: u64) -> usize {
@@ -633,4 +665,98 @@ fn split_off(data: &mut Vec<Buf>, bytes: usize) -> Vec<Buf> {
         }
     }
     Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::home::format::{format_page, pages};
+    use crate::home::map::Map;
+    use crate::home::{Config, Event};
+    use alloc::boxed::Box;
+    use alloc::vec;
+
+    const TURN_BLOCKS: u64 = 1 << 12;
+
+    /// A home of which the volume has nothing yet.
+    fn home(blocks: u64) -> Home {
+        let config = Config {
+            bytes: blocks * BLOCK,
+            volume: [1; 16],
+            home: 1,
+            log: 5,
+            sequence: 1,
+            between: false,
+            sums_log: None,
+            sums_bytes: 0,
+            backend_atomic: true,
+            flush_every_blocks: u64::MAX,
+            turn_blocks: TURN_BLOCKS,
+        };
+        let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page)));
+        Home::new(config, Map::load(pages.collect(), blocks, 5, true))
+    }
+
+    fn has_ended(actions: &[Action], token: u64) -> bool {
+        actions
+            .iter()
+            .any(|action| matches!(action, Action::End(end) if end.token == Token(token)))
+    }
+
+    #[test]
+    fn zeroing_of_any_size_takes_bounded_turns_in_which_others_go_on() {
+        let blocks = 64 * TURN_BLOCKS;
+        let mut home = home(blocks + 10);
+        let (mut actions, now) = (Vec::new(), Nanos(7));
+        let zero = |offset, bytes| Event::Submit {
+            token: Token(1),
+            ask: crate::home::Ask::Zero { offset, bytes },
+        };
+        // Its first block is a part.
+        home.step(now, zero(512, blocks * BLOCK - 512), &mut actions);
+        let fill = actions.iter().find_map(|action| match action {
+            Action::BackendRead { token, .. } => Some(*token),
+            _ => None,
+        });
+        actions.clear();
+        let answered = |home: &mut Home, token, result| {
+            let completion = crate::io::Completion { token, result };
+            let mut actions = Vec::new();
+            home.step(now, Event::Completed(completion), &mut actions);
+            actions
+        };
+        let buf = crate::buf::Arena::new(1).claim(0, 1).unwrap();
+        let written = answered(&mut home, fill.unwrap(), Ok(Done::Read(buf)));
+        let [Action::StoreWrite { token, .. }] = written[..] else {
+            panic!("{written:?}");
+        };
+        let mut ended = answered(&mut home, token, Ok(Done::Written));
+        let (mut turns, mut zero_blocks) = (1, 0);
+        loop {
+            let by_now = home.status().zero_bytes / BLOCK;
+            assert!(by_now - zero_blocks <= 2 * TURN_BLOCKS, "in turn {turns}");
+            zero_blocks = by_now;
+            if has_ended(&ended, 1) {
+                break;
+            }
+            assert_eq!(home.next_wakeup(), Some(now));
+            ended.clear();
+            if turns == 9 {
+                let data = vec![home.zeroes.clone()];
+                let ask = crate::home::Ask::Write {
+                    offset: (blocks + 5) * BLOCK,
+                    data,
+                };
+                let token = Token(2);
+                home.step(now, Event::Submit { token, ask }, &mut ended);
+                let is_begun = |action: &Action| matches!(action, Action::StoreWrite { .. });
+                assert!(ended.iter().any(is_begun), "it waits: {ended:?}");
+            } else {
+                home.poll(now, &mut ended);
+            }
+            turns += 1;
+        }
+        assert!(turns > 60 && zero_blocks == blocks - 1, "{turns} turns");
+        assert_eq!((home.next_wakeup(), home.writes.len()), (None, 1));
+    }
 }

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -40,7 +41,25 @@ const _: () = assert!(
 #[derive(Debug)]
 struct Page {
     generation: u64,
-    states: Box<[u8; PAGE_STATE_BYTES]>,
+    /// Sets of blocks share them until they change.
+    states: Arc<States>,
+    /// Blocks that the backend lacks.
+    owed: u16,
+}
+
+/// Two bits for each block of a page.
+type States = [u8; PAGE_STATE_BYTES];
+
+/// How many blocks there are in the four states, in whole bytes of them.
+fn counts_of(states: &[u8]) -> [u64; 4] {
+    let (mut owed, mut odd, mut here) = (0, 0, 0);
+    for byte in states {
+        let (low, high) = (byte & LOW_BITS, byte >> 1 & LOW_BITS);
+        owed += u64::from(high.count_ones());
+        odd += u64::from((low & high).count_ones());
+        here += u64::from((low & !high).count_ones());
+    }
+    [states.len() as u64 * 4 - owed - here, here, owed - odd, odd]
 }
 
 /// The map of a home.
@@ -51,6 +70,18 @@ pub struct Map {
     counts: [u64; 4],
     /// Pages that differ from what was written, or is being written, last.
     pub changed: BTreeSet<u32>,
+}
+
+/// Blocks of one page as those before, in and behind whole bytes of states.
+fn parts(blocks: &Range<u64>) -> (Range<u64>, Range<usize>, Range<u64>) {
+    let first = blocks.start / PAGE_BLOCKS * PAGE_BLOCKS;
+    let (from, to) = ((blocks.start - first).div_ceil(4), (blocks.end - first) / 4);
+    if from >= to {
+        return (blocks.clone(), 0..0, 0..0);
+    }
+    let whole = first + from * 4..first + to * 4;
+    let bytes = from as usize..to as usize;
+    (blocks.start..whole.start, bytes, whole.end..blocks.end)
 }
 
 impl Map {
@@ -65,19 +96,20 @@ impl Map {
             changed: BTreeSet::new(),
         };
         for (page, number) in pages.into_iter().zip(0..) {
-            let mut states = Box::new(page.states);
+            let mut states = page.states;
             if page.log.get() != log || !is_log_whole {
                 for byte in states.iter_mut() {
                     // The lower bit alone is "clean".
                     *byte &= !(*byte & LOW_BITS & !(*byte >> 1));
                 }
             }
-            if *states != page.states && !is_log_whole {
+            if states != page.states && !is_log_whole {
                 this.changed.insert(number);
             }
             this.pages.push(Page {
                 generation: page.generation.get(),
-                states,
+                states: Arc::new(states),
+                owed: 0,
             });
         }
         // What no page of this size has is not to be found.
@@ -85,15 +117,16 @@ impl Map {
         for block in blocks..last {
             this.put(block, BlockState::Absent);
         }
-        let mut owed = 0;
-        let (mut odd, mut here) = (0, 0);
-        for states in this.pages.iter().flat_map(|page| page.states.iter()) {
-            let (low, high) = (states & LOW_BITS, states >> 1 & LOW_BITS);
-            owed += u64::from(high.count_ones());
-            odd += u64::from((low & high).count_ones());
-            here += u64::from((low & !high).count_ones());
+        for page in &mut this.pages {
+            let counts = counts_of(&page.states[..]);
+            page.owed =
+                (counts[BlockState::Dirty as usize] + counts[BlockState::Zero as usize]) as u16;
+            for (sum, count) in this.counts.iter_mut().zip(counts) {
+                *sum += count;
+            }
         }
-        this.counts = [blocks - owed - here, here, owed - odd, odd];
+        // Those that are behind the end.
+        this.counts[BlockState::Absent as usize] -= last.saturating_sub(blocks);
         this
     }
 
@@ -114,21 +147,44 @@ impl Map {
         BlockState::ALL[usize::from(byte >> (at % 4 * 2) & 3)]
     }
 
-    /// Change the state of a block.
-    pub fn set(&mut self, block: u64, state: BlockState) {
-        let before = self.get(block);
-        if before == state {
-            return;
+    /// Whether all of these blocks, which are of one page, are in a state.
+    pub fn is_all(&self, blocks: Range<u64>, state: BlockState) -> bool {
+        let (head, bytes, tail) = parts(&blocks);
+        let states = &self.pages[(blocks.start / PAGE_BLOCKS) as usize].states;
+        let pattern = state as u8 * LOW_BITS;
+        head.chain(tail).all(|block| self.get(block) == state)
+            && states[bytes].iter().all(|&byte| byte == pattern)
+    }
+
+    /// Change the state of blocks, which are of one page and some of them in another state.
+    pub fn fill(&mut self, blocks: Range<u64>, state: BlockState) {
+        let owed = |counts: &[u64; 4]| {
+            counts[BlockState::Dirty as usize] + counts[BlockState::Zero as usize]
+        };
+        let before = owed(&self.counts);
+        let (head, bytes, tail) = parts(&blocks);
+        let number = blocks.start / PAGE_BLOCKS;
+        for block in head.chain(tail) {
+            let old = self.get(block);
+            self.counts[old as usize] -= 1;
+            self.counts[state as usize] += 1;
+            self.put(block, state);
         }
-        self.put(block, state);
-        self.counts[before as usize] -= 1;
-        self.counts[state as usize] += 1;
-        self.changed.insert((block / PAGE_BLOCKS) as u32);
+        let page = &mut self.pages[number as usize];
+        let states = &mut Arc::make_mut(&mut page.states)[bytes];
+        for (count, old) in self.counts.iter_mut().zip(counts_of(states)) {
+            *count -= old;
+        }
+        self.counts[state as usize] += states.len() as u64 * 4;
+        states.fill(state as u8 * LOW_BITS);
+        page.owed = (u64::from(page.owed) + owed(&self.counts) - before) as u16;
+        self.changed.insert(number as u32);
     }
 
     fn put(&mut self, block: u64, state: BlockState) {
         let at = (block % PAGE_BLOCKS) as usize;
-        let byte = &mut self.pages[(block / PAGE_BLOCKS) as usize].states[at / 4];
+        let byte =
+            &mut Arc::make_mut(&mut self.pages[(block / PAGE_BLOCKS) as usize].states)[at / 4];
         let shift = at % 4 * 2;
         *byte = *byte & !(3 << shift) | (state as u8) << shift;
     }
@@ -165,30 +221,102 @@ impl Map {
     }
 }
 
-/// A set of blocks.
-#[derive(Debug, Default)]
-pub struct Blocks {
-    words: Vec<u64>,
-    count: u64,
+/// Words of a page of a set, of 64 blocks each.
+const PAGE_WORDS: usize = (PAGE_BLOCKS / 64) as usize;
+
+/// What a set has of a page.
+#[derive(Debug)]
+enum Part {
+    Nothing,
+    /// What these states say that the backend lacks, which are so many blocks.
+    Owed(Arc<States>, u16),
+    /// One bit for each block, and how many there are.
+    Some(Box<[u64; PAGE_WORDS]>, u16),
 }
 
-impl Blocks {
-    /// What the backend lacks.
-    pub fn owed(map: &Map) -> Self {
-        let mut words = Vec::with_capacity(map.pages.len() * PAGE_STATE_BYTES / 16);
-        for page in &map.pages {
-            // 64 blocks are 16 bytes, of whose states the upper bits count.
-            for states in page.states.as_chunks::<16>().0 {
+impl Part {
+    /// Which of 64 blocks there are.
+    fn word(&self, index: usize) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Owed(states, _) => {
+                // 64 blocks are 16 bytes, of whose states the upper bits count.
+                let states = &states.as_chunks::<16>().0[index];
                 let nibbles = states.iter().enumerate().map(|(index, &byte)| {
                     let bits = byte >> 1 & LOW_BITS;
                     let nibble = bits & 1 | bits >> 1 & 2 | bits >> 2 & 4 | bits >> 3 & 8;
                     u64::from(nibble) << (index * 4)
                 });
-                words.push(nibbles.sum());
+                nibbles.sum()
             }
+            Self::Some(words, _) => words[index],
         }
-        let count = map.count(BlockState::Dirty) + map.count(BlockState::Zero);
-        Self { words, count }
+    }
+
+    fn count(&self) -> u16 {
+        match self {
+            Self::Nothing => 0,
+            Self::Owed(_, count) | Self::Some(_, count) => *count,
+        }
+    }
+
+    /// Take out the blocks from `from` up to but not including `to`; how many there were.
+    fn remove(&mut self, from: u64, to: u64) -> u16 {
+        let before = self.count();
+        if before == 0 || (from, to) == (0, PAGE_BLOCKS) {
+            *self = Self::Nothing;
+            return before;
+        }
+        if let Self::Owed(..) = self {
+            let mut words = Box::new([0; PAGE_WORDS]);
+            for (index, word) in words.iter_mut().enumerate() {
+                *word = self.word(index);
+            }
+            *self = Self::Some(words, before);
+        }
+        let Self::Some(words, count) = self else {
+            return 0;
+        };
+        for index in from / 64..to.div_ceil(64) {
+            let word = &mut words[index as usize];
+            let gone = *word & mask(from..to, index);
+            *word &= !gone;
+            *count -= gone.count_ones() as u16;
+        }
+        let gone = before - *count;
+        if *count == 0 {
+            *self = Self::Nothing;
+        }
+        gone
+    }
+}
+
+/// The bits of the word with a number that are in a range.
+fn mask(range: Range<u64>, word: u64) -> u64 {
+    let from = range.start.saturating_sub(word * 64);
+    let to = range.end.saturating_sub(word * 64);
+    let below = |bits: u64| if bits < 64 { (1 << bits) - 1 } else { !0 };
+    below(to) & !below(from)
+}
+
+/// A set of blocks. Of pages that nothing was taken from it has what the map shares with it.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    pages: Vec<Part>,
+    count: u64,
+}
+
+impl Blocks {
+    /// What the backend lacks. Takes time by the number of pages, whatever is in them.
+    pub fn owed(map: &Map) -> Self {
+        let pages = map.pages.iter().map(|page| match page.owed {
+            0 => Part::Nothing,
+            owed => Part::Owed(Arc::clone(&page.states), owed),
+        });
+        Self {
+            pages: pages.collect(),
+            count: map.count(BlockState::Dirty) + map.count(BlockState::Zero),
+        }
     }
 
     /// How many there are.
@@ -198,36 +326,48 @@ impl Blocks {
 
     /// Whether a block is one of them.
     pub fn contains(&self, block: u64) -> bool {
-        let word = self.words.get((block / 64) as usize);
-        word.is_some_and(|word| word >> (block % 64) & 1 == 1)
+        let page = self.pages.get((block / PAGE_BLOCKS) as usize);
+        let at = block % PAGE_BLOCKS;
+        page.is_some_and(|page| page.word((at / 64) as usize) >> (at % 64) & 1 == 1)
     }
 
     /// Take blocks out.
     pub fn remove(&mut self, blocks: Range<u64>) {
-        let mut next = blocks.start;
-        while let Some(block) = self.next(next..blocks.end) {
-            self.words[(block / 64) as usize] &= !(1 << (block % 64));
-            self.count -= 1;
-            next = block + 1;
+        if self.count == 0 || blocks.is_empty() {
+            return;
+        }
+        let last = (blocks.end.div_ceil(PAGE_BLOCKS) as usize).min(self.pages.len());
+        for number in (blocks.start / PAGE_BLOCKS) as usize..last {
+            let first = number as u64 * PAGE_BLOCKS;
+            let from = blocks.start.saturating_sub(first);
+            let to = (blocks.end - first).min(PAGE_BLOCKS);
+            self.count -= u64::from(self.pages[number].remove(from, to));
         }
     }
 
-    /// The first one of these. Takes time by how many are looked at, so callers bound them.
+    /// The first one of these. Takes time by how many pages are looked at, and at most one page's blocks.
     pub fn next(&self, blocks: Range<u64>) -> Option<u64> {
-        if self.count == 0 || blocks.is_empty() {
+        if self.count == 0 {
             return None;
         }
-        let first = (blocks.start / 64) as usize;
-        let last = (blocks.end.div_ceil(64) as usize).min(self.words.len());
-        let words = self.words.get(first..last)?.iter().copied();
-        let mut mask = !0 << (blocks.start % 64);
-        for (word, number) in words.zip(first as u64..) {
-            let masked = word & mask;
-            mask = !0;
-            if masked != 0 {
-                let block = number * 64 + u64::from(masked.trailing_zeros());
-                return Some(block).filter(|block| blocks.contains(block));
+        let mut at = blocks.start;
+        while at < blocks.end
+            && let Some(page) = self.pages.get((at / PAGE_BLOCKS) as usize)
+        {
+            let first = at / PAGE_BLOCKS * PAGE_BLOCKS;
+            let (from, to) = (at - first, (blocks.end - first).min(PAGE_BLOCKS));
+            let words = if page.count() == 0 {
+                0..0
+            } else {
+                from / 64..to.div_ceil(64)
+            };
+            for index in words {
+                let word = page.word(index as usize) & mask(from..to, index);
+                if word != 0 {
+                    return Some(first + index * 64 + u64::from(word.trailing_zeros()));
+                }
             }
+            at = first + PAGE_BLOCKS;
         }
         None
     }
@@ -238,13 +378,14 @@ mod tests {
     use super::*;
     use crate::home::format::{format_page, pages};
     use crate::limits::BLOCK_BYTES;
+    use alloc::vec;
 
     fn map(blocks: u64, log: u64, set: &[(u64, BlockState)]) -> Map {
         let empty = pages(blocks * BLOCK_BYTES as u64);
         let empty = (0..empty).map(|page| Box::new(format_page(1, page)));
         let mut map = Map::load(empty.collect(), blocks, 5, true);
         for &(block, state) in set {
-            map.set(block, state);
+            map.fill(block..block + 1, state);
         }
         let written = (0..map.pages.len() as u32)
             .map(|page| Box::new(HomePage::sealed(1, 5, 2, page.into(), map.states(page))));
@@ -296,5 +437,75 @@ mod tests {
         blocks.remove(64..300);
         assert_eq!((blocks.count(), blocks.next(4..300)), (1, None));
         assert!(blocks.contains(3) && !blocks.contains(64));
+    }
+
+    #[test]
+    fn map_and_sets_agree_with_an_array() {
+        let mut random = fastrand::Rng::with_seed(6);
+        let blocks = 2 * PAGE_BLOCKS + 77;
+        let mut map = map(blocks, 5, &[]);
+        let mut model = vec![BlockState::Absent; blocks as usize];
+        let mut range = |longest: u64| {
+            let first = random.u64(..blocks);
+            let end = (first + random.u64(1..=longest)).min(blocks);
+            (first..end, random.usize(..4))
+        };
+        for round in 0..40 {
+            for _ in 0..20 {
+                let (range, state) = range(if round % 2 == 0 { 30 } else { 9000 });
+                let end = range.end.min((range.start / PAGE_BLOCKS + 1) * PAGE_BLOCKS);
+                let (range, state) = (range.start..end, BlockState::ALL[state]);
+                let part = &mut model[range.start as usize..range.end as usize];
+                assert_eq!(
+                    map.is_all(range.clone(), state),
+                    part.iter().all(|s| *s == state)
+                );
+                part.fill(state);
+                map.fill(range, state);
+            }
+            for state in BlockState::ALL {
+                let count = model.iter().filter(|s| **s == state).count();
+                assert_eq!(map.count(state), count as u64);
+            }
+            let mut set = Blocks::owed(&map);
+            let owed = |state: &BlockState| matches!(state, BlockState::Dirty | BlockState::Zero);
+            let mut wanted: Vec<bool> = model.iter().map(owed).collect();
+            // What changes in the map from now on does not change the set.
+            let (gone, _) = range(9000);
+            for block in gone {
+                map.fill(block..block + 1, BlockState::Clean);
+                model[block as usize] = BlockState::Clean;
+            }
+            for longest in [1, 30, 9000, 40_000] {
+                let (gone, _) = range(longest);
+                wanted[gone.start as usize..gone.end as usize].fill(false);
+                set.remove(gone);
+                let (among, _) = range(longest);
+                let next = among.clone().find(|&block| wanted[block as usize]);
+                assert_eq!(set.next(among), next);
+                let count = wanted.iter().filter(|is_in| **is_in).count();
+                assert_eq!(set.count(), count as u64);
+            }
+            let is_in = (0..blocks).map(|block| set.contains(block));
+            assert!(is_in.eq(wanted.iter().copied()));
+        }
+    }
+
+    #[test]
+    fn blocks_owed_share_the_pages_of_the_map_until_one_changes() {
+        let mut map = map(3 * PAGE_BLOCKS, 5, &[]);
+        for page in [0, 2] {
+            map.fill(
+                page * PAGE_BLOCKS..page * PAGE_BLOCKS + 9,
+                BlockState::Dirty,
+            );
+        }
+        let mut set = Blocks::owed(&map);
+        let held = |map: &Map| [0, 1, 2].map(|page| Arc::strong_count(&map.pages[page].states));
+        assert_eq!(held(&map), [2, 1, 2]);
+        map.fill(0..1, BlockState::Clean);
+        assert_eq!((held(&map), set.contains(0)), ([1, 1, 2], true));
+        set.remove(2 * PAGE_BLOCKS..2 * PAGE_BLOCKS + 1);
+        assert_eq!((held(&map), set.count()), ([1, 1, 1], 17));
     }
 }

@@ -27,9 +27,11 @@
 //! 3. The backend is written only while the superblock says durably that it is between two states,
 //!    unless its flushes are atomic.
 //! 4. Writes under way never share a block, and, with checksums, nobody reads a block that is being written.
-//! 5. Memory is bounded: two bits for each block, another two while tiering, a part of the checksums, and
+//! 5. Memory is bounded: two bits for each block, another three at most while tiering, a part of the checksums, and
 //!    one pool.
 //! 6. No byte that does not match its checksum is returned or written to the backend.
+//! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number, however much is
+//!    discarded or tiered out at once.
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
@@ -53,6 +55,7 @@ use crate::io::{Completion, Done, Nanos, Token};
 use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES, SECTOR_BYTES};
 use access::{Read, Write};
 use commit::Commit;
+use format::PAGE_BLOCKS;
 use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
@@ -84,6 +87,8 @@ pub struct Config {
     /// A tier flushes a backend that is not atomic after so many blocks, since not every one can take
     /// any amount without.
     pub flush_every_blocks: u64,
+    /// Blocks that become zero in one turn at most.
+    pub turn_blocks: u64,
 }
 
 /// What is asked of it; offsets and lengths are multiples of 512.
@@ -289,6 +294,8 @@ pub struct Home {
     read_queue: VecDeque<u64>,
     /// In the order of arrival, begun or not.
     writes: VecDeque<Write>,
+    /// How many blocks more may become zero in this turn.
+    turn_blocks: u64,
     /// Whether anything was written since the last flush began.
     is_changed: bool,
     commit: Commit,
@@ -315,6 +322,7 @@ impl Home {
             reads: BTreeMap::new(),
             read_queue: VecDeque::new(),
             writes: VecDeque::new(),
+            turn_blocks: config.turn_blocks,
             is_changed: false,
             commit: Commit::new(&config),
             tier: Tier::default(),
@@ -344,6 +352,8 @@ impl Home {
     /// Go on with what is due.
     pub fn poll(&mut self, now: Nanos, actions: &mut Vec<Action>) {
         self.now = now;
+        self.turn_blocks = self.config.turn_blocks;
+        self.pump_zeroes(actions);
         // A commit that ends may let a tier begin, before a write that waits; that order matters.
         self.pump_commit(actions);
         self.pump_tier(actions);
@@ -359,7 +369,7 @@ impl Home {
 
     /// When [`Self::poll`] is due.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if self.patrol.goes_on {
+        if self.patrol.goes_on || self.is_zeroing() {
             return Some(self.now);
         }
         self.tier_wakeup()
@@ -466,11 +476,14 @@ impl Home {
 
     /// Change the state of blocks. A commit that is writing their page has what it was before.
     fn set(&mut self, blocks: core::ops::Range<u64>, state: BlockState) {
-        for block in blocks {
-            if self.map.get(block) != state {
-                self.commit.keep(&self.map, block);
-                self.map.set(block, state);
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let end = blocks.end.min((at / PAGE_BLOCKS + 1) * PAGE_BLOCKS);
+            if !self.map.is_all(at..end, state) {
+                self.commit.keep(&self.map, at);
+                self.map.fill(at..end, state);
             }
+            at = end;
         }
     }
 

@@ -287,6 +287,8 @@ impl World {
             sums_bytes: self.sums.memory_bytes,
             backend_atomic: self.backend.is_atomic(),
             flush_every_blocks: self.flush_every_blocks,
+            // Most ranges that become zero are cut.
+            turn_blocks: self.flush_every_blocks % 4 + 1,
         };
         let blocks = self.bytes / BLOCK_BYTES as u64;
         let map = Map::load(pages, blocks, log, self.sums.is_log_whole);

@@ -14,7 +14,9 @@ use hdcs_core::home::format::{
     self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomePage, HomeSuperblock, SUMS_UNTRUSTED,
 };
 use hdcs_core::home::map::{BlockState, Map};
-use hdcs_core::limits::{BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, SECTOR_BYTES};
+use hdcs_core::limits::{
+    BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES,
+};
 use thiserror::Error;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -236,6 +238,7 @@ pub fn open(
         sums_bytes: HOME_SUMS_BYTES,
         backend_atomic: false,
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
+        turn_blocks: HOME_TURN_BLOCKS,
     };
     if superblock.sums() == Some(SUMS_UNTRUSTED) {
         tracing::warn!(
