@@ -18,12 +18,12 @@ def clone(daemon, place, source, name, where):
     return daemon.json("volume", "clone", source, name, "--backend", place.url(where), *place.copy)
 
 
-def holds_what_was_acknowledged(place, tmp_path):
+def holds_what_was_acknowledged(place, tmp_path, *options):
     """A snapshot holds what was acknowledged before it, a clone begins with it, and each goes its own way."""
     size = 24 * MIB
     before = Model(1, size)
     with Daemon(tmp_path, SMALL) as daemon:
-        daemon.create("v", "--backend", place.url("first"), *DIRTY, size="24M")
+        daemon.create("v", "--backend", place.url("first"), *DIRTY, *options, size="24M")
         client = daemon.nbd("v")
         before.write(client, 150)
         assert counters(daemon)["dirty_bytes"] > 0
@@ -85,7 +85,7 @@ def under_load_is_a_prefix(place, tmp_path, *options):
         daemon.stop()
 
 
-def survives_kills(place, tmp_path):
+def survives_kills(place, tmp_path, *options):
     """Each snapshot is made of a volume whose blocks all say which one it is. Whatever the daemon was killed
     in, those that are there hold that."""
     rng = random.Random(11)
@@ -93,7 +93,7 @@ def survives_kills(place, tmp_path):
     whole = lambda number: number.to_bytes(8, "little") * (BLOCK // 8 * blocks)  # noqa: E731
     sure, number = set(), 0
     with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
-        daemon.create("v", "--backend", place.url("killed"), "--persist", "on-write", size="16M")
+        daemon.create("v", "--backend", place.url("killed"), "--persist", "on-write", *options, size="16M")
         for turn in range(4):
             enough = threading.Event()
             seen = []
@@ -222,11 +222,6 @@ def are_refused(place, tmp_path, elsewhere):
         daemon.ok("volume", "delete", "o")
         refused(made("v@s", place.url("other")), 2, "there is", "already: name a place where nothing is")
         assert place.export("other")[:MIB] == b"x" * MIB
-        # In storage mode what is written is not on the backend.
-        daemon.create("st", "--backend", place.url("tiered"), "--mode", "storage", size="16M")
-        refused(daemon.cli("volume", "snapshot", "st", "s", *place.copy), 2, "storage mode, which has no snapshots")
-        refused(daemon.cli("volume", "clone", "st", "c", "--backend", place.url("new"), *place.copy), 2,
-                "storage mode")
         assert place.absent("new")
         # A policy that reads only, or writes past the log, is no hindrance.
         for policy in ["write-through", "read-only"]:

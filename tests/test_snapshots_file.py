@@ -94,18 +94,21 @@ def files(request):
     return request.getfixturevalue(request.param)
 
 
-def test_file_snapshot_holds_what_was_acknowledged(files, tmp_path):
-    cases.holds_what_was_acknowledged(files, tmp_path)
+@pytest.mark.parametrize("mode", ["cache", "storage"])
+def test_file_snapshot_holds_what_was_acknowledged(files, tmp_path, mode):
+    cases.holds_what_was_acknowledged(files, tmp_path, "--mode", mode)
     assert files.leftovers("first") == []
 
 
+@pytest.mark.parametrize("mode", ["cache", "storage"])
 @pytest.mark.parametrize("policy", ["write-back", "write-through"])
-def test_file_snapshot_under_load_is_a_prefix(files, tmp_path, policy):
-    cases.under_load_is_a_prefix(files, tmp_path, "--policy", policy)
+def test_file_snapshot_under_load_is_a_prefix(files, tmp_path, policy, mode):
+    cases.under_load_is_a_prefix(files, tmp_path, "--policy", policy, "--mode", mode)
 
 
-def test_file_snapshot_and_clone_survive_kills(files, tmp_path):
-    cases.survives_kills(files, tmp_path)
+@pytest.mark.parametrize("mode", ["cache", "storage"])
+def test_file_snapshot_and_clone_survive_kills(files, tmp_path, mode):
+    cases.survives_kills(files, tmp_path, "--mode", mode)
 
 
 def test_file_clones_second_boot_reads_the_cache(shared, tmp_path):

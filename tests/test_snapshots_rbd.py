@@ -51,14 +51,19 @@ def images(cluster, request):
     return Images(cluster, request.node.name.replace("test_", "").replace("[", "-").replace("]", ""))
 
 
-def test_rbd_snapshot_holds_what_was_acknowledged(images, tmp_path):
-    cases.holds_what_was_acknowledged(images, tmp_path)
+@pytest.mark.parametrize("mode", ["cache", "storage"])
+def test_rbd_snapshot_holds_what_was_acknowledged(images, tmp_path, mode):
+    cases.holds_what_was_acknowledged(images, tmp_path, "--mode", mode)
     assert images.snaps("first") == ["monday"]
 
 
 @pytest.mark.parametrize("policy", ["write-back", "write-through"])
 def test_rbd_snapshot_under_load_is_a_prefix(images, tmp_path, policy):
     cases.under_load_is_a_prefix(images, tmp_path, "--policy", policy)
+
+
+def test_rbd_snapshot_in_storage_mode_under_load_is_a_prefix(images, tmp_path):
+    cases.under_load_is_a_prefix(images, tmp_path, "--mode", "storage")
 
 
 def test_rbd_snapshot_and_clone_survive_kills(images, tmp_path):

@@ -57,7 +57,8 @@ fn home_seeds_hold_and_cover() {
             && coverage.repairs > 350
             && coverage.betweens > 300
             && coverage.lost_logs > 25
-            && coverage.failed > 15,
+            && coverage.failed > 15
+            && coverage.holds > 150,
         "{coverage}"
     );
 }
@@ -204,4 +205,14 @@ fn home_plant_of_a_flush_that_nobody_asked_for_is_caught() {
         Plant::FlushOfNobody,
         &["tier-state", "between-unsaid", "between-shown"],
     );
+}
+
+#[test]
+fn home_plant_of_a_snapshot_before_its_tier_is_caught() {
+    assert_caught(Plant::HeldBeforeTier, &["held-state"]);
+}
+
+#[test]
+fn home_plant_of_a_tier_beside_a_snapshot_is_caught() {
+    assert_caught(Plant::HeldAndWritten, &["held-changed"]);
 }

@@ -32,6 +32,7 @@
 //! 6. No byte that does not match its checksum is returned or written to the backend.
 //! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number, however much is
 //!    discarded or tiered out at once.
+//! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
@@ -60,8 +61,8 @@ use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
 use sums::Sums;
-use tier::Tier;
 pub use tier::TierState;
+use tier::{Hold, Tier};
 
 /// What the home of a volume is.
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +205,12 @@ pub enum Event {
     Completed(Completion),
     /// Tier everything out that is dirty, as of a moment that is still to come. Goes on until it is done.
     Tier,
-    /// Stop tiering out. What the backend was given so far stays there.
+    /// The same, and then the backend stays as it is ([`TierState::Held`]) until [`Event::Release`]: no
+    /// other tier begins. A tier that is under way does not count, since its moment was before.
+    TierAndHold,
+    /// The backend need not stay as it is any more, nor be held once a tier has ended.
+    Release,
+    /// Stop tiering out, and hold nothing. What the backend was given so far stays there.
     CancelTier,
     /// Compare what is here with its checksums, from a block on and as much as is read at once.
     Verify {
@@ -343,6 +349,11 @@ impl Home {
             Event::Submit { token, ask } => self.submit(token, ask, actions),
             Event::Completed(completion) => self.completed(completion, actions),
             Event::Tier => self.begin_tier(),
+            Event::TierAndHold => {
+                self.begin_tier();
+                self.tier.hold = Hold::Wanted;
+            }
+            Event::Release => self.tier.hold = Hold::No,
             Event::CancelTier => self.cancel_tier(),
             Event::Verify { token, block } => self.ask_to_verify(token, block),
         }
@@ -472,6 +483,7 @@ impl Home {
         }
         self.abandon_tier();
         self.tier.wanted = false;
+        self.tier.hold = Hold::No;
     }
 
     /// Change the state of blocks. A commit that is writing their page has what it was before.

@@ -8,6 +8,8 @@
 //!
 //! Of a tier that did not end, the backend may have anything: unless its flushes are atomic, the superblock
 //! says so until another one ends. Nothing that it copied became clean, so the next one copies all of it.
+//!
+//! A tier may be asked to hold the backend as it leaves it, for a snapshot of that. No other one begins then.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -45,6 +47,21 @@ pub enum TierState {
     Copying,
     /// Making it durable in the backend, and recording that.
     Finishing,
+    /// It has ended, and the backend stays as it has left it.
+    Held,
+}
+
+/// Whether the backend is to stay as a tier leaves it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Hold {
+    #[default]
+    No,
+    /// As the next tier leaves it that begins.
+    Wanted,
+    /// As the one leaves it that is under way.
+    Coming,
+    /// It does.
+    Held,
 }
 
 /// Where a tier is.
@@ -78,6 +95,7 @@ pub(super) struct Tier {
     /// Asked for again since its moment: another one follows.
     again: bool,
     phase: Phase,
+    pub hold: Hold,
     /// Blocks of its moment that are still to be read.
     pending: Blocks,
     /// Blocks that are still as they were at its moment.
@@ -108,6 +126,13 @@ impl Tier {
     pub fn rewritten(&mut self, blocks: Range<u64>) {
         self.unchanged.remove(blocks);
     }
+
+    /// The backend has the state of its moment.
+    fn ended(&mut self) {
+        if self.hold == Hold::Coming {
+            self.hold = Hold::Held;
+        }
+    }
 }
 
 impl Home {
@@ -130,6 +155,7 @@ impl Home {
         self.tier.wanted = false;
         self.tier.again = false;
         self.tier.retry_at = None;
+        self.tier.hold = Hold::No;
         if matches!(self.tier.phase, Phase::Recording | Phase::Copying) {
             self.abandon_tier();
         }
@@ -159,6 +185,9 @@ impl Home {
     fn tier_failed(&mut self, error: IoError) {
         self.abandon_tier();
         let tier = &mut self.tier;
+        if tier.hold == Hold::Coming {
+            tier.hold = Hold::Wanted;
+        }
         tier.trouble = Some(error);
         let pause = PAUSE_MIN.0 << tier.failures.min(10);
         tier.failures += 1;
@@ -182,6 +211,7 @@ impl Home {
             let tier = &mut self.tier;
             tier.phase = Phase::Idle;
             tier.wanted = core::mem::take(&mut tier.again);
+            tier.ended();
             self.status.tiers += 1;
         }
         if self.tier.phase == Phase::Idle {
@@ -214,7 +244,7 @@ impl Home {
         let tier = &self.tier;
         let is_flushed = !self.is_changed && self.commit.is_quiet();
         let is_free = tier.retry_at.is_none() && tier.copies.is_empty() && !tier.is_flushing;
-        if !tier.wanted || !is_free || !is_flushed {
+        if !tier.wanted || !is_free || !is_flushed || tier.hold == Hold::Held {
             return;
         }
         debug_assert!(!self.writes.iter().any(|write| write.is_begun));
@@ -227,9 +257,13 @@ impl Home {
         tier.cursor = 0;
         tier.unflushed_blocks = 0;
         tier.moved_at = self.now;
+        if tier.hold == Hold::Wanted {
+            tier.hold = Hold::Coming;
+        }
         if tier.total_blocks == 0 && !self.commit.is_between() {
             tier.wanted = false;
             tier.trouble = None;
+            tier.ended();
             self.status.tiers += 1;
             return;
         }
@@ -445,6 +479,7 @@ impl Home {
 
     pub(super) fn tier_state(&self) -> TierState {
         match self.tier.phase {
+            Phase::Idle if self.tier.hold == Hold::Held => TierState::Held,
             Phase::Idle if !self.tier.wanted => TierState::Idle,
             Phase::Idle if self.tier.retry_at.is_some() => TierState::Pausing,
             Phase::Idle => TierState::Waiting,
@@ -487,5 +522,10 @@ impl Home {
         );
         let copies = tier.copies.values().filter(|copy| !copy.is_orphan);
         debug_assert!(copies.count() == 0 || tier.phase == Phase::Copying);
+        let is_at_rest = tier.phase == Phase::Idle && tier.copies.is_empty() && !tier.is_flushing;
+        debug_assert!(
+            tier.hold != Hold::Held || is_at_rest,
+            "the backend is held while it is written"
+        );
     }
 }

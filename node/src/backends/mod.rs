@@ -683,11 +683,11 @@ impl Stack {
         self.backend.home()
     }
 
-    /// Tier everything out that is dirty, or stop that, if the volume is in storage mode.
-    pub fn tier(&mut self, now: Nanos, begin: bool, port: &mut Port<'_>) {
+    /// Tier out what is dirty, or stop that, if the volume is in storage mode.
+    pub fn tier(&mut self, now: Nanos, ask: home::Tiers, port: &mut Port<'_>) {
         self.call(port, |backend, port| {
             if let Some(home) = backend.home_mut() {
-                home.tier(now, begin, port);
+                home.tier(now, ask, port);
             }
         });
     }

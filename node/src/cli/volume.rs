@@ -137,15 +137,8 @@ pub(crate) struct Create {
     /// [default: a sparse file in the data directory]
     #[arg(long, value_name = "URL")]
     backend: Option<String>,
-    /// Who is the home of the data
-    #[arg(long, default_value = "cache")]
-    mode: Mode,
-    /// In storage mode: file or block device for the home [default: a file in the data directory]
-    #[arg(long, value_name = "PATH")]
-    store_path: Option<PathBuf>,
-    /// Take a block device for the home although it holds something
-    #[arg(long)]
-    store_overwrite: bool,
+    #[command(flatten)]
+    place: HomePlace,
     /// What the cache does with writes and reads [default: the node's `policy`]
     #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
     policy: Option<String>,
@@ -160,6 +153,32 @@ pub(crate) struct Create {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// In which mode a new volume is.
+#[derive(Args, Debug)]
+pub(crate) struct HomePlace {
+    /// Who is the home of the data
+    #[arg(long, default_value = "cache")]
+    mode: Mode,
+    /// In storage mode: file or block device for the home [default: a file in the data directory]
+    #[arg(long, value_name = "PATH")]
+    store_path: Option<PathBuf>,
+    /// Take a block device for the home although it holds something
+    #[arg(long)]
+    store_overwrite: bool,
+}
+
+impl HomePlace {
+    /// The request with that.
+    pub(crate) fn of(self, request: CreateVolume) -> Result<CreateVolume, Failure> {
+        Ok(CreateVolume {
+            mode: self.mode,
+            store_path: self.store_path.as_deref().map(absolute).transpose()?,
+            store_overwrite: self.store_overwrite,
+            ..request
+        })
+    }
 }
 
 /// How a new volume behaves, whatever it begins with.
@@ -487,13 +506,8 @@ pub(super) fn said<T: serde::Serialize>(
 async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let backend = arguments.backend.as_deref().map(absolute_backend);
     let bytes = arguments.size.map(|size| size.0);
-    let store_path = arguments.store_path.as_deref().map(absolute);
-    let mut request = CreateVolume {
-        mode: arguments.mode,
-        store_path: store_path.transpose()?,
-        store_overwrite: arguments.store_overwrite,
-        ..(arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?
-    };
+    let request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
+    let mut request = arguments.place.of(request)?;
     if let Some(policy) = arguments.policy {
         let policy = Value::Text(policy);
         request.settings.insert("policy".to_owned(), policy);

@@ -512,7 +512,8 @@ pub struct HomeCounters {
     pub clean_bytes: u64,
     /// Bytes that only the backend has, or nobody.
     pub absent_bytes: u64,
-    /// What tiering out is doing: `idle`, `waiting`, `pausing`, `copying` or `finishing`.
+    /// What tiering out is doing: `idle`, `waiting`, `pausing`, `copying`, `finishing`, or `held` while a snapshot is
+    /// made of what it has left.
     pub tier: String,
     /// Of a running one: bytes in all.
     pub tier_bytes: u64,

@@ -336,6 +336,7 @@ pub fn home(status: &hdcs_core::home::Status) -> HomeCounters {
         TierState::Pausing => "pausing",
         TierState::Copying => "copying",
         TierState::Finishing => "finishing",
+        TierState::Held => "held",
     };
     HomeCounters {
         dirty_bytes: status.dirty_bytes,

@@ -260,6 +260,15 @@ pub enum KeepFailure {
     /// Its backend has no snapshots.
     #[error("its backend has no snapshots")]
     Incapable,
+    /// In storage mode: the backend did not take what it was to keep.
+    #[error(
+        "its backend did not take all that is dirty ({0}): nothing was made, and the backend may be between two \
+         states; run `hdcs volume flush` until that has ended, then this again"
+    )]
+    Untiered(IoError),
+    /// In storage mode: the home is of no use until the volume is opened anew.
+    #[error("its home failed ({0}), so that nothing can be tiered out: nothing was made")]
+    HomeFailed(IoError),
     /// The backend refused.
     #[error(transparent)]
     Refused(#[from] SnapshotError),

@@ -7,25 +7,36 @@
 //!     └─────────┴── given up ───────┘
 //! ```
 //!
+//! In storage mode the backend lacks what the home has: that is tiered out between Drain and Asked.
+//!
+//! ```text
+//!  Tiers ─► Destage ─► Drain ─► Flush ─► Tier ─► Asked ─► …
+//! ```
+//!
 //! Invariants:
 //! 1. What is kept is an exact prefix of what was written through the log. The generation that ends a
 //!    destage of everything leaves nothing out and takes nothing from behind it; and nothing of the next
 //!    one reaches a backend that would show it before the state is kept ([`Served::holds`]).
 //! 2. Reads wait only until the backend was asked, writes until it has answered, and nothing for a copy.
 //! 3. A snapshot that was given up before the backend was asked has done nothing.
+//! 4. A home tiers out the state that Drain has left, and nothing else until the backend has answered. What
+//!    was held back goes on as soon as the home has that moment.
 //!
 //! [`Served::holds`]: super::served::Served::holds
 
 use hdcs_core::error::IoError;
+use hdcs_core::home::{Status, TierState};
 use hdcs_core::io::Done;
 use hdcs_core::volume::Event;
 
 use super::command::{Answer, KeepFailure};
 use super::control::{NOT_OPEN, tell};
-use super::served::{KeepStep, Keeping};
+use super::served::{KeepStep, Keeping, Served};
 use super::turn::KEEP_TOKEN;
 use super::works::Works;
-use crate::backends::{Ask, Keep, Operation};
+use crate::backends::home::Tiers;
+use crate::backends::{Ask, Keep, Operation, Port};
+use crate::device::ring::Owner;
 use crate::frontends::VolumeNumber;
 
 impl Works {
@@ -52,8 +63,13 @@ impl Works {
     /// A flush is cancelled, and with it a snapshot that has not come further than that.
     pub(super) fn cancel_destage_to_keep(&mut self, number: VolumeNumber) {
         let slot = self.open_slot(number).ok();
-        let keeping = slot.and_then(|slot| self.volumes.get(slot)?.keeping.as_ref());
-        if keeping.is_some_and(|keeping| keeping.step == KeepStep::Destage) {
+        let served = slot.and_then(|slot| self.volumes.get(slot));
+        let is_flushing = |served: &Served| match &served.keeping {
+            Some(keeping) if served.home().is_some() => keeping.step < KeepStep::Asked,
+            Some(keeping) => keeping.step == KeepStep::Destage,
+            None => false,
+        };
+        if served.is_some_and(is_flushing) {
             self.cancel_keeping(number);
         }
     }
@@ -78,18 +94,21 @@ impl Works {
             return;
         };
         let is_snapshot = matches!(keep, Keep::Snapshot { .. });
+        let has_home = served.home().is_some();
         served.keeping = Some(Keeping {
             keep,
-            step: if is_snapshot {
-                KeepStep::Destage
-            } else {
-                KeepStep::Asked
+            step: match is_snapshot {
+                true if has_home => KeepStep::Tiers,
+                true => KeepStep::Destage,
+                false => KeepStep::Asked,
             },
             given_up: None,
             answer,
         });
         if is_snapshot {
-            self.step(slot, Event::DestageAll);
+            if !has_home {
+                self.step(slot, Event::DestageAll);
+            }
             self.go_on_keeping(slot);
         } else {
             self.ask_to_keep(slot, keep);
@@ -113,9 +132,13 @@ impl Works {
         served.note_destaged(self.now);
         let is_atomic = served.backend.capabilities().atomic_flush;
         let is_drained = is_atomic || served.backend.under_way() == 0;
+        let home = served.home();
         let Some(keeping) = &mut served.keeping else {
             return;
         };
+        if let Some(home) = home {
+            return self.go_on_at_home(slot, home);
+        }
         if keeping.step == KeepStep::Drain && is_drained {
             keeping.step = KeepStep::Asked;
             let keep = keeping.keep;
@@ -125,11 +148,68 @@ impl Works {
         }
     }
 
+    /// The same in storage mode.
+    fn go_on_at_home(&mut self, slot: u32, home: Status) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let (under_way, tiering) = (served.backend.under_way(), served.tiering);
+        let Some(keeping) = &mut served.keeping else {
+            return;
+        };
+        match keeping.step {
+            KeepStep::Tiers => {
+                let is_over = home.tier == TierState::Idle;
+                if is_over && tiering.is_none_or(|tiering| !tiering.asked) {
+                    keeping.step = KeepStep::Destage;
+                    self.step(slot, Event::DestageAll);
+                }
+            }
+            KeepStep::Drain if under_way == 0 => {
+                keeping.step = KeepStep::Flush;
+                let (token, ask) = (KEEP_TOKEN, Ask::Flush);
+                let mut port = Port {
+                    ring: &mut self.ring,
+                    owner: Owner::Backend(slot),
+                    done: &mut self.completions,
+                };
+                // Whatever else is asked is held back.
+                let operation = Operation { token, ask };
+                served.backend.submit(self.now, operation, &mut port);
+                self.perform(slot);
+            }
+            KeepStep::Tier => match home.tier {
+                TierState::Waiting => {}
+                TierState::Copying | TierState::Finishing => self.release_held(slot),
+                TierState::Held => {
+                    keeping.step = KeepStep::Asked;
+                    let keep = keeping.keep;
+                    self.ask_to_keep(slot, keep);
+                    self.release_held(slot);
+                }
+                // It failed, and the next one would be of another moment.
+                TierState::Idle | TierState::Pausing => {
+                    let why = match (home.failed, home.tier_trouble) {
+                        (Some(error), _) => KeepFailure::HomeFailed(error),
+                        (None, trouble) => {
+                            KeepFailure::Untiered(trouble.unwrap_or(IoError::Failed))
+                        }
+                    };
+                    self.give_up_keeping(slot, why);
+                }
+            },
+            _ => {}
+        }
+    }
+
     /// Ask the backend again for what was held back.
     fn release_held(&mut self, slot: u32) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
+        if served.held.is_empty() {
+            return;
+        }
         for operation in std::mem::take(&mut served.held) {
             self.ask_backend(slot, operation);
         }
@@ -147,15 +227,42 @@ impl Works {
         let Some(keeping) = &mut served.keeping else {
             return;
         };
-        match keeping.step {
-            KeepStep::Destage | KeepStep::Drain => {
+        let step = keeping.step;
+        match step {
+            KeepStep::Tiers | KeepStep::Destage | KeepStep::Drain | KeepStep::Tier => {
                 if let Some(keeping) = served.keeping.take() {
                     tell(keeping.answer, Err(why));
                 }
+                if step == KeepStep::Tier {
+                    self.ask_home(slot, Tiers::Cancel);
+                }
                 self.release_held(slot);
             }
-            KeepStep::Asked | KeepStep::Copying => keeping.given_up = Some(why),
+            KeepStep::Flush | KeepStep::Asked | KeepStep::Copying => {
+                keeping.given_up = Some(why);
+            }
         }
+    }
+
+    /// The home has flushed what is to be tiered out, or not.
+    fn home_flushed(&mut self, slot: u32, result: Result<Done, IoError>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        if let Some(keeping) = &mut served.keeping
+            && keeping.given_up.is_none()
+            && result.is_ok()
+        {
+            keeping.step = KeepStep::Tier;
+            self.ask_home(slot, Tiers::BeginAndHold);
+            return self.go_on_keeping(slot);
+        }
+        if let Some(keeping) = served.keeping.take() {
+            let failed = result.err().map(KeepFailure::HomeFailed);
+            let why = keeping.given_up.or(failed);
+            tell(keeping.answer, Err(why.unwrap_or(KeepFailure::Cancelled)));
+        }
+        self.release_held(slot);
     }
 
     /// The backend has done it, or not.
@@ -164,15 +271,23 @@ impl Works {
             return;
         };
         let copies = served.backend.copying().is_some();
+        let has_home = served.home().is_some();
         let Some(keeping) = &mut served.keeping else {
             return;
         };
+        if keeping.step == KeepStep::Flush {
+            return self.home_flushed(slot, result);
+        }
+        let is_snapshot = matches!(keeping.keep, Keep::Snapshot { .. });
         if keeping.step == KeepStep::Asked && matches!(result, Ok(Done::Written)) && copies {
             keeping.step = KeepStep::Copying;
             if keeping.given_up.is_some()
                 && let Some(copying) = served.backend.copying()
             {
                 copying.cancel();
+            }
+            if has_home {
+                self.ask_home(slot, Tiers::Release);
             }
             self.release_held(slot);
             return self.ask_to_keep(slot, Keep::Complete);
@@ -185,6 +300,9 @@ impl Works {
                 (Err(error), None) => Err(error.into()),
             };
             tell(keeping.answer, result);
+        }
+        if has_home && is_snapshot {
+            self.ask_home(slot, Tiers::Release);
         }
         self.release_held(slot);
     }

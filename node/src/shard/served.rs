@@ -121,14 +121,20 @@ pub struct Resizing {
 }
 
 /// What a snapshot waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeepStep {
+    /// What is being tiered out already, of a moment before, is there (in storage mode).
+    Tiers,
     /// The backend has everything that was acknowledged before.
     Destage,
     /// Nothing is under way in the backend. What it has then is a state of one moment: destage has just
     /// brought it everything up to one write, and nothing of what follows. Not needed if its flushes are
     /// atomic, since what it keeps is what the last one left.
     Drain,
+    /// The home has flushed that, so that it is a moment to tier out (in storage mode).
+    Flush,
+    /// The home has tiered that moment out, and leaves the backend so (in storage mode).
+    Tier,
     /// The backend has kept the state, or done what else it was asked for.
     Asked,
     /// It has copied what it has kept.
@@ -219,9 +225,13 @@ impl Served {
         if let Some(keeping) = keeping.filter(|_| !is_atomic)
             && let Keep::Snapshot { .. } = keeping.keep
         {
+            let home = self.home();
             return match keeping.step {
-                KeepStep::Destage | KeepStep::Copying => false,
-                KeepStep::Drain => true,
+                KeepStep::Tiers | KeepStep::Destage | KeepStep::Copying => false,
+                KeepStep::Drain | KeepStep::Flush => true,
+                // Once the home has its moment, it copies before it writes.
+                KeepStep::Tier => home.is_some_and(|home| home.tier == TierState::Waiting),
+                KeepStep::Asked if home.is_some() => false,
                 KeepStep::Asked => matches!(
                     ask,
                     Ask::Write { .. } | Ask::Zero { .. } | Ask::Flush | Ask::Resize { .. }
@@ -317,7 +327,9 @@ impl Served {
             return stats;
         };
         stats.dirty_bytes += home.dirty_bytes;
-        if self.tiering.is_some() {
+        let keeping = self.keeping.as_ref();
+        let is_kept = keeping.is_some_and(|keeping| keeping.step < KeepStep::Asked);
+        if self.tiering.is_some() || is_kept {
             let left = match home.tier {
                 TierState::Copying | TierState::Finishing => home.tier_left_bytes,
                 _ => home.dirty_bytes + home.zero_bytes,

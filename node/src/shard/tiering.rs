@@ -8,6 +8,7 @@ use super::command::Answer;
 use super::served::Tiering;
 use super::works::Works;
 use crate::backends::Port;
+use crate::backends::home::Tiers;
 use crate::device::ring::Owner;
 use crate::frontends::VolumeNumber;
 
@@ -46,11 +47,11 @@ impl Works {
         };
         let cancelled = served.tiering.take_if(|tiering| !tiering.then_close);
         if cancelled.is_some() {
-            self.ask_home(slot, false);
+            self.ask_home(slot, Tiers::Cancel);
         }
     }
 
-    fn ask_home(&mut self, slot: u32, begin: bool) {
+    pub(super) fn ask_home(&mut self, slot: u32, ask: Tiers) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
@@ -59,7 +60,7 @@ impl Works {
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
-        served.backend.tier(self.now, begin, &mut port);
+        served.backend.tier(self.now, ask, &mut port);
         self.perform(slot);
     }
 
@@ -98,7 +99,7 @@ impl Works {
         if !tiering.asked {
             if stats.destage_all_remaining_bytes == 0 {
                 tiering.asked = true;
-                self.ask_home(slot, true);
+                self.ask_home(slot, Tiers::Begin);
             }
             return;
         }

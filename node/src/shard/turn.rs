@@ -36,7 +36,7 @@ use super::identity::{self, Identity};
 use super::jobs::Job;
 use super::readmission::{self, Readmission};
 use super::scrub::Scrub;
-use super::served::{Origin, Submitted};
+use super::served::{KeepStep, Origin, Submitted};
 use super::slots::Slots;
 use super::works::{SessionHost, Works};
 use crate::device::Errno;
@@ -596,7 +596,11 @@ impl Shard {
                 // What the backend has to do may wait for the end of a resize.
                 Phase::Closing => self.works.go_on_resizing(slot),
                 Phase::Open => {
-                    if served.keeping.is_some() {
+                    if let Some(keeping) = &served.keeping {
+                        let waits_for_tiers = keeping.step == KeepStep::Tiers;
+                        if waits_for_tiers {
+                            self.works.go_on_tiering(slot);
+                        }
                         self.works.go_on_keeping(slot);
                         continue;
                     }

@@ -9,6 +9,7 @@
 //! * [`world`] drives one home after another on one store, and checks every rule as things happen.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
+mod hold;
 pub mod plant;
 mod sums;
 pub mod world;
@@ -29,7 +30,7 @@ pub struct Options {
     pub plant: Option<Plant>,
     /// A short variant in which power is cut after so many steps (never if beyond its end).
     pub crash_at: Option<u64>,
-    /// Only homes without checksums, as seeds were run before there were any.
+    /// Only homes without checksums, and no snapshots, as seeds were run before there were any.
     pub without_sums: bool,
 }
 
@@ -62,6 +63,8 @@ pub struct Coverage {
     pub refused: u64,
     /// Openings after which the checksums were made anew.
     pub rebuilds: u64,
+    /// Backends that were held for a snapshot.
+    pub holds: u64,
     /// Whether the short variant's power was cut.
     pub cut: bool,
 }
@@ -82,6 +85,7 @@ impl Coverage {
         self.rots += other.rots;
         self.refused += other.refused;
         self.rebuilds += other.rebuilds;
+        self.holds += other.holds;
         self.cut |= other.cut;
     }
 }
@@ -92,7 +96,7 @@ impl fmt::Display for Coverage {
             f,
             "{} flushes, {} tiers ({} given up), {} waits for copies, {} fills, {} crashes, {} repairs, \
              {} times between, {} lost logs, {} failed stores, {} rotten sectors, {} reads refused, \
-             {} rebuilds of checksums",
+             {} rebuilds of checksums, {} backends held",
             self.flushes,
             self.tiers,
             self.tiers_given_up,
@@ -105,7 +109,8 @@ impl fmt::Display for Coverage {
             self.failed,
             self.rots,
             self.refused,
-            self.rebuilds
+            self.rebuilds,
+            self.holds
         )
     }
 }

@@ -35,6 +35,10 @@ pub enum Plant {
     /// A flush that no client has asked for makes a moment of the middle of a generation: what two tiers
     /// once did to each other.
     FlushOfNobody,
+    /// A snapshot is made of what the backend has when it is asked for.
+    HeldBeforeTier,
+    /// Another tier begins while a snapshot is made.
+    HeldAndWritten,
 }
 
 impl Plant {

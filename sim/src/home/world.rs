@@ -104,17 +104,18 @@ pub struct World {
     pub(super) next_write: WriteId,
     flushed: bool,
     /// States of flushes since the tier that was last done, that one's among them.
-    moments: Vec<Vec<Content>>,
+    pub(super) moments: Vec<Vec<Content>>,
     /// Where in them a tier that is wanted may be.
     moments_from: usize,
     /// Where it may be that was asked for last.
-    asked_from: usize,
+    pub(super) asked_from: usize,
     tiers: u64,
-    tier_wanted: bool,
+    pub(super) tier_wanted: bool,
     flush_every_blocks: u64,
     pub(super) faults: bool,
     pub(super) calm: bool,
     pub(super) sums: super::sums::Sums,
+    pub(super) holding: super::hold::Holding,
     /// The step at which the power goes.
     cut_at: Option<u64>,
     actions: Vec<Action>,
@@ -186,6 +187,7 @@ impl World {
             tier_wanted: false,
             calm: false,
             sums,
+            holding: super::hold::Holding::new(seed, options),
             cut_at: None,
             actions: Vec::new(),
             random,
@@ -332,6 +334,7 @@ impl World {
         }
         self.coverage.crashes += 1;
         self.sums.late.clear();
+        self.holding.forget();
         self.requests.clear();
         self.schedule.retain(|_| false);
         self.actions.clear();
@@ -400,21 +403,28 @@ impl World {
             2 => self.cancel_tier(),
             _ => {}
         }
+        self.hold_or_release()?;
         self.end_generation()
     }
 
     fn begin_tier(&mut self) {
         self.log_step("tier", [0; 4]);
+        self.note_tier();
+        self.event(Event::Tier);
+    }
+
+    /// A tier is asked for.
+    pub(super) fn note_tier(&mut self) {
         self.asked_from = self.moments.len() - 1;
         if !self.tier_wanted {
             self.moments_from = self.asked_from;
             self.tier_wanted = true;
         }
-        self.event(Event::Tier);
     }
 
     fn cancel_tier(&mut self) {
         self.log_step("cancel", [0; 4]);
+        self.holding.forget();
         self.event(Event::CancelTier);
         self.tier_wanted = self
             .home
@@ -614,6 +624,7 @@ impl World {
                 offset,
                 data,
             } => {
+                self.backend_is_changed()?;
                 let range = sectors(offset, data.len());
                 let contents = Self::decode(range, &data)?;
                 let planted = self.is_planted(Plant::NoCopyFirst).then_some(range);
@@ -625,12 +636,14 @@ impl World {
                 offset,
                 bytes,
             } => {
+                self.backend_is_changed()?;
                 let op = self
                     .backend
                     .submit_zero(sectors(offset, bytes as usize), true);
                 Happening::BackendWrite(token, op, None)
             }
             Action::BackendFlush { token } => {
+                self.backend_is_changed()?;
                 Happening::BackendFlush(token, self.backend.submit_flush())
             }
         };
@@ -863,10 +876,11 @@ impl World {
         }
         if status.tiers > self.tiers {
             self.tiers = status.tiers;
-            self.tier_wanted = status.tier != TierState::Idle;
+            self.tier_wanted = !matches!(status.tier, TierState::Idle | TierState::Held);
             self.coverage.tiers += 1;
             let found = self.check_backend("tier-state", self.moments_from)?;
             self.log_step("tiered", [found as u64, 0, 0, 0]);
+            self.may_be_held(status.tier, found)?;
             self.moments.drain(..found);
             self.asked_from = self.asked_from.saturating_sub(found);
             self.moments_from = self.asked_from;
@@ -875,10 +889,12 @@ impl World {
     }
 
     /// What the backend has durably is one of the states from a moment on; which.
-    fn check_backend(&self, rule: &'static str, from: usize) -> Result<usize, Violation> {
-        let durable: Vec<_> = (self.window.start..self.window.end())
-            .map(|sector| self.backend.durable(sector))
-            .collect();
+    pub(super) fn check_backend(
+        &self,
+        rule: &'static str,
+        from: usize,
+    ) -> Result<usize, Violation> {
+        let durable = self.backend_state();
         let found = self.moments.iter().rposition(|moment| *moment == durable);
         found.filter(|&found| found >= from).ok_or_else(|| {
             let last = &self.moments[self.moments.len() - 1];
@@ -892,6 +908,13 @@ impl World {
             );
             Violation::new(rule, why)
         })
+    }
+
+    /// What the backend has durably.
+    pub(super) fn backend_state(&self) -> Vec<Content> {
+        (self.window.start..self.window.end())
+            .map(|sector| self.backend.durable(sector))
+            .collect()
     }
 
     /// All is well: what is dirty gets to the backend; false if the home is gone.

@@ -4,6 +4,8 @@
 //! Invariants:
 //! 1. The store is locked while it is open, and belongs to the volume, as its superblock says.
 //! 2. It is as large as it will ever be when the volume is made: what was accepted never lacks room.
+//! 3. The backend is asked for a snapshot only while the home holds it as a tier has left it, and nothing else
+//!    is under way there.
 //!
 //! Failure: see [`hdcs_core::home`] and [`store`].
 
@@ -22,7 +24,7 @@ use hdcs_core::limits::{BLOCK_SECTORS, HOME_TIER_FLUSH_BYTES};
 
 use tokio::sync::oneshot;
 
-use super::{Ask, Backend, Capabilities, Operation, Port, Stack};
+use super::{Ask, Backend, Capabilities, Keep, Operation, Port, Stack};
 use crate::device::ring::Outcome;
 use store::Store;
 
@@ -30,11 +32,26 @@ use store::Store;
 const STORE: u64 = 1 << 63;
 /// Marks what is asked of the backend on behalf of a client alone.
 const PASSED_ON: u64 = 1 << 62;
+/// What is kept or forgotten, among what the backend is asked.
+const KEEP: Token = Token(STORE - 1);
 /// Operations under way at most.
 const IN_FLIGHT_MAX: usize = 256;
 
 /// Who waits for a piece that is compared with its checksums.
 pub type Verifying = oneshot::Sender<Result<Verified, String>>;
+
+/// What a home is asked about tiers: see [`Event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiers {
+    /// Tier out what is dirty.
+    Begin,
+    /// The same, and leave the backend as that leaves it.
+    BeginAndHold,
+    /// The backend need not stay so any more.
+    Release,
+    /// Stop tiering out.
+    Cancel,
+}
 
 /// See the module.
 pub struct HomeBackend {
@@ -43,6 +60,11 @@ pub struct HomeBackend {
     inner: Stack,
     /// What the backend has ended.
     ended: Vec<Completion>,
+    /// What is being kept or forgotten, for whom.
+    keeping: Option<Token>,
+    /// A snapshot that waits until nothing is under way in the backend, and what waits for it to begin.
+    unasked: Option<Keep>,
+    held: Vec<Operation>,
     actions: Vec<Action>,
     /// Who waits for what is being verified.
     verifying: BTreeMap<Token, Verifying>,
@@ -60,6 +82,9 @@ impl HomeBackend {
             file: store.opened.file,
             inner,
             ended: Vec::new(),
+            keeping: None,
+            unasked: None,
+            held: Vec::new(),
             actions: Vec::new(),
             verifying: BTreeMap::new(),
             next_verifying: 0,
@@ -71,12 +96,13 @@ impl HomeBackend {
         self.home.status()
     }
 
-    /// Tier everything out that is dirty, or stop that.
-    pub fn tier(&mut self, now: Nanos, begin: bool, port: &mut Port<'_>) {
-        let event = if begin {
-            Event::Tier
-        } else {
-            Event::CancelTier
+    /// Tier out what is dirty, or stop that.
+    pub fn tier(&mut self, now: Nanos, ask: Tiers, port: &mut Port<'_>) {
+        let event = match ask {
+            Tiers::Begin => Event::Tier,
+            Tiers::BeginAndHold => Event::TierAndHold,
+            Tiers::Release => Event::Release,
+            Tiers::Cancel => Event::CancelTier,
         };
         self.step(now, event, port);
     }
@@ -96,17 +122,49 @@ impl HomeBackend {
 
     /// Perform what the machine wants, until nothing of that ends at once.
     fn go_on(&mut self, now: Nanos, port: &mut Port<'_>) {
+        self.begin_keeping(now, port);
         while !self.actions.is_empty() || !self.ended.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 self.perform(now, action, port);
             }
             for Completion { token, result } in std::mem::take(&mut self.ended) {
+                if token == KEEP {
+                    let token = self.keeping.take().expect("it was asked");
+                    port.end(token, result);
+                    continue;
+                }
                 if token.0 & PASSED_ON != 0 {
                     port.end(Token(token.0 & !PASSED_ON), result);
                     continue;
                 }
                 let event = Event::Completed(Completion { token, result });
                 self.home.step(now, event, &mut self.actions);
+            }
+            self.begin_keeping(now, port);
+        }
+    }
+
+    /// Keep or forget something for a shard.
+    fn keep(&mut self, now: Nanos, token: Token, keep: Keep, port: &mut Port<'_>) {
+        self.keeping = Some(token);
+        if let Keep::Snapshot { .. } = keep {
+            self.unasked = Some(keep);
+        } else {
+            let ask = Ask::Keep(keep);
+            self.ask(now, Operation { token: KEEP, ask }, port);
+        }
+        self.go_on(now, port);
+    }
+
+    /// Ask for the snapshot that waits, once nothing else is under way; then go on with what waits for it,
+    /// which only reads.
+    fn begin_keeping(&mut self, now: Nanos, port: &mut Port<'_>) {
+        let inner = &self.inner;
+        if let Some(keep) = self.unasked.take_if(|_| inner.under_way() == 0) {
+            let ask = Ask::Keep(keep);
+            self.ask(now, Operation { token: KEEP, ask }, port);
+            for operation in std::mem::take(&mut self.held) {
+                self.ask(now, operation, port);
             }
         }
     }
@@ -172,6 +230,9 @@ impl HomeBackend {
     }
 
     fn ask(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        if self.unasked.is_some() {
+            return self.held.push(operation);
+        }
         let mut port = Port {
             ring: &mut *port.ring,
             owner: port.owner,
@@ -215,8 +276,9 @@ impl Backend for HomeBackend {
                 self.extents(now, token, range, port);
                 return self.go_on(now, port);
             }
-            // The control plane refuses both with a reason.
-            Ask::Resize { .. } | Ask::Keep(_) => return port.end(token, Err(IoError::Failed)),
+            Ask::Keep(keep) => return self.keep(now, token, keep, port),
+            // The control plane refuses it with a reason.
+            Ask::Resize { .. } => return port.end(token, Err(IoError::Failed)),
         };
         self.step(now, Event::Submit { token, ask }, port);
     }
@@ -259,6 +321,7 @@ impl Backend for HomeBackend {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             extents: true,
+            snapshots: self.inner.capabilities().snapshots,
             in_flight_max: IN_FLIGHT_MAX,
             ..Capabilities::default()
         }

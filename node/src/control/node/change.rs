@@ -133,7 +133,7 @@ impl Node {
         name: &str,
         number: VolumeNumber,
     ) -> Result<(), ApiError> {
-        let mut least = u64::MAX;
+        let (mut least, mut tiered) = (u64::MAX, 0);
         let mut moved_at = Instant::now();
         loop {
             let report = report(&*self.path).await?;
@@ -149,8 +149,10 @@ impl Node {
                 self.cancel_flush(name).await?;
                 return Err(failed(format!("volume {name}: {why}")));
             }
-            if remaining < least {
-                least = remaining;
+            // A tier that is under way moves also while more becomes dirty.
+            let has_tiered = volume.home.map_or(0, |home| home.tiered_bytes);
+            if remaining < least || has_tiered != tiered {
+                (least, tiered) = (least.min(remaining), has_tiered);
                 moved_at = Instant::now();
             } else if moved_at.elapsed() > STALL_TIME_MAX {
                 self.cancel_flush(name).await?;

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. A snapshot holds everything that was acknowledged before it was asked for: the shard destages
-//!    that first, and asks the backend behind it.
+//!    that first, in storage mode tiers it out, and asks the backend behind it.
 //! 2. A snapshot that a clone begins with is not deleted, nor is a volume that has snapshots or
 //!    clones, unless its data is kept. That is for people: the backend itself keeps what clones need.
 //! 3. A clone is deleted by saying so at its place before its parent may free anything; if the place
@@ -159,12 +159,6 @@ impl Node {
     /// The same for somebody who asks for snapshots.
     async fn kept_or_refuse(&self, entry: &Entry) -> Result<Looked, ApiError> {
         let name = &entry.name;
-        if entry.home.is_some() {
-            return Err(invalid(format!(
-                "volume {name}: it is in storage mode, which has no snapshots: what its home holds is on no \
-                 backend; `hdcs volume export {name} FILE` copies it"
-            )));
-        }
         let kept = self.kept(entry).await.map_err(|error| {
             let kind = if error.is_unreachable() {
                 ErrorKind::Unavailable
