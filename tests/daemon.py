@@ -180,6 +180,19 @@ class Daemon:
     def volume(self, name):
         return self.json("volume", "show", name)
 
+    def cache(self):
+        """The node's read cache."""
+        return self.json("status")["cache"]
+
+    def online(self):
+        """The same, once a start has read what the cache's device holds."""
+        self.until(lambda: self.cache()["ssd_state"] == "online")
+        return self.cache()
+
+    def log_of(self, name):
+        """The file of a volume's write log."""
+        return self.data / "volumes" / name / "log"
+
     def nbd(self, name):
         """A connected NBD client."""
         client = nbd.NBD()
@@ -199,6 +212,13 @@ class Daemon:
         data = client.pread(size, offset)
         client.shutdown()
         return bytes(data)
+
+    def read_all(self, name, size):
+        """The whole volume, in pieces that leave the cache time to write what it fills."""
+        client = self.nbd(name)
+        data = b"".join(bytes(client.pread(1 << 18, at)) for at in range(0, size, 1 << 18))
+        client.shutdown()
+        return data
 
 
 def samples(page):

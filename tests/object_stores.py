@@ -48,6 +48,9 @@ def script(name, *arguments, timeout=UP_SECONDS):
 class Home:
     """A directory with a short path, since unix sockets are in it."""
 
+    # What a snapshot or clone there has to be told: nothing, since it copies nothing.
+    copy = ()
+
     def __init__(self, name):
         self.directory = Path(tempfile.mkdtemp(prefix=f"hdcs-{name}-", dir="/tmp"))
         self.port = free_ports(PORTS)
@@ -202,40 +205,53 @@ class Model:
             assert bytes(client.pread(len(expected), offset)) == expected, f"at {offset}"
 
 
-class Load(threading.Thread):
-    """Writes blocks until it is told to stop, and knows what it wrote. It rests after every fiftieth, for a
-    log that has to last."""
+class Worker(threading.Thread):
+    """A client that does one `round` after another until it is told to stop."""
 
-    def __init__(self, daemon, name, size, seed, lengths=(BLOCK, 65536), rest_seconds=0):
+    def __init__(self, daemon, name):
         super().__init__(daemon=True)
         self.client = daemon.nbd(name)
-        self.lengths = lengths
-        self.rest_seconds = rest_seconds
-        self.rounds = 0
-        self.model = Model(seed, size)
         self.enough = threading.Event()
         self.failure = None
 
     def run(self):
         try:
             while not self.enough.is_set():
-                self.model.write(self.client, 50, self.lengths)
-                offset, length = self.model.last
-                expected = self.model.image[offset : offset + length]
-                assert bytes(self.client.pread(length, offset)) == expected
-                self.rounds += 1
-                self.enough.wait(self.rest_seconds)
+                self.round()
         except Exception as error:  # noqa: BLE001 - whatever it was, the test fails with it
             self.failure = error
 
     def end(self):
-        """Stop; what the volume holds now."""
+        """Stop; whatever failed is raised."""
         self.enough.set()
         self.join(THREAD_SECONDS)
         assert not self.is_alive(), "a request never ended"
         if self.failure:
             raise self.failure
         self.client.shutdown()
+
+
+class Load(Worker):
+    """Writes blocks, and knows what it wrote. It rests after every fiftieth, for a log that has to last."""
+
+    def __init__(self, daemon, name, size, seed, lengths=(BLOCK, 65536), rest_seconds=0):
+        super().__init__(daemon, name)
+        self.lengths = lengths
+        self.rest_seconds = rest_seconds
+        self.rounds = 0
+        self.model = Model(seed, size)
+
+    def round(self):
+        self.model.write(self.client, 50, self.lengths)
+        offset, length = self.model.last
+        expected = self.model.image[offset : offset + length]
+        assert bytes(self.client.pread(length, offset)) == expected
+        self.rounds += 1
+        self.enough.wait(self.rest_seconds)
+
+    def end(self):
+        """Stop; what the volume holds now."""
+        super().end()
         return self.model
 
 

@@ -1,13 +1,61 @@
-"""What holds for snapshots and clones of plain images, whatever keeps them: a place has `url(name)`, the
-words `copy` that its commands need, and `export(name)`, which reads an image without HDCS."""
+"""What holds for snapshots and clones, whatever keeps them: a place has `url(name)` and the words `copy` that its
+commands need. That of plain images has `export(name)`, too, which reads one without HDCS."""
 
 import random
 import threading
 
 from daemon import DIRTY, MIB, Daemon, refused
-from object_stores import BLOCK, EAGER, THREAD_SECONDS, Model, counters
-from test_clones_s3 import CONFIG as SHARING, SIZE, boot, image, read_all
-from test_snapshots_s3 import SMALL, Journal, check, copy_of, snapshots
+from object_stores import BLOCK, EAGER, THREAD_SECONDS, Model, Worker, counters
+from test_clones_s3 import CONFIG as SHARING, SIZE, boot, image
+
+SMALL = {"log_size_mib": 16}
+# What the volume has that is snapshotted while its daemon is killed.
+KILLED_BLOCKS = 64
+
+
+def snapshots(daemon, name="v"):
+    return daemon.json("volume", "snapshot", name, "--list")["snapshots"]
+
+
+def check(daemon, name, model):
+    client = daemon.nbd(name)
+    model.check(client)
+    client.shutdown()
+
+
+def copy_of(model, seed):
+    copied = Model(seed, len(model.image))
+    copied.image[:] = model.image
+    return copied
+
+
+class Journal(Worker):
+    """Writes its number of the write into one random block after another, on one connection and one at a
+    time: so a volume that holds a prefix of this can be told from one that does not."""
+
+    def __init__(self, daemon, name, blocks, seed):
+        super().__init__(daemon, name)
+        self.rng = random.Random(seed)
+        self.blocks = blocks
+        self.written = []
+
+    def round(self):
+        block = self.rng.randrange(self.blocks)
+        number = len(self.written) + 1
+        self.client.pwrite(number.to_bytes(8, "little") * (BLOCK // 8), block * BLOCK)
+        self.written.append(block)
+        if number % 100 == 0:
+            self.client.flush()
+
+    def check_prefix(self, client, least):
+        """What the client reads is all that was written up to some write, which is not before `least`."""
+        found = [int.from_bytes(client.pread(BLOCK, block * BLOCK)[:8], "little") for block in range(self.blocks)]
+        upto = max(found)
+        assert upto >= least, f"write {least} was acknowledged before, {upto} is the last one there"
+        expected = [0] * self.blocks
+        for number, block in enumerate(self.written[:upto], 1):
+            expected[block] = number
+        assert found == expected
 
 
 def snapshot(daemon, place, name, snap):
@@ -18,29 +66,36 @@ def clone(daemon, place, source, name, where):
     return daemon.json("volume", "clone", source, name, "--backend", place.url(where), *place.copy)
 
 
-def holds_what_was_acknowledged(place, tmp_path, *options):
-    """A snapshot holds what was acknowledged before it, a clone begins with it, and each goes its own way."""
+def go_apart(daemon, place, *options):
+    """Make a dirty volume `v`, a snapshot `monday` of it and a clone `c` of that, each of which goes its own way;
+    what was made, and models of the snapshot, the volume and the clone."""
     size = 24 * MIB
     before = Model(1, size)
+    daemon.create("v", "--backend", place.url("first"), *DIRTY, *options, size="24M")
+    client = daemon.nbd("v")
+    before.write(client, 150)
+    assert counters(daemon)["dirty_bytes"] > 0
+    made = snapshot(daemon, place, "v", "monday")
+    assert made["name"] == "monday" and made["made_ms"] > 1_700_000_000_000
+    after = copy_of(before, 2)
+    after.write(client, 100)
+    volume = clone(daemon, place, "v@monday", "c", "first-clone")
+    assert volume["bytes"] == size
+    check(daemon, "c", before)
+    apart = copy_of(before, 3)
+    other = daemon.nbd("c")
+    apart.write(other, 100)
+    daemon.ok("volume", "flush", "c")
+    after.check(client)
+    other.shutdown()
+    client.shutdown()
+    return made, before, after, apart
+
+
+def holds_what_was_acknowledged(place, tmp_path, *options):
+    """A snapshot holds what was acknowledged before it, a clone begins with it, and each goes its own way."""
     with Daemon(tmp_path, SMALL) as daemon:
-        daemon.create("v", "--backend", place.url("first"), *DIRTY, *options, size="24M")
-        client = daemon.nbd("v")
-        before.write(client, 150)
-        assert counters(daemon)["dirty_bytes"] > 0
-        made = snapshot(daemon, place, "v", "monday")
-        assert made["name"] == "monday" and made["made_ms"] > 1_700_000_000_000
-        after = copy_of(before, 2)
-        after.write(client, 100)
-        volume = clone(daemon, place, "v@monday", "c", "first-clone")
-        assert volume["bytes"] == size
-        check(daemon, "c", before)
-        apart = copy_of(before, 3)
-        other = daemon.nbd("c")
-        apart.write(other, 100)
-        daemon.ok("volume", "flush", "c")
-        after.check(client)
-        other.shutdown()
-        client.shutdown()
+        made, before, after, apart = go_apart(daemon, place, *options)
         (kept,) = snapshots(daemon)
         assert kept["name"] == "monday" and abs(kept["made_ms"] - made["made_ms"]) < 60_000
         assert "monday" in daemon.ok("volume", "snapshot", "v", "--list")
@@ -65,10 +120,10 @@ def holds_what_was_acknowledged(place, tmp_path, *options):
     assert place.export_snapshot("first", "monday") == bytes(before.image)
 
 
-def under_load_is_a_prefix(place, tmp_path, *options):
+def under_load_is_a_prefix(place, tmp_path, *options, where="load"):
     blocks = 512
     with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
-        daemon.create("v", "--backend", place.url("load"), *options, size="16M")
+        daemon.create("v", "--backend", place.url(where), *options, size="16M")
         journal = Journal(daemon, "v", blocks, 5)
         journal.start()
         least = []
@@ -78,68 +133,78 @@ def under_load_is_a_prefix(place, tmp_path, *options):
             daemon.ok("volume", "snapshot", "v", f"s{number}", *place.copy)
         journal.end()
         for number in range(5):
-            clone(daemon, place, f"v@s{number}", f"c{number}", f"load-{number}")
+            clone(daemon, place, f"v@s{number}", f"c{number}", f"{where}-{number}")
             client = daemon.nbd(f"c{number}")
             journal.check_prefix(client, least[number])
             client.shutdown()
         daemon.stop()
 
 
-def survives_kills(place, tmp_path, *options):
-    """Each snapshot is made of a volume whose blocks all say which one it is. Whatever the daemon was killed
-    in, those that are there hold that."""
+def content_of(number):
+    """What a volume has when the snapshot of that number is made of it."""
+    return number.to_bytes(8, "little") * (BLOCK // 8 * KILLED_BLOCKS)
+
+
+def taken_under_kills(daemon, place, where, then, *options):
+    """Make a volume `v` and snapshots `s1`, `s2` and so on of it, whose blocks all say which one it is, and kill the
+    daemon meanwhile, four times; the numbers of those that were made for certain. `then` follows each of them."""
     rng = random.Random(11)
-    blocks = 64
-    whole = lambda number: number.to_bytes(8, "little") * (BLOCK // 8 * blocks)  # noqa: E731
     sure, number = set(), 0
+    daemon.create("v", "--backend", place.url(where), "--persist", "on-write", *options, size="16M")
+    for _ in range(4):
+        enough = threading.Event()
+        seen = []
+
+        def work():
+            nonlocal number
+            while not enough.is_set():
+                number += 1
+                try:
+                    client = daemon.nbd("v")
+                    client.pwrite(content_of(number), 0)
+                    client.shutdown()
+                except Exception:  # noqa: BLE001 - the daemon was killed
+                    return
+                if daemon.cli("volume", "snapshot", "v", f"s{number}", *place.copy).returncode != 0:
+                    return
+                seen.append(number)
+                then(number)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        daemon.until(lambda: len(seen) >= 2)
+        enough.wait(rng.random() / 3)
+        daemon.kill()
+        enough.set()
+        worker.join(THREAD_SECONDS)
+        assert not worker.is_alive()
+        sure.update(seen)
+        daemon.start()
+        daemon.until(lambda: all(v["phase"] == "open" for v in daemon.json("volume", "list")))
+    return sure
+
+
+def survives_kills(place, tmp_path, *options):
+    """Whatever the daemon was killed in, the snapshots and clones that are there hold what they are of."""
     with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
-        daemon.create("v", "--backend", place.url("killed"), "--persist", "on-write", *options, size="16M")
-        for turn in range(4):
-            enough = threading.Event()
-            seen = []
+        def clone_it(number):
+            url = place.url(f"killed-{number}")
+            daemon.cli("volume", "clone", f"v@s{number}", f"k{number}", "--backend", url, *place.copy)
 
-            def work():
-                nonlocal number
-                while not enough.is_set():
-                    number += 1
-                    try:
-                        client = daemon.nbd("v")
-                        client.pwrite(whole(number), 0)
-                        client.shutdown()
-                    except Exception:  # noqa: BLE001 - the daemon was killed
-                        return
-                    done = daemon.cli("volume", "snapshot", "v", f"s{number}", *place.copy)
-                    if done.returncode != 0:
-                        return
-                    seen.append(number)
-                    where = f"killed-{number}"
-                    daemon.cli("volume", "clone", f"v@s{number}", f"k{number}", "--backend", place.url(where),
-                               *place.copy)
-
-            worker = threading.Thread(target=work, daemon=True)
-            worker.start()
-            daemon.until(lambda: len(seen) >= 2)
-            enough.wait(rng.random() / 3)
-            daemon.kill()
-            enough.set()
-            worker.join(THREAD_SECONDS)
-            assert not worker.is_alive()
-            sure.update(seen)
-            daemon.start()
-            daemon.until(lambda: all(v["phase"] == "open" for v in daemon.json("volume", "list")))
+        sure = taken_under_kills(daemon, place, "killed", clone_it, *options)
         there = [int(one["name"][1:]) for one in snapshots(daemon)]
         assert sure <= set(there) and len(there) == len(set(there))
         for one in there:
-            assert place.export_snapshot("killed", f"s{one}")[: blocks * BLOCK] == whole(one), f"snapshot {one}"
+            assert place.export_snapshot("killed", f"s{one}").startswith(content_of(one)), f"snapshot {one}"
         for volume in daemon.json("volume", "list"):
             if volume["name"] != "v":
-                data = daemon.read(volume["name"], blocks * BLOCK)
-                assert data == whole(int(volume["name"][1:])), volume["name"]
+                data = daemon.read(volume["name"], KILLED_BLOCKS * BLOCK)
+                assert data == content_of(int(volume["name"][1:])), volume["name"]
         assert place.leftovers("killed") == []
         # What a clone that did not end has left is in the way, and says so, or is gone.
         for one in there[-3:]:
             clone(daemon, place, f"v@s{one}", f"a{one}", f"again-{one}")
-            assert daemon.read(f"a{one}", blocks * BLOCK) == whole(one)
+            assert daemon.read(f"a{one}", KILLED_BLOCKS * BLOCK) == content_of(one)
         daemon.stop()
 
 
@@ -147,7 +212,6 @@ def second_boot_reads_the_cache(place, tmp_path):
     """Of two clones of one image the second one finds what the first one has read; the cache holds it once."""
     tree, data = image(tmp_path)
     rng = random.Random(4)
-    cache = lambda daemon: daemon.json("status")["cache"]  # noqa: E731
     with Daemon(tmp_path, SHARING) as daemon:
         daemon.create("v", "--backend", place.url("boot"), size=str(SIZE))
         client = daemon.nbd("v")
@@ -161,10 +225,10 @@ def second_boot_reads_the_cache(place, tmp_path):
             assert counters(daemon, name)["inherited_bytes"] == SIZE
         boot(daemon, "a", tree, tmp_path)
         assert counters(daemon, "a")["miss_blocks"] > 0
-        lines = cache(daemon)["filled_lines"]
+        lines = daemon.cache()["filled_lines"]
         boot(daemon, "b", tree, tmp_path)
         assert counters(daemon, "b")["miss_blocks"] == 0
-        assert cache(daemon)["filled_lines"] == lines, "nothing was cached again"
+        assert daemon.cache()["filled_lines"] == lines, "nothing was cached again"
         # What they write is their own, also after a restart, which knows what they still share.
         models = {name: Model(ord(name), SIZE) for name in "abc"}
         for name, model in models.items():
@@ -193,10 +257,10 @@ def second_boot_reads_the_cache(place, tmp_path):
             check(daemon, name, model)
         assert 0 < counters(daemon, "a")["inherited_bytes"] < SIZE
         assert counters(daemon, "c")["inherited_bytes"] == SIZE
-        daemon.until(lambda: cache(daemon)["ssd_state"] == "online")
-        assert read_all(daemon, "c") == data
+        daemon.online()
+        assert daemon.read_all("c", SIZE) == data
         before = counters(daemon, "c")["miss_blocks"]
-        assert read_all(daemon, "c") == data
+        assert daemon.read_all("c", SIZE) == data
         assert counters(daemon, "c")["miss_blocks"] == before
         daemon.stop()
 

@@ -27,24 +27,10 @@ def reads(daemon, name="v"):
     return {tier: counters[f"{tier}_blocks"] for tier in ("log_hit", "dram_hit", "ssd_hit", "miss")}
 
 
-def online(daemon):
-    """The node's cache, once a start has read what its device holds."""
-    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
-    return daemon.json("status")["cache"]
-
-
 def metrics(daemon):
     status, page = daemon.api("GET", "/metrics")
     assert status == 200
     return samples(page)
-
-
-def read_all(daemon, size, name="v"):
-    """The whole volume, in pieces that leave the cache time to write what it fills."""
-    client = daemon.nbd(name)
-    data = b"".join(bytes(client.pread(1 << 18, at)) for at in range(0, size, 1 << 18))
-    client.shutdown()
-    return data
 
 
 def made(daemon, size, seed, *arguments):
@@ -60,14 +46,14 @@ def made(daemon, size, seed, *arguments):
 def test_cache_serves_what_dram_cannot_hold_from_the_ssd(tmp_path):
     with Daemon(tmp_path, CONFIG) as daemon:
         data = made(daemon, SIZE, 1)
-        dram_bytes = daemon.json("status")["cache"]["dram_bytes"]
+        dram_bytes = daemon.cache()["dram_bytes"]
         assert dram_bytes < SIZE
-        assert read_all(daemon, SIZE) == data
+        assert daemon.read_all("v", SIZE) == data
         first = reads(daemon)
         assert first["miss"] == SIZE // BLOCK
         # What a slow device made the cache refuse.
         daemon.ok("volume", "promote", "v")
-        assert read_all(daemon, SIZE) == data
+        assert daemon.read_all("v", SIZE) == data
         second = reads(daemon)
         from_ssd = second["ssd_hit"] - first["ssd_hit"]
         # DRAM has its share; the rest comes from the SSD.
@@ -84,16 +70,16 @@ def test_cache_is_warm_after_a_restart(tmp_path, end):
     size = 16 * MIB
     with Daemon(tmp_path, CONFIG) as daemon:
         data = made(daemon, size, 2)
-        read_all(daemon, size)
+        daemon.read_all("v", size)
         getattr(daemon, end)()
         cached = json.loads(hdcs("inspect", daemon.data / "cache", "--json").stdout)["cache"]
         # A crash loses the two segments that were being filled, nothing else.
         assert cached["cached_bytes"] >= size * 0.6, cached
         daemon.start()
         # What was under way at a kill may reach the device after that was looked at.
-        warm = online(daemon)["warm_lines"]
+        warm = daemon.online()["warm_lines"]
         assert warm == cached["lines"] or end == "kill" and warm > cached["lines"]
-        assert read_all(daemon, size) == data
+        assert daemon.read_all("v", size) == data
         found = reads(daemon)
         assert found["miss"] <= (size - cached["cached_bytes"]) / BLOCK, found
         assert found["ssd_hit"] >= cached["cached_bytes"] / BLOCK * 0.9, found
@@ -107,7 +93,7 @@ def test_cache_is_never_stale_after_kills(tmp_path):
         model = made(daemon, size, 3)
         warm = stale = 0
         for _ in range(12):
-            assert read_all(daemon, size) == model
+            assert daemon.read_all("v", size) == model
             client = daemon.nbd("v")
             for _ in range(rng.randrange(1, 120)):
                 data = rng.randbytes(rng.randrange(1, 17) * BLOCK)
@@ -126,10 +112,10 @@ def test_cache_is_never_stale_after_kills(tmp_path):
                 done = hdcs("check", daemon.data)
                 assert done.returncode == 0, done.stdout
             daemon.start()
-            cache = online(daemon)
+            cache = daemon.online()
             warm += cache["warm_lines"]
             stale += cache["corrupt_blocks"]
-        assert read_all(daemon, size) == model
+        assert daemon.read_all("v", size) == model
         assert warm > 0, "no restart was warm: nothing was tested"
         assert stale == 0
         assert reads(daemon)["miss"] < size // BLOCK
@@ -140,7 +126,7 @@ def test_cache_damage_is_counted_and_never_served(tmp_path):
     rng = random.Random(4)
     with Daemon(tmp_path, CONFIG) as daemon:
         data = made(daemon, size, 4)
-        read_all(daemon, size)
+        daemon.read_all("v", size)
         path = daemon.data / "cache"
         for _ in range(3):
             daemon.stop()
@@ -154,17 +140,17 @@ def test_cache_damage_is_counted_and_never_served(tmp_path):
             path.write_bytes(content)
             assert hdcs("check", path).returncode == 1
             daemon.start()
-            online(daemon)
-            assert read_all(daemon, size) == data
+            daemon.online()
+            assert daemon.read_all("v", size) == data
             counters = daemon.volume("v")["counters"]
             assert counters["cache_corrupt_blocks"] > 0
             found = metrics(daemon)
             name = 'hdcs_volume_corrupt_blocks_total{volume="v",place="cache"}'
             assert found[name] == counters["cache_corrupt_blocks"]
-            assert daemon.json("status")["cache"]["corrupt_blocks"] > 0
+            assert daemon.cache()["corrupt_blocks"] > 0
             assert counters["errors"] == 0
             # What was bad is good again.
-            assert read_all(daemon, size) == data
+            assert daemon.read_all("v", size) == data
 
 
 def test_cache_of_another_node_is_discarded(tmp_path):
@@ -177,22 +163,22 @@ def test_cache_of_another_node_is_discarded(tmp_path):
     for daemon, seed in zip(daemons, (5, 6)):
         with daemon:
             contents.append(made(daemon, size, seed))
-            read_all(daemon, size)
+            daemon.read_all("v", size)
             daemon.stop()
     one, other = daemons
     (other.data / "cache").write_bytes((one.data / "cache").read_bytes())
     done = hdcs("check", other.data)
     assert done.returncode == 0 and "nothing in it counts" in done.stdout, done.stdout
     with other:
-        assert online(other)["warm_lines"] == 0
-        assert read_all(other, size) == contents[1]
+        assert other.online()["warm_lines"] == 0
+        assert other.read_all("v", size) == contents[1]
         found = reads(other)
         assert found["miss"] == size // BLOCK and found["ssd_hit"] == 0, found
         other.stop()
         # From then on it is this node's.
         other.start()
-        assert online(other)["warm_lines"] > 0
-        assert read_all(other, size) == contents[1]
+        assert other.online()["warm_lines"] > 0
+        assert other.read_all("v", size) == contents[1]
 
 
 def test_cache_that_is_gone_or_cut_short_starts_cold_and_says_so(tmp_path):
@@ -207,7 +193,7 @@ def test_cache_that_is_gone_or_cut_short_starts_cold_and_says_so(tmp_path):
             (100, "has 100 bytes instead"),
             (5 * MIB + 3, "bytes instead"),
         ):
-            read_all(daemon, size)
+            daemon.read_all("v", size)
             daemon.stop()
             assert path.stat().st_size == whole
             if bytes_left is None:
@@ -219,8 +205,8 @@ def test_cache_that_is_gone_or_cut_short_starts_cold_and_says_so(tmp_path):
             daemon.start()
             lines = daemon.log()[before:].splitlines()
             assert any(says in line and "starts cold" in line for line in lines), lines
-            assert online(daemon)["warm_lines"] == 0
-            assert read_all(daemon, size) == data
+            assert daemon.online()["warm_lines"] == 0
+            assert daemon.read_all("v", size) == data
             assert reads(daemon)["miss"] == size // BLOCK
 
 
@@ -228,13 +214,13 @@ def test_cache_place_with_rot_in_its_magic_is_still_ours_and_another_file_is_not
     size = 4 * MIB
     with Daemon(tmp_path, CONFIG) as daemon:
         data = made(daemon, size, 8)
-        read_all(daemon, size)
+        daemon.read_all("v", size)
         daemon.stop()
         path = daemon.data / "cache"
         with open(path, "r+b") as cache:
             cache.write(b"h")
         daemon.start()
-        assert read_all(daemon, size) == data
+        assert daemon.read_all("v", size) == data
         daemon.stop()
         foreign = uuid.UUID(int=9).bytes * 1024
         path.write_bytes(foreign)

@@ -12,7 +12,7 @@ def test_offline_after_a_crash_tells_what_is_dirty(tmp_path):
         daemon.create("v", *DIRTY)
         daemon.write("v", b"x" * MIB)
         daemon.kill()
-        log = daemon.data / "volumes/v/log"
+        log = daemon.log_of("v")
         found = json.loads(hdcs("inspect", log, "--json").stdout)
         assert found["kind"] == "log"
         assert found["log"]["data_bytes"] == MIB
@@ -35,7 +35,7 @@ def test_check_finds_one_flipped_bit(tmp_path):
         for index in range(32):
             daemon.write("v", os.urandom(4096), offset=index * 4096)
         daemon.kill()
-        log = daemon.data / "volumes/v/log"
+        log = daemon.log_of("v")
         good = log.read_bytes()
         for block in (0, 1, 8, 9, 20):
             bad = bytearray(good)

@@ -124,7 +124,7 @@ def test_clone_of_an_rbd_snapshot_without_a_parent_any_more_is_a_volume_like_oth
         assert whole(daemon, "a") == bytes(MIB) + data[MIB:]
         # Another one still finds what that has read, as it began.
         use(daemon, cluster, "b", "rbd/flat-b")
-        daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+        daemon.online()
         assert whole(daemon, "b") == data
         assert counters(daemon, "b")["ssd_hit_blocks"] > 0
         daemon.stop()

@@ -16,19 +16,8 @@ CONFIG = {
 FUSE_SECONDS = 60
 
 
-def cache(daemon):
-    return daemon.json("status")["cache"]
-
-
 def store(daemon, name):
     return counters(daemon, name)["store"]
-
-
-def read_all(daemon, name):
-    client = daemon.nbd(name)
-    data = b"".join(bytes(client.pread(MIB, offset)) for offset in range(0, SIZE, MIB))
-    client.shutdown()
-    return data
 
 
 def asked(daemon, name):
@@ -100,30 +89,29 @@ def test_clones_second_boot_reads_what_the_first_one_has_cached(s3, tmp_path):
         boot(daemon, "a", tree, tmp_path)
         first = asked(daemon, "a")
         assert first[0] > before[0] and first[1] > before[1]
-        opened, lines = store(daemon, "b"), cache(daemon)["filled_lines"]
+        opened, lines = store(daemon, "b"), daemon.cache()["filled_lines"]
         boot(daemon, "b", tree, tmp_path)
         assert counters(daemon, "b")["miss_blocks"] == 0
         assert store(daemon, "b") == opened, "the store was asked for nothing"
-        assert cache(daemon)["filled_lines"] == lines, "nothing was cached again"
+        assert daemon.cache()["filled_lines"] == lines, "nothing was cached again"
         assert counters(daemon, "b")["inherited_bytes"] == SIZE
         assert samples(daemon.api("GET", "/metrics")[1])['hdcs_volume_inherited_bytes{volume="b"}'] == SIZE
         assert "cached with other clones" in daemon.ok("volume", "show", "b")
         # A later one finds it as well, and so does everybody after a restart.
         daemon.ok("volume", "clone", "v@golden", "c", "--backend", s3.url("boot-c"))
-        assert read_all(daemon, "c") == data
+        assert daemon.read_all("c", SIZE) == data
         daemon.stop()
     with Daemon(tmp_path, CONFIG) as daemon:
-        daemon.until(lambda: cache(daemon)["ssd_state"] == "online")
-        assert cache(daemon)["warm_lines"] > 0
+        assert daemon.online()["warm_lines"] > 0
         opened = store(daemon, "b")
         (tmp_path / "again").mkdir()
         boot(daemon, "b", tree, tmp_path / "again")
         found = counters(daemon, "b")
         # What was in DRAM alone is gone: lines of the last segment, and others that were compared then.
         assert found["ssd_hit_blocks"] > 10 * found["miss_blocks"], found
-        assert read_all(daemon, "a") == read_all(daemon, "c") == data
+        assert daemon.read_all("a", SIZE) == daemon.read_all("c", SIZE) == data
         before = asked(daemon, "b")
-        assert read_all(daemon, "b") == data
+        assert daemon.read_all("b", SIZE) == data
         assert asked(daemon, "b") == before
         daemon.stop()
 
@@ -164,14 +152,14 @@ def test_clones_see_nothing_of_each_other_through_the_cache(s3, tmp_path):
         inherited = counters(daemon, "b")["inherited_bytes"]
         assert 0 < inherited < SIZE
         daemon.ok("volume", "clone", "v@golden", "c", "--backend", s3.url("apart-c"))
-        assert read_all(daemon, "c") == data
+        assert daemon.read_all("c", SIZE) == data
         daemon.ok("volume", "flush", "a")
         daemon.ok("volume", "evict", "a")
         before = asked(daemon, "c")
-        assert read_all(daemon, "c") == data
+        assert daemon.read_all("c", SIZE) == data
         assert asked(daemon, "c") == before
         check()
-        assert read_all(daemon, "v") == data
+        assert daemon.read_all("v", SIZE) == data
         daemon.stop()
 
 
@@ -184,23 +172,23 @@ def test_clones_of_different_snapshots_share_nothing_that_differs(s3, tmp_path):
         daemon.write("v", later)
         daemon.ok("volume", "snapshot", "v", "later")
         daemon.ok("volume", "clone", "v@later", "b", "--backend", s3.url("two-b"))
-        assert read_all(daemon, "a") == data
-        assert read_all(daemon, "b") == later + data[MIB:]
+        assert daemon.read_all("a", SIZE) == data
+        assert daemon.read_all("b", SIZE) == later + data[MIB:]
         # A clone of a clone began as that, whatever its own parent has written since.
         daemon.write("b", bytes([9]) * MIB, 4 * MIB)
         daemon.ok("volume", "snapshot", "b", "own")
         daemon.ok("volume", "clone", "b@own", "c", "--backend", s3.url("two-c"))
         daemon.write("b", bytes([8]) * MIB, 4 * MIB)
         expected = later + data[MIB : 4 * MIB] + bytes([9]) * MIB + data[5 * MIB :]
-        assert read_all(daemon, "c") == expected
+        assert daemon.read_all("c", SIZE) == expected
         # It is cut and grows: what comes back is zero, and not the snapshot's.
         daemon.ok("volume", "resize", "c", "--size", str(SIZE // 2 + 512), "--shrink")
         daemon.ok("volume", "resize", "c", "--size", str(SIZE))
         cut = expected[: SIZE // 2 + 512] + bytes(SIZE // 2 - 512)
-        assert read_all(daemon, "c") == cut
+        assert daemon.read_all("c", SIZE) == cut
         daemon.kill()
         daemon.start()
-        assert read_all(daemon, "c") == cut
+        assert daemon.read_all("c", SIZE) == cut
         daemon.stop()
 
 
@@ -208,12 +196,12 @@ def test_clones_number_in_the_cache_is_of_the_snapshot_for_good(s3, tmp_path):
     data = random.Random(8).randbytes(SIZE)
     with Daemon(tmp_path, CONFIG) as daemon:
         clones(daemon, s3, "number", data, names=("a",))
-        assert read_all(daemon, "a") == data
+        assert daemon.read_all("a", SIZE) == data
         daemon.ok("volume", "delete", "a")
         # The next one finds what the one before has read.
         daemon.ok("volume", "clone", "v@golden", "b", "--backend", s3.url("number-b"))
         before = asked(daemon, "b")
-        assert read_all(daemon, "b") == data
+        assert daemon.read_all("b", SIZE) == data
         assert asked(daemon, "b") == before
         refused(daemon.cli("volume", "snapshot", "v", "golden", "--delete"), 1, "clone")
         daemon.stop()
@@ -231,14 +219,14 @@ def test_volumes_with_equal_content_share_one_copy(s3, tmp_path):
         one, two = daemon.nbd("one"), daemon.nbd("two")
         for offset in range(0, size, piece):
             assert bytes(one.pread(piece, offset)) == data[offset : offset + piece]
-        daemon.until(lambda: cache(daemon)["filled_lines"] == size // piece * lines)
-        used = cache(daemon)["ssd_used_bytes"]
+        daemon.until(lambda: daemon.cache()["filled_lines"] == size // piece * lines)
+        used = daemon.cache()["ssd_used_bytes"]
         # The tier compares few lines at a time; under more it would store some twice.
         for offset in range(0, size, piece):
-            before = cache(daemon)["shared_lines"]
+            before = daemon.cache()["shared_lines"]
             assert bytes(two.pread(piece, offset)) == data[offset : offset + piece]
-            daemon.until(lambda: cache(daemon)["shared_lines"] == before + lines)
-        found = cache(daemon)
+            daemon.until(lambda: daemon.cache()["shared_lines"] == before + lines)
+        found = daemon.cache()
         assert found["ssd_used_bytes"] == used and found["filled_lines"] == size // piece * lines, found
         one.shutdown()
         two.shutdown()

@@ -1,5 +1,5 @@
-"""Compression of the write log through the daemon: nothing is lost or wrong by it, the log takes less, and what cannot be
-read is refused."""
+"""Compression of the write log through the daemon: nothing is lost or wrong by it, the log takes less, and what
+cannot be read is refused."""
 
 import random
 import secrets
@@ -8,6 +8,7 @@ import struct
 import pytest
 
 from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from log_cases import is_replayed, is_sound
 from object_stores import EAGER, Model, counters
 
 BLOCK = 4096
@@ -25,10 +26,6 @@ def mixed(size, seed):
     rng = random.Random(seed)
     pieces = (rng.randbytes(1 << 16) if rng.random() < 0.4 else text(1 << 16, at) for at in range(size >> 16))
     return b"".join(piece.ljust(1 << 16, b"\0") for piece in pieces)
-
-
-def log_of(daemon, name="v"):
-    return daemon.data / "volumes" / name / "log"
 
 
 def write_in_pieces(daemon, data, name="v"):
@@ -53,20 +50,9 @@ def test_compressed_log_survives_kills(tmp_path, method):
         shown = daemon.ok("volume", "show", "v")
         assert "compressed in the log" in shown, shown
         daemon.kill()
-        before = log_of(daemon).read_bytes()
-        done = hdcs("inspect", log_of(daemon))
-        assert done.returncode == 0 and "compressed: " in done.stdout and "PROBLEM" not in done.stdout, done.stdout
-        done = hdcs("check", daemon.data)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert log_of(daemon).read_bytes() == before
-        daemon.start()
-        assert daemon.read("v", len(data)) == data
-        assert counters(daemon)["replayed_bytes"] >= len(data)
-        daemon.ok("check", "v")
-        daemon.ok("volume", "flush", "v")
-        # By contract the backing file is a raw image.
-        assert image.read_bytes()[: len(data)] == data
-        daemon.stop()
+        is_sound(daemon)
+        assert "compressed: " in hdcs("inspect", daemon.log_of("v")).stdout
+        is_replayed(daemon, data, image)
 
 
 def test_compressed_log_is_less_full(tmp_path):
@@ -113,14 +99,10 @@ def test_compressed_and_encrypted_log_survives_kills(tmp_path):
         daemon.create("v", "--compress", "lz4", *DIRTY, "--encrypt", "--key-file", key)
         daemon.write("v", data)
         assert counters(daemon)["log_used_bytes"] < len(data) * 0.8
-        assert b"the same in every" not in log_of(daemon).read_bytes()
+        assert b"the same in every" not in daemon.log_of("v").read_bytes()
         daemon.kill()
-        for path in [daemon.data, log_of(daemon), daemon.data / "volumes/v"]:
-            done = hdcs("inspect", path)
-            assert done.returncode == 0 and "PROBLEM" not in done.stdout, done.stdout
-            done = hdcs("check", path)
-            assert done.returncode == 0, done.stdout + done.stderr
-        assert "compressed: " in hdcs("inspect", log_of(daemon)).stdout
+        is_sound(daemon)
+        assert "compressed: " in hdcs("inspect", daemon.log_of("v")).stdout
         daemon.start()
         assert daemon.read("v", len(data)) == data
         daemon.stop()
@@ -148,19 +130,24 @@ def change(path, at, field, value):
         log.write(block)
 
 
+def first_entry_is_compressed(daemon, method, data):
+    """Make a volume whose log holds `data`, compressed, and nothing else; the daemon is killed then."""
+    daemon.create("v", "--compress", method, *DIRTY)
+    # Nothing is compressed before both superblocks say that it may be.
+    daemon.until(lambda: [daemon.log_of("v").read_bytes()[at + 8] for at in (0, BLOCK)] == [2, 2])
+    daemon.write("v", data)
+    daemon.kill()
+
+
 def test_compressed_log_of_a_newer_program_is_refused_and_kept(tmp_path):
     # Byte 26 of an entry is its method; entries begin behind the head of 128 bytes.
     method, data = 128 + 26, text(BLOCK, 5)
     with Daemon(tmp_path) as daemon:
-        daemon.create("v", "--compress", "lz4", *DIRTY)
-        # The first span that has an entry which is compressed; what came before is older than the setting.
-        daemon.until(lambda: log_of(daemon).read_bytes()[8] == 2 and log_of(daemon).read_bytes()[BLOCK + 8] == 2)
-        daemon.write("v", data)
-        daemon.kill()
-        log = log_of(daemon).read_bytes()
+        first_entry_is_compressed(daemon, "lz4", data)
+        log = daemon.log_of("v").read_bytes()
         assert log[RING_START + 8] == 2 and log[RING_START + method] == 1
-        change(log_of(daemon), RING_START, method, 9)
-        done = hdcs("check", log_of(daemon))
+        change(daemon.log_of("v"), RING_START, method, 9)
+        done = hdcs("check", daemon.log_of("v"))
         assert done.returncode == 1 and "method 9" in done.stdout + done.stderr, done.stdout + done.stderr
         daemon.start()
         daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
@@ -168,7 +155,7 @@ def test_compressed_log_of_a_newer_program_is_refused_and_kept(tmp_path):
         refused(daemon.cli("volume", "delete", "v"), 1, "--discard-dirty")
         daemon.stop()
         # Nothing was changed by the attempt: whoever knows the method finds everything.
-        change(log_of(daemon), RING_START, method, 1)
+        change(daemon.log_of("v"), RING_START, method, 1)
         daemon.start()
         assert daemon.read("v", BLOCK) == data
         daemon.stop()
@@ -177,13 +164,10 @@ def test_compressed_log_of_a_newer_program_is_refused_and_kept(tmp_path):
 def test_compressed_data_that_is_wrong_is_found_and_not_returned(tmp_path):
     checksum, data = 128 + 28, text(BLOCK, 6)
     with Daemon(tmp_path) as daemon:
-        daemon.create("v", "--compress", "zstd", *DIRTY)
-        daemon.until(lambda: log_of(daemon).read_bytes()[8] == 2 and log_of(daemon).read_bytes()[BLOCK + 8] == 2)
-        daemon.write("v", data)
-        daemon.kill()
-        before = log_of(daemon).read_bytes()[RING_START + checksum]
-        change(log_of(daemon), RING_START, checksum, before ^ 1)
-        done = hdcs("check", log_of(daemon))
+        first_entry_is_compressed(daemon, "zstd", data)
+        before = daemon.log_of("v").read_bytes()[RING_START + checksum]
+        change(daemon.log_of("v"), RING_START, checksum, before ^ 1)
+        done = hdcs("check", daemon.log_of("v"))
         assert done.returncode == 1 and "cannot be decompressed" in done.stdout + done.stderr
         daemon.start()
         client = daemon.nbd("v")

@@ -23,17 +23,9 @@ def half_noise(size, seed):
     return b"".join(rng.randbytes(6144) + b"line %8d" % at * ((LINE - 6144) // 13) + bytes(9) for at in range(size // LINE))
 
 
-def cache(daemon):
-    return daemon.json("status")["cache"]
-
-
-def online(daemon):
-    daemon.until(lambda: cache(daemon)["ssd_state"] == "online")
-
-
 def cached(daemon, data, *arguments, name="v"):
     """A volume whose content is in the SSD tier, and after a restart there alone."""
-    online(daemon)
+    daemon.online()
     daemon.create(name, *arguments, size=f"{len(data) // MIB}M")
     daemon.write(name, data)
     daemon.ok("volume", "flush", name)
@@ -44,7 +36,7 @@ def cached(daemon, data, *arguments, name="v"):
 def again(daemon):
     daemon.stop()
     daemon.start()
-    online(daemon)
+    daemon.online()
 
 
 def encrypted(tmp_path):
@@ -62,7 +54,7 @@ def test_compressed_cache_serves_more_than_its_device(tmp_path, method, encrypt)
     more = encrypted(tmp_path) if encrypt else []
     with Daemon(tmp_path, NODE) as daemon:
         cached(daemon, data, "--compress", method, *more)
-        found = cache(daemon)
+        found = daemon.cache()
         assert found["ssd_bytes"] <= CACHE_MIB * MIB < CONTENT
         assert found["ssd_cached_bytes"] == CONTENT and found["ssd_evicted_lines"] == 0, found
         assert found["ssd_used_bytes"] == CONTENT // 2, found
@@ -97,7 +89,7 @@ def test_uncompressed_cache_serves_no_more_than_its_device(tmp_path):
     data = half_noise(CONTENT, 1)
     with Daemon(tmp_path, NODE) as daemon:
         cached(daemon, data)
-        found = cache(daemon)
+        found = daemon.cache()
         assert found["ssd_cached_bytes"] == found["ssd_used_bytes"] <= found["ssd_bytes"]
         assert found["ssd_evicted_lines"] > 0
         daemon.stop()
@@ -141,7 +133,7 @@ def test_volumes_share_what_one_of_them_has_stored(tmp_path):
     with Daemon(tmp_path, NODE) as daemon:
         cached(daemon, data, name="plain")
         cached(daemon, data, "--compress", "lz4", name="packed")
-        found = cache(daemon)
+        found = daemon.cache()
         # Only so many are compared at once; the others are stored for themselves.
         assert found["shared_lines"] > 0, found
         for name in ["plain", "packed"]:
@@ -166,10 +158,10 @@ def test_damage_of_a_compressed_line_is_fetched_again(tmp_path, encrypt):
         done = hdcs("check", daemon.data)
         assert done.returncode != 0 and "do not match their checksums" in done.stdout + done.stderr, done
         daemon.start()
-        online(daemon)
+        daemon.online()
         assert daemon.read("v", len(data)) == data
         found = counters(daemon)
-        assert found["cache_corrupt_blocks"] > 0 and cache(daemon)["corrupt_blocks"] > 0
+        assert found["cache_corrupt_blocks"] > 0 and daemon.cache()["corrupt_blocks"] > 0
         assert found["ssd_hit_blocks"] * 4096 > len(data) * 3 // 4, found
         # It is there again.
         before = counters(daemon)
@@ -189,9 +181,9 @@ def test_scrub_finds_damage_in_compressed_lines(tmp_path):
         content[first + 3 * 8192 + 100] ^= 4
         device.write_bytes(content)
         daemon.start()
-        online(daemon)
+        daemon.online()
         daemon.ok("volume", "scrub", "v")
-        daemon.until(lambda: cache(daemon)["corrupt_blocks"] > 0)
+        daemon.until(lambda: daemon.cache()["corrupt_blocks"] > 0)
         assert daemon.read("v", len(data)) == data
         assert counters(daemon)["cache_corrupt_blocks"] == 0, "the scrub has dropped it"
         daemon.stop()

@@ -15,14 +15,6 @@ CACHE = {"memory_max_mib": 192, "cache_total_size_mib": 64}
 CONTENT_BYTES = 8 * MIB
 
 
-def cache(daemon):
-    return daemon.json("status")["cache"]
-
-
-def online(daemon):
-    daemon.until(lambda: cache(daemon)["ssd_state"] == "online")
-
-
 def write_through(daemon, data):
     """Write to the volume, and have the backend hold it."""
     daemon.write("v", data)
@@ -31,12 +23,12 @@ def write_through(daemon, data):
 
 def filled(daemon, data):
     """A volume of which some of the content, whole segments of it, is in the SSD tier."""
-    online(daemon)
+    daemon.online()
     daemon.create("v")
     write_through(daemon, data)
     daemon.ok("volume", "evict", "v")
     daemon.ok("volume", "promote", "v")
-    assert cache(daemon)["ssd_used_bytes"] >= 2 * MIB
+    assert daemon.cache()["ssd_used_bytes"] >= 2 * MIB
 
 
 def content(seed):
@@ -60,15 +52,14 @@ def test_cache_is_warm_after_a_restart_and_says_what_it_is(tmp_path):
         identity = (daemon.data / "node.json").read_text()
         daemon.stop()
     with Daemon(tmp_path, CACHE) as daemon:
-        online(daemon)
-        assert cache(daemon)["warm_lines"] > 0
-        assert cache(daemon)["ssd_reason"] is None
+        assert daemon.online()["warm_lines"] > 0
+        assert daemon.cache()["ssd_reason"] is None
         assert state_of(daemon.api("GET", "/metrics")[1]) == "online"
         assert daemon.read("v", CONTENT_BYTES) == old
         assert (daemon.data / "node.json").read_text() == identity
         daemon.stop()
     with Daemon(tmp_path, {**CACHE, "cache_total_size_mib": 0}) as daemon:
-        assert cache(daemon)["ssd_state"] == "off"
+        assert daemon.cache()["ssd_state"] == "off"
         assert state_of(daemon.api("GET", "/metrics")[1]) == "off"
         assert "off" in daemon.ok("status")
         daemon.stop()
@@ -94,8 +85,7 @@ def test_cache_that_missed_writes_starts_empty(tmp_path, meanwhile):
     if meanwhile == "lost":
         shutil.move(away, here)
     with Daemon(tmp_path, CACHE) as daemon:
-        online(daemon)
-        assert cache(daemon)["warm_lines"] == 0
+        assert daemon.online()["warm_lines"] == 0
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()
 
@@ -117,11 +107,11 @@ def test_cache_device_that_is_not_there_is_done_without(tmp_path):
         daemon.create("v")
         write_through(daemon, data)
         assert daemon.read("v", CONTENT_BYTES) == data
-        daemon.until(lambda: "the last time" in cache(daemon)["ssd_reason"])
+        daemon.until(lambda: "the last time" in daemon.cache()["ssd_reason"])
         found = problem(daemon, "SSD tier")
         assert found["state"] == "offline" and "no such device" in found["reason"], found
         assert found["reason"] in " ".join(daemon.ok("status").split())
-        assert cache(daemon)["ssd_failures"] == 1
+        assert daemon.cache()["ssd_failures"] == 1
         assert not os.path.exists(path)
         daemon.stop()
 
@@ -145,19 +135,18 @@ def test_cache_device_that_comes_late_is_taken_into_use(tmp_path):
         write_through(daemon, new)
         device.unlink()
         device.symlink_to(place)
-        online(daemon)
+        daemon.online()
         assert problem(daemon, "SSD tier") is None
-        found = cache(daemon)
+        found = daemon.cache()
         assert found["warm_lines"] == 0 and found["ssd_readmissions"] == 1
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.ok("volume", "evict", "v")
         daemon.ok("volume", "promote", "v")
-        assert cache(daemon)["ssd_used_bytes"] >= 2 * MIB
+        assert daemon.cache()["ssd_used_bytes"] >= 2 * MIB
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.kill()
         daemon.start()
-        online(daemon)
-        assert cache(daemon)["warm_lines"] > 0
+        assert daemon.online()["warm_lines"] > 0
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()
 
@@ -213,7 +202,7 @@ def test_cache_device_that_dies_is_told_and_holds_up_nothing(tmp_path, failing_d
         (failing_disk / "fail").touch()
         write_through(daemon, new)
         assert (daemon.data / "node.json").read_text() != identity
-        found = cache(daemon)
+        found = daemon.cache()
         assert found["ssd_state"] == "offline"
         assert "failed too often in a row" in found["ssd_reason"]
         assert problem(daemon, "SSD tier")["state"] == "offline"
@@ -225,8 +214,7 @@ def test_cache_device_that_dies_is_told_and_holds_up_nothing(tmp_path, failing_d
         daemon.stop()
     (failing_disk / "fail").unlink()
     with Daemon(tmp_path, config) as daemon:
-        online(daemon)
-        assert cache(daemon)["warm_lines"] == 0
+        assert daemon.online()["warm_lines"] == 0
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()
 
@@ -252,11 +240,11 @@ def comes_back_empty(tmp_path, place, fail, heal):
         filled(daemon, old)
         fail()
         write_through(daemon, new)
-        daemon.until(lambda: "the last time" in (cache(daemon)["ssd_reason"] or ""))
-        assert cache(daemon)["ssd_state"] == "offline"
+        daemon.until(lambda: "the last time" in (daemon.cache()["ssd_reason"] or ""))
+        assert daemon.cache()["ssd_state"] == "offline"
         heal()
-        online(daemon)
-        found = cache(daemon)
+        daemon.online()
+        found = daemon.cache()
         assert found["ssd_reason"] is None
         assert found["ssd_failures"] == 1 and found["ssd_readmissions"] == 1
         page = samples(daemon.api("GET", "/metrics")[1])
@@ -267,7 +255,7 @@ def comes_back_empty(tmp_path, place, fail, heal):
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.ok("volume", "evict", "v")
         daemon.ok("volume", "promote", "v")
-        assert found["ssd_used_bytes"] < cache(daemon)["ssd_used_bytes"]
+        assert found["ssd_used_bytes"] < daemon.cache()["ssd_used_bytes"]
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()
 
@@ -286,14 +274,13 @@ def test_cache_device_that_hangs_holds_up_nothing_and_comes_back(tmp_path, faili
         assert daemon.read("v", CONTENT_BYTES) == old
         write_through(daemon, new)
         assert daemon.volume("v")["counters"]["dirty_bytes"] == 0
-        daemon.until(lambda: cache(daemon)["ssd_state"] == "offline")
+        daemon.until(lambda: daemon.cache()["ssd_state"] == "offline")
         assert "did not answer" in problem(daemon, "SSD tier")["reason"]
         assert daemon.read("v", CONTENT_BYTES) == new
         assert daemon.volume("v")["counters"]["errors"] == 0
         # Late answers change nothing; then the device is taken into use again.
         failing_disk.process.send_signal(signal.SIGCONT)
-        online(daemon)
-        assert cache(daemon)["ssd_readmissions"] == 1
+        assert daemon.online()["ssd_readmissions"] == 1
         assert daemon.read("v", CONTENT_BYTES) == new
         failing_disk.process.send_signal(signal.SIGSTOP)
         write_through(daemon, old)
@@ -301,7 +288,7 @@ def test_cache_device_that_hangs_holds_up_nothing_and_comes_back(tmp_path, faili
         daemon.stop()
     failing_disk.process.send_signal(signal.SIGCONT)
     with Daemon(tmp_path, config) as daemon:
-        online(daemon)
+        daemon.online()
         assert daemon.read("v", CONTENT_BYTES) == old
         daemon.stop()
 
@@ -321,7 +308,6 @@ def test_cache_device_that_hangs_at_the_start_is_done_without(tmp_path, failing_
         write_through(daemon, new)
         assert daemon.read("v", CONTENT_BYTES) == new
         failing_disk.process.send_signal(signal.SIGCONT)
-        online(daemon)
-        assert cache(daemon)["warm_lines"] == 0
+        assert daemon.online()["warm_lines"] == 0
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()

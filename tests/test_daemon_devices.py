@@ -63,9 +63,9 @@ def test_raw_devices_for_log_and_cache(tmp_path, loop):
         daemon.ok("volume", "promote", "v")
         daemon.stop()
         daemon.start()
-        status = daemon.json("status")["cache"]
+        status = daemon.cache()
         assert status["ssd_state"] in ("warming", "online")
-        daemon.until(lambda: daemon.json("status")["cache"]["warm_lines"] > 0)
+        daemon.until(lambda: daemon.cache()["warm_lines"] > 0)
         assert daemon.read("v", 8 * MIB) == data
         done = daemon.cli("volume", "create", "w", "--size", "16M", "--log-path", log)
         refused(done, 2, "is the write log of volume v")

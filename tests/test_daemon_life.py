@@ -38,7 +38,7 @@ def test_graceful_stop_keeps_dirty_data_in_the_log(tmp_path, number):
         daemon.signal(number)
         assert daemon.wait() == 0, daemon.log()
         assert "BAD" not in hdcs("check", daemon.data).stdout
-        assert "closed cleanly at" in hdcs("inspect", daemon.data / "volumes/v/log").stdout
+        assert "closed cleanly at" in hdcs("inspect", daemon.log_of("v")).stdout
         daemon.start()
         assert daemon.volume("v")["counters"]["dirty_bytes"] == MIB
         assert daemon.read("v", MIB) == b"x" * MIB

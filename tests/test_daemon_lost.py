@@ -31,10 +31,6 @@ def refused_export(daemon, name, *parts):
         assert part in done.stderr, done.stderr
 
 
-def log(daemon, name="v"):
-    return daemon.data / "volumes" / name / "log"
-
-
 def recorded(daemon, name="v"):
     """What is recorded of a volume's dirty data."""
     return json.loads((daemon.data / "volumes" / name / "dirty.json").read_text())["content"]
@@ -54,7 +50,7 @@ def test_lost_log_is_told_and_given_up_only_when_told_to(tmp_path):
         daemon.create("w", *DIRTY)
         daemon.write("w", b"w" * MIB)
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         why = reason(daemon)
         for part in ("its write log is lost", "was closed at", f"held {MIB} dirty bytes",
@@ -68,7 +64,7 @@ def test_lost_log_is_told_and_given_up_only_when_told_to(tmp_path):
         refused(daemon.cli("volume", "open", "v"), 1, f"{MIB} dirty bytes", "--discard-dirty")
         refused(daemon.cli("volume", "delete", "v"), 1, f"{MIB} dirty bytes", "--discard-dirty")
         refused(daemon.cli("volume", "detach", "v"), 1, f"{MIB} dirty bytes", "--discard-dirty")
-        assert not log(daemon).exists()
+        assert not daemon.log_of("v").exists()
         opened = daemon.json("volume", "open", "v", "--discard-dirty")
         assert opened["volume"]["state"] == "healthy"
         assert opened["lost"]["dirty_bytes_max"] == MIB
@@ -90,7 +86,7 @@ def test_lost_log_after_a_crash_is_bounded_by_its_size(tmp_path):
         daemon.until(lambda: recorded(daemon)["dirty_bytes"] == MIB)
         assert recorded(daemon)["in_use"] is True
         daemon.kill()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         why = reason(daemon)
         assert f"held {MIB} dirty bytes when that was last recorded" in why, why
@@ -103,7 +99,7 @@ def test_lost_log_without_a_record_is_said_to_be_unknown(tmp_path):
     with Daemon(tmp_path) as daemon:
         with_dirty_megabyte(daemon)
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         (daemon.data / "volumes/v/dirty.json").unlink()
         daemon.start()
         assert f"not recorded: {LOG_BYTES} dirty bytes at most" in reason(daemon)
@@ -115,7 +111,7 @@ def test_lost_log_that_held_nothing_needs_no_discard(tmp_path):
     with Daemon(tmp_path, {"destage_on_stop": True}) as daemon:
         with_dirty_megabyte(daemon)
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         assert "held nothing that the backend does not have" in reason(daemon)
         assert daemon.json("volume", "open", "v")["lost"]["dirty_bytes_max"] == 0
@@ -131,7 +127,7 @@ def test_lost_log_takes_what_the_cache_knew_with_it(tmp_path):
         assert daemon.read("v", MIB) == b"n" * MIB
         number = daemon.volume("v")["number"]
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         # Whoever loses a log may have to restore the backend too.
         with open(image, "r+b") as file:
             file.write(b"r" * 2 * MIB)
@@ -147,13 +143,13 @@ def test_lost_log_with_another_one_in_its_place_is_moved_aside(tmp_path):
         daemon.create("w", *DIRTY)
         daemon.write("w", b"w" * MIB)
         daemon.stop()
-        shutil.copy(log(daemon, "w"), log(daemon))
-        other = log(daemon, "w").read_bytes()
+        shutil.copy(daemon.log_of("w"), daemon.log_of("v"))
+        other = daemon.log_of("w").read_bytes()
         daemon.start()
         assert "identity does not match" in reason(daemon)
         opened = daemon.json("volume", "open", "v", "--discard-dirty")
         kept = opened["lost"]["log_kept"]
-        assert kept.startswith(f"{log(daemon)}.lost-")
+        assert kept.startswith(f"{daemon.log_of('v')}.lost-")
         assert open(kept, "rb").read() == other, "nothing was written to it"
         assert daemon.read("w", MIB) == b"w" * MIB
 
@@ -163,27 +159,27 @@ def test_log_that_was_given_up_or_is_older_is_never_replayed(tmp_path):
         with_dirty_megabyte(daemon)
         daemon.stop()
         old = tmp_path / "old"
-        shutil.copy(log(daemon), old)
+        shutil.copy(daemon.log_of("v"), old)
         daemon.start()
         daemon.until(lambda: recorded(daemon)["incarnation"] == 2)
         daemon.ok("volume", "flush", "v")
         daemon.write("v", b"p" * MIB, offset=MIB)
         daemon.stop()
         newest = tmp_path / "newest"
-        log(daemon).rename(newest)
-        shutil.copy(old, log(daemon))
+        daemon.log_of("v").rename(newest)
+        shutil.copy(old, daemon.log_of("v"))
         daemon.start()
         assert "an older copy of the log" in reason(daemon)
         # The right one is put back.
-        shutil.copy(newest, log(daemon))
+        shutil.copy(newest, daemon.log_of("v"))
         daemon.ok("volume", "open", "v")
         assert daemon.read("v", 2 * MIB) == b"n" * MIB + b"p" * MIB
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         daemon.ok("volume", "open", "v", "--discard-dirty")
         daemon.stop()
-        shutil.copy(newest, log(daemon))
+        shutil.copy(newest, daemon.log_of("v"))
         daemon.start()
         assert "another log of the volume" in reason(daemon)
 
@@ -193,12 +189,12 @@ def test_lost_log_is_not_given_up_while_the_backend_is_away(tmp_path):
     with Daemon(tmp_path) as daemon:
         with_dirty_megabyte(daemon, "--backend", f"file:{image}")
         daemon.stop()
-        log(daemon).write_bytes(b"rubbish" * 4096)
-        rubbish = log(daemon).read_bytes()
+        daemon.log_of("v").write_bytes(b"rubbish" * 4096)
+        rubbish = daemon.log_of("v").read_bytes()
         image.rename(tmp_path / "away")
         daemon.start()
         refused(daemon.cli("volume", "open", "v", "--discard-dirty"), 1, "does not exist")
-        assert log(daemon).read_bytes() == rubbish
+        assert daemon.log_of("v").read_bytes() == rubbish
         assert not image.exists()
         (tmp_path / "away").rename(image)
         daemon.ok("volume", "open", "v", "--discard-dirty")
@@ -228,7 +224,7 @@ def test_new_log_can_be_elsewhere(tmp_path):
     with Daemon(tmp_path) as daemon:
         with_dirty_megabyte(daemon)
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         place = tmp_path / "new-log"
         refused(daemon.cli("volume", "open", "v", "--discard-dirty", "--log-path", "/dev/hdcs-none"), 1,
@@ -244,7 +240,7 @@ def test_new_log_can_be_elsewhere(tmp_path):
         daemon.kill()
         daemon.start()
         assert daemon.read("v", MIB) == b"q" * MIB
-        assert not log(daemon).exists()
+        assert not daemon.log_of("v").exists()
 
 
 def test_unreachable_backend_is_waited_for_while_others_serve(tmp_path):
@@ -421,7 +417,7 @@ def test_lost_log_can_be_detached(tmp_path):
     with Daemon(tmp_path) as daemon:
         with_dirty_megabyte(daemon, "--backend", f"file:{image}")
         daemon.stop()
-        log(daemon).unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         detached = daemon.json("volume", "detach", "v", "--discard-dirty")
         assert detached["dirty_bytes_left"] == MIB

@@ -3,7 +3,7 @@ has not cannot; clones have their parent's key; a rotation reaches the bucket.""
 
 from daemon import MIB, Daemon, refused
 from object_stores import EAGER, Model
-from test_encryption_volumes import MARK, encrypted, grow_cold, key_file, marked, read_all
+from test_encryption_volumes import MARK, encrypted, grow_cold, key_file, marked
 from test_s3_volumes import homes
 
 
@@ -33,7 +33,7 @@ def test_encryption_s3_bucket_holds_no_plaintext_and_is_taken_over_with_the_key(
         client.shutdown()
         for name in ["v", "plain"]:
             grow_cold(daemon, name)
-        assert read_all(daemon, len(data)) == data
+        assert daemon.read_all("v", len(data)) == data
         daemon.kill()
     found = bodies(s3, "encrypted")
     assert "key/wrapped" in found and any(name.startswith("data/") for name in found)
@@ -47,7 +47,7 @@ def test_encryption_s3_bucket_holds_no_plaintext_and_is_taken_over_with_the_key(
         plain = ["volume", "create", "p", "--backend", s3.url("not-encrypted"), *encrypted(key)]
         refused(daemon.cli(*plain), 2, "not encrypted")
         daemon.json(*create, *encrypted(key))
-        assert read_all(daemon, len(data)) == data
+        assert daemon.read_all("v", len(data)) == data
         daemon.ok("volume", "rotate-key", "v", "--key-file", new)
         daemon.kill()
     three = tmp_path / "three"
@@ -56,7 +56,7 @@ def test_encryption_s3_bucket_holds_no_plaintext_and_is_taken_over_with_the_key(
         create = ["volume", "create", "v", "--backend", url]
         refused(daemon.cli(*create, *encrypted(key)), 2, "wrapped with key")
         daemon.json(*create, *encrypted(new))
-        assert read_all(daemon, len(data)) == data
+        assert daemon.read_all("v", len(data)) == data
         daemon.stop()
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from log_cases import is_replayed, is_sound
 from object_stores import EAGER, Model, counters
 
 # Found in any 4 KiB block of what a test writes, wherever that lies.
@@ -40,21 +41,6 @@ def marks(path):
     return path.read_bytes().count(MARK)
 
 
-def log_of(daemon, name="v"):
-    return daemon.data / "volumes" / name / "log"
-
-
-def online(daemon):
-    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
-
-
-def read_all(daemon, size, name="v"):
-    client = daemon.nbd(name)
-    data = b"".join(bytes(client.pread(1 << 18, at)) for at in range(0, size, 1 << 18))
-    client.shutdown()
-    return data
-
-
 def grow_cold(daemon, name="v"):
     daemon.ok("volume", "flush", name)
     daemon.ok("volume", "evict", name)
@@ -77,24 +63,11 @@ def test_encryption_leaves_no_plaintext_on_the_log_and_survives_kills(tmp_path, 
         data = marked(4 * MIB, 1)
         for name in ["plain", "v"]:
             daemon.write(name, data)
-        assert marks(log_of(daemon, "plain")) >= 4 * MIB // 512, "the mark is where it is looked for"
-        assert marks(log_of(daemon)) == 0
+        assert marks(daemon.log_of("plain")) >= 4 * MIB // 512, "the mark is where it is looked for"
+        assert marks(daemon.log_of("v")) == 0
         daemon.kill()
-        before = log_of(daemon).read_bytes()
-        for path in [daemon.data, log_of(daemon), daemon.data / "volumes/v"]:
-            done = hdcs("inspect", path)
-            assert done.returncode == 0 and "PROBLEM" not in done.stdout, done.stdout
-            done = hdcs("check", path)
-            assert done.returncode == 0, done.stdout + done.stderr
-        assert log_of(daemon).read_bytes() == before
-        daemon.start()
-        assert daemon.read("v", len(data)) == data
-        assert counters(daemon)["replayed_bytes"] >= len(data)
-        daemon.ok("check", "v")
-        daemon.ok("volume", "flush", "v")
-        # By contract the backing file is a raw image.
-        assert image.read_bytes()[: len(data)] == data
-        daemon.stop()
+        is_sound(daemon)
+        is_replayed(daemon, data, image)
     text = "".join((tmp_path / "log").read_text(errors="replace"))
     assert key.read_text().strip() not in text
 
@@ -121,20 +94,19 @@ def test_encryption_of_the_ssd_tier_serves_and_is_warm_after_a_restart(tmp_path)
     data = marked(size, 2)
     with Daemon(tmp_path, CACHED) as daemon:
         daemon.create("v", *encrypted(key), size="48M")
-        online(daemon)
+        daemon.online()
         daemon.write("v", data)
         grow_cold(daemon)
         for _ in range(3):
-            assert read_all(daemon, size) == data
+            assert daemon.read_all("v", size) == data
         before = counters(daemon)
         assert before["ssd_hit_blocks"] > 1000 and before["cache_corrupt_blocks"] == 0
         assert marks(daemon.data / "cache") == 0
         daemon.stop()
         assert marks(daemon.data / "cache") == 0
         daemon.start()
-        online(daemon)
-        assert daemon.json("status")["cache"]["warm_lines"] > 1000
-        assert read_all(daemon, size) == data
+        assert daemon.online()["warm_lines"] > 1000
+        assert daemon.read_all("v", size) == data
         after = counters(daemon)
         assert after["ssd_hit_blocks"] > 4000, "warm"
         assert after["cache_corrupt_blocks"] == 0
@@ -145,16 +117,16 @@ def test_encryption_of_the_ssd_tier_serves_and_is_warm_after_a_restart(tmp_path)
 def test_encryption_shares_no_line_between_keys(tmp_path):
     data = marked(4 * MIB, 3)
     with Daemon(tmp_path, CACHED) as daemon:
-        online(daemon)
+        daemon.online()
         for name in ["a", "b"]:
             daemon.create(name, *encrypted(key_file(tmp_path, name)))
             daemon.write(name, data)
             grow_cold(daemon, name)
             daemon.ok("volume", "promote", name, "--length", "4M")
-        cache = daemon.json("status")["cache"]
+        cache = daemon.cache()
         assert cache["shared_lines"] == 0 and cache["filled_lines"] >= 2 * 4 * MIB // LINE
         for name in ["a", "b"]:
-            assert read_all(daemon, len(data), name) == data
+            assert daemon.read_all(name, len(data)) == data
         daemon.stop()
 
 
@@ -179,7 +151,7 @@ def test_encryption_with_a_missing_or_wrong_key_shuts_the_volume_alone(tmp_path)
         refused(daemon.cli("volume", "delete", "v"), 1, "--discard-dirty")
         key_file(tmp_path)
         refused(daemon.cli("volume", "open", "v"), 1, needed, str(key))
-        done = hdcs("check", log_of(daemon))
+        done = hdcs("check", daemon.log_of("v"))
         assert done.returncode == 1 and needed in done.stdout + done.stderr
         key.write_bytes(right)
         daemon.ok("volume", "open", "v")

@@ -7,6 +7,7 @@ import subprocess
 import nbd
 import pytest
 from daemon import DIRTY, HDCS, MIB, Daemon, refused, samples
+from object_stores import counters
 
 POLICIES = ["write-back", "write-through", "write-around", "read-only", "pass-through"]
 DIRECT = ["write-through", "write-around", "pass-through"]
@@ -20,10 +21,6 @@ def daemon(tmp_path):
 
 def image(daemon, name):
     return daemon.data / f"volumes/{name}/data"
-
-
-def counters(daemon, name="v"):
-    return daemon.volume(name)["counters"]
 
 
 @pytest.mark.parametrize("policy", DIRECT)

@@ -3,14 +3,11 @@ space. Nothing acknowledged is lost, and nothing is written by who has lost the 
 
 import random
 import signal
-import threading
 
 from daemon import DIRTY, MIB, Daemon, refused
+from object_stores import BLOCK, EAGER, Worker
 
-BLOCK = 4096
-THREAD_SECONDS = 90
 OUTAGE_MS = 62_000
-EAGER = {"destage_age_max_ms": 10, "dirty_ratio_min": 0}
 
 
 def content(model, size):
@@ -21,40 +18,28 @@ def content(model, size):
     return bytes(image)
 
 
-class Load(threading.Thread):
-    """Writes blocks until it is told to stop, and knows what it wrote."""
+class Load(Worker):
+    """Writes blocks, and knows what it wrote."""
 
     def __init__(self, daemon, name, size, seed):
-        super().__init__(daemon=True)
-        self.client = daemon.nbd(name)
+        super().__init__(daemon, name)
         self.rng = random.Random(seed)
         self.size = size
         self.model = {}
-        self.enough = threading.Event()
-        self.failure = None
 
-    def run(self):
-        try:
-            while not self.enough.is_set():
-                offset = self.rng.randrange(self.size // BLOCK) * BLOCK
-                data = self.rng.randbytes(BLOCK)
-                self.client.pwrite(data, offset)
-                self.model[offset] = data
-                if self.rng.random() < 0.02:
-                    self.client.flush()
-                    check = self.rng.choice(list(self.model))
-                    assert self.client.pread(BLOCK, check) == self.model[check]
-        except Exception as error:  # noqa: BLE001 - whatever it was, the test fails with it
-            self.failure = error
+    def round(self):
+        offset = self.rng.randrange(self.size // BLOCK) * BLOCK
+        data = self.rng.randbytes(BLOCK)
+        self.client.pwrite(data, offset)
+        self.model[offset] = data
+        if self.rng.random() < 0.02:
+            self.client.flush()
+            check = self.rng.choice(list(self.model))
+            assert self.client.pread(BLOCK, check) == self.model[check]
 
     def end(self):
-        self.enough.set()
-        self.join(THREAD_SECONDS)
-        assert not self.is_alive(), "a request never ended"
-        if self.failure:
-            raise self.failure
-        self.client.flush()
-        self.client.shutdown()
+        """Stop; what the volume holds now."""
+        super().end()
         return self.model
 
 

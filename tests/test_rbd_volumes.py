@@ -262,7 +262,7 @@ def test_rbd_snapshot_is_warm_after_a_restart(cluster, tmp_path):
         assert daemon.read("v", MIB, 5 * MIB) == data[5 * MIB :]
         daemon.stop()
         daemon.start()
-        daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+        daemon.online()
         client = daemon.nbd("v")
         assert whole(client) == data
         counters = daemon.volume("v")["counters"]

@@ -102,7 +102,7 @@ def test_scrub_drops_bad_lines_of_the_ssd_tier_before_a_client_meets_them(tmp_pa
         bad = flip(daemon.data / "cache", data, 40)
         assert bad == 40
         daemon.start()
-        daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+        daemon.online()
         status, out, err = scrub(daemon, "--rate", "1G")
         assert status == 0, out + err
         found = last(daemon)
@@ -126,7 +126,7 @@ def test_scrub_writes_dirty_data_again_that_memory_still_has(tmp_path, encrypted
         daemon.create("v", *DIRTY, *options)
         data = random.Random(4).randbytes(2 * MIB)
         daemon.write("v", data)
-        log = daemon.data / "volumes/v/log"
+        log = daemon.log_of("v")
         if encrypted:
             # What is written is not to be found as it was: these are blocks of the ring in use.
             held = log.read_bytes()
@@ -158,7 +158,7 @@ def test_scrub_names_dirty_data_whose_only_copy_is_bad(tmp_path):
         # A replay leaves the data on the device.
         daemon.stop()
         daemon.start()
-        assert flip(daemon.data / "volumes/v/log", data[5 * BLOCK : 6 * BLOCK], 1) == 1
+        assert flip(daemon.log_of("v"), data[5 * BLOCK : 6 * BLOCK], 1) == 1
         done = daemon.cli("volume", "scrub", "v", "--rate", "1G")
         refused(done, 1, "scrub found 1 problem")
         at = 2 * MIB + 5 * BLOCK

@@ -13,8 +13,8 @@ import snapshot_cases as cases
 from conftest import run
 from daemon import DIRTY, HDCS, MIB, Daemon, refused
 from object_stores import BLOCK, EAGER, counters
+from snapshot_cases import SMALL, snapshots
 from test_nbd_filesystem import as_loop
-from test_snapshots_s3 import SMALL, snapshots
 
 # Large enough for mkfs.xfs, and sparse.
 XFS_BYTES = 2 << 30

@@ -9,7 +9,7 @@ import pytest
 import snapshot_cases as cases
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import Model
-from test_snapshots_s3 import SMALL, check, snapshots
+from snapshot_cases import SMALL, check, snapshots
 
 
 class Images:

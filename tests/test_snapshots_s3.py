@@ -1,105 +1,18 @@
 """Snapshots and thin clones of volumes on a real S3: a snapshot holds what was acknowledged before it, while
 clients go on; a clone shares its parent's objects and nothing else; what one of them needs is never freed."""
 
-import random
-import threading
-
 import pytest
 
+import snapshot_cases as cases
 from daemon import DIRTY, MIB, Daemon, refused
-from object_stores import BLOCK, EAGER, THREAD_SECONDS, Model, counters
+from object_stores import BLOCK, EAGER, Model, counters
+from snapshot_cases import KILLED_BLOCKS, SMALL, check, clone, content_of, copy_of, snapshots
 from test_s3_volumes import homes
-
-SMALL = {"log_size_mib": 16}
-
-
-def snapshots(daemon, name="v"):
-    return daemon.json("volume", "snapshot", name, "--list")["snapshots"]
-
-
-def clone(daemon, source, name, url):
-    return daemon.json("volume", "clone", source, name, "--backend", url)
-
-
-def check(daemon, name, model):
-    client = daemon.nbd(name)
-    model.check(client)
-    client.shutdown()
-
-
-def copy_of(model, seed):
-    copied = Model(seed, len(model.image))
-    copied.image[:] = model.image
-    return copied
-
-
-class Journal(threading.Thread):
-    """Writes its number of the write into one random block after another, on one connection and one at a
-    time: so a volume that holds a prefix of this can be told from one that does not."""
-
-    def __init__(self, daemon, name, blocks, seed):
-        super().__init__(daemon=True)
-        self.client = daemon.nbd(name)
-        self.rng = random.Random(seed)
-        self.blocks = blocks
-        self.written = []
-        self.enough = threading.Event()
-        self.failure = None
-
-    def run(self):
-        try:
-            while not self.enough.is_set():
-                block = self.rng.randrange(self.blocks)
-                number = len(self.written) + 1
-                self.client.pwrite(number.to_bytes(8, "little") * (BLOCK // 8), block * BLOCK)
-                self.written.append(block)
-                if number % 100 == 0:
-                    self.client.flush()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the test fails with it
-            self.failure = error
-
-    def end(self):
-        self.enough.set()
-        self.join(THREAD_SECONDS)
-        assert not self.is_alive(), "a request never ended"
-        if self.failure:
-            raise self.failure
-        self.client.shutdown()
-
-    def check_prefix(self, client, least):
-        """What the client reads is all that was written up to some write, which is not before `least`."""
-        found = [int.from_bytes(client.pread(BLOCK, block * BLOCK)[:8], "little") for block in range(self.blocks)]
-        upto = max(found)
-        assert upto >= least, f"write {least} was acknowledged before, {upto} is the last one there"
-        expected = [0] * self.blocks
-        for number, block in enumerate(self.written[:upto], 1):
-            expected[block] = number
-        assert found == expected
 
 
 def test_snapshot_holds_what_was_acknowledged_and_a_clone_begins_with_it(s3, tmp_path):
-    size = 24 * MIB
-    before, after, apart = Model(1, size), None, None
     with Daemon(tmp_path, SMALL) as daemon:
-        daemon.create("v", "--backend", s3.url("first"), *DIRTY, size="24M")
-        client = daemon.nbd("v")
-        before.write(client, 150)
-        assert counters(daemon)["dirty_bytes"] > 0
-        made = daemon.json("volume", "snapshot", "v", "monday")
-        assert made["name"] == "monday" and made["made_ms"] > 1_700_000_000_000
-        after = copy_of(before, 2)
-        after.write(client, 100)
-        volume = clone(daemon, "v@monday", "c", s3.url("first-clone"))
-        assert volume["bytes"] == size
-        check(daemon, "c", before)
-        # Each goes its own way.
-        apart = copy_of(before, 3)
-        other = daemon.nbd("c")
-        apart.write(other, 100)
-        daemon.ok("volume", "flush", "c")
-        after.check(client)
-        other.shutdown()
-        client.shutdown()
+        _, _, after, apart = cases.go_apart(daemon, s3)
         assert [(one["name"], one["clones"]) for one in snapshots(daemon)] == [("monday", ["c"])]
         table = daemon.ok("volume", "snapshot", "v", "--list")
         assert "monday" in table and "SNAPSHOT" in table
@@ -111,9 +24,9 @@ def test_snapshot_holds_what_was_acknowledged_and_a_clone_begins_with_it(s3, tmp
             check(daemon, name, model)
         # A clone of a clone reads through both, and one without a snapshot begins with what is there now.
         daemon.ok("volume", "snapshot", "c", "own")
-        clone(daemon, "c@own", "cc", s3.url("first-clone-clone"))
+        clone(daemon, s3, "c@own", "cc", "first-clone-clone")
         check(daemon, "cc", apart)
-        clone(daemon, "v", "now", s3.url("first-now"))
+        clone(daemon, s3, "v", "now", "first-now")
         check(daemon, "now", after)
         kept = daemon.json("volume", "snapshot", "v", "--list")
         assert [one["name"] for one in kept["snapshots"]] == ["monday"], "none is left behind"
@@ -123,23 +36,7 @@ def test_snapshot_holds_what_was_acknowledged_and_a_clone_begins_with_it(s3, tmp
 
 @pytest.mark.parametrize("mode", ["cache", "storage"])
 def test_snapshot_under_load_is_a_prefix_of_what_the_client_wrote(s3, tmp_path, mode):
-    blocks = 512
-    with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
-        daemon.create("v", "--backend", s3.url(f"load-{mode}"), "--mode", mode, "--persist", "on-write", size="16M")
-        journal = Journal(daemon, "v", blocks, 5)
-        journal.start()
-        least = []
-        for number in range(3):
-            daemon.until(lambda: journal.failure or len(journal.written) > 500 * (number + 1))
-            least.append(len(journal.written))
-            daemon.ok("volume", "snapshot", "v", f"s{number}")
-        journal.end()
-        for number in range(3):
-            clone(daemon, f"v@s{number}", f"c{number}", s3.url(f"load-{mode}-{number}"))
-            client = daemon.nbd(f"c{number}")
-            journal.check_prefix(client, least[number])
-            client.shutdown()
-        daemon.stop()
+    cases.under_load_is_a_prefix(s3, tmp_path, "--mode", mode, "--persist", "on-write", where=f"load-{mode}")
 
 
 def test_snapshot_keeps_what_its_parent_overwrites_and_a_deleted_clone_frees_it(s3, tmp_path):
@@ -150,7 +47,7 @@ def test_snapshot_keeps_what_its_parent_overwrites_and_a_deleted_clone_frees_it(
         client = daemon.nbd("v")
         kept.write(client, 400, lengths=(65536,))
         daemon.ok("volume", "snapshot", "v", "kept")
-        clone(daemon, "v@kept", "c", s3.url("gc-clone"))
+        clone(daemon, s3, "v@kept", "c", "gc-clone")
         model = copy_of(kept, 8)
 
         def overwrite():
@@ -192,47 +89,15 @@ def test_snapshot_keeps_what_its_parent_overwrites_and_a_deleted_clone_frees_it(
 
 
 def test_snapshot_loop_survives_kills_of_the_daemon(s3, tmp_path):
-    """Each snapshot is made of a volume whose blocks all say which one it is. Whatever the daemon was killed
-    in, those that are there hold that."""
-    rng = random.Random(11)
-    blocks = 64
-    sure, number = set(), 0
+    """Whatever the daemon was killed in, the snapshots that are there hold what they are of."""
     with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
-        daemon.create("v", "--backend", s3.url("killed-snapshots"), "--persist", "on-write", size="16M")
-        for _ in range(4):
-            enough = threading.Event()
-            seen = []
-
-            def work():
-                nonlocal number
-                while not enough.is_set():
-                    number += 1
-                    try:
-                        client = daemon.nbd("v")
-                        client.pwrite(number.to_bytes(8, "little") * (BLOCK // 8 * blocks), 0)
-                        client.shutdown()
-                    except Exception:  # noqa: BLE001 - the daemon was killed
-                        return
-                    if daemon.cli("volume", "snapshot", "v", f"s{number}").returncode != 0:
-                        return
-                    seen.append(number)
-
-            worker = threading.Thread(target=work, daemon=True)
-            worker.start()
-            daemon.until(lambda: len(seen) >= 2)
-            enough.wait(rng.random() / 5)
-            daemon.kill()
-            enough.set()
-            worker.join(THREAD_SECONDS)
-            assert not worker.is_alive()
-            sure.update(seen)
-            daemon.start()
+        sure = cases.taken_under_kills(daemon, s3, "killed-snapshots", then=lambda number: None)
         there = [int(one["name"][1:]) for one in snapshots(daemon)]
         assert sure <= set(there) and len(there) == len(set(there))
         for one in sorted(there)[-6:]:
-            clone(daemon, f"v@s{one}", f"c{one}", s3.url(f"killed-clone-{one}"))
-            data = daemon.read(f"c{one}", blocks * BLOCK)
-            assert data == one.to_bytes(8, "little") * (BLOCK // 8 * blocks), f"snapshot {one}"
+            clone(daemon, s3, f"v@s{one}", f"c{one}", f"killed-clone-{one}")
+            data = daemon.read(f"c{one}", KILLED_BLOCKS * BLOCK)
+            assert data == content_of(one), f"snapshot {one}"
         for one in there:
             if one not in sorted(there)[-6:]:
                 daemon.ok("volume", "snapshot", "v", f"s{one}", "--delete")
@@ -248,7 +113,7 @@ def test_clone_that_another_node_has_is_not_deleted_with_the_volume(s3, tmp_path
         client = first.nbd("v")
         model.write(client, 60)
         client.shutdown()
-        clone(first, "v", "c", s3.url("taken-clone"))
+        clone(first, s3, "v", "c", "taken-clone")
         check(first, "c", model)
         second.json("volume", "create", "c", "--backend", s3.url("taken-clone"))
         # The first one does not know yet.
@@ -312,7 +177,7 @@ def test_snapshot_of_a_store_that_is_away_ends_with_the_reason(s3, tmp_path, sta
             client = daemon.nbd("v")
         daemon.until(lambda: daemon.volume("v")["phase"] == "open")
         daemon.until(lambda: daemon.cli("volume", "snapshot", "v", "s").returncode == 0)
-        clone(daemon, "v@s", "c", s3.url(f"{name}-clone"))
+        clone(daemon, s3, "v@s", "c", f"{name}-clone")
         check(daemon, "c", model)
         client.shutdown()
         daemon.stop()

@@ -278,7 +278,7 @@ def test_storage_device_of_another_volume_is_never_formatted(tmp_path):
             before = [disk.read_bytes() for disk in disks]
             daemon.start()
             assert "its home is lost" in daemon.volume("a")["reason"]
-            logs = [daemon.data / "volumes" / name / "log" for name in "ab"]
+            logs = [daemon.log_of(name) for name in "ab"]
             kept = [log.read_bytes() for log in logs]
             refused(daemon.cli("volume", "open", "a", "--discard-dirty"), 1, "holds something else", devices[0])
             assert [disk.read_bytes() for disk in disks] == before
@@ -304,7 +304,7 @@ def test_storage_lost_log_leaves_what_the_home_has(tmp_path):
         fill(daemon, model)
         daemon.until(lambda: daemon.volume("v")["counters"]["log_used_bytes"] == 0)
         daemon.stop()
-        (daemon.data / "volumes" / "v" / "log").unlink()
+        daemon.log_of("v").unlink()
         daemon.start()
         assert "its write log is lost" in daemon.volume("v")["reason"]
         daemon.ok("volume", "open", "v", "--discard-dirty")

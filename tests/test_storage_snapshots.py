@@ -7,7 +7,7 @@ import pytest
 
 from daemon import MIB, Daemon, refused
 from object_stores import THREAD_SECONDS, Model
-from test_snapshots_s3 import SMALL, check, copy_of, snapshots
+from snapshot_cases import SMALL, check, copy_of, snapshots
 from test_storage_file import SIZE, SMALL_LOG, create, fill, home, image, url
 
 

@@ -27,7 +27,7 @@ def read(client, size, expected, times=1):
 def far_misses(tmp_path, tiering):
     """Blocks that a slow volume fetches again after a fast one was read, of what fits the cache; and the daemon's words."""
     with Daemon(tmp_path, {**CONFIG, "cache_tiering": tiering}) as daemon:
-        daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
+        daemon.online()
         data = {}
         for name, size, options in [("far", FAR, "?delay_us=50000"), ("near", NEAR, "")]:
             data[name] = random.Random(size).randbytes(size)

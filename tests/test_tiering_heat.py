@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import contextmanager
 
 from daemon import MIB, Daemon, hdcs, refused
 
@@ -15,19 +16,21 @@ CONFIG = {"memory_max_mib": 128, "cache_total_size_mib": 32, "read_ahead_max_kib
 HOT = [(3 * MIB, 512 * KIB), (11 * MIB, 256 * KIB)]
 
 
-def online(daemon):
-    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
-
-
 def left(daemon, name="v"):
     return daemon.volume(name)["counters"]["warm_left_bytes"]
 
 
-def image(tmp_path, size=16 * MIB):
-    """A backing file, and what is in it."""
-    data = random.Random(7).randbytes(size)
+@contextmanager
+def node(tmp_path, *settings, **config):
+    """A daemon, its cache in use, with a volume of 16 MiB over a file; and what is in that."""
+    data = random.Random(7).randbytes(16 * MIB)
     (tmp_path / "image").write_bytes(data)
-    return f"file:{tmp_path / 'image'}", data
+    with Daemon(tmp_path, {**CONFIG, **config}) as daemon:
+        if daemon.config["cache_total_size_mib"]:
+            daemon.online()
+        chosen = [word for setting in settings for word in ("--set", setting)]
+        daemon.create("v", *chosen, "--backend", f"file:{tmp_path / 'image'}")
+        yield daemon, data
 
 
 def read(daemon, ranges, data, name="v", piece=64 * KIB):
@@ -53,11 +56,8 @@ def saved(daemon, path, name="v"):
 
 
 def test_heat_tells_what_is_hot_and_warms_up_another_cache(tmp_path):
-    url, data = image(tmp_path)
     path = tmp_path / "map"
-    with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
-        daemon.create("v", "--backend", url)
+    with node(tmp_path) as (daemon, data):
         empty = daemon.json("volume", "heat", "v")
         assert empty["cold_bytes"] == empty["bytes"] == 16 * MIB
         assert read(daemon, HOT, data) == blocks(HOT)
@@ -79,8 +79,8 @@ def test_heat_tells_what_is_hot_and_warms_up_another_cache(tmp_path):
     # Another node over the same image, whose cache has seen nothing of it.
     (tmp_path / "other").mkdir()
     with Daemon(tmp_path / "other", CONFIG) as other:
-        online(other)
-        other.create("w", "--backend", url)
+        other.online()
+        other.create("w", "--backend", f"file:{tmp_path / 'image'}")
         said = other.ok("volume", "warm", "w", "--from", path, "--wait")
         assert said == "volume w: 0 B are left to warm up\n", said
         assert read(other, HOT, data, "w") == 0
@@ -89,12 +89,9 @@ def test_heat_tells_what_is_hot_and_warms_up_another_cache(tmp_path):
 
 
 def test_heat_warms_up_after_the_cache_is_lost_and_can_be_cancelled(tmp_path):
-    url, data = image(tmp_path)
     path = tmp_path / "map"
-    with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
-        # At a MiB a second it is never over before it is given up.
-        daemon.create("v", "--set", "cache_warm_rate_mib_s=1", "--backend", url)
+    # At a MiB a second it is never over before it is given up.
+    with node(tmp_path, "cache_warm_rate_mib_s=1") as (daemon, data):
         everything = [(0, 16 * MIB)]
         read(daemon, everything, data)
         read(daemon, HOT, data)
@@ -102,7 +99,7 @@ def test_heat_warms_up_after_the_cache_is_lost_and_can_be_cancelled(tmp_path):
         daemon.stop()
         (daemon.data / "cache").unlink()
         daemon.start()
-        online(daemon)
+        daemon.online()
         daemon.ok("volume", "warm", "v", "--from", path)
         assert 0 < left(daemon) <= 16 * MIB
         assert daemon.volume("v")["counters"]["warm_bytes"] == 16 * MIB
@@ -115,11 +112,8 @@ def test_heat_warms_up_after_the_cache_is_lost_and_can_be_cancelled(tmp_path):
 
 
 def test_heat_map_of_a_larger_volume_is_cut_and_that_is_said(tmp_path):
-    url, data = image(tmp_path)
     path = tmp_path / "map"
-    with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
-        daemon.create("v", "--backend", url)
+    with node(tmp_path) as (daemon, data):
         read(daemon, HOT, data)
         saved(daemon, path)
         daemon.create("small", size="4M")
@@ -129,11 +123,8 @@ def test_heat_map_of_a_larger_volume_is_cut_and_that_is_said(tmp_path):
 
 
 def test_heat_map_that_is_damaged_foreign_or_too_large_is_refused(tmp_path):
-    url, data = image(tmp_path)
     path = tmp_path / "map"
-    with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
-        daemon.create("v", "--set", "cache_warm_rate_mib_s=1", "--backend", url)
+    with node(tmp_path, "cache_warm_rate_mib_s=1") as (daemon, data):
         read(daemon, HOT, data)
         saved(daemon, path)
         daemon.ok("volume", "evict", "v")
@@ -166,10 +157,8 @@ def test_heat_map_that_is_damaged_foreign_or_too_large_is_refused(tmp_path):
 
 
 def test_heat_without_an_ssd_tier_is_that_of_dram(tmp_path):
-    url, data = image(tmp_path)
     path = tmp_path / "map"
-    with Daemon(tmp_path, {**CONFIG, "cache_total_size_mib": 0}) as daemon:
-        daemon.create("v", "--backend", url)
+    with node(tmp_path, cache_total_size_mib=0) as (daemon, data):
         read(daemon, HOT, data)
         read(daemon, HOT[:1], data)
         summary = saved(daemon, path)
@@ -192,15 +181,12 @@ def saved_by_itself(daemon):
 
 def warmed(daemon):
     """Wait for the end of the warm-up that the opening has begun, if it has."""
-    online(daemon)
+    daemon.online()
     daemon.until(lambda: left(daemon) == 0)
 
 
 def test_cache_warms_up_by_itself_after_its_device_is_lost(tmp_path):
-    url, data = image(tmp_path)
-    with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
-        daemon.create("v", "--set", "cache_warm_up=on", "--backend", url)
+    with node(tmp_path, "cache_warm_up=on") as (daemon, data):
         read(daemon, HOT, data)
         daemon.stop()
         assert kept(daemon).exists()
@@ -218,11 +204,8 @@ def test_cache_warms_up_by_itself_after_its_device_is_lost(tmp_path):
 
 
 def test_cache_that_survived_is_not_warmed_up(tmp_path):
-    url, data = image(tmp_path)
     path = tmp_path / "map"
-    with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
-        daemon.create("v", "--set", "cache_warm_up=on", "--backend", url)
+    with node(tmp_path, "cache_warm_up=on") as (daemon, data):
         gone = [(7 * MIB, 64 * KIB)]
         read(daemon, HOT + gone, data)
         saved(daemon, path)
@@ -237,10 +220,7 @@ def test_cache_that_survived_is_not_warmed_up(tmp_path):
 
 
 def test_heat_map_of_the_last_interval_warms_dram_up_after_a_crash(tmp_path):
-    url, data = image(tmp_path)
-    config = {**CONFIG, "cache_total_size_mib": 0, "heat_save_interval_s": 1}
-    with Daemon(tmp_path, config) as daemon:
-        daemon.create("v", "--set", "cache_warm_up=on", "--backend", url)
+    with node(tmp_path, "cache_warm_up=on", cache_total_size_mib=0, heat_save_interval_s=1) as (daemon, data):
         read(daemon, HOT, data)
         # Of all that was read, not of its beginning.
         daemon.until(lambda: kept(daemon).exists())
@@ -265,10 +245,8 @@ def test_heat_map_of_the_last_interval_warms_dram_up_after_a_crash(tmp_path):
 
 
 def test_warm_up_by_itself_shows_is_cancelled_and_does_not_cost_the_map(tmp_path):
-    url, data = image(tmp_path)
-    config = {**CONFIG, "cache_total_size_mib": 0, "heat_save_interval_s": 1}
-    with Daemon(tmp_path, config) as daemon:
-        daemon.create("v", "--set", "cache_warm_up=on", "--set", "cache_warm_rate_mib_s=1", "--backend", url)
+    settings = ["cache_warm_up=on", "cache_warm_rate_mib_s=1"]
+    with node(tmp_path, *settings, cache_total_size_mib=0, heat_save_interval_s=1) as (daemon, data):
         read(daemon, [(0, 16 * MIB)], data)
         daemon.stop()
         before = kept(daemon).read_bytes()
@@ -285,10 +263,7 @@ def test_warm_up_by_itself_shows_is_cancelled_and_does_not_cost_the_map(tmp_path
 
 
 def test_heat_map_that_cannot_be_kept_or_read_stops_nothing(tmp_path):
-    url, data = image(tmp_path)
-    with Daemon(tmp_path, {**CONFIG, "heat_save_interval_s": 1}) as daemon:
-        online(daemon)
-        daemon.create("v", "--backend", url)
+    with node(tmp_path, heat_save_interval_s=1) as (daemon, data):
         # What stands in the way of a new file is a directory of its name.
         hindrance = kept(daemon).with_name("heat.map.tmp")
         hindrance.mkdir()

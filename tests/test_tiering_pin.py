@@ -18,10 +18,6 @@ CONFIG = {
 }
 
 
-def online(daemon):
-    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
-
-
 def filled(daemon, name="v"):
     """Wait until everything that is pinned was looked at and fetched."""
     daemon.until(lambda: daemon.volume(name)["counters"]["pinned_left_bytes"] == 0)
@@ -47,9 +43,9 @@ def scan(daemon):
 
 def test_pin_stays_through_scans_restarts_and_writes(tmp_path):
     with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
+        daemon.online()
         data = bytearray(random.Random(1).randbytes(2 * PINNED))
-        assert daemon.json("status")["cache"]["dram_bytes"] < 2 * PINNED
+        assert daemon.cache()["dram_bytes"] < 2 * PINNED
         daemon.create("v", size="80M")
         daemon.write("v", data)
         daemon.ok("volume", "flush", "v")
@@ -67,7 +63,7 @@ def test_pin_stays_through_scans_restarts_and_writes(tmp_path):
         assert misses(daemon, PINNED, PINNED, data) > 0
         daemon.stop()
         daemon.start()
-        online(daemon)
+        daemon.online()
         filled(daemon)
         assert daemon.volume("v")["pins"] == [{"offset": 0, "bytes": PINNED}]
         scan(daemon)
@@ -83,14 +79,14 @@ def test_pin_stays_through_scans_restarts_and_writes(tmp_path):
         daemon.stop()
         (daemon.data / "cache").unlink()
         daemon.start()
-        online(daemon)
+        daemon.online()
         filled(daemon)
         assert misses(daemon, PINNED, 0, data) == 0
 
 
 def test_pin_is_listed_joined_and_cut(tmp_path):
     with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
+        daemon.online()
         daemon.create("v")
         daemon.ok("volume", "pin", "v", "--length", "1M", "--no-wait")
         volume = daemon.json("volume", "pin", "v", "--offset", "1M", "--length", "1M")
@@ -115,7 +111,7 @@ def test_pin_is_listed_joined_and_cut(tmp_path):
 
 def test_pin_is_refused_beyond_its_share_and_where_nothing_is_cached(tmp_path):
     with Daemon(tmp_path, {**CONFIG, "cache_total_size_mib": 32, "cache_pin_ratio_max": 30}) as daemon:
-        online(daemon)
+        daemon.online()
         daemon.create("v")
         daemon.create("w")
         refused(daemon.cli("volume", "pin", "v"), 1, "its pins would take 16777216 bytes",
@@ -134,7 +130,7 @@ def test_pin_is_refused_beyond_its_share_and_where_nothing_is_cached(tmp_path):
         daemon.stop()
         daemon.config["cache_pin_ratio_max"] = 10
         daemon.start()
-        online(daemon)
+        daemon.online()
         volume = daemon.volume("w")
         assert volume["pins"] == [{"offset": 0, "bytes": 6 * MIB}]
         assert volume["counters"]["pinned_bytes"] == 0

@@ -7,17 +7,13 @@ from daemon import MIB, Daemon, refused
 CONFIG = {"memory_max_mib": 128, "cache_total_size_mib": 32, "read_ahead_max_kib": 0}
 
 
-def online(daemon):
-    daemon.until(lambda: daemon.json("status")["cache"]["ssd_state"] == "online")
-
-
 def left(daemon):
     return daemon.volume("v")["counters"]["warm_left_bytes"]
 
 
 def test_warm_up_fills_in_the_background_and_can_be_cancelled(tmp_path):
     with Daemon(tmp_path, CONFIG) as daemon:
-        online(daemon)
+        daemon.online()
         data = random.Random(1).randbytes(8 * MIB)
         # At a MiB a second it is never over before it is given up.
         daemon.create("v", "--set", "cache_warm_rate_mib_s=1")

@@ -4,7 +4,7 @@
 //! Each turn is on volumes of its own, so that every log begins empty and none is overrun.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::failure::{Context, Failure, Result};
 use crate::fio::Load;
 use crate::node::{Node, VolumeOptions};
+use crate::options::Places;
 use crate::results::Directory;
 
 /// The volumes.
@@ -35,15 +36,8 @@ const RATIO_MIN: f64 = 0.7;
 /// How it runs.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
-    hdcs: PathBuf,
-    /// Where the data lies meanwhile, about 5 GB.
-    #[arg(long, default_value = "target/bench-data")]
-    data: PathBuf,
-    /// Where results go.
-    #[arg(long, default_value = "bench/results")]
-    results: PathBuf,
+    #[command(flatten)]
+    places: Places,
     /// Turns of each; the median of their ratios counts.
     #[arg(long, default_value_t = 3)]
     repeat: u32,
@@ -151,16 +145,17 @@ fn comparisons() -> Vec<Comparison> {
 
 /// Measure it.
 pub fn run(options: &Options) -> Result<()> {
-    fs::create_dir_all(&options.data).context(options.data.display())?;
+    let places = &options.places;
+    fs::create_dir_all(&places.data).context(places.data.display())?;
     let scratch = tempfile::Builder::new()
         .prefix("encryption-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
+        .tempdir_in(&places.data)
+        .context(places.data.display())?;
     let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
-    let results = Directory::create(&options.results)?;
+    let results = Directory::create(&places.results)?;
     let key = directory.join("key");
     fs::write(&key, "5c".repeat(32)).context(key.display())?;
-    let node = Node::start(&options.hdcs, &directory.join("node"), Some(CONFIG))?;
+    let node = Node::start(&places.hdcs, &directory.join("node"), Some(CONFIG))?;
     let mut rows: Vec<Row> = Vec::new();
     for comparison in comparisons() {
         let (load, kinds) = (comparison.load, comparison.kinds);

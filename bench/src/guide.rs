@@ -41,34 +41,27 @@ pub struct Options {
 struct Arrangement {
     name: &'static str,
     colour: &'static str,
-    create: &'static [&'static str],
+    create: [&'static str; 2],
+}
+
+/// Cache mode under a policy.
+const fn policy(name: &'static str, colour: &'static str) -> Arrangement {
+    Arrangement {
+        name,
+        colour,
+        create: ["--policy", name],
+    }
 }
 
 const ARRANGEMENTS: [Arrangement; 5] = [
-    Arrangement {
-        name: "write-back",
-        colour: "#1565c0",
-        create: &["--policy", "write-back"],
-    },
-    Arrangement {
-        name: "write-through",
-        colour: "#2e9e5b",
-        create: &["--policy", "write-through"],
-    },
-    Arrangement {
-        name: "write-around",
-        colour: "#c8a25a",
-        create: &["--policy", "write-around"],
-    },
-    Arrangement {
-        name: "pass-through",
-        colour: "#999999",
-        create: &["--policy", "pass-through"],
-    },
+    policy("write-back", "#1565c0"),
+    policy("write-through", "#2e9e5b"),
+    policy("write-around", "#c8a25a"),
+    policy("pass-through", "#999999"),
     Arrangement {
         name: "storage mode",
         colour: "#7b1fa2",
-        create: &["--mode", "storage"],
+        create: ["--mode", "storage"],
     },
 ];
 

@@ -29,7 +29,12 @@ fn parse(data: &[u8]) {
         cached += if heat == Heat::Cold { 0 } else { end - first };
     }
     assert_eq!(at, map.bytes());
-    for (volume, room) in [(u64::MAX, u64::MAX), (at / 1024 * 512, at), (at, at / 3), (0, 0)] {
+    for (volume, room) in [
+        (u64::MAX, u64::MAX),
+        (at / 1024 * 512, at),
+        (at, at / 3),
+        (0, 0),
+    ] {
         let plan = map.plan(volume, room);
         assert_eq!(plan.bytes + plan.beyond_bytes + plan.over_bytes, cached);
         let planned: u64 = plan.ranges.iter().map(|range| range.count * 512).sum();

@@ -14,293 +14,433 @@ use hdcs_core::volume::Policy;
 
 use crate::config::value::Word;
 use crate::control::api::{
-    Counters, HomeCounters, Latency, Scrub, Status, StoreCounters, Volume, VolumeBenefit,
+    Counters, HomeCounters, LastScrub, Latency, Scrub, Status, StoreCounters, Volume, VolumeBenefit,
 };
 use crate::control::view;
 
 /// The content type of what [`render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A family of one sample per volume, taken from its counters.
-struct OfVolume {
+/// A family with samples of what volumes have one of, such as counters.
+struct Family<T: 'static, V: 'static = f64> {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    labels: &'static str,
-    value: fn(&Counters) -> f64,
+    samples: Samples<T, V>,
 }
 
-const fn counter(
+/// Labels beside that of the volume, and the value.
+type Samples<T, V> = &'static [(&'static str, fn(&T) -> V)];
+
+const fn counter<T, V>(
     name: &'static str,
-    labels: &'static str,
     help: &'static str,
-    value: fn(&Counters) -> f64,
-) -> OfVolume {
-    OfVolume {
+    samples: Samples<T, V>,
+) -> Family<T, V> {
+    let kind = "counter";
+    Family {
         name,
-        kind: "counter",
+        kind,
         help,
-        labels,
-        value,
+        samples,
     }
 }
 
-const fn gauge(name: &'static str, help: &'static str, value: fn(&Counters) -> f64) -> OfVolume {
-    OfVolume {
+const fn gauge<T, V>(
+    name: &'static str,
+    help: &'static str,
+    samples: Samples<T, V>,
+) -> Family<T, V> {
+    let kind = "gauge";
+    Family {
         name,
-        kind: "gauge",
+        kind,
         help,
-        labels: "",
-        value,
+        samples,
     }
 }
 
 const BLOCK_BYTES: f64 = hdcs_core::limits::BLOCK_BYTES as f64;
 
-/// Families of volumes; neighbours of one name are one family.
-const OF_VOLUMES: &[OfVolume] = &[
+/// Of what every open volume counts.
+const OF_COUNTERS: &[Family<Counters>] = &[
     counter(
         "hdcs_volume_requests_total",
-        "op=\"read\"",
         "Requests answered, by kind.",
-        |c| c.reads as f64,
+        &[
+            ("op=\"read\"", |c| c.reads as f64),
+            ("op=\"write\"", |c| c.writes as f64),
+            ("op=\"trim\"", |c| c.trims as f64),
+            ("op=\"flush\"", |c| c.flushes as f64),
+        ],
     ),
-    counter("hdcs_volume_requests_total", "op=\"write\"", "", |c| {
-        c.writes as f64
-    }),
-    counter("hdcs_volume_requests_total", "op=\"trim\"", "", |c| {
-        c.trims as f64
-    }),
-    counter("hdcs_volume_requests_total", "op=\"flush\"", "", |c| {
-        c.flushes as f64
-    }),
     counter(
         "hdcs_volume_request_errors_total",
-        "",
         "Requests answered with an error.",
-        |c| c.errors as f64,
+        &[("", |c| c.errors as f64)],
     ),
     counter(
         "hdcs_volume_client_bytes_total",
-        "op=\"read\"",
         "Bytes moved for clients, by kind.",
-        |c| c.read_bytes as f64,
+        &[
+            ("op=\"read\"", |c| c.read_bytes as f64),
+            ("op=\"write\"", |c| c.write_bytes as f64),
+        ],
     ),
-    counter("hdcs_volume_client_bytes_total", "op=\"write\"", "", |c| {
-        c.write_bytes as f64
-    }),
     counter(
         "hdcs_volume_read_blocks_total",
-        "tier=\"log\"",
         "4 KiB blocks read for clients, by where they were found.",
-        |c| c.log_hit_blocks as f64,
-    ),
-    counter("hdcs_volume_read_blocks_total", "tier=\"dram\"", "", |c| {
-        c.dram_hit_blocks as f64
-    }),
-    counter("hdcs_volume_read_blocks_total", "tier=\"ssd\"", "", |c| {
-        c.ssd_hit_blocks as f64
-    }),
-    counter(
-        "hdcs_volume_read_blocks_total",
-        "tier=\"backend\"",
-        "",
-        |c| c.miss_blocks as f64,
+        &[
+            ("tier=\"log\"", |c| c.log_hit_blocks as f64),
+            ("tier=\"dram\"", |c| c.dram_hit_blocks as f64),
+            ("tier=\"ssd\"", |c| c.ssd_hit_blocks as f64),
+            ("tier=\"backend\"", |c| c.miss_blocks as f64),
+        ],
     ),
     counter(
         "hdcs_volume_read_ahead_bytes_total",
-        "",
         "Bytes read ahead.",
-        |c| c.read_ahead_blocks as f64 * BLOCK_BYTES,
+        &[("", |c| c.read_ahead_blocks as f64 * BLOCK_BYTES)],
     ),
     counter(
         "hdcs_volume_corrupt_blocks_total",
-        "place=\"cache\"",
         "Blocks that failed their checksum.",
-        |c| c.cache_corrupt_blocks as f64,
-    ),
-    counter(
-        "hdcs_volume_corrupt_blocks_total",
-        "place=\"log\"",
-        "",
-        |c| c.log_corrupt_blocks as f64,
+        &[
+            ("place=\"cache\"", |c| c.cache_corrupt_blocks as f64),
+            ("place=\"log\"", |c| c.log_corrupt_blocks as f64),
+        ],
     ),
     gauge(
         "hdcs_volume_log_used_bytes",
         "Bytes of the write log in use.",
-        |c| c.log_used_bytes as f64,
+        &[("", |c| c.log_used_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_log_size_bytes",
         "Bytes of the write log that can be in use.",
-        |c| c.log_ring_bytes as f64,
+        &[("", |c| c.log_ring_bytes as f64)],
     ),
     counter(
         "hdcs_volume_log_written_bytes_total",
-        "",
         "Bytes written to the log's device.",
-        |c| c.log_written_bytes as f64,
+        &[("", |c| c.log_written_bytes as f64)],
     ),
     counter(
         "hdcs_volume_log_spans_total",
-        "",
         "Spans written to the log's device.",
-        |c| c.log_spans as f64,
+        &[("", |c| c.log_spans as f64)],
     ),
     counter(
         "hdcs_volume_log_plain_bytes_total",
-        "",
         "Bytes of data that the write log has taken, before they were compressed.",
-        |c| c.log_plain_bytes as f64,
+        &[("", |c| c.log_plain_bytes as f64)],
     ),
     counter(
         "hdcs_volume_log_stored_bytes_total",
-        "",
         "Bytes that this data has in the write log: by the above, what compression leaves of it.",
-        |c| c.log_stored_bytes as f64,
+        &[("", |c| c.log_stored_bytes as f64)],
     ),
     counter(
         "hdcs_volume_ssd_plain_bytes_total",
-        "",
         "Bytes of lines that the SSD tier has taken, before they were compressed.",
-        |c| c.ssd_plain_bytes as f64,
+        &[("", |c| c.ssd_plain_bytes as f64)],
     ),
     counter(
         "hdcs_volume_ssd_stored_bytes_total",
-        "",
         "Bytes that these lines have there: by the above, what compression leaves of them.",
-        |c| c.ssd_stored_bytes as f64,
+        &[("", |c| c.ssd_stored_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_pinned_bytes",
         "Bytes that are pinned in the SSD tier.",
-        |c| c.pinned_bytes as f64,
+        &[("", |c| c.pinned_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_pinned_left_bytes",
         "Of them, what is still to be looked at or fetched.",
-        |c| c.pinned_left_bytes as f64,
+        &[("", |c| c.pinned_left_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_warm_bytes",
         "All bytes of the warm-up that is under way.",
-        |c| c.warm_bytes as f64,
+        &[("", |c| c.warm_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_warm_left_bytes",
         "Of them, those still to be looked at or fetched.",
-        |c| c.warm_left_bytes as f64,
+        &[("", |c| c.warm_left_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_dirty_bytes",
         "Bytes that the backend does not have yet.",
-        |c| c.dirty_bytes as f64,
+        &[("", |c| c.dirty_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_dirty_age_seconds",
         "Age of the oldest of them.",
-        |c| seconds(c.dirty_age_ms),
+        &[("", |c| seconds(c.dirty_age_ms))],
     ),
     gauge(
         "hdcs_volume_unpersisted_bytes",
         "Bytes acknowledged and not yet durable.",
-        |c| c.unpersisted_bytes as f64,
+        &[("", |c| c.unpersisted_bytes as f64)],
     ),
     counter(
         "hdcs_volume_destaged_bytes_total",
-        "",
         "Bytes written to the backend by destage.",
-        |c| c.destaged_bytes as f64,
+        &[("", |c| c.destaged_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_destage_bytes_per_second",
         "The same, over the last second or so.",
-        |c| c.destage_bytes_per_s as f64,
+        &[("", |c| c.destage_bytes_per_s as f64)],
     ),
     counter(
         "hdcs_volume_coalesced_bytes_total",
-        "",
         "Dirty bytes that a later write covered before they were destaged.",
-        |c| c.coalesced_bytes as f64,
+        &[("", |c| c.coalesced_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_policy_remaining_bytes",
         "Bytes still to go until the policy that was set is in effect, at least 1; 0 once it is.",
-        |c| c.policy_remaining_bytes as f64,
+        &[("", |c| c.policy_remaining_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_flush_remaining_bytes",
         "Of a running flush: bytes still to go.",
-        |c| c.flush_remaining_bytes as f64,
+        &[("", |c| c.flush_remaining_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_copy_remaining_bytes",
         "Of a snapshot or clone that has to copy data: bytes still to go.",
-        |c| c.copy_remaining_bytes as f64,
+        &[("", |c| c.copy_remaining_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_throttled_requests",
         "Requests waiting for room in the log.",
-        |c| c.throttled_requests as f64,
+        &[("", |c| c.throttled_requests as f64)],
     ),
     counter(
         "hdcs_volume_throttled_seconds_total",
-        "",
         "Time that requests have waited for room.",
-        |c| seconds(c.throttled_ms),
+        &[("", |c| seconds(c.throttled_ms))],
     ),
     counter(
         "hdcs_volume_qos_delayed_requests_total",
-        "",
         "Requests that quality of service has delayed.",
-        |c| c.qos.delayed_requests as f64,
+        &[("", |c| c.qos.delayed_requests as f64)],
     ),
     counter(
         "hdcs_volume_qos_delayed_seconds_total",
-        "",
         "How long it has delayed them.",
-        |c| seconds(c.qos.delayed_ms),
+        &[("", |c| seconds(c.qos.delayed_ms))],
     ),
     gauge(
         "hdcs_volume_qos_waiting_requests",
         "Requests that wait for their turn by quality of service.",
-        |c| c.qos.waiting_requests as f64,
+        &[("", |c| c.qos.waiting_requests as f64)],
     ),
     gauge(
         "hdcs_volume_qos_short",
         "1 if the last second brought less than is reserved, although there was always something to do.",
-        |c| f64::from(u8::from(c.qos.short)),
+        &[("", |c| bit(c.qos.short))],
     ),
     gauge(
         "hdcs_volume_requests_in_flight",
         "Requests not answered yet.",
-        |c| c.requests_in_flight as f64,
+        &[("", |c| c.requests_in_flight as f64)],
     ),
     counter(
         "hdcs_volume_backend_errors_total",
-        "",
         "Backend operations that failed.",
-        |c| c.backend_errors as f64,
+        &[("", |c| c.backend_errors as f64)],
     ),
     gauge(
         "hdcs_volume_inherited_bytes",
         "Bytes still as in the snapshot that the volume began as, which clones of it share in the cache.",
-        |c| c.inherited_bytes as f64,
+        &[("", |c| c.inherited_bytes as f64)],
     ),
     gauge(
         "hdcs_volume_replayed_entries",
         "Log entries that the last opening replayed.",
-        |c| c.replayed_entries as f64,
+        &[("", |c| c.replayed_entries as f64)],
     ),
     gauge(
         "hdcs_volume_replay_seconds",
         "How long the last opening took.",
-        |c| seconds(c.replay_ms),
+        &[("", |c| seconds(c.replay_ms))],
     ),
 ];
 
+/// Of sizes in bytes.
+const OF_SIZES: &[Family<u64>] = &[gauge(
+    "hdcs_volume_size_bytes",
+    "Size of the volume.",
+    &[("", |bytes| *bytes as f64)],
+)];
+
+/// What reading volumes costs, and how the read cache weighs them.
+const OF_BENEFITS: &[Family<VolumeBenefit, Option<f64>>] = &[
+    gauge(
+        "hdcs_volume_read_cost_seconds",
+        "Mean time of late that a client's read has waited for a line of the backend, or for a block of the SSD tier \
+         (of all volumes).",
+        &[
+            ("tier=\"backend\"", |b| b.miss_us.map(|us| us / 1e6)),
+            ("tier=\"ssd\"", |b| b.ssd_hit_us.map(|us| us / 1e6)),
+        ],
+    ),
+    gauge(
+        "hdcs_volume_cache_weight",
+        "How many times as long the volume's blocks are held on to as the mean of the tier; see cache_tiering.",
+        &[
+            ("tier=\"dram\"", |b| Some(b.dram_weight)),
+            ("tier=\"ssd\"", |b| Some(b.ssd_weight)),
+        ],
+    ),
+];
+
+/// Requests to object stores, of the volumes over one.
+const OF_STORES: &[Family<StoreCounters>] = &[
+    counter(
+        "hdcs_volume_store_requests_total",
+        "Requests to the object store behind the volume, those that failed included.",
+        &[
+            ("op=\"put\"", |c| c.puts as f64),
+            ("op=\"get\"", |c| c.gets as f64),
+            ("op=\"delete\"", |c| c.deletes as f64),
+            ("op=\"list\"", |c| c.lists as f64),
+        ],
+    ),
+    counter(
+        "hdcs_volume_store_puts_total",
+        "Those of them that put an object, by what it is; snapshots are not among them.",
+        &[
+            ("object=\"data\"", |c| c.puts_data as f64),
+            ("object=\"map\"", |c| c.puts_map as f64),
+            ("object=\"manifest\"", |c| c.puts_manifest as f64),
+        ],
+    ),
+    counter(
+        "hdcs_volume_store_retries_total",
+        "Those of them that repeated one that had failed.",
+        &[("", |c| c.retries as f64)],
+    ),
+    counter(
+        "hdcs_volume_store_bytes_total",
+        "Bytes moved by them.",
+        &[
+            ("op=\"put\"", |c| c.put_bytes as f64),
+            ("op=\"get\"", |c| c.get_bytes as f64),
+        ],
+    ),
+];
+
+/// Homes of the volumes in storage mode.
+const OF_HOMES: &[Family<HomeCounters>] = &[
+    gauge(
+        "hdcs_volume_home_bytes",
+        "Bytes of the home by what the backend has of them.",
+        &[
+            ("state=\"dirty\"", |c| c.dirty_bytes as f64),
+            ("state=\"zero\"", |c| c.zero_bytes as f64),
+            ("state=\"clean\"", |c| c.clean_bytes as f64),
+            ("state=\"absent\"", |c| c.absent_bytes as f64),
+        ],
+    ),
+    counter(
+        "hdcs_volume_home_written_bytes_total",
+        "Bytes written to the home, by what they are.",
+        &[
+            ("part=\"data\"", |c| c.data_written_bytes as f64),
+            ("part=\"map\"", |c| c.map_written_bytes as f64),
+            ("part=\"checksums\"", |c| c.checksums_written_bytes as f64),
+        ],
+    ),
+    counter(
+        "hdcs_volume_home_damaged_reads_total",
+        "Sectors of the home that were read and did not match their checksums.",
+        &[("", |c| c.damaged_reads as f64)],
+    ),
+    gauge(
+        "hdcs_volume_home_damaged_sectors",
+        "Sectors of the home that did not match their checksums, and were not written since.",
+        &[("", |c| c.damaged_sectors as f64)],
+    ),
+    gauge(
+        "hdcs_volume_tier_remaining_bytes",
+        "Of a tier that is under way: bytes still to go.",
+        &[("", |c| c.tier_left_bytes as f64)],
+    ),
+    counter(
+        "hdcs_volume_tiers_total",
+        "How often everything that was dirty was tiered out.",
+        &[("", |c| c.tiers as f64)],
+    ),
+    counter(
+        "hdcs_volume_tiered_bytes_total",
+        "Bytes tiered out.",
+        &[("", |c| c.tiered_bytes as f64)],
+    ),
+    gauge(
+        "hdcs_volume_backend_between",
+        "1 while the backend is between two states, since a tier has begun and not ended.",
+        &[("", |c| bit(c.backend_between))],
+    ),
+];
+
+/// Scrubs that are under way.
+const OF_SCRUBS: &[Family<Scrub>] = &[
+    gauge(
+        "hdcs_scrub_running",
+        "1 while the volume is being scrubbed.",
+        &[("", |scrub| bit(scrub.running))],
+    ),
+    gauge(
+        "hdcs_scrub_read_bytes",
+        "Bytes that the running scrub has read.",
+        &[("", |scrub| scrub.read_bytes as f64)],
+    ),
+];
+
+/// The last scrubs that came to their end.
+const OF_LAST_SCRUBS: &[Family<LastScrub>] = &[
+    gauge(
+        "hdcs_scrub_last_end_seconds",
+        "Unix time at which the last whole scrub ended.",
+        &[("", |last| seconds(last.ended_ms))],
+    ),
+    gauge(
+        "hdcs_scrub_last_bad_blocks",
+        "4 KiB blocks that the last whole scrub found bad.",
+        &[("", |last| last.bad_blocks as f64)],
+    ),
+    gauge(
+        "hdcs_scrub_last_healed_blocks",
+        "Those of them that were made good.",
+        &[("", |last| last.healed_blocks as f64)],
+    ),
+    gauge(
+        "hdcs_scrub_last_problems",
+        "What the last whole scrub found wrong and could not make good.",
+        &[("", |last| last.problems.len() as f64)],
+    ),
+];
+
+/// Heat maps that are kept, by when they were written.
+const OF_HEAT_MAPS: &[Family<u64>] = &[gauge(
+    "hdcs_volume_heat_saved_seconds",
+    "Unix time at which the volume's heat map was written last.",
+    &[("", |saved_ms| seconds(*saved_ms))],
+)];
+
 fn seconds(millis: u64) -> f64 {
     millis as f64 / 1000.0
+}
+
+/// 1 for what is so, 0 for what is not.
+fn bit(is_so: bool) -> f64 {
+    f64::from(u8::from(is_so))
 }
 
 /// Text in the making.
@@ -343,6 +483,28 @@ impl Page {
         self.family(name, kind, help);
         self.sample("", &[], value);
     }
+
+    /// Families with the samples of those volumes that have what these are of; see [`with`].
+    fn families<T, V: Into<Option<f64>>>(&mut self, of: &[(String, &T)], all: &[Family<T, V>]) {
+        for family in all {
+            self.family(family.name, family.kind, family.help);
+            for (volume, one) in of {
+                for (labels, value) in family.samples {
+                    let found: Option<f64> = value(one).into();
+                    if let Some(found) = found {
+                        self.sample("", &[volume, labels], found);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same of what few volumes have: where none has it, nothing is said of it.
+    fn families_if_any<T>(&mut self, of: &[(String, &T)], all: &[Family<T>]) {
+        if !of.is_empty() {
+            self.families(of, all);
+        }
+    }
 }
 
 fn label(name: &str, value: &str) -> String {
@@ -351,6 +513,15 @@ fn label(name: &str, value: &str) -> String {
         .replace('"', "\\\"")
         .replace('\n', "\\n");
     format!("{name}=\"{escaped}\"")
+}
+
+/// The label of each volume that has what `of` says, and what it has.
+fn with<'a, T>(
+    volumes: &'a [Volume],
+    of: impl Fn(&'a Volume) -> Option<&'a T>,
+) -> Vec<(String, &'a T)> {
+    let labelled = |volume: &'a Volume| Some((label("volume", &volume.name), of(volume)?));
+    volumes.iter().filter_map(labelled).collect()
 }
 
 /// Everything about the node and its volumes.
@@ -378,268 +549,21 @@ pub fn render(status: &Status, volumes: &[Volume]) -> String {
     cache(&mut page, status);
     states(&mut page, volumes);
     policies(&mut page, volumes);
-    page.family("hdcs_volume_size_bytes", "gauge", "Size of the volume.");
-    for volume in volumes {
-        page.sample("", &[&label("volume", &volume.name)], volume.bytes as f64);
-    }
-    for run in OF_VOLUMES.chunk_by(|a, b| a.name == b.name) {
-        page.family(run[0].name, run[0].kind, run[0].help);
-        for volume in volumes {
-            if let Some(counters) = &volume.counters {
-                for one in run {
-                    let name = label("volume", &volume.name);
-                    page.sample("", &[&name, one.labels], (one.value)(counters));
-                }
-            }
-        }
-    }
-    benefits(&mut page, volumes);
-    stores(&mut page, volumes);
-    homes(&mut page, volumes);
-    scrubs(&mut page, volumes);
-    heat_maps(&mut page, volumes);
+    page.families(&with(volumes, |v| Some(&v.bytes)), OF_SIZES);
+    page.families(&with(volumes, |v| v.counters.as_ref()), OF_COUNTERS);
+    page.families(&with(volumes, |v| v.benefit.as_ref()), OF_BENEFITS);
+    let stores = with(volumes, |v| v.counters.as_ref()?.store.as_ref());
+    page.families_if_any(&stores, OF_STORES);
+    let homes = with(volumes, |v| v.counters.as_ref()?.home.as_ref());
+    page.families_if_any(&homes, OF_HOMES);
+    let scrubs = with(volumes, |v| v.scrub.as_ref());
+    page.families_if_any(&scrubs, OF_SCRUBS);
+    let last_scrubs = with(volumes, |v| v.scrub.as_ref()?.last.as_ref());
+    page.families_if_any(&last_scrubs, OF_LAST_SCRUBS);
+    let heat_maps = with(volumes, |v| v.heat.as_ref()?.saved_ms.as_ref());
+    page.families_if_any(&heat_maps, OF_HEAT_MAPS);
     latencies(&mut page, volumes);
     page.text
-}
-
-/// What reading volumes costs, and how the read cache weighs them.
-fn benefits(page: &mut Page, volumes: &[Volume]) {
-    type OfBenefit = (&'static str, fn(&VolumeBenefit) -> Option<f64>);
-    let families: [(&str, &str, [OfBenefit; 2]); 2] = [
-        (
-            "hdcs_volume_read_cost_seconds",
-            "Mean time of late that a client's read has waited for a line of the backend, or for a block of the SSD tier \
-             (of all volumes).",
-            [
-                ("tier=\"backend\"", |b| b.miss_us.map(|us| us / 1e6)),
-                ("tier=\"ssd\"", |b| b.ssd_hit_us.map(|us| us / 1e6)),
-            ],
-        ),
-        (
-            "hdcs_volume_cache_weight",
-            "How many times as long the volume's blocks are held on to as the mean of the tier; see cache_tiering.",
-            [
-                ("tier=\"dram\"", |b| Some(b.dram_weight)),
-                ("tier=\"ssd\"", |b| Some(b.ssd_weight)),
-            ],
-        ),
-    ];
-    for (name, help, samples) in families {
-        page.family(name, "gauge", help);
-        for volume in volumes {
-            let Some(benefit) = &volume.benefit else {
-                continue;
-            };
-            for (labels, value) in samples {
-                if let Some(value) = value(benefit) {
-                    page.sample("", &[&label("volume", &volume.name), labels], value);
-                }
-            }
-        }
-    }
-}
-
-/// Labels of a sample, and its value.
-type OfStore = (&'static str, fn(&StoreCounters) -> u64);
-
-/// Requests to object stores, of the volumes over one.
-fn stores(page: &mut Page, volumes: &[Volume]) {
-    let families: [(&str, &str, &[OfStore]); 4] = [
-        (
-            "hdcs_volume_store_requests_total",
-            "Requests to the object store behind the volume, those that failed included.",
-            &[
-                ("op=\"put\"", |c| c.puts),
-                ("op=\"get\"", |c| c.gets),
-                ("op=\"delete\"", |c| c.deletes),
-                ("op=\"list\"", |c| c.lists),
-            ],
-        ),
-        (
-            "hdcs_volume_store_puts_total",
-            "Those of them that put an object, by what it is; snapshots are not among them.",
-            &[
-                ("object=\"data\"", |c| c.puts_data),
-                ("object=\"map\"", |c| c.puts_map),
-                ("object=\"manifest\"", |c| c.puts_manifest),
-            ],
-        ),
-        (
-            "hdcs_volume_store_retries_total",
-            "Those of them that repeated one that had failed.",
-            &[("", |c| c.retries)],
-        ),
-        (
-            "hdcs_volume_store_bytes_total",
-            "Bytes moved by them.",
-            &[
-                ("op=\"put\"", |c| c.put_bytes),
-                ("op=\"get\"", |c| c.get_bytes),
-            ],
-        ),
-    ];
-    let with_store = volumes.iter().filter_map(|volume| {
-        let store = volume.counters.as_ref()?.store.as_ref()?;
-        Some((label("volume", &volume.name), store))
-    });
-    let with_store: Vec<_> = with_store.collect();
-    if with_store.is_empty() {
-        return;
-    }
-    for (name, help, samples) in families {
-        page.family(name, "counter", help);
-        for (volume, counters) in &with_store {
-            for (labels, value) in samples {
-                page.sample("", &[volume, labels], value(counters) as f64);
-            }
-        }
-    }
-}
-
-/// Labels of a sample, and its value.
-type OfHome = (&'static str, fn(&HomeCounters) -> u64);
-
-/// Homes of the volumes in storage mode.
-fn homes(page: &mut Page, volumes: &[Volume]) {
-    let families: [(&str, &str, &str, &[OfHome]); 8] = [
-        (
-            "hdcs_volume_home_bytes",
-            "gauge",
-            "Bytes of the home by what the backend has of them.",
-            &[
-                ("state=\"dirty\"", |c| c.dirty_bytes),
-                ("state=\"zero\"", |c| c.zero_bytes),
-                ("state=\"clean\"", |c| c.clean_bytes),
-                ("state=\"absent\"", |c| c.absent_bytes),
-            ],
-        ),
-        (
-            "hdcs_volume_home_written_bytes_total",
-            "counter",
-            "Bytes written to the home, by what they are.",
-            &[
-                ("part=\"data\"", |c| c.data_written_bytes),
-                ("part=\"map\"", |c| c.map_written_bytes),
-                ("part=\"checksums\"", |c| c.checksums_written_bytes),
-            ],
-        ),
-        (
-            "hdcs_volume_home_damaged_reads_total",
-            "counter",
-            "Sectors of the home that were read and did not match their checksums.",
-            &[("", |c| c.damaged_reads)],
-        ),
-        (
-            "hdcs_volume_home_damaged_sectors",
-            "gauge",
-            "Sectors of the home that did not match their checksums, and were not written since.",
-            &[("", |c| c.damaged_sectors)],
-        ),
-        (
-            "hdcs_volume_tier_remaining_bytes",
-            "gauge",
-            "Of a tier that is under way: bytes still to go.",
-            &[("", |c| c.tier_left_bytes)],
-        ),
-        (
-            "hdcs_volume_tiers_total",
-            "counter",
-            "How often everything that was dirty was tiered out.",
-            &[("", |c| c.tiers)],
-        ),
-        (
-            "hdcs_volume_tiered_bytes_total",
-            "counter",
-            "Bytes tiered out.",
-            &[("", |c| c.tiered_bytes)],
-        ),
-        (
-            "hdcs_volume_backend_between",
-            "gauge",
-            "1 while the backend is between two states, since a tier has begun and not ended.",
-            &[("", |c| u64::from(c.backend_between))],
-        ),
-    ];
-    let with_home = volumes.iter().filter_map(|volume| {
-        let home = volume.counters.as_ref()?.home.as_ref()?;
-        Some((label("volume", &volume.name), home))
-    });
-    let with_home: Vec<_> = with_home.collect();
-    if with_home.is_empty() {
-        return;
-    }
-    for (name, kind, help, samples) in families {
-        page.family(name, kind, help);
-        for (volume, counters) in &with_home {
-            for (labels, value) in samples {
-                page.sample("", &[volume, labels], value(counters) as f64);
-            }
-        }
-    }
-}
-
-/// Heat maps that are kept.
-fn heat_maps(page: &mut Page, volumes: &[Volume]) {
-    for volume in volumes {
-        let saved = volume.heat.as_ref().and_then(|heat| heat.saved_ms);
-        let Some(saved_ms) = saved else {
-            continue;
-        };
-        page.family(
-            "hdcs_volume_heat_saved_seconds",
-            "gauge",
-            "Unix time at which the volume's heat map was written last.",
-        );
-        page.sample("", &[&label("volume", &volume.name)], seconds(saved_ms));
-    }
-}
-
-/// Name, help and value of a gauge.
-type OfScrub = (&'static str, &'static str, fn(&Scrub) -> Option<f64>);
-
-/// Scrubs: the running one, and the last that came to its end.
-fn scrubs(page: &mut Page, volumes: &[Volume]) {
-    let families: [OfScrub; 6] = [
-        (
-            "hdcs_scrub_running",
-            "1 while the volume is being scrubbed.",
-            |scrub| Some(f64::from(u8::from(scrub.running))),
-        ),
-        (
-            "hdcs_scrub_read_bytes",
-            "Bytes that the running scrub has read.",
-            |scrub| Some(scrub.read_bytes as f64),
-        ),
-        (
-            "hdcs_scrub_last_end_seconds",
-            "Unix time at which the last whole scrub ended.",
-            |scrub| Some(seconds(scrub.last.as_ref()?.ended_ms)),
-        ),
-        (
-            "hdcs_scrub_last_bad_blocks",
-            "4 KiB blocks that the last whole scrub found bad.",
-            |scrub| Some(scrub.last.as_ref()?.bad_blocks as f64),
-        ),
-        (
-            "hdcs_scrub_last_healed_blocks",
-            "Those of them that were made good.",
-            |scrub| Some(scrub.last.as_ref()?.healed_blocks as f64),
-        ),
-        (
-            "hdcs_scrub_last_problems",
-            "What the last whole scrub found wrong and could not make good.",
-            |scrub| Some(scrub.last.as_ref()?.problems.len() as f64),
-        ),
-    ];
-    for (name, help, value) in families {
-        for volume in volumes {
-            let Some(value) = volume.scrub.as_ref().and_then(value) else {
-                continue;
-            };
-            page.family(name, "gauge", help);
-            page.sample("", &[&label("volume", &volume.name)], value);
-        }
-    }
 }
 
 fn memory(page: &mut Page, status: &Status) {
@@ -687,7 +611,7 @@ fn cache(page: &mut Page, status: &Status) {
         "1 for the state that the SSD tier is in, 0 for the others.",
     );
     for state in view::SSD_STATES.map(view::ssd_state) {
-        let is_in = f64::from(u8::from(cache.ssd_state == state));
+        let is_in = bit(cache.ssd_state == state);
         page.sample("", &[&label("state", state)], is_in);
     }
     page.single(
@@ -757,7 +681,7 @@ fn states(page: &mut Page, volumes: &[Volume]) {
     for volume in volumes {
         for state in view::STATES.map(view::state) {
             let labels = [label("volume", &volume.name), label("state", state)];
-            let is_in = f64::from(u8::from(volume.state == state));
+            let is_in = bit(volume.state == state);
             page.sample("", &[&labels[0], &labels[1]], is_in);
         }
     }
@@ -775,7 +699,7 @@ fn policies(page: &mut Page, volumes: &[Volume]) {
         };
         for (policy, _) in Policy::WORDS {
             let labels = [label("volume", &volume.name), label("policy", policy)];
-            let is_in = f64::from(u8::from(counters.policy == *policy));
+            let is_in = bit(counters.policy == *policy);
             page.sample("", &[&labels[0], &labels[1]], is_in);
         }
     }

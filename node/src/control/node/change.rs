@@ -6,8 +6,8 @@ use hdcs_core::io::SectorRange;
 use hdcs_core::limits::SECTOR_BYTES;
 
 use super::{
-    COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, at_volume, failed, find,
-    invalid, pins,
+    COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed, find, invalid,
+    pins,
 };
 use crate::catalogue::{self, Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
@@ -91,7 +91,7 @@ impl Node {
             ));
         }
         entry.bytes = request.bytes;
-        let resize = ask(&*self.path, "resizing it", MOVE_TIME_MAX, |answer| {
+        let resize = self.command(name, "resizing it", MOVE_TIME_MAX, |answer| {
             Command::Resize(number, request.bytes, answer)
         });
         let save = |entry: &Entry| {
@@ -103,10 +103,10 @@ impl Node {
             save(&entry)?;
             if let Err(error) = resize.await {
                 save(&old)?;
-                return Err(at_volume(name, error));
+                return Err(error);
             }
         } else {
-            resize.await.map_err(|error| at_volume(name, error))?;
+            resize.await?;
             save(&entry)?;
         }
         let has_other_pins = entry.pins != old.pins;
@@ -119,11 +119,10 @@ impl Node {
 
     /// Write everything dirty to the backend and wait for it, unless it gets stuck.
     pub(super) async fn destage(&self, name: &str, number: VolumeNumber) -> Result<(), ApiError> {
-        ask(&*self.path, "flushing it", COMMAND_TIME_MAX, |answer| {
+        self.command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
             Command::DestageAll(number, answer)
         })
-        .await
-        .map_err(|error| at_volume(name, error))?;
+        .await?;
         self.watch_destage(name, number).await
     }
 
@@ -181,25 +180,20 @@ impl Node {
     /// Begin to write everything dirty to the backend. Progress is in the counters.
     pub async fn flush(&self, name: &str) -> Result<Volume, ApiError> {
         let number = VolumeNumber(self.entry(name)?.number);
-        ask(&*self.path, "flushing it", COMMAND_TIME_MAX, |answer| {
+        self.command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
             Command::DestageAll(number, answer)
         })
-        .await
-        .map_err(|error| at_volume(name, error))?;
+        .await?;
         self.volume(name).await
     }
 
     /// Return to destaging by policy, and give up what is being copied for a snapshot or clone.
     pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
         let number = VolumeNumber(self.entry(name)?.number);
-        ask(
-            &*self.path,
-            "cancelling the flush",
-            COMMAND_TIME_MAX,
-            |answer| Command::CancelDestageAll(number, answer),
-        )
+        self.command(name, "cancelling the flush", COMMAND_TIME_MAX, |answer| {
+            Command::CancelDestageAll(number, answer)
+        })
         .await
-        .map_err(|error| at_volume(name, error))
     }
 
     /// Bring a range into the read cache, or drop it from there.
@@ -233,7 +227,7 @@ impl Node {
         } else {
             "evicting it"
         };
-        ask(&*self.path, what, MOVE_TIME_MAX, |answer| {
+        self.command(name, what, MOVE_TIME_MAX, |answer| {
             if promote {
                 Command::Promote(number, sectors, answer)
             } else {
@@ -241,7 +235,6 @@ impl Node {
             }
         })
         .await
-        .map_err(|error| at_volume(name, error))
     }
 
     /// Verify every checksum of a volume's write log while it is in use.

@@ -9,8 +9,7 @@ use uuid::Uuid;
 use super::create::is_block_device;
 use super::open::NotOpen;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, at_volume, failed, find, in_time, lock,
-    parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, in_time, lock, parse_name,
 };
 use crate::backends::{closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
@@ -136,15 +135,12 @@ impl Node {
             *is_clone = self.give_up_clone(name, number).await?;
         }
         let destage = !options.discard_dirty;
-        ask(&*self.path, "closing it", MOVE_TIME_MAX, |answer| {
-            Command::Close {
-                volume: number,
-                destage,
-                answer,
-            }
+        self.command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
+            volume: number,
+            destage,
+            answer,
         })
-        .await
-        .map_err(|error| at_volume(name, error))?;
+        .await?;
         self.records.untrack(entry.number).await;
         self.forget_scrubs(entry.number);
         self.forget_heat(entry.number).await;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{MOVE_TIME_MAX, Node, at_volume, failed, find, lock, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DetachOptions, Detached, ErrorKind};
-use crate::control::link::{ask, report};
+use crate::control::link::report;
 use crate::frontends::VolumeNumber;
 use crate::shard::command::{Command, Left};
 
@@ -99,15 +99,13 @@ impl Node {
                 )
             })?;
         }
-        let left: Option<Left> = ask(&*self.path, "closing it", MOVE_TIME_MAX, |answer| {
-            Command::Close {
+        let left: Option<Left> = self
+            .command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
                 volume: number,
                 destage: !options.discard_dirty,
                 answer,
-            }
-        })
-        .await
-        .map_err(|error| at_volume(name, error))?;
+            })
+            .await?;
         self.records.closed(entry.number, left).await;
         self.forget_scrubs(entry.number);
         self.forget_heat(entry.number).await;

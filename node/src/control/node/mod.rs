@@ -42,7 +42,7 @@ use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::{DataDir, Layout};
 use crate::frontends::VolumeNumber;
 use crate::shard::command::{
-    Admission, Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec,
+    Admission, Answer, Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec,
 };
 use open::{NotOpen, Opening};
 use record::Records;
@@ -365,6 +365,18 @@ impl Node {
              in them: put their devices right before the next start",
             failed_logs.join(", ")
         )))
+    }
+
+    /// Have the shard do something with a volume; what goes wrong names that.
+    async fn command<T>(
+        &self,
+        name: &str,
+        what: &str,
+        time_max: Duration,
+        make: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, ApiError> {
+        let done = ask(&*self.path, what, time_max, make).await;
+        done.map_err(|error| at_volume(name, error))
     }
 
     fn name_of(&self, number: VolumeNumber) -> String {

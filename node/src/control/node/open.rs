@@ -43,7 +43,6 @@ use crate::backends::url::BackendUrl;
 use crate::backends::{self, Absent};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
-use crate::control::link::ask;
 use crate::data_dir::dirty::{self, DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
 use crate::frontends::VolumeNumber;
@@ -271,14 +270,10 @@ impl Node {
             }
         }
         let number = VolumeNumber(opening.number);
-        ask(
-            &*self.path,
-            "giving up its opening",
-            COMMAND_TIME_MAX,
-            |answer| Command::GiveUpOpening(number, answer),
-        )
+        self.command(name, "giving up its opening", COMMAND_TIME_MAX, |answer| {
+            Command::GiveUpOpening(number, answer)
+        })
         .await
-        .map_err(|error| at_volume(name, error))
     }
 
     /// Record what a volume's backend is, if that was not known.

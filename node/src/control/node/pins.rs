@@ -4,10 +4,9 @@
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::SECTOR_BYTES;
 
-use super::{COMMAND_TIME_MAX, Node, at_volume, failed, invalid};
+use super::{COMMAND_TIME_MAX, Node, failed, invalid};
 use crate::catalogue::{self, Entry, PinnedRange};
 use crate::control::api::{ApiError, ErrorKind, Volume, VolumeRange};
-use crate::control::link::ask;
 use crate::frontends::VolumeNumber;
 use crate::shard::command::Command;
 
@@ -111,22 +110,20 @@ impl Node {
             .transpose()?;
         let ranges = sectors(range.as_slice());
         let number = VolumeNumber(entry.number);
-        ask(&*self.path, "warming it up", COMMAND_TIME_MAX, |answer| {
+        self.command(name, "warming it up", COMMAND_TIME_MAX, |answer| {
             Command::WarmUp(number, ranges, answer)
         })
-        .await
-        .map_err(|error| at_volume(name, error))?;
+        .await?;
         self.volume(name).await
     }
 
     /// Tell the shard what an entry has pinned.
     pub(super) async fn apply_pins(&self, entry: &Entry) -> Result<(), ApiError> {
         let (number, ranges) = (VolumeNumber(entry.number), sectors(&entry.pins));
-        ask(&*self.path, "pinning", COMMAND_TIME_MAX, |answer| {
+        self.command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
             Command::Pin(number, ranges, answer)
         })
         .await
-        .map_err(|error| at_volume(entry.name.as_str(), error))
     }
 }
 

@@ -29,7 +29,7 @@ use crate::control::api::{
     ApiError, CloneVolume, CreateVolume, DeleteOptions, ErrorKind, MakeSnapshot, Snapshot,
     Snapshots, Volume,
 };
-use crate::control::link::{ask, report};
+use crate::control::link::report;
 use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
@@ -576,14 +576,10 @@ impl Node {
             copying.cancel();
         }
         let number = VolumeNumber(self.entry(name)?.number);
-        ask(
-            &*self.path,
-            "giving up its snapshot",
-            COMMAND_TIME_MAX,
-            |answer| Command::CancelKeep(number, answer),
-        )
+        self.command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
+            Command::CancelKeep(number, answer)
+        })
         .await
-        .map_err(|error| at_volume(name, error))
     }
 
     /// Note that something of a volume is being copied, so that it can be seen and cancelled.
