@@ -8,9 +8,10 @@ use hdcs_core::error::{OpenError, RequestError};
 use hdcs_core::format::{
     LOG_HEADER_BLOCKS, LOG_VERSION, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
 };
-use hdcs_core::io::{Action, Completion, Done, Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
-use hdcs_core::volume::{Context, Event, Persist, Phase, VolumeConfig};
+use hdcs_core::io::{Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange};
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, CACHE_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::read_cache::{SsdConfig, Tier};
+use hdcs_core::volume::{Context, Event, Inherited, Persist, Phase, VolumeConfig};
 use world::{BYTES, World};
 
 const RING_START: usize = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
@@ -406,4 +407,46 @@ fn reads_of_many_compressed_entries_end_beside_one_another() {
         }
     }
     assert_eq!(ended, 2);
+}
+
+/// A compressed line is read once for all of its blocks that are asked for: but those that a clone has written
+/// are not in the line of its origin.
+#[test]
+fn compressed_line_of_an_origin_is_read_as_far_as_it_is_inherited() {
+    const ORIGIN: u32 = 9;
+    let ssd = SsdConfig {
+        bytes: CACHE_BYTES_MIN,
+        uuid: [3; 16],
+        line_blocks: 4,
+    };
+    let mut world = World::with(compressing(Method::Lz4), Some(ssd));
+    world.backend.copy_from_slice(&text(BYTES, 1));
+    let blocks = (BYTES / BLOCK_BYTES) as u64;
+    let mut inherited = Inherited::new(ORIGIN);
+    inherited.insert(0, blocks);
+    world.inherited = Some(inherited);
+    world.reopen();
+    let range = SectorRange::new(0, blocks * BLOCK_SECTORS);
+    world.ask(Request::Promote { range });
+    // Each has another one of its blocks written.
+    let lines: Vec<u64> = (16..20).map(|line| line * 4).collect();
+    for (written, &first) in (0..).zip(&lines) {
+        for block in first..first + 4 {
+            let key = BlockKey::new(ORIGIN, block);
+            assert_eq!(world.cache.probe(key), Tier::Ssd);
+        }
+        world.write((first + written) * BLOCK_SECTORS, &[7; BLOCK_BYTES]);
+    }
+    world.step(Event::DestageAll);
+    while world.volume.stats(world.now).log_used_blocks > 0 {
+        world.step(Event::Poll);
+    }
+    for &first in &lines {
+        let before = world.volume.stats(world.now).ssd_hit_blocks;
+        let range = SectorRange::new(first * BLOCK_SECTORS, 4 * BLOCK_SECTORS);
+        let bytes = range.byte_offset() as usize..range.byte_offset() as usize + range.bytes();
+        assert!(*world.read(range) == world.backend[bytes], "line {first}");
+        let hits = world.volume.stats(world.now).ssd_hit_blocks - before;
+        assert_eq!(hits, 3, "line {first}");
+    }
 }
