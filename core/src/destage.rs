@@ -342,7 +342,8 @@ impl Destage {
         // Past a sync point that lies inside the generation, nothing stands in for anything.
         let interval_end = interval_end(log).min(covers_before).max(entries.end);
         let covers_before = if self.lead.allows(now, log, age_max) {
-            interval_end
+            // What is in memory alone, since the log's device failed, is lost in a crash: it stands in for nothing.
+            interval_end.min(log.durable_sequence()).max(entries.end)
         } else {
             entries.end
         };

@@ -2,14 +2,16 @@
 
 mod world;
 
+use hdcs_core::buf::BufMut;
 use hdcs_core::codec::Method;
 use hdcs_core::error::{OpenError, RequestError};
 use hdcs_core::format::{
     LOG_HEADER_BLOCKS, LOG_VERSION, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
 };
-use hdcs_core::io::{Request, RequestId, SectorRange};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
-use hdcs_core::volume::{Event, Persist, Phase, VolumeConfig};
+use hdcs_core::io::{Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange};
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, CACHE_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::read_cache::{SsdConfig, Tier};
+use hdcs_core::volume::{Context, Event, Inherited, Persist, Phase, VolumeConfig};
 use world::{BYTES, World};
 
 const RING_START: usize = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
@@ -324,4 +326,127 @@ fn log_counts_entries_that_take_hardly_any_room() {
     world.step(Event::Reconfigure(config));
     let used = world.volume.stats(world.now).log_used_blocks;
     assert_eq!(used, ring_blocks);
+}
+
+/// A volume of which each block of the beginning is in another compressed entry, all of which has to be read for
+/// it: together more than there is memory for, which is so much. Returns it, the beginning, and what takes the memory.
+fn short_of_memory(pieces: usize) -> (World, Vec<u8>, Vec<BufMut>) {
+    const PIECE: usize = 64 << 10;
+    let mut world = World::with(compressing(Method::Lz4), None);
+    let mut content = vec![0; 4 * PIECE];
+    for piece in 0..4 {
+        for block in 0..PIECE / BLOCK_BYTES {
+            let part = piece * PIECE + block * BLOCK_BYTES..(piece + 1) * PIECE;
+            content[part.clone()].copy_from_slice(&text(part.len(), part.start as u64));
+            world.write((part.start / SECTOR_BYTES) as u64, &content[part]);
+        }
+    }
+    let stats = world.volume.stats(world.now);
+    assert_eq!(
+        stats.dirty_bytes, stats.log_plain_bytes,
+        "nothing is destaged"
+    );
+    let mut taken: Vec<_> = core::iter::from_fn(|| world.pool.alloc(PIECE)).collect();
+    taken.truncate(taken.len() - pieces);
+    assert!(stats.log_stored_bytes > world.pool.free_bytes() as u64);
+    (world, content, taken)
+}
+
+#[test]
+fn read_of_many_compressed_entries_ends_when_memory_is_short() {
+    let (mut world, content, _taken) = short_of_memory(10);
+    let dirty_bytes = world.volume.stats(world.now).dirty_bytes;
+    let before = world.log_reads;
+    assert!(*world.read(SectorRange::new(0, 512)) == *content);
+    let reads = world.log_reads - before;
+    assert_eq!(reads, 64, "each block for itself, and once");
+    // It does not end because destage has taken it out of the log at last.
+    assert_eq!(world.volume.stats(world.now).dirty_bytes, dirty_bytes);
+}
+
+/// There is memory for what both bring, and for little besides: so each could take the place of the other, and
+/// throw away what that has kept.
+#[test]
+fn reads_of_many_compressed_entries_end_beside_one_another() {
+    let (mut world, content, _taken) = short_of_memory(14);
+    let range = SectorRange::new(0, 512);
+    let mut events: Vec<Event> = [1, 2]
+        .map(|id| Event::Request {
+            id: RequestId(id),
+            request: Request::Read { range },
+        })
+        .into();
+    let (mut actions, mut ended) = (Vec::new(), 0);
+    for _ in 0..2000 {
+        events.push(Event::Poll);
+        for event in events.drain(..) {
+            let mut cx = Context {
+                cache: &mut world.cache,
+                pool: &world.pool,
+                actions: &mut actions,
+            };
+            world.volume.step(world.now, event, &mut cx);
+        }
+        match actions.pop() {
+            Some(Action::LogRead {
+                token,
+                offset,
+                mut buf,
+            }) => {
+                let bytes = buf.len();
+                buf.copy_from_slice(&world.log[offset as usize..][..bytes]);
+                let result = Ok(Done::Read(buf));
+                events.push(Event::Completed(Completion { token, result }));
+            }
+            Some(Action::Reply { result, .. }) => {
+                ended += 1;
+                assert!(matches!(result, Ok(Reply::Data(data)) if *data == *content));
+            }
+            Some(other) => panic!("not of a read: {other:?}"),
+            None => {}
+        }
+    }
+    assert_eq!(ended, 2);
+}
+
+/// A compressed line is read once for all of its blocks that are asked for: but those that a clone has written
+/// are not in the line of its origin.
+#[test]
+fn compressed_line_of_an_origin_is_read_as_far_as_it_is_inherited() {
+    const ORIGIN: u32 = 9;
+    let ssd = SsdConfig {
+        bytes: CACHE_BYTES_MIN,
+        uuid: [3; 16],
+        line_blocks: 4,
+    };
+    let mut world = World::with(compressing(Method::Lz4), Some(ssd));
+    world.backend.copy_from_slice(&text(BYTES, 1));
+    let blocks = (BYTES / BLOCK_BYTES) as u64;
+    let mut inherited = Inherited::new(ORIGIN);
+    inherited.insert(0, blocks);
+    world.inherited = Some(inherited);
+    world.reopen();
+    let range = SectorRange::new(0, blocks * BLOCK_SECTORS);
+    world.ask(Request::Promote { range });
+    // Each has another one of its blocks written.
+    let lines: Vec<u64> = (16..20).map(|line| line * 4).collect();
+    for (written, &first) in (0..).zip(&lines) {
+        for block in first..first + 4 {
+            let key = BlockKey::new(ORIGIN, block);
+            assert_eq!(world.cache.probe(key), Tier::Ssd);
+        }
+        world.write((first + written) * BLOCK_SECTORS, &[7; BLOCK_BYTES]);
+    }
+    world.step(Event::DestageAll);
+    while world.volume.stats(world.now).log_used_blocks > 0 {
+        world.step(Event::Poll);
+    }
+    for &first in &lines {
+        let before = world.volume.stats(world.now).ssd_hit_blocks;
+        let range = SectorRange::new(first * BLOCK_SECTORS, 4 * BLOCK_SECTORS);
+        let bytes = range.byte_offset() as usize..range.byte_offset() as usize + range.bytes();
+        assert!(*world.read(range) == world.backend[bytes], "line {first}");
+        let hits = world.volume.stats(world.now).ssd_hit_blocks - before;
+        assert_eq!(hits, 3, "line {first}");
+    }
 }

@@ -1,5 +1,6 @@
 //! What each policy does with a write and a read, and how one becomes another.
 
+mod failed_log;
 mod world;
 
 use hdcs_core::buf::Buf;

@@ -2,6 +2,7 @@
 
 mod filling;
 mod heat;
+mod narrow;
 mod promote_hits;
 mod resize;
 mod scrub;

@@ -389,6 +389,9 @@ impl Home {
 
     /// Begin every write that shares no block with one before it, and none that is still to be copied.
     pub(super) fn pump_writes(&mut self, actions: &mut Vec<Action>) {
+        if self.holds_writes() {
+            return;
+        }
         let mut index = 0;
         while index < self.writes.len() {
             let write = &self.writes[index];

@@ -115,6 +115,11 @@ impl Commit {
         self.wants.sums_log = Some(log);
     }
 
+    /// Whether a flush waits for nothing but to begin.
+    pub fn is_due(&self) -> bool {
+        self.stage == Stage::Idle && !self.waiting.is_empty()
+    }
+
     /// Whether everything before it is durable, and nothing of it is under way but copies.
     pub fn is_quiet(&self) -> bool {
         matches!(self.stage, Stage::Idle | Stage::Copies)
@@ -143,22 +148,25 @@ impl Home {
         if self.failed.is_some() {
             return;
         }
-        let commit = &mut self.commit;
-        if commit.stage == Stage::Idle {
-            let superblock = commit.wants != commit.durable;
-            if commit.waiting.is_empty() && !commit.wanted && !superblock {
+        if self.commit.stage == Stage::Idle {
+            let commit = &self.commit;
+            let is_wanted = commit.wanted || commit.wants != commit.durable;
+            if (commit.waiting.is_empty() && !is_wanted) || self.awaits_writes() {
                 return;
             }
+            let commit = &mut self.commit;
             commit.wanted = false;
             commit.begun += 1;
             commit.stage = Stage::Sums;
             commit.tokens = core::mem::take(&mut commit.waiting);
-            commit.pages = core::mem::take(&mut self.map.changed);
-            commit.superblock = superblock.then_some(commit.wants);
             // A commit that no flush asked for may be in mid-generation.
             if !commit.tokens.is_empty() && !self.writes.iter().any(|write| write.is_begun) {
                 self.is_changed = false;
+                self.take_moment_of_flush();
             }
+            let commit = &mut self.commit;
+            commit.pages = core::mem::take(&mut self.map.changed);
+            commit.superblock = (commit.wants != commit.durable).then_some(commit.wants);
             if let Some(sums) = &mut self.sums {
                 sums.begin_commit();
             }

@@ -6,6 +6,10 @@
 //!     └─────────┴── cancelled, failed (begins anew after a pause) ◄─┘ (not any more when the backend is flushed)
 //! ```
 //!
+//! Clients that write past the log leave no such moment by themselves. So while a tier waits for one, a flush
+//! makes one: the writes that have begun end first, no other begins before that, and what is there then is the moment.
+//! It is copied once the flush has made it durable.
+//!
 //! Of a tier that did not end, the backend may have anything: unless its flushes are atomic, the superblock
 //! says so until another one ends. Nothing that it copied became clean, so the next one copies all of it.
 //!
@@ -30,6 +34,10 @@ const PAUSE_MIN: Nanos = Nanos::from_millis(100);
 const PAUSE_MAX: Nanos = Nanos::from_millis(5_000);
 /// A write waits so long for a tier that does not get on; then the tier is given up.
 const PATIENCE: Nanos = Nanos::from_millis(5_000);
+/// A flush, and the writes behind it, wait no longer for the writes that have begun, one of which may wait for the
+/// backend: then another flush is to make the moment, after the longest pause. It may wait for twice as long, up
+/// to [`PATIENCE`].
+const HOLD_MIN: Nanos = Nanos::from_millis(200);
 /// Blocks that are marked at once, so that nobody waits for long.
 const MARKS_MAX: usize = 1 << 16;
 
@@ -41,7 +49,7 @@ pub enum TierState {
     Idle,
     /// Waiting for a moment in which nothing was written since a flush.
     Waiting,
-    /// Waiting after a failure of the backend.
+    /// Waiting after a failure of the backend, or after a write that has kept it from its moment for too long.
     Pausing,
     /// Copying.
     Copying,
@@ -109,6 +117,12 @@ pub(super) struct Tier {
     pub trouble: Option<IoError>,
     retry_at: Option<Nanos>,
     moved_at: Nanos,
+    /// The commit that makes its moment durable.
+    moment: u64,
+    /// Since when a flush waits for the writes that have begun.
+    holds_since: Option<Nanos>,
+    /// How often that was given up.
+    holds_given_up: u32,
     /// Blocks copied since the backend was flushed, and whether it is being flushed.
     unflushed_blocks: u64,
     is_flushing: bool,
@@ -219,8 +233,10 @@ impl Home {
         }
         // There may be nothing to record; then no commit comes that would call this once more.
         let is_recorded = self.commit.is_between() || self.config.backend_atomic;
+        let is_recorded = is_recorded && self.commit.done >= self.tier.moment;
         if self.tier.phase == Phase::Recording && is_recorded {
             self.tier.phase = Phase::Copying;
+            self.tier.moved_at = self.now;
         }
         if self.tier.phase == Phase::Marking {
             self.mark();
@@ -239,14 +255,57 @@ impl Home {
         }
     }
 
+    /// Whether a tier waits for its moment, and for nothing else.
+    fn awaits_moment(&self) -> bool {
+        let tier = &self.tier;
+        let is_free = tier.retry_at.is_none() && tier.copies.is_empty() && !tier.is_flushing;
+        tier.wanted && tier.phase == Phase::Idle && is_free && tier.hold != Hold::Held
+    }
+
+    /// Whether no write begins, so that a flush leaves the moment that a tier waits for.
+    pub(super) fn holds_writes(&self) -> bool {
+        self.awaits_moment() && self.commit.is_due()
+    }
+
+    /// Whether that flush has to wait for writes that have begun.
+    pub(super) fn awaits_writes(&mut self) -> bool {
+        let is_begun = self.writes.iter().any(|write| write.is_begun);
+        if !is_begun || !self.holds_writes() {
+            self.tier.holds_since = None;
+            return false;
+        }
+        self.tier.holds_since.get_or_insert(self.now);
+        if self.hold_ends_at().is_some_and(|at| self.now < at) {
+            return true;
+        }
+        self.tier.holds_since = None;
+        self.tier.holds_given_up += 1;
+        self.tier.retry_at = Some(self.now.plus(PAUSE_MAX));
+        false
+    }
+
+    /// When a flush no longer waits for writes.
+    fn hold_ends_at(&self) -> Option<Nanos> {
+        let max = HOLD_MIN.0 << self.tier.holds_given_up.min(10);
+        let since = self.tier.holds_since?;
+        Some(since.plus(Nanos(max.min(PATIENCE.0))))
+    }
+
     /// Take the state of this moment, if it is one that a flush has left.
     fn try_moment(&mut self) {
-        let tier = &self.tier;
-        let is_flushed = !self.is_changed && self.commit.is_quiet();
-        let is_free = tier.retry_at.is_none() && tier.copies.is_empty() && !tier.is_flushing;
-        if !tier.wanted || !is_free || !is_flushed || tier.hold == Hold::Held {
-            return;
+        if self.awaits_moment() && !self.is_changed && self.commit.is_quiet() {
+            self.take_moment();
         }
+    }
+
+    /// A flush begins, and no write is under way: take the state that it will have made durable.
+    pub(super) fn take_moment_of_flush(&mut self) {
+        if self.awaits_moment() {
+            self.take_moment();
+        }
+    }
+
+    fn take_moment(&mut self) {
         debug_assert!(!self.writes.iter().any(|write| write.is_begun));
         let (pending, unchanged) = (Blocks::owed(&self.map), Blocks::owed(&self.map));
         let tier = &mut self.tier;
@@ -256,10 +315,11 @@ impl Home {
         tier.left_blocks = tier.total_blocks;
         tier.cursor = 0;
         tier.unflushed_blocks = 0;
-        tier.moved_at = self.now;
         if tier.hold == Hold::Wanted {
             tier.hold = Hold::Coming;
         }
+        tier.moment = self.commit.begun;
+        tier.holds_given_up = 0;
         if tier.total_blocks == 0 && !self.commit.is_between() {
             tier.wanted = false;
             tier.trouble = None;
@@ -510,7 +570,8 @@ impl Home {
             return Some(self.now);
         }
         let retry = self.tier.retry_at.filter(|_| self.tier.wanted);
-        [retry, self.tier_gives_up_at()].into_iter().flatten().min()
+        let times = [retry, self.hold_ends_at(), self.tier_gives_up_at()];
+        times.into_iter().flatten().min()
     }
 
     pub(super) fn check_tier(&self) {

@@ -573,7 +573,7 @@ impl Volume {
         let waits = match self.phase {
             Phase::Opening => self.replay.is_some() && self.ops.is_empty(),
             Phase::Open | Phase::Closing => {
-                !self.reads.starved.is_empty()
+                self.reads.has_starved()
                     || self.reads.has_stalled_promotion()
                     || (self.destage.is_postponed() && !self.health.fenced)
             }

@@ -1,8 +1,10 @@
 //! Reads: the dirty index, the read cache, fetches from the backend.
 //!
 //! A read is cut into pieces. What memory holds is copied at once; each other piece becomes an
-//! action, and the reply follows the last one. A piece for which there was no buffer lets the read
-//! start over later.
+//! action, and the reply follows the last one. A read with a piece for which there was no buffer starts over
+//! later. One at a time, the *keeper*, does not: it keeps what has arrived and goes on with what is missing,
+//! until its reply. Since a block of a compressed entry takes a buffer for all of it, there may never be memory
+//! for all pieces at once.
 //!
 //! A *fetch* reads whole cache lines from the backend. Reads that miss the same line share one. A
 //! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
@@ -40,8 +42,8 @@ struct Read {
     buf: BufMut,
     pending: usize,
     error: Option<RequestError>,
-    /// A piece found no buffer: read everything again.
-    again: bool,
+    /// Pieces that found no buffer.
+    missing: Vec<SectorRange>,
 }
 
 /// Where fetched blocks are kept.
@@ -82,10 +84,20 @@ pub(super) struct Reads {
     /// Reads of what is not durable yet, by the sequence that must become durable.
     undurable: VecDeque<(Sequence, RequestId, SectorRange, Fill)>,
     /// Reads that found no buffer.
-    pub(super) starved: VecDeque<(RequestId, SectorRange, Fill)>,
+    starved: VecDeque<(RequestId, SectorRange, Fill)>,
+    /// The read that keeps what has arrived. No other one takes its place before its reply: two that did so in
+    /// turn would never end.
+    keeper: Option<RequestId>,
+    /// The keeper, while it waits for memory.
+    kept: Option<Read>,
 }
 
 impl Reads {
+    /// Whether a read waits for memory.
+    pub(super) fn has_starved(&self) -> bool {
+        !self.starved.is_empty() || self.kept.is_some()
+    }
+
     /// Whether a promotion waits for memory, or for room in the cache.
     pub(super) fn has_stalled_promotion(&self) -> bool {
         let mut promotions = self.promotions.iter();
@@ -102,6 +114,8 @@ impl Reads {
             counts: (config.promote_hits > 1).then(ReadCounts::default),
             undurable: VecDeque::new(),
             starved: VecDeque::new(),
+            keeper: None,
+            kept: None,
         }
     }
 }
@@ -227,6 +241,11 @@ impl Volume {
         let Some(read) = self.begin_read(id, range, fill, cx) else {
             return;
         };
+        self.read_pieces(read, range, cx);
+        self.finish_read(read, cx);
+    }
+
+    fn read_pieces(&mut self, read: usize, range: SectorRange, cx: &mut Context<'_>) {
         let pieces: Vec<_> = self.index.pieces(range).collect();
         for (piece, sequence) in pieces {
             match sequence {
@@ -234,6 +253,33 @@ impl Volume {
                 None => self.read_clean(read, piece, cx),
             }
         }
+    }
+
+    /// Go on with the read that keeps what has arrived.
+    fn retry_kept(&mut self, cx: &mut Context<'_>) {
+        let Some(mut state) = self.reads.kept.take() else {
+            return;
+        };
+        if state.range.end() > self.sectors() {
+            self.reads.keeper = None;
+            let kind = Kind::Read(state.range.bytes() as u64);
+            return self.reply(state.id, kind, Err(RequestError::BadRange), cx);
+        }
+        let mut missing = state.missing.iter();
+        if missing.any(|&piece| self.undurable_in(piece).is_some()) {
+            // What was written meanwhile is not shown yet.
+            self.reads.kept = Some(state);
+            return;
+        }
+        state.pending = 1;
+        let mut missing = core::mem::take(&mut state.missing).into_iter();
+        let read = self.reads.active.insert(state);
+        while self.reads.active[read].missing.is_empty()
+            && let Some(piece) = missing.next()
+        {
+            self.read_pieces(read, piece, cx);
+        }
+        self.reads.active[read].missing.extend(missing);
         self.finish_read(read, cx);
     }
 
@@ -278,7 +324,7 @@ impl Volume {
             buf,
             pending: 1,
             error: None,
-            again: false,
+            missing: Vec::new(),
         };
         Some(self.reads.active.insert(read))
     }
@@ -290,24 +336,26 @@ impl Volume {
         if state.pending > 0 {
             return;
         }
-        let Read {
-            id,
-            range,
-            fill,
-            buf,
-            error,
-            again,
-            ..
-        } = self.reads.active.remove(read);
-        let kind = Kind::Read(range.bytes() as u64);
-        if self.health.fenced {
-            return self.reply(id, kind, Err(RequestError::Fenced), cx);
+        let state = self.reads.active.remove(read);
+        let id = state.id;
+        let goes_on = !state.missing.is_empty() && state.error.is_none() && !self.health.fenced;
+        if goes_on {
+            if *self.reads.keeper.get_or_insert(id) == id {
+                self.reads.kept = Some(state);
+            } else {
+                let waiting = (id, state.range, state.fill);
+                self.reads.starved.push_back(waiting);
+            }
+            return;
         }
-        match error {
-            Some(error) => self.reply(id, kind, Err(error), cx),
-            None if again => self.reads.starved.push_back((id, range, fill)),
-            None => self.reply(id, kind, Ok(Reply::Data(buf.freeze())), cx),
-        }
+        self.reads.keeper.take_if(|keeper| *keeper == id);
+        let kind = Kind::Read(state.range.bytes() as u64);
+        let result = match state.error {
+            _ if self.health.fenced => Err(RequestError::Fenced),
+            Some(error) => Err(error),
+            None => Ok(Reply::Data(state.buf.freeze())),
+        };
+        self.reply(id, kind, result, cx);
     }
 
     /// The place of `piece` in the read's data.
@@ -346,7 +394,7 @@ impl Volume {
             let blocks = packed.map_or(piece.block_count(), |packed| packed.stored.block_count());
             let bytes = blocks as usize * BLOCK_BYTES;
             let Some(buf) = cx.pool.alloc(bytes) else {
-                self.reads.active[read].again = true;
+                self.reads.active[read].missing.push(piece);
                 return;
             };
             self.reads.active[read].pending += 1;
@@ -465,7 +513,7 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         let Some(buf) = cx.pool.alloc(permission.bytes) else {
-            self.reads.active[read].again = true;
+            self.reads.active[read].missing.push(part);
             return cx.cache.cancel_ssd_read(permission);
         };
         self.reads.active[read].pending += 1;
@@ -541,6 +589,10 @@ impl Volume {
         for (_, id, range, _) in core::mem::take(&mut self.reads.undurable) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
+        if let Some(Read { id, range, .. }) = self.reads.kept.take() {
+            self.reads.keeper = None;
+            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+        }
         for (id, range, _) in core::mem::take(&mut self.reads.starved) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
@@ -561,7 +613,7 @@ impl Volume {
                 None => self.begin_fetch(rest, self.reads.active[read].fill, None, cx),
             };
             let Some(fetch) = fetch else {
-                self.reads.active[read].again = true;
+                self.reads.active[read].missing.push(rest);
                 return;
             };
             let fetch = &mut self.reads.fetches[fetch];
@@ -791,6 +843,7 @@ impl Volume {
         if !self.is_on_write() && !self.reads.undurable.is_empty() {
             self.wake_durable_reads(Sequence::MAX, cx);
         }
+        self.retry_kept(cx);
         for _ in 0..self.reads.starved.len() {
             let (id, range, fill) = self.reads.starved.pop_front().expect("counted");
             if cx.pool.free_bytes() < 2 * range.bytes() {

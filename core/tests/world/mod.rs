@@ -7,12 +7,16 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::error::IoError;
+use hdcs_core::format::LogSuperblock;
 use hdcs_core::io::{
     Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
 use hdcs_core::limits::{LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
-use hdcs_core::volume::{Context, Event, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
+use hdcs_core::volume::{
+    Context, Event, Inherited, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull,
+};
 
 use lz4::Lz4;
 
@@ -32,6 +36,14 @@ pub struct World {
     pub log_silent: Option<Vec<Token>>,
     /// Flushes of the backend that were performed.
     pub backend_flushes: usize,
+    /// Reads of the backend that it was asked for.
+    pub backend_reads: Vec<SectorRange>,
+    /// The backend refuses what reads one of these sectors, as a home does that finds them rotten.
+    pub backend_rotten: Option<SectorRange>,
+    /// What was kept of the log's superblock beside its device.
+    pub kept: Option<LogSuperblock>,
+    /// What the next opening has inherited.
+    pub inherited: Option<Inherited>,
     pub pool: Rc<Pool>,
     pub cache: ReadCache,
     pub volume: Volume,
@@ -118,6 +130,10 @@ impl World {
             flush_silent: None,
             log_silent: None,
             backend_flushes: 0,
+            backend_reads: Vec::new(),
+            backend_rotten: None,
+            kept: None,
+            inherited: None,
             now: Nanos(1),
             replies,
         };
@@ -197,11 +213,22 @@ impl World {
                     mut buf,
                 } => {
                     let bytes = buf.len();
+                    let sector = SECTOR_BYTES as u64;
+                    let range = SectorRange::new(offset / sector, bytes as u64 / sector);
+                    self.backend_reads.push(range);
+                    if self.backend_rotten.is_some_and(|bad| bad.overlaps(range)) {
+                        queue.extend(self.end(token, Err(IoError::Corrupt)));
+                        continue;
+                    }
                     buf.copy_from_slice(&self.backend[offset as usize..][..bytes]);
                     (token, Done::Read(buf))
                 }
                 Action::CacheRead { token, offset, buf } => {
                     (token, Done::Read(self.read_cache_device(offset, buf)))
+                }
+                Action::KeepSuperblock { token, block } => {
+                    self.kept = Some(LogSuperblock::parse(&block).expect("a superblock"));
+                    (token, Done::Written)
                 }
                 Action::LogWrite { token, .. } if self.log_silent.is_some() => {
                     self.log_silent.as_mut().expect("looked at").push(token);
@@ -251,21 +278,23 @@ impl World {
                 }
                 other => panic!("not expected without a cache device: {other:?}"),
             };
-            let mut actions = Vec::new();
-            let mut cx = Context {
-                cache: &mut self.cache,
-                pool: &self.pool,
-                actions: &mut actions,
-            };
-            let completion = Completion {
-                token,
-                result: Ok(result),
-            };
-            self.volume
-                .step(self.now, Event::Completed(completion), &mut cx);
-            self.volume.step(self.now, Event::Poll, &mut cx);
-            queue.extend(actions);
+            queue.extend(self.end(token, Ok(result)));
         }
+    }
+
+    /// An action has ended; what follows from that.
+    fn end(&mut self, token: Token, result: Result<Done, IoError>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let mut cx = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        let completion = Completion { token, result };
+        self.volume
+            .step(self.now, Event::Completed(completion), &mut cx);
+        self.volume.step(self.now, Event::Poll, &mut cx);
+        actions
     }
 
     pub fn ask(&mut self, request: Request) -> Reply {
@@ -331,6 +360,12 @@ impl World {
             actions: &mut actions,
         };
         self.volume = Volume::open(self.config.clone(), self.now, &mut cx);
+        if let Some(inherited) = self.inherited.take() {
+            self.volume.inherit(inherited);
+        }
+        if let Some(kept) = self.kept {
+            self.volume.keep_superblock(kept);
+        }
         self.perform(actions);
     }
 }

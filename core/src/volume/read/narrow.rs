@@ -22,7 +22,7 @@ impl Volume {
             return;
         }
         let Some(buf) = cx.pool.alloc(part.bytes()) else {
-            self.reads.active[read].again = true;
+            self.reads.active[read].missing.push(part);
             return;
         };
         self.reads.active[read].pending += 1;
