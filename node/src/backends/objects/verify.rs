@@ -2,17 +2,19 @@
 //! slot that one of them needs.
 //!
 //! A slot is checked as a read checks it, against the block that the map says it is. What an object holds
-//! besides is garbage, and not looked at, and neither are objects that nothing needs. The owner goes on meanwhile: what
-//! it removes is not missed if a manifest that is newer does without it, and what it writes is not waited for.
+//! besides is garbage, and not looked at, and neither are objects that nothing needs. The owner goes on
+//! meanwhile: what it removes is not missed if a manifest that is newer does without it, and what it writes is
+//! not waited for.
 //!
 //! Invariants:
-//! 1. Memory is bounded, whatever the size of the volume ([`Bounds`]): what does not fit is left to further passes, over
-//!    objects with higher numbers. Every pass reads each map once, and each data object is read in one pass.
+//! 1. Memory is bounded, whatever the size of the volume ([`Bounds`]): what does not fit is left to further
+//!    passes, over objects with higher numbers. Every pass reads each map once, and each data object is read in
+//!    one pass.
 //! 2. Every byte that is read of a map or data object is paid for at the rate of who watches.
 //! 3. A pass begins with the newest manifest; objects that are newer than the first one of all passes are of no pass.
 //!
-//! An object that cannot be read is a problem, and the others are verified. If several in a row cannot be read, the store
-//! is away, and that ends it: what was found by then is told.
+//! An object that cannot be read is a problem, and the others are verified. If several in a row cannot be read,
+//! the store is away, and that ends it: what was found by then is told.
 
 mod gets;
 mod needs;
@@ -323,8 +325,8 @@ impl Check<'_> {
         }))
     }
 
-    /// What is needed of the data objects with numbers in a range, or of the first of them. A newer manifest is taken if
-    /// its owner has removed what was being read. None: it was ended.
+    /// What is needed of the data objects with numbers in a range, or of the first of them. A newer manifest is
+    /// taken if its owner has removed what was being read. None: it was ended.
     async fn needs(
         &mut self,
         manifest: &mut Manifest,

@@ -1,8 +1,8 @@
 //! What a volume needs of its data objects: runs of blocks, of as many objects as fit into memory.
 //!
-//! It begins with all objects from a number on. When memory is full, what several manifests need is put together, and
-//! then the objects with the highest numbers are left for the next pass. Thus one walk over the maps finds out how far a
-//! pass reaches, and what it has is complete.
+//! It begins with all objects from a number on. When memory is full, what several manifests need is put
+//! together, and then the objects with the highest numbers are left for the next pass. Thus one walk over the
+//! maps finds out how far a pass reaches, and what it has is complete.
 //!
 //! Invariants: of the objects in [`Needs::range`] every run that was added is there; of others there is none.
 
@@ -17,12 +17,12 @@ const _: () = assert!(
     BLOCKS_MAX <= 1 << 32,
     "a packed run has 32 bits for its block"
 );
-/// Runs of one object that are kept, whatever their bound: more than it has slots. If there were more, two blocks would
-/// be in one slot, and one of them is bad among these already.
+/// Runs of one object that are kept, whatever their bound: more than it has slots. If there were more, two
+/// blocks would be in one slot, and one of them is bad among these already.
 const OBJECT_RUNS_KEPT_MIN: usize = OBJECT_BATCH_BLOCKS_MAX + 1;
 
-/// A run of blocks that somebody needs of an object: consecutive blocks in consecutive slots. Of none if an object is only
-/// to be there.
+/// A run of blocks that somebody needs of an object: consecutive blocks in consecutive slots. Of none if an
+/// object is only to be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub place: Place,

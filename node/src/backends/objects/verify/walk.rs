@@ -1,9 +1,11 @@
-//! Reads what a manifest and its snapshots need: their maps, and the tables of the data objects that are newer than these.
+//! Reads what a manifest and its snapshots need: their maps, and the tables of the data objects that are newer
+//! than these.
 //!
-//! Snapshots share most of their maps, so several manifests are looked at together, as many as fit into memory, and what
-//! they share is read once for all of them. The maps are not kept: they are read from the newest to the oldest, so the
-//! first one that has a page is the one that counts. What is newer than the maps lies over them; where that does not fit
-//! into memory either, it is of a range of the volume, and all is read once more for the next one.
+//! Snapshots share most of their maps, so several manifests are looked at together, as many as fit into memory,
+//! and what they share is read once for all of them. The maps are not kept: they are read from the newest to
+//! the oldest, so the first one that has a page is the one that counts. What is newer than the maps lies over
+//! them; where that does not fit into memory either, it is of a range of the volume, and all is read once more
+//! for the next one.
 
 use std::ops::Range;
 
