@@ -98,7 +98,7 @@ impl Map {
         for (page, number) in pages.into_iter().zip(0..) {
             let mut states = page.states;
             if page.log.get() != log || !is_log_whole {
-                for byte in states.iter_mut() {
+                for byte in &mut states {
                     // The lower bit alone is "clean".
                     *byte &= !(*byte & LOW_BITS & !(*byte >> 1));
                 }
