@@ -194,8 +194,8 @@ const _: () = assert!(
     HOME_TIER_FLUSH_BYTES * 2 <= (OBJECT_TAIL_MAX * OBJECT_BATCH_BLOCKS_MAX * BLOCK_BYTES) as u64,
     "what a tier writes between two flushes fits the tail, beside what is copied forward"
 );
-/// Blocks that a home makes zero in one turn at most (1 GiB, 64 KiB of its map): a range of any size may be discarded at
-/// once, and other volumes wait while a turn lasts.
+/// Blocks that a home makes zero in one turn at most (1 GiB, 64 KiB of its map): a range of any size may be
+/// discarded at once, and other volumes wait while a turn lasts.
 pub const HOME_TURN_BLOCKS: u64 = 1 << 18;
 /// Memory for what a home copies, fills and writes of its map at once: some of the largest copies.
 pub const HOME_POOL_BYTES: usize = 8 << 20;

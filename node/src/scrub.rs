@@ -88,6 +88,11 @@ impl Progress {
         self.passed_bytes.store(0, Ordering::Relaxed);
     }
 
+    /// As is known now, the part has so much to pass in all.
+    pub fn set_part_bytes(&self, bytes: u64) {
+        self.part_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// Which part it is at, how much that is, and how much of it is still to go.
     pub fn part(&self) -> (Part, u64, u64) {
         let part = Part::ALL[usize::from(self.part.load(Ordering::Relaxed))];
@@ -162,17 +167,15 @@ impl Progress {
 /// Slows a verification of a backend down, on the thread that makes it.
 pub struct Pace<'a> {
     progress: &'a Progress,
-    part: Part,
     /// When it may read on.
     ready_at: Instant,
 }
 
 impl<'a> Pace<'a> {
-    /// From now on, for this part.
-    pub fn new(progress: &'a Progress, part: Part) -> Self {
+    /// From now on, for the part that has begun.
+    pub fn new(progress: &'a Progress) -> Self {
         Self {
             progress,
-            part,
             ready_at: Instant::now(),
         }
     }
@@ -180,7 +183,7 @@ impl<'a> Pace<'a> {
 
 impl Watch for Pace<'_> {
     fn total(&mut self, bytes: u64) {
-        self.progress.begin(self.part, bytes);
+        self.progress.set_part_bytes(bytes);
     }
 
     fn at_once(&self) -> usize {

@@ -30,8 +30,8 @@
 //! 5. Memory is bounded: two bits for each block, another three at most while tiering, a part of the checksums, and
 //!    one pool.
 //! 6. No byte that does not match its checksum is returned or written to the backend.
-//! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number, however much is
-//!    discarded or tiered out at once.
+//! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number,
+//!    however much is discarded or tiered out at once.
 //! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,

@@ -298,6 +298,16 @@ impl Map {
         };
     }
 
+    /// Forget the pages from `page` on.
+    pub fn truncate(&mut self, page: u64) {
+        for gone in self.pages.split_off(&page).into_values() {
+            self.memory_bytes -= PAGE_OVERHEAD_BYTES + gone.runs.capacity() * size_of::<Run>();
+            self.live_blocks -= (gone.runs.iter())
+                .map(|run| u64::from(run.count))
+                .sum::<u64>();
+        }
+    }
+
     /// The volume itself has changed what is within `count` blocks from `block`.
     pub fn mark_changed(&mut self, block: u64, count: u64) {
         let page_blocks = u64::from(PAGE_BLOCKS);
@@ -429,6 +439,21 @@ mod tests {
         assert_eq!(map.find(4096, 9), (Some(Place::new(10, 0)), 2));
         map.load(1, Vec::new(), 9);
         assert_eq!(map.find(4096, 9).0, None);
+        map.check_invariants();
+    }
+
+    #[test]
+    fn map_forgets_its_last_pages() {
+        let mut map = Map::default();
+        for page in 0..4 {
+            map.set(page * 4096 + 7, 3, Some(Place::new(5, 0)), |_, _| {});
+        }
+        map.truncate(2);
+        assert_eq!(
+            (map.find(4096 + 7, 9).1, map.find(8192 + 7, 9).0),
+            (3, None)
+        );
+        assert_eq!((map.live_blocks(), map.pages(0).count()), (6, 2));
         map.check_invariants();
     }
 }

@@ -390,10 +390,10 @@ impl FileBackend {
     fn frozen(&mut self, token: Token, frozen: Result<Frozen, Errno>, port: &mut Port<'_>) {
         let kept = frozen.and_then(|frozen| match frozen {
             Frozen::Made => Ok(()),
-            Frozen::Copy(making) => {
+            Frozen::Copy(making, found) => {
                 let (file, copying) = (Arc::clone(&self.file), Arc::clone(&self.copying));
                 let remote = port.ring.remote(port.owner);
-                let copier = Copier::start(file, making, copying, remote);
+                let copier = Copier::start(file, &found, making, copying, remote);
                 self.copier = Some(copier.map_err(|error| {
                     self.copying.end();
                     Errno::from(&error)

@@ -168,7 +168,7 @@ impl Place for ObjectsPlace {
         &self,
         watch: &mut dyn super::verify::Watch,
     ) -> Result<super::verify::Verified, BackendError> {
-        verify::verify(self, watch)
+        verify::verify(self, verify::Bounds::default(), watch)
     }
 
     fn as_keeper(&self) -> Option<&dyn Keeper> {
@@ -309,26 +309,39 @@ impl Keeper for ObjectsPlace {
 /// What clones have left with the volume of a manifest.
 async fn references(client: &Client, manifest: &Manifest) -> Result<Vec<Reference>, BackendError> {
     let mut references = Vec::new();
+    each_reference(client, |name, got| {
+        let bytes = got.map_err(|error| backend_error(&error))?;
+        let parsed = Reference::parse(&manifest.volume, &bytes);
+        references.push(parsed.map_err(|error| {
+            let place = client.place();
+            BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
+        })?);
+        Ok(())
+    })
+    .await?;
+    Ok(references)
+}
+
+/// The name of every reference of a clone goes to `found`, with what getting it has brought.
+async fn each_reference(
+    client: &Client,
+    mut found: impl FnMut(&str, Result<Bytes, StoreError>) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
     let mut after = String::new();
     loop {
         let page = client.list(Kind::Clone.prefix(), &after, LIST_MAX).await;
         let page = page.map_err(|error| backend_error(&error))?;
         for object in &page.objects {
             let bytes = (object.bytes as usize).min(Reference::BYTES_MAX);
-            let got = match client.get(&object.name, 0, bytes).await {
+            match client.get(&object.name, 0, bytes).await {
                 // Its clone was deleted since.
-                Err(StoreError::NotFound) => continue,
-                got => got.map_err(|error| backend_error(&error))?,
-            };
-            let parsed = Reference::parse(&manifest.volume, &got);
-            references.push(parsed.map_err(|error| {
-                let (place, name) = (client.place(), &object.name);
-                BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
-            })?);
+                Err(StoreError::NotFound) => {}
+                got => found(&object.name, got)?,
+            }
         }
         match page.objects.last() {
             Some(last) if page.more => after.clone_from(&last.name),
-            _ => return Ok(references),
+            _ => return Ok(()),
         }
     }
 }
@@ -403,6 +416,18 @@ fn backend_error(error: &StoreError) -> BackendError {
 
 /// The newest manifest of what is at a place, without taking it over.
 async fn newest_manifest(client: &Client) -> Result<Option<Manifest>, BackendError> {
+    let Some((name, bytes)) = newest_manifest_bytes(client).await? else {
+        return Ok(None);
+    };
+    let refused = |error| {
+        let place = client.place();
+        BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
+    };
+    Manifest::parse(&bytes).map(Some).map_err(refused)
+}
+
+/// The same as it is stored, with its name.
+async fn newest_manifest_bytes(client: &Client) -> Result<Option<(String, Bytes)>, BackendError> {
     loop {
         let mut newest: Option<stores::Object> = None;
         loop {
@@ -419,13 +444,7 @@ async fn newest_manifest(client: &Client) -> Result<Option<Manifest>, BackendErr
             return Ok(None);
         };
         match client.get(&object.name, 0, object.bytes as usize).await {
-            Ok(bytes) => {
-                let refused = |error| {
-                    let (place, name) = (client.place(), &object.name);
-                    BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
-                };
-                return Manifest::parse(&bytes).map(Some).map_err(refused);
-            }
+            Ok(bytes) => return Ok(Some((object.name, bytes))),
             // Its owner has committed the next one since.
             Err(StoreError::NotFound) => {}
             Err(error) => return Err(backend_error(&error)),

@@ -20,13 +20,13 @@ pub const PROBLEMS_MAX: usize = 100;
 
 /// Who watches a verification, slows it down, and may end it.
 pub trait Watch {
-    /// There are so many bytes to verify.
+    /// There are so many bytes to verify in all, as far as can be told: later it may say otherwise.
     fn total(&mut self, bytes: u64);
     /// How many objects may be read at once.
     fn at_once(&self) -> usize {
         usize::MAX
     }
-    /// So many more are verified; whether to go on.
+    /// So many more are read; whether to go on.
     fn passed(&mut self, bytes: u64) -> bool;
 }
 
@@ -41,6 +41,8 @@ pub struct Verified {
     pub bytes: u64,
     /// Whether it was ended before everything was verified.
     pub is_cut_short: bool,
+    /// The failure that ended it before that, if something was wrong by then.
+    pub ended_by: Option<String>,
     /// What is worth knowing and no problem.
     pub note: Option<String>,
     /// What is wrong: what, where, what to do.
@@ -50,13 +52,25 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Something is wrong.
+    /// Something is wrong. It is named once, also if it is found twice.
     pub fn problem(&mut self, what: String) {
+        if self.problems.contains(&what) {
+            return;
+        }
         if self.problems.len() < PROBLEMS_MAX {
             self.problems.push(what);
         } else {
             self.more_problems += 1;
         }
+    }
+
+    /// Take over what else was found to be wrong by somebody who has looked at some of the same.
+    pub fn add_new_problems(&mut self, found: Self) {
+        for problem in found.problems {
+            self.problem(problem);
+        }
+        // Those may be known, too.
+        self.more_problems = self.more_problems.max(found.more_problems);
     }
 }
 

@@ -110,6 +110,7 @@ pub async fn check(
         let total = shared.total_bytes.load(Ordering::Relaxed);
         if total > 0 {
             let progress = progress.get_or_insert_with(|| Progress::new(total, "checked"));
+            progress.set_total(total);
             progress.update(shared.done_bytes.load(Ordering::Relaxed));
         }
     };
@@ -131,6 +132,10 @@ fn report(url: &str, mut verified: Verified) -> Result<CheckReport, Failure> {
     if verified.more_problems > 0 {
         let more = format!("{} more problems are not listed", verified.more_problems);
         verified.problems.push(more);
+    }
+    if let Some(why) = &verified.ended_by {
+        let rest = format!("{url}: the rest is not verified: {why}");
+        verified.problems.push(rest);
     }
     if verified.is_cut_short {
         let found = match verified.problems.as_slice() {

@@ -43,6 +43,14 @@ impl Progress {
         }
     }
 
+    /// There is so much to do, as is known now.
+    pub fn set_total(&mut self, total: u64) {
+        self.total = total;
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+        }
+    }
+
     /// So much is done.
     pub fn update(&mut self, done: u64) {
         if let Some(bar) = &self.bar {

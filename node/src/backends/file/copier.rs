@@ -9,7 +9,7 @@
 //! 2. Whatever waits is told, in the end also by a copy that fails or is cancelled.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -60,14 +60,15 @@ impl Shared {
 pub struct Copier(Arc<Shared>);
 
 impl Copier {
-    /// Begin to copy an image into a snapshot. What ends, ends through `remote`.
+    /// Begin to copy an image into a snapshot. It is as `found`, and nothing has written to it since. What ends, ends
+    /// through `remote`. Does not block.
     pub fn start(
         image: Arc<File>,
+        found: &Metadata,
         making: Making,
         copying: Arc<Copying>,
         remote: Remote,
     ) -> io::Result<Self> {
-        let found = image.metadata()?;
         let bytes = found.len();
         copying.begin(bytes.min(found.blocks() * 512));
         let state = State {

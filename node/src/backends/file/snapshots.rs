@@ -151,8 +151,8 @@ pub enum Frozen {
     /// The snapshot is there.
     Made,
     /// Data has to be copied; nothing may change in the image before that is done, or it is told
-    /// before.
-    Copy(Making),
+    /// before. What the image is: to ask for that may take long.
+    Copy(Making, fs::Metadata),
 }
 
 impl Making {
@@ -228,7 +228,10 @@ pub fn freeze(
             making.finish().map_err(failed)?;
             Ok(Frozen::Made)
         }
-        Err(errno) if is_unshareable(errno) && may_copy => Ok(Frozen::Copy(making)),
+        Err(errno) if is_unshareable(errno) && may_copy => {
+            let found = image.metadata().map_err(failed)?;
+            Ok(Frozen::Copy(making, found))
+        }
         Err(errno) => Err(errno),
     }
 }

@@ -2,486 +2,581 @@
 //! slot that one of them needs.
 //!
 //! A slot is checked as a read checks it, against the block that the map says it is. What an object holds
-//! besides is garbage, and not looked at. The owner goes on meanwhile: what it removes is not missed if a manifest
-//! that is newer does without it.
+//! besides is garbage, and not looked at, and neither are objects that nothing needs. The owner goes on
+//! meanwhile: what it removes is not missed if a manifest that is newer does without it, and what it writes is
+//! not waited for.
+//!
+//! Invariants:
+//! 1. Memory is bounded, whatever the size of the volume ([`Bounds`]): what does not fit is left to further
+//!    passes, over objects with higher numbers. Every pass reads each map once, and each data object is read in
+//!    one pass.
+//! 2. Every byte that is read of a map or data object is paid for at the rate of who watches.
+//! 3. A pass begins with the newest manifest; objects that are newer than the first one of all passes are of no pass.
+//!
+//! An object that cannot be read is a problem, and the others are verified. If several in a row cannot be read,
+//! the store is away, and that ends it: what was found by then is told.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod gets;
+mod needs;
+mod sizes;
+mod walk;
 
-use bytes::Bytes;
-use hdcs_core::limits::{BLOCK_BYTES, OBJECT_MAP_CHUNK_BYTES, OBJECT_VOLUME_BYTES_MAX};
-use hdcs_core::objects::format::{
-    Manifest, SLOT_BYTES, SLOT_NONE, parse_map, parse_table, slot_checksum,
-};
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use hdcs_core::limits::{BLOCK_BYTES, OBJECT_VOLUME_BYTES_MAX};
+use hdcs_core::objects::format::{Manifest, Reference, SLOT_BYTES, slot_checksum};
 use hdcs_core::objects::io::{Kind, Name};
-use hdcs_core::objects::map::{Map, PAGE_BLOCKS};
-use tokio::task::JoinSet;
 
+use self::gets::Gets;
+use self::needs::{Needs, unpacked};
+use self::sizes::{Sizes, Writer};
 use super::compressed::Compressed;
-use super::{ObjectsPlace, backend_error, newest_manifest, references};
+use super::{ObjectsPlace, backend_error, each_reference, newest_manifest_bytes};
 use crate::backends::BackendError;
-use crate::backends::verify::{Verified, Watch};
-use crate::stores::{Client, LIST_MAX, StoreError, runtime};
+use crate::backends::verify::{PROBLEMS_MAX, Verified, Watch};
+use crate::stores::{Client, StoreError, runtime};
 
-/// Objects that are got at once: each has up to 16 MiB.
+/// Objects that are got at once: data objects have up to 16 MiB, maps up to 4 MiB.
 const GETS_IN_FLIGHT: usize = 4;
 /// How often it is begun anew because the owner has removed what was being read.
 const TRIES: usize = 5;
+/// Objects in a row that cannot be read, at which the store is taken to be away.
+const FAILURES_MAX: usize = 4;
 /// What blocks are counted below, whatever the size of the volume was when an object was written.
 const BLOCKS_MAX: u64 = OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64;
 
-/// A run of blocks that somebody needs of an object: block, slot, count.
-type Needed = (u64, u32, u32);
+/// What is held of a volume, whatever its size. With maps that are read ahead that is 64 MiB; beside, while data is
+/// verified and maps are not, there are the objects that are got at once and one of them decrypted and decompressed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Runs of blocks that are needed, 16 bytes each.
+    pub runs: usize,
+    /// Lists of objects of manifests.
+    pub list_bytes: usize,
+    /// What is newer than the maps.
+    pub over_bytes: usize,
+}
 
-/// What the volume consists of.
-#[derive(Default)]
-struct Needs {
-    /// Runs of each data object.
-    data: BTreeMap<u64, Vec<Needed>>,
-    /// Which of these are compressed.
-    compressed: BTreeSet<u64>,
-    /// Manifests, snapshots and maps that are good, and their size.
-    objects: u64,
-    bytes: u64,
-    /// What is wrong with them.
-    problems: Vec<String>,
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            runs: 2 << 20,
+            list_bytes: 8 << 20,
+            over_bytes: 8 << 20,
+        }
+    }
 }
 
 /// Verify the volume at a place.
-pub fn verify(place: &ObjectsPlace, watch: &mut dyn Watch) -> Result<Verified, BackendError> {
-    let client = place.client()?;
-    let verifier = Verifier { place, client };
-    runtime().block_on(verifier.run(watch))
-}
-
-struct Verifier<'a> {
-    place: &'a ObjectsPlace,
-    client: Client,
-}
-
-impl Verifier<'_> {
-    async fn run(&self, watch: &mut dyn Watch) -> Result<Verified, BackendError> {
-        let mut verified = Verified::default();
-        let Some(mut manifest) = self.manifest(&mut verified).await? else {
-            return Ok(verified);
-        };
-        let mut needs = self.needs(&manifest).await?;
-        for _ in 1..TRIES {
-            // What is missing may have been removed by a commit since.
-            if needs.problems.is_empty() {
-                break;
-            }
-            let newest = self.manifest(&mut verified).await?;
-            match newest.filter(|newest| newest.sequence != manifest.sequence) {
-                Some(newest) => manifest = newest,
-                None => break,
-            }
-            needs = self.needs(&manifest).await?;
+pub(super) fn verify(
+    place: &ObjectsPlace,
+    bounds: Bounds,
+    watch: &mut dyn Watch,
+) -> Result<Verified, BackendError> {
+    let mut check = Check {
+        place,
+        client: place.client()?,
+        bounds,
+        watch,
+        verified: Verified::default(),
+        bad: Vec::new(),
+        failures: 0,
+        passed: 0,
+    };
+    let ended = runtime().block_on(check.run());
+    let mut verified = check.verified;
+    if let Err(error) = ended {
+        // Of what is missing nobody can tell now whether the owner does without it.
+        let certain = check.bad.into_iter().filter(|bad| bad.is_certain);
+        certain.for_each(|bad| bad.tell(&mut verified));
+        if verified.problems.is_empty() {
+            return Err(error);
         }
-        for problem in std::mem::take(&mut needs.problems) {
+        verified.ended_by = Some(error.to_string());
+    }
+    Ok(verified)
+}
+
+/// What is wrong with a data object.
+struct Bad {
+    number: u64,
+    /// Whether it is there and damaged.
+    is_certain: bool,
+    problems: Vec<String>,
+    more: u64,
+}
+
+impl Bad {
+    /// There is nothing of it.
+    fn whole(number: u64, wrong: &Wrong) -> Self {
+        Self {
+            number,
+            is_certain: false,
+            problems: vec![wrong.of("")],
+            more: 0,
+        }
+    }
+
+    fn add(&mut self, problem: String) {
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(problem);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn tell(self, verified: &mut Verified) {
+        verified.more_problems += self.more;
+        for problem in self.problems {
             verified.problem(problem);
         }
-        verified.objects = needs.objects;
-        verified.bytes = needs.bytes;
-        let bad = self.data(&manifest, needs, &mut verified, watch).await?;
-        if !bad.is_empty() {
-            self.tell_garbage(&manifest, bad, &mut verified).await?;
+    }
+}
+
+/// What is wrong with an object as a whole.
+struct Wrong {
+    place: String,
+    name: String,
+    why: Why,
+}
+
+enum Why {
+    Missing,
+    Short,
+    Unread(StoreError),
+}
+
+impl Wrong {
+    /// In words, with what stands behind the name.
+    fn of(&self, of: &str) -> String {
+        let Self { place, name, why } = self;
+        match why {
+            Why::Missing => format!("{place}: object {name}{of} is missing: {RESTORE}"),
+            Why::Short => damaged(place, name, of, &"it is too short"),
+            Why::Unread(error) => {
+                format!("{place}: object {name}{of} cannot be read, so it is not verified: {error}")
+            }
         }
-        Ok(verified)
+    }
+}
+
+struct Check<'a> {
+    place: &'a ObjectsPlace,
+    client: Client,
+    bounds: Bounds,
+    watch: &'a mut dyn Watch,
+    verified: Verified,
+    /// Data objects that are bad, if a newer manifest does not do without them.
+    bad: Vec<Bad>,
+    /// Objects in a row that could not be read.
+    failures: usize,
+    /// Bytes that those who watch know of.
+    passed: u64,
+}
+
+impl Check<'_> {
+    async fn run(&mut self) -> Result<(), BackendError> {
+        let Some(mut manifest) = self.manifest().await? else {
+            return Ok(());
+        };
+        self.references(&manifest).await?;
+        let end = manifest.number_limit;
+        // Bytes of the data objects of the passes so far that are listed, and of those of further passes.
+        let (mut listed_by_now, mut listed_later) = (0, 0);
+        let mut from = 0;
+        loop {
+            let writers = self.writers(&manifest)?;
+            let Some(needs) = self.needs(&mut manifest, &writers, from..end).await? else {
+                return Ok(());
+            };
+            let range = needs.range();
+            let (needed, listed) = measure(&writers, range.clone(), Some(&needs)).await?;
+            if range.end < end && range.start == 0 {
+                listed_later = measure(&writers, range.end..end, None).await?.1;
+            } else {
+                listed_later = listed_later.saturating_sub(listed);
+            }
+            listed_by_now += listed;
+            let by_then = self.passed + needed;
+            // Of what a further pass lists, it will read such a share.
+            let later = by_then as f64 * listed_later as f64 / listed_by_now.max(1) as f64;
+            self.watch.total(by_then + later as u64);
+            self.data(&manifest, &writers, &needs).await?;
+            self.confirm(&manifest).await?;
+            if self.verified.is_cut_short || range.end >= end {
+                return Ok(());
+            }
+            from = range.end;
+            match self.manifest().await? {
+                Some(newest) => manifest = newest,
+                None => return Ok(()),
+            }
+        }
     }
 
     /// The newest manifest; `None` if it is damaged.
-    async fn manifest(&self, verified: &mut Verified) -> Result<Option<Manifest>, BackendError> {
-        match newest_manifest(&self.client).await {
-            Ok(Some(manifest)) if manifest.gone => Err(BackendError::Refused(format!(
-                "{}: the volume here was deleted",
-                self.client.place()
+    async fn manifest(&mut self) -> Result<Option<Manifest>, BackendError> {
+        let place = self.client.place();
+        let newest = newest_manifest_bytes(&self.client).await?;
+        let (name, bytes) = newest.ok_or_else(|| BackendError::Absent(place.clone()))?;
+        self.verified.bytes += bytes.len() as u64;
+        match Manifest::parse(&bytes) {
+            Ok(manifest) if manifest.gone => Err(BackendError::Refused(format!(
+                "{place}: the volume here was deleted"
             ))),
-            Ok(Some(manifest)) => Ok(Some(manifest)),
-            Ok(None) => Err(BackendError::Absent(self.client.place())),
-            Err(BackendError::Refused(why)) => {
-                verified.problem(format!("{why}: {RESTORE}"));
+            Ok(manifest) => Ok(Some(manifest)),
+            Err(error) => {
+                self.verified.problem(damaged(&place, &name, "", &error));
                 Ok(None)
             }
-            Err(error) => Err(error),
         }
     }
 
-    /// The client of whoever wrote the objects with a number, and its volume.
-    fn writer(&self, manifest: &Manifest, number: u64) -> Result<(Client, [u8; 16]), BackendError> {
-        let ancestor = (manifest.ancestors.iter()).find(|ancestor| number < ancestor.below);
-        let Some(ancestor) = ancestor else {
-            return Ok((self.client.clone(), manifest.volume));
-        };
-        let reach = self.place.reach.elsewhere(&ancestor.location);
-        let reach = reach.ok_or_else(|| {
-            BackendError::Refused(format!(
-                "{}: the place of its parent, {}, is not understood",
-                self.client.place(),
-                ancestor.location
-            ))
-        })?;
-        Ok((self.client.beside(reach.reach(None)?), ancestor.volume))
-    }
-
-    /// Read manifest, snapshots and maps.
-    async fn needs(&self, manifest: &Manifest) -> Result<Needs, BackendError> {
-        let mut needs = Needs {
-            objects: 1,
-            bytes: manifest.encoded_bytes() as u64,
-            ..Needs::default()
-        };
-        self.add(manifest, "", &mut needs).await?;
-        for snapshot in &manifest.snapshots {
-            let name = Name::own(Kind::Snapshot, snapshot.number).to_string();
-            let of = format!(" of snapshot {}", snapshot.name.as_str());
-            let got = self.client.get(&name, 0, snapshot.bytes as usize).await;
-            let Some(bytes) = there(&self.client, &name, &of, got, &mut needs)? else {
-                continue;
-            };
-            match Manifest::parse(&bytes) {
-                Ok(copy) => self.add(&copy, &of, &mut needs).await?,
-                Err(error) => {
-                    let place = self.client.place();
-                    needs.problems.push(damaged(&place, &name, &of, &error));
-                }
-            }
-        }
-        // The references of clones are read at an opening: a damaged one keeps objects for ever.
-        match references(&self.client, manifest).await {
-            Ok(found) => needs.objects += found.len() as u64,
-            Err(BackendError::Refused(why)) => needs.problems.push(format!("{why}: {RESTORE}")),
-            Err(error) => return Err(error),
-        }
-        for runs in needs.data.values_mut() {
-            merge(runs);
-        }
-        Ok(needs)
-    }
-
-    /// Add what a manifest needs.
-    async fn add(
-        &self,
-        manifest: &Manifest,
-        of: &str,
-        needs: &mut Needs,
-    ) -> Result<(), BackendError> {
-        let mut map = Map::default();
-        for stored in &manifest.maps {
-            let (client, volume) = self.writer(manifest, stored.number)?;
-            let name = Name::own(Kind::Map, stored.number).to_string();
-            let got = client.get(&name, 0, stored.bytes as usize).await;
-            let Some(bytes) = there(&client, &name, of, got, needs)? else {
-                continue;
-            };
-            for (index, chunk) in bytes.chunks(OBJECT_MAP_CHUNK_BYTES).enumerate() {
-                let load = |page, runs| map.load(page, runs, stored.number);
-                let parsed = parse_map(
-                    &volume,
-                    stored.number,
-                    index as u32,
-                    BLOCKS_MAX,
-                    chunk,
-                    load,
-                );
-                if let Err(error) = parsed {
-                    let place = client.place();
-                    needs.problems.push(damaged(&place, &name, of, &error));
-                }
-            }
-        }
-        for tail in &manifest.tail {
-            let (client, volume) = self.writer(manifest, tail.number)?;
-            let name = Name::own(Kind::Data, tail.number).to_string();
-            let bytes = (tail.bytes() - tail.table_offset()) as usize;
-            let got = client.get(&name, tail.table_offset(), bytes).await;
-            let Some(bytes) = there(&client, &name, of, got, needs)? else {
-                continue;
-            };
-            match parse_table(&volume, tail.number, BLOCKS_MAX, &bytes) {
-                Ok((_, runs)) => {
-                    for run in runs {
-                        let (slot, count) = (run.slot.get(), u64::from(run.count.get()));
-                        let place = (slot != SLOT_NONE).then(|| tail.origin().plus(slot));
-                        map.set(run.block.get(), count, place, |_, _| {});
+    /// The references of clones are read at an opening: a damaged one keeps objects for ever.
+    async fn references(&mut self, manifest: &Manifest) -> Result<(), BackendError> {
+        let client = self.client.clone();
+        let looked_at = each_reference(&client, |name, got| {
+            match self.answered(&client, name, got)? {
+                Ok(bytes) => match Reference::parse(&manifest.volume, &bytes) {
+                    Ok(_) => self.verified.objects += 1,
+                    Err(error) => {
+                        let wrong = damaged(&client.place(), name, "", &error);
+                        self.verified.problem(wrong);
                     }
-                }
-                Err(error) => {
-                    let place = client.place();
-                    needs.problems.push(damaged(&place, &name, of, &error));
-                }
+                },
+                Err(wrong) => self.verified.problem(wrong.of("")),
             }
-            // It is named, whether a block of it is still needed or not.
-            needs.data.entry(tail.number).or_default();
-        }
-        for (page, found) in map.pages(0) {
-            for run in found.runs() {
-                let (place, block) = (run.place(), page * u64::from(PAGE_BLOCKS));
-                let block = block + u64::from(run.first);
-                if place.is_compressed() {
-                    needs.compressed.insert(place.number());
-                }
-                let runs = needs.data.entry(place.number()).or_default();
-                runs.push((block, place.slot(), u32::from(run.count)));
-            }
-        }
-        Ok(())
+            Ok(())
+        });
+        looked_at.await
     }
 
-    /// Sizes of all data objects below a place, by number.
-    async fn sizes(client: &Client) -> Result<BTreeMap<u64, u64>, BackendError> {
-        let mut sizes = BTreeMap::new();
-        let mut after = String::new();
+    /// Who has written the objects of a volume.
+    fn writers(&self, manifest: &Manifest) -> Result<Vec<Writer>, BackendError> {
+        let mut writers = Vec::with_capacity(manifest.ancestors.len() + 1);
+        let mut from = 0;
+        for ancestor in &manifest.ancestors {
+            let reach = self.place.reach.elsewhere(&ancestor.location);
+            let reach = reach.ok_or_else(|| {
+                BackendError::Refused(format!(
+                    "{}: the place of its parent, {}, is not understood",
+                    self.client.place(),
+                    ancestor.location
+                ))
+            })?;
+            writers.push(Writer {
+                client: self.client.beside(reach.reach(None)?),
+                volume: ancestor.volume,
+                numbers: from..ancestor.below,
+            });
+            from = ancestor.below;
+        }
+        writers.push(Writer {
+            client: self.client.clone(),
+            volume: manifest.volume,
+            numbers: from..u64::MAX,
+        });
+        Ok(writers)
+    }
+
+    /// How many objects are got at once.
+    fn at_once(&self) -> usize {
+        GETS_IN_FLIGHT.min(self.watch.at_once()).max(1)
+    }
+
+    /// So much more was read; whether to go on.
+    fn pass(&mut self, bytes: u64) -> bool {
+        self.passed += bytes;
+        self.watch.passed(bytes)
+    }
+
+    /// What was got of an object, or what is wrong with it. An error if the store is away.
+    fn answered(
+        &mut self,
+        client: &Client,
+        name: &str,
+        got: Result<Bytes, StoreError>,
+    ) -> Result<Result<Bytes, Wrong>, BackendError> {
+        let why = match got {
+            Ok(bytes) => {
+                self.failures = 0;
+                return Ok(Ok(bytes));
+            }
+            Err(StoreError::NotFound) => Why::Missing,
+            Err(StoreError::Short) => Why::Short,
+            Err(error) => {
+                self.failures += 1;
+                if self.failures == FAILURES_MAX {
+                    return Err(backend_error(&error));
+                }
+                Why::Unread(error)
+            }
+        };
+        if !matches!(why, Why::Unread(_)) {
+            self.failures = 0;
+        }
+        Ok(Err(Wrong {
+            place: client.place(),
+            name: name.to_owned(),
+            why,
+        }))
+    }
+
+    /// What is needed of the data objects with numbers in a range, or of the first of them. A newer manifest is
+    /// taken if its owner has removed what was being read. None: it was ended.
+    async fn needs(
+        &mut self,
+        manifest: &mut Manifest,
+        writers: &[Writer],
+        range: Range<u64>,
+    ) -> Result<Option<Needs>, BackendError> {
+        let mut tries = 0;
         loop {
-            let page = client.list(Kind::Data.prefix(), &after, LIST_MAX).await;
-            let page = page.map_err(|error| backend_error(&error))?;
-            for object in &page.objects {
-                if let Some(name) = Name::parse(&object.name) {
-                    sizes.insert(name.number, object.bytes);
+            let mut needs = Needs::new(range.clone(), self.bounds.runs);
+            let mut take = |run| needs.add(run);
+            let found = self.walk(manifest, writers, &mut take).await?;
+            tries += 1;
+            self.verified.bytes += found.bytes;
+            if found.is_cut_short {
+                self.verified.is_cut_short = true;
+                return Ok(None);
+            }
+            // What is missing may have been removed by a commit since.
+            if !found.problems.is_empty() && tries < TRIES {
+                let newest = self.manifest().await?;
+                if let Some(newest) = newest.filter(|newest| newest.sequence != manifest.sequence) {
+                    *manifest = newest;
+                    continue;
                 }
             }
-            match page.objects.last() {
-                Some(last) if page.more => after.clone_from(&last.name),
-                _ => return Ok(sizes),
+            // Further passes read the same once more.
+            if range.start == 0 {
+                self.verified.objects += found.objects;
             }
+            self.verified.add_new_problems(found);
+            needs.merge();
+            return Ok(Some(needs));
         }
     }
 
-    /// Get and verify the data objects; those that are bad, and what is wrong with each.
+    /// Get and verify the data objects of a pass.
     async fn data(
-        &self,
+        &mut self,
         manifest: &Manifest,
-        needs: Needs,
-        verified: &mut Verified,
-        watch: &mut dyn Watch,
-    ) -> Result<BTreeMap<u64, Vec<String>>, BackendError> {
-        let mut bad: BTreeMap<u64, Vec<String>> = BTreeMap::new();
-        let mut sizes: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
-        let mut work = Vec::new();
-        let compressed = needs.compressed;
-        for (number, runs) in needs.data {
-            let (client, volume) = self.writer(manifest, number)?;
-            let place = client.place();
-            if !sizes.contains_key(&place) {
-                sizes.insert(place.clone(), Self::sizes(&client).await?);
-            }
-            if let Some(&bytes) = sizes[&place].get(&number) {
-                work.push((number, bytes, client, volume, runs));
-            } else {
-                let name = Name::own(Kind::Data, number).to_string();
-                let problems = bad.entry(number).or_default();
-                problems.push(missing(&place, &name, ""));
-            }
-        }
-        watch.total(work.iter().map(|(_, bytes, ..)| bytes).sum());
-        let mut work = work.into_iter();
-        let mut under_way = JoinSet::new();
+        writers: &[Writer],
+        needs: &Needs,
+    ) -> Result<(), BackendError> {
+        let mut sizes = Sizes::new(writers, needs.range());
+        let mut objects = needs.objects();
+        let mut gets = Gets::default();
         loop {
-            while under_way.len() < GETS_IN_FLIGHT.min(watch.at_once())
-                && let Some((number, bytes, client, volume, runs)) = work.next()
+            while gets.len() < self.at_once()
+                && let Some((number, runs)) = objects.next()
             {
-                let get = async move {
-                    let name = Name::own(Kind::Data, number).to_string();
-                    let got = client.get(&name, 0, bytes as usize).await;
-                    (number, client.place(), volume, runs, got)
-                };
-                under_way.spawn_on(get, runtime());
-            }
-            let Some(ended) = under_way.join_next().await else {
-                break;
-            };
-            // Nothing ends it, and what it does cannot panic.
-            let Ok((number, place, volume, runs, got)) = ended else {
-                continue;
-            };
-            let name = Name::own(Kind::Data, number).to_string();
-            let passed = match got {
-                Ok(bytes) => {
-                    let plain = if compressed.contains(&number) {
-                        let compressed = Compressed {
-                            name: Name::own(Kind::Data, number),
-                            writer: volume,
-                            key: self.place.key.clone(),
+                let client = &Writer::of(writers, number).client;
+                let name = Name::own(Kind::Data, number).to_string();
+                match sizes.of(number).await? {
+                    Some(bytes) => gets.begin((number, runs), client, &name, 0, bytes as usize),
+                    None => {
+                        let missing = Wrong {
+                            place: client.place(),
+                            name,
+                            why: Why::Missing,
                         };
-                        compressed.slots(&bytes)
-                    } else {
-                        Ok(self.decrypted(volume, number, &bytes))
-                    };
-                    let (blocks, wrong) = match plain {
-                        Ok(plain) => check_object(&volume, number, &runs, &plain),
-                        Err(error) => (0, vec![format!("where its frames are is lost: {error}")]),
-                    };
-                    verified.blocks += blocks;
-                    verified.bytes += bytes.len() as u64;
-                    let wrong = wrong.iter().map(|why| damaged(&place, &name, "", why));
-                    let wrong: Vec<_> = wrong.collect();
-                    if wrong.is_empty() {
-                        verified.objects += 1;
-                    } else {
-                        bad.entry(number).or_default().extend(wrong);
+                        self.blame(manifest, Bad::whole(number, &missing)).await?;
                     }
-                    bytes.len() as u64
                 }
-                Err(StoreError::NotFound | StoreError::Short) => {
-                    bad.entry(number)
-                        .or_default()
-                        .push(missing(&place, &name, ""));
-                    0
-                }
-                Err(error) => return Err(backend_error(&error)),
+            }
+            let Some(((number, runs), got)) = gets.next().await else {
+                return Ok(());
             };
-            if !watch.passed(passed) {
-                verified.is_cut_short = true;
-                break;
+            let writer = Writer::of(writers, number);
+            let name = Name::own(Kind::Data, number).to_string();
+            match self.answered(&writer.client, &name, got)? {
+                Ok(bytes) => {
+                    let length = bytes.len() as u64;
+                    self.verified.bytes += length;
+                    let bad = self.verify_object(writer, number, runs, bytes);
+                    match bad {
+                        Some(bad) => self.blame(manifest, bad).await?,
+                        None => self.verified.objects += 1,
+                    }
+                    if !self.pass(length) {
+                        self.verified.is_cut_short = true;
+                        return Ok(());
+                    }
+                }
+                Err(mut wrong) => {
+                    if matches!(wrong.why, Why::Short) {
+                        // It was longer a moment ago.
+                        wrong.why = Why::Missing;
+                    }
+                    self.blame(manifest, Bad::whole(number, &wrong)).await?;
+                }
             }
         }
-        Ok(bad)
+    }
+
+    /// Verify what is needed of a data object.
+    fn verify_object(
+        &mut self,
+        writer: &Writer,
+        number: u64,
+        runs: &[u128],
+        object: Bytes,
+    ) -> Option<Bad> {
+        let (place, name) = (writer.client.place(), Name::own(Kind::Data, number));
+        let mut bad = Bad {
+            number,
+            is_certain: true,
+            problems: Vec::new(),
+            more: 0,
+        };
+        let is_compressed = unpacked(runs).any(|run| run.place.is_compressed());
+        let plain = if is_compressed {
+            let compressed = Compressed {
+                name,
+                writer: writer.volume,
+                key: self.place.key.clone(),
+            };
+            compressed.slots(&object)
+        } else {
+            Ok(self.decrypted(writer.volume, number, object))
+        };
+        let name = name.to_string();
+        match plain {
+            Ok(plain) => {
+                let (good, wrong) = check_object(&writer.volume, number, runs, &plain);
+                self.verified.blocks += good;
+                for range in wrong {
+                    let why = format!(
+                        "bytes {} to {} of the volume do not have their checksum",
+                        range.start, range.end
+                    );
+                    bad.add(damaged(&place, &name, "", &why));
+                }
+            }
+            Err(error) => {
+                let why = format!("where its frames are is lost: {error}");
+                bad.add(damaged(&place, &name, "", &why));
+            }
+        }
+        (!bad.problems.is_empty()).then_some(bad)
     }
 
     /// An object with its slots as they were before they were encrypted. Where its table does not say which
     /// these are, everything is taken for slots.
-    fn decrypted(&self, writer: [u8; 16], number: u64, object: &Bytes) -> Bytes {
+    fn decrypted(&self, writer: [u8; 16], number: u64, object: Bytes) -> Bytes {
         let Some(key) = &self.place.key else {
-            return object.clone();
+            return object;
         };
-        let mut plain = object.to_vec();
+        let copied = |object: Bytes| BytesMut::from(&object[..]);
+        let mut plain = object.try_into_mut().unwrap_or_else(copied);
         let whole = plain.len() / SLOT_BYTES * SLOT_BYTES;
         key.decrypt(writer, number, 0, &mut plain[..whole]);
-        plain.into()
+        plain.freeze()
+    }
+
+    /// A data object is bad.
+    async fn blame(&mut self, manifest: &Manifest, bad: Bad) -> Result<(), BackendError> {
+        self.bad.push(bad);
+        if self.bad.len() >= PROBLEMS_MAX {
+            self.confirm(manifest).await?;
+        }
+        Ok(())
     }
 
     /// Name what is bad, unless the owner has come to do without it meanwhile.
-    async fn tell_garbage(
-        &self,
-        manifest: &Manifest,
-        bad: BTreeMap<u64, Vec<String>>,
-        verified: &mut Verified,
-    ) -> Result<(), BackendError> {
-        let newest = self.manifest(verified).await?;
-        let still = match newest.filter(|newest| newest.sequence != manifest.sequence) {
-            Some(newest) => Some(self.needs(&newest).await?),
-            None => None,
-        };
-        for (number, problems) in bad {
-            if (still.as_ref()).is_none_or(|needs| needs.data.contains_key(&number)) {
-                for problem in problems {
-                    verified.problem(problem);
-                }
+    async fn confirm(&mut self, manifest: &Manifest) -> Result<(), BackendError> {
+        if self.bad.is_empty() {
+            return Ok(());
+        }
+        let mut still = None;
+        // Beyond what is named nobody needs to know exactly, and who ends it is not kept waiting.
+        if self.verified.problems.len() < PROBLEMS_MAX && !self.verified.is_cut_short {
+            let newest = self.manifest().await?;
+            if let Some(newest) = newest.filter(|newest| newest.sequence != manifest.sequence) {
+                let asked: BTreeSet<u64> = self.bad.iter().map(|bad| bad.number).collect();
+                let writers = self.writers(&newest)?;
+                let mut needed = BTreeSet::new();
+                let mut take = |run: needs::Run| {
+                    let number = run.place.number();
+                    if asked.contains(&number) {
+                        needed.insert(number);
+                    }
+                };
+                let found = self.walk(&newest, &writers, &mut take).await?;
+                self.verified.bytes += found.bytes;
+                self.verified.is_cut_short |= found.is_cut_short;
+                still = Some(needed).filter(|_| !found.is_cut_short);
+            }
+        }
+        for bad in std::mem::take(&mut self.bad) {
+            if (still.as_ref()).is_none_or(|needed| needed.contains(&bad.number)) {
+                bad.tell(&mut self.verified);
             }
         }
         Ok(())
     }
 }
 
-/// What was got of an object, if it is there.
-fn there(
-    client: &Client,
-    name: &str,
-    of: &str,
-    got: Result<Bytes, StoreError>,
-    needs: &mut Needs,
-) -> Result<Option<Bytes>, BackendError> {
-    match got {
-        Ok(bytes) => {
-            needs.objects += 1;
-            needs.bytes += bytes.len() as u64;
-            Ok(Some(bytes))
+/// Bytes of the data objects with numbers in a range: of those that are needed, and of all.
+async fn measure(
+    writers: &[Writer],
+    range: Range<u64>,
+    needs: Option<&Needs>,
+) -> Result<(u64, u64), BackendError> {
+    let mut needed = needs.into_iter().flat_map(Needs::objects).peekable();
+    let mut sizes = Sizes::new(writers, range);
+    let (mut needed_bytes, mut listed_bytes) = (0, 0);
+    while let Some((number, bytes)) = sizes.next().await? {
+        listed_bytes += bytes;
+        while needed.next_if(|(needed, _)| *needed < number).is_some() {}
+        if needed.next_if(|(needed, _)| *needed == number).is_some() {
+            needed_bytes += bytes;
         }
-        Err(StoreError::NotFound) => {
-            let place = client.place();
-            needs.problems.push(missing(&place, name, of));
-            Ok(None)
-        }
-        Err(StoreError::Short) => {
-            let place = client.place();
-            needs
-                .problems
-                .push(damaged(&place, name, of, &"it is too short"));
-            Ok(None)
-        }
-        Err(error) => Err(backend_error(&error)),
     }
+    Ok((needed_bytes, listed_bytes))
 }
 
 /// What to do about an object.
 const RESTORE: &str = "restore the object (a versioned bucket has it), or the volume from a backup";
 
-fn missing(place: &str, name: &str, of: &str) -> String {
-    format!("{place}: object {name}{of} is missing: {RESTORE}")
-}
-
-fn damaged(place: &str, name: &str, of: &str, why: &dyn std::fmt::Display) -> String {
+fn damaged(place: &str, name: &str, of: &str, why: &dyn Display) -> String {
     format!("{place}: object {name}{of} is damaged: {why}: {RESTORE}")
 }
 
-/// Put together what several manifests need of an object, so that nothing is verified twice.
-fn merge(runs: &mut Vec<Needed>) {
-    runs.sort_unstable();
-    let mut merged: Vec<Needed> = Vec::with_capacity(runs.len());
-    for &(block, slot, count) in &*runs {
-        let (end, delta) = (
-            block + u64::from(count),
-            block.wrapping_sub(u64::from(slot)),
-        );
-        match merged.last_mut() {
-            Some(last)
-                if block <= last.0 + u64::from(last.2)
-                    && last.0.wrapping_sub(u64::from(last.1)) == delta =>
-            {
-                last.2 = last.2.max((end - last.0) as u32);
-            }
-            _ => merged.push((block, slot, count)),
-        }
-    }
-    *runs = merged;
-}
-
-/// Verify what is needed of an object: how many blocks are good, and what is wrong.
+/// Verify what is needed of an object: how many blocks are good, and which bytes of the volume are not.
 fn check_object(
     volume: &[u8; 16],
     number: u64,
-    runs: &[Needed],
-    object: &Bytes,
-) -> (u64, Vec<String>) {
+    runs: &[u128],
+    object: &[u8],
+) -> (u64, Vec<Range<u64>>) {
     let mut good = 0;
-    let mut bad: Vec<std::ops::Range<u64>> = Vec::new();
-    for &(block, slot, count) in runs {
-        for index in 0..count {
-            let (block, slot) = (block + u64::from(index), (slot + index) as usize);
+    let mut bad: Vec<Range<u64>> = Vec::new();
+    for run in unpacked(runs) {
+        for index in 0..run.count {
+            let block = run.block + u64::from(index);
+            let slot = (run.place.slot() + index) as usize;
             let bytes = object.get(slot * SLOT_BYTES..(slot + 1) * SLOT_BYTES);
             let is_good = bytes.is_some_and(|bytes| {
                 let (data, sum) = bytes.split_at(BLOCK_BYTES);
                 slot_checksum(volume, number, block, data).to_le_bytes() == *sum
             });
+            let at = block * BLOCK_BYTES as u64;
             match bad.last_mut() {
                 _ if is_good => good += 1,
-                Some(last) if last.end == block => last.end += 1,
-                _ => bad.push(block..block + 1),
+                Some(last) if last.end == at => last.end += BLOCK_BYTES as u64,
+                _ => bad.push(at..at + BLOCK_BYTES as u64),
             }
         }
     }
-    let bytes = BLOCK_BYTES as u64;
-    let wrong = bad.iter().map(|range| {
-        let (from, to) = (range.start * bytes, range.end * bytes);
-        format!("bytes {from} to {to} of the volume do not have their checksum")
-    });
-    (good, wrong.collect())
+    (good, bad)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn merge_verifies_nothing_twice_and_forgets_nothing() {
-        let mut runs = vec![
-            (8, 8, 56),
-            (0, 0, 64),
-            (10, 10, 2),
-            (70, 70, 1),
-            (70, 90, 1),
-            (64, 64, 2),
-        ];
-        merge(&mut runs);
-        assert_eq!(runs, [(0, 0, 66), (70, 70, 1), (70, 90, 1)]);
-    }
-}
+mod tests;

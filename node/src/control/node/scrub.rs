@@ -202,7 +202,7 @@ impl Node {
                     shared.found(found.damaged.len() as u64, 0);
                     Ok(found)
                 };
-                let mut pace = Pace::new(&shared, Part::Home);
+                let mut pace = Pace::new(&shared);
                 inspect::home::verify(&path, uuid, &mut pace, &mut ask)
             };
             self.scrub_beside(entry, &progress, Part::Home, verifying)
@@ -223,7 +223,7 @@ impl Node {
                     unlocked.map_err(|error| BackendError::Refused(error.to_string()))?;
                 place.encrypt(unlocked.objects);
             }
-            place.verify(&mut Pace::new(&shared, Part::Backend))
+            place.verify(&mut Pace::new(&shared))
         };
         self.scrub_beside(entry, &progress, Part::Backend, verifying)
             .await?;
@@ -269,6 +269,13 @@ impl Node {
         if verified.more_problems > 0 {
             let more = verified.more_problems;
             progress.problem(format!("{part}: {more} more problems are not listed"));
+        }
+        // Nothing is recorded, since most of it may not have been verified; it is tried again soon.
+        if let Some(why) = verified.ended_by {
+            for problem in progress.problems() {
+                tracing::error!(volume = entry.name.as_str(), "scrub: {problem}");
+            }
+            return Err(fails(why));
         }
         Ok(())
     }
