@@ -630,10 +630,10 @@ impl Works {
         let shrinks = bytes < before;
         let atomic = served.backend.capabilities().atomic_flush;
         served.resizing = Some(Resizing {
-            step: match (shrinks, atomic) {
-                (true, _) => ResizeStep::Destage,
-                (false, true) => ResizeStep::Whole,
-                (false, false) => ResizeStep::Backend,
+            step: if shrinks {
+                ResizeStep::Destage
+            } else {
+                ResizeStep::Whole
             },
             bytes,
             before,
@@ -645,7 +645,8 @@ impl Works {
         } else if atomic {
             self.go_on_resizing(slot);
         } else {
-            self.resize_backend(slot, bytes);
+            self.forget_beyond(slot);
+            self.go_on_resizing(slot);
         }
     }
 
@@ -689,20 +690,7 @@ impl Works {
             }
         }
         if resizing.step == ResizeStep::Drain && served.backend.under_way() == 0 {
-            if !shrinks {
-                resizing.step = ResizeStep::Backend;
-                let bytes = resizing.bytes;
-                return self.resize_backend(slot, bytes);
-            }
-            // The block in which the new end lies is among them: it is not cached while it is a
-            // part of one, but found again once the volume has grown.
-            let first = resizing.bytes / BLOCK_BYTES as u64;
-            let blocks = resizing.before.div_ceil(BLOCK_BYTES as u64) - first;
-            let first = BlockKey::new(served.number.0, first);
-            self.cache.invalidate(first, blocks);
-            resizing.step = ResizeStep::Void(self.cache.barrier());
-            // What makes it durable begins now, since the turn has polled the cache already.
-            self.step_cache(CacheEvent::Poll);
+            self.forget_beyond(slot);
             return self.go_on_resizing(slot);
         }
         if let ResizeStep::Void(barrier) = resizing.step
@@ -712,6 +700,31 @@ impl Works {
             let bytes = resizing.bytes;
             self.resize_backend(slot, bytes);
         }
+    }
+
+    /// Have the cache forget, durably, what it holds beyond the smaller of both sizes. A volume that grows may have
+    /// been cut by a node that ended before this was durable: what it had there would come back.
+    fn forget_beyond(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let Some(resizing) = &mut served.resizing else {
+            return;
+        };
+        let (from, to) = if resizing.bytes < resizing.before {
+            (resizing.bytes, resizing.before)
+        } else {
+            (resizing.before, resizing.bytes)
+        };
+        // The block in which the smaller end lies is among them: it is not cached while it is a
+        // part of one, but found again once the volume has grown.
+        let first = from / BLOCK_BYTES as u64;
+        let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
+        let first = BlockKey::new(served.number.0, first);
+        self.cache.invalidate(first, blocks);
+        resizing.step = ResizeStep::Void(self.cache.barrier());
+        // What makes it durable begins now, since the turn has polled the cache already.
+        self.step_cache(CacheEvent::Poll);
     }
 
     fn has_size(&self, slot: u32, bytes: u64) -> bool {

@@ -101,7 +101,7 @@ pub enum ResizeStep {
     /// Nothing is under way in the backend, which could grow it again (when shrinking), or be
     /// flushed with the resize (if its flushes are atomic).
     Drain,
-    /// No restart brings back what was cached beyond the new end (only when shrinking).
+    /// No restart brings back what was cached beyond the smaller of both ends.
     Void(Barrier),
     /// The backend has the new size.
     Backend,
@@ -243,11 +243,12 @@ impl Served {
         };
         match resizing.step {
             ResizeStep::Destage | ResizeStep::Whole => false,
-            ResizeStep::Drain | ResizeStep::Void(_) => true,
+            ResizeStep::Drain => true,
+            ResizeStep::Void(_) => is_atomic || resizing.bytes < resizing.before,
             // A read shows nothing to anybody.
             ResizeStep::Backend => {
                 let free = matches!(ask, Ask::Resize { .. } | Ask::Read { .. });
-                self.backend.capabilities().atomic_flush && !free
+                is_atomic && !free
             }
         }
     }

@@ -119,6 +119,42 @@ fn shrinking_ends_what_is_cached_beyond_even_within_a_block() {
     node.stop(false);
 }
 
+/// A shrink that ended before the cache had durably forgotten what it cut off leaves that on the medium. It is not
+/// what is there once the volume has grown again, and not after a crash then.
+#[test]
+fn growing_ends_what_an_interrupted_shrink_has_left_in_the_cache() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let cache = path.join("cache");
+    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
+    let content = noise(1, CONTENT_BYTES);
+    let volume = spec(path, 1, "");
+    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
+    fill(&node, &volume, &content);
+    node.stop(false);
+    let end = 1 << 20;
+    let mut cut = volume.clone();
+    cut.config.bytes = end as u64;
+    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
+    node.until_shard("warm", |report| report.cache.warm_lines > 0);
+    node.open(cut).unwrap();
+    let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
+    // The first growth is what cuts the image.
+    resize(end as u64 + 4096).unwrap();
+    resize(BYTES).unwrap();
+    // What a crash leaves: a stop would make all of it durable.
+    let crashed = path.join("crashed");
+    std::fs::copy(&cache, &crashed).unwrap();
+    node.stop(false);
+    let node = Node::with_ssd(path, sound(&crashed, [3; 16]));
+    node.until_shard("warm", |report| report.cache.warm_lines > 0);
+    node.open(volume).unwrap();
+    let mut expected = content;
+    expected[end + 4096..].fill(0);
+    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == expected);
+    node.stop(false);
+}
+
 #[test]
 fn ssd_tier_whose_device_dies_does_not_hold_up_destage_and_never_comes_back_stale() {
     let directory = tempfile::tempdir().unwrap();
