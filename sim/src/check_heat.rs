@@ -7,7 +7,7 @@
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_SECTORS;
 
-use crate::check_promotion::whole_blocks;
+use crate::check_promotion::check_blocks;
 use crate::violation::Violation;
 
 /// All of a range was cached when a map was gathered, and these ranges are what the map has.
@@ -16,19 +16,14 @@ pub fn check_seen(
     sectors: u64,
     ranges: &[SectorRange],
 ) -> Result<(), Violation> {
-    let is_seen = |block: &u64| {
+    let is_seen = |block: u64| {
         let block = SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
         ranges
             .iter()
             .any(|range| range.start <= block.start && block.end() <= range.end())
     };
-    match whole_blocks(range, sectors).find(|block| !is_seen(block)) {
-        None => Ok(()),
-        Some(block) => Err(Violation::new(
-            "heat-not-seen",
-            format!("{range:?} is cached, and block {block} is not in the heat map"),
-        )),
-    }
+    let what = "is cached and not in the heat map";
+    check_blocks(range, sectors, is_seen, "heat-not-seen", what)
 }
 
 /// A warm-up from such a map has ended; `is_there` tells of each block.
@@ -37,13 +32,8 @@ pub fn check_back(
     sectors: u64,
     is_there: impl Fn(u64) -> bool,
 ) -> Result<(), Violation> {
-    match whole_blocks(range, sectors).find(|&block| !is_there(block)) {
-        None => Ok(()),
-        Some(block) => Err(Violation::new(
-            "warmed-not-there",
-            format!("{range:?} was warmed up, and block {block} is not in the cache"),
-        )),
-    }
+    let what = "was warmed up and is not in the cache";
+    check_blocks(range, sectors, is_there, "warmed-not-there", what)
 }
 
 #[cfg(test)]

@@ -1,23 +1,14 @@
 //! Planted bugs: every one is caught within a bounded number of seeds, by a checker that is meant to.
 
+use hdcs_sim::outcome;
 use hdcs_sim::plant::Plant;
-use hdcs_sim::run::{Options, run};
+use hdcs_sim::run::run;
 
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 120;
 
-/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
 fn assert_caught(plant: Plant, rules: &[&str]) {
-    let options = Options {
-        plant: Some(plant),
-        ..Options::default()
-    };
-    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
-    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
-    assert!(
-        rules.contains(&violation.rule),
-        "{plant:?} was caught by another rule: {violation}"
-    );
+    outcome::assert_caught(plant, rules, SEEDS_MAX, run);
 }
 
 /// What a log that lost something shows: on reading back, at the next opening, in the backend.

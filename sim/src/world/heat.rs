@@ -2,7 +2,7 @@
 
 use hdcs_core::read_cache::Tiering;
 
-use super::{BLOCK_SECTORS, BlockKey, Event, Phase, Plant, SectorRange, Violation, World};
+use super::{Event, Phase, Plant, SectorRange, Violation, World};
 use crate::check_heat;
 
 impl World {
@@ -78,15 +78,7 @@ impl World {
     /// A warm-up has ended that was to bring a range back.
     pub fn check_warmed_up(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.coverage.warm_ups += 1;
-        let sectors = self.sectors(unit);
-        let Some(node) = &self.node else {
-            return Ok(());
-        };
-        let number = self.units[unit].config.number;
-        let key = |block| BlockKey::new(number, block);
-        let end = key(sectors / BLOCK_SECTORS);
-        check_heat::check_back(range, sectors, |block| {
-            node.cache.is_promoted(key(block), end)
-        })
+        let is_there = |block| self.is_promoted(unit, block);
+        check_heat::check_back(range, self.sectors(unit), is_there)
     }
 }

@@ -7,7 +7,7 @@ use hdcs_core::codec::Method;
 use hdcs_core::read_cache::Barrier;
 
 use super::{
-    AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
+    AGE_SLACK, Action, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
     Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State, Trouble,
     UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
     check_log, check_policy, check_recovery, check_trouble,
@@ -72,9 +72,20 @@ impl World {
         if self.planted.is(Plant::ConfusedCodec) {
             self.units[unit].config.codec = &CONFUSED;
         }
+        let mut actions = Vec::new();
+        let volume = self.begin_volume(unit, &mut actions);
+        let node = self.node.as_mut().expect("the node was started");
+        node.volumes.push(volume);
+        self.perform_all(Owner::Volume(unit), actions)?;
+        let pins = self.pins(unit);
+        self.step_volume(unit, Event::Pin(pins))?;
+        self.warm_up_if_cold(unit)
+    }
+
+    /// A volume that begins to open, in a node that was started, and what it asks for first.
+    fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
         let config = self.units[unit].config.clone();
         let inherited = self.inherited(unit);
-        let mut actions = Vec::new();
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
         let node = self.node.as_mut().expect("the node was started");
@@ -85,7 +96,7 @@ impl World {
         let mut cx = Context {
             cache: &mut node.cache,
             pool: &self.pool,
-            actions: &mut actions,
+            actions,
         };
         let mut volume = Volume::open(config, self.now, &mut cx);
         if let Some(inherited) = inherited {
@@ -94,11 +105,7 @@ impl World {
         if let Some(kept) = self.units[unit].kept {
             volume.keep_superblock(kept);
         }
-        node.volumes.push(volume);
-        self.perform_all(Owner::Volume(unit), actions)?;
-        let pins = self.pins(unit);
-        self.step_volume(unit, Event::Pin(pins))?;
-        self.warm_up_if_cold(unit)
+        volume
     }
 
     /// Somebody may have turned compression on or off while the node was down.
@@ -280,32 +287,10 @@ impl World {
         self.check_commits(unit)?;
         self.units[unit].end_epoch();
         self.forget_kept(unit);
-        let state = &mut self.units[unit];
-        state.begin_opening();
-        let config = state.config.clone();
-        let inherited = self.inherited(unit);
+        self.units[unit].begin_opening();
         let mut actions = Vec::new();
-        let cipher = self.cipher(config.number);
-        let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
-        let Some(node) = &mut self.node else {
-            return Ok(());
-        };
-        node.cache.set_cipher(config.number, cipher);
-        if let Some(inherited) = &inherited {
-            node.cache.set_cipher(inherited.origin(), base_cipher);
-        }
-        let mut cx = Context {
-            cache: &mut node.cache,
-            pool: &self.pool,
-            actions: &mut actions,
-        };
-        let mut volume = Volume::open(config, self.now, &mut cx);
-        if let Some(inherited) = inherited {
-            volume.inherit(inherited);
-        }
-        if let Some(kept) = self.units[unit].kept {
-            volume.keep_superblock(kept);
-        }
+        let volume = self.begin_volume(unit, &mut actions);
+        let node = self.node.as_mut().expect("one of its volumes is closed");
         let husk = std::mem::replace(&mut node.volumes[unit], volume);
         if !husk.is_idle() {
             // Of another volume in its place, the end of its reads would be taken for another's.

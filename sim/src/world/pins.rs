@@ -1,8 +1,6 @@
 //! Pins, and the neighbour that would drive out what is not pinned.
 
-use super::{
-    BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Event, Phase, Plant, SectorRange, Violation, World,
-};
+use super::{BLOCK_BYTES, BlockKey, Event, Phase, Plant, SectorRange, Violation, World};
 use crate::check_pins;
 
 /// A volume of which nothing is known but what it fills; no other has such a number.
@@ -86,15 +84,7 @@ impl World {
     /// A range is pinned and was filled.
     pub fn check_pinned(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.coverage.pins += 1;
-        let sectors = self.sectors(unit);
-        let Some(node) = &self.node else {
-            return Ok(());
-        };
-        let number = self.units[unit].config.number;
-        let key = |block| BlockKey::new(number, block);
-        let end = key(sectors / BLOCK_SECTORS);
-        check_pins::check_kept(range, sectors, |block| {
-            node.cache.is_promoted(key(block), end)
-        })
+        let is_there = |block| self.is_promoted(unit, block);
+        check_pins::check_kept(range, self.sectors(unit), is_there)
     }
 }
