@@ -29,6 +29,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::StaleReadmission) => Scenario::draw_for_cache_trouble(seed),
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
+        Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
         Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
@@ -141,6 +142,10 @@ fn reopen(world: &mut World, requests: u32) -> Result<Ended, Violation> {
 /// Destage everything, cut every volume, and let it grow again: what comes back is zero.
 fn shrink(world: &mut World) -> Result<Ended, Violation> {
     world.calm();
+    let ended = world.run_until(|world| !world.is_resizing() || world.is_broken())?;
+    if ended == Ended::Crash || world.is_broken() {
+        return Ok(ended);
+    }
     for unit in 0..world.units() {
         world.begin_destage_all(unit)?;
     }
@@ -196,8 +201,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.calm();
     let mut refusals = 0;
     loop {
-        world.start(None)?;
-        world.run_until(|world| world.is_open() || world.has_failed())?;
+        start(world)?;
         if !world.has_failed() {
             break;
         }
@@ -227,21 +231,72 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.run_until(|world| world.is_cache_back())?;
     share(world)?;
     world.weigh()?;
+    let mut pinned = Vec::new();
     for unit in 0..world.units() {
         promote(world, unit)?;
         count(world, unit)?;
-        pin(world, unit)?;
+        pinned.extend(pin(world, unit)?.map(|range| (unit, range)));
         warm_up(world, unit)?;
     }
+    if world.has_pins() {
+        promote_beside(world, &pinned)?;
+    }
+    if world.packed_rots() {
+        return rot_packed(world);
+    }
+    end(world)
+}
+
+/// Start the node where nothing goes wrong any more.
+fn start(world: &mut World) -> Result<(), Violation> {
+    world.start(None)?;
+    let is_known = |world: &mut World| world.is_open() || world.has_failed();
+    world.run_until(is_known).map(drop)
+}
+
+/// Close everything where nothing goes wrong any more.
+fn end(world: &mut World) -> Result<(), Violation> {
     // What failed before all was well may have shown until now; nothing fails any more.
     world.check_healthy()?;
     close(world, true)?;
     world.stop(true)
 }
 
+/// Start once more over lines that were stored compressed, let some of them rot, and read everything.
+fn rot_packed(world: &mut World) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        if let Some(range) = world.promotable(unit) {
+            world.compress(unit)?;
+            rewrite(world, unit, range)?;
+            destage(world, unit)?;
+            world.settle()?;
+            ask(world, unit, Ask::Promote(range))?;
+        }
+    }
+    end(world)?;
+    start(world)?;
+    world.run_until(|world| world.is_cache_back())?;
+    world.settle()?;
+    let served: Vec<usize> = (0..world.units())
+        .filter(|&unit| world.promotable(unit).is_some())
+        .collect();
+    world.rot_packed();
+    verify(world)?;
+    for unit in served {
+        world.check_packed(unit)?;
+    }
+    end(world)
+}
+
 /// Scrub everything once the devices have rotted once more, and read it.
 fn scrub(world: &mut World) -> Result<(), Violation> {
     world.run_until(|world| world.is_cache_back() && world.is_scrubbed())?;
+    if world.fills_before_scrub() {
+        for unit in 0..world.units() {
+            let all = SectorRange::new(0, world.sectors(unit));
+            ask(world, unit, Ask::Promote(all))?;
+        }
+    }
     world.settle()?;
     world.rot();
     for unit in 0..world.units() {
@@ -313,9 +368,9 @@ fn count(world: &mut World, unit: usize) -> Result<(), Violation> {
 }
 
 /// Pin a range, let a neighbour fill the tier and writes drop lines of it: it is there all the same.
-fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
+fn pin(world: &mut World, unit: usize) -> Result<Option<SectorRange>, Violation> {
     let Some(range) = world.promotable(unit) else {
-        return Ok(());
+        return Ok(None);
     };
     rewrite(world, unit, range)?;
     destage(world, unit)?;
@@ -329,14 +384,38 @@ fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
     world.settle()?;
     world.run_until(|world| world.is_filled(unit))?;
     world.check_pinned(unit, range)?;
-    read_cached(world, unit, range)
+    read_cached(world, unit, range)?;
+    Ok(Some(range))
 }
 
-/// Let the cache lose a volume, and warm it up from what was hot: all of it is there again.
+/// Promote a range of every volume beside what is pinned: both are there.
+fn promote_beside(world: &mut World, pinned: &[(usize, SectorRange)]) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        let Some(range) = world.promotable(unit) else {
+            continue;
+        };
+        rewrite(world, unit, range)?;
+        destage(world, unit)?;
+        world.settle()?;
+        world.run_until(|world| (0..world.units()).all(|unit| world.is_filled(unit)))?;
+        ask(world, unit, Ask::Evict(range))?;
+        world.watch(unit, range);
+        ask(world, unit, Ask::Promote(range))?;
+        world.run_until(|world| world.is_filled(unit))?;
+        world.check_promoted(unit, range)?;
+        for &(unit, range) in pinned {
+            world.check_pinned(unit, range)?;
+        }
+        world.settle()?;
+        read_cached(world, unit, range)?;
+    }
+    Ok(())
+}
+
+/// Let the cache lose a volume, and warm it up from what was hot: all of it is there again. Beside other volumes,
+/// which may be worth more, all but what had to go for them.
 fn warm_up(world: &mut World, unit: usize) -> Result<(), Violation> {
-    // What others hold that is dearer may drive out a part of what was just filled.
-    let is_weighed = world.units() > 1 && world.weighs();
-    if world.has_pins() || is_weighed || !world.warms_up() {
+    if world.has_pins() || !world.warms_up() {
         return Ok(());
     }
     let Some(range) = world.promotable(unit) else {
@@ -351,10 +430,14 @@ fn warm_up(world: &mut World, unit: usize) -> Result<(), Violation> {
     // A line that is still compared with another is in the cache, and at no address yet.
     world.settle()?;
     let heat = world.heat(unit);
-    world.check_heat(unit, range, &heat)?;
+    let hot = world.check_heat(unit, range, &heat)?;
     ask(world, unit, Ask::Evict(all))?;
+    let evicted = world.evicted_lines();
     world.warm_up(unit, heat)?;
     world.run_until(|world| world.is_warmed_up(unit))?;
+    if world.weighs_beside() {
+        return world.check_warmed_up_beside(unit, &hot, evicted);
+    }
     world.check_warmed_up(unit, range)?;
     world.settle()?;
     read_cached(world, unit, range)

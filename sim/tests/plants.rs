@@ -234,6 +234,17 @@ fn plant_of_a_codec_that_gives_back_something_else_is_caught() {
 }
 
 #[test]
+fn plant_of_an_unpacked_line_that_is_not_compared_is_caught() {
+    assert_caught(Plant::UnseenDamage, &["read-foreign"]);
+}
+
+#[test]
+fn plant_of_another_line_of_a_packed_segment_is_caught() {
+    // Where they were the same once, one of them looks like what the other was then.
+    assert_caught(Plant::SwappedLines, &["read-foreign", "read-stale"]);
+}
+
+#[test]
 fn plant_of_a_scrub_that_looks_at_nothing_is_caught() {
     assert_caught(Plant::IdleScrub, &["scrub-missed"]);
 }

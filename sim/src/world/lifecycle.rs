@@ -7,14 +7,14 @@ use hdcs_core::codec::Method;
 use hdcs_core::read_cache::Barrier;
 
 use super::{
-    AGE_SLACK, Action, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
-    Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State, Trouble,
-    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
+    AGE_SLACK, Action, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence,
+    Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State,
+    Trouble, UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
     check_log, check_policy, check_recovery, check_trouble,
 };
-use crate::lz4::CONFUSED;
+use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
-use crate::toy_cipher::ToyCipher;
+use crate::toy_cipher::{SwappingCipher, ToyCipher};
 
 impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
@@ -65,7 +65,15 @@ impl World {
         } else {
             self.scenario.seed
         };
-        (number % 2 == 1).then(|| Arc::new(ToyCipher(key)) as Arc<dyn BlockCipher>)
+        if number.is_multiple_of(2) {
+            return None;
+        }
+        let cipher = ToyCipher(key);
+        let line_blocks = self.node.as_ref().map(|node| node.cache.line_blocks());
+        if let Some(line_blocks) = line_blocks.filter(|_| self.planted.is(Plant::SwappedLines)) {
+            return Some(Arc::new(SwappingCipher::new(cipher, line_blocks)));
+        }
+        Some(Arc::new(cipher))
     }
 
     fn open(&mut self, unit: usize) -> Result<(), Violation> {
@@ -99,6 +107,9 @@ impl World {
             actions,
         };
         let mut volume = Volume::open(config, self.now, &mut cx);
+        if self.planted.is(Plant::UnseenDamage) {
+            cx.cache.set_codec(&UNSEEN);
+        }
         if let Some(inherited) = inherited {
             volume.inherit(inherited);
         }
@@ -284,6 +295,7 @@ impl World {
         let state = &mut self.units[unit];
         state.settle_close(unit, false)?;
         state.part_from_backend();
+        state.leave_resizing();
         self.check_commits(unit)?;
         self.units[unit].end_epoch();
         self.forget_kept(unit);
@@ -444,6 +456,7 @@ impl World {
             unit.asks_left = 0;
             unit.postponed = None;
             unit.scrub.forget();
+            unit.leave_resizing();
             unit.destage_all = None;
             unit.snapshot_asked = None;
             unit.log_writes.clear();
@@ -540,6 +553,11 @@ impl World {
 impl Unit {
     /// The volume is about to be opened.
     fn begin_opening(&mut self) {
+        let sectors = self.history.sectors();
+        if sectors < self.backend.sectors() {
+            // A change of size was under way when the volume was left.
+            self.backend.resize(sectors);
+        }
         self.log_trouble = false;
         self.log_stuck = false;
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;

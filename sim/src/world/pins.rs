@@ -21,6 +21,19 @@ impl World {
         self.scenario.pins.is_some()
     }
 
+    /// Somebody may pin another range of a volume, whatever is promoted or filled meanwhile.
+    pub(super) fn repin(&mut self, unit: usize) -> Result<(), Violation> {
+        if !self.scenario.repins || self.random.u8(..6) > 0 {
+            return Ok(());
+        }
+        let sectors = self.sectors(unit);
+        let first = self.random.u64(..sectors);
+        let end = self.random.u64(first..=sectors);
+        self.note("repin", [unit as u64, first, end, 0]);
+        let ranges = Vec::from([SectorRange::between(first, end)]);
+        self.step_volume(unit, Event::Pin(ranges))
+    }
+
     /// Pin a range of a volume and nothing else of it.
     pub fn pin(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.note("pin", [unit as u64, range.start, range.count, 0]);
