@@ -85,7 +85,9 @@ impl BackendOrder {
         durable: impl Fn(u64) -> Content,
     ) -> Result<usize, Violation> {
         let mut newest = self.newest;
-        for (sector, content) in given {
+        let sectors = history.sectors();
+        // What was cut off may be made durable before it is gone.
+        for (sector, content) in given.filter(|&(sector, _)| sector < sectors) {
             let id = self.version(history, sector, content)?;
             newest = newest.max(id);
         }

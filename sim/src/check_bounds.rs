@@ -2,8 +2,10 @@
 //!
 //! 1. Offsets and lengths are multiples of the unit, not empty, and within the device.
 //! 2. No two writes in flight to one device overlap: their outcome would be undefined.
-//! 3. What a volume and a cache report of themselves is within what they were given.
-//! 4. When everything is dropped, every buffer is back in the pool.
+//! 3. One flush of a backend is under way at a time: if two were and one failed, the other would not tell what both
+//!    were to cover and the first has lost.
+//! 4. What a volume and a cache report of themselves is within what they were given.
+//! 5. When everything is dropped, every buffer is back in the pool.
 
 use hdcs_core::buf::Pool;
 use hdcs_core::format::{SpanEntry, SpanHeader};
@@ -82,6 +84,17 @@ impl WritesInFlight {
     pub fn clear(&mut self) {
         self.ranges.clear();
     }
+}
+
+/// A flush of a backend begins while so many are under way there.
+pub fn check_flush(under_way: usize) -> Result<(), Violation> {
+    if under_way == 0 {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "flushes-overlap",
+        format!("a backend is flushed while {under_way} flushes of it are under way"),
+    ))
 }
 
 /// Check what a volume says of itself.

@@ -6,7 +6,7 @@
 
 use hdcs_core::io::SectorRange;
 
-use crate::check_promotion::whole_blocks;
+use crate::check_promotion::check_blocks;
 use crate::violation::Violation;
 
 /// A range of a volume of so many sectors is pinned and filled; `is_there` tells of each block.
@@ -15,13 +15,8 @@ pub fn check_kept(
     sectors: u64,
     is_there: impl Fn(u64) -> bool,
 ) -> Result<(), Violation> {
-    match whole_blocks(range, sectors).find(|&block| !is_there(block)) {
-        None => Ok(()),
-        Some(block) => Err(Violation::new(
-            "pinned-not-kept",
-            format!("{range:?} is pinned, and block {block} is not in the SSD tier"),
-        )),
-    }
+    let what = "is pinned and not in the SSD tier";
+    check_blocks(range, sectors, is_there, "pinned-not-kept", what)
 }
 
 /// Others have filled so many lines of a tier of so many, and so many were taken.

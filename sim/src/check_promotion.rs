@@ -25,6 +25,24 @@ pub fn whole_blocks(range: SectorRange, sectors: u64) -> std::ops::Range<u64> {
     range.start / BLOCK_SECTORS..end
 }
 
+/// Every whole block of a range of a volume of so many sectors is there, or `rule` is broken, and `what` says of
+/// the first one that is not what it is.
+pub fn check_blocks(
+    range: SectorRange,
+    sectors: u64,
+    is_there: impl Fn(u64) -> bool,
+    rule: &'static str,
+    what: &str,
+) -> Result<(), Violation> {
+    match whole_blocks(range, sectors).find(|&block| !is_there(block)) {
+        None => Ok(()),
+        Some(block) => Err(Violation::new(
+            rule,
+            format!("block {block} of {range:?} {what}"),
+        )),
+    }
+}
+
 /// A promotion of `range` that had the volume for itself was answered; `is_cached` tells of each block
 /// of the volume.
 pub fn check_there(
@@ -32,13 +50,8 @@ pub fn check_there(
     sectors: u64,
     is_cached: impl Fn(u64) -> bool,
 ) -> Result<(), Violation> {
-    match whole_blocks(range, sectors).find(|&block| !is_cached(block)) {
-        None => Ok(()),
-        Some(block) => Err(Violation::new(
-            "promoted-not-there",
-            format!("{range:?} was promoted, and block {block} is in no tier"),
-        )),
-    }
+    let what = "was promoted and is in no tier";
+    check_blocks(range, sectors, is_cached, "promoted-not-there", what)
 }
 
 /// It has read so many sectors of it of the backend.

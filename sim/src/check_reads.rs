@@ -5,6 +5,7 @@
 //!    sent. Writes in flight may be seen or not.
 //! 3. After a crash it belongs to the same prefix of the epoch's writes as every other sector.
 //! 4. A range that is said to be a hole or zero reads as zeroes.
+//! 5. What was cut off since the read was sent may be anything; what the read has of it nobody reads later.
 
 use hdcs_core::io::{Extent, ExtentState};
 use hdcs_core::limits::SECTOR_BYTES;
@@ -39,8 +40,10 @@ pub fn check_read(
                 ),
             )
         })?;
-        let seen = check_sector(history, sector, content, read.issued)?;
-        seen_end = seen_end.max(seen);
+        if history.is_kept(sector, read.issued) {
+            let seen = check_sector(history, sector, content, read.issued)?;
+            seen_end = seen_end.max(seen);
+        }
     }
     Ok(seen_end)
 }
@@ -216,7 +219,8 @@ pub fn check_cache_extents(
 ) -> Result<(), Violation> {
     check_shape(asked, extents)?;
     for extent in extents {
-        let mut sectors = extent.range.start..extent.range.end();
+        let sectors = extent.range.start..extent.range.end();
+        let mut sectors = sectors.filter(|&sector| history.is_kept(sector, asked.issued));
         match extent.state {
             ExtentState::Dirty => {
                 let untouched = sectors.find(|&s| history.sectors[s as usize].versions.is_empty());
@@ -251,7 +255,8 @@ pub fn check_extents(
             continue;
         }
         for sector in extent.range.start..extent.range.end() {
-            if !may_be_zero(history, sector, asked.issued) {
+            let is_kept = history.is_kept(sector, asked.issued);
+            if is_kept && !may_be_zero(history, sector, asked.issued) {
                 return Err(Violation::new(
                     "extents-hide-data",
                     format!(

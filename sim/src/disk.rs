@@ -244,6 +244,12 @@ impl Disk {
         self.rot.values().any(|&mask| mask != 0)
     }
 
+    /// Whether any of so many bytes from one on is rotten.
+    pub fn rots_within(&self, offset: u64, bytes: u64) -> bool {
+        let mut masks = self.rot.range(offset..offset + bytes);
+        masks.any(|(_, &mask)| mask != 0)
+    }
+
     /// Undo all rot that was not overwritten.
     pub fn heal(&mut self) {
         for (offset, mask) in std::mem::take(&mut self.rot) {

@@ -4,7 +4,8 @@
 //! which order completions arrive, and where power is cut. A run of a seed is the same every time;
 //! the hash of its trace says so. See docs/TESTING.md for what is simulated and what is checked.
 //!
-//! * [`scenario`] draws a run from a seed, [`run`] performs it, [`world`] drives the core.
+//! * [`scenario`] draws a run from a seed, [`run`] performs it, [`world`] drives the core; [`outcome`] is what
+//!   comes of it.
 //! * [`disk`], [`backend`] and [`clock`] are what the world is made of; they lie only as real ones may.
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
@@ -33,6 +34,7 @@ pub mod home;
 pub mod lz4;
 pub mod model;
 pub mod objects;
+pub mod outcome;
 pub mod plant;
 pub mod run;
 pub mod scenario;

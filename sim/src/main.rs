@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use hdcs_sim::violation::Violation;
+use hdcs_sim::outcome::{self, Outcome};
 use hdcs_sim::{home, objects, plant, run, world};
 
 /// What is simulated.
@@ -65,14 +65,6 @@ fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     }
 }
 
-/// One run in either world.
-struct Outcome {
-    trace_hash: u64,
-    violation: Option<Violation>,
-    tail: Vec<String>,
-    crashes: u64,
-}
-
 /// How to run a seed in either world.
 #[derive(Clone, Copy)]
 struct Options<'a> {
@@ -80,6 +72,18 @@ struct Options<'a> {
     verbose: bool,
     plant: Option<&'a str>,
     crash_at: Option<u64>,
+}
+
+impl Options<'_> {
+    /// The same in a world with bugs of kind `P`.
+    fn of<P: ValueEnum>(self) -> outcome::Options<P> {
+        let plant = self.plant.and_then(|name| P::from_str(name, true).ok());
+        outcome::Options {
+            verbose: self.verbose,
+            plant,
+            crash_at: self.crash_at,
+        }
+    }
 }
 
 /// What a set of runs saw.
@@ -93,66 +97,22 @@ struct Summary {
 }
 
 impl Summary {
-    /// Run a seed and add what it saw.
-    fn run(&mut self, seed: u64, options: Options<'_>) -> Outcome {
-        let Options {
-            verbose, crash_at, ..
-        } = options;
+    /// Run a seed and add what it saw; the outcome has the number of its crashes.
+    fn run(&mut self, seed: u64, options: Options<'_>) -> Outcome<u64> {
         self.runs += 1;
         let outcome = match options.world {
-            Kind::Node => {
-                let plant = options
-                    .plant
-                    .and_then(|name| plant::Plant::from_str(name, true).ok());
-                let options = run::Options {
-                    verbose,
-                    plant,
-                    crash_at,
-                };
-                let outcome = run::run(seed, options);
-                self.node.add(&outcome.coverage);
-                Outcome {
-                    trace_hash: outcome.trace_hash,
-                    violation: outcome.violation,
-                    tail: outcome.tail,
-                    crashes: outcome.coverage.crashes,
-                }
-            }
-            Kind::Objects => {
-                let plant = options.plant;
-                let plant = plant.and_then(|name| objects::plant::Plant::from_str(name, true).ok());
-                let options = objects::Options {
-                    verbose,
-                    plant,
-                    crash_at,
-                };
-                let outcome = objects::run(seed, options);
-                self.objects.add(&outcome.coverage);
-                Outcome {
-                    trace_hash: outcome.trace_hash,
-                    violation: outcome.violation,
-                    tail: outcome.tail,
-                    crashes: u64::from(outcome.coverage.cut),
-                }
-            }
-            Kind::Home => {
-                let plant = options.plant;
-                let plant = plant.and_then(|name| home::plant::Plant::from_str(name, true).ok());
-                let options = home::Options {
-                    verbose,
-                    plant,
-                    crash_at,
-                    without_sums: false,
-                };
-                let outcome = home::run(seed, options);
-                self.home.add(&outcome.coverage);
-                Outcome {
-                    trace_hash: outcome.trace_hash,
-                    violation: outcome.violation,
-                    tail: outcome.tail,
-                    crashes: u64::from(outcome.coverage.cut),
-                }
-            }
+            Kind::Node => run::run(seed, options.of()).map(|saw| {
+                self.node.add(&saw);
+                saw.crashes
+            }),
+            Kind::Objects => objects::run(seed, options.of()).map(|saw| {
+                self.objects.add(&saw);
+                u64::from(saw.cut)
+            }),
+            Kind::Home => home::run(seed, options.of()).map(|saw| {
+                self.home.add(&saw);
+                u64::from(saw.cut)
+            }),
         };
         self.failures += u64::from(outcome.violation.is_some());
         outcome
@@ -288,5 +248,5 @@ fn run_one(seed: u64, options: Options<'_>, summary: &mut Summary) -> Option<u64
     if options.verbose {
         println!("trace hash {:016x}", outcome.trace_hash);
     }
-    outcome.violation.is_none().then_some(outcome.crashes)
+    outcome.violation.is_none().then_some(outcome.coverage)
 }

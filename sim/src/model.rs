@@ -130,6 +130,8 @@ pub struct History {
     untold: Vec<(WriteId, Seq)>,
     /// When the backend may have lost something last.
     pub(crate) loosened: Seq,
+    /// When it became smaller, and how many sectors it was left.
+    cuts: Vec<(Seq, u64)>,
     seq: Seq,
 }
 
@@ -157,6 +159,7 @@ impl History {
             unsettled: Vec::new(),
             untold: Vec::new(),
             loosened: 0,
+            cuts: Vec::new(),
             seq: 1,
         }
     }
@@ -384,9 +387,23 @@ impl History {
 
     /// The size changes. What is cut off is gone, and new space is zero.
     pub fn resize(&mut self, sectors: u64) {
-        self.tick();
+        let seq = self.tick();
+        if sectors < self.sectors() {
+            self.cuts.push((seq, sectors));
+        }
         self.sectors
             .resize(sectors as usize, Sector::new(Content::Zero));
+    }
+
+    /// Whether the volume has ever become smaller.
+    pub fn was_cut(&self) -> bool {
+        !self.cuts.is_empty()
+    }
+
+    /// Whether a sector was not cut off since `seq`: what was asked for then may show what is gone by now.
+    pub fn is_kept(&self, sector: u64, seq: Seq) -> bool {
+        let mut cuts = self.cuts.iter();
+        cuts.all(|&(cut, sectors)| cut < seq || sector < sectors)
     }
 
     /// Whether a write can be part of what is there now.

@@ -55,6 +55,10 @@ pub enum Plant {
     OtherKey,
     /// What is decompressed is something else.
     ConfusedCodec,
+    /// What was unpacked of the SSD tier is not compared with what was packed.
+    UnseenDamage,
+    /// Of a packed segment another line is unpacked.
+    SwappedLines,
     /// A snapshot is taken before what it has to hold is destaged.
     HastySnapshot,
     /// The backend is said to have a write that went past the log, and gets it much later.
@@ -121,6 +125,8 @@ impl Plant {
             | Self::KeptNumber
             | Self::OtherKey
             | Self::ConfusedCodec
+            | Self::UnseenDamage
+            | Self::SwappedLines
             | Self::HastySnapshot
             | Self::LooseSnapshot
             | Self::GuessedLineage

@@ -1,48 +1,26 @@
 //! One run from a seed: openings, work, endings, and the verification at last.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use fastrand::Rng;
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 
+use crate::outcome;
 use crate::plant::Plant;
 use crate::scenario::{Ending, Scenario};
 use crate::violation::Violation;
 use crate::workload::Ask;
 use crate::world::{Coverage, Ended, World};
 
-/// Openings that may be refused one after another before a run gives up; each is excused, and then
 /// Reads after which a line goes to the SSD tier, where that is looked at.
 const PROMOTE_HITS: u8 = 3;
+/// Openings that may be refused one after another before a run gives up; each is excused, and then
 /// its cause is taken away.
 const REFUSALS_MAX: u32 = 3;
 
 /// How to run a seed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// Print everything that happens.
-    pub verbose: bool,
-    /// Plant a bug.
-    pub plant: Option<Plant>,
-    /// A short variant with one crash after so many steps (none if beyond its end).
-    pub crash_at: Option<u64>,
-}
-
+pub type Options = outcome::Options<Plant>;
 /// What came of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The seed.
-    pub seed: u64,
-    /// Equal runs have equal hashes.
-    pub trace_hash: u64,
-    /// The rule that was broken, if one was.
-    pub violation: Option<Violation>,
-    /// The last things that happened.
-    pub tail: Vec<String>,
-    /// What the run saw.
-    pub coverage: Coverage,
-}
+pub type Outcome = outcome::Outcome<Coverage>;
 
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
@@ -51,6 +29,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::StaleReadmission) => Scenario::draw_for_cache_trouble(seed),
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
+        Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
         Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
@@ -76,34 +55,9 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         scenario = scenario.shortened();
         scenario.endings.insert(0, Ending::PowerCut(step));
     }
-    let mut world = World::new(scenario.clone(), options.plant, options.verbose);
-    let result = catch_unwind(AssertUnwindSafe(|| drive(&mut world, &scenario)));
-    let violation = match result {
-        Ok(result) => result.err(),
-        Err(panic) => {
-            let message = panic
-                .downcast_ref::<String>()
-                .cloned()
-                .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-            Some(Violation::new("assertion", message.unwrap_or_default()))
-        }
-    };
-    let outcome = Outcome {
-        seed,
-        trace_hash: world.trace.hash(),
-        violation,
-        tail: world.trace.tail(),
-        coverage: world.coverage,
-    };
-    if outcome
-        .violation
-        .as_ref()
-        .is_some_and(|violation| violation.rule == "assertion")
-    {
-        // What a panic left behind cannot be trusted to drop well.
-        std::mem::forget(world);
-    }
-    outcome
+    let world = World::new(scenario.clone(), options.plant, options.verbose);
+    let drive = |world: &mut World| drive(world, &scenario);
+    Outcome::of(seed, world, drive, |world| (&world.trace, world.coverage))
 }
 
 fn drive(world: &mut World, scenario: &Scenario) -> Result<(), Violation> {
@@ -188,6 +142,10 @@ fn reopen(world: &mut World, requests: u32) -> Result<Ended, Violation> {
 /// Destage everything, cut every volume, and let it grow again: what comes back is zero.
 fn shrink(world: &mut World) -> Result<Ended, Violation> {
     world.calm();
+    let ended = world.run_until(|world| !world.is_resizing() || world.is_broken())?;
+    if ended == Ended::Crash || world.is_broken() {
+        return Ok(ended);
+    }
     for unit in 0..world.units() {
         world.begin_destage_all(unit)?;
     }
@@ -243,8 +201,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.calm();
     let mut refusals = 0;
     loop {
-        world.start(None)?;
-        world.run_until(|world| world.is_open() || world.has_failed())?;
+        start(world)?;
         if !world.has_failed() {
             break;
         }
@@ -274,21 +231,72 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     world.run_until(|world| world.is_cache_back())?;
     share(world)?;
     world.weigh()?;
+    let mut pinned = Vec::new();
     for unit in 0..world.units() {
         promote(world, unit)?;
         count(world, unit)?;
-        pin(world, unit)?;
+        pinned.extend(pin(world, unit)?.map(|range| (unit, range)));
         warm_up(world, unit)?;
     }
+    if world.has_pins() {
+        promote_beside(world, &pinned)?;
+    }
+    if world.packed_rots() {
+        return rot_packed(world);
+    }
+    end(world)
+}
+
+/// Start the node where nothing goes wrong any more.
+fn start(world: &mut World) -> Result<(), Violation> {
+    world.start(None)?;
+    let is_known = |world: &mut World| world.is_open() || world.has_failed();
+    world.run_until(is_known).map(drop)
+}
+
+/// Close everything where nothing goes wrong any more.
+fn end(world: &mut World) -> Result<(), Violation> {
     // What failed before all was well may have shown until now; nothing fails any more.
     world.check_healthy()?;
     close(world, true)?;
     world.stop(true)
 }
 
+/// Start once more over lines that were stored compressed, let some of them rot, and read everything.
+fn rot_packed(world: &mut World) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        if let Some(range) = world.promotable(unit) {
+            world.compress(unit)?;
+            rewrite(world, unit, range)?;
+            destage(world, unit)?;
+            world.settle()?;
+            ask(world, unit, Ask::Promote(range))?;
+        }
+    }
+    end(world)?;
+    start(world)?;
+    world.run_until(|world| world.is_cache_back())?;
+    world.settle()?;
+    let served: Vec<usize> = (0..world.units())
+        .filter(|&unit| world.promotable(unit).is_some())
+        .collect();
+    world.rot_packed();
+    verify(world)?;
+    for unit in served {
+        world.check_packed(unit)?;
+    }
+    end(world)
+}
+
 /// Scrub everything once the devices have rotted once more, and read it.
 fn scrub(world: &mut World) -> Result<(), Violation> {
     world.run_until(|world| world.is_cache_back() && world.is_scrubbed())?;
+    if world.fills_before_scrub() {
+        for unit in 0..world.units() {
+            let all = SectorRange::new(0, world.sectors(unit));
+            ask(world, unit, Ask::Promote(all))?;
+        }
+    }
     world.settle()?;
     world.rot();
     for unit in 0..world.units() {
@@ -305,8 +313,7 @@ fn share(world: &mut World) -> Result<(), Violation> {
     let Some(range) = world.common() else {
         return Ok(());
     };
-    send(world, 0, Ask::Promote(range))?;
-    world.run_until(|world| world.is_idle())?;
+    ask(world, 0, Ask::Promote(range))?;
     world.settle()?;
     // Equal lines abound, and one can be shared so often and no more.
     let Some(range) = world.cached_of_origin(range) else {
@@ -327,29 +334,20 @@ fn promote(world: &mut World, unit: usize) -> Result<(), Violation> {
         return Ok(());
     };
     send(world, unit, Ask::Promote(range))?;
-    // No two lines of it are the same from now on: a line can be shared so often and no more.
-    for piece in pieces(range) {
-        send(world, unit, Ask::Write(piece, None, false))?;
-    }
+    rewrite(world, unit, range)?;
     send(world, unit, Ask::Promote(range))?;
     world.begin_destage_all(unit)?;
     world.run_until(|world| world.is_idle() && world.is_destaged())?;
     read(world, unit, range)?;
-    // What came after that began is destaged too.
-    world.begin_destage_all(unit)?;
-    world.run_until(World::is_destaged)?;
+    destage(world, unit)?;
     // A comparison of lines that is still under way may drop what is promoted to its place.
     world.settle()?;
-    send(world, unit, Ask::Evict(range))?;
-    world.run_until(|world| world.is_idle())?;
+    ask(world, unit, Ask::Evict(range))?;
     world.watch(unit, range);
-    send(world, unit, Ask::Promote(range))?;
-    world.run_until(|world| world.is_idle())?;
+    ask(world, unit, Ask::Promote(range))?;
     world.check_promoted(unit, range)?;
     world.settle()?;
-    world.watch(unit, range);
-    read(world, unit, range)?;
-    world.check_promotion_used(unit, range)
+    read_cached(world, unit, range)
 }
 
 /// Read a range as often as its lines have to be read before they go to the SSD tier, and look each time.
@@ -362,8 +360,7 @@ fn count(world: &mut World, unit: usize) -> Result<(), Violation> {
     world.settle()?;
     world.count_from_now(unit, PROMOTE_HITS)?;
     for reads in 1..=PROMOTE_HITS {
-        send(world, unit, Ask::Evict(range))?;
-        world.run_until(|world| world.is_idle())?;
+        ask(world, unit, Ask::Evict(range))?;
         read(world, unit, range)?;
         world.check_counted(unit, range, reads, PROMOTE_HITS)?;
     }
@@ -371,69 +368,96 @@ fn count(world: &mut World, unit: usize) -> Result<(), Violation> {
 }
 
 /// Pin a range, let a neighbour fill the tier and writes drop lines of it: it is there all the same.
-fn pin(world: &mut World, unit: usize) -> Result<(), Violation> {
+fn pin(world: &mut World, unit: usize) -> Result<Option<SectorRange>, Violation> {
     let Some(range) = world.promotable(unit) else {
-        return Ok(());
+        return Ok(None);
     };
-    // No two lines of it are the same: a line can be shared so often and no more.
-    for piece in pieces(range) {
-        send(world, unit, Ask::Write(piece, None, false))?;
-    }
-    // What is accepted after that began would be destaged some time.
-    world.run_until(|world| world.is_idle())?;
-    world.begin_destage_all(unit)?;
-    world.run_until(World::is_destaged)?;
+    rewrite(world, unit, range)?;
+    destage(world, unit)?;
     world.pin(unit, range)?;
     world.run_until(|world| world.is_filled(unit))?;
     world.crowd()?;
     world.check_pinned_at_once(unit, range)?;
     let first = SectorRange::new(range.start, range.count.min(40));
     send(world, unit, Ask::Write(first, None, true))?;
-    // What is accepted after that began would be destaged some time.
-    world.run_until(|world| world.is_idle())?;
-    world.begin_destage_all(unit)?;
-    world.run_until(World::is_destaged)?;
+    destage(world, unit)?;
     world.settle()?;
     world.run_until(|world| world.is_filled(unit))?;
     world.check_pinned(unit, range)?;
-    world.watch(unit, range);
-    read(world, unit, range)?;
-    world.check_promotion_used(unit, range)
+    read_cached(world, unit, range)?;
+    Ok(Some(range))
 }
 
-/// Let the cache lose a volume, and warm it up from what was hot: all of it is there again.
+/// Promote a range of every volume beside what is pinned: both are there.
+fn promote_beside(world: &mut World, pinned: &[(usize, SectorRange)]) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        let Some(range) = world.promotable(unit) else {
+            continue;
+        };
+        rewrite(world, unit, range)?;
+        destage(world, unit)?;
+        world.settle()?;
+        world.run_until(|world| (0..world.units()).all(|unit| world.is_filled(unit)))?;
+        ask(world, unit, Ask::Evict(range))?;
+        world.watch(unit, range);
+        ask(world, unit, Ask::Promote(range))?;
+        world.run_until(|world| world.is_filled(unit))?;
+        world.check_promoted(unit, range)?;
+        for &(unit, range) in pinned {
+            world.check_pinned(unit, range)?;
+        }
+        world.settle()?;
+        read_cached(world, unit, range)?;
+    }
+    Ok(())
+}
+
+/// Let the cache lose a volume, and warm it up from what was hot: all of it is there again. Beside other volumes,
+/// which may be worth more, all but what had to go for them.
 fn warm_up(world: &mut World, unit: usize) -> Result<(), Violation> {
-    // What others hold that is dearer may drive out a part of what was just filled.
-    let is_weighed = world.units() > 1 && world.weighs();
-    if world.has_pins() || is_weighed || !world.warms_up() {
+    if world.has_pins() || !world.warms_up() {
         return Ok(());
     }
     let Some(range) = world.promotable(unit) else {
         return Ok(());
     };
-    // No two lines of it are the same: a line can be shared so often and no more.
-    for piece in pieces(range) {
-        send(world, unit, Ask::Write(piece, None, false))?;
-    }
-    world.run_until(|world| world.is_idle())?;
-    world.begin_destage_all(unit)?;
-    world.run_until(World::is_destaged)?;
+    rewrite(world, unit, range)?;
+    destage(world, unit)?;
     world.settle()?;
     let all = SectorRange::new(0, world.sectors(unit));
-    send(world, unit, Ask::Evict(all))?;
-    world.run_until(|world| world.is_idle())?;
-    send(world, unit, Ask::Promote(range))?;
-    world.run_until(|world| world.is_idle())?;
+    ask(world, unit, Ask::Evict(all))?;
+    ask(world, unit, Ask::Promote(range))?;
     // A line that is still compared with another is in the cache, and at no address yet.
     world.settle()?;
     let heat = world.heat(unit);
-    world.check_heat(unit, range, &heat)?;
-    send(world, unit, Ask::Evict(all))?;
-    world.run_until(|world| world.is_idle())?;
+    let hot = world.check_heat(unit, range, &heat)?;
+    ask(world, unit, Ask::Evict(all))?;
+    let evicted = world.evicted_lines();
     world.warm_up(unit, heat)?;
     world.run_until(|world| world.is_warmed_up(unit))?;
+    if world.weighs_beside() {
+        return world.check_warmed_up_beside(unit, &hot, evicted);
+    }
     world.check_warmed_up(unit, range)?;
     world.settle()?;
+    read_cached(world, unit, range)
+}
+
+/// Write all of a range. No two lines of it are the same from now on: a line can be shared so often and no more.
+fn rewrite(world: &mut World, unit: usize, range: SectorRange) -> Result<(), Violation> {
+    pieces(range).try_for_each(|piece| send(world, unit, Ask::Write(piece, None, false)))
+}
+
+/// Have everything destaged.
+fn destage(world: &mut World, unit: usize) -> Result<(), Violation> {
+    // What is accepted after that began would be destaged some time.
+    world.run_until(|world| world.is_idle())?;
+    world.begin_destage_all(unit)?;
+    world.run_until(World::is_destaged).map(drop)
+}
+
+/// Read a range for which the backend is not needed any more.
+fn read_cached(world: &mut World, unit: usize, range: SectorRange) -> Result<(), Violation> {
     world.watch(unit, range);
     read(world, unit, range)?;
     world.check_promotion_used(unit, range)
@@ -448,13 +472,15 @@ fn send(world: &mut World, unit: usize, ask: Ask) -> Result<(), Violation> {
     Ok(())
 }
 
+/// Send a request, and wait until everything was answered.
+fn ask(world: &mut World, unit: usize, ask: Ask) -> Result<(), Violation> {
+    send(world, unit, ask)?;
+    world.run_until(|world| world.is_idle()).map(drop)
+}
+
 /// Read a range, piece by piece.
 fn read(world: &mut World, unit: usize, range: SectorRange) -> Result<(), Violation> {
-    for piece in pieces(range) {
-        send(world, unit, Ask::Read(piece))?;
-        world.run_until(|world| world.is_idle())?;
-    }
-    Ok(())
+    pieces(range).try_for_each(|piece| ask(world, unit, Ask::Read(piece)))
 }
 
 /// A range in requests, none of which crosses a multiple of the largest one.

@@ -107,12 +107,16 @@ pub struct Scenario {
     pub reopens: bool,
     /// Before a close, volumes are shrunk and grown again.
     pub shrinks: bool,
+    /// Volumes become smaller and larger while clients go on.
+    pub resizes: bool,
     /// A power cut takes the backends' hosts as well.
     pub shared_power: bool,
     /// Policies change.
     pub switches: bool,
-    /// Volumes are scrubbed.
+    /// Volumes are scrubbed,
     pub scrubs: bool,
+    /// in the end once the SSD tier has all of them that it takes.
+    pub fills_before_scrub: bool,
     /// Compression of the logs is turned on or off before every opening.
     pub flips_compression: bool,
     /// After which endings the first volume's log is lost.
@@ -121,8 +125,12 @@ pub struct Scenario {
     pub origin: Option<Vec<Content>>,
     /// Of every volume, the share in percent of its sectors that is pinned: from where to where.
     pub pins: Option<(u64, u64)>,
+    /// Somebody changes what is pinned.
+    pub repins: bool,
     /// Volumes are warmed up from what was hot before.
     pub warm_ups: bool,
+    /// In the end, lines that the SSD tier has compressed rot.
+    pub packed_rots: bool,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -268,6 +276,11 @@ impl Scenario {
         if random.u32(..12) == 0 {
             scenario.fail_flushes(random);
         }
+        let one_in = |stream, count| Rng::with_seed(mix(seed ^ mix(stream))).u32(..count) == 0;
+        scenario.resizes = one_in(14, 6);
+        scenario.repins = one_in(15, 6);
+        scenario.packed_rots = one_in(16, 3);
+        scenario.fills_before_scrub = one_in(17, 2);
         scenario
     }
 
@@ -391,6 +404,16 @@ impl Scenario {
         scenario
     }
 
+    /// A scenario of a seed in which a small volume is scrubbed that is read from the SSD tier.
+    pub fn draw_for_scrubs(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let mut scenario = Self::draw_for_cache(seed, &mut random);
+        scenario.draw_silence(&mut random);
+        scenario.scrubs = true;
+        scenario.fills_before_scrub = true;
+        scenario
+    }
+
     /// A scenario of a seed in which flushes fail beside one another.
     pub fn draw_for_failing_flushes(seed: u64) -> Self {
         let mut random = Rng::with_seed(mix(seed));
@@ -508,14 +531,18 @@ impl Scenario {
             director_pause: Nanos::from_micros(pick(random, &[300, 3000, 30_000])),
             reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
+            resizes: false,
             shared_power: random.bool(),
             switches: false,
             scrubs: false,
+            fills_before_scrub: false,
             flips_compression: false,
             lost_logs: Vec::new(),
             origin: None,
             pins: None,
+            repins: false,
             warm_ups: false,
+            packed_rots: false,
         }
     }
 
@@ -561,14 +588,18 @@ impl Scenario {
             director_pause: Nanos::from_micros(3000),
             reopens: random.u32(..3) == 0,
             shrinks: random.u32(..4) == 0,
+            resizes: false,
             shared_power: random.bool(),
             switches: false,
             scrubs: false,
+            fills_before_scrub: false,
             flips_compression: false,
             lost_logs: Vec::new(),
             origin: None,
             pins: None,
+            repins: false,
             warm_ups: false,
+            packed_rots: false,
         }
     }
 

@@ -1,7 +1,13 @@
 //! A cipher for the simulator: nothing that keeps a secret, but whoever encrypts or decrypts once too
 //! often, not at all, or with another block's number, finds wrong bytes.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use hdcs_core::cipher::BlockCipher;
+
+/// From here on numbers are those of compressed lines.
+const PACKED_NUMBERS: u64 = 1 << 40;
 
 /// Adds to every byte what the number of its block and its place make: not its own inverse.
 #[derive(Debug)]
@@ -29,6 +35,45 @@ impl BlockCipher for ToyCipher {
     fn decrypt(&self, number: u64, block: &mut [u8]) {
         for (byte, pad) in block.iter_mut().zip(self.pad(number)) {
             *byte = byte.wrapping_sub(pad);
+        }
+    }
+}
+
+/// What a planted bug gives a volume: of two compressed lines of so many blocks side by side, it brings the other
+/// one, header and all.
+#[derive(Debug)]
+pub struct SwappingCipher {
+    cipher: ToyCipher,
+    line_blocks: u64,
+    /// What compressed lines were before they were encrypted, block by block.
+    packed: Mutex<BTreeMap<u64, Vec<u8>>>,
+}
+
+impl SwappingCipher {
+    /// Over another cipher.
+    pub fn new(cipher: ToyCipher, line_blocks: u64) -> Self {
+        Self {
+            cipher,
+            line_blocks,
+            packed: Mutex::default(),
+        }
+    }
+}
+
+impl BlockCipher for SwappingCipher {
+    fn encrypt(&self, number: u64, block: &mut [u8]) {
+        if number >= PACKED_NUMBERS {
+            let mut packed = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
+            packed.insert(number, block.to_vec());
+        }
+        self.cipher.encrypt(number, block);
+    }
+
+    fn decrypt(&self, number: u64, block: &mut [u8]) {
+        self.cipher.decrypt(number, block);
+        let packed = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = packed.get(&(number ^ self.line_blocks)) {
+            block.copy_from_slice(other);
         }
     }
 }

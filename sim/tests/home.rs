@@ -1,8 +1,11 @@
 //! Storage mode: short seeded sets, a crash at every step, and planted bugs.
 
 use hdcs_sim::home::plant::Plant;
-use hdcs_sim::home::{Coverage, Options, run};
+use hdcs_sim::home::{Coverage, Options, run, run_without_sums};
+use hdcs_sim::outcome::{self, assert_held_at_every_step};
 
+/// What replays a seed in this world.
+const WORLD: &str = " --world home";
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 400;
 
@@ -21,15 +24,11 @@ const FOUND: [(u64, &str); 5] = [
 #[test]
 fn home_seeds_that_found_something_hold() {
     for (seed, found) in FOUND {
-        let options = Options {
-            without_sums: true,
-            ..Options::default()
-        };
-        let outcome = run(seed, options);
-        if let Some(violation) = &outcome.violation {
-            let tail = outcome.tail.join("\n");
-            panic!("seed {seed} ({found}): {violation}\n{tail}");
-        }
+        let outcome = run_without_sums(seed);
+        assert!(
+            outcome.violation.is_none(),
+            "seed {seed} ({found}): {outcome:?}"
+        );
     }
 }
 
@@ -38,12 +37,7 @@ fn home_seeds_hold_and_cover() {
     let mut coverage = Coverage::default();
     for seed in 0..400 {
         let outcome = run(seed, Options::default());
-        if let Some(violation) = &outcome.violation {
-            panic!(
-                "{violation}\nreplay: hdcs-sim --world home --seed {seed}\n{}",
-                outcome.tail.join("\n")
-            );
-        }
+        outcome.assert_held(WORLD);
         coverage.add(&outcome.coverage);
     }
     // A set that no longer tiers, waits, fills, crashes or repairs proves nothing.
@@ -72,39 +66,13 @@ fn home_seed_is_the_same_every_time() {
 
 #[test]
 fn home_crash_at_every_step_holds() {
-    let mut steps = 0;
-    for seed in 0..12 {
-        for step in 0.. {
-            let options = Options {
-                crash_at: Some(step),
-                ..Options::default()
-            };
-            let outcome = run(seed, options);
-            if let Some(violation) = &outcome.violation {
-                let tail = outcome.tail.join("\n");
-                panic!("seed {seed}, crash at step {step}: {violation}\n{tail}");
-            }
-            if !outcome.coverage.cut {
-                break;
-            }
-            steps += 1;
-        }
-    }
+    let at_every_step = |seed| assert_held_at_every_step(seed, WORLD, run, |saw| saw.cut);
+    let steps: u64 = (0..12).map(at_every_step).sum();
     assert!(steps > 500, "the runs have only {steps} steps");
 }
 
-/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
 fn assert_caught(plant: Plant, rules: &[&str]) {
-    let options = Options {
-        plant: Some(plant),
-        ..Options::default()
-    };
-    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
-    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
-    assert!(
-        rules.contains(&violation.rule),
-        "{plant:?} was caught by another rule: {violation}"
-    );
+    outcome::assert_caught(plant, rules, SEEDS_MAX, run);
 }
 
 #[test]

@@ -3,7 +3,10 @@
 use hdcs_sim::objects::plant::Plant;
 use hdcs_sim::objects::scenario::Coverage;
 use hdcs_sim::objects::{Options, run};
+use hdcs_sim::outcome::{self, assert_held_at_every_step};
 
+/// What replays a seed in this world.
+const WORLD: &str = " --world objects";
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 200;
 
@@ -12,12 +15,7 @@ fn objects_seeds_hold_and_cover() {
     let mut coverage = Coverage::default();
     for seed in 0..80 {
         let outcome = run(seed, Options::default());
-        if let Some(violation) = &outcome.violation {
-            panic!(
-                "{violation}\nreplay: hdcs-sim --world objects --seed {seed}\n{}",
-                outcome.tail.join("\n")
-            );
-        }
+        outcome.assert_held(WORLD);
         coverage.add(&outcome.coverage);
     }
     // A set that no longer commits, copies, crashes or is fenced proves nothing.
@@ -50,39 +48,13 @@ fn objects_seed_is_the_same_every_time() {
 
 #[test]
 fn objects_crash_at_every_step_holds() {
-    let mut steps = 0;
-    for seed in 0..12 {
-        for step in 0.. {
-            let options = Options {
-                crash_at: Some(step),
-                ..Options::default()
-            };
-            let outcome = run(seed, options);
-            if let Some(violation) = &outcome.violation {
-                let tail = outcome.tail.join("\n");
-                panic!("seed {seed}, crash at step {step}: {violation}\n{tail}");
-            }
-            if !outcome.coverage.cut {
-                break;
-            }
-            steps += 1;
-        }
-    }
+    let at_every_step = |seed| assert_held_at_every_step(seed, WORLD, run, |saw| saw.cut);
+    let steps: u64 = (0..12).map(at_every_step).sum();
     assert!(steps > 200, "the runs have only {steps} steps");
 }
 
-/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
 fn assert_caught(plant: Plant, rules: &[&str]) {
-    let options = Options {
-        plant: Some(plant),
-        ..Options::default()
-    };
-    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
-    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
-    assert!(
-        rules.contains(&violation.rule),
-        "{plant:?} was caught by another rule: {violation}"
-    );
+    outcome::assert_caught(plant, rules, SEEDS_MAX, run);
 }
 
 #[test]

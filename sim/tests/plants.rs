@@ -1,23 +1,14 @@
 //! Planted bugs: every one is caught within a bounded number of seeds, by a checker that is meant to.
 
+use hdcs_sim::outcome;
 use hdcs_sim::plant::Plant;
-use hdcs_sim::run::{Options, run};
+use hdcs_sim::run::run;
 
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 120;
 
-/// Run seeds with `plant` until one is caught; it has to be for one of `rules`.
 fn assert_caught(plant: Plant, rules: &[&str]) {
-    let options = Options {
-        plant: Some(plant),
-        ..Options::default()
-    };
-    let violation = (0..SEEDS_MAX).find_map(|seed| run(seed, options).violation);
-    let violation = violation.unwrap_or_else(|| panic!("{plant:?} survived {SEEDS_MAX} seeds"));
-    assert!(
-        rules.contains(&violation.rule),
-        "{plant:?} was caught by another rule: {violation}"
-    );
+    outcome::assert_caught(plant, rules, SEEDS_MAX, run);
 }
 
 /// What a log that lost something shows: on reading back, at the next opening, in the backend.
@@ -240,6 +231,17 @@ fn plant_of_another_key_is_caught() {
 #[test]
 fn plant_of_a_codec_that_gives_back_something_else_is_caught() {
     assert_caught(Plant::ConfusedCodec, &["error-without-cause"]);
+}
+
+#[test]
+fn plant_of_an_unpacked_line_that_is_not_compared_is_caught() {
+    assert_caught(Plant::UnseenDamage, &["read-foreign"]);
+}
+
+#[test]
+fn plant_of_another_line_of_a_packed_segment_is_caught() {
+    // Where they were the same once, one of them looks like what the other was then.
+    assert_caught(Plant::SwappedLines, &["read-foreign", "read-stale"]);
 }
 
 #[test]

@@ -1,16 +1,7 @@
 //! Short seeded sets: what `make sim` does at length.
 
-use hdcs_sim::run::{Options, Outcome, run};
-
-fn assert_held(outcome: &Outcome, how: &str) {
-    if let Some(violation) = &outcome.violation {
-        panic!(
-            "{violation}\nreplay: hdcs-sim --seed {}{how}\n{}",
-            outcome.seed,
-            outcome.tail.join("\n")
-        );
-    }
-}
+use hdcs_sim::outcome::assert_held_at_every_step;
+use hdcs_sim::run::{Options, run};
 
 #[test]
 fn seeds_that_found_something_hold() {
@@ -23,7 +14,7 @@ fn seeds_that_found_something_hold() {
         let seed = seed
             .parse()
             .expect("a line of seeds.txt begins with a seed");
-        assert_held(&run(seed, Options::default()), "");
+        run(seed, Options::default()).assert_held("");
     }
 }
 
@@ -32,7 +23,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
     let mut coverage = hdcs_sim::world::Coverage::default();
     for seed in 1000..1100 {
         let outcome = run(seed, Options::default());
-        assert_held(&outcome, "");
+        outcome.assert_held("");
         coverage.add(&outcome.coverage);
     }
     // A set that no longer crashes, replays, destages or hits proves nothing.
@@ -52,6 +43,9 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.crossings > 30
             && coverage.snapshots > 10
             && coverage.shrinks > 4
+            && coverage.resizes > 10
+            && coverage.cut_requests > 20
+            && coverage.packed_rots > 20
             && coverage.weighed > 10
             && coverage.counted > 30
             && coverage.shared_sectors > 1000
@@ -63,19 +57,8 @@ fn seeds_of_a_short_set_hold_and_cover() {
 
 #[test]
 fn seeds_hold_with_power_cut_at_every_step() {
-    let seed = 3;
-    for step in 0.. {
-        let options = Options {
-            crash_at: Some(step),
-            ..Options::default()
-        };
-        let outcome = run(seed, options);
-        assert_held(&outcome, &format!(" --every-step --step {step}"));
-        if outcome.coverage.crashes == 0 {
-            assert!(step > 50, "the run has only {step} steps");
-            return;
-        }
-    }
+    let steps = assert_held_at_every_step(3, "", run, |saw| saw.crashes > 0);
+    assert!(steps > 50, "the run has only {steps} steps");
 }
 
 #[test]

@@ -15,24 +15,15 @@ mod sums;
 pub mod world;
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::violation::Violation;
+use crate::outcome;
 use plant::Plant;
 use world::World;
 
 /// How to run a seed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// Print everything that happens.
-    pub verbose: bool,
-    /// Plant a bug.
-    pub plant: Option<Plant>,
-    /// A short variant in which power is cut after so many steps (never if beyond its end).
-    pub crash_at: Option<u64>,
-    /// Only homes without checksums, and no snapshots, as seeds were run before there were any.
-    pub without_sums: bool,
-}
+pub type Options = outcome::Options<Plant>;
+/// What came of a run.
+pub type Outcome = outcome::Outcome<Coverage>;
 
 /// What a run saw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,37 +106,18 @@ impl fmt::Display for Coverage {
     }
 }
 
-/// What came of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Equal runs have equal hashes.
-    pub trace_hash: u64,
-    /// The rule that was broken, if one was.
-    pub violation: Option<Violation>,
-    /// The last things that happened.
-    pub tail: Vec<String>,
-    /// What the run saw.
-    pub coverage: Coverage,
-}
-
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
-    let mut world = World::new(seed, options);
-    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
-    let violation = match result {
-        Ok(result) => result.err(),
-        Err(panic) => {
-            let message = panic
-                .downcast_ref::<String>()
-                .cloned()
-                .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-            Some(Violation::new("assertion", message.unwrap_or_default()))
-        }
-    };
-    Outcome {
-        trace_hash: world.trace.hash(),
-        violation,
-        tail: world.trace.tail(),
-        coverage: world.coverage,
-    }
+    run_world(seed, World::new(seed, options, true))
+}
+
+/// Run one seed with homes that have no checksums, as seeds were run before there were any.
+pub fn run_without_sums(seed: u64) -> Outcome {
+    run_world(seed, World::new(seed, Options::default(), false))
+}
+
+fn run_world(seed: u64, world: World) -> Outcome {
+    Outcome::of(seed, world, World::run, |world| {
+        (&world.trace, world.coverage)
+    })
 }

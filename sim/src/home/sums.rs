@@ -53,9 +53,9 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    pub fn new(seed: u64, options: Options) -> Self {
+    pub fn new(seed: u64, options: Options, may_have_them: bool) -> Self {
         let mut random = Rng::with_seed(mix(seed ^ mix(11)));
-        let has_them = random.u8(..4) > 0 && !options.without_sums;
+        let has_them = random.u8(..4) > 0 && may_have_them;
         let is_wide = random.u8(..6) == 0;
         let rots = random.bool();
         Self {

@@ -122,14 +122,14 @@ pub struct World {
 }
 
 impl World {
-    /// The run of a seed.
-    pub fn new(seed: u64, options: Options) -> Self {
+    /// The run of a seed, in which homes may have checksums or have none.
+    pub fn new(seed: u64, options: Options, may_have_sums: bool) -> Self {
         let mut random = Rng::with_seed(seed ^ 0x686f_6d65_2121_2121);
         let blocks: u64 = match random.u8(..8) {
             0 => PAGE_BLOCKS + 40,
             _ => random.u64(8..200),
         };
-        let sums = super::sums::Sums::new(seed, options);
+        let sums = super::sums::Sums::new(seed, options, may_have_sums);
         let blocks = sums.blocks.unwrap_or(blocks);
         let sectors = blocks * BLOCK_SECTORS;
         let window = sums.blocks.map_or(100, |blocks| blocks) * BLOCK_SECTORS;

@@ -23,65 +23,20 @@ pub mod scenario;
 pub mod store;
 pub mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use crate::violation::Violation;
+use crate::outcome;
 use plant::Plant;
 use scenario::Coverage;
 use world::World;
 
-/// How to run a seed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// Print everything that happens.
-    pub verbose: bool,
-    /// Plant a bug.
-    pub plant: Option<Plant>,
-    /// A short variant in which the first owner dies after so many steps (none if beyond its end).
-    pub crash_at: Option<u64>,
-}
-
+/// How to run a seed. The crash of the short variant is the death of its first owner.
+pub type Options = outcome::Options<Plant>;
 /// What came of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The seed.
-    pub seed: u64,
-    /// Equal runs have equal hashes.
-    pub trace_hash: u64,
-    /// The rule that was broken, if one was.
-    pub violation: Option<Violation>,
-    /// The last things that happened.
-    pub tail: Vec<String>,
-    /// What the run saw.
-    pub coverage: Coverage,
-}
+pub type Outcome = outcome::Outcome<Coverage>;
 
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
-    let mut world = World::new(seed, options);
-    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
-    let violation = match result {
-        Ok(result) => result.err(),
-        Err(panic) => {
-            let message = panic
-                .downcast_ref::<String>()
-                .cloned()
-                .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-            Some(Violation::new("assertion", message.unwrap_or_default()))
-        }
-    };
-    let outcome = Outcome {
-        seed,
-        trace_hash: world.trace.hash(),
-        violation,
-        tail: world.trace.tail(),
-        coverage: world.coverage,
-    };
-    if let Some(violation) = &outcome.violation
-        && violation.rule == "assertion"
-    {
-        // What a panic left behind cannot be trusted to drop well.
-        std::mem::forget(world);
-    }
-    outcome
+    let world = World::new(seed, options);
+    Outcome::of(seed, world, World::run, |world| {
+        (&world.trace, world.coverage)
+    })
 }

@@ -49,17 +49,19 @@ impl World {
         self.watched_sectors = 0;
     }
 
+    /// Whether a block of a volume is where a promotion brings it.
+    pub(super) fn is_promoted(&self, unit: usize, block: u64) -> bool {
+        let number = self.units[unit].config.number;
+        let end = BlockKey::new(number, self.sectors(unit) / BLOCK_SECTORS);
+        let node = self.node.as_ref();
+        node.is_some_and(|node| node.cache.is_promoted(BlockKey::new(number, block), end))
+    }
+
     /// A promotion that had the node for itself was answered, and was watched.
     pub fn check_promoted(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.coverage.promotions += 1;
-        let sectors = self.sectors(unit);
-        let key = |block| BlockKey::new(self.units[unit].config.number, block);
-        let Some(node) = &self.node else {
-            return Ok(());
-        };
-        let end = key(sectors / BLOCK_SECTORS);
-        let is_cached = |block| node.cache.is_promoted(key(block), end);
-        check_promotion::check_there(range, sectors, is_cached)?;
+        let is_cached = |block| self.is_promoted(unit, block);
+        check_promotion::check_there(range, self.sectors(unit), is_cached)?;
         check_promotion::check_effort(range, self.watched_sectors)
     }
 

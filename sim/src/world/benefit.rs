@@ -133,20 +133,13 @@ impl World {
         asked: u8,
     ) -> Result<(), Violation> {
         self.coverage.counted += 1;
-        let number = self.units[unit].config.number;
-        let sectors = self.sectors(unit);
-        let Some(node) = &self.node else {
-            return Ok(());
-        };
-        if node.cache.stats().ssd_state != SsdState::Online {
+        let state = self.node.as_ref().map(|node| node.cache.stats().ssd_state);
+        if state != Some(SsdState::Online) {
             return Ok(());
         }
-        let end = BlockKey::new(number, sectors / BLOCK_SECTORS);
-        let blocks = range.start / BLOCK_SECTORS..range.end().div_ceil(BLOCK_SECTORS);
-        for block in blocks {
-            let is_there = node.cache.is_promoted(BlockKey::new(number, block), end);
-            check_benefit::check_counted(is_there, reads, asked)?;
-        }
-        Ok(())
+        let mut blocks = range.start / BLOCK_SECTORS..range.end().div_ceil(BLOCK_SECTORS);
+        blocks.try_for_each(|block| {
+            check_benefit::check_counted(self.is_promoted(unit, block), reads, asked)
+        })
     }
 }

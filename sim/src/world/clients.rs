@@ -76,11 +76,15 @@ impl World {
 
     /// Send one request; false if there is no buffer for it at present.
     pub(super) fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
+        let is_beside = matches!(ask, Ask::Flush)
+            && self.is_flush_after_return(unit)
+            && self.flushes_under_way(unit) > 0;
         let Self {
             units,
             pool,
             now,
             planted,
+            coverage,
             ..
         } = self;
         let state = &mut units[unit];
@@ -136,6 +140,7 @@ impl World {
                 (Waiting::Write(id, fua), Request::Discard { range, fua }, 3)
             }
             Ask::Flush => {
+                coverage.flushes_beside += u64::from(is_beside);
                 state.durability.flush_sent();
                 (Waiting::Flush(history.issue_flush()), Request::Flush, 4)
             }
@@ -336,6 +341,7 @@ impl World {
         if error == RequestError::LogFull {
             self.check_log_is_full(unit)?;
         }
+        self.coverage.cut_refused += u64::from(self.was_cut_off(unit, waiting));
         if allowed {
             return Ok(());
         }
@@ -368,6 +374,18 @@ impl World {
         ))
     }
 
+    /// Whether what was asked for reaches beyond the end that the volume has by now.
+    fn was_cut_off(&self, unit: usize, waiting: &Waiting) -> bool {
+        let history = &self.units[unit].history;
+        let range = match waiting {
+            Waiting::Read(read) | Waiting::Extents(read, _) => read.range,
+            Waiting::Write(id, _) => history.write(*id).range,
+            Waiting::Promote(range, _) => *range,
+            _ => return false,
+        };
+        range.end() > history.sectors()
+    }
+
     fn error_is_allowed(
         &self,
         unit: usize,
@@ -382,7 +400,9 @@ impl World {
             .is_some_and(|time| time >= since || self.now.since(time) < BACKEND_TROUBLE);
         let phase = volume.map(Volume::phase);
         match error {
-            RequestError::BadRange => matches!(waiting, Waiting::Bad),
+            RequestError::BadRange => {
+                matches!(waiting, Waiting::Bad) || self.was_cut_off(unit, waiting)
+            }
             RequestError::Io => {
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));

@@ -24,6 +24,8 @@ impl World {
         let unit = self.random.usize(..self.volumes());
         self.begin_scrub(unit);
         self.log_dies(unit);
+        self.begin_resize(unit)?;
+        self.repin(unit)?;
         if self.scenario.switches && self.random.u8(..4) == 0 {
             return self.switch_policy(unit);
         }
@@ -272,7 +274,9 @@ impl World {
 
     fn grow(&mut self, unit: usize) -> Result<(), Violation> {
         let sectors = self.units[unit].history.sectors();
-        if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 {
+        let state = &self.units[unit];
+        let is_busy = state.resizing.is_some() || self.scenario.resizes && state.holds_cut;
+        if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 || is_busy {
             return Ok(());
         }
         let more = self.random.u64(1..=256);
@@ -292,13 +296,6 @@ impl World {
         if sectors > state.backend.sectors() {
             state.backend.resize(sectors);
         }
-        state.history.resize(sectors);
-        state.order.resized(sectors);
-        for snapshot in &mut state.snapshots {
-            snapshot.resized(sectors);
-        }
-        state.config.bytes = bytes;
-        state.postponed = None;
         self.step_volume(unit, Event::Resize { bytes })?;
         let state = &mut self.units[unit];
         if sectors < state.backend.sectors() {
@@ -335,6 +332,7 @@ impl Io {
     pub(super) fn backend(&self) -> Option<usize> {
         match self {
             Self::BackendRead(unit, ..)
+            | Self::BackendNothing(unit)
             | Self::BackendWrite { volume: unit, .. }
             | Self::BackendFlush(unit, _)
             | Self::BackendExtents(unit, _) => Some(*unit),

@@ -35,7 +35,19 @@ impl World {
         };
         if let Some(what) = asks {
             self.units[unit].fence.check_ask(unit, what)?;
+            if self.holds(unit, &action) {
+                self.units[unit].held.push(action);
+                return Ok(());
+            }
         }
+        self.perform_now(owner, action)
+    }
+
+    pub(super) fn perform_now(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
+        let unit = match owner {
+            Owner::Volume(unit) => unit,
+            Owner::Husk(_) | Owner::Cache => 0,
+        };
         match action {
             Action::LogRead { token, offset, buf } => {
                 self.disk_read(owner, token, DiskId::Log(unit), offset, buf)
@@ -93,7 +105,11 @@ impl World {
                 bytes,
                 unmap,
             } => {
-                let range = self.backend_range("backend zero", unit, offset, bytes as usize)?;
+                let Some(range) = self.cut_range("backend zero", unit, offset, bytes as usize)?
+                else {
+                    self.begin_nothing(owner, token, unit);
+                    return Ok(());
+                };
                 let contents = vec![Content::Zero; range.count as usize];
                 self.check_backend_write(unit, range, &contents)?;
                 let op = self.units[unit].backend.submit_zero(range, unmap);
@@ -109,6 +125,7 @@ impl World {
                 Ok(())
             }
             Action::BackendFlush { token } => {
+                check_bounds::check_flush(self.flushes_under_way(unit))?;
                 let op = self.units[unit].backend.submit_flush();
                 self.begin(
                     owner,
@@ -135,6 +152,13 @@ impl World {
         }
     }
 
+    /// Flushes of a backend that have not ended.
+    pub(super) fn flushes_under_way(&self, unit: usize) -> usize {
+        let flushes = self.in_flight.values();
+        let flushes = flushes.filter(|one| matches!(one.io, Io::BackendFlush(of, _) if of == unit));
+        flushes.count()
+    }
+
     fn backend_range(
         &self,
         what: &'static str,
@@ -146,6 +170,29 @@ impl World {
         check_bounds::check_range(what, offset, bytes as u64, SECTOR_BYTES, size)?;
         let sector = SECTOR_BYTES as u64;
         Ok(SectorRange::new(offset / sector, bytes as u64 / sector))
+    }
+
+    /// The same without what lies beyond the end of a volume that was cut; `None` if that is all.
+    fn cut_range(
+        &self,
+        what: &'static str,
+        unit: usize,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Option<SectorRange>, Violation> {
+        let (start, count) = (offset / SECTOR_BYTES as u64, (bytes / SECTOR_BYTES) as u64);
+        match self.within_backend(unit, start, count) as usize {
+            0 if count > 0 => Ok(None),
+            inside if inside < count as usize => self
+                .backend_range(what, unit, offset, inside * SECTOR_BYTES)
+                .map(Some),
+            _ => self.backend_range(what, unit, offset, bytes).map(Some),
+        }
+    }
+
+    fn begin_nothing(&mut self, owner: Owner, token: Token, unit: usize) {
+        let io = Io::BackendNothing(unit);
+        self.begin(owner, token, io, "backend beyond", [0; 2]);
     }
 
     fn disk_read(
@@ -281,11 +328,14 @@ impl World {
         held: Vec<Buf>,
     ) -> Result<(), Violation> {
         let bytes: usize = held.iter().map(|buf| buf.len()).sum();
-        let range = self.backend_range("backend write", unit, offset, bytes)?;
+        let Some(range) = self.cut_range("backend write", unit, offset, bytes)? else {
+            self.begin_nothing(Owner::Volume(unit), token, unit);
+            return Ok(());
+        };
         let volume = self.units[unit].volume;
         let mut contents = Vec::with_capacity(range.count as usize);
         let data: Vec<u8> = held.iter().flat_map(|buf| buf.iter().copied()).collect();
-        for (sector, bytes) in (range.start..).zip(data.chunks(SECTOR_BYTES)) {
+        for (sector, bytes) in (range.start..range.end()).zip(data.chunks(SECTOR_BYTES)) {
             let content = Content::decode(volume, sector, bytes).ok_or_else(|| {
                 Violation::new(
                     "backend-foreign",
@@ -419,6 +469,7 @@ impl World {
                 let fails = dead.or_else(|| fail(random, faults.cache_one_in));
                 (self.scenario.cache_latency.draw(random), fails)
             }
+            Io::BackendNothing(unit) => (self.units[*unit].backend_latency.draw(random), None),
             Io::BackendRead(index, ..)
             | Io::BackendWrite { volume: index, .. }
             | Io::BackendFlush(index, _)
@@ -504,6 +555,7 @@ impl World {
                 self.backend_was_written(volume, op, offset, plant, fails)
             }
             Io::BackendFlush(unit, op) => self.backend_was_flushed(unit, op, fails),
+            Io::BackendNothing(_) => fails.map_or(Ok(Done::Written), Err),
             Io::Keep(unit, block) => self.superblock_was_kept(unit, &block, fails),
             Io::BackendExtents(unit, range) => match fails {
                 Some(error) => Err(error),

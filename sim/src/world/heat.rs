@@ -1,9 +1,12 @@
 //! Heat maps, and warm-ups from them.
 
+use std::collections::BTreeSet;
+
 use hdcs_core::read_cache::Tiering;
 
-use super::{BLOCK_SECTORS, BlockKey, Event, Phase, Plant, SectorRange, Violation, World};
+use super::{Event, Phase, Plant, SectorRange, Violation, World};
 use crate::check_heat;
+use crate::check_promotion::whole_blocks;
 
 impl World {
     /// Whether volumes are warmed up from heat maps.
@@ -11,9 +14,9 @@ impl World {
         self.scenario.warm_ups
     }
 
-    /// Whether tiers weigh volumes by what reading them costs.
-    pub fn weighs(&self) -> bool {
-        self.scenario.tiering() == Tiering::Benefit
+    /// Whether what is cached of a volume may have to go for what another one has that is dearer to read again.
+    pub fn weighs_beside(&self) -> bool {
+        self.units() > 1 && self.scenario.tiering() == Tiering::Benefit
     }
 
     /// What the heat map of a volume says, the hottest first.
@@ -65,28 +68,50 @@ impl World {
         volume.phase() != Phase::Open || volume.stats(self.now).warm_left_bytes == 0
     }
 
-    /// All of a range is cached: it is in these ranges of the volume's heat map.
+    /// All of a range was brought into the cache: it is in these ranges of the volume's heat map, as far as it is still
+    /// there. These are the blocks.
     pub fn check_heat(
         &self,
         unit: usize,
         range: SectorRange,
         ranges: &[SectorRange],
+    ) -> Result<Vec<u64>, Violation> {
+        let sectors = self.sectors(unit);
+        let blocks = whole_blocks(range, sectors);
+        let hot = blocks.filter(|&block| !self.weighs_beside() || self.is_promoted(unit, block));
+        let hot = hot.collect::<Vec<_>>();
+        check_heat::check_seen(&hot, ranges)?;
+        Ok(hot)
+    }
+
+    /// Lines that the SSD tier has driven out so far.
+    pub fn evicted_lines(&self) -> u64 {
+        let node = self.node.as_ref();
+        node.map_or(0, |node| node.cache.stats().ssd_evicted_lines)
+    }
+
+    /// A warm-up has ended that was to bring these blocks back beside what is dearer; so many lines had been driven out
+    /// before.
+    pub fn check_warmed_up_beside(
+        &mut self,
+        unit: usize,
+        hot: &[u64],
+        evicted: u64,
     ) -> Result<(), Violation> {
-        check_heat::check_seen(range, self.sectors(unit), ranges)
+        self.coverage.warm_ups += 1;
+        let line_blocks = self
+            .node
+            .as_ref()
+            .map_or(1, |node| node.cache.line_blocks());
+        let missing = hot.iter().filter(|&&block| !self.is_promoted(unit, block));
+        let missing: BTreeSet<u64> = missing.map(|block| block / line_blocks).collect();
+        check_heat::check_driven_out(missing.len() as u64, self.evicted_lines() - evicted)
     }
 
     /// A warm-up has ended that was to bring a range back.
     pub fn check_warmed_up(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.coverage.warm_ups += 1;
-        let sectors = self.sectors(unit);
-        let Some(node) = &self.node else {
-            return Ok(());
-        };
-        let number = self.units[unit].config.number;
-        let key = |block| BlockKey::new(number, block);
-        let end = key(sectors / BLOCK_SECTORS);
-        check_heat::check_back(range, sectors, |block| {
-            node.cache.is_promoted(key(block), end)
-        })
+        let is_there = |block| self.is_promoted(unit, block);
+        check_heat::check_back(range, self.sectors(unit), is_there)
     }
 }

@@ -7,14 +7,14 @@ use hdcs_core::codec::Method;
 use hdcs_core::read_cache::Barrier;
 
 use super::{
-    AGE_SLACK, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence, Happening,
-    Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State, Trouble,
-    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
+    AGE_SLACK, Action, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence,
+    Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State,
+    Trouble, UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
     check_log, check_policy, check_recovery, check_trouble,
 };
-use crate::lz4::CONFUSED;
+use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
-use crate::toy_cipher::ToyCipher;
+use crate::toy_cipher::{SwappingCipher, ToyCipher};
 
 impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
@@ -65,16 +65,35 @@ impl World {
         } else {
             self.scenario.seed
         };
-        (number % 2 == 1).then(|| Arc::new(ToyCipher(key)) as Arc<dyn BlockCipher>)
+        if number.is_multiple_of(2) {
+            return None;
+        }
+        let cipher = ToyCipher(key);
+        let line_blocks = self.node.as_ref().map(|node| node.cache.line_blocks());
+        if let Some(line_blocks) = line_blocks.filter(|_| self.planted.is(Plant::SwappedLines)) {
+            return Some(Arc::new(SwappingCipher::new(cipher, line_blocks)));
+        }
+        Some(Arc::new(cipher))
     }
 
     fn open(&mut self, unit: usize) -> Result<(), Violation> {
         if self.planted.is(Plant::ConfusedCodec) {
             self.units[unit].config.codec = &CONFUSED;
         }
+        let mut actions = Vec::new();
+        let volume = self.begin_volume(unit, &mut actions);
+        let node = self.node.as_mut().expect("the node was started");
+        node.volumes.push(volume);
+        self.perform_all(Owner::Volume(unit), actions)?;
+        let pins = self.pins(unit);
+        self.step_volume(unit, Event::Pin(pins))?;
+        self.warm_up_if_cold(unit)
+    }
+
+    /// A volume that begins to open, in a node that was started, and what it asks for first.
+    fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
         let config = self.units[unit].config.clone();
         let inherited = self.inherited(unit);
-        let mut actions = Vec::new();
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
         let node = self.node.as_mut().expect("the node was started");
@@ -85,20 +104,19 @@ impl World {
         let mut cx = Context {
             cache: &mut node.cache,
             pool: &self.pool,
-            actions: &mut actions,
+            actions,
         };
         let mut volume = Volume::open(config, self.now, &mut cx);
+        if self.planted.is(Plant::UnseenDamage) {
+            cx.cache.set_codec(&UNSEEN);
+        }
         if let Some(inherited) = inherited {
             volume.inherit(inherited);
         }
         if let Some(kept) = self.units[unit].kept {
             volume.keep_superblock(kept);
         }
-        node.volumes.push(volume);
-        self.perform_all(Owner::Volume(unit), actions)?;
-        let pins = self.pins(unit);
-        self.step_volume(unit, Event::Pin(pins))?;
-        self.warm_up_if_cold(unit)
+        volume
     }
 
     /// Somebody may have turned compression on or off while the node was down.
@@ -277,35 +295,14 @@ impl World {
         let state = &mut self.units[unit];
         state.settle_close(unit, false)?;
         state.part_from_backend();
+        state.leave_resizing();
         self.check_commits(unit)?;
         self.units[unit].end_epoch();
         self.forget_kept(unit);
-        let state = &mut self.units[unit];
-        state.begin_opening();
-        let config = state.config.clone();
-        let inherited = self.inherited(unit);
+        self.units[unit].begin_opening();
         let mut actions = Vec::new();
-        let cipher = self.cipher(config.number);
-        let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
-        let Some(node) = &mut self.node else {
-            return Ok(());
-        };
-        node.cache.set_cipher(config.number, cipher);
-        if let Some(inherited) = &inherited {
-            node.cache.set_cipher(inherited.origin(), base_cipher);
-        }
-        let mut cx = Context {
-            cache: &mut node.cache,
-            pool: &self.pool,
-            actions: &mut actions,
-        };
-        let mut volume = Volume::open(config, self.now, &mut cx);
-        if let Some(inherited) = inherited {
-            volume.inherit(inherited);
-        }
-        if let Some(kept) = self.units[unit].kept {
-            volume.keep_superblock(kept);
-        }
+        let volume = self.begin_volume(unit, &mut actions);
+        let node = self.node.as_mut().expect("one of its volumes is closed");
         let husk = std::mem::replace(&mut node.volumes[unit], volume);
         if !husk.is_idle() {
             // Of another volume in its place, the end of its reads would be taken for another's.
@@ -459,6 +456,7 @@ impl World {
             unit.asks_left = 0;
             unit.postponed = None;
             unit.scrub.forget();
+            unit.leave_resizing();
             unit.destage_all = None;
             unit.snapshot_asked = None;
             unit.log_writes.clear();
@@ -555,6 +553,11 @@ impl World {
 impl Unit {
     /// The volume is about to be opened.
     fn begin_opening(&mut self) {
+        let sectors = self.history.sectors();
+        if sectors < self.backend.sectors() {
+            // A change of size was under way when the volume was left.
+            self.backend.resize(sectors);
+        }
         self.log_trouble = false;
         self.log_stuck = false;
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;

@@ -97,6 +97,8 @@ enum Io {
     },
     BackendFlush(usize, OpId),
     BackendExtents(usize, SectorRange),
+    /// What is asked of a backend beyond its end.
+    BackendNothing(usize),
     /// A superblock that is kept beside the log's device.
     Keep(usize, Buf),
 }
@@ -126,6 +128,7 @@ enum Happening {
     /// The node looks whether the cache device is well again.
     CacheProbed,
     BackendReturns(usize),
+    BackendResized(usize),
     /// The next piece of a scrub.
     Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
@@ -203,6 +206,11 @@ struct Unit {
     snapshot_asked: Option<u64>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
+    resizing: Option<resizes::Resizing>,
+    /// What waits for the end of that.
+    held: Vec<Action>,
+    /// The log may hold what lies beyond the end.
+    holds_cut: bool,
     /// Since when writes are refused because of the policy, and until when they last were.
     read_only_since: Option<u64>,
     read_only_until: u64,
@@ -274,6 +282,8 @@ pub struct Coverage {
     pub promotions: u64,
     /// Scrubs that came to their end.
     pub scrubs: u64,
+    /// Compressed lines of the SSD tier that rotted.
+    pub packed_rots: u64,
     /// Blocks that a scrub made good.
     pub scrub_healed: u64,
     /// Pins that were looked at closely.
@@ -290,12 +300,22 @@ pub struct Coverage {
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
     pub shrinks: u64,
+    /// Changes of size that were made while clients went on.
+    pub resizes: u64,
+    /// Of them, those that cut something off.
+    pub cuts: u64,
+    /// Requests that waited then,
+    pub cut_requests: u64,
+    /// and those that were refused since they reached beyond the new end.
+    pub cut_refused: u64,
     /// Sectors that one clone read of the cache because another one had.
     pub shared_sectors: u64,
     /// Times that writes began to go past the log.
     pub switches: u64,
     /// Writes that went past the log and were acknowledged.
     pub direct_writes: u64,
+    /// Flushes that clients sent after writes had gone past the log, while the backend was being flushed.
+    pub flushes_beside: u64,
     /// Superblocks that were kept beside logs whose devices had failed.
     pub kept_superblocks: u64,
 }
@@ -324,6 +344,7 @@ impl Coverage {
         self.crossings += other.crossings;
         self.promotions += other.promotions;
         self.scrubs += other.scrubs;
+        self.packed_rots += other.packed_rots;
         self.scrub_healed += other.scrub_healed;
         self.pins += other.pins;
         self.warm_ups += other.warm_ups;
@@ -332,9 +353,14 @@ impl Coverage {
         self.lost_logs += other.lost_logs;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
+        self.resizes += other.resizes;
+        self.cuts += other.cuts;
+        self.cut_requests += other.cut_requests;
+        self.cut_refused += other.cut_refused;
         self.shared_sectors += other.shared_sectors;
         self.switches += other.switches;
         self.direct_writes += other.direct_writes;
+        self.flushes_beside += other.flushes_beside;
         self.kept_superblocks += other.kept_superblocks;
     }
 }
@@ -346,9 +372,9 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
-             healed {} blocks, {} weighed, {} counted, {} lost logs, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks, {} shared sectors, {} switches past \
-              the log and {} writes there, {} superblocks beside logs",
+             healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
+             {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused), {} shared sectors, {} switches past \
+              the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs",
             self.steps,
             self.replies,
             self.errors,
@@ -370,6 +396,7 @@ impl std::fmt::Display for Coverage {
             self.warm_ups,
             self.scrubs,
             self.scrub_healed,
+            self.packed_rots,
             self.weighed,
             self.counted,
             self.lost_logs,
@@ -377,9 +404,14 @@ impl std::fmt::Display for Coverage {
             self.crossings,
             self.snapshots,
             self.shrinks,
+            self.resizes,
+            self.cuts,
+            self.cut_requests,
+            self.cut_refused,
             self.shared_sectors,
             self.switches,
             self.direct_writes,
+            self.flushes_beside,
             self.kept_superblocks,
         )
     }
@@ -478,6 +510,9 @@ impl World {
                     snapshot_asked: None,
                     snapshots: Vec::new(),
                     shrink: None,
+                    resizing: None,
+                    held: Vec::new(),
+                    holds_cut: false,
                     read_only_since: None,
                     read_only_until: 0,
                     was_direct: false,
@@ -627,6 +662,7 @@ impl World {
                 Ok(())
             }
             Happening::CacheProbed => self.probe_cache(),
+            Happening::BackendResized(unit) => self.backend_resized(unit),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
             Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
@@ -664,7 +700,7 @@ impl World {
                 self.step_volume(unit, Event::Poll)?;
             }
         }
-        Ok(())
+        (0..self.volumes()).try_for_each(|unit| self.go_on_resizing(unit))
     }
 
     fn volumes(&self) -> usize {
@@ -695,6 +731,7 @@ impl World {
         volume.step(self.now, event, &mut cx);
         // Before the first reply of an opening is judged.
         self.notice_opening(unit)?;
+        self.notice_size(unit);
         self.notice_policy(unit)?;
         self.perform_all(Owner::Volume(unit), actions)
     }
@@ -826,6 +863,7 @@ impl World {
             return Ok(());
         }
         state.destage_all = None;
+        state.holds_cut = false;
         if state.log_rotten {
             state.snapshot_asked = None;
             return Ok(());
@@ -847,7 +885,9 @@ mod effects;
 mod failed_logs;
 mod heat;
 mod lifecycle;
+mod packed;
 mod pins;
 mod policies;
+mod resizes;
 mod scrubs;
 mod snapshots;

@@ -1,8 +1,6 @@
 //! Pins, and the neighbour that would drive out what is not pinned.
 
-use super::{
-    BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Event, Phase, Plant, SectorRange, Violation, World,
-};
+use super::{BLOCK_BYTES, BlockKey, Event, Phase, Plant, SectorRange, Violation, World};
 use crate::check_pins;
 
 /// A volume of which nothing is known but what it fills; no other has such a number.
@@ -21,6 +19,19 @@ impl World {
     /// Whether anything was pinned from the start.
     pub fn has_pins(&self) -> bool {
         self.scenario.pins.is_some()
+    }
+
+    /// Somebody may pin another range of a volume, whatever is promoted or filled meanwhile.
+    pub(super) fn repin(&mut self, unit: usize) -> Result<(), Violation> {
+        if !self.scenario.repins || self.random.u8(..6) > 0 {
+            return Ok(());
+        }
+        let sectors = self.sectors(unit);
+        let first = self.random.u64(..sectors);
+        let end = self.random.u64(first..=sectors);
+        self.note("repin", [unit as u64, first, end, 0]);
+        let ranges = Vec::from([SectorRange::between(first, end)]);
+        self.step_volume(unit, Event::Pin(ranges))
     }
 
     /// Pin a range of a volume and nothing else of it.
@@ -86,15 +97,7 @@ impl World {
     /// A range is pinned and was filled.
     pub fn check_pinned(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.coverage.pins += 1;
-        let sectors = self.sectors(unit);
-        let Some(node) = &self.node else {
-            return Ok(());
-        };
-        let number = self.units[unit].config.number;
-        let key = |block| BlockKey::new(number, block);
-        let end = key(sectors / BLOCK_SECTORS);
-        check_pins::check_kept(range, sectors, |block| {
-            node.cache.is_promoted(key(block), end)
-        })
+        let is_there = |block| self.is_promoted(unit, block);
+        check_pins::check_kept(range, self.sectors(unit), is_there)
     }
 }

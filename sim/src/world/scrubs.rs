@@ -97,6 +97,11 @@ impl World {
         self.scenario.scrubs
     }
 
+    /// Whether the SSD tier gets all that it takes before the last one.
+    pub fn fills_before_scrub(&self) -> bool {
+        self.scenario.fills_before_scrub
+    }
+
     /// Whether no scrub is under way.
     pub fn is_scrubbed(&self) -> bool {
         self.units.iter().all(|unit| !unit.scrub.running)

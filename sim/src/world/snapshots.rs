@@ -24,7 +24,9 @@ pub(super) struct Shrink {
 impl World {
     /// Somebody asks for a snapshot, or for a smaller volume.
     pub(super) fn snapshot_or_shrink(&mut self, unit: usize) -> Result<(), Violation> {
-        if !self.units[unit].config.backend_atomic || self.phase(unit) != Some(Phase::Open) {
+        let state = &self.units[unit];
+        let is_free = self.phase(unit) == Some(Phase::Open) && state.resizing.is_none();
+        if !state.config.backend_atomic || !is_free {
             return Ok(());
         }
         if self.random.u8(..3) == 0 {
@@ -63,7 +65,8 @@ impl World {
     pub(super) fn take_snapshot(&mut self, unit: usize, asked: u64) -> Result<(), Violation> {
         let is_open = self.phase(unit) == Some(Phase::Open);
         let state = &mut self.units[unit];
-        if !is_open || state.backend_down.is_some() || state.fence.is_up() || state.log_rotten {
+        let is_away = state.backend_down.is_some() || state.fence.is_up();
+        if !is_open || is_away || state.resizing.is_some() || state.log_rotten {
             return Ok(());
         }
         let loose = self.planted.is(Plant::LooseSnapshot);

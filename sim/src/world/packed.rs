@@ -1,0 +1,87 @@
+//! Lines that the SSD tier has compressed: some of them rot.
+//!
+//! Checker: once all of a volume was read, none of its lines in the tier is rotten, for a read that meets one drops
+//! it. What such a read returns is judged as always.
+
+use std::collections::BTreeSet;
+
+use hdcs_core::codec::Method;
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::read_cache::ScrubLine;
+
+use super::{Event, Violation, World};
+
+impl World {
+    /// Whether compressed lines of this scenario rot in the end.
+    pub fn packed_rots(&self) -> bool {
+        self.scenario.packed_rots
+    }
+
+    /// From now on the SSD tier stores a volume's lines compressed.
+    pub fn compress(&mut self, unit: usize) -> Result<(), Violation> {
+        let config = &mut self.units[unit].config;
+        config.compression = Some(Method::Lz4);
+        config.promote_hits = 1;
+        let config = config.clone();
+        self.step_volume(unit, Event::Reconfigure(config))
+    }
+
+    /// Where each line of a volume lies on the cache's device, and how long it is.
+    fn lines(&mut self, unit: usize) -> Vec<(u64, u64)> {
+        let number = self.units[unit].config.number;
+        let Some(node) = &mut self.node else {
+            return Vec::new();
+        };
+        let (mut lines, mut from) = (Vec::new(), 0);
+        loop {
+            match node.cache.next_to_scrub([number; 2], from) {
+                ScrubLine::Line { read, next } => {
+                    lines.push((read.offset, read.bytes as u64));
+                    node.cache.cancel_ssd_read(read);
+                    from = next;
+                }
+                ScrubLine::Further(next) => from = next,
+                ScrubLine::End => return lines,
+            }
+        }
+    }
+
+    /// Let compressed lines rot, a bit of every other one.
+    pub fn rot_packed(&mut self) {
+        // What is in the device's own cache does not rot.
+        self.cache_disk.sync();
+        let line_blocks = self
+            .node
+            .as_ref()
+            .map_or(0, |node| node.cache.line_blocks());
+        let line_bytes = line_blocks * BLOCK_BYTES as u64;
+        let lines: BTreeSet<_> = (0..self.units())
+            .flat_map(|unit| self.lines(unit))
+            .filter(|&(_, bytes)| bytes < line_bytes)
+            .collect();
+        for (offset, bytes) in lines {
+            let (at, bit) = (offset + self.random.u64(..bytes), self.random.u8(..8));
+            if self.random.bool() && self.cache_disk.rot(at, bit) {
+                self.coverage.packed_rots += 1;
+                self.note("line rots", [offset, bytes, at - offset, u64::from(bit)]);
+            }
+        }
+    }
+
+    /// All of a volume was read since.
+    pub fn check_packed(&mut self, unit: usize) -> Result<(), Violation> {
+        let lines = self.lines(unit);
+        let rotten = lines
+            .into_iter()
+            .find(|&(offset, bytes)| self.cache_disk.rots_within(offset, bytes));
+        match rotten {
+            None => Ok(()),
+            Some((offset, bytes)) => Err(Violation::new(
+                "rot-kept",
+                format!(
+                    "volume {unit} was read, and its line of {bytes} bytes at {offset} is rotten and still used"
+                ),
+            )),
+        }
+    }
+}
