@@ -205,3 +205,13 @@ fn home_plant_of_a_flush_that_nobody_asked_for_is_caught() {
         &["tier-state", "between-unsaid", "between-shown"],
     );
 }
+
+#[test]
+fn home_plant_of_sectors_that_are_stored_plain_is_caught() {
+    assert_caught(Plant::StoredPlain, &["stored-plain"]);
+}
+
+#[test]
+fn home_plant_of_sectors_that_are_decrypted_as_others_is_caught() {
+    assert_caught(Plant::DecryptedAsAnother, &["foreign"]);
+}

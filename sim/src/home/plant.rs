@@ -35,6 +35,10 @@ pub enum Plant {
     /// A flush that no client has asked for makes a moment of the middle of a generation: what two tiers
     /// once did to each other.
     FlushOfNobody,
+    /// Some sectors are not encrypted.
+    StoredPlain,
+    /// Some sectors are decrypted as if they were others.
+    DecryptedAsAnother,
 }
 
 impl Plant {

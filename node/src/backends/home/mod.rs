@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! 1. The store is locked while it is open, and belongs to the volume, as its superblock says.
-//! 2. It is as large as it will ever be when the volume is made: what was accepted never lacks room.
+//! 2. Its data is encrypted if the volume is, with the volume's key.
+//! 3. It is as large as it will ever be when the volume is made: what was accepted never lacks room.
 //!
 //! Failure: see [`hdcs_core::home`] and [`store`].
 
@@ -56,7 +57,7 @@ impl HomeBackend {
         let is_small = store.config.bytes <= HOME_TIER_FLUSH_BYTES;
         store.config.backend_atomic = inner.capabilities().atomic_flush && is_small;
         Self {
-            home: Home::new(store.config, store.map),
+            home: Home::new(store.config, store.map, store.cipher),
             file: store.opened.file,
             inner,
             ended: Vec::new(),
