@@ -2,6 +2,8 @@
 
 from daemon import MIB, Daemon
 from object_stores import Model, taken_over
+from test_encryption_s3 import bodies
+from test_encryption_volumes import MARK, encrypted, key_file, marked, marks
 from test_storage_file import SMALL_LOG, check, fill, home, is_tiered
 
 SIZE = 48 * MIB
@@ -48,4 +50,27 @@ def test_storage_on_s3_fills_while_the_gateway_is_away_and_tiers_as_a_whole(s3, 
         assert bytes(model.image) != before
     with Daemon(two) as daemon:
         taken_over(daemon, url, model)
+        daemon.stop()
+
+
+def test_storage_on_s3_that_is_encrypted_leaves_no_plaintext_anywhere(s3, tmp_path):
+    one, two = homes(tmp_path, 2)
+    key = key_file(tmp_path)
+    url = s3.url("storage-secret")
+    data = marked(8 * MIB, 1)
+    with Daemon(one) as daemon:
+        daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, *encrypted(key), size=str(SIZE))
+        daemon.write("v", data)
+        daemon.ok("volume", "flush", "v")
+        assert is_tiered(daemon)
+        volume = daemon.data / "volumes/v"
+        assert marks(volume / "home") == 0 and marks(volume / "log") == 0
+        found = bodies(s3, "storage-secret")
+        assert sum(map(len, found.values())) > len(data), "it is in the bucket"
+        assert not any(MARK in body for body in found.values())
+        assert daemon.read("v", len(data)) == data
+        daemon.stop()
+    with Daemon(two) as daemon:
+        daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, *encrypted(key), size=str(SIZE))
+        assert daemon.read("v", len(data)) == data
         daemon.stop()

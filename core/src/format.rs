@@ -54,11 +54,14 @@
 //! page only when the copy is. What a page calls clean is absent if its `log` is not the log that
 //! the volume has.
 //!
-//! After the data, from the next block on, lie the checksums of version 2: the CRC-32C of each
-//! sector of the volume, four bytes each in the order of the sectors. Those of sectors that the map
-//! calls neither clean nor dirty mean nothing. There is no copy: what a flush has made durable
-//! matches, and what was written since is in the write log. They hold under the log that the
+//! After the data, from the next block on, lie the checksums of versions 2 and 3: the CRC-32C of each
+//! sector of the volume, as it is stored, four bytes each in the order of the sectors. Those of sectors
+//! that the map calls neither clean nor dirty mean nothing. There is no copy: what a flush has made
+//! durable matches, and what was written since is in the write log. They hold under the log that the
 //! superblock names.
+//!
+//! With version 3 each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for homes from the data key that the
+//! superblock names, its tweak the number of the sector on the volume and, in the upper eight bytes, that of the home.
 //!
 //! # Volumes over object stores
 //!

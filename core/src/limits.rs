@@ -199,6 +199,12 @@ const _: () = assert!(
 pub const HOME_TURN_BLOCKS: u64 = 1 << 18;
 /// Memory for what a home copies, fills and writes of its map at once: some of the largest copies.
 pub const HOME_POOL_BYTES: usize = 8 << 20;
+/// Memory for what an encrypted home is writing: some of the largest writes, each a run and the rest of two blocks.
+pub const HOME_CIPHER_BYTES: usize = 4 << 20;
+const _: () = assert!(
+    HOME_CIPHER_BYTES >= 2 * REQUEST_BYTES_MAX,
+    "with nothing under way there is memory for the largest write"
+);
 /// Memory for the checksums of a home's data at once: all those of 8 GiB. What destage writes is in order, so it
 /// reads and writes each block of the table once, however little of it is in memory.
 pub const HOME_SUMS_BYTES: usize = 64 << 20;

@@ -184,3 +184,13 @@ fn home_plant_of_a_snapshot_before_its_tier_is_caught() {
 fn home_plant_of_a_tier_beside_a_snapshot_is_caught() {
     assert_caught(Plant::HeldAndWritten, &["held-changed"]);
 }
+
+#[test]
+fn home_plant_of_sectors_that_are_stored_plain_is_caught() {
+    assert_caught(Plant::StoredPlain, &["stored-plain"]);
+}
+
+#[test]
+fn home_plant_of_sectors_that_are_decrypted_as_others_is_caught() {
+    assert_caught(Plant::DecryptedAsAnother, &["foreign"]);
+}

@@ -26,7 +26,9 @@ pub(super) struct Read {
     bytes: usize,
     /// Bytes that are there.
     done: usize,
-    /// The blocks that are being read from the store,
+    /// Whether the piece that is being read is the home's,
+    is_stored: bool,
+    /// the blocks of it that nobody may write,
     reading: Range<u64>,
     /// and what the checksums of that piece are.
     expected: Vec<u32>,
@@ -157,6 +159,7 @@ impl Home {
             bytes: buf.len(),
             buf: Some(buf),
             done: 0,
+            is_stored: false,
             reading: 0..0,
             expected: Vec::new(),
         };
@@ -234,6 +237,7 @@ impl Home {
                 };
                 into
             };
+            read.is_stored = from == Source::Home;
             let token = self.token(Purpose::Read(id));
             actions.push(match from {
                 Source::Home => Action::StoreRead {
@@ -263,9 +267,10 @@ impl Home {
         read.reading = 0..0;
         let expected = core::mem::take(&mut read.expected);
         let sector = (read.offset + read.done as u64) / SECTOR_BYTES as u64;
+        let is_stored = read.is_stored;
         let result = match result {
-            Ok(Done::Read(piece)) => self
-                .verify(sector, &expected, &piece, actions)
+            Ok(Done::Read(mut piece)) if is_stored => self
+                .open(sector, &expected, &mut piece, actions)
                 .map(|()| Done::Read(piece)),
             other => other,
         };
@@ -549,12 +554,53 @@ impl Home {
         self.end_write(index, actions);
     }
 
-    /// Write a part to its place, in one piece for each page of the map.
+    /// Write a part to its place, if it is encrypted once there is memory for that.
     fn write_part(&mut self, index: usize, number: usize, actions: &mut Vec<Action>) {
+        let write = &mut self.writes[index];
+        write.parts[number].complete();
+        match &mut self.encryption {
+            None => {
+                let data = core::mem::take(&mut write.parts[number].data);
+                self.store_part(index, number, data, actions);
+            }
+            Some(encryption) => {
+                write.left += 1;
+                encryption.waiting.push_back((write.id, number));
+                self.pump_encryption(actions);
+            }
+        }
+    }
+
+    /// Write the parts that wait for memory to be encrypted into, as far as it goes.
+    pub(super) fn pump_encryption(&mut self, actions: &mut Vec<Action>) {
+        while let Some(encryption) = &self.encryption
+            && let Some(&(id, number)) = encryption.waiting.front()
+        {
+            let index = self.index_of(id);
+            let part = &self.writes[index].parts[number];
+            let sector = part.offset / SECTOR_BYTES as u64;
+            let Some(stored) = encryption.encrypt(sector, &part.data) else {
+                return;
+            };
+            if let Some(encryption) = &mut self.encryption {
+                encryption.waiting.pop_front();
+            }
+            self.store_part(index, number, stored, actions);
+            // What is written is waited for instead.
+            self.writes[index].left -= 1;
+        }
+    }
+
+    /// Write what is stored of a part, in one piece for each page of the map.
+    pub(super) fn store_part(
+        &mut self,
+        index: usize,
+        number: usize,
+        mut data: Vec<Buf>,
+        actions: &mut Vec<Action>,
+    ) {
         let id = self.writes[index].id;
-        let part = &mut self.writes[index].parts[number];
-        part.complete();
-        let (mut at, mut data) = (part.offset, core::mem::take(&mut part.data));
+        let mut at = self.writes[index].parts[number].offset;
         let until = at + data.iter().map(|buf| buf.len() as u64).sum::<u64>();
         if let Some(sums) = &mut self.sums {
             sums.write(at, &data);

@@ -225,10 +225,12 @@ impl Home {
                 volume,
                 home,
                 bytes,
+                data_key,
                 ..
             } = self.config;
             let sums_log = root.sums_log;
-            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log);
+            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
+                .encrypted(data_key);
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);

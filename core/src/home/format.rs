@@ -16,8 +16,10 @@ pub const HOME_HEADER_BLOCKS: u64 = 8;
 pub const HOME_MAGIC: [u8; 8] = *b"HDCSHOME";
 /// First bytes of a page of its map.
 pub const HOME_PAGE_MAGIC: [u8; 8] = *b"HDCSHMAP";
-/// The newest version of a home: with checksums of its data. Version 1 has none.
-pub const HOME_VERSION: u16 = 2;
+/// The newest version of a home: its data may be encrypted.
+pub const HOME_VERSION: u16 = 3;
+/// The version of a home whose data is plain, with checksums. Version 1 has none.
+pub const HOME_VERSION_PLAIN: u16 = 2;
 /// The version of the pages of the map.
 pub const HOME_PAGE_VERSION: u16 = 1;
 /// Blocks of the volume that one page of the map describes.
@@ -46,7 +48,7 @@ on_disk! {
     HomeSuperblock: 4096 bytes {
         /// `HDCSHOME`.
         magic: [u8; 8],
-        /// Format version, 2; 1 has no checksums of data.
+        /// Format version: 3 if data is encrypted, else 2; 1 has no checksums of data.
         version: U16,
         /// Zero.
         reserved_a: [u8; 6],
@@ -65,8 +67,10 @@ on_disk! {
         /// Random number of the write log under which the checksums of data hold; 0: no log yet; all ones: under
         /// none, since one was lost or held not all that was written. Zero in version 1.
         sums_log: U64,
+        /// Which data key data is encrypted with; zeroes: it is plain. Zero below version 3.
+        data_key: [u8; 16],
         /// Zero.
-        reserved_b: [u8; 4016],
+        reserved_b: [u8; 4000],
     }
 }
 
@@ -108,15 +112,31 @@ impl HomeSuperblock {
     ) -> Self {
         let mut this = Self::new_zeroed();
         this.magic = HOME_MAGIC;
-        this.version = U16::new(if sums_log.is_some() { HOME_VERSION } else { 1 });
+        let has_sums = sums_log.is_some();
+        this.version = U16::new(if has_sums { HOME_VERSION_PLAIN } else { 1 });
         this.sums_log = U64::new(sums_log.unwrap_or(0));
         this.volume = volume;
         this.home = U64::new(home);
         this.sequence = U64::new(sequence);
         this.bytes = U64::new(bytes);
         this.flags = U64::new(flags);
-        seal(this.as_mut_bytes());
+        this.seal();
         this
+    }
+
+    /// The same of a home whose data is encrypted with this key, sealed; zeroes change nothing.
+    #[must_use]
+    pub fn encrypted(mut self, data_key: [u8; 16]) -> Self {
+        if data_key != [0; 16] {
+            self.version = U16::new(HOME_VERSION);
+            self.data_key = data_key;
+            self.seal();
+        }
+        self
+    }
+
+    fn seal(&mut self) {
+        seal(self.as_mut_bytes());
     }
 
     /// The superblock in `block`, checked but for its identity.
@@ -142,14 +162,15 @@ impl HomeSuperblock {
             found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => return None,
             _ => SUMS_UNTRUSTED,
         };
-        Some(Self::sealed(
+        let begun = Self::sealed(
             self.volume,
             self.home.get(),
             self.sequence.get() + 1,
             self.bytes.get(),
             self.flags.get(),
             Some(sums_log),
-        ))
+        );
+        Some(begun.encrypted(self.data_key))
     }
 
     /// Where in the store a superblock lies.
@@ -248,10 +269,10 @@ pub const fn data_offset(offset: u64) -> u64 {
     offset + (HOME_HEADER_BLOCKS + 2 * (page + 1)) * BLOCK_BYTES as u64
 }
 
-/// The first blocks of a new home, up to its first page.
-pub fn format_head(volume: [u8; 16], home: u64, bytes: u64) -> Box<[u8]> {
+/// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain.
+pub fn format_head(volume: [u8; 16], home: u64, bytes: u64, data_key: [u8; 16]) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, Some(0));
+    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, Some(0)).encrypted(data_key);
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }

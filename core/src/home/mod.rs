@@ -11,6 +11,8 @@
 //! Data lies in place, so that overwriting costs one write however full the store is. The write log in
 //! front makes torn writes harmless: what was written since the last flush is written again.
 //!
+//! Data may be encrypted (see [`encryption`]); the backend gets plaintext.
+//!
 //! Each sector of data has a checksum (see [`sums`]). It is compared with what is read for a client, for the
 //! backend and for a scrub; a home of the first version has none.
 //!
@@ -28,11 +30,12 @@
 //!    unless its flushes are atomic.
 //! 4. Writes under way never share a block, and, with checksums, nobody reads a block that is being written.
 //! 5. Memory is bounded: two bits for each block, another three at most while tiering, a part of the checksums, and
-//!    one pool.
+//!    one pool, with encryption two.
 //! 6. No byte that does not match its checksum is returned or written to the backend.
 //! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number,
 //!    however much is discarded or tiered out at once.
 //! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
+//! 9. With a cipher, no plaintext is written to the store.
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
@@ -40,6 +43,7 @@
 
 mod access;
 mod commit;
+mod encryption;
 pub mod format;
 pub mod map;
 mod patrol;
@@ -48,14 +52,17 @@ mod tier;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::buf::{Arena, Buf, BufMut, Pool};
+use crate::cipher::BlockCipher;
 use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, Token};
 use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES, SECTOR_BYTES};
 use access::{Read, Write};
 use commit::Commit;
+use encryption::Encryption;
 use format::PAGE_BLOCKS;
 use map::{BlockState, Map};
 use patrol::Patrol;
@@ -75,6 +82,8 @@ pub struct Config {
     pub home: u64,
     /// Random number of the write log in front of it.
     pub log: u64,
+    /// Which key its data is encrypted with; zeroes: it is plain.
+    pub data_key: [u8; 16],
     /// Sequence of the superblock.
     pub sequence: u64,
     /// Whether the superblock says that the backend is between two states.
@@ -308,6 +317,8 @@ pub struct Home {
     tier: Tier,
     /// The checksums of its data, if it has any.
     sums: Option<Sums>,
+    /// What encrypts its data, if something does.
+    encryption: Option<Encryption>,
     patrol: Patrol,
     failed: Option<IoError>,
     in_flight: BTreeMap<u64, Purpose>,
@@ -317,8 +328,16 @@ pub struct Home {
 }
 
 impl Home {
-    /// A home that was read from its store.
-    pub fn new(config: Config, map: Map) -> Self {
+    /// A home that was read from its store, and what encrypts its data, by the numbers of sectors of the volume.
+    ///
+    /// # Panics
+    /// Panics if only one of the superblock and the caller says that it is encrypted.
+    pub fn new(config: Config, map: Map, cipher: Option<Arc<dyn BlockCipher>>) -> Self {
+        assert_eq!(
+            cipher.is_some(),
+            config.data_key != [0; 16],
+            "a home is encrypted if its superblock says so"
+        );
         let zeroes = Arena::new(1).claim(0, 1).expect("a new arena is free");
         Self {
             config,
@@ -333,6 +352,7 @@ impl Home {
             commit: Commit::new(&config),
             tier: Tier::default(),
             sums: config.sums_log.map(|log| Sums::new(log, config.sums_bytes)),
+            encryption: cipher.map(Encryption::new),
             patrol: Patrol::default(),
             failed: None,
             in_flight: BTreeMap::new(),
@@ -368,6 +388,7 @@ impl Home {
         // A commit that ends may let a tier begin, before a write that waits; that order matters.
         self.pump_commit(actions);
         self.pump_tier(actions);
+        self.pump_encryption(actions);
         self.pump_writes(actions);
         self.pump_copies(actions);
         // What these want of it.

@@ -450,8 +450,8 @@ impl Home {
         let expected = core::mem::take(&mut copy.expected);
         let result = match result {
             // What is written by now is of no tier.
-            Ok(Done::Read(buf)) if !is_orphan => self
-                .verify(blocks.start * BLOCK_SECTORS, &expected, &buf, actions)
+            Ok(Done::Read(mut buf)) if !is_orphan => self
+                .open(blocks.start * BLOCK_SECTORS, &expected, &mut buf, actions)
                 .map(|()| Done::Read(buf)),
             other => other,
         };

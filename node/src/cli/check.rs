@@ -131,6 +131,9 @@ fn describe_home(home: &HomeSummary) {
         show(home.clean_bytes),
         show(home.absent_bytes)
     ));
+    if let Some(key) = &home.data_key {
+        output::line(&format!("home: encrypted with data key {key}"));
+    }
     for problem in &home.problems {
         output::line(&format!("PROBLEM: {problem}"));
     }

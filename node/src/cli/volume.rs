@@ -209,7 +209,7 @@ pub(crate) struct Behaviour {
 /// Whether a new volume is encrypted.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Encrypt {
-    /// Encrypt what leaves memory for the log, the SSD tier and objects; needs a key
+    /// Encrypt what leaves memory for the log, the home, the SSD tier and objects; needs a key
     #[arg(long)]
     encrypt: bool,
     #[command(flatten)]

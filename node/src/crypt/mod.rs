@@ -3,7 +3,7 @@
 //! ```text
 //! key file or command ──► key-encryption key ──wraps (AES-256-GCM)──► data key, random, of the volume
 //!                                                        HKDF-SHA-512 │
-//!                                     log ◄───────── SSD tier ◄───────┴──► objects     AES-256-XTS each
+//!                           log ◄──────── home ◄──────── SSD tier ◄───┴──► objects     AES-256-XTS each
 //! ```
 //!
 //! Invariants:
@@ -12,7 +12,7 @@
 //! 2. Plain keys are in memory that is wiped when it is dropped, and that no core dump shows
 //!    ([`source::keep_from_dumps`]). They are in no log line, no answer and no argument.
 //! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
-//!    block of the volume, or the stored block of a compressed line; the object's volume, its number and the slot, or the frame of slots.
+//!    sector of the volume and the home; the block of the volume, or the stored block of a compressed line; the object's volume, its number and the slot, or the frame of slots.
 //!
 //! Failure: without the right key a volume does not open, which changes nothing. XTS does not find
 //! changed bytes: that is for the checksums, which are encrypted with what they protect.
@@ -62,6 +62,7 @@ impl Encryption {
         Ok(Unlocked {
             log: Arc::new(Xts::new(&data_key.derive(b"log"))),
             cache: Arc::new(CacheCipher(Xts::new(&data_key.derive(b"cache")))),
+            home: Arc::new(Xts::new(&data_key.derive(b"home"))),
             objects: ObjectKey {
                 cipher: Arc::new(Xts::new(&data_key.derive(b"objects"))),
                 wrapped: (*self.key).clone(),
@@ -145,6 +146,7 @@ impl DataKey {
 #[derive(Clone, Debug)]
 pub struct Unlocked {
     log: Arc<Xts>,
+    home: Arc<Xts>,
     /// The SSD tier.
     pub cache: Arc<dyn BlockCipher>,
     /// Objects, if that is where its backend keeps it.
@@ -158,6 +160,38 @@ impl Unlocked {
             xts: Arc::clone(&self.log),
             number,
         }
+    }
+
+    /// What encrypts the data of the home with this random number, by sectors of the volume.
+    pub fn home(&self, number: u64) -> Arc<dyn BlockCipher> {
+        Arc::new(HomeCipher {
+            xts: Arc::clone(&self.home),
+            number,
+        })
+    }
+}
+
+/// Encrypts sectors for one home. Its number tells it from a home that was lost, and from those of clones, which
+/// have the same key.
+#[derive(Debug)]
+struct HomeCipher {
+    xts: Arc<Xts>,
+    number: u64,
+}
+
+impl HomeCipher {
+    fn tweak(&self, sector: u64) -> u128 {
+        u128::from(self.number) << 64 | u128::from(sector)
+    }
+}
+
+impl BlockCipher for HomeCipher {
+    fn encrypt(&self, number: u64, sector: &mut [u8]) {
+        self.xts.encrypt(self.tweak(number), sector);
+    }
+
+    fn decrypt(&self, number: u64, sector: &mut [u8]) {
+        self.xts.decrypt(self.tweak(number), sector);
     }
 }
 

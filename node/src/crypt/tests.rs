@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use hdcs_core::limits::SECTOR_BYTES;
+
 use super::*;
 
 fn key_file(directory: &Path, name: &str, content: &[u8]) -> KeySource {
@@ -101,7 +103,7 @@ fn media_and_places_have_ciphertexts_of_their_own() {
     let directory = tempfile::tempdir().unwrap();
     let source = key_file(directory.path(), "key", &[1; 32]);
     let unlocked = Encryption::new(source).unwrap().unlock().unwrap();
-    let mut found = Vec::new();
+    let (mut found, mut sectors) = (Vec::new(), Vec::new());
     for number in [0, 1] {
         let mut block = vec![7; BLOCK_BYTES];
         unlocked.cache.encrypt(number, &mut block);
@@ -111,6 +113,15 @@ fn media_and_places_have_ciphertexts_of_their_own() {
         found.extend(blocks.chunks_exact(BLOCK_BYTES).map(<[u8]>::to_vec));
         unlocked.log(number).decrypt(8192, &mut blocks);
         assert!(blocks.iter().all(|&byte| byte == 7));
+        let home = unlocked.home(number);
+        // Numbers that the log and the SSD tier have here too.
+        for sector in [0, 2] {
+            let mut unit = vec![7; SECTOR_BYTES];
+            home.encrypt(sector, &mut unit);
+            sectors.push(unit.clone());
+            home.decrypt(sector, &mut unit);
+            assert!(unit.iter().all(|&byte| byte == 7));
+        }
         for writer in [[3; 16], [4; 16]] {
             let mut slots = vec![7; 2 * SLOT_BYTES];
             let offset = SLOT_BYTES as u64;
@@ -125,8 +136,12 @@ fn media_and_places_have_ciphertexts_of_their_own() {
             assert!(slots.iter().all(|&byte| byte == 7));
         }
     }
-    let count = found.len();
-    found.sort();
-    found.dedup();
-    assert_eq!(found.len(), count);
+    // Beside the beginnings of all others.
+    sectors.extend(found.iter().map(|block| block[..SECTOR_BYTES].to_vec()));
+    for mut found in [found, sectors] {
+        let count = found.len();
+        found.sort();
+        found.dedup();
+        assert_eq!(found.len(), count);
+    }
 }

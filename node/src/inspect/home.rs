@@ -40,6 +40,8 @@ pub struct HomeSummary {
     pub bytes: u64,
     /// Counts superblock writes.
     pub sequence: u64,
+    /// The data key that its data is encrypted with, if it is.
+    pub data_key: Option<Uuid>,
     /// Whether tiering out has begun and not ended, so that the backend is between two states.
     pub backend_between: bool,
     /// Pages of the map.
@@ -128,6 +130,7 @@ fn walk(
         volume: Uuid::nil(),
         bytes: 0,
         sequence: 0,
+        data_key: None,
         backend_between: false,
         pages: 0,
         damaged_copies: 0,
@@ -166,6 +169,8 @@ fn walk(
     }
     summary.bytes = superblock.bytes.get();
     summary.sequence = superblock.sequence.get();
+    let data_key = Uuid::from_bytes(superblock.data_key);
+    summary.data_key = (!data_key.is_nil()).then_some(data_key);
     summary.backend_between = superblock.flags.get() & HOME_BETWEEN != 0;
     summary.checksums = superblock.sums().is_some();
     let is_believed = |&log: &u64| log != SUMS_UNTRUSTED;
@@ -211,7 +216,7 @@ fn state(page: &HomePage, block: u64) -> u8 {
 }
 
 /// Verify superblocks and map of the home at `path`, and, if nobody has it open, its data; `logged` is what its
-/// log is going to write again.
+/// log is going to write again, if that is known. Checksums are of what is stored, so it needs no key.
 pub fn check(
     path: &Path,
     expected: Option<Uuid>,
@@ -247,31 +252,32 @@ fn check_file(
     let sums = superblock.as_ref().and_then(HomeSuperblock::sums);
     let bytes = superblock.map_or(0, |superblock| superblock.bytes.get());
     let mut compared = Compared::default();
-    let left_out = match (sums, logged) {
-        (None, _) => Some("a home of version 1 has no checksums of its data: its map is verified"),
-        (Some(SUMS_UNTRUSTED), _) => Some(
+    let left_out = match sums {
+        None => Some("a home of version 1 has no checksums of its data: its map is verified"),
+        Some(SUMS_UNTRUSTED) => Some(
             "its checksums are being made anew: its map is verified, and its data when that has ended",
         ),
         _ if how == Use::Live => Some(
             "its map is verified; its data is by `hdcs volume scrub`, or by `hdcs check DIR` on the data directory \
              while no daemon runs",
         ),
-        (Some(_), None) => Some(
-            "its map is verified; its data is not, since what its write log is going to write again is not known",
-        ),
-        (Some(_), Some(_)) => None,
+        Some(_) => None,
     };
     let summary = walk(file, expected, how, &mut |number, page, problems| {
-        if let (None, Some(logged)) = (left_out, logged) {
+        if left_out.is_none() {
             compared.add(file, bytes, (number, page), logged, problems)?;
         }
         Ok(true)
     })?;
-    let to_come = compared.to_come_sectors;
+    let (to_come, unknown) = (compared.to_come_sectors, compared.unknown_sectors);
     let note = match left_out {
         Some(why) => Some(why.to_owned()),
         None if to_come > 0 => Some(format!(
             "{to_come} sectors do not match their checksums and are in the write log, which writes them again"
+        )),
+        None if unknown > 0 => Some(format!(
+            "{unknown} sectors do not match their checksums: they are damaged, or the write log writes them again, \
+             which cannot be told without it and its key"
         )),
         None => None,
     };
@@ -367,7 +373,7 @@ mod tests {
     fn home_check_counts_and_names_what_is_damaged() {
         let directory = tempfile::tempdir().unwrap();
         let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
-        store::create(&path, uuid, BYTES, false).unwrap();
+        store::create(&path, uuid, BYTES, false, None).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let summary = summarize(&file, Some(uuid), Use::Offline).unwrap();
         assert_eq!((summary.pages, summary.absent_bytes), (2, BYTES));

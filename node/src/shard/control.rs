@@ -814,7 +814,14 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
     let home = spec.home.as_ref().map(|path| {
         let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
-        home::store::open(path, volume, bytes, log_identity.log, is_log_whole)
+        home::store::open(
+            path,
+            volume,
+            bytes,
+            log_identity.log,
+            is_log_whole,
+            unlocked.as_ref(),
+        )
     });
     let home = home.transpose().map_err(|error| {
         let kind = if error.is_lost() {

@@ -4,7 +4,6 @@
 use fastrand::Rng;
 use hdcs_core::home::{Event, Home, TierState};
 
-use super::Options;
 use super::plant::Plant;
 use super::world::World;
 use crate::content::{Content, mix};
@@ -22,10 +21,10 @@ pub(super) struct Holding {
 }
 
 impl Holding {
-    pub fn new(seed: u64, options: Options) -> Self {
+    pub fn new(seed: u64, may_have_any: bool) -> Self {
         Self {
             random: Rng::with_seed(mix(seed ^ mix(12))),
-            is_off: options.without_sums,
+            is_off: !may_have_any,
             wanted_from: None,
             held: None,
         }

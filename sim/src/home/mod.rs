@@ -5,10 +5,12 @@
 //! after a crash the last generation is written again, unless the log was lost.
 //!
 //! Most homes have checksums, some of which rot, as the data does: a read is then refused, and only then.
+//! Half of them are encrypted, by a toy.
 //!
 //! * [`world`] drives one home after another on one store, and checks every rule as things happen.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
+mod encryption;
 mod hold;
 pub mod plant;
 mod sums;

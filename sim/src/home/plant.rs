@@ -39,6 +39,10 @@ pub enum Plant {
     HeldBeforeTier,
     /// Another tier begins while a snapshot is made.
     HeldAndWritten,
+    /// Some sectors are not encrypted.
+    StoredPlain,
+    /// Some sectors are decrypted as if they were others.
+    DecryptedAsAnother,
 }
 
 impl Plant {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
     self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, PAGE_BLOCKS, choose_page,
@@ -15,6 +17,7 @@ use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use zerocopy::IntoBytes;
 
+use super::encryption::DATA_KEY;
 use super::plant::Plant;
 use super::sums::LostLog;
 use super::{Coverage, Options};
@@ -25,7 +28,7 @@ use crate::disk::{Disk, OpId};
 use crate::trace::Trace;
 use crate::violation::Violation;
 
-const VOLUME: u32 = 1;
+pub(super) const VOLUME: u32 = 1;
 /// A flush that is planted.
 const OF_NOBODY: Token = Token(u64::MAX);
 const UUID: [u8; 16] = [7; 16];
@@ -116,6 +119,8 @@ pub struct World {
     pub(super) calm: bool,
     pub(super) sums: super::sums::Sums,
     pub(super) holding: super::hold::Holding,
+    /// What encrypts the home, if something does.
+    pub(super) cipher: Option<Arc<dyn BlockCipher>>,
     /// The step at which the power goes.
     cut_at: Option<u64>,
     actions: Vec<Action>,
@@ -144,7 +149,9 @@ impl World {
         }
         let bytes = sectors * SECTOR;
         let mut store = Disk::new(format::store_bytes(bytes), random.u64(..));
-        store.put(0, &format::format_head(UUID, HOME, bytes));
+        let cipher = super::encryption::cipher_of(seed, sums.has_them);
+        let data_key = cipher.as_ref().map_or([0; 16], |_| DATA_KEY);
+        store.put(0, &format::format_head(UUID, HOME, bytes, data_key));
         if !sums.has_them {
             let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, None);
             store.put(first.place(), first.as_bytes());
@@ -187,7 +194,8 @@ impl World {
             tier_wanted: false,
             calm: false,
             sums,
-            holding: super::hold::Holding::new(seed, options),
+            holding: super::hold::Holding::new(seed, may_have_sums),
+            cipher,
             cut_at: None,
             actions: Vec::new(),
             random,
@@ -230,6 +238,10 @@ impl World {
 
     pub(super) fn is_planted(&self, plant: Plant) -> bool {
         self.options.plant == Some(plant)
+    }
+
+    pub(super) fn plant(&self) -> Option<Plant> {
+        self.options.plant
     }
 
     /// Open the home, as the node does.
@@ -281,6 +293,7 @@ impl World {
             volume: UUID,
             home: HOME,
             log,
+            data_key: superblock.data_key,
             sequence: superblock.sequence.get(),
             between,
             sums_log: superblock
@@ -294,7 +307,7 @@ impl World {
         };
         let blocks = self.bytes / BLOCK_BYTES as u64;
         let map = Map::load(pages, blocks, log, self.sums.is_log_whole);
-        self.home = Some(Home::new(config, map));
+        self.home = Some(Home::new(config, map, self.cipher_for_home()));
         self.tiers = 0;
         self.tier_wanted = false;
         for write in &mut self.generation {
@@ -600,6 +613,7 @@ impl World {
                 offset,
                 data,
             } => {
+                self.check_stored(offset, &data)?;
                 let (offset, data) = self.planted_write(offset, data);
                 if self.loses_sums(offset, &data) {
                     self.schedule.add(at, Happening::Nothing(token));
@@ -687,7 +701,7 @@ impl World {
     }
 
     /// What bytes are, each sector in its place.
-    fn decode(range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>, Violation> {
+    pub(super) fn decode(range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>, Violation> {
         let sectors = bytes.chunks(SECTOR_BYTES).enumerate();
         let decoded = sectors.map(|(index, sector)| {
             let at = range.start + index as u64;
@@ -785,6 +799,7 @@ impl World {
         let mut bytes = vec![0; range.bytes()];
         let offset = format::data_offset(range.byte_offset());
         self.store.peek(offset, &mut bytes);
+        self.decrypt(range.start, &mut bytes);
         if let Ok(contents) = Self::decode(range, &bytes) {
             let op = self.backend.submit_write(range, contents);
             self.backend.complete_write(op);

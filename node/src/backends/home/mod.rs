@@ -3,8 +3,9 @@
 //!
 //! Invariants:
 //! 1. The store is locked while it is open, and belongs to the volume, as its superblock says.
-//! 2. It is as large as it will ever be when the volume is made: what was accepted never lacks room.
-//! 3. The backend is asked for a snapshot only while the home holds it as a tier has left it, and nothing else
+//! 2. Its data is encrypted if the volume is, with the volume's key.
+//! 3. It is as large as it will ever be when the volume is made: what was accepted never lacks room.
+//! 4. The backend is asked for a snapshot only while the home holds it as a tier has left it, and nothing else
 //!    is under way there.
 //!
 //! Failure: see [`hdcs_core::home`] and [`store`].
@@ -78,7 +79,7 @@ impl HomeBackend {
         let is_small = store.config.bytes <= HOME_TIER_FLUSH_BYTES;
         store.config.backend_atomic = inner.capabilities().atomic_flush && is_small;
         Self {
-            home: Home::new(store.config, store.map),
+            home: Home::new(store.config, store.map, store.cipher),
             file: store.opened.file,
             inner,
             ended: Vec::new(),

@@ -6,8 +6,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hdcs_core::buf::Arena;
+use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::FormatError;
 use hdcs_core::home::Config;
 use hdcs_core::home::format::{
@@ -21,6 +23,7 @@ use thiserror::Error;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
+use crate::crypt::Unlocked;
 use crate::device::file::{self as device, DeviceError, Direct};
 
 /// Why a store cannot be used.
@@ -47,6 +50,14 @@ pub enum StoreError {
         /// What is wrong.
         source: FormatError,
     },
+    /// It is encrypted and the volume is not, or the other way round, or with another key.
+    #[error("home: {}: {what}: put the right home back", path.display())]
+    Key {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// It is of another size than the volume.
     #[error("home: {}: it is of a volume of {has} bytes, not {needs}", path.display())]
     Size {
@@ -67,7 +78,7 @@ impl StoreError {
             Self::Format { source, .. } | Self::Page { source, .. } => {
                 !matches!(source, FormatError::Newer { .. })
             }
-            Self::Device(_) | Self::Size { .. } => true,
+            Self::Device(_) | Self::Size { .. } | Self::Key { .. } => true,
         }
     }
 }
@@ -80,10 +91,19 @@ pub struct Store {
     pub config: Config,
     /// What it has.
     pub map: Map,
+    /// What encrypts its data, if something does.
+    pub cipher: Option<Arc<dyn BlockCipher>>,
 }
 
-/// Make a store with nothing in it, and reserve all of its room. A file must be new.
-pub fn create(path: &Path, volume: Uuid, bytes: u64, is_device: bool) -> Result<(), DeviceError> {
+/// Make a store with nothing in it, whose data is encrypted if there is a key, and reserve all of its room. A file
+/// must be new.
+pub fn create(
+    path: &Path,
+    volume: Uuid,
+    bytes: u64,
+    is_device: bool,
+    data_key: Option<Uuid>,
+) -> Result<(), DeviceError> {
     let needs = format::store_bytes(bytes);
     let opened = OpenOptions::new()
         .read(true)
@@ -118,7 +138,8 @@ pub fn create(path: &Path, volume: Uuid, bytes: u64, is_device: bool) -> Result<
     };
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let home = high ^ low;
-    let head = format::format_head(volume.into_bytes(), home, bytes);
+    let data_key = data_key.unwrap_or_default().into_bytes();
+    let head = format::format_head(volume.into_bytes(), home, bytes, data_key);
     let made = reserved.and_then(|()| {
         for page in 0..format::pages(bytes) {
             let empty = format::format_page(home, page);
@@ -145,13 +166,14 @@ pub fn create(path: &Path, volume: Uuid, bytes: u64, is_device: bool) -> Result<
 }
 
 /// Open the store of a volume, whose write log has the random number `log`. The log writes everything again that
-/// was not flushed, unless it let writes past it.
+/// was not flushed, unless it let writes past it. `keys` are the volume's, if it is encrypted.
 pub fn open(
     path: &Path,
     volume: [u8; 16],
     bytes: u64,
     log: u64,
     is_log_whole: bool,
+    keys: Option<&Unlocked>,
 ) -> Result<Store, StoreError> {
     let opened = device::open_file(path, Direct::UpTo(SECTOR_BYTES as u64))?;
     device::lock(&opened, 0, 0)?;
@@ -182,6 +204,10 @@ pub fn open(
             has,
             needs: bytes,
         });
+    }
+    if let Some(what) = wrong_key(superblock.data_key, keys) {
+        let path = path.to_owned();
+        return Err(StoreError::Key { path, what });
     }
     let home = superblock.home.get();
     let mut pages = Vec::new();
@@ -232,6 +258,7 @@ pub fn open(
         volume,
         home,
         log,
+        data_key: superblock.data_key,
         sequence: superblock.sequence.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
         sums_log: superblock.sums(),
@@ -252,7 +279,24 @@ pub fn open(
         opened,
         config,
         map,
+        cipher: keys.map(|keys| keys.home(home)),
     })
+}
+
+/// Why a volume with these keys, or none, cannot have a home that is encrypted with this one.
+fn wrong_key(data_key: [u8; 16], keys: Option<&Unlocked>) -> Option<String> {
+    let has = Uuid::from_bytes(data_key);
+    match (has.is_nil(), keys.map(|keys| keys.objects.wrapped.id())) {
+        (true, None) => None,
+        (false, Some(needs)) if has == needs => None,
+        (true, Some(_)) => Some("it is not encrypted, and its volume is".to_owned()),
+        (false, None) => Some(format!(
+            "it is encrypted with data key {has}, and its volume is not encrypted"
+        )),
+        (false, Some(needs)) => Some(format!(
+            "it is encrypted with data key {has}, and its volume with {needs}"
+        )),
+    }
 }
 
 /// What a store that nobody has open has, which the backend lacks: bytes of data, and whether it is

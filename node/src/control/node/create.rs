@@ -96,12 +96,6 @@ impl Node {
         let encryption = encryption.await?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
         let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
-        if encryption.is_some() && home.is_some() {
-            return Err(at("the home of a volume in storage mode is not encrypted: leave out --encrypt, or \
-                           --mode storage, or give a --store-path that is encrypted itself (dm-crypt) and no \
-                           --encrypt"
-                .to_owned()));
-        }
         let number = lock(&self.dir)
             .next_volume_number()
             .map_err(|error| failed(format!("volume {name}: {error}")))?;

@@ -180,7 +180,8 @@ pub(super) fn make_home(path: &Path, entry: &Entry, overwrite: bool) -> Result<(
         let why = format!("its home: {}: there is no such device", path.display());
         return Err(ApiError::new(ErrorKind::Conflict, why));
     }
-    store::create(path, entry.uuid, entry.bytes, is_device).map_err(|error| {
+    let data_key = entry.encryption.as_ref().map(|one| one.key.id());
+    store::create(path, entry.uuid, entry.bytes, is_device, data_key).map_err(|error| {
         let kind = match error {
             DeviceError::NoSpace { .. } | DeviceError::TooSmall { .. } => ErrorKind::NoSpace,
             DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,

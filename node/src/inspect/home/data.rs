@@ -1,7 +1,7 @@
 //! The data of a home that nobody has open, compared with its checksums.
 //!
 //! What was written since the last flush need not match: the write log writes it again. So what the log has is
-//! left out, and nothing is compared if that is not known.
+//! left out. If that is not known, as without the key of an encrypted log, what does not match is counted alone.
 
 use std::fs::File;
 use std::io;
@@ -53,6 +53,8 @@ pub struct Compared {
     pub good_blocks: u64,
     /// Sectors that do not, and that the log writes again.
     pub to_come_sectors: u64,
+    /// Sectors that do not, and of which nobody knows whether it does.
+    pub unknown_sectors: u64,
 }
 
 impl Compared {
@@ -62,7 +64,7 @@ impl Compared {
         file: &File,
         volume_bytes: u64,
         (number, page): (u64, &HomePage),
-        logged: &[SectorRange],
+        logged: Option<&[SectorRange]>,
         problems: &mut Vec<String>,
     ) -> io::Result<()> {
         let blocks = (volume_bytes / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
@@ -99,6 +101,12 @@ impl Compared {
                 let block = first + index as u64;
                 let data = &data[index * BLOCK_BYTES..][..BLOCK_BYTES];
                 let sums = &sums[index * BLOCK_SECTORS as usize * SUM_BYTES..];
+                let Some(logged) = logged else {
+                    let sectors = bad_sectors(block, data, sums).count() as u64;
+                    self.good_blocks += u64::from(sectors == 0);
+                    self.unknown_sectors += sectors;
+                    continue;
+                };
                 if self.is_good(block, data, sums, logged) {
                     self.good_blocks += 1;
                     continue;
@@ -117,13 +125,7 @@ impl Compared {
 
     fn is_good(&mut self, block: u64, data: &[u8], sums: &[u8], logged: &[SectorRange]) -> bool {
         let mut is_good = true;
-        let sectors = data
-            .chunks(SECTOR_BYTES)
-            .zip(sums.as_chunks::<SUM_BYTES>().0);
-        for ((data, sum), sector) in sectors.zip(block * BLOCK_SECTORS..) {
-            if block_checksum(data) == u32::from_le_bytes(*sum) {
-                continue;
-            }
+        for sector in bad_sectors(block, data, sums) {
             let after = logged.partition_point(|range| range.end() <= sector);
             if logged.get(after).is_some_and(|range| range.start <= sector) {
                 self.to_come_sectors += 1;
@@ -133,6 +135,15 @@ impl Compared {
         }
         is_good
     }
+}
+
+/// The sectors of a block that do not match their checksums.
+fn bad_sectors(block: u64, data: &[u8], sums: &[u8]) -> impl Iterator<Item = u64> {
+    let sums = sums.as_chunks::<SUM_BYTES>().0.iter();
+    let sectors = (block * BLOCK_SECTORS..).zip(data.chunks(SECTOR_BYTES).zip(sums));
+    sectors.filter_map(|(sector, (data, sum))| {
+        (block_checksum(data) != u32::from_le_bytes(*sum)).then_some(sector)
+    })
 }
 
 /// What is to be known of blocks that do not match.

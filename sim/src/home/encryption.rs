@@ -1,0 +1,105 @@
+//! Encryption of a home's data: nothing that is written to its place in the store may be what a client wrote, and
+//! all of it must decrypt to that as the sector that it is written as.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+use hdcs_core::buf::Buf;
+use hdcs_core::cipher::BlockCipher;
+use hdcs_core::home::format::{HOME_HEADER_BLOCKS, PAGE_BLOCKS, sums_offset};
+use hdcs_core::io::SectorRange;
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+
+use super::plant::Plant;
+use super::world::World;
+use crate::content::{Content, mix};
+use crate::toy_cipher::ToyCipher;
+use crate::violation::Violation;
+
+/// The data key's number.
+pub(super) const DATA_KEY: [u8; 16] = [5; 16];
+
+/// What encrypts the home of a seed, in half of them. Its randomness is a stream of its own; a home without
+/// checksums is older than encryption.
+pub(super) fn cipher_of(seed: u64, has_sums: bool) -> Option<Arc<dyn BlockCipher>> {
+    let mut random = Rng::with_seed(mix(seed ^ mix(16)));
+    let is_encrypted = has_sums && random.u8(..3) > 0;
+    is_encrypted.then(|| Arc::new(ToyCipher(random.u64(..))) as Arc<dyn BlockCipher>)
+}
+
+/// A cipher that is not applied to some sectors, or as if they were others.
+#[derive(Debug)]
+struct Planted {
+    cipher: Arc<dyn BlockCipher>,
+    plant: Plant,
+}
+
+impl Planted {
+    fn is_hit(&self, number: u64, plant: Plant) -> bool {
+        self.plant == plant && number.is_multiple_of(7)
+    }
+}
+
+impl BlockCipher for Planted {
+    fn encrypt(&self, number: u64, sector: &mut [u8]) {
+        if !self.is_hit(number, Plant::StoredPlain) {
+            self.cipher.encrypt(number, sector);
+        }
+    }
+
+    fn decrypt(&self, number: u64, sector: &mut [u8]) {
+        if self.is_hit(number, Plant::StoredPlain) {
+            return;
+        }
+        let is_other = self.is_hit(number, Plant::DecryptedAsAnother);
+        self.cipher.decrypt(number + u64::from(is_other), sector);
+    }
+}
+
+/// The sector of the volume that lies at an offset of the store, if one does.
+fn sector_at(offset: u64, bytes: u64) -> Option<u64> {
+    let block = (offset / BLOCK_BYTES as u64).checked_sub(HOME_HEADER_BLOCKS)?;
+    let (page, inside) = (block / (PAGE_BLOCKS + 2), block % (PAGE_BLOCKS + 2));
+    let block = page * PAGE_BLOCKS + inside.checked_sub(2)?;
+    let sector = block * BLOCK_SECTORS + offset % BLOCK_BYTES as u64 / SECTOR_BYTES as u64;
+    (offset < sums_offset(bytes, 0)).then_some(sector)
+}
+
+impl World {
+    /// What the home gets to encrypt with.
+    pub(super) fn cipher_for_home(&self) -> Option<Arc<dyn BlockCipher>> {
+        let cipher = self.cipher.clone()?;
+        let is_of_ciphers =
+            |plant: &Plant| matches!(plant, Plant::StoredPlain | Plant::DecryptedAsAnother);
+        match self.plant().filter(is_of_ciphers) {
+            Some(plant) => Some(Arc::new(Planted { cipher, plant })),
+            None => Some(cipher),
+        }
+    }
+
+    /// What lies in the store from this sector on, as clients wrote it.
+    pub(super) fn decrypt(&self, first_sector: u64, stored: &mut [u8]) {
+        if let Some(cipher) = &self.cipher {
+            for (sector, unit) in (first_sector..).zip(stored.chunks_exact_mut(SECTOR_BYTES)) {
+                cipher.decrypt(sector, unit);
+            }
+        }
+    }
+
+    /// Something is written to the store.
+    pub(super) fn check_stored(&self, offset: u64, data: &[Buf]) -> Result<(), Violation> {
+        let Some(first) = sector_at(offset, self.bytes).filter(|_| self.cipher.is_some()) else {
+            return Ok(());
+        };
+        let mut stored: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+        for (sector, unit) in (first..).zip(stored.chunks_exact(SECTOR_BYTES)) {
+            if Content::decode(super::world::VOLUME, sector, unit).is_some() {
+                let why = format!("sector {sector} is in the store as it was written");
+                return Err(Violation::new("stored-plain", why));
+            }
+        }
+        self.decrypt(first, &mut stored);
+        let count = (stored.len() / SECTOR_BYTES) as u64;
+        Self::decode(SectorRange::new(first, count), &stored).map(drop)
+    }
+}
