@@ -741,9 +741,10 @@ mod tests {
             backend_atomic: true,
             flush_every_blocks: u64::MAX,
             turn_blocks: TURN_BLOCKS,
+            data_key: [0; 16],
         };
         let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page)));
-        Home::new(config, Map::load(pages.collect(), blocks, 5, true))
+        Home::new(config, Map::load(pages.collect(), blocks, 5, true), None)
     }
 
     fn has_ended(actions: &[Action], token: u64) -> bool {
