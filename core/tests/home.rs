@@ -58,10 +58,12 @@ impl Rig {
             sums_bytes: 1 << 20,
             backend_atomic,
             flush_every_blocks: u64::MAX,
+            data_key: [0; 16],
+            turn_blocks: u64::MAX,
         };
         let pages = (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page)));
         Self {
-            home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true)),
+            home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(4 << 20),
             store: vec![0; format::store_bytes(BYTES) as usize],
             durable: vec![0; format::store_bytes(BYTES) as usize],

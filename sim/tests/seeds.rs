@@ -45,7 +45,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.shrinks > 4
             && coverage.resizes > 10
             && coverage.cut_requests > 20
-            && coverage.packed_rots > 20
+            && coverage.packed_rots > 3
             && coverage.weighed > 10
             && coverage.counted > 30
             && coverage.shared_sectors > 1000

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use hdcs_core::codec::Method;
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::ScrubLine;
+use hdcs_core::read_cache::{ScrubLine, Tier};
 
-use super::{Event, Violation, World};
+use super::{BlockKey, Event, Violation, World};
 
 impl World {
     /// Whether compressed lines of this scenario rot in the end.
@@ -26,8 +26,8 @@ impl World {
         self.step_volume(unit, Event::Reconfigure(config))
     }
 
-    /// Where each line of a volume lies on the cache's device, and how long it is.
-    fn lines(&mut self, unit: usize) -> Vec<(u64, u64)> {
+    /// Where each line of a volume lies on the cache's device, how long it is, and whether nothing of it is in DRAM.
+    fn lines(&mut self, unit: usize) -> Vec<(u64, u64, bool)> {
         let number = self.units[unit].config.number;
         let Some(node) = &mut self.node else {
             return Vec::new();
@@ -36,7 +36,11 @@ impl World {
         loop {
             match node.cache.next_to_scrub([number; 2], from) {
                 ScrubLine::Line { read, next } => {
-                    lines.push((read.offset, read.bytes as u64));
+                    let first = read.key.block();
+                    let mut blocks = first..first + node.cache.line_blocks();
+                    let is_alone = blocks
+                        .all(|block| node.cache.probe(BlockKey::new(number, block)) != Tier::Dram);
+                    lines.push((read.offset, read.bytes as u64, is_alone));
                     node.cache.cancel_ssd_read(read);
                     from = next;
                 }
@@ -46,7 +50,7 @@ impl World {
         }
     }
 
-    /// Let compressed lines rot, a bit of every other one.
+    /// Let compressed lines rot, a bit of every other one that DRAM has nothing of: they are read.
     pub fn rot_packed(&mut self) {
         // What is in the device's own cache does not rot.
         self.cache_disk.sync();
@@ -57,9 +61,9 @@ impl World {
         let line_bytes = line_blocks * BLOCK_BYTES as u64;
         let lines: BTreeSet<_> = (0..self.units())
             .flat_map(|unit| self.lines(unit))
-            .filter(|&(_, bytes)| bytes < line_bytes)
+            .filter(|&(_, bytes, is_alone)| bytes < line_bytes && is_alone)
             .collect();
-        for (offset, bytes) in lines {
+        for (offset, bytes, _) in lines {
             let (at, bit) = (offset + self.random.u64(..bytes), self.random.u8(..8));
             if self.random.bool() && self.cache_disk.rot(at, bit) {
                 self.coverage.packed_rots += 1;
@@ -73,10 +77,10 @@ impl World {
         let lines = self.lines(unit);
         let rotten = lines
             .into_iter()
-            .find(|&(offset, bytes)| self.cache_disk.rots_within(offset, bytes));
+            .find(|&(offset, bytes, _)| self.cache_disk.rots_within(offset, bytes));
         match rotten {
             None => Ok(()),
-            Some((offset, bytes)) => Err(Violation::new(
+            Some((offset, bytes, _)) => Err(Violation::new(
                 "rot-kept",
                 format!(
                     "volume {unit} was read, and its line of {bytes} bytes at {offset} is rotten and still used"

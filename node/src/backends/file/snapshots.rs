@@ -152,7 +152,7 @@ pub enum Frozen {
     Made,
     /// Data has to be copied; nothing may change in the image before that is done, or it is told
     /// before. What the image is: to ask for that may take long.
-    Copy(Making, fs::Metadata),
+    Copy(Making, Box<fs::Metadata>),
 }
 
 impl Making {
@@ -230,7 +230,7 @@ pub fn freeze(
         }
         Err(errno) if is_unshareable(errno) && may_copy => {
             let found = image.metadata().map_err(failed)?;
-            Ok(Frozen::Copy(making, found))
+            Ok(Frozen::Copy(making, Box::new(found)))
         }
         Err(errno) => Err(errno),
     }

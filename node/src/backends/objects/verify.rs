@@ -378,16 +378,15 @@ impl Check<'_> {
             {
                 let client = &Writer::of(writers, number).client;
                 let name = Name::own(Kind::Data, number).to_string();
-                match sizes.of(number).await? {
-                    Some(bytes) => gets.begin((number, runs), client, &name, 0, bytes as usize),
-                    None => {
-                        let missing = Wrong {
-                            place: client.place(),
-                            name,
-                            why: Why::Missing,
-                        };
-                        self.blame(manifest, Bad::whole(number, &missing)).await?;
-                    }
+                if let Some(bytes) = sizes.of(number).await? {
+                    gets.begin((number, runs), client, &name, 0, bytes as usize);
+                } else {
+                    let missing = Wrong {
+                        place: client.place(),
+                        name,
+                        why: Why::Missing,
+                    };
+                    self.blame(manifest, Bad::whole(number, &missing)).await?;
                 }
             }
             let Some(((number, runs), got)) = gets.next().await else {

@@ -330,7 +330,9 @@ fn verify_in_many_passes_finds_what_it_finds_in_one() {
     }
     assert!(told > 4, "{told}");
     let kept: Vec<_> = data.iter().map(|path| fs::read(path).unwrap()).collect();
-    data.iter().for_each(|path| fs::remove_file(path).unwrap());
+    for path in &data {
+        fs::remove_file(path).unwrap();
+    }
     let found = volume.found("all missing");
     assert_eq!(
         (found.problems.len(), found.blocks),
