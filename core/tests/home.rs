@@ -59,7 +59,7 @@ impl Rig {
             backend_atomic,
             flush_every_blocks: u64::MAX,
             data_key: [0; 16],
-            turn_blocks: u64::MAX,
+            turn_blocks: 1 << 20,
         };
         let pages = (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page)));
         Self {

@@ -83,7 +83,7 @@ fn open(store: &mut [u8]) -> Home {
         sums_bytes: 1 << 20,
         backend_atomic: false,
         flush_every_blocks: 1 << 20,
-        turn_blocks: u64::MAX,
+        turn_blocks: 1 << 20,
     };
     let map = Map::load(vec![page.page], BYTES / BLOCK_BYTES as u64, LOG, true);
     Home::new(config, map, cipher(superblock.data_key))
