@@ -240,7 +240,7 @@ pub struct Detached {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenVolume {
-    /// If its write log is lost, open it from its backend alone with a new log.
+    /// If its write log or its home is lost, open it from its backend alone with new ones.
     #[serde(default)]
     pub discard_dirty: bool,
     /// File or block device for that new log; left out, the place of the lost one.
@@ -254,9 +254,12 @@ pub struct OpenVolume {
     pub log_overwrite: bool,
 }
 
-/// What was lost with a write log.
+/// What was lost with a write log or a home.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Lost {
+    /// Whether it was the home; else the write log.
+    #[serde(default)]
+    pub is_home: bool,
     /// Dirty bytes at most.
     pub dirty_bytes_max: u64,
     /// The backend has everything that was written before this time, if that was recorded.
@@ -265,6 +268,9 @@ pub struct Lost {
     pub said: String,
     /// Where the old log is kept, if there was a file in its place.
     pub log_kept: Option<String>,
+    /// Where what was in the home's place is kept, if that was given up and there was a file.
+    #[serde(default)]
+    pub home_kept: Option<String>,
 }
 
 /// What opening a volume did.

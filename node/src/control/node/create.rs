@@ -301,7 +301,8 @@ fn make(
     make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
     if let Some(home) = draft.home_path() {
-        make_home(&home, draft.entry(), overwrite_store)
+        let advice = "make room, or name another place with --store-path";
+        make_home(&home, draft.entry(), overwrite_store, advice)
             .map_err(|error| at_volume(name.as_str(), error))?;
     }
     draft.commit().map_err(here)
