@@ -253,6 +253,7 @@ impl Behaviour {
             name: name.to_string(),
             bytes,
             backend,
+            must_be_new: false,
             log_bytes: self.log_size.map(|size| size.0),
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,
