@@ -60,6 +60,7 @@ mod ceph {
         "rbd_open",
         "rbd_open_read_only",
         "rbd_poll_io_events",
+        "rbd_remove",
         "rbd_resize",
         "rbd_set_image_notification",
         "rbd_snap_create",

@@ -99,6 +99,10 @@ def holds_what_was_acknowledged(place, tmp_path, *options):
         (kept,) = snapshots(daemon)
         assert kept["name"] == "monday" and abs(kept["made_ms"] - made["made_ms"]) < 60_000
         assert "monday" in daemon.ok("volume", "snapshot", "v", "--list")
+        # The image of a snapshot, while the volume goes on.
+        daemon.ok("volume", "export", "v@monday", tmp_path / "monday.raw")
+        assert (tmp_path / "monday.raw").read_bytes() == bytes(before.image)
+        assert {volume["name"] for volume in daemon.json("volume", "list")} == {"v", "c"}
         # One without a snapshot begins with what is there now, and leaves none behind.
         clone(daemon, place, "v", "now", "first-now")
         check(daemon, "now", after)

@@ -251,9 +251,17 @@ def test_storage_lost_home_is_told_and_given_up_only_when_told_to(tmp_path):
         assert "its home is lost" in daemon.volume("v")["reason"]
         opened = daemon.json("volume", "open", "v", "--discard-dirty")
         assert 8 * MIB <= opened["lost"]["dirty_bytes_max"] <= 16 * MIB
+        assert opened["lost"]["is_home"]
+        with open(opened["lost"]["home_kept"], "rb") as file:
+            assert file.read(14) == b"something else", "what was in its place is told of, not lost"
         check(daemon, model)
         daemon.ok("volume", "flush", "v")
         assert image(tmp_path).read_bytes() == bytes(model.image)
+        daemon.stop()
+        lost.unlink()
+        daemon.start()
+        said = daemon.ok("volume", "open", "v", "--discard-dirty")
+        assert "volume v is open, without its home, which is lost: " in said
         daemon.stop()
 
 

@@ -1,5 +1,6 @@
-"""Export and import of whole volumes: every byte, holes, streams, cancel, bad input."""
+"""Export and import of whole volumes: every byte, holes, streams, snapshots, bad input, what is in the way."""
 
+import fcntl
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import time
 
 import pytest
 from conftest import run
-from daemon import COMMAND_SECONDS, HDCS, MIB, Daemon, refused
+from daemon import COMMAND_SECONDS, DIRTY, HDCS, MIB, Daemon, refused
 
 SIZE = 48 * MIB
 
@@ -57,6 +58,16 @@ def names(daemon):
 def popen(daemon, *arguments, **options):
     command = [str(word) for word in (HDCS, *arguments, "--data", daemon.data)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
+
+
+def fails_early(daemon, name, *arguments):
+    """An import of which only a part comes; what it says."""
+    command = ("volume", "import", name, "-", "--size", "8M", *arguments)
+    done = popen(daemon, *command, stdin=subprocess.PIPE)
+    said = done.communicate(b"e" * (3 * MIB), timeout=COMMAND_SECONDS)[1].decode()
+    assert done.returncode == 1 and "3145728 of 8388608" in said, said
+    assert name not in names(daemon)
+    return said
 
 
 def test_raw_there_and_back(daemon, tmp_path):
@@ -134,17 +145,41 @@ def test_sizes(daemon, tmp_path):
     assert "small" not in names(daemon)
 
 
-def test_import_takes_a_backend_that_holds_data_only_when_told(daemon, tmp_path):
+def test_import_takes_a_backend_that_is_there_only_when_told(daemon, tmp_path):
     source = sparse(tmp_path / "source.raw", 4, 8 * MIB)
     there = tmp_path / "there.img"
-    there.write_bytes(b"t" * (8 * MIB))
     arguments = ["volume", "import", "over", source, "--backend", f"file:{there}"]
-    refused(daemon.cli(*arguments), 1, "holds data already", "--overwrite", "removed again")
-    assert "over" not in names(daemon) and there.read_bytes() == b"t" * (8 * MIB)
+    for data in (b"t", b"\0"):
+        there.write_bytes(data * (8 * MIB))
+        refused(daemon.cli(*arguments), 1, "is there already", "left as it was", "--overwrite")
+        assert "over" not in names(daemon) and there.read_bytes() == data * (8 * MIB)
+    there.write_bytes(b"t" * (8 * MIB))
     daemon.ok(*arguments, "--overwrite", "--size", "8M")
     same(daemon, "over", source)
     daemon.ok("volume", "flush", "over")
     assert there.read_bytes() == source.read_bytes()
+
+
+def test_import_that_fails_removes_what_it_made_and_nothing_else(daemon, tmp_path):
+    there = tmp_path / "there.img"
+    there.write_bytes(b"t" * (8 * MIB))
+    said = fails_early(daemon, "half", "--backend", f"file:{there}", "--overwrite", *DIRTY)
+    assert "removed again" in said and f"file:{there}, which was there before, stays" in said
+    assert there.read_bytes() == b"t" * (8 * MIB), "nothing was written to it by then"
+    fails_early(daemon, "half", "--backend", f"file:{tmp_path}/new.img")
+    fails_early(daemon, "half")
+    fails_early(daemon, "half", "--overwrite")
+    assert os.listdir(tmp_path) == ["there.img"] and not (daemon.data / "kept").exists()
+
+
+def test_import_does_not_write_over_the_image_itself(daemon, tmp_path):
+    image, link = tmp_path / "image.raw", tmp_path / "link.raw"
+    image.write_bytes(b"i" * MIB)
+    link.hardlink_to(image)
+    for other in (image, link):
+        done = daemon.cli("volume", "import", "itself", image, "--backend", f"file:{other}", "--overwrite")
+        refused(done, 2, "it is the image itself")
+    assert "itself" not in names(daemon) and image.read_bytes() == b"i" * MIB
 
 
 def test_import_passes_on_what_a_new_volume_takes(daemon, tmp_path):
@@ -222,9 +257,10 @@ def test_bad_arguments(daemon, tmp_path):
     refused(daemon.cli("volume", "export", "args", tmp_path / "no/such"), 1, "No such file")
     refused(daemon.cli("volume", "export", "nobody", tmp_path / "new"), 1, "nobody")
     refused(daemon.cli("volume", "export", "args", "-", "--format", "qcow2"), 2, "pipe")
-    refused(daemon.cli("volume", "export", "args@snap", tmp_path / "new"), 2, "--clone-backend")
-    clone = ["--snapshot", "--clone-backend", "s3://b/p"]
-    refused(daemon.cli("volume", "export", "args", tmp_path / "new", *clone), 2, "s3://b/p", "it must name a bucket")
+    refused(daemon.cli("volume", "export", "args@snap", tmp_path / "new"), 1, "no snapshot snap", "--list")
+    clone = ["--snapshot", "--clone-backend"]
+    refused(daemon.cli("volume", "export", "args", tmp_path / "new", *clone, "s3://b/p"), 2, "it must name a bucket")
+    refused(daemon.cli("volume", "export", "args", tmp_path / "new", *clone, "file:/x"), 2, "hdcs volume snapshot args")
     refused(daemon.cli("volume", "import", "bad", tmp_path / "none"), 1, "No such file")
     refused(daemon.cli("volume", "import", "bad", tmp_path), 2, "neither a file nor")
     refused(daemon.cli("volume", "import", "bad", "-"), 2, "--size")
@@ -235,12 +271,65 @@ def test_bad_arguments(daemon, tmp_path):
     assert there.read_bytes() == bytes(MIB)
 
 
+def test_export_replaces_nothing_that_is_in_use(daemon, tmp_path):
+    image, link, other = (tmp_path / name for name in ("own.img", "link.img", "other"))
+    daemon.create("own", "--backend", f"file:{image}", size="4M")
+    daemon.write("own", b"o" * MIB)
+    daemon.ok("volume", "snapshot", "own", "s", "--copy")
+    link.hardlink_to(image)
+    other.write_bytes(b"precious")
+    before = image.read_bytes()
+    with open(other, "r+b") as locked:
+        fcntl.lockf(locked, fcntl.LOCK_EX)
+        for target, why in [
+            (image, "the backend of volume own"),
+            (link, "the backend of volume own"),
+            (other, "locked by a program"),
+            (daemon.data / "volumes/own/log", "in the data directory"),
+            (daemon.data / "new.raw", "in the data directory"),
+            (tmp_path / "own.img.hdcs-snap/s", "among the snapshots"),
+        ]:
+            refused(daemon.cli("volume", "export", "own", target, "--overwrite"), 2, why)
+    assert image.read_bytes() == before and other.read_bytes() == b"precious"
+    assert daemon.read("own", MIB) == b"o" * MIB
+    daemon.ok("volume", "export", "own", other, "--overwrite")
+    assert other.read_bytes() == b"o" * MIB + bytes(3 * MIB)
+
+
+def test_export_of_a_snapshot_of_a_file(daemon, tmp_path):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    # In the data directory, elsewhere with options, and encrypted but for the image.
+    for name, *arguments in [
+        ("in", ),
+        ("out", "--backend", f"file:{tmp_path}/an image?direct=off"),
+        ("key", "--backend", f"file:{tmp_path}/key.img", "--encrypt", "--key-file", key),
+    ]:
+        daemon.create(name, *arguments, size="4M")
+        daemon.write(name, b"1" * MIB)
+        daemon.ok("volume", "snapshot", name, "s", "--copy")
+        daemon.write(name, b"2" * MIB)
+        before = names(daemon)
+        out = tmp_path / f"{name}.raw"
+        assert daemon.json("volume", "export", f"{name}@s", out)["volume"] == name
+        assert out.read_bytes() == b"1" * MIB + bytes(3 * MIB)
+        daemon.ok("volume", "export", f"{name}@s", out, "--overwrite", "--format", "qcow2")
+        daemon.create("of-out", size="4M")
+        daemon.write("of-out", b"1" * MIB)
+        same(daemon, "of-out", out, "qcow2")
+        daemon.ok("volume", "delete", "of-out")
+        assert names(daemon) == before
+        done = daemon.cli("volume", "export", f"{name}@s", tmp_path / "new", "--clone-backend", "s3://bucket/p")
+        refused(done, 2, "leave --clone-backend out")
+        daemon.ok("volume", "snapshot", name, "s", "--delete")
+        assert daemon.read(name, MIB) == b"2" * MIB
+    daemon.create("home", "--mode", "storage", size="4M")
+    refused(daemon.cli("volume", "export", "home@s", tmp_path / "new"), 2, "storage mode, which has no snapshots")
+
+
 def test_standard_input_that_ends_early_leaves_nothing(daemon):
-    done = popen(daemon, "volume", "import", "early", "-", "--size", "8M", stdin=subprocess.PIPE)
-    said = done.communicate(b"e" * (3 * MIB), timeout=COMMAND_SECONDS)[1].decode()
-    assert done.returncode == 1
-    assert "3145728 of 8388608" in said and "removed again" in said
-    assert "early" not in names(daemon)
+    assert "removed again" in fails_early(daemon, "early")
 
 
 def test_import_that_is_kept_is_there_as_far_as_it_came(daemon):
@@ -258,6 +347,14 @@ def test_standard_output_that_is_closed_ends_the_export(daemon):
     said = out.stderr.read().decode()
     assert out.wait(COMMAND_SECONDS) == 1
     assert "standard output" in said and "reader has ended" in said
+
+
+def test_standard_output_without_room_ends_the_export(daemon):
+    daemon.create("full", size="4M")
+    with open("/dev/full", "wb") as full:
+        out = popen(daemon, "volume", "export", "full", "-", stdout=full)
+        said = out.communicate(timeout=COMMAND_SECONDS)[1].decode()
+    assert out.returncode == 1 and "standard output" in said and "o space left" in said
 
 
 @pytest.mark.parametrize("form", ["raw", "qcow2"])
@@ -281,36 +378,26 @@ def slow(tmp_path, name, milliseconds):
     return f"file:{tmp_path}/{name}?delay_us={milliseconds * 1000}"
 
 
-def interrupt_after(process, pattern):
-    """Send Ctrl-C once a line of progress says so; all that it printed."""
+def interrupt_after(process, pattern, number=signal.SIGINT):
+    """Send a signal once a line of progress says so; all that it printed."""
     said = b""
     end = time.monotonic() + COMMAND_SECONDS
     while pattern not in said:
         assert time.monotonic() < end and process.poll() is None, said
         said += process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     return (said + process.communicate(timeout=COMMAND_SECONDS)[1]).decode()
 
 
-def test_export_that_is_interrupted_leaves_nothing(daemon, tmp_path):
-    image = tmp_path / "slow.img"
-    image.write_bytes(random.Random(8).randbytes(64 * MIB))
-    daemon.json("volume", "create", "cancel-export", "--backend", slow(tmp_path, "slow.img", 500))
-    export = popen(daemon, "volume", "export", "cancel-export", tmp_path / "out.raw")
-    said = interrupt_after(export, b" exported, ")
-    assert export.returncode == 1 and "interrupted" in said and "ETA" in said
-    assert os.listdir(tmp_path) == ["slow.img"]
-
-
-def test_import_that_is_interrupted_leaves_nothing(daemon, tmp_path):
-    source = tmp_path / "source.raw"
-    source.write_bytes(random.Random(9).randbytes(64 * MIB))
-    url = slow(tmp_path, "slow.img", 500)
-    importing = popen(daemon, "volume", "import", "cancel-import", source, "--backend", url)
-    said = interrupt_after(importing, b" imported, ")
-    assert importing.returncode == 1 and "interrupted" in said and "removed again" in said
-    assert "cancel-import" not in names(daemon)
-    assert os.listdir(tmp_path) == ["source.raw"]
+def test_progress_that_nobody_reads_ends_nothing(daemon, tmp_path):
+    image, out = tmp_path / "slow.img", tmp_path / "out.raw"
+    image.write_bytes(random.Random(11).randbytes(64 * MIB))
+    daemon.json("volume", "create", "unread", "--backend", slow(tmp_path, "slow.img", 500))
+    export = popen(daemon, "volume", "export", "unread", out, stdout=subprocess.DEVNULL)
+    assert b" exported, " in export.stderr.readline()
+    export.stderr.close()
+    assert export.wait(COMMAND_SECONDS) == 0
+    assert out.read_bytes() == image.read_bytes()
 
 
 def test_clients_are_warned_of_and_go_on(daemon, tmp_path):

@@ -184,6 +184,22 @@ impl Place for ImagePath {
         };
         opened.map(|prepared| Box::new(prepared) as Box<dyn super::Opened>)
     }
+
+    fn remove(&self) -> Result<(), BackendError> {
+        let path = &self.path;
+        let refused = |why: &str| BackendError::Refused(format!("{}: {why}", path.display()));
+        let at = |error| DeviceError::io("remove", path, error);
+        if self.is_read_only() {
+            return Err(refused("a snapshot is deleted by the volume that it is of"));
+        }
+        if !fs::symlink_metadata(path).map_err(at)?.is_file() {
+            return Err(refused("it is no ordinary file"));
+        }
+        if snapshots_of(path).exists() {
+            return Err(refused("it has snapshots"));
+        }
+        Ok(fs::remove_file(path).map_err(at)?)
+    }
 }
 
 /// Open the image, or make it if it may be made. Blocks.

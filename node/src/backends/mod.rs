@@ -105,6 +105,9 @@ pub trait Place: std::fmt::Debug + Send {
     fn encrypt(&mut self, _key: ObjectKey) {}
     /// Open it for a volume of `bytes` bytes, alone. Blocks.
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
+    /// Remove what is there, with everything in it; nobody has it open, and a volume of objects was given up
+    /// ([`Keep::GiveUp`]). Blocks.
+    fn remove(&self) -> Result<(), BackendError>;
 }
 
 /// A place whose volume can have snapshots and clones. Snapshots are made and deleted by whoever has
@@ -130,8 +133,9 @@ pub trait Keeper {
     fn copy_bytes(&self) -> Result<u64, BackendError> {
         Ok(0)
     }
-    /// The name of the place of a snapshot of what is here ([`Place::name`]), if a volume can be over that.
-    fn snapshot_place(&self, _snapshot: &str) -> Option<String> {
+    /// What a volume over a snapshot of what is here names as its backend, if there can be one; `url` is what
+    /// this place was named by.
+    fn snapshot_url(&self, _url: &str, _snapshot: &str) -> Option<String> {
         None
     }
     /// The wrapped data key that lies here, if the volume is encrypted, or one is about to be made.

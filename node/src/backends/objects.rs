@@ -199,6 +199,23 @@ impl Place for ObjectsPlace {
         let origin = lineage::origin(&driver);
         Ok(Box::new(OpenVolume { driver, origin }))
     }
+
+    fn remove(&self) -> Result<(), BackendError> {
+        let client = self.client()?;
+        runtime().block_on(async {
+            refuse_unless_gone(&client).await?;
+            // Manifests last: until then it is known what the other objects are.
+            let kinds = [
+                Kind::Data,
+                Kind::Map,
+                Kind::Snapshot,
+                Kind::Clone,
+                Kind::Manifest,
+            ];
+            let deleted = delete_all(&client, kinds).await;
+            deleted.map(drop).map_err(|error| backend_error(&error))
+        })
+    }
 }
 
 impl Keeper for ObjectsPlace {
@@ -275,35 +292,45 @@ impl Keeper for ObjectsPlace {
         let client = self.client()?;
         let failed = |error| backend_error(&error);
         runtime().block_on(async {
-            let newest = newest_manifest(&client).await?;
-            if !newest.is_some_and(|manifest| manifest.gone) {
-                return Err(BackendError::Refused(format!(
-                    "{}: it was not given up",
-                    client.place()
-                )));
-            }
-            // First: without it nothing of what follows can be read.
-            client.delete(key::NAME).await.map_err(failed)?;
-            let mut swept = 0;
+            refuse_unless_gone(&client).await?;
             // The manifest that says so stays: a late one of before must not be the newest.
-            for kind in [Kind::Data, Kind::Map, Kind::Snapshot] {
-                let mut after = String::new();
-                loop {
-                    let page = client.list(kind.prefix(), &after, LIST_MAX).await;
-                    let page = page.map_err(failed)?;
-                    for object in &page.objects {
-                        client.delete(&object.name).await.map_err(failed)?;
-                        swept += 1;
-                    }
-                    match page.objects.last() {
-                        Some(last) if page.more => after.clone_from(&last.name),
-                        _ => break,
-                    }
-                }
-            }
-            Ok(swept)
+            let kinds = [Kind::Data, Kind::Map, Kind::Snapshot];
+            delete_all(&client, kinds).await.map_err(failed)
         })
     }
+}
+
+/// Only what its last owner has given up is nobody's, and nothing depends on it.
+async fn refuse_unless_gone(client: &Client) -> Result<(), BackendError> {
+    match newest_manifest(client).await? {
+        Some(manifest) if manifest.gone => Ok(()),
+        _ => Err(BackendError::Refused(format!(
+            "{}: it was not given up",
+            client.place()
+        ))),
+    }
+}
+
+/// Delete the key, and every object of these kinds in their order; how many those were.
+async fn delete_all<const N: usize>(client: &Client, kinds: [Kind; N]) -> Result<u64, StoreError> {
+    // First: without it nothing of what follows can be read.
+    client.delete(key::NAME).await?;
+    let mut deleted = 0;
+    for kind in kinds {
+        let mut after = String::new();
+        loop {
+            let page = client.list(kind.prefix(), &after, LIST_MAX).await?;
+            for object in &page.objects {
+                client.delete(&object.name).await?;
+                deleted += 1;
+            }
+            match page.objects.last() {
+                Some(last) if page.more => after.clone_from(&last.name),
+                _ => break,
+            }
+        }
+    }
+    Ok(deleted)
 }
 
 /// What clones have left with the volume of a manifest.

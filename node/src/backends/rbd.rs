@@ -151,6 +151,16 @@ impl Place for ImagePlace {
         bounded(&self.spec(), move || this.open_now(ceph, bytes, absent))
             .map(|prepared| Box::new(prepared) as Box<dyn Opened>)
     }
+
+    fn remove(&self) -> Result<(), BackendError> {
+        if self.snapshot.is_some() {
+            let what = "a snapshot is deleted by the volume that it is of";
+            return Err(BackendError::Refused(format!("{}: {what}", self.spec())));
+        }
+        let pool = self.connect(ceph::load()?, true)?;
+        let removed = pool.remove_image(&self.image);
+        removed.map_err(|errno| self.fail("removing it", errno))
+    }
 }
 
 /// Run something that talks to a cluster on a thread, and give up on it if it does not end. What it

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
+use super::interrupts::Interrupts;
 use super::size::show;
 use super::volume::api_path;
 use super::{Failure, output};
@@ -37,7 +37,9 @@ enum End {
 }
 
 pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> {
-    let (total, took) = flush(client, &arguments.name, arguments.timeout).await?;
+    let mut interrupts = Interrupts::watch()?;
+    let flushed = flush(client, &arguments.name, arguments.timeout, &mut interrupts);
+    let (total, took) = flushed.await?;
     output::line(&format!(
         "volume {} is flushed: {} in {:.1} s",
         arguments.name,
@@ -52,11 +54,9 @@ pub(super) async fn flush(
     client: &Client,
     name: &VolumeName,
     timeout: Option<u64>,
+    interrupts: &mut Interrupts,
 ) -> Result<(u64, Duration), Failure> {
     let path = format!("{}/flush", api_path(name));
-    // Before the flush begins, so that there is no moment in which Ctrl-C leaves it running.
-    let mut interrupts = signal(SignalKind::interrupt())
-        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
     let volume: Volume = client.request(Method::POST, &path, &()).await?;
     let total = remaining(&volume);
     let mut progress = Progress::new(total, "flushed");
@@ -68,17 +68,17 @@ pub(super) async fn flush(
     };
     let end = tokio::select! {
         ended = watch(client, name, &mut progress) => ended.map(|()| End::Done)?,
-        _ = interrupts.recv() => End::Interrupted,
+        () = interrupts.wait() => End::Interrupted,
         () = deadline => End::TimedOut,
     };
     progress.finish();
-    let why = match end {
+    let (why, failure): (_, fn(String) -> Failure) = match end {
         End::Done => return Ok((total, progress.started.elapsed())),
-        End::Interrupted => "interrupted",
-        End::TimedOut => "out of time",
+        End::Interrupted => ("interrupted", Failure::interrupted),
+        End::TimedOut => ("out of time", Failure::failed),
     };
     let () = client.request(Method::DELETE, &path, &()).await?;
-    Err(Failure::failed(format!(
+    Err(failure(format!(
         "flush is {why}: volume {name}: {} of {} are still to go; they stay safe in the write log: run \
          it again to go on",
         show(progress.left),
@@ -155,7 +155,7 @@ impl Progress {
             bar.set_message(trouble.unwrap_or_default().to_owned());
         } else if self.printed.elapsed() >= LINE_PERIOD {
             self.printed = Instant::now();
-            eprintln!("{}", self.line(done, self.started.elapsed(), trouble));
+            output::note(&self.line(done, self.started.elapsed(), trouble));
         }
     }
 

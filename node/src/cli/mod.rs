@@ -1,6 +1,7 @@
 //! The command line: `hdcs serve`, and everything that speaks to a node or reads what it left.
 //!
-//! Exit status: 0 done, 1 failed, 2 misused. Errors go to standard error as
+//! Exit status: 0 done, 1 failed, 2 misused, 130 interrupted in work that is undone then (`volume import`,
+//! `export`, `flush`, `snapshot` and `clone`). Errors go to standard error as
 //! `error: what: where: what to do`. Results go to standard output, as tables or with `--json`.
 //!
 //! Only what is implemented is accepted; the rest of the contract says that it is not available
@@ -11,6 +12,7 @@ mod check;
 mod client;
 mod flush;
 mod heat;
+mod interrupts;
 mod output;
 mod pin;
 mod policy;
@@ -39,6 +41,8 @@ use crate::data_dir::Layout;
 
 /// Where the data directory is if nothing says so.
 const DATA_DEFAULT: &str = "hdcs-data";
+/// What a command returns that Ctrl-C or SIGTERM has ended, as shells have it.
+const STATUS_INTERRUPTED: u8 = 128 + 2;
 /// How long a node that has stopped waits for its backends to close.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -108,6 +112,17 @@ impl Failure {
             message: message.into(),
         }
     }
+    /// Somebody wanted it to end, and it is undone.
+    pub(crate) fn interrupted(message: impl Into<String>) -> Self {
+        Self {
+            status: STATUS_INTERRUPTED,
+            message: message.into(),
+        }
+    }
+    /// Whether it is that.
+    pub(crate) fn is_interrupt(&self) -> bool {
+        self.status == STATUS_INTERRUPTED
+    }
 }
 
 impl From<ApiError> for Failure {
@@ -158,7 +173,7 @@ pub fn run() -> ExitCode {
         Ok(()) => 0,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("error: {}", failure.message);
+                output::note(&format!("error: {}", failure.message));
             }
             failure.status
         }

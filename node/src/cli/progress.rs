@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::output;
 use super::size::show;
 
 /// How often a line is printed where there is no terminal.
@@ -57,7 +58,7 @@ impl Progress {
             bar.set_position(done);
         } else if self.printed.elapsed() >= LINE_PERIOD {
             self.printed = Instant::now();
-            eprintln!("{}", self.line(done, self.started.elapsed()));
+            output::note(&self.line(done, self.started.elapsed()));
         }
     }
 

@@ -4,9 +4,9 @@ use clap::Args;
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::Client;
+use super::interrupts::Interrupts;
 use super::size::show;
 use super::volume::{Behaviour, HomePlace, absolute_backend, api_path, said};
 use super::{Failure, flush, output};
@@ -93,14 +93,15 @@ pub(crate) async fn run(client: &Client, arguments: Arguments) -> Result<(), Fai
     // Refused before the flush, if that is possible.
     let there: Snapshots = client.get(&path).await?;
     let is_possible = there.copy_bytes == 0 || arguments.copy;
+    let mut interrupts = Interrupts::watch()?;
     if is_possible && there.snapshots.iter().all(|there| there.name != *snapshot) {
-        flush::flush(client, name, arguments.timeout).await?;
+        flush::flush(client, name, arguments.timeout, &mut interrupts).await?;
     }
     let request = MakeSnapshot {
         name: snapshot.clone(),
         copy: arguments.copy,
     };
-    let made: Snapshot = make(client, name, &path, &request).await?;
+    let made: Snapshot = make(client, name, &path, &request, &mut interrupts).await?;
     said(arguments.json, &made, || {
         format!("snapshot {snapshot} of volume {name} is made")
     })
@@ -123,21 +124,20 @@ async fn make<T: DeserializeOwned>(
     name: &VolumeName,
     path: &str,
     request: &impl Serialize,
+    interrupts: &mut Interrupts,
 ) -> Result<T, Failure> {
-    let mut interrupts = signal(SignalKind::interrupt())
-        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
     let made = client.request(Method::POST, path, request);
     tokio::pin!(made);
     tokio::select! {
         made = &mut made => return Ok(made?),
         () = watch(client, name) => {}
-        _ = interrupts.recv() => {}
+        () = interrupts.wait() => {}
     }
     let copy = format!("{}/copy", api_path(name));
     let () = client.request(Method::DELETE, &copy, &()).await?;
     tokio::select! {
-        made = &mut made => Ok(made?),
-        _ = interrupts.recv() => Err(Failure::failed(format!(
+        made = &mut made => made.map_err(|error| Failure::interrupted(Failure::from(error).message)),
+        () = interrupts.wait() => Err(Failure::interrupted(format!(
             "it is being given up: `hdcs volume snapshot {name} --list` shows what became of it"
         ))),
     }
@@ -184,12 +184,13 @@ async fn list(client: &Client, path: &str, json: bool) -> Result<(), Failure> {
 
 pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failure> {
     let Source { volume, snapshot } = arguments.source;
+    let mut interrupts = Interrupts::watch()?;
     if snapshot.is_none() {
         // Refused before the flush, if that is possible.
         let path = format!("{}/snapshots", api_path(&volume));
         let there: Snapshots = client.get(&path).await?;
         if there.copy_bytes == 0 || arguments.copy {
-            flush::flush(client, &volume, None).await?;
+            flush::flush(client, &volume, None, &mut interrupts).await?;
         }
     }
     let of = match &snapshot {
@@ -204,7 +205,7 @@ pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failu
         copy: arguments.copy,
     };
     let path = format!("{}/clone", api_path(&volume));
-    let made: Volume = make(client, &volume, &path, &request).await?;
+    let made: Volume = make(client, &volume, &path, &request, &mut interrupts).await?;
     said(arguments.json, &made, || {
         format!(
             "volume {} is a clone of {of}: {}, {}, backend {}",

@@ -272,6 +272,7 @@ impl Behaviour {
             name: name.to_string(),
             bytes,
             backend,
+            must_be_new: false,
             log_bytes: self.log_size.map(|size| size.0),
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,
@@ -288,7 +289,7 @@ impl Behaviour {
 pub(crate) struct Open {
     /// Name of the volume
     name: VolumeName,
-    /// If its write log is lost, open it from its backend alone, with a new log
+    /// If its write log or its home is lost, open it from its backend alone, with new ones
     #[arg(long)]
     discard_dirty: bool,
     /// File or block device for the new log [default: the place of the lost one]
@@ -559,10 +560,16 @@ async fn open(client: &Client, arguments: Open) -> Result<(), Failure> {
     let opened: OpenedVolume = client.request(Method::POST, &path, &request).await?;
     said(arguments.json, &opened, || {
         let lost = opened.lost.as_ref().map_or(String::new(), |lost| {
-            let kept = lost.log_kept.as_ref().map_or(String::new(), |path| {
-                format!("; what was in the log's place is kept at {path}")
+            let what = if lost.is_home { "home" } else { "log" };
+            let kept = [("home", &lost.home_kept), ("log", &lost.log_kept)];
+            let kept = kept.into_iter().filter_map(|(what, path)| {
+                let path = path.as_ref()?;
+                Some(format!(
+                    "; what was in the {what}'s place is kept at {path}"
+                ))
             });
-            format!(", without its log, which is lost: {}{kept}", lost.said)
+            let kept: String = kept.collect();
+            format!(", without its {what}, which is lost: {}{kept}", lost.said)
         });
         format!("volume {} is open{lost}", opened.volume.name)
     })

@@ -75,6 +75,9 @@ pub struct CreateVolume {
     /// Backend URL; left out, a sparse file in the data directory.
     #[serde(default)]
     pub backend: Option<String>,
+    /// Refuse a backend at whose place something is already, whatever that holds, before anything is touched.
+    #[serde(default)]
+    pub must_be_new: bool,
     /// Size of its write log; left out, the node's `log_size_mib`.
     #[serde(default)]
     pub log_bytes: Option<u64>,
@@ -199,6 +202,11 @@ pub struct DeleteOptions {
     /// that can be opened again; snapshots and clones of the volume are no hindrance then.
     #[serde(default)]
     pub keep_data: bool,
+    /// Remove what the volume has at its backend's place too, of which everything stays otherwise: the file, the
+    /// image, the objects. Nothing is removed of a volume that is not open, that another node has taken over, or
+    /// that has snapshots or clones.
+    #[serde(default)]
+    pub remove_data: bool,
 }
 
 /// What deleting a volume did.
@@ -208,7 +216,7 @@ pub struct Deleted {
     pub name: String,
     /// Dirty bytes that were lost because `discard_dirty` said so.
     pub discarded_dirty_bytes: u64,
-    /// Where its data is now, if it was kept.
+    /// Where its data is now, if it was kept, or could not be removed.
     pub data: Option<String>,
 }
 
@@ -240,7 +248,7 @@ pub struct Detached {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenVolume {
-    /// If its write log is lost, open it from its backend alone with a new log.
+    /// If its write log or its home is lost, open it from its backend alone with new ones.
     #[serde(default)]
     pub discard_dirty: bool,
     /// File or block device for that new log; left out, the place of the lost one.
@@ -254,9 +262,12 @@ pub struct OpenVolume {
     pub log_overwrite: bool,
 }
 
-/// What was lost with a write log.
+/// What was lost with a write log or a home.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Lost {
+    /// Whether it was the home; else the write log.
+    #[serde(default)]
+    pub is_home: bool,
     /// Dirty bytes at most.
     pub dirty_bytes_max: u64,
     /// The backend has everything that was written before this time, if that was recorded.
@@ -265,6 +276,9 @@ pub struct Lost {
     pub said: String,
     /// Where the old log is kept, if there was a file in its place.
     pub log_kept: Option<String>,
+    /// Where what was in the home's place is kept, if that was given up and there was a file.
+    #[serde(default)]
+    pub home_kept: Option<String>,
 }
 
 /// What opening a volume did.
@@ -297,6 +311,9 @@ pub struct Snapshot {
     pub made_ms: u64,
     /// The clones that begin with it: volumes of this node by name, others by their place.
     pub clones: Vec<String>,
+    /// Backend URL of a volume over it, which can only be read; none: it can only be cloned.
+    #[serde(default)]
+    pub backend: Option<String>,
 }
 
 /// What depends on a volume.

@@ -208,6 +208,17 @@ pub fn lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError>
     }
 }
 
+/// Whether another opening has locked any bytes of a file.
+pub fn is_locked(file: &File) -> bool {
+    // SAFETY: all zeroes is a valid `flock`, which says: from the begin, all that the file may become.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::F_WRLCK as i16;
+    range.l_whence = libc::SEEK_SET as i16;
+    // SAFETY: `range` lives until the call returns.
+    let told = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
+    told == 0 && range.l_type != libc::F_UNLCK as i16
+}
+
 fn try_lock(opened: &Opened, offset: u64, bytes: u64) -> Result<(), DeviceError> {
     // SAFETY: all zeroes is a valid `flock`.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };

@@ -32,6 +32,7 @@ use super::{ImagePath, lineage};
 use crate::backends::copying::Copying;
 use crate::backends::url::{Given, OptionList};
 use crate::backends::{BackendError, Found, Keeper, Kept, KeptSnapshot, Place};
+use crate::catalogue::file_url;
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Opened};
 
@@ -457,13 +458,12 @@ impl Keeper for ImagePath {
         Ok(found.len().max(1))
     }
 
-    fn snapshot_place(&self, snapshot: &str) -> Option<String> {
-        let path = directory_of(&self.path).join(snapshot);
-        let place = Self {
-            path,
-            direct: self.direct,
-        };
-        Some(place.name())
+    fn snapshot_url(&self, url: &str, snapshot: &str) -> Option<String> {
+        let place = file_url(&directory_of(&self.path).join(snapshot));
+        let options = url
+            .split_once('?')
+            .map(|(_, options)| format!("?{options}"));
+        Some(format!("{place}{}", options.unwrap_or_default()))
     }
 }
 
@@ -475,4 +475,24 @@ pub fn path_bytes(path: &Path) -> &[u8] {
 /// Back again.
 pub fn path_from(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::url::BackendUrl;
+
+    #[test]
+    fn snapshot_url_names_the_file_of_the_snapshot() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("an image?100%");
+        fs::write(&image, "").unwrap();
+        let url = format!("{}?direct=off", file_url(&image));
+        let place = BackendUrl::parse(&url).unwrap().place;
+        let found = place.as_keeper().unwrap().snapshot_url(&url, "s").unwrap();
+        assert!(found.ends_with("?direct=off"), "{found}");
+        let over = BackendUrl::parse(&found).unwrap().place;
+        assert_eq!(over.path(), Some(&*directory_of(&image).join("s")));
+        assert!(over.is_read_only());
+    }
 }

@@ -215,6 +215,13 @@ impl Pool {
         }
     }
 
+    /// Remove an image that nobody has open, and that has no snapshots.
+    pub fn remove_image(&self, name: &str) -> Result<(), Errno> {
+        let (rbd, name) = (&self.cluster.ceph.rbd, c_text(name));
+        // SAFETY: the name is valid during the call.
+        check(unsafe { rbd.rbd_remove(self.handle, name.as_ptr()) }).map(drop)
+    }
+
     /// Open an image, or a snapshot of it. `place` names it for those who wait for its closing.
     pub fn image(
         self: Arc<Self>,

@@ -9,7 +9,7 @@ use super::ceph::{self, Image, Snap};
 use super::{ImagePlace, Look, Prepared, bounded};
 use crate::backends::copying::Copying;
 use crate::backends::url::{Given, OptionList};
-use crate::backends::{BackendError, Found, Keep, Keeper, Kept, KeptClone, KeptSnapshot, Place};
+use crate::backends::{BackendError, Found, Keep, Keeper, Kept, KeptClone, KeptSnapshot};
 use crate::device::Errno;
 
 /// Do what is asked about keeping states. Blocks.
@@ -161,11 +161,38 @@ impl Keeper for ImagePlace {
         })
     }
 
-    fn snapshot_place(&self, snapshot: &str) -> Option<String> {
-        let place = Self {
-            snapshot: Some(snapshot.to_owned()),
-            ..self.clone()
+    fn snapshot_url(&self, url: &str, snapshot: &str) -> Option<String> {
+        let (place, options) = url.split_once('?').unwrap_or((url, ""));
+        // A snapshot has no owner from whom it could be taken.
+        let options = options.split('&').filter(|one| !one.starts_with("steal="));
+        let options: Vec<_> = options.filter(|one| !one.is_empty()).collect();
+        let question = if options.is_empty() { "" } else { "?" };
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let snapshot = snapshot.bytes().map(|byte| match byte {
+            byte if plain(byte) => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        });
+        let snapshot: String = snapshot.collect();
+        Some(format!("{place}@{snapshot}{question}{}", options.join("&")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::backends::url::BackendUrl;
+
+    #[test]
+    fn snapshot_url_names_the_snapshot_of_the_same_image() {
+        let of = |url: &str, snapshot: &str| {
+            let place = BackendUrl::parse(url).unwrap().place;
+            let found = place.as_keeper().unwrap().snapshot_url(url, snapshot);
+            let found = found.unwrap();
+            assert!(BackendUrl::parse(&found).unwrap().place.is_read_only());
+            found
         };
-        Some(place.name())
+        assert_eq!(of("rbd:p/i", "s.1_-"), "rbd:p/i@s.1_-");
+        let url = "rbd:p/n/i?conf=/c&steal=on&delay_us=5";
+        assert_eq!(of(url, "a bü"), "rbd:p/n/i@a%20b%C3%BC?conf=/c&delay_us=5");
+        assert_eq!(of("rbd:p/i?steal=on", "s"), "rbd:p/i@s");
     }
 }

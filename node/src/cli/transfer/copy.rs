@@ -5,8 +5,8 @@
 //!    out, and written in the order of the pieces, whoever has them.
 //! 2. What reads as zeroes, by the source's own account or by its content, is not written where the target
 //!    is known to be zero, and written as zeroes where it is not.
-//! 3. The first failure ends all threads, and is the result. An interrupt ends them too; a thread that hangs in
-//!    a system call is left behind, for the process is about to end.
+//! 3. The first failure ends all threads, and is the result. They end too when nobody waits for the copy any
+//!    more; a thread that hangs in a system call is left behind, for the process is about to end.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,10 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
 use super::nbd::{Client, Endpoint, Run};
 use crate::cli::Failure;
+use crate::cli::interrupts::apart;
 use crate::cli::progress::Progress;
 
 /// The most data of one piece: the largest request that the node takes whole.
@@ -94,56 +93,84 @@ struct Shared {
     turned: Condvar,
 }
 
+/// A copy that is under way. Dropped, it ends.
+struct Copying {
+    shared: Arc<Shared>,
+    threads: Vec<thread::JoinHandle<()>>,
+    progress: Progress,
+}
+
+impl Copying {
+    fn start(shared: Shared, progress: Progress) -> Result<Self, Failure> {
+        let mut copying = Self {
+            shared: Arc::new(shared),
+            threads: Vec::new(),
+            progress,
+        };
+        for _ in 0..WORKERS {
+            let shared = Arc::clone(&copying.shared);
+            let work = move || {
+                if let Err(failure) = shared.work() {
+                    shared.fail(failure);
+                }
+            };
+            let thread = thread::Builder::new().name("copy".to_owned()).spawn(work);
+            let thread =
+                thread.map_err(|error| Failure::failed(format!("cannot copy: {error}")))?;
+            copying.threads.push(thread);
+        }
+        Ok(copying)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.threads.iter().all(thread::JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        self.shared.cancel();
+        self.progress.finish();
+        let deadline = Instant::now() + END_TIME_MAX;
+        while !self.has_ended() && Instant::now() < deadline {
+            thread::sleep(WATCH_PERIOD);
+        }
+    }
+}
+
 /// Copy the first `bytes` of the source; a file's or stream's end before that is an error.
 pub async fn copy(
     source: Source,
     target: Target,
     bytes: u64,
     done_word: &'static str,
-    interrupts: &mut Signal,
 ) -> Result<Copied, Failure> {
-    let shared = Arc::new(Shared {
-        walk: Mutex::new(Walk::new(&source, bytes)?),
-        source,
-        target,
-        done_bytes: AtomicU64::new(0),
-        data_bytes: AtomicU64::new(0),
-        cancelled: AtomicBool::new(false),
-        failure: Mutex::new(None),
-        turn: Mutex::new(0),
-        turned: Condvar::new(),
+    let shared = apart(move || {
+        Ok(Shared {
+            walk: Mutex::new(Walk::new(&source, bytes)?),
+            source,
+            target,
+            done_bytes: AtomicU64::new(0),
+            data_bytes: AtomicU64::new(0),
+            cancelled: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            turn: Mutex::new(0),
+            turned: Condvar::new(),
+        })
     });
-    let mut threads = Vec::new();
-    for _ in 0..WORKERS {
-        let shared = Arc::clone(&shared);
-        let work = move || {
-            if let Err(failure) = shared.work() {
-                shared.fail(failure);
-            }
-        };
-        let thread = thread::Builder::new().name("copy".to_owned()).spawn(work);
-        threads.push(thread.map_err(|error| Failure::failed(format!("cannot copy: {error}")))?);
-    }
-    let mut progress = Progress::new(bytes, done_word);
-    while !threads.iter().all(thread::JoinHandle::is_finished) {
-        tokio::select! {
-            () = tokio::time::sleep(WATCH_PERIOD) => {}
-            _ = interrupts.recv() => shared.fail(Failure::failed("interrupted")),
-        }
-        progress.update(shared.done_bytes.load(Ordering::Relaxed));
-        if shared.cancelled.load(Ordering::Relaxed) {
-            break;
-        }
-    }
-    progress.finish();
-    let deadline = Instant::now() + END_TIME_MAX;
-    while !threads.iter().all(thread::JoinHandle::is_finished) && Instant::now() < deadline {
+    let mut copying = Copying::start(shared.await?, Progress::new(bytes, done_word))?;
+    let shared = Arc::clone(&copying.shared);
+    let done = || shared.done_bytes.load(Ordering::Relaxed);
+    while !copying.has_ended() && !shared.cancelled.load(Ordering::Relaxed) {
         tokio::time::sleep(WATCH_PERIOD).await;
+        copying.progress.update(done());
     }
+    let took = copying.progress.elapsed();
+    drop(copying);
     if let Some(failure) = lock(&shared.failure).take() {
         return Err(failure);
     }
-    let done = shared.done_bytes.load(Ordering::Relaxed);
+    let done = done();
     if done != bytes {
         // A thread that panicked; its message is on standard error.
         return Err(Failure::failed(format!(
@@ -152,14 +179,8 @@ pub async fn copy(
     }
     Ok(Copied {
         data_bytes: shared.data_bytes.load(Ordering::Relaxed),
-        took: progress.elapsed(),
+        took,
     })
-}
-
-/// A watch for Ctrl-C; to be there before anything is made that it has to undo.
-pub fn interrupts() -> Result<Signal, Failure> {
-    signal(SignalKind::interrupt())
-        .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,6 +191,11 @@ impl Shared {
     /// The first failure counts; all threads end.
     fn fail(&self, failure: Failure) {
         lock(&self.failure).get_or_insert(failure);
+        self.cancel();
+    }
+
+    /// All threads end.
+    fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         // With the lock held, so that nobody is between looking and waiting.
         let _turn = lock(&self.turn);

@@ -76,6 +76,16 @@ impl Node {
                 .map_err(|error| at_volume(name.as_str(), error))?,
             None => None,
         };
+        if let (true, Some(url), Some(found)) = (request.must_be_new, &request.backend, found) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: backend {url} is there already, with {} bytes, and is left as it was: name \
+                     a place where nothing is, or take that one and what it holds with --overwrite",
+                    found.bytes
+                ),
+            ));
+        }
         let bytes = match (request.bytes, found) {
             (Some(bytes), None) => bytes,
             (None, Some(found)) => found.bytes,
@@ -84,8 +94,8 @@ impl Node {
             (Some(bytes), Some(found)) if found.partly && bytes < found.bytes => bytes,
             (Some(bytes), Some(found)) => {
                 return Err(at(format!(
-                    "the backend exists and has {} bytes, not {bytes}: leave --size out to use it as \
-                     it is",
+                    "the backend exists and has {0} bytes, not {bytes}: leave --size out, or say --size \
+                     {0}, to use it as it is",
                     found.bytes
                 )));
             }
@@ -138,7 +148,10 @@ impl Node {
         if let Some(path) = place.path() {
             let real = real_path(path).await.ok_or_else(silent)?;
             let layout = self.layout();
-            if real.starts_with(layout.volumes()) || real.starts_with(layout.cache()) {
+            // A snapshot there is only read.
+            if !place.is_read_only()
+                && (real.starts_with(layout.volumes()) || real.starts_with(layout.cache()))
+            {
                 return Err(invalid(format!(
                     "backend {url} is inside the data directory, where HDCS keeps its own files: \
                      choose a path outside, or {}",
@@ -295,7 +308,8 @@ fn make(
     make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
     if let Some(home) = draft.home_path() {
-        make_home(&home, draft.entry(), overwrite_store)
+        let advice = "make room, or name another place with --store-path";
+        make_home(&home, draft.entry(), overwrite_store, advice)
             .map_err(|error| at_volume(name.as_str(), error))?;
     }
     draft.commit().map_err(here)

@@ -9,9 +9,10 @@ use uuid::Uuid;
 use super::create::is_block_device;
 use super::open::NotOpen;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, in_time, lock, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, at_volume, failed, find, in_time,
+    invalid, lock, parse_name,
 };
-use crate::backends::{closing, home::store, url::BackendUrl};
+use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use crate::control::link::{ask, report};
@@ -36,6 +37,33 @@ pub(super) async fn settle(url: String) {
     let _ = tokio::task::spawn_blocking(wait).await;
 }
 
+/// What becomes of what a volume has at its backend's place when it is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// It stays.
+    Stays,
+    /// It is a clone, which is given up and swept.
+    Clone,
+    /// Objects that are given up, and removed because that was said.
+    Objects,
+    /// A file or image that is removed because that was said.
+    Image,
+}
+
+/// Remove what a deleted volume has at its backend's place; whether that was done.
+async fn remove_data(name: &str, url: String) -> bool {
+    let place = url.clone();
+    let remove = move || BackendUrl::parse(&place)?.place.remove();
+    let removed = tokio::task::spawn_blocking(remove).await;
+    let problem = match removed {
+        Ok(Ok(())) => return true,
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!("volume {name} was deleted, but what it has at {url} was not: {problem}");
+    false
+}
+
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
@@ -44,11 +72,16 @@ impl Node {
             .await?;
         let slot = self.slot(name)?;
         let volume_name = parse_name(name)?;
-        let mut is_clone = false;
+        if options.keep_data && options.remove_data {
+            return Err(invalid(format!(
+                "volume {name}: its data is either kept or removed: leave out keep_data or remove_data"
+            )));
+        }
+        let mut leaving = Leaving::Stays;
         let discarded = match &slot.found {
             Found::Entry(entry) => {
-                is_clone = self.is_free_clone(name, entry, &options).await?;
-                self.close_for_good(name, entry, &options, &mut is_clone)
+                leaving = self.what_leaves(name, entry, &options).await?;
+                self.close_for_good(name, entry, &options, &mut leaving)
                     .await?
             }
             Found::Damaged(why) if options.discard_dirty => {
@@ -90,10 +123,14 @@ impl Node {
             return Err(failed(format!("volume {name}: {why}")));
         }
         lock(&self.slots).remove(name);
+        let mut is_removed = leaving == Leaving::Clone;
         if let Found::Entry(entry) = &slot.found {
-            settle(entry.backend_url(&layout)).await;
-            if is_clone {
-                super::snapshots::sweep(name, entry.backend_url(&layout));
+            let url = entry.backend_url(&layout);
+            settle(url.clone()).await;
+            match leaving {
+                Leaving::Stays => {}
+                Leaving::Clone => super::snapshots::sweep(name, url),
+                Leaving::Objects | Leaving::Image => is_removed = remove_data(name, url).await,
             }
         }
         self.explain(name, None);
@@ -105,8 +142,58 @@ impl Node {
             data: keep
                 .as_deref()
                 .map(catalogue::file_url)
-                .or(users.filter(|_| !is_clone)),
+                .or(users.filter(|_| !is_removed)),
         })
+    }
+
+    /// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
+    async fn what_leaves(
+        &self,
+        name: &str,
+        entry: &Entry,
+        options: &DeleteOptions,
+    ) -> Result<Leaving, ApiError> {
+        if self.is_free_clone(name, entry, options).await? {
+            return Ok(Leaving::Clone);
+        }
+        let place = entry.backend.as_deref().map(BackendUrl::parse);
+        let (true, Some(Ok(url))) = (options.remove_data, place) else {
+            return Ok(Leaving::Stays);
+        };
+        // Of one that is not open nobody knows whose it is by now.
+        let report = report(&*self.path).await?;
+        let volume = find(&report, VolumeNumber(entry.number));
+        if volume.is_none_or(|volume| volume.phase != Phase::Open) {
+            return Ok(Leaving::Stays);
+        }
+        let is_objects = url.place.as_keeper().is_some_and(Keeper::is_objects);
+        Ok(if is_objects {
+            Leaving::Objects
+        } else {
+            Leaving::Image
+        })
+    }
+
+    /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing. What another
+    /// node has taken over stays.
+    async fn give_up_place(
+        &self,
+        name: &str,
+        number: VolumeNumber,
+        leaving: Leaving,
+    ) -> Result<Leaving, ApiError> {
+        if !matches!(leaving, Leaving::Clone | Leaving::Objects) {
+            return Ok(leaving);
+        }
+        match self.give_up_clone(name, number).await {
+            Ok(true) => Ok(leaving),
+            Ok(false) => Ok(Leaving::Stays),
+            Err(error) if leaving == Leaving::Objects => {
+                tracing::warn!("{error}: what the volume has in its store stays there");
+                Ok(Leaving::Stays)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Close a volume that will be deleted; returns the dirty bytes that this loses.
@@ -115,7 +202,7 @@ impl Node {
         name: &str,
         entry: &Entry,
         options: &DeleteOptions,
-        is_clone: &mut bool,
+        leaving: &mut Leaving,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
         let report = report(&*self.path).await?;
@@ -131,9 +218,7 @@ impl Node {
                 )
             })?;
         }
-        if *is_clone {
-            *is_clone = self.give_up_clone(name, number).await?;
-        }
+        *leaving = self.give_up_place(name, number, *leaving).await?;
         let destage = !options.discard_dirty;
         self.command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
             volume: number,

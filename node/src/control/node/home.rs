@@ -165,8 +165,13 @@ impl Node {
     }
 }
 
-/// Make a home. Blocks.
-pub(super) fn make_home(path: &Path, entry: &Entry, overwrite: bool) -> Result<(), ApiError> {
+/// Make a home; `advice` is what to do if that fails. Blocks.
+pub(super) fn make_home(
+    path: &Path,
+    entry: &Entry,
+    overwrite: bool,
+    advice: &str,
+) -> Result<(), ApiError> {
     let is_device = is_block_device(path);
     if is_device && !overwrite && !store::is_of(path, entry.uuid) {
         inspect::refuse_used_device(path).map_err(|why| {
@@ -188,10 +193,7 @@ pub(super) fn make_home(path: &Path, entry: &Entry, overwrite: bool) -> Result<(
             _ => ErrorKind::Failed,
         };
         let needs = store_bytes(entry.bytes);
-        let why = format!(
-            "its home of {needs} bytes cannot be made: {error}: make room, or name another place with \
-             --store-path"
-        );
+        let why = format!("its home of {needs} bytes cannot be made: {error}: {advice}");
         ApiError::new(kind, why)
     })
 }

@@ -7,8 +7,8 @@
 //!  start ─► opening ──► open            waiting (backend unreachable; 1 s to 30 s)
 //!            │ │ └────────────────────────────────────┘
 //!            │ └─► refused ──────── `volume open` ──► opening
-//!            └───► log lost ─────── `volume open` ──► opening
-//!                     └─ `volume open --discard-dirty` ─► new log, new number ──► opening
+//!            └───► log or home lost ── `volume open` ──► opening
+//!                     └─ `volume open --discard-dirty` ─► new log, new home, new number ──► opening
 //! ```
 //!
 //! Invariants:
@@ -458,15 +458,17 @@ impl Node {
             if !is_lost || !may_lose {
                 return Err(self.refusal(name, &failure));
             }
-            let replaced = self.replace_log(&entry, &request, is_home_lost).await?;
-            let (entry, kept) = replaced;
+            let (entry, kept) = self.replace_log(&entry, &request, is_home_lost).await?;
             let what = if is_home_lost { "home" } else { "log" };
             tracing::warn!("volume {name} is opened without its {what}, which is lost: {loss}");
+            let shown = |path: PathBuf| path.display().to_string();
             opened_without = Some(Lost {
+                is_home: is_home_lost,
                 dirty_bytes_max: loss.dirty_bytes_max,
                 complete_until: loss.complete_until(),
                 said: loss.to_string(),
-                log_kept: kept.map(|path| path.display().to_string()),
+                log_kept: kept.log.map(shown),
+                home_kept: kept.home.map(shown),
             });
             let opened = self.open(&entry, volumes).await;
             opened.map_err(|failure| self.refusal(name, &failure))?;
@@ -493,14 +495,14 @@ impl Node {
     }
 
     /// Make a new log for a volume whose log is lost, and a new home if that is lost: what the log has
-    /// follows what the home had, and means nothing without it. Its entry from now on, and where the old log
-    /// was moved to.
+    /// follows what the home had, and means nothing without it. Its entry from now on, and where the old ones
+    /// were moved to.
     async fn replace_log(
         &self,
         entry: &Entry,
         request: &OpenVolume,
         is_home_lost: bool,
-    ) -> Result<(Entry, Option<PathBuf>), ApiError> {
+    ) -> Result<(Entry, Aside), ApiError> {
         let name = entry.name.as_str();
         let log = match (&request.log_path, request.log_bytes) {
             (None, None) => entry.log.clone(),
@@ -550,13 +552,16 @@ impl Node {
             // The device is this volume's, or it may be overwritten: `make_way` has looked. The home comes last:
             // until then it is lost as before, so what ends here in between is found by the next opening.
             let made = make_log(&place, new.log.bytes, true, &first_block)
-                .and_then(|()| home.map_or(Ok(()), |home| replace_home(&home, &new)));
-            if let Err(error) = made {
-                if let Some(aside) = &aside {
-                    let _back_where_it_was = fs::rename(aside, &place);
+                .and_then(|()| home.map_or(Ok(None), |home| replace_home(&home, &new)));
+            let aside = match made {
+                Ok(home) => Aside { log: aside, home },
+                Err(error) => {
+                    if let Some(aside) = &aside {
+                        let _back_where_it_was = fs::rename(aside, &place);
+                    }
+                    return Err(error);
                 }
-                return Err(error);
-            }
+            };
             let until = Loss::of(
                 DirtyRecord::read(&directory, new.uuid),
                 old.dirty_bytes_max(),
@@ -587,6 +592,17 @@ fn hang_time(url: &str) -> Duration {
 /// A device in the place of a lost home must be this volume's or empty: names of devices change, and it may be
 /// the home of another volume, or no home at all.
 fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
+    if !is_block_device(home) && home.starts_with("/dev") {
+        // A file there would be a file in memory.
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "its home cannot be made: {}: there is no such device: connect it, or an empty one of its \
+                 size, there, and run `hdcs volume open` again",
+                home.display()
+            ),
+        ));
+    }
     if !is_block_device(home) || store::is_of(home, volume) || inspect::is_empty_device(home) {
         return Ok(());
     }
@@ -600,14 +616,24 @@ fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
     ))
 }
 
+/// Where what was in the places of a lost log and home is kept.
+#[derive(Debug)]
+struct Aside {
+    log: Option<PathBuf>,
+    home: Option<PathBuf>,
+}
+
 /// Make a new home for a volume; a file in the place of the old one is moved aside, and back if that fails.
-fn replace_home(home: &Path, volume: &Entry) -> Result<(), ApiError> {
+/// Where it is.
+fn replace_home(home: &Path, volume: &Entry) -> Result<Option<PathBuf>, ApiError> {
     let aside = make_way(home, true, volume.uuid, true)?;
-    make_home(home, volume, true).inspect_err(|_| {
-        if let Some(aside) = &aside {
-            let _back_where_it_was = fs::rename(aside, home);
-        }
-    })
+    // Its place is the volume's, and is not chosen anew.
+    let advice = "make room there, and run `hdcs volume open` again";
+    let made = make_home(home, volume, true, advice);
+    if let (Err(_), Some(aside)) = (&made, &aside) {
+        let _back_where_it_was = fs::rename(aside, home);
+    }
+    made.map(|()| aside)
 }
 
 /// Make way for a new log of `volume`: a file in the place of its old one is moved aside, a device must
@@ -679,5 +705,17 @@ mod tests {
         assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
         let error = make_way(Path::new("/dev/hdcs-no-such-device"), true).unwrap_err();
         assert!(error.message.contains("--log-path"), "{error}");
+    }
+
+    #[test]
+    fn lost_home_whose_device_is_gone_is_told_as_that() {
+        let home = Path::new("/dev/hdcs-no-such-device");
+        let said = refuse_foreign_home(home, Uuid::nil()).unwrap_err().message;
+        assert!(said.contains("its home cannot be made"), "{said}");
+        assert!(
+            said.contains("connect it") && said.contains("hdcs volume open"),
+            "{said}"
+        );
+        assert!(!said.contains("log"), "{said}");
     }
 }

@@ -204,13 +204,18 @@ impl Node {
 
     /// The snapshots and clones of a volume.
     pub async fn snapshots(&self, name: &str) -> Result<Snapshots, ApiError> {
+        let entry = self.known(name)?;
         let Looked {
             kept, copy_bytes, ..
-        } = self.kept_or_refuse(&self.known(name)?).await?;
-        let snapshots = kept.snapshots.iter().map(|snapshot| Snapshot {
+        } = self.kept_or_refuse(&entry).await?;
+        let names = kept.snapshots.iter().map(|one| one.name.clone());
+        let urls = self.snapshot_urls(&entry, names.collect()).await;
+        let snapshots = kept.snapshots.iter().zip(urls);
+        let snapshots = snapshots.map(|(snapshot, backend)| Snapshot {
             name: snapshot.name.clone(),
             made_ms: snapshot.made_ms,
             clones: self.called_all(&snapshot.clones),
+            backend,
         });
         Ok(Snapshots {
             snapshots: snapshots.collect(),
@@ -252,7 +257,9 @@ impl Node {
         refuse_copy(name, copy_bytes, request.copy)?;
         let made_ms = self.make(name, &entry, snapshot, request.copy).await?;
         tracing::info!("volume {name}: snapshot {} was made", request.name);
+        let urls = self.snapshot_urls(&entry, vec![request.name.clone()]);
         Ok(Snapshot {
+            backend: urls.await.pop().flatten(),
             name: request.name,
             made_ms,
             clones: Vec::new(),
@@ -386,6 +393,8 @@ impl Node {
                 place.place.name()
             )));
         }
+        // A clone's always is; once it is made, something is there.
+        clone.must_be_new = false;
         if clone.encryption.is_some() {
             return Err(invalid(format!(
                 "volume {new}: a clone is encrypted as its parent is: leave the key out, and give it \
@@ -561,13 +570,26 @@ impl Node {
         let snapshot = snapshot.to_owned();
         let found = in_time(ANSWER_TIME_MAX, move || {
             let place = BackendUrl::parse(&url).ok()?.place;
-            let over = place.as_keeper()?.snapshot_place(&snapshot)?;
             let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
+            let over = name(&place.as_keeper()?.snapshot_url(&url, &snapshot)?)?;
             let mut others = others.into_iter();
             let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
             found.map(|(name, _)| name)
         });
         found.await.flatten()
+    }
+
+    /// What volumes over these snapshots of a volume name as their backends, where there can be any.
+    async fn snapshot_urls(&self, entry: &Entry, snapshots: Vec<String>) -> Vec<Option<String>> {
+        let url = entry.backend_url(&self.layout());
+        let none = vec![None; snapshots.len()];
+        let found = in_time(ANSWER_TIME_MAX, move || {
+            let place = BackendUrl::parse(&url).ok()?.place;
+            let keeper = place.as_keeper()?;
+            let urls = snapshots.iter().map(|one| keeper.snapshot_url(&url, one));
+            Some(urls.collect())
+        });
+        found.await.flatten().unwrap_or(none)
     }
 
     /// Give up the snapshot or clone of a volume that is being made.
