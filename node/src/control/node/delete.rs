@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::create::is_block_device;
 use super::open::NotOpen;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, at_volume, failed, find, in_time,
-    invalid, lock, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, in_time, invalid, lock,
+    parse_name,
 };
 use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};

@@ -139,11 +139,15 @@ impl Node {
         for entry in self.entries() {
             let number = VolumeNumber(entry.number);
             let home = super::find(report, number).and_then(|volume| volume.home);
-            let Some(home) = home.filter(|home| home.tier == TierState::Idle) else {
+            let Some(home) = home else {
                 continue;
             };
             let is_new = !times.contains_key(&entry.number);
             let last = times.entry(entry.number).or_insert(now);
+            // What is interrupted from now on was cancelled.
+            if home.tier != TierState::Idle {
+                continue;
+            }
             let interval_s = self
                 .settings_of(&entry.settings)
                 .map_or(0, |settings| settings.tier_interval_s);
