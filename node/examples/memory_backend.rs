@@ -80,6 +80,12 @@ impl Place for MemoryPlace {
         let (name, depth) = (self.name(), self.depth);
         Ok(Box::new(OpenMemory { image, name, depth }))
     }
+
+    fn remove(&self) -> Result<(), BackendError> {
+        let mut images = IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let removed = images.remove(&self.name);
+        removed.map(drop).ok_or(BackendError::Absent(self.name()))
+    }
 }
 
 /// Open, and on its way to the thread that will use it.
