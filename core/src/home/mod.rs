@@ -243,6 +243,8 @@ pub struct Status {
     pub absent_bytes: u64,
     /// What tiering out is doing.
     pub tier: TierState,
+    /// Whether nothing of a tier is under way, also of one that was given up.
+    pub tier_rests: bool,
     /// Of a running tier: bytes in all, and still to go.
     pub tier_bytes: u64,
     /// See [`Self::tier_bytes`].
@@ -444,6 +446,7 @@ impl Home {
             clean_bytes: bytes(BlockState::Clean),
             absent_bytes: bytes(BlockState::Absent),
             tier: self.tier_state(),
+            tier_rests: self.tier.is_at_rest(),
             tier_bytes,
             tier_left_bytes,
             between: self.commit.is_between(),

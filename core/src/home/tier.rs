@@ -141,6 +141,11 @@ impl Tier {
         self.unchanged.remove(blocks);
     }
 
+    /// Whether nothing of one is under way, also of one that was given up.
+    pub fn is_at_rest(&self) -> bool {
+        self.phase == Phase::Idle && self.copies.is_empty() && !self.is_flushing
+    }
+
     /// The backend has the state of its moment.
     fn ended(&mut self) {
         if self.hold == Hold::Coming {
@@ -583,9 +588,8 @@ impl Home {
         );
         let copies = tier.copies.values().filter(|copy| !copy.is_orphan);
         debug_assert!(copies.count() == 0 || tier.phase == Phase::Copying);
-        let is_at_rest = tier.phase == Phase::Idle && tier.copies.is_empty() && !tier.is_flushing;
         debug_assert!(
-            tier.hold != Hold::Held || is_at_rest,
+            tier.hold != Hold::Held || tier.is_at_rest(),
             "the backend is held while it is written"
         );
     }

@@ -97,10 +97,10 @@ impl Works {
         let has_home = served.home().is_some();
         served.keeping = Some(Keeping {
             keep,
-            step: match is_snapshot {
-                true if has_home => KeepStep::Tiers,
-                true => KeepStep::Destage,
-                false => KeepStep::Asked,
+            step: match (is_snapshot, has_home) {
+                (true, true) => KeepStep::Tiers,
+                (true, false) => KeepStep::Destage,
+                (false, _) => KeepStep::Asked,
             },
             given_up: None,
             answer,
@@ -159,7 +159,7 @@ impl Works {
         };
         match keeping.step {
             KeepStep::Tiers => {
-                let is_over = home.tier == TierState::Idle;
+                let is_over = home.tier == TierState::Idle && home.tier_rests;
                 if is_over && tiering.is_none_or(|tiering| !tiering.asked) {
                     keeping.step = KeepStep::Destage;
                     self.step(slot, Event::DestageAll);

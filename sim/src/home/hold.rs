@@ -4,6 +4,7 @@
 use fastrand::Rng;
 use hdcs_core::home::{Event, Home, TierState};
 
+use super::Options;
 use super::plant::Plant;
 use super::world::World;
 use crate::content::{Content, mix};
@@ -21,10 +22,11 @@ pub(super) struct Holding {
 }
 
 impl Holding {
-    pub fn new(seed: u64, may_have_any: bool) -> Self {
+    pub fn new(seed: u64, options: Options, may_have_any: bool) -> Self {
         Self {
             random: Rng::with_seed(mix(seed ^ mix(12))),
-            is_off: !may_have_any,
+            // Other plants are found as they were before there were any.
+            is_off: !may_have_any || options.plant.is_some_and(|plant| !plant.is_of_holds()),
             wanted_from: None,
             held: None,
         }

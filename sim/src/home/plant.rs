@@ -50,4 +50,9 @@ impl Plant {
     pub fn all() -> &'static [Self] {
         Self::value_variants()
     }
+
+    /// Whether it is in snapshots.
+    pub fn is_of_holds(self) -> bool {
+        matches!(self, Self::HeldBeforeTier | Self::HeldAndWritten)
+    }
 }

@@ -194,7 +194,7 @@ impl World {
             tier_wanted: false,
             calm: false,
             sums,
-            holding: super::hold::Holding::new(seed, may_have_sums),
+            holding: super::hold::Holding::new(seed, options, may_have_sums),
             cipher,
             cut_at: None,
             actions: Vec::new(),
