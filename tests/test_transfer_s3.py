@@ -44,18 +44,18 @@ def test_s3_import_leaves_a_volume_and_its_owner_alone(s3, tmp_path):
 def test_s3_import_leaves_a_clone_alone(s3, tmp_path):
     image = image_of(tmp_path, 2)
     with Daemon(tmp_path, SMALL) as daemon:
-        daemon.create("v", "--backend", s3.url("parent"), size="8M")
+        daemon.create("v", "--backend", s3.url("imported-parent"), size="8M")
         daemon.write("v", b"v" * MIB)
         daemon.ok("volume", "snapshot", "v", "s")
-        daemon.ok("volume", "clone", "v@s", "c", "--backend", s3.url("parent-clone"))
+        daemon.ok("volume", "clone", "v@s", "c", "--backend", s3.url("imported-clone"))
         daemon.ok("volume", "detach", "c")
-        done = daemon.cli("volume", "import", "i", image, "--backend", s3.url("parent-clone"))
+        done = daemon.cli("volume", "import", "i", image, "--backend", s3.url("imported-clone"))
         refused(done, 1, "is there already")
-        said = fails_early(daemon, "i", "--backend", s3.url("parent-clone"), "--overwrite", *DIRTY)
+        said = fails_early(daemon, "i", "--backend", s3.url("imported-clone"), "--overwrite", *DIRTY)
         assert "which was there before, stays" in said
         (kept,) = snapshots(daemon)
         assert len(kept["clones"]) == 1, "it still says what it needs"
-        daemon.json("volume", "create", "c", "--backend", s3.url("parent-clone"))
+        daemon.json("volume", "create", "c", "--backend", s3.url("imported-clone"))
         assert daemon.read("c", 8 * MIB) == b"v" * MIB + bytes(7 * MIB)
         daemon.stop()
 
