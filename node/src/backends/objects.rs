@@ -16,8 +16,8 @@
 //!    before the first manifest ([`key`]).
 
 mod compressed;
+mod contents;
 mod lineage;
-
 mod verify;
 
 use std::collections::HashMap;
@@ -30,7 +30,6 @@ use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, Token};
 use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
-use hdcs_core::objects::format::{Manifest, Reference};
 use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{
     Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, Name, OpenError, Phase,
@@ -41,12 +40,13 @@ use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
 use self::compressed::Compressed;
+use self::contents::{delete_all, kept, newest_manifest, references, refuse_unless_gone};
 use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, KeptClone,
-    KeptSnapshot, Opened, Operation, Place, Port, check_size,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, Opened, Operation,
+    Place, Port, check_size,
 };
 use crate::crypt::ObjectKey;
 use crate::crypt::wrapped::WrappedKey;
@@ -300,111 +300,6 @@ impl Keeper for ObjectsPlace {
     }
 }
 
-/// Only what its last owner has given up is nobody's, and nothing depends on it.
-async fn refuse_unless_gone(client: &Client) -> Result<(), BackendError> {
-    match newest_manifest(client).await? {
-        Some(manifest) if manifest.gone => Ok(()),
-        _ => Err(BackendError::Refused(format!(
-            "{}: it was not given up",
-            client.place()
-        ))),
-    }
-}
-
-/// Delete the key, and every object of these kinds in their order; how many those were.
-async fn delete_all<const N: usize>(client: &Client, kinds: [Kind; N]) -> Result<u64, StoreError> {
-    // First: without it nothing of what follows can be read.
-    client.delete(key::NAME).await?;
-    let mut deleted = 0;
-    for kind in kinds {
-        let mut after = String::new();
-        loop {
-            let page = client.list(kind.prefix(), &after, LIST_MAX).await?;
-            for object in &page.objects {
-                client.delete(&object.name).await?;
-                deleted += 1;
-            }
-            match page.objects.last() {
-                Some(last) if page.more => after.clone_from(&last.name),
-                _ => break,
-            }
-        }
-    }
-    Ok(deleted)
-}
-
-/// What clones have left with the volume of a manifest.
-async fn references(client: &Client, manifest: &Manifest) -> Result<Vec<Reference>, BackendError> {
-    let mut references = Vec::new();
-    each_reference(client, |name, got| {
-        let bytes = got.map_err(|error| backend_error(&error))?;
-        let parsed = Reference::parse(&manifest.volume, &bytes);
-        references.push(parsed.map_err(|error| {
-            let place = client.place();
-            BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
-        })?);
-        Ok(())
-    })
-    .await?;
-    Ok(references)
-}
-
-/// The name of every reference of a clone goes to `found`, with what getting it has brought.
-async fn each_reference(
-    client: &Client,
-    mut found: impl FnMut(&str, Result<Bytes, StoreError>) -> Result<(), BackendError>,
-) -> Result<(), BackendError> {
-    let mut after = String::new();
-    loop {
-        let page = client.list(Kind::Clone.prefix(), &after, LIST_MAX).await;
-        let page = page.map_err(|error| backend_error(&error))?;
-        for object in &page.objects {
-            let bytes = (object.bytes as usize).min(Reference::BYTES_MAX);
-            match client.get(&object.name, 0, bytes).await {
-                // Its clone was deleted since.
-                Err(StoreError::NotFound) => {}
-                got => found(&object.name, got)?,
-            }
-        }
-        match page.objects.last() {
-            Some(last) if page.more => after.clone_from(&last.name),
-            _ => return Ok(()),
-        }
-    }
-}
-
-/// Which clone begins with which snapshot: pins are never used twice.
-fn kept(manifest: &Manifest, references: Vec<Reference>) -> Kept {
-    let mut kept = Kept {
-        identity: identity(manifest.volume),
-        is_clone: !manifest.ancestors.is_empty(),
-        is_gone: manifest.gone,
-        snapshots: manifest
-            .snapshots
-            .iter()
-            .map(|snapshot| KeptSnapshot {
-                name: snapshot.name.as_str().to_owned(),
-                made_ms: snapshot.made_ms,
-                clones: Vec::new(),
-                hindrance: None,
-            })
-            .collect(),
-        clones: Vec::new(),
-    };
-    for reference in references {
-        let clone = KeptClone {
-            identity: identity(reference.clone),
-            location: reference.location,
-        };
-        let mut snapshots = manifest.snapshots.iter();
-        match snapshots.position(|snapshot| snapshot.pin == reference.pin) {
-            Some(index) => kept.snapshots[index].clones.push(clone),
-            None => kept.clones.push(clone),
-        }
-    }
-    kept
-}
-
 /// What a volume is, whatever its place.
 fn identity(uuid: [u8; 16]) -> String {
     format!("the volume {} in an object store", Uuid::from_bytes(uuid))
@@ -438,44 +333,6 @@ fn backend_error(error: &StoreError) -> BackendError {
     match error {
         StoreError::Unreachable(why) => BackendError::Unreachable(why.clone()),
         error => BackendError::Refused(error.to_string()),
-    }
-}
-
-/// The newest manifest of what is at a place, without taking it over.
-async fn newest_manifest(client: &Client) -> Result<Option<Manifest>, BackendError> {
-    let Some((name, bytes)) = newest_manifest_bytes(client).await? else {
-        return Ok(None);
-    };
-    let refused = |error| {
-        let place = client.place();
-        BackendError::Refused(format!("{place}: object {name} is damaged: {error}"))
-    };
-    Manifest::parse(&bytes).map(Some).map_err(refused)
-}
-
-/// The same as it is stored, with its name.
-async fn newest_manifest_bytes(client: &Client) -> Result<Option<(String, Bytes)>, BackendError> {
-    loop {
-        let mut newest: Option<stores::Object> = None;
-        loop {
-            let after = newest.as_ref().map_or("", |object| object.name.as_str());
-            let page = client.list(Kind::Manifest.prefix(), after, LIST_MAX).await;
-            let page = page.map_err(|error| backend_error(&error))?;
-            let more = page.more;
-            newest = page.objects.into_iter().next_back().or(newest);
-            if !more {
-                break;
-            }
-        }
-        let Some(object) = newest else {
-            return Ok(None);
-        };
-        match client.get(&object.name, 0, object.bytes as usize).await {
-            Ok(bytes) => return Ok(Some((object.name, bytes))),
-            // Its owner has committed the next one since.
-            Err(StoreError::NotFound) => {}
-            Err(error) => return Err(backend_error(&error)),
-        }
     }
 }
 
