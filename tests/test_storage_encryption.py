@@ -7,7 +7,7 @@ import shutil
 import pytest
 from daemon import MIB, Daemon, hdcs, refused
 from object_stores import Model
-from test_encryption_volumes import encrypted, key_file, log_of, marked, marks
+from test_encryption_volumes import encrypted, key_file, marked, marks
 from test_storage_checksums import BAD, BLOCK, DATA, crc64_nvme, flip, is_refused
 
 SIZE = 32 * MIB
@@ -50,7 +50,7 @@ def test_storage_encryption_leaves_no_plaintext_on_the_node(tmp_path):
         def holds():
             assert daemon.read("v", len(data)) == bytes(expected)
             assert daemon.read("v", BLOCK, 16 * MIB) == beside
-            assert marks(home_path(daemon)) == 0 and marks(log_of(daemon)) == 0
+            assert marks(home_path(daemon)) == 0 and marks(daemon.log_of("v")) == 0
 
         holds()
         daemon.kill()
