@@ -104,7 +104,7 @@ def test_storage_encryption_is_checked_without_the_key(tmp_path):
         key.rename(hidden)
 
         def checked():
-            reports = json.loads(hdcs("check", daemon.data, "--json").stdout)
+            reports = json.loads(hdcs("check", daemon.data, "--no-backend", "--json").stdout)
             return next(report for report in reports if report["path"].endswith("/home"))
 
         found = checked()
