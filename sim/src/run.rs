@@ -149,7 +149,7 @@ fn shrink(world: &mut World) -> Result<Ended, Violation> {
     for unit in 0..world.units() {
         world.begin_destage_all(unit)?;
     }
-    let ended = world.run_until(|world| world.is_destaged() || world.is_broken())?;
+    let ended = run_unless_unreadable(world, |world| world.is_destaged() || world.is_broken())?;
     if ended == Ended::Crash || world.is_broken() {
         return Ok(ended);
     }
@@ -183,17 +183,25 @@ fn close(world: &mut World, destage: bool) -> Result<Ended, Violation> {
         return Ok(ended);
     }
     world.calm();
-    // What is dirty on a device that reads nothing any more keeps a close waiting, until somebody ends the node.
-    let mut patience = 400;
-    let ended = world.run_until(|world| {
-        patience -= u32::from(world.has_dead_log());
-        patience == 0 || world.is_closed()
-    })?;
-    if ended == Ended::Crash || !world.is_closed() {
+    if run_unless_unreadable(world, |world| world.is_closed())? == Ended::Crash {
         return Ok(Ended::Crash);
     }
     world.close_cache()?;
     world.run_until(|world| world.is_cache_closed())
+}
+
+/// Run until something is reached, which what is dirty on a device that reads nothing any more keeps from it: then
+/// somebody ends the node.
+fn run_unless_unreadable(
+    world: &mut World,
+    reached: impl Fn(&mut World) -> bool,
+) -> Result<Ended, Violation> {
+    let mut patience = 400;
+    let ended = world.run_until(|world| {
+        patience -= u32::from(world.has_dead_log());
+        patience == 0 || reached(world)
+    })?;
+    Ok(if reached(world) { ended } else { Ended::Crash })
 }
 
 /// All is well from here on: everything must be there, and end.
