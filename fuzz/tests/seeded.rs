@@ -98,7 +98,7 @@ fn heat_maps_survive_mutations() {
         let bytes = random.u64(8..4000) * 512;
         let mut gathering = Gathering::new(bytes, [2, 4, 8, 16][random.usize(..4)]);
         for _ in 0..random.usize(..60) {
-            let heat = Heat::HOTTEST_FIRST[random.usize(..4)];
+            let heat = [Heat::Hot, Heat::Warm, Heat::Cool, Heat::Cold][random.usize(..4)];
             gathering.see(random.u64(..bytes / 4096 + 1), heat);
         }
         let mut map = gathering.finish().encode();
