@@ -48,6 +48,16 @@ def is_refused(daemon, size, offset):
     return refusal.value.errnum == errno.EIO
 
 
+def is_told_and_refused(daemon, data):
+    """A check names the block in which a sector has rotted; once the daemon runs, it gives the sectors beside that alone."""
+    done = hdcs("check", daemon.data)
+    refused(done, 1, "1 problem")
+    assert f"bytes {BAD} to {BAD + BLOCK} of the volume do not match" in done.stdout, done.stdout
+    daemon.start()
+    assert is_refused(daemon, BLOCK, BAD)
+    assert daemon.read("v", 512, BAD) == data[BAD : BAD + 512]
+
+
 def test_storage_checksums_find_a_flipped_byte(tmp_path):
     data = os.urandom(4 * MIB)
     with Daemon(tmp_path) as daemon:
@@ -56,13 +66,7 @@ def test_storage_checksums_find_a_flipped_byte(tmp_path):
         daemon.stop()
         assert hdcs("check", daemon.data).returncode == 0
         flip(path, DATA + BAD + 1000)
-        done = hdcs("check", daemon.data)
-        refused(done, 1, "1 problem")
-        assert f"bytes {BAD} to {BAD + BLOCK} of the volume do not match" in done.stdout, done.stdout
-        daemon.start()
-        assert is_refused(daemon, BLOCK, BAD)
-        # The sectors beside it are good, and so are the blocks.
-        assert daemon.read("v", 512, BAD) == data[BAD : BAD + 512]
+        is_told_and_refused(daemon, data)
         assert daemon.read("v", BAD) == data[:BAD]
         assert daemon.read("v", 2 * MIB, BAD + BLOCK) == data[BAD + BLOCK : BAD + BLOCK + 2 * MIB]
         shown = daemon.volume("v")
