@@ -52,6 +52,7 @@ impl Rig {
             volume: [7; 16],
             home: HOME,
             log: 1,
+            layout: Layout::Trailing,
             sequence: 1,
             between: false,
             sums_log: None,
@@ -65,8 +66,8 @@ impl Rig {
         Self {
             home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(4 << 20),
-            store: vec![0; format::store_bytes(BYTES) as usize],
-            durable: vec![0; format::store_bytes(BYTES) as usize],
+            store: vec![0; Layout::Trailing.store_bytes(BYTES) as usize],
+            durable: vec![0; Layout::Trailing.store_bytes(BYTES) as usize],
             backend: vec![0; BYTES as usize],
             actions: Vec::new(),
             seen: BTreeSet::new(),
@@ -93,7 +94,7 @@ impl Rig {
             } = action
                 && self.seen.insert(token.0)
             {
-                let at = format::data_offset(*offset) as usize;
+                let at = Layout::Trailing.data_offset(*offset) as usize;
                 assert!(self.durable[at..at + data.len()] == **data);
             }
         }

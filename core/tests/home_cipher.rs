@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hdcs_core::buf::{Buf, Pool};
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::home::format::{
-    self, HOME_HEADER_BLOCKS, HomeSuperblock, SUMS_UNTRUSTED, choose_page, data_offset,
+    self, HOME_HEADER_BLOCKS, HomeSuperblock, Layout, SUMS_UNTRUSTED, choose_page,
 };
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home};
@@ -77,6 +77,7 @@ fn open(store: &mut [u8]) -> Home {
         home: HOME,
         log: LOG,
         data_key: superblock.data_key,
+        layout: superblock.layout(),
         sequence: superblock.sequence.get(),
         between: false,
         sums_log: superblock.sums(),
@@ -91,12 +92,12 @@ fn open(store: &mut [u8]) -> Home {
 
 impl Rig {
     fn new(key: [u8; 16]) -> Self {
-        let mut store = vec![0; format::store_bytes(BYTES) as usize];
+        let mut store = vec![0; Layout::Grouped.store_bytes(BYTES) as usize];
         let head = format::format_head(UUID, HOME, BYTES, key);
         store[..head.len()].copy_from_slice(&head);
         let page = format::format_page(HOME, 0);
         for copy in [0, 1] {
-            let place = format::page_offset(0, copy) as usize;
+            let place = Layout::Grouped.page_offset(0, copy) as usize;
             store[place..place + BLOCK_BYTES].copy_from_slice(page.as_bytes());
         }
         Self {
@@ -237,7 +238,7 @@ impl Rig {
     /// Nothing of what is here is in the store as it reads, and it reads as `expected`.
     fn expect(&mut self, offset: u64, expected: &[u8]) {
         assert!(self.read(offset, expected.len()) == expected, "at {offset}");
-        let stored = &self.store[data_offset(offset) as usize..][..expected.len()];
+        let stored = &self.store[Layout::Grouped.data_offset(offset) as usize..][..expected.len()];
         let sectors = stored
             .chunks(SECTOR_BYTES)
             .zip(expected.chunks(SECTOR_BYTES));
@@ -287,7 +288,7 @@ fn home_cipher_keeps_parts_of_blocks_and_what_the_backend_had() {
     assert!(rig.backend == expected, "the backend gets plaintext");
     assert_eq!(rig.home.status().dirty_bytes, 0);
     assert_eq!(superblock(&rig.store).data_key, KEY, "written by the tier");
-    rig.store[data_offset(9 * 4096 + 600) as usize] ^= 1;
+    rig.store[Layout::Grouped.data_offset(9 * 4096 + 600) as usize] ^= 1;
     rig.scrub();
     assert!(rig.damaged.contains(&9), "{:?}", rig.damaged);
 }
@@ -313,7 +314,7 @@ fn home_cipher_waits_for_memory_in_order_and_goes_on() {
         other => panic!("{other:?}"),
     };
     for number in 0..writes {
-        let next = data_offset((number * REQUEST_BYTES_MAX) as u64);
+        let next = Layout::Grouped.data_offset((number * REQUEST_BYTES_MAX) as u64);
         assert_eq!(offset(&rig.actions[0]), next, "in the order of arrival");
         assert!(rig.act());
         for action in std::mem::take(&mut rig.actions) {
@@ -338,7 +339,7 @@ fn home_that_is_plain_has_the_superblock_of_before() {
     let plain = HomeSuperblock::parse(&head[BLOCK_BYTES..2 * BLOCK_BYTES]).unwrap();
     assert_eq!((plain.version.get(), plain.data_key), (2, [0; 16]));
     assert_eq!(
-        HomeSuperblock::sealed(UUID, HOME, 1, BYTES, 0, None)
+        HomeSuperblock::sealed(UUID, HOME, 1, BYTES, 0, None, Layout::Trailing)
             .version
             .get(),
         1
@@ -359,7 +360,8 @@ fn home_that_is_encrypted_is_not_opened_without_its_cipher() {
     let mut store = Rig::new(KEY).store;
     let place = superblock(&store).place() as usize;
     // As if it were of another key.
-    let other = HomeSuperblock::sealed(UUID, HOME, 9, BYTES, 0, Some(LOG)).encrypted([4; 16]);
+    let other = HomeSuperblock::sealed(UUID, HOME, 9, BYTES, 0, Some(LOG), Layout::Grouped)
+        .encrypted([4; 16]);
     store[place..place + BLOCK_BYTES].copy_from_slice(other.as_bytes());
     open(&mut store);
 }

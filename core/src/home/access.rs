@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::{PAGE_BLOCKS, data_offset};
+use super::format::PAGE_BLOCKS;
 use super::map::BlockState;
 use super::{Action, Home, Purpose, end};
 use crate::buf::{Buf, BufMut};
@@ -242,7 +242,7 @@ impl Home {
             actions.push(match from {
                 Source::Home => Action::StoreRead {
                     token,
-                    offset: data_offset(at),
+                    offset: self.config.layout.data_offset(at),
                     buf: into,
                 },
                 _ => Action::BackendRead {
@@ -613,7 +613,7 @@ impl Home {
             let token = self.token(Purpose::Write(id));
             actions.push(Action::StoreWrite {
                 token,
-                offset: data_offset(at),
+                offset: self.config.layout.data_offset(at),
                 data: core::mem::replace(&mut data, rest),
             });
             at += piece;
@@ -719,7 +719,7 @@ fn split_off(data: &mut Vec<Buf>, bytes: usize) -> Vec<Buf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::home::format::{format_page, pages};
+    use crate::home::format::{Layout, format_page, pages};
     use crate::home::map::Map;
     use crate::home::{Config, Event};
     use alloc::boxed::Box;
@@ -734,6 +734,7 @@ mod tests {
             volume: [1; 16],
             home: 1,
             log: 5,
+            layout: Layout::Trailing,
             sequence: 1,
             between: false,
             sums_log: None,

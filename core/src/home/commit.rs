@@ -15,9 +15,7 @@ use alloc::vec::Vec;
 
 use zerocopy::IntoBytes;
 
-use super::format::{
-    HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES, page_offset,
-};
+use super::format::{HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES};
 use super::map::Map;
 use super::sums::Sums;
 use super::{Action, Home, Purpose, end};
@@ -207,7 +205,7 @@ impl Home {
             let token = self.token(Purpose::Commit);
             actions.push(Action::StoreWrite {
                 token,
-                offset: page_offset(page.into(), copy),
+                offset: self.config.layout.page_offset(page.into(), copy),
                 data: vec![buf.freeze()],
             });
         }
@@ -226,11 +224,13 @@ impl Home {
                 home,
                 bytes,
                 data_key,
+                layout,
                 ..
             } = self.config;
             let sums_log = root.sums_log;
-            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
-                .encrypted(data_key);
+            let sealed =
+                HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log, layout)
+                    .encrypted(data_key);
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);

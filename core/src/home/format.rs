@@ -16,18 +16,14 @@ pub const HOME_HEADER_BLOCKS: u64 = 8;
 pub const HOME_MAGIC: [u8; 8] = *b"HDCSHOME";
 /// First bytes of a page of its map.
 pub const HOME_PAGE_MAGIC: [u8; 8] = *b"HDCSHMAP";
-/// The newest version of a home: its data may be encrypted.
-pub const HOME_VERSION: u16 = 3;
-/// The version of a home whose data is plain, with checksums. Version 1 has none.
-pub const HOME_VERSION_PLAIN: u16 = 2;
+/// The newest version of a home. Those before it have another [`Layout`].
+pub const HOME_VERSION: u16 = 4;
 /// The version of the pages of the map.
 pub const HOME_PAGE_VERSION: u16 = 1;
 /// Blocks of the volume that one page of the map describes.
 pub const PAGE_BLOCKS: u64 = (PAGE_STATE_BYTES * 4) as u64;
 /// Bytes of states in one page.
 pub const PAGE_STATE_BYTES: usize = 4032;
-/// Blocks of the store for a page, its copy and the blocks that they describe.
-const GROUP_BLOCKS: u64 = PAGE_BLOCKS + 2;
 /// [`HomeSuperblock::flags`]: the backend is between two states.
 pub const HOME_BETWEEN: u64 = 1;
 /// [`HomeSuperblock::sums_log`]: the checksums hold for no write log. A new home has 0 there.
@@ -48,7 +44,8 @@ on_disk! {
     HomeSuperblock: 4096 bytes {
         /// `HDCSHOME`.
         magic: [u8; 8],
-        /// Format version: 3 if data is encrypted, else 2; 1 has no checksums of data.
+        /// Format version: 4. Those before have the checksums of data behind it: 3 if it is encrypted, else 2;
+        /// 1 has none.
         version: U16,
         /// Zero.
         reserved_a: [u8; 6],
@@ -67,7 +64,7 @@ on_disk! {
         /// Random number of the write log under which the checksums of data hold; 0: no log yet; all ones: under
         /// none, since one was lost or held not all that was written. Zero in version 1.
         sums_log: U64,
-        /// Which data key data is encrypted with; zeroes: it is plain. Zero below version 3.
+        /// Which data key data is encrypted with; zeroes: it is plain. Zero in versions 1 and 2.
         data_key: [u8; 16],
         /// Zero.
         reserved_b: [u8; 4000],
@@ -100,8 +97,18 @@ on_disk! {
     }
 }
 
+/// Where in a store what is. A home keeps the one that it was made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// The checksums of a page's blocks lie between the page and these blocks, so that a home ends with its
+    /// last block and can grow.
+    Grouped,
+    /// All checksums lie behind the last block: homes of versions 1 to 3, which keep their size.
+    Trailing,
+}
+
 impl HomeSuperblock {
-    /// A superblock, sealed; without checksums it is of version 1.
+    /// A superblock, sealed, of plain data. Without checksums (`sums_log`) the layout is [`Layout::Trailing`].
     pub fn sealed(
         volume: [u8; 16],
         home: u64,
@@ -109,11 +116,15 @@ impl HomeSuperblock {
         bytes: u64,
         flags: u64,
         sums_log: Option<u64>,
+        layout: Layout,
     ) -> Self {
         let mut this = Self::new_zeroed();
         this.magic = HOME_MAGIC;
-        let has_sums = sums_log.is_some();
-        this.version = U16::new(if has_sums { HOME_VERSION_PLAIN } else { 1 });
+        this.version = U16::new(match (layout, sums_log) {
+            (Layout::Grouped, _) => HOME_VERSION,
+            (Layout::Trailing, Some(_)) => 2,
+            (Layout::Trailing, None) => 1,
+        });
         this.sums_log = U64::new(sums_log.unwrap_or(0));
         this.volume = volume;
         this.home = U64::new(home);
@@ -128,7 +139,7 @@ impl HomeSuperblock {
     #[must_use]
     pub fn encrypted(mut self, data_key: [u8; 16]) -> Self {
         if data_key != [0; 16] {
-            self.version = U16::new(HOME_VERSION);
+            self.version = U16::new(self.version.get().max(3));
             self.data_key = data_key;
             self.seal();
         }
@@ -137,6 +148,14 @@ impl HomeSuperblock {
 
     fn seal(&mut self) {
         seal(self.as_mut_bytes());
+    }
+
+    /// Where in the store what is.
+    pub fn layout(&self) -> Layout {
+        match self.version.get() {
+            HOME_VERSION => Layout::Grouped,
+            _ => Layout::Trailing,
+        }
     }
 
     /// The superblock in `block`, checked but for its identity.
@@ -169,6 +188,7 @@ impl HomeSuperblock {
             self.bytes.get(),
             self.flags.get(),
             Some(sums_log),
+            self.layout(),
         );
         Some(begun.encrypted(self.data_key))
     }
@@ -246,33 +266,64 @@ pub const fn pages(bytes: u64) -> u64 {
     (bytes / BLOCK_BYTES as u64).div_ceil(PAGE_BLOCKS)
 }
 
-/// Bytes of the store of a volume of `bytes` bytes.
-pub const fn store_bytes(bytes: u64) -> u64 {
-    let blocks = bytes / BLOCK_BYTES as u64;
-    sums_offset(bytes, 0) + blocks.div_ceil(SUMS_BLOCKS) * BLOCK_BYTES as u64
-}
+impl Layout {
+    /// Blocks of checksums between a page and its blocks.
+    const fn group_sums(self) -> u64 {
+        match self {
+            Self::Grouped => PAGE_BLOCKS / SUMS_BLOCKS,
+            Self::Trailing => 0,
+        }
+    }
 
-/// Where in the store a block of checksums is, in bytes: after all data. Version 1 ends there.
-pub const fn sums_offset(bytes: u64, page: u64) -> u64 {
-    let blocks = bytes / BLOCK_BYTES as u64;
-    (HOME_HEADER_BLOCKS + 2 * pages(bytes) + blocks + page) * BLOCK_BYTES as u64
-}
+    /// Blocks of the store up to the data of a page's blocks, from the page on.
+    const fn group_head(self) -> u64 {
+        2 + self.group_sums()
+    }
 
-/// Where a copy of a page is in the store, in bytes.
-pub const fn page_offset(page: u64, copy: usize) -> u64 {
-    (HOME_HEADER_BLOCKS + page * GROUP_BLOCKS + copy as u64) * BLOCK_BYTES as u64
-}
+    /// Bytes of the store of a volume of `bytes` bytes.
+    pub const fn store_bytes(self, bytes: u64) -> u64 {
+        let trailing = match self {
+            Self::Grouped => 0,
+            Self::Trailing => (bytes / BLOCK_BYTES as u64).div_ceil(SUMS_BLOCKS),
+        };
+        self.data_end(bytes) + trailing * BLOCK_BYTES as u64
+    }
 
-/// Where a byte of the volume is in the store. Bytes of one page's blocks are adjacent.
-pub const fn data_offset(offset: u64) -> u64 {
-    let page = offset / BLOCK_BYTES as u64 / PAGE_BLOCKS;
-    offset + (HOME_HEADER_BLOCKS + 2 * (page + 1)) * BLOCK_BYTES as u64
+    /// Where the last byte of a volume of `bytes` bytes ends in the store.
+    const fn data_end(self, bytes: u64) -> u64 {
+        bytes + (HOME_HEADER_BLOCKS + self.group_head() * pages(bytes)) * BLOCK_BYTES as u64
+    }
+
+    /// Where in the store of a volume of `bytes` bytes the block `number` of checksums is, in bytes. Those of one
+    /// page's blocks are adjacent. Version 1 has none.
+    pub const fn sums_offset(self, bytes: u64, number: u64) -> u64 {
+        match self {
+            Self::Grouped => {
+                let page = number / self.group_sums();
+                self.page_offset(page, 2) + number % self.group_sums() * BLOCK_BYTES as u64
+            }
+            Self::Trailing => self.data_end(bytes) + number * BLOCK_BYTES as u64,
+        }
+    }
+
+    /// Where a copy of a page is in the store, in bytes.
+    pub const fn page_offset(self, page: u64, copy: usize) -> u64 {
+        let group = self.group_head() + PAGE_BLOCKS;
+        (HOME_HEADER_BLOCKS + page * group + copy as u64) * BLOCK_BYTES as u64
+    }
+
+    /// Where a byte of the volume is in the store. Bytes of one page's blocks are adjacent.
+    pub const fn data_offset(self, offset: u64) -> u64 {
+        let page = offset / BLOCK_BYTES as u64 / PAGE_BLOCKS;
+        offset + (HOME_HEADER_BLOCKS + self.group_head() * (page + 1)) * BLOCK_BYTES as u64
+    }
 }
 
 /// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain.
 pub fn format_head(volume: [u8; 16], home: u64, bytes: u64, data_key: [u8; 16]) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, Some(0)).encrypted(data_key);
+    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, Some(0), Layout::Grouped)
+        .encrypted(data_key);
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }

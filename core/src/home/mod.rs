@@ -63,7 +63,7 @@ use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES, SECTOR_BYTES};
 use access::{Read, Write};
 use commit::Commit;
 use encryption::Encryption;
-use format::PAGE_BLOCKS;
+use format::{Layout, PAGE_BLOCKS};
 use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
@@ -84,6 +84,8 @@ pub struct Config {
     pub log: u64,
     /// Which key its data is encrypted with; zeroes: it is plain.
     pub data_key: [u8; 16],
+    /// Where in the store what is.
+    pub layout: Layout,
     /// Sequence of the superblock.
     pub sequence: u64,
     /// Whether the superblock says that the backend is between two states.

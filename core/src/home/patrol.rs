@@ -8,7 +8,6 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::data_offset;
 use super::map::BlockState;
 use super::{Action, Home, Purpose};
 use crate::buf::BufMut;
@@ -152,7 +151,7 @@ impl Home {
         let token = self.token(Purpose::Patrol(id));
         actions.push(Action::StoreRead {
             token,
-            offset: data_offset(blocks.start * BLOCK),
+            offset: self.config.layout.data_offset(blocks.start * BLOCK),
             buf,
         });
         true

@@ -17,9 +17,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::{
-    SUM_BYTES, SUMS_BLOCKS, SUMS_SECTORS, SUMS_UNTRUSTED, data_offset, sums_offset,
-};
+use super::format::{SUM_BYTES, SUMS_BLOCKS, SUMS_SECTORS, SUMS_UNTRUSTED};
 use super::{Action, Home, Purpose};
 use crate::buf::Buf;
 use crate::error::IoError;
@@ -268,7 +266,7 @@ impl Sums {
 impl Home {
     /// Read what somebody waits for, and write what has changed.
     pub(super) fn pump_sums(&mut self, actions: &mut Vec<Action>) {
-        let bytes = self.config.bytes;
+        let (bytes, layout) = (self.config.bytes, self.config.layout);
         while let Some(sums) = &mut self.sums
             && sums.reads < IN_FLIGHT_MAX
             && let Some(&page) = sums.wanted.first()
@@ -288,7 +286,7 @@ impl Home {
             sums.pages.insert(page, read);
             sums.reads += 1;
             let token = self.token(Purpose::SumsRead(page));
-            let offset = sums_offset(bytes, page);
+            let offset = layout.sums_offset(bytes, page);
             actions.push(Action::StoreRead { token, offset, buf });
         }
         while self.failed.is_none()
@@ -312,7 +310,7 @@ impl Home {
             let token = self.token(Purpose::SumsWrite(number));
             actions.push(Action::StoreWrite {
                 token,
-                offset: sums_offset(bytes, number) + range.start as u64,
+                offset: layout.sums_offset(bytes, number) + range.start as u64,
                 data: vec![buf.freeze()],
             });
         }
@@ -387,7 +385,7 @@ impl Home {
                 let offset = sector * SECTOR_BYTES as u64;
                 actions.push(Action::Damaged {
                     offset,
-                    store_offset: data_offset(offset),
+                    store_offset: self.config.layout.data_offset(offset),
                 });
             }
         }

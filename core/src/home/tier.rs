@@ -19,7 +19,6 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::data_offset;
 use super::map::{BlockState, Blocks};
 use super::{Action, Config, Home, Purpose};
 use crate::error::IoError;
@@ -427,7 +426,7 @@ impl Home {
             let token = self.token(Purpose::CopyRead(id));
             actions.push(Action::StoreRead {
                 token,
-                offset: data_offset(blocks.start * BLOCK),
+                offset: self.config.layout.data_offset(blocks.start * BLOCK),
                 buf,
             });
         }

@@ -12,8 +12,8 @@ use std::path::Path;
 
 use hdcs_core::error::FormatError;
 use hdcs_core::home::format::{
-    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
-    data_offset, page_offset, pages,
+    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, Layout, PAGE_BLOCKS, SUMS_UNTRUSTED,
+    choose_page, pages,
 };
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_BYTES;
@@ -95,10 +95,12 @@ struct FoundPage {
 }
 
 /// Read both copies of a page. One that is being written is read again.
-fn page(file: &File, home: u64, number: u64, how: Use) -> io::Result<FoundPage> {
+fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::Result<FoundPage> {
+    let (home, place) = (superblock.home.get(), superblock.layout());
+    let place = place.page_offset(number, 0);
     let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
     for left in (0..tries).rev() {
-        let found = pair(file, page_offset(number, 0))?;
+        let found = pair(file, place)?;
         let wrong = found.iter().enumerate().filter_map(|(copy, block)| {
             let error = HomePage::parse(block, home, number).err()?;
             Some(format!("copy {copy} of page {number} of its map: {error}"))
@@ -178,7 +180,7 @@ fn walk(
     summary.pages = pages(summary.bytes);
     let blocks = summary.bytes / BLOCK;
     for number in 0..summary.pages {
-        let FoundPage { chosen, wrong } = page(file, superblock.home.get(), number, how)?;
+        let FoundPage { chosen, wrong } = page(file, &superblock, number, how)?;
         let chosen = match chosen {
             Ok(chosen) => chosen,
             Err(error) => {
@@ -250,7 +252,6 @@ fn check_file(
     let superblock = pair(file, 0)?;
     let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
     let sums = superblock.as_ref().and_then(HomeSuperblock::sums);
-    let bytes = superblock.map_or(0, |superblock| superblock.bytes.get());
     let mut compared = Compared::default();
     let left_out = match sums {
         None => Some("a home of version 1 has no checksums of its data: its map is verified"),
@@ -264,8 +265,8 @@ fn check_file(
         Some(_) => None,
     };
     let summary = walk(file, expected, how, &mut |number, page, problems| {
-        if left_out.is_none() {
-            compared.add(file, bytes, (number, page), logged, problems)?;
+        if let (None, Some(superblock)) = (left_out, &superblock) {
+            compared.add(file, superblock, (number, page), logged, problems)?;
         }
         Ok(true)
     })?;
@@ -301,7 +302,10 @@ pub fn verify(
     watch.total(file.metadata()?.len());
     let superblock = pair(&file, 0)?;
     let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
-    let has_sums = superblock.is_some_and(|superblock| superblock.sums().is_some());
+    let has_sums = superblock
+        .as_ref()
+        .is_some_and(|superblock| superblock.sums().is_some());
+    let layout = superblock.map_or(Layout::Trailing, |superblock| superblock.layout());
     let summary = walk(
         &file,
         Some(expected),
@@ -326,7 +330,7 @@ pub fn verify(
                 let stop = (first..end).find(|block| !is_here(block)).unwrap_or(end);
                 let at = (number * PAGE_BLOCKS + first) * BLOCK;
                 let part = &mut buffer[..((stop - first) * BLOCK) as usize];
-                if let Err(error) = file.read_exact_at(part, data_offset(at)) {
+                if let Err(error) = file.read_exact_at(part, layout.data_offset(at)) {
                     problems.push(format!(
                     "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them again \
                      or restore them from a backup",
@@ -389,11 +393,13 @@ mod tests {
         let foreign = check(&path, Some(Uuid::from_u128(6)), Use::Offline, Some(&[]));
         assert!(foreign.problems[0].contains("not of"), "{foreign:?}");
         // One copy, then the other.
-        file.write_all_at(&[1], page_offset(1, 1) + 99).unwrap();
+        file.write_all_at(&[1], Layout::Grouped.page_offset(1, 1) + 99)
+            .unwrap();
         let one = check(&path, Some(uuid), Use::Live, Some(&[]));
         assert_eq!(one.problems.len(), 1);
         assert!(one.problems[0].contains("copy 1 of page 1") && one.problems[0].contains("anew"));
-        file.write_all_at(&[1], page_offset(1, 0) + 99).unwrap();
+        file.write_all_at(&[1], Layout::Grouped.page_offset(1, 0) + 99)
+            .unwrap();
         let both = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(
             both.problems[0].contains("both copies of page 1"),

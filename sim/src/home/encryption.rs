@@ -6,9 +6,9 @@ use std::sync::Arc;
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
 use hdcs_core::cipher::BlockCipher;
-use hdcs_core::home::format::{HOME_HEADER_BLOCKS, PAGE_BLOCKS, sums_offset};
+use hdcs_core::home::format::{Layout, PAGE_BLOCKS};
 use hdcs_core::io::SectorRange;
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
 use super::plant::Plant;
 use super::world::World;
@@ -57,12 +57,12 @@ impl BlockCipher for Planted {
 }
 
 /// The sector of the volume that lies at an offset of the store, if one does.
-fn sector_at(offset: u64, bytes: u64) -> Option<u64> {
-    let block = (offset / BLOCK_BYTES as u64).checked_sub(HOME_HEADER_BLOCKS)?;
-    let (page, inside) = (block / (PAGE_BLOCKS + 2), block % (PAGE_BLOCKS + 2));
-    let block = page * PAGE_BLOCKS + inside.checked_sub(2)?;
-    let sector = block * BLOCK_SECTORS + offset % BLOCK_BYTES as u64 / SECTOR_BYTES as u64;
-    (offset < sums_offset(bytes, 0)).then_some(sector)
+fn sector_at(layout: Layout, offset: u64, bytes: u64) -> Option<u64> {
+    let group = layout.page_offset(1, 0) - layout.page_offset(0, 0);
+    let page = offset.checked_sub(layout.page_offset(0, 0))? / group;
+    let first = page * PAGE_BLOCKS * BLOCK_BYTES as u64;
+    let at = first + offset.checked_sub(layout.data_offset(first))?;
+    (at < bytes).then_some(at / SECTOR_BYTES as u64)
 }
 
 impl World {
@@ -88,7 +88,9 @@ impl World {
 
     /// Something is written to the store.
     pub(super) fn check_stored(&self, offset: u64, data: &[Buf]) -> Result<(), Violation> {
-        let Some(first) = sector_at(offset, self.bytes).filter(|_| self.cipher.is_some()) else {
+        let Some(first) =
+            sector_at(self.layout, offset, self.bytes).filter(|_| self.cipher.is_some())
+        else {
             return Ok(());
         };
         let mut stored: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();

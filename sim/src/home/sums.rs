@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
 use hdcs_core::error::IoError;
-use hdcs_core::home::format::{SUM_BYTES, SUMS_SECTORS, data_offset, sums_offset};
+use hdcs_core::home::format::{Layout, SUM_BYTES, SUMS_SECTORS};
 use hdcs_core::home::{Event, Home, Verified};
 use hdcs_core::io::{SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -19,6 +19,20 @@ use crate::disk::Disk;
 use crate::violation::Violation;
 
 const SECTOR: u64 = SECTOR_BYTES as u64;
+
+/// Whether the checksums of data lie at an offset of the store.
+fn is_sums(layout: Layout, offset: u64, bytes: u64) -> bool {
+    match layout {
+        Layout::Trailing => offset >= layout.sums_offset(bytes, 0),
+        Layout::Grouped => {
+            let group = layout.page_offset(1, 0) - layout.page_offset(0, 0);
+            let of_group = offset.saturating_sub(layout.page_offset(0, 0)) % group;
+            let (first, end) = (layout.page_offset(0, 2), layout.data_offset(0));
+            let sums = first - layout.page_offset(0, 0)..end - layout.page_offset(0, 0);
+            offset >= first && sums.contains(&of_group)
+        }
+    }
+}
 
 /// What becomes of the log in a crash.
 #[derive(Clone, Copy, Debug)]
@@ -85,16 +99,16 @@ impl Sums {
     }
 
     /// Some bits flip at rest, of the data or of a checksum.
-    pub fn rot(&mut self, store: &mut Disk, window: SectorRange, bytes: u64) {
+    pub fn rot(&mut self, store: &mut Disk, window: SectorRange, (layout, bytes): (Layout, u64)) {
         if !self.rots || self.random.bool() {
             return;
         }
         for _ in 0..self.random.u32(1..6) {
             let sector = window.start + self.random.u64(..window.count);
             let offset = if self.random.bool() {
-                data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
+                layout.data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
             } else {
-                let place = sums_offset(bytes, sector / SUMS_SECTORS);
+                let place = layout.sums_offset(bytes, sector / SUMS_SECTORS);
                 let of_page = sector % SUMS_SECTORS * SUM_BYTES as u64;
                 place + of_page + self.random.u64(..SUM_BYTES as u64)
             };
@@ -176,7 +190,7 @@ impl World {
 
     /// Planted bugs of writes of the table; whether this one is not performed now.
     pub(super) fn loses_sums(&mut self, offset: u64, data: &[Buf]) -> bool {
-        if offset < sums_offset(self.bytes, 0) {
+        if !is_sums(self.layout, offset, self.bytes) {
             return false;
         }
         if self.is_planted(Plant::SumsAfterAnswer) {

@@ -9,7 +9,7 @@ use hdcs_core::buf::{Buf, BufMut, Pool};
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, PAGE_BLOCKS, choose_page,
+    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, Layout, PAGE_BLOCKS, choose_page,
 };
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
@@ -94,6 +94,7 @@ pub struct World {
     pub(super) home: Option<Home>,
     pool: Rc<Pool>,
     pub(super) bytes: u64,
+    pub(super) layout: Layout,
     /// The sectors that are written.
     pub(super) window: SectorRange,
     log: u64,
@@ -148,18 +149,23 @@ impl World {
             base.push(old);
         }
         let bytes = sectors * SECTOR;
-        let mut store = Disk::new(format::store_bytes(bytes), random.u64(..));
+        let layout = if sums.has_them {
+            Layout::Grouped
+        } else {
+            Layout::Trailing
+        };
+        let mut store = Disk::new(layout.store_bytes(bytes), random.u64(..));
         let cipher = super::encryption::cipher_of(seed, sums.has_them);
         let data_key = cipher.as_ref().map_or([0; 16], |_| DATA_KEY);
         store.put(0, &format::format_head(UUID, HOME, bytes, data_key));
         if !sums.has_them {
-            let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, None);
+            let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, None, layout);
             store.put(first.place(), first.as_bytes());
         }
         for page in 0..format::pages(bytes) {
             for copy in [0, 1] {
                 let empty = format::format_page(HOME, page);
-                store.put(format::page_offset(page, copy), empty.as_bytes());
+                store.put(layout.page_offset(page, copy), empty.as_bytes());
             }
         }
         let atomic = random.u8(..3) == 0;
@@ -178,6 +184,7 @@ impl World {
             home: None,
             pool: Pool::new(16 << 20),
             bytes,
+            layout,
             window,
             log: 1,
             is_log_lost: false,
@@ -255,11 +262,15 @@ impl World {
         let mut repairs = Vec::new();
         for page in 0..format::pages(self.bytes) {
             let mut both = vec![0; 2 * BLOCK_BYTES];
-            self.store.peek(format::page_offset(page, 0), &mut both);
+            self.store
+                .peek(superblock.layout().page_offset(page, 0), &mut both);
             let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
             let found = found.map_err(|e| refused(format!("page {page}: {e}")))?;
             if let Some(copy) = found.repair {
-                repairs.push((format::page_offset(page, copy), found.page.clone()));
+                repairs.push((
+                    superblock.layout().page_offset(page, copy),
+                    found.page.clone(),
+                ));
             }
             pages.push(found.page);
         }
@@ -274,7 +285,8 @@ impl World {
             superblock = begun;
         }
         if !self.calm {
-            self.sums.rot(&mut self.store, self.window, self.bytes);
+            self.sums
+                .rot(&mut self.store, self.window, (self.layout, self.bytes));
         }
         self.backend.opened();
         let between = superblock.flags.get() & HOME_BETWEEN != 0;
@@ -294,6 +306,7 @@ impl World {
             home: HOME,
             log,
             data_key: superblock.data_key,
+            layout: superblock.layout(),
             sequence: superblock.sequence.get(),
             between,
             sums_log: superblock
@@ -797,7 +810,7 @@ impl World {
     /// A planted bug: the backend gets what the home has now.
     fn write_what_is_there(&mut self, range: SectorRange) {
         let mut bytes = vec![0; range.bytes()];
-        let offset = format::data_offset(range.byte_offset());
+        let offset = self.layout.data_offset(range.byte_offset());
         self.store.peek(offset, &mut bytes);
         self.decrypt(range.start, &mut bytes);
         if let Ok(contents) = Self::decode(range, &bytes) {

@@ -13,7 +13,7 @@ use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::FormatError;
 use hdcs_core::home::Config;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomePage, HomeSuperblock, SUMS_UNTRUSTED,
+    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomePage, HomeSuperblock, Layout, SUMS_UNTRUSTED,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
@@ -104,7 +104,7 @@ pub fn create(
     is_device: bool,
     data_key: Option<Uuid>,
 ) -> Result<(), DeviceError> {
-    let needs = format::store_bytes(bytes);
+    let needs = Layout::Grouped.store_bytes(bytes);
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -144,7 +144,8 @@ pub fn create(
         for page in 0..format::pages(bytes) {
             let empty = format::format_page(home, page);
             for copy in [0, 1] {
-                file.write_all_at(empty.as_bytes(), format::page_offset(page, copy))?;
+                let place = Layout::Grouped.page_offset(page, copy);
+                file.write_all_at(empty.as_bytes(), place)?;
             }
         }
         file.write_all_at(&head, 0)?;
@@ -209,11 +210,11 @@ pub fn open(
         let path = path.to_owned();
         return Err(StoreError::Key { path, what });
     }
-    let home = superblock.home.get();
+    let (home, layout) = (superblock.home.get(), superblock.layout());
     let mut pages = Vec::new();
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = read(format::page_offset(page, 0))?;
+        let found = read(layout.page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page);
         let found = found.map_err(|source| StoreError::Page {
             path: path.to_owned(),
@@ -221,7 +222,7 @@ pub fn open(
             source,
         })?;
         if let Some(copy) = found.repair {
-            repairs.push((format::page_offset(page, copy), found.page.clone()));
+            repairs.push((layout.page_offset(page, copy), found.page.clone()));
         }
         pages.push(found.page);
     }
@@ -259,6 +260,7 @@ pub fn open(
         home,
         log,
         data_key: superblock.data_key,
+        layout,
         sequence: superblock.sequence.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
         sums_log: superblock.sums(),
@@ -319,10 +321,14 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     if superblock.volume != volume.into_bytes() {
         return None;
     }
-    let (home, bytes) = (superblock.home.get(), superblock.bytes.get());
+    let (home, bytes, layout) = (
+        superblock.home.get(),
+        superblock.bytes.get(),
+        superblock.layout(),
+    );
     let mut pages = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = halves(&read(format::page_offset(page, 0))?);
+        let found = halves(&read(layout.page_offset(page, 0))?);
         let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
         pages.push(found.page);
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hdcs_core::home::TierState;
-use hdcs_core::home::format::{HOME_HEADER_BLOCKS, store_bytes};
+use hdcs_core::home::format::{HOME_HEADER_BLOCKS, Layout};
 use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
@@ -196,7 +196,7 @@ pub(super) fn make_home(
             DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,
             _ => ErrorKind::Failed,
         };
-        let needs = store_bytes(entry.bytes);
+        let needs = Layout::Grouped.store_bytes(entry.bytes);
         let why = format!("its home of {needs} bytes cannot be made: {error}: {advice}");
         ApiError::new(kind, why)
     })

@@ -10,9 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use hdcs_core::format::{LOG_UNFLUSHED, block_checksum};
-use hdcs_core::home::format::{
-    HomePage, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS, data_offset, sums_offset,
-};
+use hdcs_core::home::format::{HomePage, HomeSuperblock, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use uuid::Uuid;
@@ -62,11 +60,12 @@ impl Compared {
     pub fn add(
         &mut self,
         file: &File,
-        volume_bytes: u64,
+        superblock: &HomeSuperblock,
         (number, page): (u64, &HomePage),
         logged: Option<&[SectorRange]>,
         problems: &mut Vec<String>,
     ) -> io::Result<()> {
+        let (layout, volume_bytes) = (superblock.layout(), superblock.bytes.get());
         let blocks = (volume_bytes / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
         let mut data = vec![0; (READ_BLOCKS * BLOCK) as usize];
         let mut sums = vec![0; READ_BLOCKS as usize * BLOCK_SECTORS as usize * SUM_BYTES];
@@ -84,7 +83,7 @@ impl Compared {
             }
             let data = &mut data[..here.len() * BLOCK_BYTES];
             let sums = &mut sums[..here.len() * BLOCK_SECTORS as usize * SUM_BYTES];
-            if let Err(error) = file.read_exact_at(data, data_offset(first * BLOCK)) {
+            if let Err(error) = file.read_exact_at(data, layout.data_offset(first * BLOCK)) {
                 let at = first * BLOCK;
                 problems.push(format!(
                     "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them \
@@ -94,7 +93,7 @@ impl Compared {
                 continue;
             }
             let first_sector = first * BLOCK_SECTORS;
-            let place = sums_offset(volume_bytes, first_sector / SUMS_SECTORS)
+            let place = layout.sums_offset(volume_bytes, first_sector / SUMS_SECTORS)
                 + first_sector % SUMS_SECTORS * SUM_BYTES as u64;
             file.read_exact_at(sums, place)?;
             for (index, _) in here.iter().enumerate().filter(|(_, is_here)| **is_here) {
