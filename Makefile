@@ -25,7 +25,6 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	cargo fmt --all --check
 	timeout 1500 cargo clippy --workspace --all-targets -- -D warnings
 	timeout 1500 cargo test --workspace
-	timeout 1500 cargo test --manifest-path fuzz/Cargo.toml --target-dir target
 	timeout 1500 cargo build --release --workspace --bins --examples
 	timeout 300 target/release/hdcs-sim --seeds 300 --time 60
 	timeout 300 target/release/hdcs-sim --world objects --seeds 1000 --time 30

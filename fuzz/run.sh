@@ -12,12 +12,14 @@ seconds=${1:-60}
 [ $# -gt 0 ] || set -- nbd formats objects heat replay
 host=$(rustc -vV | sed -n 's/^host: //p')
 
+# Assertions hold as in tests; the build is apart from the others, whose flags are not these.
+CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
 RUSTUP_TOOLCHAIN=${FUZZ_TOOLCHAIN:-nightly} \
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address \
 -Ccodegen-units=1" \
-    cargo build --release --features libfuzzer --target "$host"
+    cargo build --release --features libfuzzer --target "$host" --target-dir target
 
 each=$((seconds / $#))
 for target in "$@"; do

@@ -22,7 +22,6 @@ const LONG_FILES: &[(&str, &str)] = &[
     ("LICENSE", "a given text"),
     ("Cargo.lock", "generated"),
     ("docs/openapi.json", "generated"),
-    ("fuzz/Cargo.lock", "generated"),
 ];
 
 /// Directories without sources of ours.
