@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::home::format;
+use hdcs_core::home::format::{self, Layout};
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
 use hdcs_core::io::{Completion, Done, Nanos, Token};
