@@ -16,6 +16,7 @@ use hdcs_core::volume::{Event, Persist, Phase};
 // The world compresses with it.
 use lz4_flex as _;
 
+#[expect(dead_code, reason = "what only the tests of core ask of it")]
 #[path = "../../core/tests/world/mod.rs"]
 mod world;
 
