@@ -185,7 +185,14 @@ impl Node {
             .as_deref()
             .is_some_and(backends::is_read_only);
         let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
-        self.check_log_place(path, bytes, None).await
+        let place = self.check_log_place(path, bytes, None).await?;
+        if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
+            return Err(format!(
+                "log path {}: it exists already, and is no block device: choose another",
+                place.path.display()
+            ));
+        }
+        Ok(place)
     }
 
     /// Check where a log is to be, and how large; `of` is the volume that has one already.
@@ -262,6 +269,14 @@ impl Node {
 pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
     let path = path.to_owned();
     let look = move || fs::canonicalize(&path).unwrap_or(path);
+    in_time(ANSWER_TIME_MAX, look).await
+}
+
+/// Whether something is at a path where a file is to be made, other than a device; `None` if what it lies on does not
+/// answer. It would go with a volume whose making fails.
+pub(super) async fn is_taken(path: &Path) -> Option<bool> {
+    let path = path.to_owned();
+    let look = move || fs::symlink_metadata(&path).is_ok() && !is_block_device(&path);
     in_time(ANSWER_TIME_MAX, look).await
 }
 
