@@ -2,7 +2,7 @@
 //! and the decisions that need to know what a log still holds.
 //!
 //! Invariants:
-//! 1. Nothing is written, but by [`wipe_log_device`].
+//! 1. Nothing is written, but by [`wipe_device`].
 //! 2. A log is read by the code that opens it ([`hdcs_core::replay`]), so that what is called good
 //!    here opens there.
 //!
@@ -654,8 +654,8 @@ pub fn is_cache_of(path: &Path, uuid: [u8; 16]) -> bool {
     read.is_ok() && blocks.iter().any(|block| carries_it(block))
 }
 
-/// Make a log's device empty again, so that it can be used for something else.
-pub fn wipe_log_device(path: &Path) -> io::Result<()> {
+/// Make the device of a log or home empty again, so that it can be used for something else.
+pub fn wipe_device(path: &Path) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(path)?;
     file.write_all_at(&vec![0; DEVICE_HEAD_BYTES], 0)?;
     file.sync_all()
@@ -745,7 +745,7 @@ mod tests {
                 .unwrap_err()
                 .contains("write log")
         );
-        wipe_log_device(file.path()).unwrap();
+        wipe_device(file.path()).unwrap();
         refuse_used_device(file.path()).unwrap();
         file.as_file().write_all_at(b"EXT", 1080).unwrap();
         assert!(

@@ -2,13 +2,11 @@
 //! tiering out.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hdcs_core::home::TierState;
-use hdcs_core::home::format::{HOME_HEADER_BLOCKS, Layout};
+use hdcs_core::home::format::Layout;
 use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
@@ -107,10 +105,7 @@ impl Node {
             if !is_block_device(&device) || !store::is_of(&device, uuid) {
                 return Ok(());
             }
-            let head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-            let file = fs::OpenOptions::new().write(true).open(&device)?;
-            file.write_all_at(&head, 0)?;
-            file.sync_all()
+            inspect::wipe_device(&device)
         });
         let problem = match wiped.await {
             Some(Ok(())) => return,
