@@ -76,6 +76,32 @@ def test_s3_import_that_does_not_end_leaves_nothing_there(s3, tmp_path):
         daemon.stop()
 
 
+def test_s3_storage_import_and_export(s3, tmp_path):
+    image = image_of(tmp_path, 7, 24 * MIB)
+    store, back = tmp_path / "store", tmp_path / "back.raw"
+    with Daemon(tmp_path, SMALL) as daemon:
+        place = ["--backend", s3.url("home"), "--mode", "storage", "--store-path", store]
+        assert "the volume is removed again" in fails_early(daemon, "i", *place)
+        assert s3.names("home") == [] and not store.exists()
+        daemon.ok("volume", "import", "i", image, *place)
+        assert daemon.volume("i")["mode"] == "storage"
+        daemon.ok("volume", "export", "i", back)
+        assert back.read_bytes() == image.read_bytes()
+        assert not [name for name in s3.names("home") if name.startswith("data/")], "it is all here"
+        daemon.ok("volume", "export", "i", back, "--overwrite", "--snapshot", "--clone-backend", s3.url("home-clone"))
+        assert back.read_bytes() == image.read_bytes()
+        assert [name for name in s3.names("home") if name.startswith("data/")]
+        # Over what is there, in the other mode.
+        done = daemon.cli("volume", "import", "j", image, "--backend", s3.url("home"), "--overwrite")
+        refused(done, 2, "is the backend of volume i already")
+        daemon.ok("volume", "detach", "i")
+        other = image_of(tmp_path, 8, 24 * MIB)
+        daemon.ok("volume", "import", "j", other, "--backend", s3.url("home"), "--overwrite")
+        daemon.ok("volume", "flush", "j")
+        assert daemon.read("j", 24 * MIB) == other.read_bytes()
+        daemon.stop()
+
+
 def test_s3_export_of_a_snapshot_that_is_interrupted_leaves_no_clone(s3, tmp_path):
     with Daemon(tmp_path, SMALL) as daemon:
         daemon.create("v", "--backend", s3.url("exported"), size="32M")
