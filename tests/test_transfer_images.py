@@ -301,6 +301,18 @@ def test_storage_import_to_a_device(daemon, tmp_path, loop):
     daemon.ok(*arguments, large)
 
 
+def test_import_leaves_alone_what_comes_while_it_looks(daemon, tmp_path):
+    """The key's command runs when the place was looked at and is not made yet."""
+    source, there, key = (tmp_path / name for name in ("source.raw", "there.img", "key.sh"))
+    source.write_bytes(b"i" * (4 * MIB))
+    key.write_text(f"#!/bin/sh\nhead -c 4M /dev/zero | tr '\\0' p > {there}\nprintf {bytes(range(32)).hex()}\n")
+    key.chmod(0o700)
+    done = daemon.cli("volume", "import", "late", source, "--backend", f"file:{there}",
+                      "--encrypt", "--key-command", key)
+    refused(done, 1, "is there already, and is left as it was", "--overwrite")
+    assert there.read_bytes() == b"p" * (4 * MIB) and "late" not in names(daemon)
+
+
 @pytest.mark.parametrize("begin, what", [(b"KDMV", "VMDK"), (b"\x1f\x8b", "gzip"), (b"vhdxfile", "VHDX")])
 def test_import_guesses_no_other_format(daemon, tmp_path, begin, what):
     image = tmp_path / "image"

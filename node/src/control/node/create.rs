@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
-use crate::backends::{self, BackendError, Found, url::BackendUrl};
+use crate::backends::{self, Absent, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
@@ -44,7 +44,13 @@ impl Node {
         let entry = made
             .await
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
-        if let Err(error) = self.open(&entry, volumes).await {
+        // A backend of its own was made with the rest.
+        let absent = if request.must_be_new && entry.backend.is_some() {
+            Absent::CreateNew
+        } else {
+            Absent::Create
+        };
+        if let Err(error) = self.open_first(&entry, volumes, absent).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
             lock(&self.slots).remove(name.as_str());
             self.explain(name.as_str(), None);
