@@ -115,6 +115,15 @@ def test_log_can_be_elsewhere_and_goes_with_its_volume(daemon, tmp_path):
     assert not log.exists()
 
 
+def test_log_and_home_leave_a_file_that_is_there(daemon, tmp_path):
+    there = tmp_path / "precious"
+    there.write_bytes(b"p" * 4096)
+    for place in (["--log-path", there], ["--mode", "storage", "--store-path", there]):
+        done = daemon.cli("volume", "create", "taken", "--size", "1M", *place)
+        refused(done, 2, "it exists already", "choose another")
+        assert there.read_bytes() == b"p" * 4096
+
+
 def test_settings_of_a_volume_survive_a_restart(tmp_path):
     with Daemon(tmp_path, {"destage_age_max_ms": 5000}) as daemon:
         daemon.create("v", "--persist", "on-write")

@@ -11,6 +11,7 @@ import time
 import pytest
 from conftest import run
 from daemon import COMMAND_SECONDS, DIRTY, HDCS, MIB, Daemon, refused
+from test_daemon_devices import loop  # noqa: F401
 
 SIZE = 48 * MIB
 
@@ -193,6 +194,123 @@ def test_import_passes_on_what_a_new_volume_takes(daemon, tmp_path):
     assert image.read_bytes() == source.read_bytes()
     refused(daemon.cli("volume", "import", "options", source), 1, "exists already")
     same(daemon, "options", source)
+
+
+# A log that holds less than the image.
+STORAGE = ["--mode", "storage", "--log-size", "16M"]
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2", "stream"])
+def test_storage_import_there_and_back(daemon, tmp_path, form):
+    name, source = f"home-{form}", tmp_path / "source.raw"
+    store, cold = tmp_path / "store", tmp_path / "cold.img"
+    with open(sparse(source, 21), "r+b") as file:
+        file.seek(MIB)
+        file.write(random.Random(22).randbytes(22 * MIB))
+    image = source
+    if form == "qcow2":
+        image = tmp_path / "image"
+        run("qemu-img", "convert", "-O", "qcow2", source, image)
+    arguments = ["volume", "import", name, image, "--backend", f"file:{cold}", *STORAGE, "--store-path", store]
+    if form == "stream":
+        arguments[3:4] = ["-", "--size", SIZE]
+        importing = popen(daemon, *arguments, stdin=subprocess.PIPE)
+        said = importing.communicate(source.read_bytes(), timeout=COMMAND_SECONDS)[1]
+        assert importing.returncode == 0, said
+    else:
+        daemon.ok(*arguments)
+    volume = daemon.volume(name)
+    assert (volume["mode"], volume["home_path"], volume["bytes"]) == ("storage", str(store), SIZE)
+    assert volume["counters"]["home"]["dirty_bytes"] >= 22 * MIB - 16 * MIB
+    same(daemon, name, source)
+    # Neither of them needs the backend, which has nothing of it yet.
+    for form in ("raw", "qcow2"):
+        back = tmp_path / f"back.{form}"
+        daemon.ok("volume", "export", name, back, "--format", form)
+        run("qemu-img", "compare", "-f", "raw", "-F", form, source, back)
+    assert allocated(cold) == 0
+    daemon.ok("volume", "flush", name)
+    assert cold.read_bytes() == source.read_bytes() and allocated(cold) <= 36 * MIB
+    daemon.ok("volume", "delete", name)
+    assert not store.exists()
+
+
+def test_storage_import_has_whole_blocks(daemon, tmp_path):
+    odd = tmp_path / "odd.raw"
+    odd.write_bytes(b"o" * (3 * MIB + 700))
+    assert daemon.json("volume", "import", "blocks", odd, *STORAGE)["bytes"] == 3 * MIB + 1024
+    assert daemon.volume("blocks")["bytes"] == 3 * MIB + 4096
+    assert daemon.read("blocks", 3 * MIB + 4096) == b"o" * (3 * MIB + 700) + bytes(3396)
+    done = daemon.cli("volume", "import", "sectors", odd, *STORAGE, "--size", str(3 * MIB + 1024))
+    refused(done, 2, "in storage mode its size is a multiple of 4096")
+    assert "sectors" not in names(daemon)
+
+
+def test_storage_import_over_a_backend_that_is_there(daemon, tmp_path):
+    source = sparse(tmp_path / "source.raw", 23, 8 * MIB)
+    there = tmp_path / "there.img"
+    there.write_bytes(b"t" * (8 * MIB))
+    arguments = ["volume", "import", "home-over", source, "--backend", f"file:{there}", *STORAGE]
+    refused(daemon.cli(*arguments), 1, "is there already", "left as it was", "--overwrite")
+    daemon.ok(*arguments, "--overwrite")
+    same(daemon, "home-over", source)
+    assert there.read_bytes() == b"t" * (8 * MIB), "until it is tiered out"
+    daemon.ok("volume", "flush", "home-over")
+    assert there.read_bytes() == source.read_bytes()
+
+
+def test_storage_import_that_fails_removes_its_home(daemon, tmp_path):
+    store, there = tmp_path / "store", tmp_path / "there.img"
+    place = [*STORAGE, "--store-path", store]
+    fails_early(daemon, "half", *place)
+    fails_early(daemon, "half", *place, "--backend", f"file:{tmp_path}/new.img")
+    assert os.listdir(tmp_path) == []
+    there.write_bytes(b"t" * (8 * MIB))
+    said = fails_early(daemon, "half", *place, "--backend", f"file:{there}", "--overwrite")
+    assert f"file:{there}, which was there before, stays" in said
+    assert os.listdir(tmp_path) == ["there.img"] and there.read_bytes() == b"t" * (8 * MIB)
+
+
+def test_import_takes_no_file_for_log_or_home(daemon, tmp_path):
+    source, there = tmp_path / "source.raw", tmp_path / "there"
+    for path in (source, there):
+        path.write_bytes(b"p" * (4 * MIB))
+    new = ["volume", "import", "taken", source, "--backend", f"file:{tmp_path}/new.img"]
+    refused(daemon.cli(*new, *STORAGE, "--store-path", there), 2, "it exists already", "choose another")
+    refused(daemon.cli(*new, "--log-path", there), 2, "it exists already", "choose another")
+    for option in ("--store-path", "--log-path"):
+        refused(daemon.cli(*new, *STORAGE, option, source), 2, "it is the image itself")
+    refused(daemon.cli(*new, "--store-path", tmp_path / "store"), 2, "--store-path is for --mode storage")
+    assert "taken" not in names(daemon)
+    assert there.read_bytes() == source.read_bytes() == b"p" * (4 * MIB)
+    assert sorted(os.listdir(tmp_path)) == ["source.raw", "there"]
+
+
+def test_storage_import_to_a_device(daemon, tmp_path, loop):
+    source, small, large = tmp_path / "source.raw", loop("small", 8 * MIB), loop("large", 12 * MIB)
+    source.write_bytes(random.Random(24).randbytes(8 * MIB))
+    arguments = ["volume", "import", "device", source, *STORAGE, "--store-path"]
+    refused(daemon.cli(*arguments, small), 1, f"{small} holds {8 * MIB} bytes", "are needed", "--store-path")
+    assert "device" not in names(daemon)
+    daemon.ok(*arguments, large)
+    same(daemon, "device", source)
+    daemon.ok("volume", "delete", "device", "--discard-dirty")
+    # It was given back empty.
+    said = fails_early(daemon, "device", *STORAGE, "--store-path", large)
+    assert "removed again" in said
+    daemon.ok(*arguments, large)
+
+
+def test_import_leaves_alone_what_comes_while_it_looks(daemon, tmp_path):
+    """The key's command runs when the place was looked at and is not made yet."""
+    source, there, key = (tmp_path / name for name in ("source.raw", "there.img", "key.sh"))
+    source.write_bytes(b"i" * (4 * MIB))
+    key.write_text(f"#!/bin/sh\nhead -c 4M /dev/zero | tr '\\0' p > {there}\nprintf {bytes(range(32)).hex()}\n")
+    key.chmod(0o700)
+    done = daemon.cli("volume", "import", "late", source, "--backend", f"file:{there}",
+                      "--encrypt", "--key-command", key)
+    refused(done, 1, "is there already, and is left as it was", "--overwrite")
+    assert there.read_bytes() == b"p" * (4 * MIB) and "late" not in names(daemon)
 
 
 @pytest.mark.parametrize("begin, what", [(b"KDMV", "VMDK"), (b"\x1f\x8b", "gzip"), (b"vhdxfile", "VHDX")])

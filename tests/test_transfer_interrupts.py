@@ -135,18 +135,21 @@ def key_that_waits(tmp_path):
     return path, begun, go
 
 
-def test_import_is_interrupted_while_its_volume_is_made(daemon, tmp_path, number):
+@pytest.mark.parametrize("storage", [False, True], ids=["cache", "storage"])
+def test_import_is_interrupted_while_its_volume_is_made(daemon, tmp_path, number, storage):
     key, begun, go = key_that_waits(tmp_path)
     image = tmp_path / "image.raw"
     image.write_bytes(b"i" * MIB)
+    mode = ["--mode", "storage", "--store-path", tmp_path / "store"] if storage else []
     importing = popen(daemon, "volume", "import", "made", image, "--backend", f"file:{tmp_path}/made.img",
-                      "--encrypt", "--key-command", key)
+                      "--encrypt", "--key-command", key, *mode)
     daemon.until(begun.exists)
     importing.send_signal(number)
     assert b"volume made is being made" in importing.stderr.readline()
     go.touch()
     interrupted(importing, "interrupted", "removed again")
-    assert "made" not in names(daemon) and not (tmp_path / "made.img").exists()
+    assert "made" not in names(daemon)
+    assert not (tmp_path / "made.img").exists() and not (tmp_path / "store").exists()
 
 
 def test_import_is_interrupted_twice_while_its_volume_is_made(daemon, tmp_path):
@@ -173,6 +176,26 @@ def test_import_is_interrupted_while_it_is_copied(daemon, tmp_path, number):
     assert importing.returncode == INTERRUPTED and "interrupted" in said and "removed again" in said
     assert "cancel-import" not in names(daemon)
     assert os.listdir(tmp_path) == ["source.raw"]
+
+
+def test_storage_import_is_interrupted_while_it_is_copied(daemon, tmp_path, number):
+    importing = popen(daemon, "volume", "import", "cancel-home", "-", "--size", "64M", "--mode", "storage",
+                      "--store-path", tmp_path / "store", "--backend", f"file:{tmp_path}/cold.img",
+                      stdin=subprocess.PIPE)
+    importing.stdin.write(random.Random(12).randbytes(24 * MIB))
+    importing.stdin.flush()
+
+    def is_at_home():
+        assert importing.poll() is None
+        volume = [one for one in daemon.json("volume", "list") if one["name"] == "cancel-home"]
+        return volume and volume[0]["counters"]["write_bytes"] >= 16 * MIB
+
+    daemon.until(is_at_home)
+    importing.send_signal(number)
+    # Its standard input stays open until then.
+    importing.wait(COMMAND_SECONDS)
+    interrupted(importing, "interrupted", "removed again")
+    assert "cancel-home" not in names(daemon) and os.listdir(tmp_path) == []
 
 
 def test_import_is_interrupted_while_it_is_made_durable(daemon, tmp_path, number):

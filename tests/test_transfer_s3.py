@@ -4,7 +4,7 @@ goes with it, and nothing is left of the clone through which a snapshot is read.
 import random
 import signal
 
-from daemon import COMMAND_SECONDS, DIRTY, MIB, Daemon, refused
+from daemon import COMMAND_SECONDS, DIRTY, HDCS, MIB, Daemon, refused
 from object_stores import counters
 from test_s3_volumes import homes
 from test_snapshots_s3 import SMALL, snapshots
@@ -74,6 +74,52 @@ def test_s3_import_that_does_not_end_leaves_nothing_there(s3, tmp_path):
         daemon.ok("volume", "import", "i", image, "--backend", s3.url("undone"))
         assert daemon.read("i", 8 * MIB) == image.read_bytes()
         daemon.stop()
+
+
+def test_s3_storage_import_and_export(s3, tmp_path):
+    image = image_of(tmp_path, 7, 24 * MIB)
+    store, back = tmp_path / "store", tmp_path / "back.raw"
+    with Daemon(tmp_path, SMALL) as daemon:
+        place = ["--backend", s3.url("home"), "--mode", "storage", "--store-path", store]
+        assert "the volume is removed again" in fails_early(daemon, "i", *place)
+        assert s3.names("home") == [] and not store.exists()
+        daemon.ok("volume", "import", "i", image, *place)
+        assert daemon.volume("i")["mode"] == "storage"
+        daemon.ok("volume", "export", "i", back)
+        assert back.read_bytes() == image.read_bytes()
+        assert not [name for name in s3.names("home") if name.startswith("data/")], "it is all here"
+        daemon.ok("volume", "export", "i", back, "--overwrite", "--snapshot", "--clone-backend", s3.url("home-clone"))
+        assert back.read_bytes() == image.read_bytes()
+        assert [name for name in s3.names("home") if name.startswith("data/")]
+        # Over what is there, in the other mode.
+        done = daemon.cli("volume", "import", "j", image, "--backend", s3.url("home"), "--overwrite")
+        refused(done, 2, "is the backend of volume i already")
+        daemon.ok("volume", "detach", "i")
+        other = image_of(tmp_path, 8, 24 * MIB)
+        daemon.ok("volume", "import", "j", other, "--backend", s3.url("home"), "--overwrite")
+        daemon.ok("volume", "flush", "j")
+        assert daemon.read("j", 24 * MIB) == other.read_bytes()
+        daemon.stop()
+
+
+def test_s3_import_leaves_alone_a_volume_that_comes_while_it_looks(s3, tmp_path):
+    """The key's command runs when the place was looked at and is not made yet."""
+    one, two = homes(tmp_path)
+    image, made, key = image_of(tmp_path, 9), tmp_path / "made", tmp_path / "key.sh"
+    with Daemon(one, SMALL) as first, Daemon(two, SMALL) as second:
+        create = f"{HDCS} volume create v --size 8M --backend '{s3.url('late')}' --data {second.data}"
+        key.write_text(f"#!/bin/sh\n[ -e {made} ] || {create} > {made}\nprintf {bytes(range(32)).hex()}\n")
+        key.chmod(0o700)
+        done = first.cli("volume", "import", "i", image, "--backend", s3.url("late"), "--encrypt", "--key-command", key)
+        refused(done, 1, "is there already, and is left as it was", "--overwrite")
+        assert made.read_text().startswith("volume v is created") and "i" not in names(first)
+        second.write("v", b"v" * MIB)
+        second.ok("volume", "flush", "v")
+        second.stop()
+        # Whoever takes it over finds a volume that is not encrypted.
+        first.create("w", "--backend", s3.url("late"), size="8M")
+        assert first.read("w", 2 * MIB) == b"v" * MIB + bytes(MIB)
+        first.stop()
 
 
 def test_s3_export_of_a_snapshot_that_is_interrupted_leaves_no_clone(s3, tmp_path):

@@ -65,9 +65,10 @@ impl Place for MemoryPlace {
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
         let image = match (self.image(), absent) {
+            (Some(_), Absent::CreateNew) => return Err(BackendError::Exists(self.name())),
             (Some(image), _) => image,
             (None, Absent::Refuse) => return Err(BackendError::Absent(self.name())),
-            (None, Absent::Create) => {
+            (None, Absent::Create | Absent::CreateNew) => {
                 let image = Image::new(Mutex::new(vec![0; bytes as usize]));
                 let mut images = IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
                 images.insert(self.name.clone(), Arc::clone(&image));

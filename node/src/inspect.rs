@@ -2,7 +2,7 @@
 //! and the decisions that need to know what a log still holds.
 //!
 //! Invariants:
-//! 1. Nothing is written, but by [`wipe_log_device`].
+//! 1. Nothing is written, but by [`wipe_device`].
 //! 2. A log is read by the code that opens it ([`hdcs_core::replay`]), so that what is called good
 //!    here opens there.
 //!
@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use crate::catalogue::{self, Found};
 use crate::control::api::CheckReport;
-use crate::crypt::{Encryption, LogCipher};
+use crate::crypt::{Encryption, LogCipher, NoCipher};
 use crate::data_dir::Layout;
 
 pub use cache::{CacheSummary, CachedVolume, JournalSummary, check as check_cache};
@@ -394,7 +394,7 @@ fn summarize(
     let cipher = match Encryption::of_log(encryption, superblock) {
         Ok(cipher) => cipher,
         Err(why) => {
-            summary.problem = Some(why);
+            summary.problem = Some(why.to_string());
             return Ok(Some(summary));
         }
     };
@@ -455,7 +455,7 @@ pub fn dirty_of(path: &Path, uuid: Uuid, encryption: Option<&Encryption>) -> Opt
     }
 }
 
-/// Verify every checksum of the log at `path`.
+/// Verify every checksum of the log at `path`; without the key of an encrypted one, those of its superblocks.
 pub fn check_log(
     path: &Path,
     uuid: Option<Uuid>,
@@ -499,13 +499,21 @@ fn check_once(
     if let Some(why) = foreign(superblock, uuid) {
         return Err(format!("{shown}: {why}"));
     }
-    let cipher = Encryption::of_log(encryption, superblock);
-    let cipher = cipher.map_err(|why| format!("{shown}: {why}"))?;
-    let log =
-        replay(&file, superblock, cipher.as_ref()).map_err(|error| format!("{shown}: {error}"))?;
-    report.spans = log.spans().len() as u64;
-    report.blocks = log.spans().iter().map(|span| span.blocks).sum();
-    packed::check(&file, &log, cipher.as_ref()).map_err(|why| format!("{shown}: {why}"))?;
+    match Encryption::of_log(encryption, superblock) {
+        Ok(cipher) => {
+            let log = replay(&file, superblock, cipher.as_ref());
+            let log = log.map_err(|error| format!("{shown}: {error}"))?;
+            report.spans = log.spans().len() as u64;
+            report.blocks = log.spans().iter().map(|span| span.blocks).sum();
+            packed::check(&file, &log, cipher.as_ref()).map_err(|why| format!("{shown}: {why}"))?;
+        }
+        Err(NoCipher::Keyless(why)) => {
+            let note =
+                format!("its superblocks are verified, and without its key not its spans: {why}");
+            report.note = Some(note);
+        }
+        Err(NoCipher::Wrong(why)) => return Err(format!("{shown}: {why}")),
+    }
     // A second superblock that was never written is empty; one that is damaged is a finding,
     // since the log then hangs on the other one alone.
     for (block, superblock) in found.iter().enumerate() {
@@ -654,8 +662,8 @@ pub fn is_cache_of(path: &Path, uuid: [u8; 16]) -> bool {
     read.is_ok() && blocks.iter().any(|block| carries_it(block))
 }
 
-/// Make a log's device empty again, so that it can be used for something else.
-pub fn wipe_log_device(path: &Path) -> io::Result<()> {
+/// Make the device of a log or home empty again, so that it can be used for something else.
+pub fn wipe_device(path: &Path) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(path)?;
     file.write_all_at(&vec![0; DEVICE_HEAD_BYTES], 0)?;
     file.sync_all()
@@ -745,7 +753,7 @@ mod tests {
                 .unwrap_err()
                 .contains("write log")
         );
-        wipe_log_device(file.path()).unwrap();
+        wipe_device(file.path()).unwrap();
         refuse_used_device(file.path()).unwrap();
         file.as_file().write_all_at(b"EXT", 1080).unwrap();
         assert!(

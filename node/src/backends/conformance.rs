@@ -318,6 +318,12 @@ pub fn contract(open: &Open<'_>, say: &mut dyn FnMut(&str)) {
             "of another size: {wrong:?}"
         );
     }
+    say("refusing what is there to a volume that is to be new");
+    let refused = open("", BYTES, Absent::CreateNew).err();
+    assert!(
+        matches!(refused, Some(BackendError::Exists(_))),
+        "{refused:?}"
+    );
     for absent in [Absent::Refuse, Absent::Create] {
         let prepared = open("", BYTES, absent).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(prepared.identity(), identity, "the same thing is there");

@@ -209,7 +209,9 @@ pub fn open(
     direct: bool,
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
+    let exists = || BackendError::Exists(path.display().to_string());
     let new = match fs::metadata(path) {
+        Ok(_) if absent == Absent::CreateNew => return Err(exists()),
         Ok(_) => false,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let directory = path.parent().unwrap_or(Path::new("."));
@@ -227,7 +229,10 @@ pub fn open(
         Err(error) => return Err(DeviceError::io("open", path, error).into()),
     };
     if new {
-        create(path, bytes)?;
+        create(path, bytes).map_err(|error| match error {
+            DeviceError::Exists(_) if absent == Absent::CreateNew => exists(),
+            error => error.into(),
+        })?;
     }
     let opened = device::open_file(path, direct_or_not(direct))?;
     device::lock(&opened, 0, 0)?;
@@ -257,6 +262,9 @@ fn open_snapshot(
     direct: bool,
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
+    if absent == Absent::CreateNew {
+        return Err(BackendError::Exists(path.display().to_string()));
+    }
     let opened = match device::open_to_read(path, direct_or_not(direct)) {
         Err(DeviceError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(BackendError::Absent(path.display().to_string()));
@@ -291,7 +299,10 @@ fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .map_err(|e| DeviceError::io("create", path, e))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => DeviceError::Exists(path.to_owned()),
+            _ => DeviceError::io("create", path, error),
+        })?;
     let sized = file.set_len(bytes).and_then(|()| file.sync_all());
     if let Err(error) = sized {
         // The error that matters is the first one.

@@ -429,6 +429,12 @@ pub enum BackendError {
     /// There is nothing at its place.
     #[error("backend: {0} does not exist; put it back, or delete the volume if its data is gone")]
     Absent(String),
+    /// There is something at its place, where nothing was to be.
+    #[error(
+        "backend: {0} is there already, and is left as it was: name a place where nothing is, or take that \
+         one and what it holds with --overwrite"
+    )]
+    Exists(String),
     /// Something else stands at its place than when the volume was made.
     #[error(
         "backend: it is {has}, but the volume was made over {was}: another image stands in its place; \
@@ -498,11 +504,13 @@ impl BackendError {
     }
 }
 
-/// What to do when nothing is at the backend's place.
+/// What to do when nothing is at the backend's place, and when something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
-    /// Make it: the volume is new.
+    /// Make it: the volume is new. What is there is used.
     Create,
+    /// Make it, and refuse what is there, also if that came while this was looking.
+    CreateNew,
     /// Refuse: the volume's data should be there.
     Refuse,
 }
@@ -529,7 +537,7 @@ pub fn check_size(
         return Ok(());
     }
     Err(match absent {
-        Absent::Create => BackendError::Size { place, has, needs },
+        Absent::Create | Absent::CreateNew => BackendError::Size { place, has, needs },
         Absent::Refuse => BackendError::Shrunk { place, has, needs },
     })
 }

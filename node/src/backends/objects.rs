@@ -180,17 +180,22 @@ impl Place for ObjectsPlace {
     }
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
-        key::settle(&self.brief_client()?, self.key.as_ref())?;
-        let (access, needs) = match absent {
-            Absent::Create => {
-                let uuid = *Uuid::new_v4().as_bytes();
-                (Access::Create { uuid }, Some(bytes))
-            }
-            Absent::Refuse => (Access::Existing, None),
+        let client = self.brief_client()?;
+        let key = key::settle(&client, self.key.as_ref())?;
+        let uuid = *Uuid::new_v4().as_bytes();
+        let access = match absent {
+            Absent::Create | Absent::CreateNew => Access::Create { uuid },
+            Absent::Refuse => Access::Existing,
         };
         let mut config = Config::new(access, nonce());
-        config.bytes = needs;
-        let driver = self.drive(ObjectVolume::new(config))?;
+        config.bytes = (absent != Absent::Refuse).then_some(bytes);
+        // Another volume is not even fenced.
+        config.uuid = (absent == Absent::CreateNew).then_some(uuid);
+        let driver = self.drive(ObjectVolume::new(config)).inspect_err(|error| {
+            if let (BackendError::Exists(_), key::Settled::Put) = (error, key) {
+                key::take_back(&client);
+            }
+        })?;
         let found = Found {
             bytes: driver.machine.bytes(),
             partly: false,
@@ -497,6 +502,7 @@ impl Driver {
                 BackendError::Unreachable(format!("{place}: it is not reachable"))
             }
             (OpenError::Absent, _) => BackendError::Absent(place),
+            (OpenError::OtherVolume, _) => BackendError::Exists(place),
             (OpenError::OtherSize { has, needs }, _) => BackendError::Size { place, has, needs },
             (error, _) => BackendError::Refused(format!("{place}: {error}")),
         }

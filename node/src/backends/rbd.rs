@@ -321,11 +321,15 @@ impl ImagePlace {
         let spec = self.spec();
         let found = Found {
             bytes: match (self.look(ceph)?, absent) {
+                (Look::Image { .. }, Absent::CreateNew) => return Err(BackendError::Exists(spec)),
                 (Look::Image { bytes }, _) => bytes,
                 (Look::Nothing(_), Absent::Refuse) => return Err(BackendError::Absent(spec)),
-                (Look::Nothing(pool), Absent::Create) => {
+                (Look::Nothing(pool), Absent::Create | Absent::CreateNew) => {
                     match pool.create_image(&self.image, bytes) {
                         Ok(()) => bytes,
+                        Err(Errno(libc::EEXIST)) if absent == Absent::CreateNew => {
+                            return Err(BackendError::Exists(spec));
+                        }
                         Err(errno) => return Err(self.fail("creating it", errno)),
                     }
                 }
@@ -339,7 +343,7 @@ impl ImagePlace {
         };
         if self.snapshot.is_none() {
             // Only a new volume steals: an older one that was fenced must not take the image back.
-            let steal = self.steal && absent == Absent::Create;
+            let steal = self.steal && absent != Absent::Refuse;
             owner::take(&image, &spec, steal)?;
         }
         // Whoever had it before may have changed it meanwhile.

@@ -60,7 +60,7 @@ pub fn is_url(target: &str) -> bool {
     scheme.is_some_and(|scheme| ["file", "rbd", "s3", "hdfs"].contains(&scheme))
 }
 
-/// Verify what is at a URL, which may be encrypted.
+/// Verify what is at a URL, which may be encrypted: without its key, what needs none.
 pub async fn check(
     url: &str,
     encryption: Option<Encryption>,
@@ -68,28 +68,14 @@ pub async fn check(
 ) -> Result<CheckReport, Failure> {
     let backend = BackendUrl::parse(url).map_err(|error| Failure::misused(error.to_string()))?;
     let mut target = backend.place;
-    if let Some(encryption) = encryption {
-        let unlocked = encryption.unlock().map_err(|error| {
-            Failure::failed(format!(
-                "{url} is encrypted, and cannot be verified: {error}"
-            ))
-        })?;
-        target.encrypt(unlocked.objects);
-    } else {
-        let keyed = tokio::task::spawn_blocking(move || {
-            let key = target.as_keeper().map(Keeper::key);
-            let is_encrypted = matches!(key, Some(Ok(Some(_))));
-            (target, is_encrypted)
-        });
-        let (back, is_encrypted) = keyed
-            .await
-            .map_err(|error| Failure::failed(format!("cannot check {url}: {error}")))?;
-        if is_encrypted {
-            return Err(Failure::failed(format!(
-                "{url} is encrypted: check it by its name or data directory, where its key is known"
-            )));
+    // What is kept in plain needs none, and says so.
+    let is_objects = target.as_keeper().is_some_and(Keeper::is_objects);
+    let mut keyless = None;
+    if let Some(encryption) = encryption.filter(|_| is_objects) {
+        match encryption.unlock() {
+            Ok(unlocked) => target.encrypt(unlocked.objects),
+            Err(error) => keyless = Some(error),
         }
-        target = back;
     }
     let mut interrupts = signal(SignalKind::interrupt())
         .map_err(|error| Failure::failed(format!("cannot watch for Ctrl-C: {error}")))?;
@@ -119,13 +105,21 @@ pub async fn check(
     }
     let verified =
         ended.map_err(|error| Failure::failed(format!("cannot check {url}: {error}")))?;
-    report(
-        url,
-        verified.unwrap_or_else(|error| Verified {
-            problems: vec![error.to_string()],
-            ..Verified::default()
-        }),
-    )
+    let mut verified = verified.unwrap_or_else(|error| Verified {
+        problems: vec![error.to_string()],
+        ..Verified::default()
+    });
+    match keyless {
+        Some(error) if error.is_keyless() => {
+            verified.note = Some(match verified.note {
+                Some(note) => format!("{note}: {error}"),
+                None => error.to_string(),
+            });
+        }
+        Some(error) => verified.problems.push(format!("{url}: {error}")),
+        None => {}
+    }
+    report(url, verified)
 }
 
 fn report(url: &str, mut verified: Verified) -> Result<CheckReport, Failure> {

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::client::Client;
 use super::interrupts::Interrupts;
 use super::size::show;
-use super::volume::{Behaviour, HomePlace, absolute_backend, api_path, said};
+use super::volume::{Behaviour, absolute_backend, api_path, said};
 use super::{Failure, flush, output};
 use crate::catalogue::VolumeName;
 use crate::control::api::{CloneVolume, MakeSnapshot, Snapshot, Snapshots, Volume};
@@ -49,8 +49,6 @@ pub(crate) struct Clone {
     /// Where its own data goes: a place of its own in the same store, cluster or file system
     #[arg(long, value_name = "URL")]
     backend: String,
-    #[command(flatten)]
-    place: HomePlace,
     #[command(flatten)]
     behaviour: Behaviour,
     /// Copy the data if the file system cannot share it (a file without reflinks)
@@ -198,10 +196,9 @@ pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failu
         None => format!("volume {volume}"),
     };
     let backend = absolute_backend(&arguments.backend)?;
-    let clone = (arguments.behaviour).of(&arguments.new, None, Some(backend))?;
     let request = CloneVolume {
         snapshot,
-        clone: arguments.place.of(clone)?,
+        clone: (arguments.behaviour).of(&arguments.new, None, Some(backend))?,
         copy: arguments.copy,
     };
     let path = format!("{}/clone", api_path(&volume));

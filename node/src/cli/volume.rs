@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hyper::Method;
 
 use super::client::Client;
@@ -138,26 +139,15 @@ pub(crate) struct Create {
     #[arg(long, value_name = "URL")]
     backend: Option<String>,
     #[command(flatten)]
-    place: HomePlace,
-    /// What the cache does with writes and reads [default: the node's `policy`]
-    #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
-    policy: Option<String>,
-    /// Copies of dirty data on other nodes
-    #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
-    replicas: String,
-    /// How many of them must hold a write before it is acknowledged
-    #[arg(long, default_value = "one", value_parser = Available::parser("ack level", &["one"], &["majority", "all"]))]
-    ack: String,
-    #[command(flatten)]
     behaviour: Behaviour,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// In which mode a new volume is.
-#[derive(Args, Debug)]
-pub(crate) struct HomePlace {
+/// What a new volume is, whatever it begins with: `create`, `import` and `clone` take the same.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Behaviour {
     /// Who is the home of the data
     #[arg(long, default_value = "cache")]
     mode: Mode,
@@ -167,23 +157,15 @@ pub(crate) struct HomePlace {
     /// Take a block device for the home although it holds something
     #[arg(long)]
     store_overwrite: bool,
-}
-
-impl HomePlace {
-    /// The request with that.
-    pub(crate) fn of(self, request: CreateVolume) -> Result<CreateVolume, Failure> {
-        Ok(CreateVolume {
-            mode: self.mode,
-            store_path: self.store_path.as_deref().map(absolute).transpose()?,
-            store_overwrite: self.store_overwrite,
-            ..request
-        })
-    }
-}
-
-/// How a new volume behaves, whatever it begins with.
-#[derive(Args, Debug, Default)]
-pub(crate) struct Behaviour {
+    /// What the cache does with writes and reads [default: the node's `policy`]
+    #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
+    policy: Option<String>,
+    /// Copies of dirty data on other nodes
+    #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
+    replicas: String,
+    /// How many of them must hold a write before it is acknowledged
+    #[arg(long, default_value = "one", value_parser = Available::parser("ack level", &["one"], &["majority", "all"]))]
+    ack: String,
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
     persist: Option<String>,
@@ -254,6 +236,22 @@ impl Encrypt {
 }
 
 impl Behaviour {
+    /// What the volume's size is a multiple of.
+    pub(crate) fn size_unit(&self) -> u64 {
+        match self.mode {
+            Mode::Cache => SECTOR_BYTES as u64,
+            Mode::Storage => BLOCK_BYTES as u64,
+        }
+    }
+
+    /// The places, files or devices, that it names for what the volume has on this node.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &Path> {
+        [&self.log_path, &self.store_path]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     /// The request for a volume that behaves so.
     pub(crate) fn of(
         self,
@@ -262,11 +260,13 @@ impl Behaviour {
         backend: Option<String>,
     ) -> Result<CreateVolume, Failure> {
         let mut settings: BTreeMap<String, Value> = self.settings.into_iter().collect();
-        if let Some(persist) = self.persist {
-            settings.insert("persist".to_owned(), Value::Text(persist));
-        }
-        if let Some(compress) = self.compress {
-            settings.insert("compression".to_owned(), Value::Text(compress));
+        let named = [
+            ("policy", self.policy),
+            ("persist", self.persist),
+            ("compression", self.compress),
+        ];
+        for (key, value) in named {
+            settings.extend(value.map(|value| (key.to_owned(), Value::Text(value))));
         }
         Ok(CreateVolume {
             name: name.to_string(),
@@ -277,9 +277,9 @@ impl Behaviour {
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,
             encryption: self.encryption.place()?,
-            mode: Mode::Cache,
-            store_path: None,
-            store_overwrite: false,
+            mode: self.mode,
+            store_path: self.store_path.as_deref().map(absolute).transpose()?,
+            store_overwrite: self.store_overwrite,
             settings,
         })
     }
@@ -508,11 +508,6 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let backend = arguments.backend.as_deref().map(absolute_backend);
     let bytes = arguments.size.map(|size| size.0);
     let request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
-    let mut request = arguments.place.of(request)?;
-    if let Some(policy) = arguments.policy {
-        let policy = Value::Text(policy);
-        request.settings.insert("policy".to_owned(), policy);
-    }
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)
         .await?;

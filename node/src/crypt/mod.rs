@@ -78,29 +78,35 @@ impl Encryption {
         superblock.copy_from_slice(marked.as_bytes());
     }
 
-    /// What decrypts the ring of the log with this superblock; `None`: it is plain. The error says
-    /// what is needed.
+    /// What decrypts the ring of the log with this superblock; `None`: it is plain.
     pub fn of_log(
         this: Option<&Self>,
         superblock: &LogSuperblock,
-    ) -> Result<Option<LogCipher>, String> {
+    ) -> Result<Option<LogCipher>, NoCipher> {
         let needs = Uuid::from_bytes(superblock.data_key);
         if needs.is_nil() {
             return Ok(None);
         }
         let Some(this) = this else {
-            return Err(format!(
+            return Err(NoCipher::Keyless(format!(
                 "it is encrypted with data key {needs}, which is wrapped in its volume's catalogue entry: \
                  name the volume or the data directory"
-            ));
+            )));
         };
         if this.key.id() != needs {
             let has = this.key.id();
-            return Err(format!(
+            return Err(NoCipher::Wrong(format!(
                 "it is encrypted with data key {needs}, and the volume's is {has}"
-            ));
+            )));
         }
-        let unlocked = this.unlock().map_err(|error| error.to_string())?;
+        let unlocked = this.unlock().map_err(|error| {
+            let why = error.to_string();
+            if error.is_keyless() {
+                NoCipher::Keyless(why)
+            } else {
+                NoCipher::Wrong(why)
+            }
+        })?;
         Ok(Some(unlocked.log(superblock.log.get())))
     }
 
@@ -116,6 +122,17 @@ impl Encryption {
         let key = Box::new(self.key.wrap_again(&data_key, &new)?);
         Ok(Self { source, key })
     }
+}
+
+/// Why a log cannot be decrypted, and what is needed.
+#[derive(Debug, thiserror::Error)]
+pub enum NoCipher {
+    /// There is no key here, which says nothing against the log.
+    #[error("{0}")]
+    Keyless(String),
+    /// Something is damaged, or does not belong together.
+    #[error("{0}")]
+    Wrong(String),
 }
 
 /// The key that everything else is derived from.

@@ -72,6 +72,13 @@ pub enum KeyError {
     Random,
 }
 
+impl KeyError {
+    /// Whether the key is merely not to be had here: what is encrypted with it may be good.
+    pub fn is_keyless(&self) -> bool {
+        !matches!(self, Self::Damaged)
+    }
+}
+
 /// Where a key-encryption key comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -29,6 +29,24 @@ fn file_direct() {
 }
 
 #[test]
+fn file_that_comes_while_it_is_looked_for_is_not_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, target) = (
+        directory.path().join("image"),
+        directory.path().join("gone"),
+    );
+    // To look at it is to look at what it leads to, where nothing is; to make it is not.
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    let url = format!("file:{}", path.display());
+    let refused = backends::open(&url, BYTES, Absent::CreateNew).err();
+    assert!(
+        matches!(refused, Some(BackendError::Exists(_))),
+        "{refused:?}"
+    );
+    assert!(path.is_symlink() && !target.exists());
+}
+
+#[test]
 fn file_buffered() {
     under(|_| "direct=off".to_owned());
 }

@@ -31,12 +31,21 @@ pub(super) async fn put(client: &Client, key: &WrappedKey) -> Result<(), Backend
     put.await.map_err(|error| backend_error(&error))
 }
 
+/// What there was to do about a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// Nothing.
+    There,
+    /// It was put.
+    Put,
+}
+
 /// Before a volume is opened or made: the place has its key, or none if it is not encrypted.
-pub(super) fn settle(client: &Client, key: Option<&ObjectKey>) -> Result<(), BackendError> {
+pub(super) fn settle(client: &Client, key: Option<&ObjectKey>) -> Result<Settled, BackendError> {
     runtime().block_on(async {
         match (get(client).await?, key) {
-            (None, None) => Ok(()),
-            (Some(there), Some(key)) if there.id() == key.wrapped.id() => Ok(()),
+            (None, None) => Ok(Settled::There),
+            (Some(there), Some(key)) if there.id() == key.wrapped.id() => Ok(Settled::There),
             (Some(there), Some(_)) => Err(refused(
                 client,
                 &format_args!(
@@ -55,10 +64,22 @@ pub(super) fn settle(client: &Client, key: Option<&ObjectKey>) -> Result<(), Bac
             (None, Some(key)) => {
                 let object = key.wrapped.to_object().into();
                 let put = client.put(NAME, object, Condition::IfAbsent).await;
-                put.map_err(|error| backend_error(&error))
+                put.map(|()| Settled::Put)
+                    .map_err(|error| backend_error(&error))
             }
         }
     })
+}
+
+/// Remove the key that was put for a volume that is not made, since another one came there meanwhile: that one
+/// would not open beside it.
+pub(super) fn take_back(client: &Client) {
+    if let Err(error) = runtime().block_on(client.delete(NAME)) {
+        tracing::warn!(
+            "{}: the object {NAME} is left of a volume that was not made: delete it: {error}",
+            client.place()
+        );
+    }
 }
 
 fn refused(client: &Client, why: &dyn std::fmt::Display) -> BackendError {

@@ -7,7 +7,9 @@ use crate::backends::conformance::{self, Bench};
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::{Verified, Watch};
-use crate::backends::{Absent, Ask, BackendError, Keep, find, open};
+use crate::backends::{Absent, Ask, BackendError, Keep, find, open, open_with};
+use crate::crypt::Encryption;
+use crate::crypt::source::KeySource;
 use crate::stores::tests::Served;
 use hdcs_core::error::IoError;
 use hdcs_core::objects::io::SnapshotName;
@@ -64,6 +66,32 @@ fn owner_whose_place_is_taken_is_fenced() {
     assert_eq!(second.read(0, 4096).unwrap(), vec![2; 4096]);
     second.write(4096, &[5; 4096]).unwrap();
     second.ask(Ask::Flush).unwrap();
+}
+
+#[test]
+fn volume_that_is_to_be_new_leaves_another_one_and_its_owner_alone() {
+    let served = Served::start();
+    let url = url(&served, "volume");
+    let path = served.directory.path().join("wrapping-key");
+    fs::write(&path, [5; 32]).unwrap();
+    let encryption = Encryption::new(KeySource::File(path)).unwrap();
+    let key = encryption.unlock().unwrap().objects;
+    let mut owner = Bench::over(open(&url, BYTES, Absent::CreateNew).unwrap().build());
+    owner.write(0, &[1; 4096]).unwrap();
+    owner.ask(Ask::Flush).unwrap();
+    for key in [None, Some(key)] {
+        let refused = open_with(&url, BYTES, Absent::CreateNew, key).map(drop);
+        assert!(
+            matches!(refused, Err(BackendError::Exists(_))),
+            "{refused:?}"
+        );
+    }
+    // It is neither fenced, nor kept from being opened by a key beside it.
+    owner.write(4096, &[2; 4096]).unwrap();
+    owner.ask(Ask::Flush).unwrap();
+    drop(owner);
+    let mut again = Bench::over(open(&url, BYTES, Absent::Refuse).unwrap().build());
+    assert_eq!(again.read(4096, 4096).unwrap(), vec![2; 4096]);
 }
 
 #[test]

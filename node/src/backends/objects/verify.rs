@@ -35,7 +35,7 @@ use self::needs::{Needs, unpacked};
 use self::sizes::{Sizes, Writer};
 use super::compressed::Compressed;
 use super::contents::{each_reference, newest_manifest_bytes};
-use super::{ObjectsPlace, backend_error};
+use super::{ObjectsPlace, backend_error, key};
 use crate::backends::BackendError;
 use crate::backends::verify::{PROBLEMS_MAX, Verified, Watch};
 use crate::stores::{Client, StoreError, runtime};
@@ -86,6 +86,7 @@ pub(super) fn verify(
         bad: Vec::new(),
         failures: 0,
         passed: 0,
+        is_locked: false,
     };
     let ended = runtime().block_on(check.run());
     let mut verified = check.verified;
@@ -176,6 +177,8 @@ struct Check<'a> {
     failures: usize,
     /// Bytes that those who watch know of.
     passed: u64,
+    /// Whether the data is encrypted and the key is not here.
+    is_locked: bool,
 }
 
 impl Check<'_> {
@@ -183,6 +186,17 @@ impl Check<'_> {
         let Some(mut manifest) = self.manifest().await? else {
             return Ok(());
         };
+        if self.place.key.is_none()
+            && let Some(key) = key::get(&self.client).await?
+        {
+            self.is_locked = true;
+            self.verified.note = Some(format!(
+                "its data is encrypted, and the key {} is not here: it is verified that every object that is \
+                 needed is there, and not what is in those with data (check it by its volume's name or data \
+                 directory, where the key is known)",
+                key.wrapped_with()
+            ));
+        }
         self.references(&manifest).await?;
         let end = manifest.number_limit;
         // Bytes of the data objects of the passes so far that are listed, and of those of further passes.
@@ -194,18 +208,22 @@ impl Check<'_> {
                 return Ok(());
             };
             let range = needs.range();
-            let (needed, listed) = measure(&writers, range.clone(), Some(&needs)).await?;
-            if range.end < end && range.start == 0 {
-                listed_later = measure(&writers, range.end..end, None).await?.1;
+            if self.is_locked {
+                self.presence(&manifest, &writers, &needs).await?;
             } else {
-                listed_later = listed_later.saturating_sub(listed);
+                let (needed, listed) = measure(&writers, range.clone(), Some(&needs)).await?;
+                if range.end < end && range.start == 0 {
+                    listed_later = measure(&writers, range.end..end, None).await?.1;
+                } else {
+                    listed_later = listed_later.saturating_sub(listed);
+                }
+                listed_by_now += listed;
+                let by_then = self.passed + needed;
+                // Of what a further pass lists, it will read such a share.
+                let later = by_then as f64 * listed_later as f64 / listed_by_now.max(1) as f64;
+                self.watch.total(by_then + later as u64);
+                self.data(&manifest, &writers, &needs).await?;
             }
-            listed_by_now += listed;
-            let by_then = self.passed + needed;
-            // Of what a further pass lists, it will read such a share.
-            let later = by_then as f64 * listed_later as f64 / listed_by_now.max(1) as f64;
-            self.watch.total(by_then + later as u64);
-            self.data(&manifest, &writers, &needs).await?;
             self.confirm(&manifest).await?;
             if self.verified.is_cut_short || range.end >= end {
                 return Ok(());
@@ -361,6 +379,30 @@ impl Check<'_> {
             needs.merge();
             return Ok(Some(needs));
         }
+    }
+
+    /// See that the data objects of a pass are there, and have what is needed of them.
+    async fn presence(
+        &mut self,
+        manifest: &Manifest,
+        writers: &[Writer],
+        needs: &Needs,
+    ) -> Result<(), BackendError> {
+        let mut sizes = Sizes::new(writers, needs.range());
+        for (number, runs) in needs.objects() {
+            let why = match sizes.of(number).await? {
+                None => Why::Missing,
+                Some(bytes) if bytes < bytes_min(runs) => Why::Short,
+                Some(_) => continue,
+            };
+            let wrong = Wrong {
+                place: Writer::of(writers, number).client.place(),
+                name: Name::own(Kind::Data, number).to_string(),
+                why,
+            };
+            self.blame(manifest, Bad::whole(number, &wrong)).await?;
+        }
+        Ok(())
     }
 
     /// Get and verify the data objects of a pass.
@@ -547,6 +589,14 @@ const RESTORE: &str = "restore the object (a versioned bucket has it), or the vo
 
 fn damaged(place: &str, name: &str, of: &str, why: &dyn Display) -> String {
     format!("{place}: object {name}{of} is damaged: {why}: {RESTORE}")
+}
+
+/// Bytes that an object has at least, by what is needed of it. Where frames are only it knows itself.
+fn bytes_min(runs: &[u128]) -> u64 {
+    let slots = unpacked(runs)
+        .filter(|run| !run.place.is_compressed())
+        .map(|run| run.place.slot() + run.count);
+    u64::from(slots.max().unwrap_or(0)) * SLOT_BYTES as u64
 }
 
 /// Verify what is needed of an object: how many blocks are good, and which bytes of the volume are not.

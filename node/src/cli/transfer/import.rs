@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
@@ -76,9 +76,9 @@ pub(crate) async fn import(client: &Client, arguments: Import) -> Result<(), Fai
     let mut interrupts = Interrupts::watch()?;
     let looked = interrupts.or(look_at(&arguments)).await;
     let image = looked.map_err(|failure| nothing_made("import", failure))?;
-    let bytes = arguments
-        .size
-        .map_or(image.bytes.max(VOLUME_BYTES_MIN), |size| size.0);
+    let unit = arguments.behaviour.size_unit();
+    let fitting = image.bytes.max(VOLUME_BYTES_MIN).next_multiple_of(unit);
+    let bytes = arguments.size.map_or(fitting, |size| size.0);
     if bytes < image.bytes {
         return Err(Failure::misused(format!(
             "--size {bytes}: the image has {} bytes: nothing of it is cut off; give that or more",
@@ -88,9 +88,7 @@ pub(crate) async fn import(client: &Client, arguments: Import) -> Result<(), Fai
     check_volume_bytes(bytes).map_err(Failure::misused)?;
     let backend = arguments.backend.as_deref().map(absolute_backend);
     let backend = backend.transpose()?;
-    if let Some(url) = &backend {
-        refuse_own_backend(&arguments, url)?;
-    }
+    refuse_own_places(&arguments, backend.as_deref())?;
     // What becomes of the backend if the import does not end.
     let undo_data = match (&backend, arguments.overwrite) {
         (None, _) => "keep_data=false",
@@ -139,19 +137,28 @@ async fn look_at(arguments: &Import) -> Result<Image, Failure> {
 }
 
 /// An image is not written over itself while it is read.
-fn refuse_own_backend(arguments: &Import, url: &str) -> Result<(), Failure> {
-    let backend = BackendUrl::parse(url).ok();
-    let backend = backend.and_then(|url| fs::metadata(url.place.path()?).ok());
+fn refuse_own_places(arguments: &Import, backend: Option<&str>) -> Result<(), Failure> {
     let image = fs::metadata(&arguments.file).ok();
-    let is_own = (backend.zip(image)).is_some_and(|(backend, image)| is_same(&backend, &image));
-    if !is_own {
-        return Ok(());
+    let is_image = |path: &Path| {
+        let found = fs::metadata(path).ok().zip(image.as_ref());
+        found.is_some_and(|(found, image)| is_same(&found, image))
+    };
+    let url = backend.and_then(|url| BackendUrl::parse(url).ok());
+    let at_backend = url.as_ref().and_then(|url| url.place.path());
+    if let (Some(url), true) = (backend, at_backend.is_some_and(is_image)) {
+        return Err(Failure::misused(format!(
+            "backend {url}: it is the image itself: name another place, or, if it is raw, take it into use as it \
+             is with `hdcs volume create {} --backend {url}`",
+            arguments.name
+        )));
     }
-    Err(Failure::misused(format!(
-        "backend {url}: it is the image itself: name another place, or, if it is raw, take it into use as it is \
-         with `hdcs volume create {} --backend {url}`",
-        arguments.name
-    )))
+    let taken = arguments.behaviour.places().find(|path| is_image(path));
+    taken.map_or(Ok(()), |path| {
+        Err(Failure::misused(format!(
+            "{}: it is the image itself: name another place for the volume's log or home",
+            path.display()
+        )))
+    })
 }
 
 /// Copy the image into the new volume, and make it durable.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
-use crate::backends::{self, BackendError, Found, url::BackendUrl};
+use crate::backends::{self, Absent, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
@@ -44,7 +44,13 @@ impl Node {
         let entry = made
             .await
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
-        if let Err(error) = self.open(&entry, volumes).await {
+        // A backend of its own was made with the rest.
+        let absent = if request.must_be_new && entry.backend.is_some() {
+            Absent::CreateNew
+        } else {
+            Absent::Create
+        };
+        if let Err(error) = self.open_first(&entry, volumes, absent).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
             lock(&self.slots).remove(name.as_str());
             self.explain(name.as_str(), None);
@@ -185,7 +191,14 @@ impl Node {
             .as_deref()
             .is_some_and(backends::is_read_only);
         let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
-        self.check_log_place(path, bytes, None).await
+        let place = self.check_log_place(path, bytes, None).await?;
+        if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
+            return Err(format!(
+                "log path {}: it exists already, and is no block device: choose another",
+                place.path.display()
+            ));
+        }
+        Ok(place)
     }
 
     /// Check where a log is to be, and how large; `of` is the volume that has one already.
@@ -262,6 +275,14 @@ impl Node {
 pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
     let path = path.to_owned();
     let look = move || fs::canonicalize(&path).unwrap_or(path);
+    in_time(ANSWER_TIME_MAX, look).await
+}
+
+/// Whether something is at a path where a file is to be made, other than a device; `None` if what it lies on does not
+/// answer. It would go with a volume whose making fails.
+pub(super) async fn is_taken(path: &Path) -> Option<bool> {
+    let path = path.to_owned();
+    let look = move || fs::symlink_metadata(&path).is_ok() && !is_block_device(&path);
     in_time(ANSWER_TIME_MAX, look).await
 }
 

@@ -323,7 +323,7 @@ impl Node {
         let wiped = in_time(COMMAND_TIME_MAX, move || {
             // Another disk may be in its place by now.
             let is_its_own = is_block_device(&path) && inspect::log_owner(&path) == Some(uuid);
-            let wiped = is_its_own.then(|| inspect::wipe_log_device(&path));
+            let wiped = is_its_own.then(|| inspect::wipe_device(&path));
             wiped.and_then(|wiped| wiped.err().map(|error| error.to_string()))
         });
         if let Some(problem) = wiped.await.unwrap_or(Some("it does not answer".to_owned())) {

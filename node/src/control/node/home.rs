@@ -2,17 +2,15 @@
 //! tiering out.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hdcs_core::home::TierState;
-use hdcs_core::home::format::{HOME_HEADER_BLOCKS, Layout};
+use hdcs_core::home::format::Layout;
 use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
-use super::create::{is_block_device, real_path};
+use super::create::{is_block_device, is_taken, real_path};
 use super::{ANSWER_TIME_MAX, Node, in_time, lock};
 use crate::backends::{self, home::store};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
@@ -67,12 +65,7 @@ impl Node {
             )
         };
         let real = real_path(&path).await.ok_or_else(silent)?;
-        // What is in the way of a volume that is being made would go with it if that failed.
-        let looked_at = path.clone();
-        let is_taken = in_time(ANSWER_TIME_MAX, move || {
-            fs::symlink_metadata(&looked_at).is_ok() && !is_block_device(&looked_at)
-        });
-        let is_taken = is_taken.await.ok_or_else(silent)?;
+        let is_taken = is_taken(&path).await.ok_or_else(silent)?;
         let layout = self.layout();
         for other in self.entries() {
             let theirs = [Some(other.log_path(&layout)), other.home_path(&layout)];
@@ -112,10 +105,7 @@ impl Node {
             if !is_block_device(&device) || !store::is_of(&device, uuid) {
                 return Ok(());
             }
-            let head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-            let file = fs::OpenOptions::new().write(true).open(&device)?;
-            file.write_all_at(&head, 0)?;
-            file.sync_all()
+            inspect::wipe_device(&device)
         });
         let problem = match wiped.await {
             Some(Ok(())) => return,

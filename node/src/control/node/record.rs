@@ -187,6 +187,8 @@ fn write(record: &DirtyRecord, directory: &Path) -> bool {
 pub(super) struct Gate {
     directory: PathBuf,
     volume: Uuid,
+    /// What holds for the backend of a volume that was never opened.
+    absent: Absent,
     /// Where the numbers of origins are.
     dir: Option<Arc<Mutex<DataDir>>>,
     /// Held while a record is written.
@@ -205,11 +207,12 @@ struct Passage {
 }
 
 impl Gate {
-    pub fn new(entry: &Entry, layout: &Layout, dir: Arc<Mutex<DataDir>>) -> Self {
+    pub fn new(entry: &Entry, layout: &Layout, dir: Arc<Mutex<DataDir>>, absent: Absent) -> Self {
         Self {
             dir: Some(dir),
             directory: catalogue::directory(layout, &entry.name),
             volume: entry.uuid,
+            absent,
             passage: Mutex::default(),
         }
     }
@@ -260,7 +263,7 @@ impl Admission for Gate {
             )),
             // Only the backend of a volume that was never opened may be missing: an image that was
             // there and has gone must not be replaced by an empty one.
-            None if log.incarnation == 0 => Ok(Absent::Create),
+            None if log.incarnation == 0 => Ok(self.absent),
             _ => Ok(Absent::Refuse),
         }
     }
@@ -332,6 +335,7 @@ mod tests {
         Gate {
             directory: directory.to_owned(),
             volume: Uuid::from_u128(1),
+            absent: Absent::CreateNew,
             dir: None,
             passage: Mutex::default(),
         }
@@ -345,7 +349,7 @@ mod tests {
     fn gate_lets_in_the_log_that_the_record_knows_and_newer_openings_of_it() {
         let directory = tempfile::tempdir().unwrap();
         let gate = gate(directory.path());
-        assert_eq!(gate.found(log(7, 0)).unwrap(), Absent::Create);
+        assert_eq!(gate.found(log(7, 0)).unwrap(), Absent::CreateNew);
         assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
         gate.begin(log(7, 3)).unwrap();
         assert!(gate.record().unwrap().in_use);

@@ -49,6 +49,10 @@ impl Store {
     }
 
     fn verified(&self) -> Verified {
+        self.verified_with(self.key.clone())
+    }
+
+    fn verified_with(&self, key: Option<ObjectKey>) -> Verified {
         struct Unhurried;
         impl Watch for Unhurried {
             fn total(&mut self, _: u64) {}
@@ -57,8 +61,8 @@ impl Store {
             }
         }
         let mut place = BackendUrl::parse(&self.url()).unwrap().place;
-        if let Some(key) = &self.key {
-            place.encrypt(key.clone());
+        if let Some(key) = key {
+            place.encrypt(key);
         }
         place.verify(&mut Unhurried).unwrap()
     }
@@ -135,6 +139,30 @@ fn what_was_compressed_is_read_the_same_whoever_opens_it() {
             assert_eq!(verified.problems, Vec::<String>::new());
             assert_eq!(verified.blocks, 300);
         }
+    }
+}
+
+#[test]
+fn without_the_key_it_is_verified_that_every_object_is_there() {
+    let content = content();
+    for method in [None, Some(Method::Lz4)] {
+        let store = Store::new(true);
+        fill(&mut store.open(Absent::Create, method), &content);
+        let verified = store.verified_with(None);
+        assert_eq!(verified.problems, Vec::<String>::new());
+        assert_eq!(verified.blocks, 0);
+        let note = verified.note.expect("it says what is not verified");
+        assert!(note.contains("encrypted"), "{note}");
+        let path = store.data()[0].clone();
+        let good = fs::read(&path).unwrap();
+        if method.is_none() {
+            fs::write(&path, &good[..BLOCK]).unwrap();
+            let said = store.verified_with(None).problems.join("\n");
+            assert!(said.contains("too short"), "{said}");
+        }
+        fs::remove_file(&path).unwrap();
+        let said = store.verified_with(None).problems.join("\n");
+        assert!(said.contains("is missing"), "{said}");
     }
 }
 

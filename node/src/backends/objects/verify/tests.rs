@@ -10,6 +10,8 @@ use super::*;
 use crate::backends::conformance::Bench;
 use crate::backends::objects::Reach;
 use crate::backends::{Absent, Ask, Keep, open};
+use crate::crypt::Encryption;
+use crate::crypt::source::KeySource;
 use crate::stores::tests::Served;
 use crate::stores::{Condition, Listing, Object, Pending, Store};
 use hdcs_core::objects::io::SnapshotName;
@@ -243,6 +245,45 @@ impl Volume {
         );
         whole
     }
+}
+
+#[test]
+fn without_its_key_what_is_missing_or_cut_is_found_as_with_it() {
+    let volume = Volume {
+        served: Served::start(),
+        name: "volume",
+    };
+    volume.fill(1, 110, &[60, 100]);
+    let source = volume.served.directory.path().join("wrapping-key");
+    fs::write(&source, [5; 32]).unwrap();
+    let key = Encryption::new(KeySource::File(source)).unwrap().key;
+    // What is read as encrypted need not be.
+    let beside = volume.files().directory.join(key::NAME);
+    fs::create_dir_all(beside.parent().unwrap()).unwrap();
+    let mut told = 0;
+    for path in volume.objects("data").iter().step_by(9) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let content = fs::read(path).unwrap();
+        for word in ["is missing", "damaged"] {
+            fs::remove_file(path).unwrap();
+            if word == "damaged" {
+                fs::write(path, &content[..1]).unwrap();
+            }
+            let (with, _) = volume.verified(Bounds::default());
+            fs::write(&beside, key.to_object()).unwrap();
+            let (without, _) = volume.verified(Bounds::default());
+            fs::remove_file(&beside).unwrap();
+            fs::write(path, &content).unwrap();
+            let is_named = |found: &Verified| {
+                let mut problems = found.problems.iter();
+                problems.any(|problem| problem.contains(name) && problem.contains(word))
+            };
+            assert_eq!(is_named(&without), is_named(&with), "{name}: {without:?}");
+            assert!(without.note.is_some() && without.blocks == 0);
+            told += usize::from(is_named(&without));
+        }
+    }
+    assert!(told > 4, "{told}");
 }
 
 #[test]
