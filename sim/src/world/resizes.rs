@@ -3,14 +3,15 @@
 //! what is cut off. What the volume asks of its backend meanwhile is held back.
 //!
 //! A smaller size is recorded before the volume is told of it: if the node goes down before all is done, the next
-//! opening has it, and may find what lies beyond it in its log. The backend is cut then, and what is asked of it beyond
-//! its end is left out. Such a volume grows only once its log has been emptied: what is in it would come back.
+//! opening has it, and may find what lies beyond it in its log, and in a backend that is larger. Before such a volume
+//! grows its log is emptied and its backend is cut: what they hold would come back. What is asked of the backend beyond
+//! its end is left out.
 
 use hdcs_core::read_cache::Barrier;
 
 use super::{
     Action, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner, Phase,
-    SECTOR_BYTES, Violation, World,
+    SECTOR_BYTES, Violation, Volume, World,
 };
 
 /// A volume is not made smaller than that, in sectors,
@@ -23,7 +24,7 @@ const AGAIN: Nanos = Nanos::from_millis(1);
 /// What a change of size waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Everything is destaged (only when shrinking).
+    /// Everything is destaged (when shrinking, and when the log holds what was cut off before).
     Destage,
     /// An atomic backend has flushed what it was given: a resize would show it.
     Whole,
@@ -68,12 +69,14 @@ impl World {
             1 => at_first,
             _ => SECTORS_MIN.max(self.random.u64(before / 2..before)),
         };
-        let comes_back = to > before && self.units[unit].holds_cut;
-        if to == before || to > SECTORS_MAX.max(at_first) || comes_back {
+        if to == before || to > SECTORS_MAX.max(at_first) {
             return Ok(());
         }
+        let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
+        self.coverage.cut_logs += u64::from(to > before && holds_cut);
         self.note("begin resize", [unit as u64, before, to, 0]);
         let step = match (to < before, self.units[unit].config.backend_atomic) {
+            _ if holds_cut => Step::Destage,
             (true, _) => Step::Destage,
             (false, true) => Step::Whole,
             (false, false) => Step::Backend,
@@ -81,7 +84,9 @@ impl World {
         self.units[unit].resizing = Some(Resizing { step, before, to });
         match step {
             Step::Destage => {
-                self.tell_size(unit, to)?;
+                if to < before {
+                    self.tell_size(unit, to)?;
+                }
                 self.destage_all(unit)
             }
             Step::Backend => {
@@ -122,9 +127,15 @@ impl World {
                 if volume.stats(self.now).destage_all_remaining_bytes > 0 {
                     return Ok(None);
                 }
-                self.tell_size(unit, resizing.to)?;
-                if self.units[unit].history.sectors() != resizing.to {
+                let refused = if resizing.shrinks() {
+                    self.tell_size(unit, resizing.to)?;
                     // What lies beyond the new end is being written.
+                    self.units[unit].history.sectors() != resizing.to
+                } else {
+                    // It was cancelled.
+                    volume.holds_cut()
+                };
+                if refused {
                     self.note("resize given up", [unit as u64, resizing.to, 0, 0]);
                     self.units[unit].resizing = None;
                     return Ok(None);
@@ -213,7 +224,7 @@ impl World {
         }
         state.resizing = None;
         if !state.fence.is_up() {
-            state.backend.resize(to);
+            state.resize_backend(to);
             self.note("backend resized", [unit as u64, to, 0, 0]);
             self.coverage.resizes += 1;
             self.check_commits(unit)?;
@@ -266,16 +277,22 @@ impl super::Unit {
         self.postponed = None;
     }
 
+    /// The backend gets another size. It has nothing beyond the present end then, where a change of size that was
+    /// under way when the volume was left may have left something.
+    pub(super) fn resize_backend(&mut self, sectors: u64) {
+        if sectors > self.history.sectors() {
+            self.backend.resize(self.history.sectors());
+        }
+        self.backend.resize(sectors);
+    }
+
     /// The volume is gone: of a change of size that was under way the next opening knows what was recorded.
     pub(super) fn leave_resizing(&mut self) {
         self.held.clear();
-        self.holds_cut |= self.history.was_cut();
         if let Some(resizing) = self.resizing.take()
             && resizing.shrinks()
-            && self.history.sectors() != resizing.to
         {
             self.has_size(resizing.to);
-            self.holds_cut = true;
         }
     }
 }
