@@ -209,6 +209,10 @@ struct Unit {
     resizing: Option<resizes::Resizing>,
     /// What waits for the end of that.
     held: Vec<Action>,
+    /// What was cut off, which a planted bug keeps: from a sector on.
+    kept_cut: Option<(u64, Vec<Content>)>,
+    /// A planted bug has told those alone who waited for a flush that it had failed, when.
+    flush_failed: u64,
     /// Since when writes are refused because of the policy, and until when they last were.
     read_only_since: Option<u64>,
     read_only_until: u64,
@@ -514,6 +518,8 @@ impl World {
                     shrink: None,
                     resizing: None,
                     held: Vec::new(),
+                    kept_cut: None,
+                    flush_failed: 0,
                     read_only_since: None,
                     read_only_until: 0,
                     was_direct: false,
