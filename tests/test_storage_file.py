@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+import time
 
 from conftest import run
 from daemon import MIB, Daemon, refused
@@ -187,6 +188,40 @@ def test_storage_tier_is_the_state_of_one_moment(tmp_path):
             enough.set()
             writer.join()
         client.shutdown()
+        daemon.stop()
+
+
+def test_storage_tier_begins_beside_writes_that_nobody_flushes(tmp_path):
+    """What goes past the log is flushed after 64 MiB otherwise, or at half of the deadline of destage: here after twelve
+    hours."""
+    with Daemon(tmp_path) as daemon:
+        create(daemon, url(tmp_path), "--set", "policy=write-through", "--set", "destage_age_max_ms=86400000")
+        daemon.write("v", b"t" * MIB, 8 * MIB)
+        enough, written = threading.Event(), [0] * 4
+
+        def write(number):
+            client = daemon.nbd("v")
+            while not enough.is_set():
+                client.pwrite(bytes([number + 1]) * 512, (4 * (written[number] % 64) + number) * 512)
+                written[number] += 1
+                # Many beside every flush, and few in all.
+                time.sleep(0.001)
+            client.shutdown()
+
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(len(written))]
+        for writer in writers:
+            writer.start()
+        try:
+            for tiers in range(1, 4):
+                before = written[:]
+                daemon.until(lambda before=before: all(now > then for now, then in zip(written, before)))
+                daemon.ok("volume", "flush", "v", "--timeout", "30")
+                assert home(daemon)["tiers"] >= tiers
+                assert image(tmp_path).read_bytes()[8 * MIB : 9 * MIB] == b"t" * MIB
+        finally:
+            enough.set()
+            for writer in writers:
+                writer.join()
         daemon.stop()
 
 

@@ -13,7 +13,7 @@ use hdcs_core::io::{
     Completion, Extent, ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange,
 };
 use hdcs_core::limits::SECTOR_BYTES;
-use hdcs_core::volume::{Event, Persist, Trouble};
+use hdcs_core::volume::{Event, Persist, State, Trouble};
 use world::{BYTES, World};
 
 fn random_range(random: &mut fastrand::Rng) -> SectorRange {
@@ -99,6 +99,35 @@ fn volume_agrees_with_memory_on_flush() {
 #[test]
 fn volume_agrees_with_memory_auto() {
     agrees_with_memory(Persist::Auto, 3);
+}
+
+#[test]
+fn volume_shows_that_its_log_cannot_be_read_until_destage_has_what_it_needs() {
+    let mut world = World::new(Persist::OnWrite);
+    world.write(8, &[1; 4096]);
+    // Memory has nothing of it any more.
+    world.reopen();
+    world.log_mute = true;
+    world.step(Event::DestageAll);
+    let trouble = |world: &World| world.volume.trouble().map(|(trouble, _)| trouble);
+    let pass = |world: &mut World| {
+        for _ in 0..100 {
+            world.now = world.now.plus(Nanos::from_millis(100));
+            world.step(Event::Poll);
+            if world.log_mute {
+                assert_eq!(trouble(world), Some(Trouble::LogUnreadable));
+                assert_eq!(world.volume.state(), State::Degraded);
+            }
+        }
+    };
+    pass(&mut world);
+    world.log_mute = false;
+    pass(&mut world);
+    assert_eq!(
+        (trouble(&world), world.volume.state()),
+        (None, State::Healthy)
+    );
+    assert_eq!(world.backend[4096..8192], [1; 4096]);
 }
 
 #[test]

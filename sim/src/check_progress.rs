@@ -59,6 +59,11 @@ impl<T> Requests<T> {
         self.waiting.is_empty()
     }
 
+    /// Whether one of them is such.
+    pub fn any(&self, is: impl Fn(&T) -> bool) -> bool {
+        self.waiting.values().any(|(_, what)| is(what))
+    }
+
     /// The one that has waited longest, and since when.
     pub fn oldest(&self) -> Option<(Nanos, &T)> {
         let oldest = self.waiting.values().min_by_key(|(since, _)| *since)?;

@@ -395,11 +395,6 @@ impl History {
             .resize(sectors as usize, Sector::new(Content::Zero));
     }
 
-    /// Whether the volume has ever become smaller.
-    pub fn was_cut(&self) -> bool {
-        !self.cuts.is_empty()
-    }
-
     /// Whether a sector was not cut off since `seq`: what was asked for then may show what is gone by now.
     pub fn is_kept(&self, sector: u64, seq: Seq) -> bool {
         let mut cuts = self.cuts.iter();

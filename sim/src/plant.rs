@@ -69,6 +69,8 @@ pub enum Plant {
     ForgottenFlush,
     /// A client's flush that fails is said to be done.
     DeafFlush,
+    /// A flush that a client waits for fails, which the client is told, and takes what destage has written beside it.
+    UndoubtedFlush,
     /// The log is said to say that writes go past it, and does not.
     ForgottenMark,
     /// An opening takes back that the backend may hold what is not flushed, before it is.
@@ -105,6 +107,8 @@ pub enum Plant {
     IgnoredMarks,
     /// Lines go to the SSD tier whose reads were not counted.
     UncountedReads,
+    /// What is cut off with the end of a volume stays in the cache.
+    KeptCut,
 }
 
 impl Plant {
@@ -145,6 +149,8 @@ impl Plant {
             | Self::ForcedDiscard
             | Self::ForgottenFlush
             | Self::DeafFlush
+            | Self::UndoubtedFlush
+            | Self::KeptCut
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

@@ -30,7 +30,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
-        Some(Plant::DeafFlush) => Scenario::draw_for_failing_flushes(seed),
+        Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
         Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
             Scenario::draw_for_failed_logs(seed)
@@ -50,6 +50,9 @@ pub fn run(seed: u64, options: Options) -> Outcome {
     if let Some(Plant::EarlyDirectAck | Plant::HastySwitch | Plant::ForgottenFlush) = options.plant
     {
         scenario.draw_policies(&mut Rng::with_seed(seed));
+    }
+    if let Some(Plant::KeptCut) = options.plant {
+        scenario.resizes = true;
     }
     if let Some(step) = options.crash_at {
         scenario = scenario.shortened();

@@ -203,6 +203,17 @@ fn plant_of_a_failed_flush_that_is_not_told_is_caught() {
 }
 
 #[test]
+fn plant_of_a_failed_flush_that_destage_is_not_told_of_is_caught() {
+    // Those who waited for it are told, so that nothing is missed but what destage has written.
+    assert_caught(Plant::UndoubtedFlush, BACKEND_RULES);
+}
+
+#[test]
+fn plant_of_a_cut_that_the_cache_does_not_forget_is_caught() {
+    assert_caught(Plant::KeptCut, &["read-stale"]);
+}
+
+#[test]
 fn plant_of_a_log_that_does_not_say_what_went_past_it_is_caught() {
     assert_caught(Plant::ForgottenMark, &["policy-flush"]);
 }

@@ -340,7 +340,7 @@ impl Volume {
         let data = if let Ok(Done::Read(data)) = result {
             Some(data.freeze())
         } else {
-            self.failed_log_is_unreadable(cx);
+            self.dirty_is_unreadable(cx);
             None
         };
         for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
@@ -422,6 +422,12 @@ impl Volume {
         Some(place.freeze())
     }
 
+    /// The log's device does not give what only it has. The item is tried again after a pause.
+    fn dirty_is_unreadable(&mut self, cx: &mut Context<'_>) {
+        self.health.log_unreadable = true;
+        self.failed_log_is_unreadable(cx);
+    }
+
     /// The only copy is bad: stop here rather than skip it.
     fn found_corrupt(&mut self) {
         self.log_corrupt = true;
@@ -457,7 +463,7 @@ impl Volume {
                 self.unpacked_in_place(&packed, range, position, data)
             }
             _ => {
-                self.failed_log_is_unreadable(cx);
+                self.dirty_is_unreadable(cx);
                 None
             }
         };
@@ -532,6 +538,9 @@ impl Volume {
         self.destage_flush_ended(result.is_ok(), cx);
         if result.is_err() {
             self.stats.backend_errors += 1;
+        } else {
+            // Everything of the generation was read for it.
+            self.health.log_unreadable = false;
         }
     }
 

@@ -272,6 +272,11 @@ impl Volume {
         }
     }
 
+    /// Whether the backend was given writes past the log that it has not flushed.
+    pub fn owes_flush(&self) -> bool {
+        !self.direct.unflushed.is_empty()
+    }
+
     /// Dirty bytes that are to be destaged before the policy of the configuration is in effect; at least
     /// 1 until it is.
     pub(super) fn policy_remaining_bytes(&self) -> u64 {

@@ -3,7 +3,8 @@
 //! A backend is *silent* while one of its operations has been under way for longer than
 //! [`VolumeConfig::backend_answer_max`]; its writes *fail* from the first one that fails until a
 //! flush succeeds after all were repeated, for only then the backend holds what it refused; its
-//! reads fail until one succeeds or a flush does, or for a while, since nobody may read again.
+//! reads fail until one succeeds or a flush does, or for a while, since nobody may read again. The log is *unreadable*
+//! from the first read for destage that fails until the backend has flushed the generation that needs it.
 //!
 //! Operations are looked through when the oldest may have become too old, not when they begin or
 //! end: a look costs as much as there is under way, and comes once in the time allowed.
@@ -21,7 +22,8 @@ const READ_TROUBLE_SHOWN: Nanos = Nanos::from_millis(30_000);
 pub enum State {
     /// All is well.
     Healthy,
-    /// Serving with the backend failing or not answering: data is kept in the log.
+    /// Serving with the backend failing or not answering: data is kept in the log; with a log that cannot be read
+    /// for destage, or without one.
     Degraded,
     /// A log write failed: reads and destage go on, writes are refused until it is reopened.
     ReadOnly,
@@ -44,6 +46,8 @@ pub enum Trouble {
     LogEmptying,
     /// The log's device failed: the volume goes on without it.
     LogGivenUp,
+    /// Dirty data that only the log's device has cannot be read: destage tries it again.
+    LogUnreadable,
     /// The backend has not answered for too long.
     BackendSilent,
     /// The backend does not take what is written.
@@ -81,6 +85,8 @@ pub(super) struct Health {
     pub(super) watch_at: Option<Nanos>,
     /// Since when the operation is under way that is too old.
     pub(super) silent: Option<Nanos>,
+    /// Destage could not read what it needs of the log, and has not got there since.
+    pub(super) log_unreadable: bool,
     writes: Option<Failing>,
     reads: Option<Failing>,
     /// What was wrong at the end of the last poll, and since when.
@@ -234,6 +240,8 @@ impl Volume {
             Some((Trouble::LogFailed, None))
         } else if self.is_emptying_failed_log() {
             Some((Trouble::LogEmptying, None))
+        } else if health.log_unreadable {
+            Some((Trouble::LogUnreadable, None))
         } else if let Some(since) = health.silent {
             Some((Trouble::BackendSilent, Some(since)))
         } else if let Some(failing) = health.writes {
@@ -275,6 +283,7 @@ impl Volume {
             Some(
                 Trouble::LogEmptying
                 | Trouble::LogGivenUp
+                | Trouble::LogUnreadable
                 | Trouble::BackendSilent
                 | Trouble::BackendWrites(_)
                 | Trouble::BackendReads(_),

@@ -99,8 +99,9 @@ pub enum Event {
         /// Whether the backend must hold everything first.
         destage: bool,
     },
-    /// Change the size. While dirty data lies beyond the new end nothing changes, as the
-    /// configuration shows: destage first. What was asked and has not begun is refused if it
+    /// Change the size. While the log holds something beyond the smaller of both ends nothing changes, as
+    /// the configuration shows: destage first. When it shrinks that is dirty data; when it grows, what an
+    /// earlier cut took away ([`Volume::holds_cut`]). What was asked and has not begun is refused if it
     /// reaches beyond the new end.
     Resize {
         /// The new size, a multiple of 512.
@@ -765,18 +766,15 @@ impl Volume {
         self.write_superblock(Op::ClosingSuperblock, superblock, cx);
     }
 
-    /// Take the new size, unless what is dirty lies beyond it. What waits and reaches beyond is refused: writes
-    /// here, reads when their turn comes.
+    /// Take the new size, unless the log holds something beyond the smaller end. What waits and reaches beyond is
+    /// refused: writes here, reads when their turn comes.
     fn resize(&mut self, bytes: u64, cx: &mut Context<'_>) {
-        let beyond = SectorRange::between(
-            bytes / SECTOR_BYTES as u64,
-            self.config.bytes / SECTOR_BYTES as u64,
-        );
+        let (from, to) = (bytes.min(self.config.bytes), bytes.max(self.config.bytes));
+        let beyond = beyond(from);
         if !self.index.is_clear(beyond) || self.direct.overlaps(beyond) {
             return;
         }
         // What is cut off must not come back when the volume grows again.
-        let (from, to) = (bytes.min(self.config.bytes), bytes.max(self.config.bytes));
         let first = from / BLOCK_BYTES as u64;
         let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
         cx.cache.invalidate(self.own_key(first), blocks);
@@ -848,6 +846,13 @@ impl Volume {
         !self.destage.has_unflushed()
     }
 
+    /// Whether the log holds something beyond the end: it was opened with a smaller size than it was written with.
+    /// That would come back if the volume grew, also in the next opening, so it does not until everything is
+    /// destaged; beyond the end nothing is.
+    pub fn holds_cut(&self) -> bool {
+        !self.index.is_clear(beyond(self.config.bytes))
+    }
+
     /// What it is and how it behaves.
     pub fn config(&self) -> &VolumeConfig {
         &self.config
@@ -877,4 +882,9 @@ impl Volume {
             "resident data is counted"
         );
     }
+}
+
+/// All sectors from an end in bytes on.
+fn beyond(bytes: u64) -> SectorRange {
+    SectorRange::between(bytes / SECTOR_BYTES as u64, u64::MAX)
 }

@@ -1,4 +1,5 @@
-//! A volume becomes smaller while requests wait that reach beyond the new end.
+//! A volume becomes smaller while requests wait that reach beyond the new end, and grows over a log that holds what was
+//! cut off.
 
 use hdcs_core::buf::BufMut;
 use hdcs_core::error::{IoError, RequestError};
@@ -178,4 +179,51 @@ fn resize_has_what_is_pinned_filled_again() {
     });
     wait(&mut world);
     assert!(filled(&world));
+}
+
+/// A volume of which half was cut while its log held what lies beyond, as a node leaves it that goes down before it
+/// has destaged that.
+fn cut_beside_its_log() -> World {
+    let mut world = World::new(Persist::OnWrite);
+    world.backend_silent = Some(Vec::new());
+    for range in [BEFORE, ACROSS, BEYOND] {
+        world.write(range.start, &vec![7; range.bytes()]);
+    }
+    world.config.bytes = HALF;
+    world.reopen();
+    world
+}
+
+#[test]
+fn resize_waits_until_the_log_has_nothing_of_what_was_cut_off() {
+    let mut world = cut_beside_its_log();
+    for bytes in [2 * HALF, HALF + 4096, HALF / 2] {
+        world.step(Event::Resize { bytes });
+        assert_eq!(world.volume.config().bytes, HALF, "{bytes}");
+    }
+    assert!(world.volume.holds_cut());
+    world.backend_silent = None;
+    world.step(Event::DestageAll);
+    pass(&mut world);
+    assert!(!world.volume.holds_cut());
+    world.step(Event::Resize { bytes: 2 * HALF });
+    assert_eq!(world.volume.config().bytes, 2 * HALF);
+    world.config.bytes = 2 * HALF;
+    for reopened in [false, true] {
+        let end = HALF as usize;
+        let mut expected = vec![0; 2 * end];
+        for range in [BEFORE, ACROSS] {
+            let start = range.byte_offset() as usize;
+            expected[start..end.min(start + range.bytes())].fill(7);
+        }
+        for start in (0..2 * end / 512).step_by(2048) {
+            let read = world.read(SectorRange::new(start as u64, 2048));
+            assert!(
+                *read == expected[start * 512..][..1 << 20],
+                "{start} {reopened}"
+            );
+        }
+        assert!(world.backend[end..].iter().all(|&byte| byte == 0));
+        world.reopen();
+    }
 }

@@ -34,6 +34,8 @@ pub struct World {
     pub flush_silent: Option<Vec<Token>>,
     /// Writes of the log, in the same way.
     pub log_silent: Option<Vec<Token>>,
+    /// Reads of the log fail.
+    pub log_mute: bool,
     /// Flushes of the backend that were performed.
     pub backend_flushes: usize,
     /// Reads of the backend that it was asked for.
@@ -129,6 +131,7 @@ impl World {
             backend_silent: None,
             flush_silent: None,
             log_silent: None,
+            log_mute: false,
             backend_flushes: 0,
             backend_reads: Vec::new(),
             backend_rotten: None,
@@ -203,6 +206,10 @@ impl World {
                     mut buf,
                 } => {
                     self.log_reads += 1;
+                    if self.log_mute {
+                        queue.extend(self.end(token, Err(IoError::Failed)));
+                        continue;
+                    }
                     let bytes = buf.len();
                     buf.copy_from_slice(&self.log[offset as usize..][..bytes]);
                     (token, Done::Read(buf))

@@ -187,6 +187,10 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              (log_failure is {}); put the device right, or give it another, and restart the daemon",
             report.config.log_failure.word()
         ),
+        Trouble::LogUnreadable => format!(
+            "write log: dirty data could not be read from its device {time} ago, and does not get to the backend \
+             before it can: it is tried again; put the device right"
+        ),
         Trouble::LogCorrupt => format!(
             "write log: dirty data in it was found corrupt {time} ago: destage has stopped before \
              it; restore the volume or delete it with --discard-dirty"

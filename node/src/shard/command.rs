@@ -159,6 +159,8 @@ pub struct VolumeReport {
     pub config: VolumeConfig,
     /// Counters and gauges.
     pub stats: VolumeStats,
+    /// Whether its log holds something beyond its end, which has to be destaged before it grows.
+    pub holds_cut: bool,
     /// Latency of reads in nanoseconds, from arrival to reply.
     pub read_latency: hdrhistogram::Histogram<u64>,
     /// Latency of writes.

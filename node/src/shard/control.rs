@@ -40,6 +40,9 @@ const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
 const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
+/// Why a volume does not grow whose log was to be emptied for that.
+const FLUSH_CANCELLED: &str = "what was cut off is still in its write log, and the flush that was to end that was \
+                               cancelled: grow it again";
 /// Why nothing is begun any more.
 const STOPPING: &str = "the node is stopping";
 
@@ -622,15 +625,19 @@ impl Works {
     /// The backend grows before the volume and shrinks after it, so that it always holds all of
     /// the volume. One that shows everything that it was given when it is resized is resized between
     /// two generations of destage.
+    ///
+    /// A node that ended within a shrink has recorded the smaller size, and may have left what lies
+    /// beyond it in the log, the cache and the backend: it goes before the volume grows.
     fn begin_resize(&mut self, slot: u32, bytes: u64, answer: Answer<()>) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
         let before = served.volume.config().bytes;
         let shrinks = bytes < before;
+        let destages = shrinks || served.volume.holds_cut();
         let atomic = served.backend.capabilities().atomic_flush;
         served.resizing = Some(Resizing {
-            step: if shrinks {
+            step: if destages {
                 ResizeStep::Destage
             } else {
                 ResizeStep::Whole
@@ -641,6 +648,8 @@ impl Works {
         });
         if shrinks {
             self.step(slot, Event::Resize { bytes });
+        }
+        if destages {
             self.step(slot, Event::DestageAll);
         } else if atomic {
             self.go_on_resizing(slot);
@@ -654,7 +663,6 @@ impl Works {
         let token = RESIZE_TOKEN;
         let ask = Ask::Resize { bytes };
         self.ask_backend(slot, Operation { token, ask });
-        self.perform(slot);
     }
 
     /// The next step of a volume's resize.
@@ -669,12 +677,21 @@ impl Works {
             && served.volume.stats(self.now).destage_all_remaining_bytes == 0
         {
             resizing.step = ResizeStep::Whole;
+            let bytes = resizing.bytes;
+            if bytes >= resizing.before {
+                if served.volume.holds_cut() {
+                    return self.give_up_resizing(slot, FLUSH_CANCELLED.to_owned());
+                }
+                return self.go_on_resizing(slot);
+            }
             // What was dirty beyond the new end has kept the volume from taking it before. The backend is not
             // cut under a volume that is larger.
-            let bytes = resizing.bytes;
             self.step(slot, Event::Resize { bytes });
             if !self.has_size(slot, bytes) {
-                return self.give_up_shrinking(slot);
+                let what = format!(
+                    "what lies beyond {bytes} bytes is being written: stop whoever writes there, then shrink it again"
+                );
+                return self.give_up_resizing(slot, what);
             }
             return self.go_on_resizing(slot);
         }
@@ -696,9 +713,14 @@ impl Works {
         if let ResizeStep::Void(barrier) = resizing.step
             && barrier <= self.cache.persisted()
         {
-            resizing.step = ResizeStep::Backend;
-            let bytes = resizing.bytes;
+            resizing.step = if shrinks {
+                ResizeStep::Backend
+            } else {
+                ResizeStep::Cut
+            };
+            let bytes = resizing.bytes.min(resizing.before);
             self.resize_backend(slot, bytes);
+            self.perform(slot);
         }
     }
 
@@ -733,14 +755,10 @@ impl Works {
     }
 
     /// The volume does not take the new size: nothing was changed yet.
-    fn give_up_shrinking(&mut self, slot: u32) {
+    fn give_up_resizing(&mut self, slot: u32, why: String) {
         let served = self.volumes.get_mut(slot);
         if let Some(resizing) = served.and_then(|served| served.resizing.take()) {
-            let bytes = resizing.bytes;
-            let what = format!(
-                "what lies beyond {bytes} bytes is being written: stop whoever writes there, then shrink it again"
-            );
-            tell(resizing.answer, Err(what));
+            tell(resizing.answer, Err(why));
         }
     }
 
@@ -749,6 +767,14 @@ impl Works {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
+        if let Some(resizing) = &mut served.resizing
+            && resizing.step == ResizeStep::Cut
+            && result.is_ok()
+        {
+            resizing.step = ResizeStep::Backend;
+            let bytes = resizing.bytes;
+            return self.resize_backend(slot, bytes);
+        }
         let Some(resizing) = served.resizing.take() else {
             return;
         };

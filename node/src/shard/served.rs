@@ -93,7 +93,7 @@ pub struct Pending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeStep {
     /// The backend has everything that was written before, so that the log holds nothing beyond
-    /// the new end (only when shrinking).
+    /// the smaller end (when shrinking, and over what an interrupted shrink has left in the log).
     Destage,
     /// The backend has flushed everything that it was given, for a resize would show the first half
     /// of a generation (only if its flushes are atomic).
@@ -103,6 +103,9 @@ pub enum ResizeStep {
     Drain,
     /// No restart brings back what was cached beyond the smaller of both ends.
     Void(Barrier),
+    /// The backend has nothing beyond the present end, where an interrupted shrink may have left
+    /// something (only when growing).
+    Cut,
     /// The backend has the new size.
     Backend,
 }
@@ -246,7 +249,7 @@ impl Served {
             ResizeStep::Drain => true,
             ResizeStep::Void(_) => is_atomic || resizing.bytes < resizing.before,
             // A read shows nothing to anybody.
-            ResizeStep::Backend => {
+            ResizeStep::Cut | ResizeStep::Backend => {
                 let free = matches!(ask, Ask::Resize { .. } | Ask::Read { .. });
                 is_atomic && !free
             }
@@ -359,6 +362,7 @@ impl Served {
                 .map(|(trouble, since)| (trouble, now.since(since))),
             config: self.volume.config().clone(),
             stats: self.stats(now),
+            holds_cut: self.volume.holds_cut(),
             read_latency,
             write_latency,
             flush_latency,

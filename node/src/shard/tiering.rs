@@ -103,6 +103,14 @@ impl Works {
             }
             return;
         }
+        if home.tier == TierState::Waiting
+            && stats.destage_all_remaining_bytes == 0
+            && served.volume.owes_flush()
+        {
+            // Its moment is one that a flush leaves, and for what went past the log since nobody else need ask for
+            // one for long.
+            return self.step(slot, Event::DestageAll);
+        }
         if home.tier != TierState::Idle {
             return;
         }

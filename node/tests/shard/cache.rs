@@ -64,6 +64,52 @@ fn sound(path: &Path, identity: [u8; 16]) -> Place {
     }
 }
 
+/// A device that never fails, the volume of which something is cached there, and that.
+struct Rig {
+    directory: tempfile::TempDir,
+    cache: PathBuf,
+    volume: VolumeSpec,
+    content: Vec<u8>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = directory.path().join("cache");
+        create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
+        Self {
+            volume: spec(directory.path(), 1, ""),
+            content: noise(1, CONTENT_BYTES),
+            cache,
+            directory,
+        }
+    }
+
+    /// A node with the device as it is in a file.
+    fn node_over(&self, cache: &Path) -> Node {
+        Node::with_ssd(self.directory.path(), sound(cache, [3; 16]))
+    }
+
+    /// A node with the device new, and with the content cached.
+    fn filled(&self) -> Node {
+        let node = self.node_over(&self.cache);
+        fill(&node, &self.volume, &self.content);
+        node
+    }
+
+    /// The next one, over what it has left there.
+    fn warm(&self, cache: &Path) -> Node {
+        let node = self.node_over(cache);
+        node.until_shard("warm", |report| report.cache.warm_lines > 0);
+        node
+    }
+}
+
+/// Whether a volume reads as this.
+fn reads(node: &Node, content: &[u8]) -> bool {
+    node.connect(1).read(0, content.len()).unwrap() == content
+}
+
 /// Write content to a new volume and bring it into the SSD tier.
 fn fill(node: &Node, volume: &VolumeSpec, content: &[u8]) {
     node.until_shard("online", |report| {
@@ -81,19 +127,11 @@ fn fill(node: &Node, volume: &VolumeSpec, content: &[u8]) {
 
 #[test]
 fn ssd_tier_is_warm_after_a_restart() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let cache = path.join("cache");
-    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
-    let content = noise(1, CONTENT_BYTES);
-    let volume = spec(path, 1, "");
-    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
-    fill(&node, &volume, &content);
-    node.stop(false);
-    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
-    node.until_shard("warm", |report| report.cache.warm_lines > 0);
-    node.open(volume).unwrap();
-    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == content);
+    let rig = Rig::new();
+    rig.filled().stop(false);
+    let node = rig.warm(&rig.cache);
+    node.open(rig.volume.clone()).unwrap();
+    assert!(reads(&node, &rig.content));
     let stats = node.volume().stats;
     assert!(stats.ssd_hit_blocks > 0, "{stats:?}");
     node.stop(false);
@@ -101,21 +139,15 @@ fn ssd_tier_is_warm_after_a_restart() {
 
 #[test]
 fn shrinking_ends_what_is_cached_beyond_even_within_a_block() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let cache = path.join("cache");
-    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
-    let content = noise(1, CONTENT_BYTES);
-    let volume = spec(path, 1, "");
-    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
-    fill(&node, &volume, &content);
+    let rig = Rig::new();
+    let node = rig.filled();
     let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
     let end = 4096 + 512;
     resize(end as u64).unwrap();
     resize(BYTES).unwrap();
-    let mut expected = content;
+    let mut expected = rig.content;
     expected[end..].fill(0);
-    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == expected);
+    assert!(reads(&node, &expected));
     node.stop(false);
 }
 
@@ -123,35 +155,24 @@ fn shrinking_ends_what_is_cached_beyond_even_within_a_block() {
 /// what is there once the volume has grown again, and not after a crash then.
 #[test]
 fn growing_ends_what_an_interrupted_shrink_has_left_in_the_cache() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let cache = path.join("cache");
-    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
-    let content = noise(1, CONTENT_BYTES);
-    let volume = spec(path, 1, "");
-    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
-    fill(&node, &volume, &content);
-    node.stop(false);
+    let rig = Rig::new();
+    rig.filled().stop(false);
     let end = 1 << 20;
-    let mut cut = volume.clone();
+    let mut cut = rig.volume.clone();
     cut.config.bytes = end as u64;
-    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
-    node.until_shard("warm", |report| report.cache.warm_lines > 0);
+    let node = rig.warm(&rig.cache);
     node.open(cut).unwrap();
-    let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
-    // The first growth is what cuts the image.
-    resize(end as u64 + 4096).unwrap();
-    resize(BYTES).unwrap();
+    node.ask(|answer| Command::Resize(ONE, BYTES, answer))
+        .unwrap();
     // What a crash leaves: a stop would make all of it durable.
-    let crashed = path.join("crashed");
-    std::fs::copy(&cache, &crashed).unwrap();
+    let crashed = rig.directory.path().join("crashed");
+    std::fs::copy(&rig.cache, &crashed).unwrap();
     node.stop(false);
-    let node = Node::with_ssd(path, sound(&crashed, [3; 16]));
-    node.until_shard("warm", |report| report.cache.warm_lines > 0);
-    node.open(volume).unwrap();
-    let mut expected = content;
-    expected[end + 4096..].fill(0);
-    assert!(node.connect(1).read(0, CONTENT_BYTES).unwrap() == expected);
+    let node = rig.warm(&crashed);
+    node.open(rig.volume.clone()).unwrap();
+    let mut expected = rig.content;
+    expected[end..].fill(0);
+    assert!(reads(&node, &expected));
     node.stop(false);
 }
 
@@ -245,24 +266,19 @@ fn ssd_tier_whose_device_dies_does_not_hold_up_destage_and_never_comes_back_stal
 
 #[test]
 fn promote_brings_a_range_that_fits_to_the_ssd_tier() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let cache = path.join("cache");
-    create_region(&cache, CACHE_BYTES, &mut |_| ()).unwrap();
+    let rig = Rig::new();
     let bytes = 40 << 20;
     let content = noise(4, bytes);
-    let volume = spec(path, 1, "");
-    std::fs::write(path.join("image1"), &content).unwrap();
-    let image = std::fs::OpenOptions::new()
-        .write(true)
-        .open(path.join("image1"));
+    let path = rig.directory.path().join("image1");
+    std::fs::write(&path, &content).unwrap();
+    let image = std::fs::OpenOptions::new().write(true).open(path);
     image.unwrap().set_len(BYTES).unwrap();
-    let node = Node::with_ssd(path, sound(&cache, [3; 16]));
+    let node = rig.node_over(&rig.cache);
     node.until_shard("online", |report| {
         report.cache.ssd_state == SsdState::Online
     });
-    make_log(&volume);
-    node.open(volume).unwrap();
+    make_log(&rig.volume);
+    node.open(rig.volume.clone()).unwrap();
     let range = SectorRange::new(0, bytes as u64 / 512);
     node.ask(|answer| Command::Promote(ONE, range, answer))
         .unwrap();

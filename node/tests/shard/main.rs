@@ -228,6 +228,42 @@ fn resize_changes_volume_and_image() {
     assert_eq!(content[BYTES as usize - 4096..], noise(4, 4096));
 }
 
+/// A shrink that ended after it was recorded leaves what it was to cut off in the log and in the image.
+#[test]
+fn growing_ends_what_an_interrupted_shrink_has_left_in_log_and_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let node = Node::with_volume(path, "");
+    let mut client = node.connect(1);
+    client.write(0, &noise(1, 4096)).unwrap();
+    client.write(BYTES - 8192, &noise(2, 8192)).unwrap();
+    node.ask(|answer| Command::DestageAll(ONE, answer)).unwrap();
+    node.until("destaged", |report| report.stats.dirty_bytes == 0);
+    client.write(BYTES - 4096, &noise(3, 4096)).unwrap();
+    node.stop(false);
+    let mut cut = spec(path, 1, "");
+    cut.config.bytes = BYTES / 2;
+    let node = Node::start(path);
+    node.open(cut).unwrap();
+    assert!(node.volume().holds_cut);
+    node.ask(|answer| Command::Resize(ONE, BYTES, answer))
+        .unwrap();
+    let report = node.volume();
+    assert!(!report.holds_cut && report.config.bytes == BYTES);
+    let image = std::fs::read(path.join("image1")).unwrap();
+    assert!(
+        image.len() as u64 == BYTES && image[BYTES as usize / 2..].iter().all(|&byte| byte == 0)
+    );
+    let read = |node: &Node| node.connect(1).read(BYTES - 8192, 8192).unwrap();
+    assert!(read(&node) == vec![0; 8192]);
+    node.stop(false);
+    let node = Node::start(path);
+    node.open(spec(path, 1, "")).unwrap();
+    assert!(read(&node) == vec![0; 8192]);
+    assert_eq!(node.connect(1).read(0, 4096).unwrap(), noise(1, 4096));
+    node.stop(false);
+}
+
 #[test]
 fn promote_and_evict_move_a_range() {
     let directory = tempfile::tempdir().unwrap();

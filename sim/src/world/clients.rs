@@ -214,7 +214,15 @@ impl World {
             (&waiting, &result),
             (Waiting::Flush(_), Err(RequestError::Io))
         ) && self.planted.strikes(Plant::DeafFlush);
-        let result = if is_deaf { Ok(Reply::Done) } else { result };
+        let failed_before = match &waiting {
+            Waiting::Flush(flush) => flush.issued < self.units[unit].flush_failed,
+            _ => false,
+        };
+        let result = match result {
+            _ if is_deaf => Ok(Reply::Done),
+            Ok(_) if failed_before => Err(RequestError::Io),
+            result => result,
+        };
         match result {
             Ok(reply) => self.succeeded(unit, waiting, reply),
             Err(error) => {

@@ -274,8 +274,8 @@ impl World {
 
     fn grow(&mut self, unit: usize) -> Result<(), Violation> {
         let sectors = self.units[unit].history.sectors();
-        let state = &self.units[unit];
-        let is_busy = state.resizing.is_some() || self.scenario.resizes && state.holds_cut;
+        let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
+        let is_busy = self.units[unit].resizing.is_some() || holds_cut;
         if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 || is_busy {
             return Ok(());
         }
@@ -293,8 +293,8 @@ impl World {
         self.note("resize", [unit as u64, sectors, 0, 0]);
         let bytes = sectors * SECTOR_BYTES as u64;
         let state = &mut self.units[unit];
-        if sectors > state.backend.sectors() {
-            state.backend.resize(sectors);
+        if sectors > state.history.sectors() {
+            state.resize_backend(sectors);
         }
         self.step_volume(unit, Event::Resize { bytes })?;
         let state = &mut self.units[unit];

@@ -672,10 +672,11 @@ impl World {
         if fails.is_some() {
             self.units[unit].history.loosen(true);
         }
+        let hides = fails.is_some() && self.hides_failed_flush(unit);
         let backend = &mut self.units[unit].backend;
         if let Some(error) = fails {
             backend.fail_flush(op);
-            return Err(error);
+            return if hides { Ok(Done::Written) } else { Err(error) };
         }
         if lies {
             backend.cancel(op);

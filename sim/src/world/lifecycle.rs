@@ -553,11 +553,6 @@ impl World {
 impl Unit {
     /// The volume is about to be opened.
     fn begin_opening(&mut self) {
-        let sectors = self.history.sectors();
-        if sectors < self.backend.sectors() {
-            // A change of size was under way when the volume was left.
-            self.backend.resize(sectors);
-        }
         self.log_trouble = false;
         self.log_stuck = false;
         self.unpersisted_bytes_max = self.config.unpersisted_bytes_max;

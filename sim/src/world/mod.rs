@@ -209,8 +209,10 @@ struct Unit {
     resizing: Option<resizes::Resizing>,
     /// What waits for the end of that.
     held: Vec<Action>,
-    /// The log may hold what lies beyond the end.
-    holds_cut: bool,
+    /// What was cut off, which a planted bug keeps: from a sector on.
+    kept_cut: Option<(u64, Vec<Content>)>,
+    /// A planted bug has told those alone who waited for a flush that it had failed, when.
+    flush_failed: u64,
     /// Since when writes are refused because of the policy, and until when they last were.
     read_only_since: Option<u64>,
     read_only_until: u64,
@@ -308,6 +310,8 @@ pub struct Coverage {
     pub cut_requests: u64,
     /// and those that were refused since they reached beyond the new end.
     pub cut_refused: u64,
+    /// Growths over logs that held what was cut off before.
+    pub cut_logs: u64,
     /// Sectors that one clone read of the cache because another one had.
     pub shared_sectors: u64,
     /// Times that writes began to go past the log.
@@ -357,6 +361,7 @@ impl Coverage {
         self.cuts += other.cuts;
         self.cut_requests += other.cut_requests;
         self.cut_refused += other.cut_refused;
+        self.cut_logs += other.cut_logs;
         self.shared_sectors += other.shared_sectors;
         self.switches += other.switches;
         self.direct_writes += other.direct_writes;
@@ -373,7 +378,7 @@ impl std::fmt::Display for Coverage {
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused), {} shared sectors, {} switches past \
+             {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs",
             self.steps,
             self.replies,
@@ -408,6 +413,7 @@ impl std::fmt::Display for Coverage {
             self.cuts,
             self.cut_requests,
             self.cut_refused,
+            self.cut_logs,
             self.shared_sectors,
             self.switches,
             self.direct_writes,
@@ -512,7 +518,8 @@ impl World {
                     shrink: None,
                     resizing: None,
                     held: Vec::new(),
-                    holds_cut: false,
+                    kept_cut: None,
+                    flush_failed: 0,
                     read_only_since: None,
                     read_only_until: 0,
                     was_direct: false,
@@ -863,7 +870,6 @@ impl World {
             return Ok(());
         }
         state.destage_all = None;
-        state.holds_cut = false;
         if state.log_rotten {
             state.snapshot_asked = None;
             return Ok(());

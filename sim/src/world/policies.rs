@@ -1,6 +1,8 @@
 //! Changes of policy, and what follows from the one in effect.
 
-use super::{Ask, Event, FlushOp, Phase, Plant, Policy, Violation, World, WriteId, check_policy};
+use super::{
+    Ask, Event, FlushOp, Phase, Plant, Policy, Violation, Waiting, World, WriteId, check_policy,
+};
 
 impl World {
     fn draw_policy(&mut self) -> Policy {
@@ -110,5 +112,20 @@ impl World {
     pub(super) fn is_flush_after_return(&self, unit: usize) -> bool {
         let history = &self.units[unit].history;
         !history.is_direct() && history.direct_acked_before(history.now()).next().is_some()
+    }
+
+    /// A flush of the backend has failed: whether a planted bug has only those told who wait for it. Others whose
+    /// writes it has lost are the volume itself, for its destage.
+    pub(super) fn hides_failed_flush(&mut self, unit: usize) -> bool {
+        let destages = self.volume(unit).is_some_and(|v| !v.backend_is_flushed());
+        let waits = self.units[unit]
+            .requests
+            .any(|waiting| matches!(waiting, Waiting::Flush(_)));
+        if !destages || !waits || !self.planted.strikes(Plant::UndoubtedFlush) {
+            return false;
+        }
+        let state = &mut self.units[unit];
+        state.flush_failed = state.history.tick();
+        true
     }
 }

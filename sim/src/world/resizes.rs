@@ -2,15 +2,19 @@
 //! shrinks, and once that has grown. Before that nothing of it is under way there, and the cache has forgotten for good
 //! what is cut off. What the volume asks of its backend meanwhile is held back.
 //!
+//! What the cache has beyond the end of a volume that grows was cut off by a node that went down before that was
+//! forgotten for good.
+//!
 //! A smaller size is recorded before the volume is told of it: if the node goes down before all is done, the next
-//! opening has it, and may find what lies beyond it in its log. The backend is cut then, and what is asked of it beyond
-//! its end is left out. Such a volume grows only once its log has been emptied: what is in it would come back.
+//! opening has it, and may find what lies beyond it in its log, and in a backend that is larger. Before such a volume
+//! grows its log is emptied and its backend is cut: what they hold would come back. What is asked of the backend beyond
+//! its end is left out.
 
 use hdcs_core::read_cache::Barrier;
 
 use super::{
-    Action, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner, Phase,
-    SECTOR_BYTES, Violation, World,
+    Action, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner,
+    Phase, Plant, SECTOR_BYTES, Violation, Volume, World,
 };
 
 /// A volume is not made smaller than that, in sectors,
@@ -23,13 +27,13 @@ const AGAIN: Nanos = Nanos::from_millis(1);
 /// What a change of size waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Everything is destaged (only when shrinking).
+    /// Everything is destaged (when shrinking, and when the log holds what was cut off before).
     Destage,
     /// An atomic backend has flushed what it was given: a resize would show it.
     Whole,
     /// Nothing is under way in the backend.
     Drain,
-    /// The cache has forgotten for good what is cut off (only when shrinking).
+    /// The cache has forgotten for good what lies beyond the smaller end.
     Void(Barrier),
     /// The backend has the new size.
     Backend,
@@ -68,27 +72,30 @@ impl World {
             1 => at_first,
             _ => SECTORS_MIN.max(self.random.u64(before / 2..before)),
         };
-        let comes_back = to > before && self.units[unit].holds_cut;
-        if to == before || to > SECTORS_MAX.max(at_first) || comes_back {
+        if to == before || to > SECTORS_MAX.max(at_first) {
             return Ok(());
         }
+        let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
+        self.coverage.cut_logs += u64::from(to > before && holds_cut);
         self.note("begin resize", [unit as u64, before, to, 0]);
         let step = match (to < before, self.units[unit].config.backend_atomic) {
+            _ if holds_cut => Step::Destage,
             (true, _) => Step::Destage,
             (false, true) => Step::Whole,
-            (false, false) => Step::Backend,
+            (false, false) => match self.forget_cut(unit, before, to)? {
+                Some(barrier) => Step::Void(barrier),
+                None => return Ok(()),
+            },
         };
         self.units[unit].resizing = Some(Resizing { step, before, to });
         match step {
             Step::Destage => {
-                self.tell_size(unit, to)?;
+                if to < before {
+                    self.tell_size(unit, to)?;
+                }
                 self.destage_all(unit)
             }
-            Step::Backend => {
-                self.ask_for_size(unit);
-                Ok(())
-            }
-            _ => Ok(()),
+            _ => self.go_on_resizing(unit),
         }
     }
 
@@ -122,9 +129,15 @@ impl World {
                 if volume.stats(self.now).destage_all_remaining_bytes > 0 {
                     return Ok(None);
                 }
-                self.tell_size(unit, resizing.to)?;
-                if self.units[unit].history.sectors() != resizing.to {
+                let refused = if resizing.shrinks() {
+                    self.tell_size(unit, resizing.to)?;
                     // What lies beyond the new end is being written.
+                    self.units[unit].history.sectors() != resizing.to
+                } else {
+                    // It was cancelled.
+                    volume.holds_cut()
+                };
+                if refused {
                     self.note("resize given up", [unit as u64, resizing.to, 0, 0]);
                     self.units[unit].resizing = None;
                     return Ok(None);
@@ -142,10 +155,9 @@ impl World {
                 let mut asked = self.in_flight.values();
                 if asked.any(|one| one.io.backend() == Some(unit)) {
                     None
-                } else if resizing.shrinks() {
-                    self.forget_cut(unit, resizing)?.map(Step::Void)
                 } else {
-                    Some(Step::Backend)
+                    let Resizing { before, to, .. } = resizing;
+                    self.forget_cut(unit, before, to)?.map(Step::Void)
                 }
             }
             Step::Void(barrier) => self.is_persisted(Some(barrier)).then_some(Step::Backend),
@@ -153,18 +165,20 @@ impl World {
         })
     }
 
-    /// The cache forgets what is cut off; when it has for good. The block with the new end is a part of it.
+    /// The cache forgets what lies beyond the smaller end; when it has for good. The block with that end is a part
+    /// of it.
     fn forget_cut(
         &mut self,
         unit: usize,
-        resizing: Resizing,
+        before: u64,
+        to: u64,
     ) -> Result<Option<Barrier>, Violation> {
         let number = self.units[unit].config.number;
         let Some(Node { cache, .. }) = &mut self.node else {
             return Ok(None);
         };
-        let first = resizing.to / BLOCK_SECTORS;
-        let blocks = resizing.before.div_ceil(BLOCK_SECTORS) - first;
+        let first = before.min(to) / BLOCK_SECTORS;
+        let blocks = before.max(to).div_ceil(BLOCK_SECTORS) - first;
         cache.invalidate(BlockKey::new(number, first), blocks);
         let barrier = cache.barrier();
         self.step_cache(CacheEvent::Poll)?;
@@ -211,17 +225,46 @@ impl World {
                 .add(self.now.plus(AGAIN), Happening::BackendResized(unit));
             return Ok(());
         }
+        let before = state.history.sectors();
         state.resizing = None;
         if !state.fence.is_up() {
-            state.backend.resize(to);
+            if self.planted.is(Plant::KeptCut) {
+                state.keep_cut(to);
+            }
+            state.resize_backend(to);
             self.note("backend resized", [unit as u64, to, 0, 0]);
             self.coverage.resizes += 1;
             self.check_commits(unit)?;
             self.tell_size(unit, to)?;
+            if before < to {
+                self.fill_cut(unit);
+            }
         }
         let held = std::mem::take(&mut self.units[unit].held);
         held.into_iter()
             .try_for_each(|action| self.perform_now(Owner::Volume(unit), action))
+    }
+
+    /// A planted bug has the cache keep what was cut off: blocks of it are found once the volume has them again.
+    fn fill_cut(&mut self, unit: usize) {
+        let state = &mut self.units[unit];
+        let (Some((start, contents)), Some(node)) = (state.kept_cut.take(), &mut self.node) else {
+            return;
+        };
+        let whole = (state.history.sectors() / BLOCK_SECTORS * BLOCK_SECTORS).saturating_sub(start);
+        let block_sectors = BLOCK_SECTORS as usize;
+        for (index, block) in contents.chunks_exact(block_sectors).enumerate() {
+            let first = index * block_sectors;
+            if first as u64 >= whole {
+                break;
+            }
+            let mut data = [0; BLOCK_BYTES];
+            for (sector, bytes) in (start + first as u64..).zip(data.chunks_mut(SECTOR_BYTES)) {
+                block[(sector - start) as usize - first].fill(state.volume, sector, bytes);
+            }
+            let key = BlockKey::new(state.config.number, start / BLOCK_SECTORS + index as u64);
+            node.cache.fill_block(key, &data);
+        }
     }
 
     /// Whether what a volume asks of its backend waits for the end of a change of size.
@@ -229,7 +272,11 @@ impl World {
         let state = &self.units[unit];
         match state.resizing.map(|resizing| resizing.step) {
             None | Some(Step::Destage | Step::Whole) => false,
-            Some(Step::Drain | Step::Void(_)) => true,
+            Some(Step::Drain) => true,
+            Some(Step::Void(_)) => {
+                state.config.backend_atomic
+                    || state.resizing.is_some_and(|resizing| resizing.shrinks())
+            }
             // A read shows nothing to anybody.
             Some(Step::Backend) => {
                 state.config.backend_atomic && !matches!(action, Action::BackendRead { .. })
@@ -266,16 +313,31 @@ impl super::Unit {
         self.postponed = None;
     }
 
+    /// What the backend has from the first whole block beyond so many sectors on, if there is such a thing.
+    fn keep_cut(&mut self, sectors: u64) {
+        let start = sectors.next_multiple_of(BLOCK_SECTORS);
+        if start < self.backend.sectors() {
+            let kept = (start..self.backend.sectors()).map(|sector| self.backend.visible(sector));
+            self.kept_cut = Some((start, kept.collect()));
+        }
+    }
+
+    /// The backend gets another size. It has nothing beyond the present end then, where a change of size that was
+    /// under way when the volume was left may have left something.
+    pub(super) fn resize_backend(&mut self, sectors: u64) {
+        if sectors > self.history.sectors() {
+            self.backend.resize(self.history.sectors());
+        }
+        self.backend.resize(sectors);
+    }
+
     /// The volume is gone: of a change of size that was under way the next opening knows what was recorded.
     pub(super) fn leave_resizing(&mut self) {
         self.held.clear();
-        self.holds_cut |= self.history.was_cut();
         if let Some(resizing) = self.resizing.take()
             && resizing.shrinks()
-            && self.history.sectors() != resizing.to
         {
             self.has_size(resizing.to);
-            self.holds_cut = true;
         }
     }
 }

@@ -295,3 +295,38 @@ fn seek(file: &File, offset: u64, whence: i32) -> Result<u64, Errno> {
     let found = unsafe { libc::lseek(file.as_raw_fd(), offset.cast_signed(), whence) };
     u64::try_from(found).map_err(|_| Errno::last())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::file::snapshots::directory_of;
+    use crate::device::ring::Owner;
+    use crate::device::worker::Worker;
+    use hdcs_core::objects::io::SnapshotName;
+
+    /// How large the image is it is told: whoever starts it must not wait for a file system's answer.
+    #[test]
+    fn copier_copies_an_image_as_it_was_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let content: Vec<u8> = (0..2 * CHUNK_BYTES + 512).map(|at| at as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let mut options = File::options();
+        let image = options.read(true).write(true).open(&path).unwrap();
+        let found = image.metadata().unwrap();
+        image.set_len(4 * CHUNK_BYTES).unwrap();
+        let name = SnapshotName::new("s").unwrap();
+        let making = Making::begin(&path, &name, 0).unwrap();
+        let worker = Worker::start().unwrap();
+        let (image, remote) = (Arc::new(image), worker.remote(Owner::Shard));
+        let copier = Copier::start(image, &found, making, Arc::default(), remote).unwrap();
+        copier.wait(Token(1));
+        let ended = std::iter::repeat_with(|| worker.take()).flatten().next();
+        assert!(matches!(
+            ended,
+            Some((_, Token(1), JobOutput::Unit(Ok(()))))
+        ));
+        let copy = std::fs::read(directory_of(&path).join("s")).unwrap();
+        assert!(copy == content, "{} bytes", copy.len());
+    }
+}

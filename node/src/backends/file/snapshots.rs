@@ -157,7 +157,8 @@ pub enum Frozen {
 }
 
 impl Making {
-    fn begin(image: &Path, name: &SnapshotName, made_ms: u64) -> io::Result<Self> {
+    /// Begin with a file that nobody takes for a snapshot yet. Blocks.
+    pub(super) fn begin(image: &Path, name: &SnapshotName, made_ms: u64) -> io::Result<Self> {
         let directory = directory_of(image);
         let path = directory.join(name.as_str());
         if fs::symlink_metadata(&path).is_ok() {

@@ -97,9 +97,11 @@ impl Node {
         let save = |entry: &Entry| {
             catalogue::update(&self.layout(), entry).map_err(|error| failed(error.to_string()))
         };
+        if shrinks || self.holds_cut(number).await? {
+            self.destage(name, number).await?;
+        }
         if shrinks {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
-            self.destage(name, number).await?;
             save(&entry)?;
             if let Err(error) = resize.await {
                 save(&old)?;
@@ -115,6 +117,12 @@ impl Node {
             self.apply_pins(&entry).await?;
         }
         self.volume(name).await
+    }
+
+    /// Whether what an interrupted shrink has cut off is still in a volume's log.
+    async fn holds_cut(&self, number: VolumeNumber) -> Result<bool, ApiError> {
+        let report = report(&*self.path).await?;
+        Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
     }
 
     /// Write everything dirty to the backend and wait for it, unless it gets stuck.
