@@ -673,6 +673,9 @@ impl World {
                 self.backend_is_changed()?;
                 Happening::BackendFlush(token, self.backend.submit_flush())
             }
+            Action::StoreResize { .. } | Action::BackendResize { .. } => {
+                unreachable!("no other size is asked for")
+            }
         };
         self.schedule.add(at, happening);
         Ok(())

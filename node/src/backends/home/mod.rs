@@ -21,7 +21,7 @@ use hdcs_core::error::IoError;
 use hdcs_core::home::map::BlockState;
 use hdcs_core::home::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
 use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_SECTORS, HOME_TIER_FLUSH_BYTES};
+use hdcs_core::limits::BLOCK_SECTORS;
 
 use tokio::sync::oneshot;
 
@@ -75,9 +75,7 @@ pub struct HomeBackend {
 impl HomeBackend {
     /// Put an open store to use over its backend.
     pub fn new(mut store: Store, inner: Stack) -> Self {
-        // A larger tier is flushed in between, and shows then.
-        let is_small = store.config.bytes <= HOME_TIER_FLUSH_BYTES;
-        store.config.backend_atomic = inner.capabilities().atomic_flush && is_small;
+        store.config.backend_atomic = inner.capabilities().atomic_flush;
         Self {
             home: Home::new(store.config, store.map, store.cipher),
             file: store.opened.file,
@@ -226,6 +224,9 @@ impl HomeBackend {
                 (token, ask)
             }
             Action::BackendFlush { token } => (token, Ask::Flush),
+            Action::StoreResize { .. } | Action::BackendResize { .. } => {
+                unreachable!("no other size is asked for")
+            }
         };
         self.ask(now, Operation { token, ask }, port);
     }
