@@ -147,8 +147,11 @@ pub enum Ask {
     /// It ends with [`Done::Written`] and the new size, or with an error and the old one. It fails if the home keeps
     /// its size ([`Layout::Trailing`]), if its backend is or is to be held, if another one is under way, and if the
     /// store or the backend cannot grow. It waits for a tier that an atomic backend would show a part of, and fails
-    /// with that or if that is cancelled. A home that has shrunk stays so if the backend or the store cannot be cut:
-    /// that is no error, and is done when it grows, or when it is asked for the size that it has.
+    /// with that or if that is cancelled.
+    ///
+    /// From when a shrink writes its superblock nothing takes it back. It ends well even if the home fails then: the
+    /// next one is of either size, and is asked for the smaller one if it is larger. It ends well, too, if the backend
+    /// or the store cannot be cut: that is done when it grows, or when it is asked for the size that it has.
     Resize {
         /// Multiple of a block.
         bytes: u64,
@@ -572,10 +575,10 @@ impl Home {
     /// What is durable is not known any more.
     fn fail(&mut self, error: IoError, actions: &mut Vec<Action>) {
         self.failed = Some(error);
-        let resize = self.give_up_resize();
-        for token in self.commit.give_up().into_iter().chain(resize) {
+        for token in self.commit.give_up() {
             end(actions, token, Err(error));
         }
+        self.give_up_resize(error, actions);
         self.abandon_tier();
         self.tier.wanted = false;
         self.tier.hold = Hold::No;

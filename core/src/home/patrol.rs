@@ -88,7 +88,7 @@ impl Home {
             .any(|piece| piece.token.is_none());
         let stops = self.patrol.gives_up || self.failed.is_some() || is_adopting;
         if let Some(sums) = &self.sums
-            && sums.trusted_until < self.end_block()
+            && sums.trusted_until < self.patrol_end()
             && !stops
         {
             let block = sums.trusted_until;
@@ -98,7 +98,7 @@ impl Home {
 
     /// Begin to read what is here from `block` on; false if that has to wait.
     fn begin_piece(&mut self, token: Option<Token>, block: u64, actions: &mut Vec<Action>) -> bool {
-        let end_block = self.end_block();
+        let end_block = self.patrol_end();
         if (end_block..self.map.blocks()).contains(&block) {
             // It is known soon whether that is cut off.
             return false;

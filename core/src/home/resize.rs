@@ -20,8 +20,10 @@
 //! * *Recording*: the superblock gets the new size, once a commit has brought everything before it.
 //! * *Cutting*: the map lets go of what is behind the end, in bounded turns between commits.
 //!
-//! A failure before the superblock is written leaves the old size. One of a superblock is that of a commit. A shrunk
-//! home stays so if its backend or store cannot be cut: whoever grows it, or asks for the same size, cuts them.
+//! A failure before the superblock is written leaves the old size. A commit that fails is the end of the home, as ever,
+//! and of either size; so a shrink ends well then, since its caller must not go back to the larger one, and a growth
+//! with the error. A shrunk home stays so if its backend or store cannot be cut: whoever grows it, or asks for the same
+//! size, cuts them.
 //!
 //! [`Map::load`]: super::map::Map::load
 
@@ -115,6 +117,15 @@ impl Home {
         blocks.min(to)
     }
 
+    /// The blocks that are gone through: all of them, until a tier is out of the way of a change.
+    pub(super) fn patrol_end(&self) -> u64 {
+        if self.keeps_tiers_off() {
+            self.end_block()
+        } else {
+            self.config.bytes / BLOCK
+        }
+    }
+
     /// Whether no tier begins.
     pub(super) fn keeps_tiers_off(&self) -> bool {
         let resize = self.resize.as_ref();
@@ -139,9 +150,18 @@ impl Home {
         }
     }
 
-    /// What is durable is not known any more; who has asked.
-    pub(super) fn give_up_resize(&mut self) -> Option<Token> {
-        self.resize.take().map(|resize| resize.token)
+    /// What is durable is not known any more. The superblock may have the smaller size by now, so that nobody may go
+    /// back to the larger one: whoever opens this home next goes on with that, or finds it done.
+    pub(super) fn give_up_resize(&mut self, error: IoError, actions: &mut Vec<Action>) {
+        let resize = self.resize.as_ref();
+        let is_decided =
+            resize.is_some_and(|resize| resize.shrinks() && resize.stage != Stage::Settling);
+        let result = if is_decided {
+            Ok(Done::Written)
+        } else {
+            Err(error)
+        };
+        self.end_resize(result, actions);
     }
 
     /// Whether the next turn goes on with it.
