@@ -14,6 +14,8 @@
 //! Failure: see [`hdcs_core::home`] and [`store`].
 
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
