@@ -459,10 +459,12 @@ impl Home {
         self.pump_encryption(actions);
         self.pump_writes(actions);
         self.pump_copies(actions);
-        // What these want of it.
-        self.pump_commit(actions);
         self.pump_reads(actions);
         self.pump_patrol(actions);
+        // What it waits for may have ended just now.
+        self.pump_resize(actions);
+        // What these want of it.
+        self.pump_commit(actions);
         self.pump_sums(actions);
         self.check_invariants();
     }
