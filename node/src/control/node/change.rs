@@ -94,12 +94,10 @@ impl Node {
             self.destage(name, number).await?;
             save(&entry)?;
             if let Err(error) = resize.await {
-                let goes_on = error.kind == ErrorKind::Timeout;
-                let has = self.bytes_of(number).await;
-                if entry.home.is_none() || (has == Some(old.bytes) && !goes_on) {
+                if entry.home.is_none() || self.bytes_of(number).await == Some(old.bytes) {
                     save(&old)?;
                 } else {
-                    // Its home may be that small by now, and one that is not is cut when it is opened.
+                    // Its home may be that small by now, or soon; one that is not is cut when it is opened.
                     self.put(entry, None);
                 }
                 return Err(error);
@@ -116,10 +114,11 @@ impl Node {
         self.volume(name).await
     }
 
-    /// The size that a volume has now, if it is open.
+    /// The size that a volume has now, and keeps, if it is open.
     async fn bytes_of(&self, number: VolumeNumber) -> Option<u64> {
         let report = report(&*self.path).await.ok()?;
-        find(&report, number).map(|volume| volume.config.bytes)
+        let volume = find(&report, number).filter(|volume| !volume.is_resizing);
+        volume.map(|volume| volume.config.bytes)
     }
 
     /// Have the catalogue say what size the volumes in storage mode have: a resize that took longer than anybody waits,
