@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use hdcs_core::buf::Pool;
 use hdcs_core::error::IoError;
-use hdcs_core::home::format::{self, HomePage, HomeSuperblock, Layout, PAGE_BLOCKS, choose_page};
+use hdcs_core::home::format::{
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
+};
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
 use hdcs_core::io::{Completion, Done, Nanos, Token};
@@ -56,6 +58,7 @@ struct Rig {
     backend: Sectors,
     backend_bytes: u64,
     backend_atomic: bool,
+    flush_every_blocks: u64,
     actions: VecDeque<Action>,
     ended: Vec<Completion>,
     /// What the store and the backend were asked to be resized to.
@@ -72,7 +75,7 @@ fn superblock(store: &Sectors) -> HomeSuperblock {
     HomeSuperblock::newest([&one, &two]).unwrap()
 }
 
-fn open(store: &mut Sectors, backend_atomic: bool) -> Home {
+fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> Home {
     let mut superblock = superblock(store);
     if let Some(begun) = superblock.begin(LOG, true) {
         store.write(begun.place(), begun.as_bytes());
@@ -96,7 +99,7 @@ fn open(store: &mut Sectors, backend_atomic: bool) -> Home {
         sums_log: superblock.sums(),
         sums_bytes: 1 << 20,
         backend_atomic,
-        flush_every_blocks: 1 << 20,
+        flush_every_blocks,
         turn_blocks: 1000,
     };
     Home::new(config, map, None)
@@ -105,6 +108,11 @@ fn open(store: &mut Sectors, backend_atomic: bool) -> Home {
 impl Rig {
     /// A new home of so many blocks.
     fn new(blocks: u64, backend_atomic: bool) -> Self {
+        Self::with_flushes(blocks, backend_atomic, 1 << 20)
+    }
+
+    /// The same, whose tiers flush the backend after so many blocks, unless they show as a whole.
+    fn with_flushes(blocks: u64, backend_atomic: bool, flush_every_blocks: u64) -> Self {
         let mut store = Sectors::default();
         store.write(0, &format::format_head(UUID, HOME, blocks * BLOCK, [0; 16]));
         for page in 0..format::pages(blocks * BLOCK) {
@@ -114,11 +122,12 @@ impl Rig {
             }
         }
         Self {
-            home: open(&mut store, backend_atomic),
+            home: open(&mut store, backend_atomic, flush_every_blocks),
             store,
             backend: Sectors::default(),
             backend_bytes: blocks * BLOCK,
             backend_atomic,
+            flush_every_blocks,
             actions: VecDeque::new(),
             ended: Vec::new(),
             resized: Vec::new(),
@@ -130,7 +139,8 @@ impl Rig {
     }
 
     fn open_again(&mut self) {
-        self.home = open(&mut self.store, self.backend_atomic);
+        let every = self.flush_every_blocks;
+        self.home = open(&mut self.store, self.backend_atomic, every);
         self.actions.clear();
     }
 
@@ -157,14 +167,20 @@ impl Rig {
         token
     }
 
+    fn poll(&mut self) {
+        let mut actions = Vec::new();
+        self.home.poll(Nanos(0), &mut actions);
+        self.take(actions);
+    }
+
     /// Perform the first action; false if there is none, and no turn is due.
     fn act(&mut self) -> bool {
         let Some(action) = self.actions.pop_front() else {
             let is_due = self.home.next_wakeup().is_some();
-            let mut actions = Vec::new();
-            self.home.poll(Nanos(0), &mut actions);
-            self.take(actions);
-            return is_due || !self.actions.is_empty();
+            if is_due {
+                self.poll();
+            }
+            return is_due;
         };
         let (token, result) = match action {
             Action::StoreRead {
@@ -239,6 +255,13 @@ impl Rig {
         true
     }
 
+    /// Go on until such an action is next.
+    fn go_to(&mut self, is_it: impl Fn(&Action) -> bool) {
+        while !self.actions.front().is_some_and(&is_it) {
+            assert!(self.act());
+        }
+    }
+
     fn settle(&mut self) {
         while self.act() {}
     }
@@ -291,6 +314,10 @@ impl Rig {
         assert_eq!(all, status.bytes);
         status.bytes / BLOCK
     }
+}
+
+fn is_copy(action: &Action) -> bool {
+    matches!(action, Action::BackendWrite { .. })
 }
 
 /// Over several pages of the map, and opened anew after each change.
@@ -365,7 +392,7 @@ fn home_that_grows_has_made_its_last_page_durable_before() {
     });
     // At every step that a crash may leave.
     while rig.act() {
-        let home = open(&mut rig.store.clone(), false);
+        let home = open(&mut rig.store.clone(), false, 1 << 20);
         assert_eq!(home.state_of(50, 51).0, BlockState::Dirty);
         assert_eq!(home.status().dirty_bytes, BLOCK, "what was cut off is back");
     }
@@ -439,13 +466,8 @@ fn home_is_not_resized_while_its_atomic_backend_has_a_part_of_a_tier() {
         }
         rig.flush();
         rig.event(Event::Tier);
-        while !rig
-            .actions
-            .iter()
-            .any(|action| matches!(action, Action::BackendWrite { .. }))
-        {
-            assert!(rig.act());
-        }
+        rig.go_to(is_copy);
+        assert!(rig.act());
         rig.event(Event::CancelTier);
         rig.settle();
         assert_eq!(rig.home.status().tier, TierState::Idle);
@@ -462,19 +484,126 @@ fn home_is_not_resized_while_its_atomic_backend_has_a_part_of_a_tier() {
         rig.write(8, 3);
         rig.flush();
         rig.event(Event::Tier);
-        while !rig
-            .actions
-            .iter()
-            .any(|action| matches!(action, Action::BackendWrite { .. }))
-        {
-            assert!(rig.act());
-        }
+        rig.go_to(is_copy);
+        assert!(rig.act());
         let token = rig.ask(Ask::Resize { bytes: 90 * BLOCK });
         rig.event(Event::CancelTier);
         rig.settle();
         assert_eq!(rig.end_of(token).unwrap().unwrap_err(), IoError::Failed);
         assert_eq!(rig.blocks(), blocks);
     }
+}
+
+/// What cancelled tiers have left in a backend that is not flushed meanwhile counts for those that follow.
+#[test]
+fn home_flushes_its_backend_after_so_many_blocks_of_several_tiers() {
+    let mut rig = Rig::with_flushes(100, false, 4);
+    for block in 0..20 {
+        rig.write(2 * block, 1);
+    }
+    rig.flush();
+    let mut unflushed = 0;
+    for tier in 0..4 {
+        rig.event(Event::Tier);
+        let mut copies = 0;
+        while rig.home.status().tiers == 0 && (tier == 3 || copies < 3) {
+            match rig.actions.front() {
+                Some(Action::BackendWrite { .. }) => {
+                    copies += 1;
+                    unflushed += 1;
+                    assert!(unflushed <= 4, "in tier {tier}");
+                }
+                Some(Action::BackendFlush { .. }) => unflushed = 0,
+                _ => {}
+            }
+            assert!(rig.act());
+        }
+        rig.event(Event::CancelTier);
+        while !rig.home.status().tier_rests {
+            unflushed += u64::from(rig.actions.front().is_some_and(is_copy));
+            assert!(rig.act());
+        }
+    }
+    assert_eq!(rig.home.status().tiers, 1);
+}
+
+/// An atomic backend that may not be given more says that it is between two states before it shows a part.
+#[test]
+fn home_says_that_an_atomic_backend_is_between_states_once_cancelled_tiers_have_filled_it() {
+    let mut rig = Rig::with_flushes(4, true, 4);
+    for block in [0, 2] {
+        rig.write(block, 1);
+    }
+    rig.flush();
+    let between = |rig: &Rig| superblock(&rig.store).flags.get() & HOME_BETWEEN != 0;
+    for _ in 0..3 {
+        rig.event(Event::Tier);
+        rig.go_to(is_copy);
+        assert!(!between(&rig));
+        rig.event(Event::CancelTier);
+        rig.settle();
+    }
+    rig.event(Event::Tier);
+    rig.go_to(|action| matches!(action, Action::BackendFlush { .. }));
+    assert!(between(&rig));
+    rig.settle();
+    assert_eq!((between(&rig), rig.home.status().tiers), (false, 1));
+}
+
+/// A tier that is being finished is waited for, and its end is noticed when nothing else happens.
+#[test]
+fn home_that_shrinks_waits_for_the_end_of_a_tier() {
+    let mut rig = Rig::new(100, false);
+    rig.write(5, 1);
+    rig.flush();
+    rig.event(Event::Tier);
+    while rig.home.status().tier != TierState::Finishing {
+        assert!(rig.act());
+    }
+    let token = rig.ask(Ask::Resize { bytes: 60 * BLOCK });
+    assert_eq!(rig.home.status().tier, TierState::Finishing);
+    rig.settle();
+    assert!(rig.end_of(token).unwrap().is_ok());
+    assert_eq!((rig.blocks(), rig.home.status().tiers), (60, 1));
+}
+
+/// One that was copying begins anew: it was asked for, and has not ended.
+#[test]
+fn home_that_shrinks_gives_up_a_tier_that_copies_and_begins_another() {
+    let mut rig = Rig::new(100, false);
+    for block in [5, 80] {
+        rig.write(block, 1);
+    }
+    rig.flush();
+    rig.event(Event::Tier);
+    rig.go_to(is_copy);
+    rig.resize(60).unwrap();
+    let status = rig.home.status();
+    assert_eq!((rig.blocks(), status.tiers, status.dirty_bytes), (60, 1, 0));
+}
+
+/// The table of checksums that is being made anew is complete when the rest of it is cut off.
+#[test]
+fn home_that_shrinks_while_its_checksums_are_made_anew_has_them() {
+    let mut rig = Rig::new(100, false);
+    for block in [10, 90] {
+        rig.write(block, 1);
+    }
+    rig.flush();
+    rig.settle();
+    let found = superblock(&rig.store);
+    let sequence = found.sequence.get() + 1;
+    let untrusted = Some(SUMS_UNTRUSTED);
+    let lost = HomeSuperblock::sealed(UUID, HOME, sequence, 100 * BLOCK, 0, untrusted, LAYOUT);
+    rig.store.write(lost.place(), lost.as_bytes());
+    rig.open_again();
+    rig.poll();
+    while rig.home.status().sums_rebuild != Some((100 * BLOCK, 11 * BLOCK)) {
+        assert!(rig.act());
+    }
+    rig.resize(60).unwrap();
+    assert_eq!(rig.home.status().sums_rebuild, None);
+    assert_eq!(superblock(&rig.store).sums(), Some(LOG));
 }
 
 #[test]
