@@ -6,6 +6,7 @@ from object_stores import (
     survives_kills, taken_over, waits_for_its_store,
 )
 from test_s3_volumes import homes
+from test_storage_resize import resized_over
 
 
 def test_hdfs_store_conforms(hdfs):
@@ -161,4 +162,12 @@ def test_hdfs_wrong_places_and_users_are_said_clearly(hdfs, tmp_path):
         refused(create("hdfs://127.0.0.1:1/volumes/v?retry_s=1"), 1, "HDFS at 127.0.0.1:1", "no answer within")
         refused(create("hdfs://user:word@127.0.0.1/v"), 2, "holds a secret")
         assert daemon.json("volume", "list") == []
+        daemon.stop()
+
+
+def test_hdfs_volume_in_storage_mode_is_resized(hdfs, tmp_path):
+    one, two = homes(tmp_path)
+    tiered = resized_over(one, hdfs.url("storage-resize"))
+    with Daemon(two) as daemon:
+        taken_over(daemon, hdfs.url("storage-resize"), tiered)
         daemon.stop()

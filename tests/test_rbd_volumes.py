@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, run
 from daemon import DIRTY, MIB, Daemon, refused
 from test_nbd_filesystem import as_file, as_loop, make_tree, mounted, same_tree
+from test_storage_resize import resized_over
 
 CONFORMANCE = Path(
     os.environ.get("HDCS_CONFORMANCE", ROOT / "target/release/examples/conformance")
@@ -147,6 +148,11 @@ def test_rbd_image_grows_and_shrinks_with_its_volume(cluster, tmp_path):
         assert image_bytes() == 8 * MIB
         daemon.ok("volume", "resize", "v", "--size", "32M")
         assert daemon.read("v", MIB, 31 * MIB) == bytes(MIB)
+
+
+def test_rbd_image_is_resized_with_a_volume_in_storage_mode(cluster, tmp_path):
+    tiered = resized_over(tmp_path, cluster.url("rbd/stored"))
+    assert cluster.export("rbd/stored") == tiered.image
 
 
 def test_rbd_file_system_mounts_from_the_plain_image(cluster, tmp_path):

@@ -7,12 +7,10 @@ import os
 import nbd
 import pytest
 from daemon import MIB, Daemon, hdcs, refused
+from home_layouts import BLOCK, DATA, make_version
 from object_stores import Model
 
-BLOCK = 4096
 SIZE = 48 * MIB
-# Blocks of the store before the first byte of data: the head, and both copies of the first page of the map.
-DATA = 10 * BLOCK
 BAD = 5 * BLOCK
 
 
@@ -120,44 +118,22 @@ def test_storage_checksums_refuse_nothing_after_a_crash(tmp_path, policy):
         daemon.stop()
 
 
-def crc64_nvme(data):
-    crc = (1 << 64) - 1
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x9A6C9329AC4BC9B5 if crc & 1 else 0)
-    return crc ^ (1 << 64) - 1
-
-
-def make_version_1(path):
-    """Both superblocks as the first version wrote them: the table after the data means nothing then."""
-    with open(path, "r+b") as file:
-        for place in (0, BLOCK):
-            file.seek(place)
-            block = bytearray(file.read(BLOCK))
-            if block[:8] != b"HDCSHOME":
-                continue
-            block[8:10] = (1).to_bytes(2, "little")
-            block[16:24] = bytes(8)
-            block[72:80] = bytes(8)
-            block[16:24] = crc64_nvme(block).to_bytes(8, "little")
-            file.seek(place)
-            file.write(block)
-
-
-def test_storage_checksums_are_no_condition(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_storage_checksums_lie_elsewhere_in_homes_of_earlier_versions(tmp_path, version):
+    """Such a home opens, is written, checked, scrubbed and tiered out; it alone keeps its size."""
     data = os.urandom(4 * MIB)
+    has_sums = version > 1
     with Daemon(tmp_path) as daemon:
         path = create(daemon, tmp_path)
         fill(daemon, data)
         assert home(daemon)["checksums"] is True
         daemon.stop()
-        make_version_1(path)
+        make_version(path, version)
         done = hdcs("check", daemon.data)
-        assert done.returncode == 0 and "version 1" in done.stdout, done.stdout
-        assert json.loads(hdcs("inspect", path, "--json").stdout)["home"]["checksums"] is False
+        assert done.returncode == 0 and ("version 1" in done.stdout) != has_sums, done.stdout
+        assert json.loads(hdcs("inspect", path, "--json").stdout)["home"]["checksums"] is has_sums
         daemon.start()
-        assert home(daemon)["checksums"] is False
+        assert home(daemon)["checksums"] is has_sums
         assert daemon.read("v", len(data)) == data
         daemon.write("v", data[:MIB], 8 * MIB)
         assert daemon.cli("volume", "scrub", "v", "--rate", "1G").returncode == 0
@@ -166,4 +142,15 @@ def test_storage_checksums_are_no_condition(tmp_path):
         assert daemon.read("v", MIB, 8 * MIB) == data[:MIB]
         daemon.ok("volume", "flush", "v")
         assert (tmp_path / "image").read_bytes()[: len(data)] == data
+        for size in (["64M"], ["32M", "--shrink"]):
+            refused(daemon.cli("volume", "resize", "v", "--size", *size), 1, "earlier version and keeps its size",
+                    f"its backend file:{tmp_path / 'image'}", "export")
+        assert daemon.volume("v")["bytes"] == SIZE
+        daemon.ok("volume", "evict", "v")
         daemon.stop()
+        assert hdcs("check", daemon.data).returncode == 0
+        if has_sums:
+            assert path.stat().st_size == (10 + SIZE // BLOCK + SIZE // BLOCK // 128) * BLOCK
+            flip(path, 10 * BLOCK + BAD + 1000)
+            is_told_and_refused(daemon, data)
+            daemon.stop()

@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 from daemon import MIB, Daemon, hdcs
+from home_layouts import BLOCK, DATA, change_superblocks, make_version
 from object_stores import Model
 from test_encryption_volumes import encrypted, key_file, marked, marks
-from test_storage_checksums import BAD, BLOCK, DATA, crc64_nvme, flip, is_told_and_refused
+from test_storage_checksums import BAD, flip, is_told_and_refused
 
 SIZE = 32 * MIB
 
@@ -118,20 +119,30 @@ def test_storage_encryption_is_checked_without_the_key(tmp_path):
         daemon.stop()
 
 
+def test_storage_encryption_of_an_earlier_version_goes_on(tmp_path):
+    data = marked(4 * MIB, 3)
+    with Daemon(tmp_path) as daemon:
+        create(daemon, tmp_path, *encrypted(key_file(tmp_path)))
+        write(daemon, data)
+        daemon.stop()
+        make_version(home_path(daemon), 3)
+        daemon.ok("check", daemon.data)
+        daemon.start()
+        assert daemon.read("v", len(data)) == data
+        write(daemon, data, 8 * MIB)
+        assert marks(home_path(daemon)) == 0
+        daemon.ok("volume", "scrub", "v", "--rate", "1G")
+        daemon.ok("volume", "flush", "v")
+        assert (tmp_path / "v.image").read_bytes()[8 * MIB :][: len(data)] == data
+        daemon.stop()
+
+
 def seal(path, data_key):
     """Have the superblocks say that the home is encrypted with this key."""
-    with open(path, "r+b") as file:
-        for place in (0, BLOCK):
-            file.seek(place)
-            block = bytearray(file.read(BLOCK))
-            if block[:8] != b"HDCSHOME":
-                continue
-            block[8:10] = (3 if any(data_key) else 2).to_bytes(2, "little")
-            block[16:24] = bytes(8)
-            block[80:96] = data_key
-            block[16:24] = crc64_nvme(block).to_bytes(8, "little")
-            file.seek(place)
-            file.write(block)
+    def change(block):
+        block[80:96] = data_key
+
+    change_superblocks(path, change)
 
 
 def test_storage_encryption_refuses_a_home_that_is_not_of_its_key(tmp_path):

@@ -390,7 +390,7 @@ def test_storage_refuses_what_it_cannot_do(tmp_path):
         other.unlink()
         daemon.create("v", *storage, "--store-path", other)
         refuses(*storage, "--size", "16M", "--store-path", other, status=2, parts=("in use by volume v",))
-        refused(daemon.cli("volume", "resize", "v", "--size", "32M"), 1, "storage mode")
+        refused(daemon.cli("volume", "resize", "v", "--size", str(32 * MIB + 512)), 2, "multiple of 4096")
         assert "storage" in daemon.ok("volume", "show", "v")
         daemon.ok("volume", "delete", "v")
         assert not other.exists()

@@ -5,6 +5,7 @@ from object_stores import Model, taken_over
 from test_encryption_s3 import bodies
 from test_encryption_volumes import MARK, encrypted, key_file, marked, marks
 from test_storage_file import SMALL_LOG, check, fill, home, is_tiered
+from test_storage_resize import resized_over
 
 SIZE = 48 * MIB
 
@@ -73,4 +74,13 @@ def test_storage_on_s3_that_is_encrypted_leaves_no_plaintext_anywhere(s3, tmp_pa
     with Daemon(two) as daemon:
         daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, *encrypted(key), size=str(SIZE))
         assert daemon.read("v", len(data)) == data
+        daemon.stop()
+
+
+def test_storage_on_s3_is_resized_and_shows_nothing_that_was_not_tiered(s3, tmp_path):
+    one, two = homes(tmp_path, 2)
+    place = s3.url("storage-resize")
+    tiered = resized_over(one, place)
+    with Daemon(two) as daemon:
+        taken_over(daemon, place, tiered)
         daemon.stop()

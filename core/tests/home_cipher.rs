@@ -198,6 +198,14 @@ impl Rig {
                 (token, Done::Written)
             }
             Action::StoreSync { token } | Action::BackendFlush { token } => (token, Done::Written),
+            Action::StoreResize { token, bytes } => {
+                self.store.resize(bytes as usize, 0);
+                (token, Done::Written)
+            }
+            Action::BackendResize { token, bytes } => {
+                self.backend.resize(bytes as usize, 0);
+                (token, Done::Written)
+            }
         };
         let result = Ok(done);
         self.event(Event::Completed(Completion { token, result }));
@@ -334,18 +342,15 @@ fn home_cipher_waits_for_memory_in_order_and_goes_on() {
 }
 
 #[test]
-fn home_that_is_plain_has_the_superblock_of_before() {
+fn home_that_was_made_before_keeps_its_version() {
     let head = format::format_head(UUID, HOME, BYTES, [0; 16]);
     let plain = HomeSuperblock::parse(&head[BLOCK_BYTES..2 * BLOCK_BYTES]).unwrap();
-    assert_eq!((plain.version.get(), plain.data_key), (2, [0; 16]));
-    assert_eq!(
-        HomeSuperblock::sealed(UUID, HOME, 1, BYTES, 0, None, Layout::Trailing)
-            .version
-            .get(),
-        1
-    );
-    let head = format::format_head(UUID, HOME, BYTES, KEY);
-    let encrypted = HomeSuperblock::parse(&head[BLOCK_BYTES..2 * BLOCK_BYTES]).unwrap();
+    assert_eq!((plain.version.get(), plain.data_key), (4, [0; 16]));
+    let of_before =
+        |sums_log| HomeSuperblock::sealed(UUID, HOME, 1, BYTES, 0, sums_log, Layout::Trailing);
+    assert_eq!(of_before(None).version.get(), 1);
+    assert_eq!(of_before(Some(0)).version.get(), 2);
+    let encrypted = of_before(Some(0)).encrypted(KEY);
     assert_eq!((encrypted.version.get(), encrypted.data_key), (3, KEY));
     // It stays so whatever else of it changes.
     let begun = encrypted.begin(LOG, true).unwrap();

@@ -79,6 +79,24 @@ impl Disk {
         self.bytes
     }
 
+    /// Have so many bytes, as a file may: what is cut off is gone, what there is anew is zeroes.
+    pub fn resize(&mut self, bytes: u64) {
+        assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "whole blocks");
+        let blocks = bytes / BLOCK_BYTES as u64;
+        self.bytes = bytes;
+        self.medium.resize(blocks as usize, None);
+        self.volatile.split_off(&blocks);
+        self.rot.split_off(&bytes);
+    }
+
+    /// Whether a write is in flight that ends behind a byte.
+    pub fn writes_from(&self, from: u64) -> bool {
+        self.ops.values().any(|op| match op {
+            Op::Write { offset, data, .. } => offset + data.len() as u64 > from,
+            Op::Read { .. } => false,
+        })
+    }
+
     /// Put `data` on the medium at once: how a device is formatted.
     pub fn put(&mut self, offset: u64, data: &[u8]) {
         self.store(offset, data, true, |_, _| true);

@@ -52,7 +52,10 @@ fn home_seeds_hold_and_cover() {
             && coverage.betweens > 300
             && coverage.lost_logs > 25
             && coverage.failed > 15
-            && coverage.holds > 150,
+            && coverage.holds > 150
+            && coverage.grown > 250
+            && coverage.shrunk > 150
+            && coverage.resizes_cut > 80,
         "{coverage}"
     );
 }
@@ -204,4 +207,38 @@ fn home_plant_of_sectors_that_are_stored_plain_is_caught() {
 #[test]
 fn home_plant_of_sectors_that_are_decrypted_as_others_is_caught() {
     assert_caught(Plant::DecryptedAsAnother, &["foreign"]);
+}
+
+#[test]
+fn home_plant_of_new_pages_that_are_lost_is_caught() {
+    assert_caught(
+        Plant::NewPagesLost,
+        &["open-refused", "read-wrong", "foreign", "tier-state"],
+    );
+}
+
+#[test]
+fn home_plant_of_a_backend_that_is_cut_before_its_home_is_caught() {
+    assert_caught(
+        Plant::BackendCutFirst,
+        &["size", "beyond-end", "between-shown"],
+    );
+}
+
+#[test]
+fn home_plant_of_a_backend_that_is_not_cut_is_caught() {
+    assert_caught(
+        Plant::BackendKeepsTail,
+        &[
+            "read-wrong",
+            "tier-state",
+            "between-unsaid",
+            "between-shown",
+        ],
+    );
+}
+
+#[test]
+fn home_plant_of_a_resize_that_shows_a_part_of_a_tier_is_caught() {
+    assert_caught(Plant::ResizeShowsPart, &["between-shown"]);
 }

@@ -70,6 +70,13 @@ struct Part {
     fills: usize,
 }
 
+impl Read {
+    /// The end of the blocks that it touches.
+    pub fn end_block(&self) -> u64 {
+        (self.offset + self.bytes as u64).div_ceil(BLOCK)
+    }
+}
+
 impl Write {
     /// Whether these blocks are not to be read now: it writes there, or waits until nobody reads them.
     pub fn keeps_off(&self, blocks: &Range<u64>) -> bool {
@@ -375,8 +382,7 @@ impl Home {
             let Some(read) = self.reads.get(&id) else {
                 continue;
             };
-            let until = (read.offset + read.bytes as u64).div_ceil(BLOCK);
-            if read.offset / BLOCK < blocks.end && blocks.start < until {
+            if read.offset / BLOCK < blocks.end && blocks.start < read.end_block() {
                 end(actions, read.token, Err(error));
                 self.reads.remove(&id);
             } else {

@@ -44,6 +44,8 @@ struct Root {
     between: bool,
     /// The log under which the checksums hold, if there are any.
     sums_log: Option<u64>,
+    /// The size of the home.
+    bytes: u64,
 }
 
 /// The commit that is under way, and what waits for the next one.
@@ -78,6 +80,7 @@ impl Commit {
         let root = Root {
             between: config.between,
             sums_log: config.sums_log,
+            bytes: config.bytes,
         };
         Self {
             stage: Stage::Idle,
@@ -111,6 +114,21 @@ impl Commit {
     /// Have it say that the checksums hold under a log, once they are durable.
     pub fn believe(&mut self, log: u64) {
         self.wants.sums_log = Some(log);
+    }
+
+    /// Have it say another size, once what has changed by now is durable.
+    pub fn set_bytes(&mut self, bytes: u64) {
+        self.wants.bytes = bytes;
+    }
+
+    /// Whether it says so durably.
+    pub fn has_bytes(&self, bytes: u64) -> bool {
+        self.durable.bytes == bytes
+    }
+
+    /// Whether nothing of one is under way.
+    pub fn is_idle(&self) -> bool {
+        self.stage == Stage::Idle
     }
 
     /// Whether a flush waits for nothing but to begin.
@@ -222,12 +240,13 @@ impl Home {
             let super::Config {
                 volume,
                 home,
-                bytes,
                 data_key,
                 layout,
                 ..
             } = self.config;
-            let sums_log = root.sums_log;
+            let Root {
+                sums_log, bytes, ..
+            } = root;
             let sealed =
                 HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log, layout)
                     .encrypted(data_key);

@@ -112,10 +112,13 @@ impl Map {
                 owed: 0,
             });
         }
-        // What no page of this size has is not to be found.
+        // What is behind the end was cut off. It is durably not there before there are blocks again.
         let last = this.pages.len() as u64 * PAGE_BLOCKS;
-        for block in blocks..last {
-            this.put(block, BlockState::Absent);
+        if blocks < last && !this.is_all(blocks..last, BlockState::Absent) {
+            for block in blocks..last {
+                this.put(block, BlockState::Absent);
+            }
+            this.changed.insert((last / PAGE_BLOCKS) as u32 - 1);
         }
         for page in &mut this.pages {
             let counts = counts_of(&page.states[..]);
@@ -179,6 +182,39 @@ impl Map {
         states.fill(state as u8 * LOW_BITS);
         page.owed = (u64::from(page.owed) + owed(&self.counts) - before) as u16;
         self.changed.insert(number as u32);
+    }
+
+    /// Have more blocks, of which nothing is here. Both copies of new pages are as [`format_page`] makes them.
+    ///
+    /// [`format_page`]: super::format::format_page
+    pub fn grow(&mut self, blocks: u64) {
+        let empty = Arc::new([0; PAGE_STATE_BYTES]);
+        let page = || Page {
+            generation: 1,
+            states: Arc::clone(&empty),
+            owed: 0,
+        };
+        let pages = blocks.div_ceil(PAGE_BLOCKS) as usize;
+        self.pages.resize_with(pages, page);
+        self.counts[BlockState::Absent as usize] += blocks - self.blocks;
+        self.blocks = blocks;
+    }
+
+    /// Have so many blocks, and no page of others.
+    pub fn cut(&mut self, blocks: u64) {
+        while self.blocks > blocks {
+            let page = (self.blocks - 1) / PAGE_BLOCKS;
+            let gone = blocks.max(page * PAGE_BLOCKS)..self.blocks;
+            if !self.is_all(gone.clone(), BlockState::Absent) {
+                self.fill(gone.clone(), BlockState::Absent);
+            }
+            self.counts[BlockState::Absent as usize] -= gone.end - gone.start;
+            self.blocks = gone.start;
+            if gone.start == page * PAGE_BLOCKS {
+                self.pages.pop();
+                self.changed.remove(&(page as u32));
+            }
+        }
     }
 
     fn put(&mut self, block: u64, state: BlockState) {

@@ -36,6 +36,10 @@
 //!    however much is discarded or tiered out at once.
 //! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
 //! 9. With a cipher, no plaintext is written to the store.
+//! 10. The superblock never says a size that store or backend lack, and what a page says about blocks behind the end
+//!     is not there once the home has grown.
+//!
+//! A home may get another size while it is used (see [`resize`]).
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
@@ -47,6 +51,7 @@ mod encryption;
 pub mod format;
 pub mod map;
 mod patrol;
+mod resize;
 mod sums;
 mod tier;
 
@@ -67,6 +72,7 @@ use format::{Layout, PAGE_BLOCKS};
 use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
+use resize::Resize;
 use sums::Sums;
 pub use tier::TierState;
 use tier::{Hold, Tier};
@@ -74,7 +80,8 @@ use tier::{Hold, Tier};
 /// What the home of a volume is.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Size of the volume, a multiple of a block.
+    /// Its size, as its superblock says, a multiple of a block. It may be larger than the volume after a crash, which is
+    /// then asked for with [`Ask::Resize`] first.
     pub bytes: u64,
     /// UUID of the volume.
     pub volume: [u8; 16],
@@ -94,10 +101,11 @@ pub struct Config {
     pub sums_log: Option<u64>,
     /// Memory for checksums.
     pub sums_bytes: usize,
-    /// Whether what is written to the backend shows at a flush only, and then all of it.
+    /// Whether what is written to the backend shows at a flush or a resize only, and then all of it. A tier shows as a
+    /// whole then, if it needs no flush in between.
     pub backend_atomic: bool,
-    /// A tier flushes a backend that is not atomic after so many blocks, since not every one can take
-    /// any amount without.
+    /// A tier flushes the backend after so many blocks, since not every one can take any amount without: an atomic
+    /// one only if the volume is larger than that.
     pub flush_every_blocks: u64,
     /// Blocks that become zero in one turn at most.
     pub turn_blocks: u64,
@@ -129,6 +137,39 @@ pub enum Ask {
     },
     /// Make completed writes durable.
     Flush,
+    /// Have another size, with its store and its backend. Meanwhile, what is read and written lies below both sizes;
+    /// anything else is refused.
+    ///
+    /// New blocks read as the backend's do, which are zeroes. What is cut off is gone, and not tiered out before:
+    /// whoever wants that does it first. The home's own size changes durably before its store and backend shrink, and
+    /// after they have grown.
+    ///
+    /// It ends with [`Done::Written`] and the new size, or with an error and the old one. It fails if the home keeps
+    /// its size ([`Layout::Trailing`]), if its backend is or is to be held, if another one is under way, and if the
+    /// store or the backend cannot grow. It waits for a tier that an atomic backend would show a part of, and fails
+    /// with that or if that is cancelled.
+    ///
+    /// From when a shrink writes its superblock nothing takes it back. It ends well even if the home fails then: the
+    /// next one is of either size, and is asked for the smaller one if it is larger. It ends well, too, if the backend
+    /// or the store cannot be cut: that is done when it grows, or when it is asked for the size that it has.
+    Resize {
+        /// Multiple of a block.
+        bytes: u64,
+    },
+}
+
+impl Ask {
+    /// Where what it touches ends, in bytes.
+    fn end(&self) -> u64 {
+        match self {
+            Self::Read { offset, buf } => offset + buf.len() as u64,
+            Self::Write { offset, data } => {
+                offset + data.iter().map(|buf| buf.len() as u64).sum::<u64>()
+            }
+            Self::Zero { offset, bytes } => offset + bytes,
+            Self::Flush | Self::Resize { .. } => 0,
+        }
+    }
 }
 
 /// What it wants done. Every action but the last three ends in a completion.
@@ -189,6 +230,22 @@ pub enum Action {
         /// Echoed.
         token: Token,
     },
+    /// Have the store hold so many bytes: reserve what it lacks, durably at the next sync, and give back what is behind.
+    /// One whose size is given, a device, is to have them.
+    StoreResize {
+        /// Echoed.
+        token: Token,
+        /// Bytes of the store.
+        bytes: u64,
+    },
+    /// Have the backend end there, durably. What it grows by reads as zeroes; if it is that large, nothing changes.
+    /// What is asked of it meanwhile lies below both sizes.
+    BackendResize {
+        /// Echoed.
+        token: Token,
+        /// Bytes of the volume.
+        bytes: u64,
+    },
     /// End what was asked.
     End(Completion),
     /// What came of an [`Event::Verify`].
@@ -235,6 +292,8 @@ pub enum Event {
 /// Counters and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
+    /// Bytes of the volume that it is the home of, as its superblock says.
+    pub bytes: u64,
     /// Bytes that the backend lacks.
     pub dirty_bytes: u64,
     /// Bytes that read as zeroes, which the backend lacks.
@@ -300,6 +359,7 @@ enum Purpose {
     SumsRead(u64),
     SumsWrite(u64),
     Patrol(u64),
+    Resize,
 }
 
 /// See the module.
@@ -324,6 +384,7 @@ pub struct Home {
     /// What encrypts its data, if something does.
     encryption: Option<Encryption>,
     patrol: Patrol,
+    resize: Option<Resize>,
     failed: Option<IoError>,
     in_flight: BTreeMap<u64, Purpose>,
     next_id: u64,
@@ -358,6 +419,7 @@ impl Home {
             sums: config.sums_log.map(|log| Sums::new(log, config.sums_bytes)),
             encryption: cipher.map(Encryption::new),
             patrol: Patrol::default(),
+            resize: None,
             failed: None,
             in_flight: BTreeMap::new(),
             next_id: 0,
@@ -389,23 +451,27 @@ impl Home {
         self.now = now;
         self.turn_blocks = self.config.turn_blocks;
         self.pump_zeroes(actions);
+        // Between two commits, if there are any.
+        self.pump_resize(actions);
         // A commit that ends may let a tier begin, before a write that waits; that order matters.
         self.pump_commit(actions);
         self.pump_tier(actions);
         self.pump_encryption(actions);
         self.pump_writes(actions);
         self.pump_copies(actions);
-        // What these want of it.
-        self.pump_commit(actions);
         self.pump_reads(actions);
         self.pump_patrol(actions);
+        // What it waits for may have ended just now.
+        self.pump_resize(actions);
+        // What these want of it.
+        self.pump_commit(actions);
         self.pump_sums(actions);
         self.check_invariants();
     }
 
     /// When [`Self::poll`] is due.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if self.patrol.goes_on || self.is_zeroing() {
+        if self.patrol.goes_on || self.is_zeroing() || self.is_cutting() {
             return Some(self.now);
         }
         self.tier_wakeup()
@@ -414,6 +480,7 @@ impl Home {
     /// Nothing is asked any more: begin nothing. What is under way ends.
     pub fn finish(&mut self) {
         self.cancel_tier();
+        self.finish_resize();
         self.patrol.stop();
     }
 
@@ -436,6 +503,7 @@ impl Home {
         let believed = sums.map(|sums| sums.trusted_until);
         let first_damaged = sums.and_then(|sums| sums.damaged.first());
         Status {
+            bytes: self.config.bytes,
             has_sums: sums.is_some(),
             sums_memory_bytes: sums.map_or(0, Sums::memory_bytes),
             sums_rebuild: believed
@@ -459,6 +527,9 @@ impl Home {
     }
 
     fn submit(&mut self, token: Token, ask: Ask, actions: &mut Vec<Action>) {
+        if ask.end() > self.end_block() * BLOCK_BYTES as u64 {
+            return end(actions, token, Err(IoError::Failed));
+        }
         match ask {
             Ask::Read { offset, buf } => self.read(token, offset, buf),
             Ask::Write { offset, data } => self.write(token, offset, data),
@@ -467,6 +538,7 @@ impl Home {
                 None => self.commit.waiting.push(token),
                 Some(error) => end(actions, token, Err(error)),
             },
+            Ask::Resize { bytes } => self.ask_to_resize(token, bytes, actions),
         }
     }
 
@@ -485,6 +557,7 @@ impl Home {
             Purpose::SumsRead(page) => self.sums_were_read(page, result, actions),
             Purpose::SumsWrite(page) => self.sums_were_written(page, result, actions),
             Purpose::Patrol(id) => self.patrolled(id, result, actions),
+            Purpose::Resize => self.resize_moved(result.map(drop), actions),
         }
     }
 
@@ -507,6 +580,7 @@ impl Home {
         for token in self.commit.give_up() {
             end(actions, token, Err(error));
         }
+        self.give_up_resize(error, actions);
         self.abandon_tier();
         self.tier.wanted = false;
         self.tier.hold = Hold::No;
@@ -539,6 +613,7 @@ impl Home {
             );
         }
         self.check_tier();
+        self.check_resize();
     }
 }
 

@@ -88,7 +88,7 @@ impl Home {
             .any(|piece| piece.token.is_none());
         let stops = self.patrol.gives_up || self.failed.is_some() || is_adopting;
         if let Some(sums) = &self.sums
-            && sums.trusted_until < self.map.blocks()
+            && sums.trusted_until < self.patrol_end()
             && !stops
         {
             let block = sums.trusted_until;
@@ -98,7 +98,12 @@ impl Home {
 
     /// Begin to read what is here from `block` on; false if that has to wait.
     fn begin_piece(&mut self, token: Option<Token>, block: u64, actions: &mut Vec<Action>) -> bool {
-        let end = self.map.blocks().min(block.saturating_add(LOOK_BLOCKS));
+        let end_block = self.patrol_end();
+        if (end_block..self.map.blocks()).contains(&block) {
+            // It is known soon whether that is cut off.
+            return false;
+        }
+        let end = end_block.min(block.saturating_add(LOOK_BLOCKS));
         let is_here = |state: BlockState| state.is_here();
         let mut first = block;
         while first < end && !is_here(self.map.get(first)) {
@@ -216,7 +221,7 @@ impl Home {
     }
 
     /// The table is complete up to a block.
-    fn is_believed_until(&mut self, block: u64) {
+    pub(super) fn is_believed_until(&mut self, block: u64) {
         let is_all = block >= self.map.blocks();
         if let Some(sums) = &mut self.sums {
             sums.trusted_until = if is_all { u64::MAX } else { block };

@@ -1,4 +1,5 @@
-//! Checksums of a home's data: a CRC-32C for each sector, in a table after the data.
+//! Checksums of a home's data: a CRC-32C for each sector, in a table between a page of the map and its blocks, or in
+//! older homes behind all blocks.
 //!
 //! They lie in place, without a copy and without an order among writes: what a crash leaves of them and of the
 //! data differs only in sectors that were written since the last flush, and those the write log writes again. A
@@ -199,6 +200,28 @@ impl Sums {
                 self.damaged.remove(&sector);
             }
         }
+    }
+
+    /// Whether checksums of none but the blocks from here on are being read.
+    pub fn reads_from(&self, block: u64) -> bool {
+        let mut pages = self.pages.range(block.div_ceil(SUMS_BLOCKS)..);
+        pages.any(|(_, page)| page.sums.is_none())
+    }
+
+    /// Whether they are being written.
+    pub fn writes_from(&self, block: u64) -> bool {
+        let mut writing = self.writing.range(block.div_ceil(SUMS_BLOCKS)..);
+        writing.next().is_some()
+    }
+
+    /// There are no blocks from here on, and nobody reads their checksums. No commit is under way.
+    pub fn cut(&mut self, block: u64) {
+        let end = block.div_ceil(SUMS_BLOCKS);
+        for gone in [&mut self.wanted, &mut self.touched] {
+            gone.split_off(&end);
+        }
+        self.pages.split_off(&end);
+        self.damaged.split_off(&(block * BLOCK_SECTORS));
     }
 
     /// A commit begins: what has changed so far is part of it.

@@ -97,6 +97,7 @@ struct Copy {
 
 /// The tier that is under way.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct Tier {
     pub wanted: bool,
     /// Asked for again since its moment: another one follows.
@@ -122,16 +123,11 @@ pub(super) struct Tier {
     holds_since: Option<Nanos>,
     /// How often that was given up.
     holds_given_up: u32,
-    /// Blocks copied since the backend was flushed, and whether it is being flushed.
+    /// Whether it shows as a whole, with its last flush.
+    is_atomic: bool,
+    /// Blocks copied since the backend was flushed, also by tiers that were given up, and whether it is being flushed.
     unflushed_blocks: u64,
     is_flushing: bool,
-}
-
-impl Config {
-    /// Whether the backend is flushed before it gets more.
-    fn must_flush(&self, blocks: u64) -> bool {
-        !self.backend_atomic && blocks >= self.flush_every_blocks
-    }
 }
 
 impl Tier {
@@ -143,6 +139,11 @@ impl Tier {
     /// Whether nothing of one is under way, also of one that was given up.
     pub fn is_at_rest(&self) -> bool {
         self.phase == Phase::Idle && self.copies.is_empty() && !self.is_flushing
+    }
+
+    /// Whether the backend is flushed before it gets more.
+    fn must_flush(&self, config: &Config) -> bool {
+        !self.is_atomic && self.unflushed_blocks >= config.flush_every_blocks
     }
 
     /// The backend has the state of its moment.
@@ -169,7 +170,42 @@ impl Home {
         }
     }
 
+    /// Whether the backend is held, or is to be.
+    pub(super) fn is_to_be_held(&self) -> bool {
+        self.tier.hold != Hold::No
+    }
+
+    /// Whether the backend is held, or is to be as the tier leaves it that is under way.
+    pub(super) fn is_to_be_held_next(&self) -> bool {
+        matches!(self.tier.hold, Hold::Coming | Hold::Held)
+    }
+
+    /// Whether the backend was given something that no flush has covered.
+    pub(super) fn has_unflushed(&self) -> bool {
+        self.tier.unflushed_blocks > 0
+    }
+
+    /// Have a tier end, since only that covers what the backend was given.
+    pub(super) fn have_it_flushed(&mut self) {
+        if self.tier.is_at_rest() && !self.tier.wanted {
+            self.begin_tier();
+        }
+    }
+
+    /// Whether nothing of a tier is under way, also of one that was given up.
+    pub(super) fn tier_is_at_rest(&self) -> bool {
+        self.tier.is_at_rest()
+    }
+
+    /// Give a tier up that is copying; another one begins when it may.
+    pub(super) fn restart_tier(&mut self) {
+        if matches!(self.tier.phase, Phase::Recording | Phase::Copying) {
+            self.abandon_tier();
+        }
+    }
+
     pub(super) fn cancel_tier(&mut self) {
+        self.tier_fails_resize(IoError::Failed);
         self.tier.wanted = false;
         self.tier.again = false;
         self.tier.retry_at = None;
@@ -201,6 +237,7 @@ impl Home {
     }
 
     fn tier_failed(&mut self, error: IoError) {
+        self.tier_fails_resize(error);
         self.abandon_tier();
         let tier = &mut self.tier;
         if tier.hold == Hold::Coming {
@@ -236,7 +273,7 @@ impl Home {
             self.try_moment();
         }
         // There may be nothing to record; then no commit comes that would call this once more.
-        let is_recorded = self.commit.is_between() || self.config.backend_atomic;
+        let is_recorded = self.commit.is_between() || self.tier.is_atomic;
         let is_recorded = is_recorded && self.commit.done >= self.tier.moment;
         if self.tier.phase == Phase::Recording && is_recorded {
             self.tier.phase = Phase::Copying;
@@ -248,7 +285,7 @@ impl Home {
         let is_all = self.tier.pending.count() == 0;
         let tier = &mut self.tier;
         let is_idle = tier.phase == Phase::Copying && tier.copies.is_empty() && !tier.is_flushing;
-        if is_idle && (is_all || self.config.must_flush(tier.unflushed_blocks)) {
+        if is_idle && (is_all || tier.must_flush(&self.config)) {
             if is_all {
                 tier.phase = Phase::Flushing;
                 tier.urgent.clear();
@@ -263,7 +300,8 @@ impl Home {
     fn awaits_moment(&self) -> bool {
         let tier = &self.tier;
         let is_free = tier.retry_at.is_none() && tier.copies.is_empty() && !tier.is_flushing;
-        tier.wanted && tier.phase == Phase::Idle && is_free && tier.hold != Hold::Held
+        let may_begin = tier.wanted && tier.phase == Phase::Idle && is_free;
+        may_begin && tier.hold != Hold::Held && !self.keeps_tiers_off()
     }
 
     /// Whether no write begins, so that a flush leaves the moment that a tier waits for.
@@ -318,7 +356,6 @@ impl Home {
         tier.total_blocks = tier.pending.count();
         tier.left_blocks = tier.total_blocks;
         tier.cursor = 0;
-        tier.unflushed_blocks = 0;
         if tier.hold == Hold::Wanted {
             tier.hold = Hold::Coming;
         }
@@ -332,7 +369,11 @@ impl Home {
             return;
         }
         tier.phase = Phase::Recording;
-        if !self.config.backend_atomic {
+        // What those left there that were given up is of no state, until all of this one covers it.
+        let max = self.config.flush_every_blocks;
+        let is_small = self.map.blocks() <= max && tier.unflushed_blocks <= max;
+        tier.is_atomic = self.config.backend_atomic && is_small;
+        if !tier.is_atomic {
             self.commit.set_between(true);
         }
     }
@@ -353,7 +394,7 @@ impl Home {
         if self.tier.phase != Phase::Copying || self.tier.is_flushing {
             return;
         }
-        while !self.config.must_flush(self.tier.unflushed_blocks)
+        while !self.tier.must_flush(&self.config)
             && self.tier.copies.len() < COPIES_MAX
             && let Some(blocks) = self.next_copy()
         {
@@ -502,11 +543,12 @@ impl Home {
     /// The backend has made all of it durable, or not.
     pub(super) fn tier_flushed(&mut self, result: Result<(), IoError>) {
         self.tier.is_flushing = false;
+        if result.is_ok() {
+            // Nothing is given to it meanwhile.
+            self.tier.unflushed_blocks = 0;
+        }
         match (self.tier.phase, result) {
-            (Phase::Copying, Ok(())) => {
-                self.tier.unflushed_blocks = 0;
-                self.tier.moved_at = self.now;
-            }
+            (Phase::Copying, Ok(())) => self.tier.moved_at = self.now,
             (Phase::Flushing, Ok(())) => {
                 self.tier.failures = 0;
                 self.tier.trouble = None;

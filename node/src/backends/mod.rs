@@ -631,7 +631,7 @@ impl Prepared {
         let backend: Box<dyn Backend> = match self.home {
             Some(store) => {
                 let inner = Stack::new(backend, self.bytes);
-                Box::new(home::HomeBackend::new(store, inner))
+                Box::new(home::HomeBackend::new(store, inner, self.bytes))
             }
             None => backend,
         };

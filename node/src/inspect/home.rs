@@ -116,6 +116,13 @@ fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::
     unreachable!("the last try returns")
 }
 
+/// Whether a home that is in use has been cut before a page.
+fn is_cut_off(file: &File, page: u64) -> io::Result<bool> {
+    let found = pair(file, 0)?;
+    let superblock = HomeSuperblock::newest([&found[0], &found[1]]);
+    Ok(superblock.is_ok_and(|superblock| pages(superblock.bytes.get()) <= page))
+}
+
 /// Describe the home in `file`, of which is known which volume's it should be.
 pub fn summarize(file: &File, expected: Option<Uuid>, how: Use) -> io::Result<HomeSummary> {
     walk(file, expected, how, &mut |_, _, _| Ok(true))
@@ -180,7 +187,12 @@ fn walk(
     summary.pages = pages(summary.bytes);
     let blocks = summary.bytes / BLOCK;
     for number in 0..summary.pages {
-        let FoundPage { chosen, wrong } = page(file, &superblock, number, how)?;
+        let found = page(file, &superblock, number, how);
+        let is_good = found.as_ref().is_ok_and(|found| found.wrong.is_empty());
+        if !is_good && how == Use::Live && is_cut_off(file, number)? {
+            break;
+        }
+        let FoundPage { chosen, wrong } = found?;
         let chosen = match chosen {
             Ok(chosen) => chosen,
             Err(error) => {
@@ -368,6 +380,11 @@ pub fn verify(
 
 #[cfg(test)]
 mod tests {
+    use hdcs_core::format::block_checksum;
+    use hdcs_core::home::format::{PAGE_STATE_BYTES, SUM_BYTES, SUMS_BLOCKS};
+    use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
+    use zerocopy::IntoBytes;
+
     use super::*;
     use crate::backends::home::store;
 
@@ -412,5 +429,80 @@ mod tests {
             "{none:?}"
         );
         assert!(!is_home(&file).unwrap());
+    }
+
+    #[test]
+    fn home_of_an_earlier_version_is_checked_where_its_data_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, uuid, layout) = (
+            directory.path().join("home"),
+            Uuid::from_u128(5),
+            Layout::Trailing,
+        );
+        let file = File::create(&path).unwrap();
+        file.set_len(layout.store_bytes(BYTES)).unwrap();
+        let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, Some(9), layout);
+        file.write_all_at(superblock.as_bytes(), superblock.place())
+            .unwrap();
+        for number in 0..pages(BYTES) {
+            let mut states = [0; PAGE_STATE_BYTES];
+            // Its second block is dirty.
+            states[0] = 2 << 2;
+            let page = HomePage::sealed(3, 9, 1, number, &states);
+            for copy in [0, 1] {
+                file.write_all_at(page.as_bytes(), layout.page_offset(number, copy))
+                    .unwrap();
+            }
+            let block = number * PAGE_BLOCKS + 1;
+            let data = [number as u8 + 1; BLOCK_BYTES];
+            file.write_all_at(&data, layout.data_offset(block * BLOCK))
+                .unwrap();
+            let sum = block_checksum(&data[..SECTOR_BYTES]).to_le_bytes();
+            let sums = layout.sums_offset(BYTES, block / SUMS_BLOCKS)
+                + block % SUMS_BLOCKS * BLOCK_SECTORS * SUM_BYTES as u64;
+            file.write_all_at(&sum.repeat(BLOCK_SECTORS as usize), sums)
+                .unwrap();
+        }
+        let good = check(&path, Some(uuid), Use::Offline, Some(&[]));
+        assert!(good.problems.is_empty(), "{good:?}");
+        assert_eq!(good.blocks, 2 * 2 + 2);
+        let place = layout.data_offset((PAGE_BLOCKS + 1) * BLOCK);
+        file.write_all_at(&[9], place).unwrap();
+        let bad = check(&path, Some(uuid), Use::Offline, Some(&[]));
+        let at = (PAGE_BLOCKS + 1) * BLOCK;
+        assert!(
+            bad.problems.len() == 1 && bad.problems[0].contains(&format!("bytes {at} to")),
+            "{bad:?}"
+        );
+    }
+
+    #[test]
+    fn home_that_is_cut_while_it_is_checked_has_no_pages_behind_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
+        store::create(&path, uuid, BYTES, false, None).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let mut seen = Vec::new();
+        let summary = walk(&file, Some(uuid), Use::Live, &mut |number, _, _| {
+            seen.push(number);
+            // As a shrink does, in this order.
+            let bytes = PAGE_BLOCKS * BLOCK;
+            let [_, second] = pair(&file, 0)?;
+            let home = HomeSuperblock::parse(&second).unwrap().home.get();
+            let cut = HomeSuperblock::sealed(
+                uuid.into_bytes(),
+                home,
+                2,
+                bytes,
+                0,
+                Some(0),
+                Layout::Grouped,
+            );
+            file.write_all_at(cut.as_bytes(), cut.place())?;
+            file.set_len(Layout::Grouped.store_bytes(bytes))?;
+            Ok(true)
+        });
+        assert!(summary.unwrap().problems.is_empty());
+        assert_eq!(seen, [0]);
     }
 }

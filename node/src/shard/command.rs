@@ -181,6 +181,8 @@ pub struct VolumeReport {
     pub home: Option<hdcs_core::home::Status>,
     /// How far the copy is that a snapshot of it has to make, if it makes one.
     pub copying: Progress,
+    /// Whether it is being given another size.
+    pub is_resizing: bool,
 }
 
 /// One shard as a whole.

@@ -25,7 +25,8 @@ use super::jobs::{Job, Move};
 use super::served::{self, ResizeStep, Resizing, Served};
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::works::{Husk, Works};
-use crate::backends::{self, Ask, Capabilities, Operation, home};
+use crate::backends::home::{self, HomeBackend};
+use crate::backends::{self, Ask, Capabilities, Operation};
 use crate::crypt::Unlocked;
 use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};
@@ -779,6 +780,14 @@ impl Works {
             return;
         };
         let bytes = resizing.bytes;
+        let result = result.map_err(|error| {
+            let trouble = served.backend.home().and_then(HomeBackend::resize_trouble);
+            match (trouble, served.backend.home()) {
+                (Some(trouble), _) => trouble.to_owned(),
+                (None, Some(_)) => format!("its home cannot be resized: {error}"),
+                (None, None) => format!("the backend cannot be resized: {error}"),
+            }
+        });
         let held = std::mem::take(&mut served.held);
         if result.is_ok() {
             served.backend.resized(bytes);
@@ -790,7 +799,6 @@ impl Works {
         for operation in held {
             self.ask_backend(slot, operation);
         }
-        let result = result.map_err(|error| format!("the backend cannot be resized: {error}"));
         tell(resizing.answer, result);
     }
 }

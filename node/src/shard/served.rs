@@ -372,6 +372,7 @@ impl Served {
             store: self.backend.counts(),
             pin_trouble: self.pin_trouble.clone(),
             home: self.home(),
+            is_resizing: self.resizing.is_some(),
             copying: self
                 .backend
                 .copying()

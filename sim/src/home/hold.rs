@@ -32,6 +32,11 @@ impl Holding {
         }
     }
 
+    /// Whether a snapshot is waited for, or made.
+    pub fn is_asked_for(&self) -> bool {
+        self.wanted_from.is_some() || self.held.is_some()
+    }
+
     /// Nobody asks for anything any more.
     pub fn forget(&mut self) {
         (self.wanted_from, self.held) = (None, None);
@@ -49,6 +54,7 @@ impl World {
             self.note_tier();
             self.holding.wanted_from = Some(self.asked_from);
             self.log_step("hold", [self.asked_from as u64, 0, 0, 0]);
+            self.sizing.may_fail();
             self.event(Event::TierAndHold);
             if self.is_planted(Plant::HeldBeforeTier) {
                 return self.is_held(0);

@@ -7,12 +7,15 @@
 //! Most homes have checksums, some of which rot, as the data does: a read is then refused, and only then.
 //! Half of them are encrypted, by a toy.
 //!
+//! Many get other sizes meanwhile.
+//!
 //! * [`world`] drives one home after another on one store, and checks every rule as things happen.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 mod encryption;
 mod hold;
 pub mod plant;
+mod size;
 mod sums;
 pub mod world;
 
@@ -58,6 +61,14 @@ pub struct Coverage {
     pub rebuilds: u64,
     /// Backends that were held for a snapshot.
     pub holds: u64,
+    /// Volumes that have grown.
+    pub grown: u64,
+    /// Volumes that have shrunk.
+    pub shrunk: u64,
+    /// Changes of size that failed.
+    pub resizes_refused: u64,
+    /// Changes of size that a crash has interrupted.
+    pub resizes_cut: u64,
     /// Whether the short variant's power was cut.
     pub cut: bool,
 }
@@ -79,6 +90,10 @@ impl Coverage {
         self.refused += other.refused;
         self.rebuilds += other.rebuilds;
         self.holds += other.holds;
+        self.grown += other.grown;
+        self.shrunk += other.shrunk;
+        self.resizes_refused += other.resizes_refused;
+        self.resizes_cut += other.resizes_cut;
         self.cut |= other.cut;
     }
 }
@@ -89,7 +104,8 @@ impl fmt::Display for Coverage {
             f,
             "{} flushes, {} tiers ({} given up), {} waits for copies, {} fills, {} crashes, {} repairs, \
              {} times between, {} lost logs, {} failed stores, {} rotten sectors, {} reads refused, \
-             {} rebuilds of checksums, {} backends held",
+             {} rebuilds of checksums, {} backends held, grown {} times, shrunk {} times ({} changes of size refused, \
+             {} interrupted)",
             self.flushes,
             self.tiers,
             self.tiers_given_up,
@@ -103,7 +119,11 @@ impl fmt::Display for Coverage {
             self.rots,
             self.refused,
             self.rebuilds,
-            self.holds
+            self.holds,
+            self.grown,
+            self.shrunk,
+            self.resizes_refused,
+            self.resizes_cut
         )
     }
 }

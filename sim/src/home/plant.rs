@@ -43,12 +43,31 @@ pub enum Plant {
     StoredPlain,
     /// Some sectors are decrypted as if they were others.
     DecryptedAsAnother,
+    /// Pages of the map that a home grows by are not written.
+    NewPagesLost,
+    /// The backend is cut before the superblock of the home says so.
+    BackendCutFirst,
+    /// The backend is said to be cut, and keeps what was there.
+    BackendKeepsTail,
+    /// A change of size waits for no tier to a backend that shows with it what it was given.
+    ResizeShowsPart,
 }
 
 impl Plant {
     /// Every bug.
     pub fn all() -> &'static [Self] {
         Self::value_variants()
+    }
+
+    /// Whether it is in changes of size.
+    pub fn is_of_sizes(self) -> bool {
+        matches!(
+            self,
+            Self::NewPagesLost
+                | Self::BackendCutFirst
+                | Self::BackendKeepsTail
+                | Self::ResizeShowsPart
+        )
     }
 
     /// Whether it is in snapshots.

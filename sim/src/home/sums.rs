@@ -54,7 +54,7 @@ pub(super) struct Sums {
     pub blocks: Option<u64>,
     pub memory_bytes: usize,
     /// Whether something rots; then no log is lost, or what rotted would be believed.
-    rots: bool,
+    pub rots: bool,
     /// Whether the log writes everything again.
     pub is_log_whole: bool,
     rotten: BTreeSet<u64>,
@@ -119,6 +119,11 @@ impl Sums {
         }
     }
 
+    /// There is nothing any more from a sector on.
+    pub fn forget_from(&mut self, sector: u64) {
+        self.rotten.split_off(&sector);
+    }
+
     /// What is written is good.
     pub fn heal(&mut self, range: SectorRange) {
         self.rotten
@@ -170,7 +175,8 @@ impl World {
 
     /// Write over everything that rotted: that makes it good.
     pub(super) fn write_over_rot(&mut self) {
-        for sector in self.sums.rotten.clone() {
+        let end = self.window.end();
+        for sector in self.sums.rotten.range(..end).copied().collect::<Vec<_>>() {
             let range = SectorRange::new(sector, 1);
             if self
                 .generation
@@ -224,10 +230,7 @@ impl World {
         self.sums.damaged.clear();
         self.sums.next = Some(0);
         while let Some(block) = self.sums.next.take() {
-            self.next_request += 1;
-            let token = Token(self.next_request);
-            self.requests.insert(self.next_request, Request::Verify);
-            self.event(Event::Verify { token, block });
+            self.verify(block);
             if !self.wait(|world| world.requests.is_empty())? {
                 return Ok(false);
             }
@@ -237,6 +240,24 @@ impl World {
             None => Ok(true),
             Some(block) => Err(Violation::new("good-refused", format!("block {block}"))),
         }
+    }
+
+    /// A piece of a scrub beside everything else, sometimes.
+    pub(super) fn verify_sometimes(&mut self) {
+        if !self.calm && self.sums.random.u8(..12) == 0 {
+            let first = self.window.start / BLOCK_SECTORS;
+            // Some are behind the end.
+            let blocks = self.window.count / BLOCK_SECTORS + 20;
+            let block = first + self.sums.random.u64(..blocks);
+            self.verify(block);
+        }
+    }
+
+    fn verify(&mut self, block: u64) {
+        self.next_request += 1;
+        let token = Token(self.next_request);
+        self.requests.insert(self.next_request, Request::Verify);
+        self.event(Event::Verify { token, block });
     }
 
     /// A piece of a scrub has ended.

@@ -74,6 +74,8 @@ enum Happening {
     BackendRead(Token, OpId, BufMut),
     BackendWrite(Token, OpId, Option<SectorRange>),
     BackendFlush(Token, OpId),
+    StoreResize(Token, u64),
+    BackendResize(Token, u64),
 }
 
 /// A run.
@@ -87,21 +89,22 @@ pub struct World {
     random: Rng,
     options: Options,
     now: Nanos,
-    step: u64,
+    pub(super) step: u64,
     schedule: Schedule<Happening>,
     pub(super) store: Disk,
-    backend: Backend,
+    pub(super) backend: Backend,
     pub(super) home: Option<Home>,
     pool: Rc<Pool>,
+    /// Of the volume, by the catalogue; the home's may be larger while it is not open.
     pub(super) bytes: u64,
     pub(super) layout: Layout,
-    /// The sectors that are written.
+    /// The sectors that are written, up to the end of the volume, and to the smaller one while that changes.
     pub(super) window: SectorRange,
     log: u64,
     /// Whether the log of the last generation is lost, and nobody has read what is left.
     pub(super) is_log_lost: bool,
     /// What the last flush made durable, in the window.
-    base: Vec<Content>,
+    pub(super) base: Vec<Content>,
     pub(super) generation: Vec<Write>,
     pub(super) requests: BTreeMap<u64, Request>,
     pub(super) next_request: u64,
@@ -116,14 +119,16 @@ pub struct World {
     tiers: u64,
     pub(super) tier_wanted: bool,
     flush_every_blocks: u64,
+    turn_blocks: u64,
     pub(super) faults: bool,
     pub(super) calm: bool,
     pub(super) sums: super::sums::Sums,
     pub(super) holding: super::hold::Holding,
+    pub(super) sizing: super::size::Sizing,
     /// What encrypts the home, if something does.
     pub(super) cipher: Option<Arc<dyn BlockCipher>>,
     /// The step at which the power goes.
-    cut_at: Option<u64>,
+    pub(super) cut_at: Option<u64>,
     actions: Vec<Action>,
 }
 
@@ -137,9 +142,12 @@ impl World {
         };
         let sums = super::sums::Sums::new(seed, options, may_have_sums);
         let blocks = sums.blocks.unwrap_or(blocks);
+        let written = sums.blocks.unwrap_or(100);
+        let mut sizing = super::size::Sizing::new(seed, options, may_have_sums);
+        let (blocks, has_room_for) = sizing.blocks(blocks, written, PAGE_BLOCKS);
         let sectors = blocks * BLOCK_SECTORS;
-        let window = sums.blocks.map_or(100, |blocks| blocks) * BLOCK_SECTORS;
-        let window = SectorRange::between(sectors.saturating_sub(window), sectors);
+        let first = sectors.saturating_sub(written * BLOCK_SECTORS);
+        let window = SectorRange::between(first, sectors);
         let mut content = vec![Content::Zero; sectors as usize];
         let mut base = Vec::new();
         for sector in window.start..window.end() {
@@ -149,17 +157,21 @@ impl World {
             base.push(old);
         }
         let bytes = sectors * SECTOR;
-        let layout = if sums.has_them {
+        let layout = if sums.has_them && !sizing.is_old {
             Layout::Grouped
         } else {
             Layout::Trailing
         };
-        let mut store = Disk::new(layout.store_bytes(bytes), random.u64(..));
+        let store_bytes = layout.store_bytes(has_room_for * BLOCK_BYTES as u64);
+        let mut store = Disk::new(store_bytes, random.u64(..));
+        sizing.durable_bytes = store_bytes;
         let cipher = super::encryption::cipher_of(seed, sums.has_them);
         let data_key = cipher.as_ref().map_or([0; 16], |_| DATA_KEY);
         store.put(0, &format::format_head(UUID, HOME, bytes, data_key));
-        if !sums.has_them {
-            let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, None, layout);
+        if layout == Layout::Trailing {
+            let sums_log = sums.has_them.then_some(0);
+            let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, sums_log, layout)
+                .encrypted(data_key);
             store.put(first.place(), first.as_bytes());
         }
         for page in 0..format::pages(bytes) {
@@ -170,10 +182,13 @@ impl World {
         }
         let atomic = random.u8(..3) == 0;
         let backend = Backend::new(VOLUME, content, atomic, random.u64(..));
+        let flush_every_blocks = random.u64(4..400);
         Self {
             trace: Trace::new(options.verbose),
             coverage: Coverage::default(),
-            flush_every_blocks: random.u64(4..400),
+            // Most ranges that become zero are cut.
+            turn_blocks: flush_every_blocks % 4 + 1,
+            flush_every_blocks: sizing.flush_every(flush_every_blocks, atomic),
             faults: random.bool() && options.crash_at.is_none(),
             options,
             now: Nanos(0),
@@ -202,6 +217,7 @@ impl World {
             calm: false,
             sums,
             holding: super::hold::Holding::new(seed, options, may_have_sums),
+            sizing,
             cipher,
             cut_at: None,
             actions: Vec::new(),
@@ -233,7 +249,8 @@ impl World {
         // A crash at a step may be here.
         loop {
             self.open()?;
-            if self.generation()? && self.scrub()? && self.tier_to_the_end()? {
+            let is_good = self.generation()? && self.wait(|world| world.sizing.is_settled())?;
+            if is_good && self.scrub()? && self.tier_to_the_end()? {
                 return self.read_all();
             }
         }
@@ -258,9 +275,11 @@ impl World {
         let blocks = [&head[..BLOCK_BYTES], &head[BLOCK_BYTES..2 * BLOCK_BYTES]];
         let refused = |why: String| Violation::new("open-refused", why);
         let mut superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
+        let bytes = superblock.bytes.get();
+        self.check_size(bytes)?;
         let mut pages = Vec::new();
         let mut repairs = Vec::new();
-        for page in 0..format::pages(self.bytes) {
+        for page in 0..format::pages(bytes) {
             let mut both = vec![0; 2 * BLOCK_BYTES];
             self.store
                 .peek(superblock.layout().page_offset(page, 0), &mut both);
@@ -286,7 +305,7 @@ impl World {
         }
         if !self.calm {
             self.sums
-                .rot(&mut self.store, self.window, (self.layout, self.bytes));
+                .rot(&mut self.store, self.window, (self.layout, bytes));
         }
         self.backend.opened();
         let between = superblock.flags.get() & HOME_BETWEEN != 0;
@@ -301,7 +320,7 @@ impl World {
             self.log
         };
         let config = Config {
-            bytes: self.bytes,
+            bytes,
             volume: UUID,
             home: HOME,
             log,
@@ -315,10 +334,9 @@ impl World {
             sums_bytes: self.sums.memory_bytes,
             backend_atomic: self.backend.is_atomic(),
             flush_every_blocks: self.flush_every_blocks,
-            // Most ranges that become zero are cut.
-            turn_blocks: self.flush_every_blocks % 4 + 1,
+            turn_blocks: self.turn_blocks,
         };
-        let blocks = self.bytes / BLOCK_BYTES as u64;
+        let blocks = bytes / BLOCK_BYTES as u64;
         let map = Map::load(pages, blocks, log, self.sums.is_log_whole);
         self.home = Some(Home::new(config, map, self.cipher_for_home()));
         self.tiers = 0;
@@ -326,7 +344,8 @@ impl World {
         for write in &mut self.generation {
             write.state = State::ToDo;
         }
-        if self.generation.is_empty() {
+        let is_open = self.cut_to_catalogue(bytes)?;
+        if !is_open || self.generation.is_empty() {
             return Ok(());
         }
         if self.is_log_lost {
@@ -364,11 +383,13 @@ impl World {
         self.requests.clear();
         self.schedule.retain(|_| false);
         self.actions.clear();
-        if self.random.u8(..4) == 0 {
+        let is_killed = self.random.u8(..4) == 0;
+        if is_killed {
             self.store.process_kill();
         } else {
             self.store.power_cut();
         }
+        self.sizing_crashed(is_killed);
         match self.random.u8(..3) {
             0 => self.backend.power_cut(),
             _ => self.backend.client_lost(),
@@ -430,6 +451,7 @@ impl World {
             _ => {}
         }
         self.hold_or_release()?;
+        self.resize_sometimes(3);
         self.end_generation()
     }
 
@@ -442,15 +464,19 @@ impl World {
     /// A tier is asked for.
     pub(super) fn note_tier(&mut self) {
         self.asked_from = self.moments.len() - 1;
-        if !self.tier_wanted {
+        // A change of size may have asked for one before.
+        let tier = self.home.as_ref().map(|home| home.status().tier);
+        let is_of_size = !matches!(tier, None | Some(TierState::Idle | TierState::Held));
+        if !self.tier_wanted && !is_of_size {
             self.moments_from = self.asked_from;
-            self.tier_wanted = true;
         }
+        self.tier_wanted = true;
     }
 
     fn cancel_tier(&mut self) {
         self.log_step("cancel", [0; 4]);
         self.holding.forget();
+        self.sizing.may_fail();
         self.event(Event::CancelTier);
         self.tier_wanted = self
             .home
@@ -479,6 +505,8 @@ impl World {
                     ask: Ask::Flush,
                 });
             }
+            self.resize_sometimes(8);
+            self.verify_sometimes();
             if self.random.u8(..3) == 0 {
                 let start = self.window.start + self.random.u64(..self.window.count);
                 let count = self.random.u64(1..=64).min(self.window.end() - start);
@@ -520,6 +548,11 @@ impl World {
     }
 
     pub(super) fn read(&mut self, range: SectorRange) {
+        let end = range.end().min(self.window.end());
+        if end <= range.start {
+            return;
+        }
+        let range = SectorRange::between(range.start, end);
         let may: Vec<_> = (range.start..range.end())
             .map(|sector| self.may_be(sector))
             .collect();
@@ -592,7 +625,7 @@ impl World {
             self.step += 1;
             self.now = self.now.max(next);
             if let Some(happening) = self.schedule.take_until(self.now) {
-                self.happen(happening);
+                self.happen(happening)?;
             } else if let Some(home) = &mut self.home {
                 home.poll(self.now, &mut self.actions);
             }
@@ -615,10 +648,14 @@ impl World {
         };
         let happening = match action {
             Action::End(completion) if completion.token == OF_NOBODY => return Ok(()),
+            Action::End(Completion { token, result }) if self.is_of_sizing(token) => {
+                return self.resized(result);
+            }
             Action::End(completion) => return self.ended(completion),
             Action::Verified(token, found) => return self.verified(token, found),
             Action::Damaged { offset, .. } => return self.is_damaged(offset / SECTOR),
             Action::StoreRead { token, offset, buf } => {
+                self.check_end(offset + buf.len() as u64, 0)?;
                 Happening::StoreRead(token, self.store.submit_read(offset, buf.len()), buf)
             }
             Action::StoreWrite {
@@ -626,24 +663,36 @@ impl World {
                 offset,
                 data,
             } => {
+                let bytes: usize = data.iter().map(|buf| buf.len()).sum();
+                self.check_end(offset + bytes as u64, 0)?;
                 self.check_stored(offset, &data)?;
+                if self.is_planted(Plant::NewPagesLost)
+                    && bytes == 2 * BLOCK_BYTES
+                    && self.is_of_map(offset)
+                {
+                    self.schedule.add(at, Happening::Nothing(token));
+                    return Ok(());
+                }
                 let (offset, data) = self.planted_write(offset, data);
                 if self.loses_sums(offset, &data) {
                     self.schedule.add(at, Happening::Nothing(token));
                     return Ok(());
                 }
-                let durable = self.is_planted(Plant::MapBeforeData) && is_of_map(offset);
+                let durable = self.is_planted(Plant::MapBeforeData) && self.is_of_map(offset);
                 Happening::StoreWrite(token, self.store.submit_write(offset, &data, durable))
             }
             Action::StoreSync { token } => {
                 // It promises nothing of what ends while it is under way.
                 if !self.is_planted(Plant::SyncLie) && !self.is_planted(Plant::MapBeforeData) {
                     self.store.sync();
+                    self.sizing.durable_bytes = self.store.bytes();
                 }
                 Happening::StoreSync(token)
             }
             Action::BackendRead { token, offset, buf } => {
-                let op = self.backend.submit_read(sectors(offset, buf.len()));
+                let range = sectors(offset, buf.len());
+                self.check_end(0, range.end())?;
+                let op = self.backend.submit_read(range);
                 Happening::BackendRead(token, op, buf)
             }
             Action::BackendWrite {
@@ -653,6 +702,7 @@ impl World {
             } => {
                 self.backend_is_changed()?;
                 let range = sectors(offset, data.len());
+                self.check_end(0, range.end())?;
                 let contents = Self::decode(range, &data)?;
                 let planted = self.is_planted(Plant::NoCopyFirst).then_some(range);
                 let op = self.backend.submit_write(range, contents);
@@ -664,14 +714,19 @@ impl World {
                 bytes,
             } => {
                 self.backend_is_changed()?;
-                let op = self
-                    .backend
-                    .submit_zero(sectors(offset, bytes as usize), true);
+                let range = sectors(offset, bytes as usize);
+                self.check_end(0, range.end())?;
+                let op = self.backend.submit_zero(range, true);
                 Happening::BackendWrite(token, op, None)
             }
             Action::BackendFlush { token } => {
                 self.backend_is_changed()?;
                 Happening::BackendFlush(token, self.backend.submit_flush())
+            }
+            Action::StoreResize { token, bytes } => Happening::StoreResize(token, bytes),
+            Action::BackendResize { token, bytes } => {
+                self.backend_is_changed()?;
+                Happening::BackendResize(token, bytes / SECTOR)
             }
         };
         self.schedule.add(at, happening);
@@ -680,7 +735,7 @@ impl World {
 
     /// What a planted bug makes of a write to the store.
     fn planted_write(&mut self, offset: u64, data: Vec<Buf>) -> (u64, Vec<Buf>) {
-        if self.is_planted(Plant::CopyAtOnce) && is_of_map(offset) {
+        if self.is_planted(Plant::CopyAtOnce) && self.is_of_map(offset) {
             let copy = self
                 .store
                 .submit_write(offset + BLOCK_BYTES as u64, &data, false);
@@ -689,7 +744,7 @@ impl World {
             self.schedule
                 .add(at, Happening::StoreWrite(Token(u64::MAX), copy));
         }
-        if self.is_planted(Plant::NoFill) && data.len() > 1 && !is_of_map(offset) {
+        if self.is_planted(Plant::NoFill) && data.len() > 1 && !self.is_of_map(offset) {
             // The longest part is what was asked for; it has its place among the others.
             let index = (0..data.len())
                 .max_by_key(|&n| self.is_asked_for(&data[n]))
@@ -729,7 +784,7 @@ impl World {
         self.faults && !self.calm && self.random.u32(..one_in) == 0
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
         let (token, result) = match happening {
             Happening::StoreRead(token, op, mut buf) => {
                 self.store.complete_read(op, &mut buf);
@@ -780,14 +835,31 @@ impl World {
                 }
             }
             Happening::BackendFlush(token, op) => self.flush_backend(token, op),
+            Happening::StoreResize(token, _) if self.fails(10) => (token, Err(IoError::NoSpace)),
+            Happening::StoreResize(token, bytes) => {
+                if self.store.writes_from(bytes) {
+                    let why = format!("the store is cut at {bytes} while it is written there");
+                    return Err(Violation::new("beyond-end", why));
+                }
+                (token, self.resize_store(bytes))
+            }
+            Happening::BackendResize(token, sectors) => {
+                let fails = self.fails(8);
+                if !fails || self.random.bool() {
+                    self.resize_backend(sectors);
+                }
+                let failed = fails.then_some(IoError::Unreachable);
+                (token, failed.map_or(Ok(Done::Written), Err))
+            }
         };
         if token.0 == u64::MAX {
-            return;
+            return Ok(());
         }
         if self.is_planted(Plant::LostEnd) && self.random.u8(..50) == 0 {
-            return;
+            return Ok(());
         }
         self.event(Event::Completed(Completion { token, result }));
+        Ok(())
     }
 
     fn flush_backend(&mut self, token: Token, op: OpId) -> (Token, Result<Done, IoError>) {
@@ -898,7 +970,7 @@ impl World {
             return Ok(());
         };
         let status = home.status();
-        if self.backend.is_atomic() {
+        if self.backend.is_atomic() && !status.between {
             self.backend.take_commits();
             self.check_backend("between-shown", 0)?;
         }
@@ -923,7 +995,9 @@ impl World {
         from: usize,
     ) -> Result<usize, Violation> {
         let durable = self.backend_state();
-        let found = self.moments.iter().rposition(|moment| *moment == durable);
+        // What is being cut off is of no state.
+        let mut moments = self.moments.iter();
+        let found = moments.rposition(|moment| moment[..durable.len()] == durable[..]);
         found.filter(|&found| found >= from).ok_or_else(|| {
             let last = &self.moments[self.moments.len() - 1];
             let differs = (0..durable.len()).find(|&index| durable[index] != last[index]);
@@ -961,15 +1035,16 @@ impl World {
         Ok(true)
     }
 
+    /// Whether a place in the store is one of the map's first copies.
+    fn is_of_map(&self, offset: u64) -> bool {
+        let first = self.layout.page_offset(0, 0);
+        let group = self.layout.page_offset(1, 0) - first;
+        offset >= first && (offset - first).is_multiple_of(group)
+    }
+
     fn read_all(&mut self) -> Result<(), Violation> {
         let window = self.window;
         self.read(window);
         self.wait(|world| world.requests.is_empty()).map(drop)
     }
-}
-
-/// Whether a place in the store is one of the map's first copies.
-fn is_of_map(offset: u64) -> bool {
-    let block = offset / BLOCK_BYTES as u64;
-    block >= HOME_HEADER_BLOCKS && (block - HOME_HEADER_BLOCKS).is_multiple_of(PAGE_BLOCKS + 2)
 }

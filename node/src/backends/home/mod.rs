@@ -4,30 +4,35 @@
 //! Invariants:
 //! 1. The store is locked while it is open, and belongs to the volume, as its superblock says.
 //! 2. Its data is encrypted if the volume is, with the volume's key.
-//! 3. It is as large as it will ever be when the volume is made: what was accepted never lacks room.
+//! 3. All of its room is reserved when the volume is made or grows: what was accepted never lacks room.
 //! 4. The backend is asked for a snapshot only while the home holds it as a tier has left it, and nothing else
 //!    is under way there.
+//! 5. A home that is larger than its volume, which a resize that was interrupted or has failed leaves, is cut before
+//!    the volume grows: what it holds beyond the volume's end never comes back. It is cut at the next opening,
+//!    before anything else is asked of it.
 //!
 //! Failure: see [`hdcs_core::home`] and [`store`].
 
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 
 use hdcs_core::error::IoError;
 use hdcs_core::home::map::BlockState;
 use hdcs_core::home::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
 use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_SECTORS, HOME_TIER_FLUSH_BYTES};
+use hdcs_core::limits::BLOCK_SECTORS;
 
 use tokio::sync::oneshot;
 
 use super::{Ask, Backend, Capabilities, Keep, Operation, Port, Stack};
+use crate::device::file::Opened;
 use crate::device::ring::Outcome;
-use store::Store;
+use crate::device::worker::JobOutput;
+use store::{ResizeError, Store};
 
 /// Marks what was asked of the store among the tokens of the ring.
 const STORE: u64 = 1 << 63;
@@ -35,6 +40,8 @@ const STORE: u64 = 1 << 63;
 const PASSED_ON: u64 = 1 << 62;
 /// What is kept or forgotten, among what the backend is asked.
 const KEEP: Token = Token(STORE - 1);
+/// A resize, among what the home is asked.
+const RESIZE: Token = Token(STORE - 2);
 /// Operations under way at most.
 const IN_FLIGHT_MAX: usize = 256;
 
@@ -54,11 +61,30 @@ pub enum Tiers {
     Cancel,
 }
 
+/// A change of size that is under way.
+struct Resizing {
+    /// Who waits for it; none: the home is cut to the size that the volume has.
+    token: Option<Token>,
+    /// The size that the volume is to have.
+    bytes: u64,
+    /// The one that the home is being given.
+    next: u64,
+    /// The one that the backend is being given, by what was asked of it.
+    inner: Option<(Token, u64)>,
+}
+
 /// See the module.
 pub struct HomeBackend {
     home: Home,
-    file: Arc<File>,
+    opened: Opened,
     inner: Stack,
+    /// Size of the volume. The home may be larger.
+    volume_bytes: u64,
+    resizing: Option<Resizing>,
+    /// Why the last resize failed, if that can be told better than by an error.
+    resize_trouble: Option<String>,
+    /// What waits until the home is cut; none once it is.
+    uncut: Option<Vec<Operation>>,
     /// What the backend has ended.
     ended: Vec<Completion>,
     /// What is being kept or forgotten, for whom.
@@ -73,15 +99,18 @@ pub struct HomeBackend {
 }
 
 impl HomeBackend {
-    /// Put an open store to use over its backend.
-    pub fn new(mut store: Store, inner: Stack) -> Self {
-        // A larger tier is flushed in between, and shows then.
-        let is_small = store.config.bytes <= HOME_TIER_FLUSH_BYTES;
-        store.config.backend_atomic = inner.capabilities().atomic_flush && is_small;
+    /// Put an open store of a volume of `bytes` bytes to use over its backend.
+    pub fn new(mut store: Store, inner: Stack, bytes: u64) -> Self {
+        store.config.backend_atomic = inner.capabilities().atomic_flush;
+        let is_larger = store.config.bytes > bytes;
         Self {
             home: Home::new(store.config, store.map, store.cipher),
-            file: store.opened.file,
+            opened: store.opened,
             inner,
+            volume_bytes: bytes,
+            resizing: None,
+            resize_trouble: None,
+            uncut: is_larger.then(Vec::new),
             ended: Vec::new(),
             keeping: None,
             unasked: None,
@@ -116,9 +145,107 @@ impl HomeBackend {
         self.step(now, Event::Verify { token, block }, port);
     }
 
+    /// Why the last resize failed, if there is more to say than its error.
+    pub fn resize_trouble(&self) -> Option<&str> {
+        self.resize_trouble.as_deref()
+    }
+
     fn step(&mut self, now: Nanos, event: Event, port: &mut Port<'_>) {
         self.home.step(now, event, &mut self.actions);
         self.go_on(now, port);
+    }
+
+    /// Begin to give the home the size that the volume is to have, or has if nobody waits.
+    fn resize(&mut self, now: Nanos, token: Option<Token>, bytes: u64) {
+        self.resize_trouble = None;
+        self.resizing = Some(Resizing {
+            token,
+            bytes,
+            next: bytes,
+            inner: None,
+        });
+        self.go_on_resizing(now);
+    }
+
+    /// Ask the home for the next size, which is the volume's if the home is larger and is to grow.
+    fn go_on_resizing(&mut self, now: Nanos) {
+        let has = self.home.status().bytes;
+        let Some(resizing) = &mut self.resizing else {
+            return;
+        };
+        let is_uncut = has > self.volume_bytes && resizing.bytes > self.volume_bytes;
+        resizing.next = if is_uncut {
+            self.volume_bytes
+        } else {
+            resizing.bytes
+        };
+        let ask = HomeAsk::Resize {
+            bytes: resizing.next,
+        };
+        let token = RESIZE;
+        self.home
+            .step(now, Event::Submit { token, ask }, &mut self.actions);
+    }
+
+    /// The home has the size that it was asked for, or not.
+    fn resized(&mut self, now: Nanos, result: Result<Done, IoError>, port: &mut Port<'_>) {
+        let Some(resizing) = &self.resizing else {
+            return;
+        };
+        let (token, bytes) = (resizing.token, resizing.bytes);
+        if result.is_ok() && resizing.next != bytes {
+            return self.go_on_resizing(now);
+        }
+        self.resizing = None;
+        if let (Ok(_), Some(trouble)) = (&result, &self.resize_trouble) {
+            tracing::warn!(
+                path = %self.opened.path.display(),
+                "the home has {bytes} bytes, but what lies behind them is not given back yet: {trouble}"
+            );
+        }
+        match (token, result) {
+            (Some(token), result) => {
+                // A volume that has shrunk keeps its size over a home that is larger.
+                self.volume_bytes = match result {
+                    Ok(_) => bytes,
+                    Err(_) => bytes.min(self.volume_bytes),
+                };
+                port.end(token, result);
+            }
+            (None, Ok(_)) => tracing::info!(
+                path = %self.opened.path.display(),
+                "a resize that was interrupted is done: the home has {bytes} bytes"
+            ),
+            (None, Err(error)) => tracing::warn!(
+                path = %self.opened.path.display(),
+                "the home is larger than its volume since a resize was interrupted, and cannot be cut ({}): that is \
+                 tried again when the volume is resized or opened",
+                self.resize_trouble.clone().unwrap_or(error.to_string())
+            ),
+        }
+        for operation in self.uncut.take().into_iter().flatten() {
+            self.begin(now, operation, port);
+        }
+    }
+
+    /// Have the store hold so many bytes, on a thread of its own: reserving room may take long.
+    fn resize_store(&mut self, token: Token, bytes: u64, port: &mut Port<'_>) {
+        let opened = self.opened.clone();
+        let job = move || {
+            let resized = store::resize(&opened.file, &opened.path, opened.block_device, bytes);
+            JobOutput::Any(Box::new(resized))
+        };
+        let of_store = Token(token.0 | STORE);
+        let remote = port.ring.remote(port.owner);
+        let thread = std::thread::Builder::new().name("hdcs-home-size".into());
+        match thread.spawn(move || remote.end(of_store, job())) {
+            Ok(_) => port.ring.begin_remote(),
+            Err(error) => {
+                self.resize_trouble = Some(format!("its home cannot be resized: {error}"));
+                let result = Err(IoError::Failed);
+                self.ended.push(Completion { token, result });
+            }
+        }
     }
 
     /// Perform what the machine wants, until nothing of that ends at once.
@@ -129,6 +256,7 @@ impl HomeBackend {
                 self.perform(now, action, port);
             }
             for Completion { token, result } in std::mem::take(&mut self.ended) {
+                self.note_resized(token, &result);
                 if token == KEEP {
                     let token = self.keeping.take().expect("it was asked");
                     port.end(token, result);
@@ -145,6 +273,23 @@ impl HomeBackend {
         }
     }
 
+    /// If this is the end of a resize of the backend, its operations keep to its size from now on.
+    fn note_resized(&mut self, token: Token, result: &Result<Done, IoError>) {
+        let asked = self.resizing.as_mut().and_then(|one| {
+            let asked = one.inner.take_if(|(asked, _)| *asked == token);
+            asked.map(|(_, bytes)| bytes)
+        });
+        match (asked, result) {
+            (Some(bytes), Ok(_)) => self.inner.resized(bytes),
+            // The smaller size is the one to keep to.
+            (Some(_), Err(error)) => {
+                let why = format!("its backend cannot be resized: {error}");
+                self.resize_trouble = Some(why);
+            }
+            (None, _) => {}
+        }
+    }
+
     /// Keep or forget something for a shard.
     fn keep(&mut self, now: Nanos, token: Token, keep: Keep, port: &mut Port<'_>) {
         self.keeping = Some(token);
@@ -154,7 +299,6 @@ impl HomeBackend {
             let ask = Ask::Keep(keep);
             self.ask(now, Operation { token: KEEP, ask }, port);
         }
-        self.go_on(now, port);
     }
 
     /// Ask for the snapshot that waits, once nothing else is under way; then go on with what waits for it,
@@ -171,9 +315,12 @@ impl HomeBackend {
     }
 
     fn perform(&mut self, now: Nanos, action: Action, port: &mut Port<'_>) {
-        let (owner, fd) = (port.owner, self.file.as_raw_fd());
+        let (owner, fd) = (port.owner, self.opened.file.as_raw_fd());
         let of_store = |token: Token| Token(token.0 | STORE);
         let (token, ask) = match action {
+            Action::End(Completion { token, result }) if token == RESIZE => {
+                return self.resized(now, result, port);
+            }
             Action::End(completion) => return port.done.push(completion),
             Action::Verified(token, found) => {
                 if let Some(answer) = self.verifying.remove(&token) {
@@ -203,6 +350,7 @@ impl HomeBackend {
                 return port.ring.write(owner, token, fd, offset, data, None);
             }
             Action::StoreSync { token } => return port.ring.sync(owner, of_store(token), fd),
+            Action::StoreResize { token, bytes } => return self.resize_store(token, bytes, port),
             Action::BackendRead { token, offset, buf } => (token, Ask::Read { offset, buf }),
             Action::BackendWrite {
                 token,
@@ -226,6 +374,12 @@ impl HomeBackend {
                 (token, ask)
             }
             Action::BackendFlush { token } => (token, Ask::Flush),
+            Action::BackendResize { token, bytes } => {
+                if let Some(resizing) = &mut self.resizing {
+                    resizing.inner = Some((token, bytes));
+                }
+                (token, Ask::Resize { bytes })
+            }
         };
         self.ask(now, Operation { token, ask }, port);
     }
@@ -240,6 +394,23 @@ impl HomeBackend {
             done: &mut self.ended,
         };
         self.inner.submit(now, operation, &mut port);
+    }
+
+    /// Begin an operation.
+    fn begin(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Operation { token, ask } = operation;
+        let ask = match ask {
+            Ask::Read { offset, buf } => HomeAsk::Read { offset, buf },
+            Ask::Write { offset, data } => HomeAsk::Write { offset, data },
+            Ask::Zero { bytes: 0, .. } => return port.end(token, Ok(Done::Written)),
+            Ask::Zero { offset, bytes, .. } => HomeAsk::Zero { offset, bytes },
+            Ask::Flush => HomeAsk::Flush,
+            Ask::Extents { range } => return self.extents(now, token, range, port),
+            Ask::Keep(keep) => return self.keep(now, token, keep, port),
+            Ask::Resize { bytes } => return self.resize(now, Some(token), bytes),
+        };
+        let event = Event::Submit { token, ask };
+        self.home.step(now, event, &mut self.actions);
     }
 
     /// What the home has is known here; of all else the backend knows.
@@ -266,22 +437,11 @@ impl HomeBackend {
 
 impl Backend for HomeBackend {
     fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
-        let Operation { token, ask } = operation;
-        let ask = match ask {
-            Ask::Read { offset, buf } => HomeAsk::Read { offset, buf },
-            Ask::Write { offset, data } => HomeAsk::Write { offset, data },
-            Ask::Zero { bytes: 0, .. } => return port.end(token, Ok(Done::Written)),
-            Ask::Zero { offset, bytes, .. } => HomeAsk::Zero { offset, bytes },
-            Ask::Flush => HomeAsk::Flush,
-            Ask::Extents { range } => {
-                self.extents(now, token, range, port);
-                return self.go_on(now, port);
-            }
-            Ask::Keep(keep) => return self.keep(now, token, keep, port),
-            // The control plane refuses it with a reason.
-            Ask::Resize { .. } => return port.end(token, Err(IoError::Failed)),
-        };
-        self.step(now, Event::Submit { token, ask }, port);
+        match &mut self.uncut {
+            Some(waiting) => waiting.push(operation),
+            None => self.begin(now, operation, port),
+        }
+        self.go_on(now, port);
     }
 
     fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
@@ -293,10 +453,19 @@ impl Backend for HomeBackend {
             };
             self.inner.completed(now, token, outcome, &mut port);
         } else {
-            let Outcome::Device(result) = outcome else {
-                unreachable!("the store starts nothing that ends in {outcome:?}");
+            let result = match outcome {
+                Outcome::Device(result) => result.map_err(IoError::from),
+                Outcome::Job(JobOutput::Any(resized)) => {
+                    let resized = resized.downcast::<Result<(), ResizeError>>();
+                    let resized = *resized.expect("nothing else ends so");
+                    resized.map(|()| Done::Written).map_err(|error| {
+                        self.resize_trouble = Some(error.to_string());
+                        IoError::from(&error)
+                    })
+                }
+                other => unreachable!("the store starts nothing that ends in {other:?}"),
             };
-            let (token, result) = (Token(token.0 & !STORE), result.map_err(IoError::from));
+            let token = Token(token.0 & !STORE);
             let event = Event::Completed(Completion { token, result });
             self.home.step(now, event, &mut self.actions);
         }
@@ -310,6 +479,9 @@ impl Backend for HomeBackend {
             done: &mut self.ended,
         };
         self.inner.poll(now, &mut inner);
+        if self.uncut.is_some() && self.resizing.is_none() {
+            self.resize(now, None, self.volume_bytes);
+        }
         self.home.poll(now, &mut self.actions);
         self.go_on(now, port);
     }

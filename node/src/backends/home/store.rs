@@ -1,8 +1,9 @@
 //! The file or block device that a home lies in: made, opened, and looked at while nobody has it open.
 //! All of it blocks.
 
-use std::fs::OpenOptions;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -10,14 +11,15 @@ use std::sync::Arc;
 
 use hdcs_core::buf::Arena;
 use hdcs_core::cipher::BlockCipher;
-use hdcs_core::error::FormatError;
+use hdcs_core::error::{FormatError, IoError};
 use hdcs_core::home::Config;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomePage, HomeSuperblock, Layout, SUMS_UNTRUSTED,
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, SUMS_UNTRUSTED,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
     BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES,
+    VOLUME_BYTES_MAX,
 };
 use thiserror::Error;
 use uuid::Uuid;
@@ -83,6 +85,37 @@ impl StoreError {
     }
 }
 
+/// Why a store that is in use cannot have another size. Nothing has changed.
+#[derive(Debug, Error)]
+pub enum ResizeError {
+    /// There is no room.
+    #[error(
+        "its home needs {needs} bytes more in {}, and {missing} of them are missing there: make room", path.display()
+    )]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// How much larger it has to be.
+        needs: u64,
+        /// How much of that is not to be had.
+        missing: u64,
+    },
+    /// Its device is too small, or its file cannot be changed.
+    #[error("its home: {0}")]
+    Device(#[from] DeviceError),
+}
+
+impl From<&ResizeError> for IoError {
+    fn from(error: &ResizeError) -> Self {
+        match error {
+            ResizeError::NoSpace { .. } | ResizeError::Device(DeviceError::TooSmall { .. }) => {
+                Self::NoSpace
+            }
+            ResizeError::Device(_) => Self::Failed,
+        }
+    }
+}
+
 /// A store that is open and locked.
 pub struct Store {
     /// Its file or device.
@@ -130,11 +163,7 @@ pub fn create(
         }
         Ok(())
     } else {
-        // SAFETY: a system call on a descriptor that is held.
-        match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, needs.cast_signed()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        reserve(&file, 0, needs)
     };
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let home = high ^ low;
@@ -156,18 +185,82 @@ pub fn create(
             // The error that matters is the first one.
             let _ = std::fs::remove_file(path);
         }
-        match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => DeviceError::NoSpace {
-                path: path.to_owned(),
-                bytes: needs,
-            },
-            _ => DeviceError::io("reserve room in", path, error),
+        if is_no_space(&error) {
+            let path = path.to_owned();
+            return DeviceError::NoSpace { path, bytes: needs };
+        }
+        DeviceError::io("reserve room in", path, error)
+    })
+}
+
+/// Reserve bytes of a file.
+fn reserve(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let (offset, bytes) = (offset.cast_signed(), bytes.cast_signed());
+    // SAFETY: a system call on a descriptor that is held.
+    match unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, bytes) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn is_no_space(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+    )
+}
+
+/// Bytes that are free where a file lies, if that can be told.
+fn free_bytes(file: &File) -> Option<u64> {
+    let mut found = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: fills the structure if it succeeds, which is checked before it is used.
+    let found = unsafe {
+        match libc::fstatvfs(file.as_raw_fd(), found.as_mut_ptr()) {
+            0 => found.assume_init(),
+            _ => return None,
+        }
+    };
+    Some(found.f_bavail * found.f_frsize)
+}
+
+/// Have an open store hold `bytes` bytes: room is reserved in a file, durably, and what is more is given back; a
+/// device has to be as large.
+pub fn resize(file: &File, path: &Path, is_device: bool, bytes: u64) -> Result<(), ResizeError> {
+    let wrong = |what| move |error| DeviceError::io(what, path, error);
+    let has = (&*file).seek(SeekFrom::End(0));
+    let has = has.map_err(wrong("measure"))?;
+    if has >= bytes {
+        if !is_device {
+            file.set_len(bytes).map_err(wrong("cut"))?;
+        }
+        return Ok(());
+    }
+    let path_of = || path.to_owned();
+    if is_device {
+        let (path, needs) = (path_of(), bytes);
+        return Err(DeviceError::TooSmall { path, has, needs }.into());
+    }
+    let needs = bytes - has;
+    let reserved = reserve(file, has, needs).and_then(|()| file.sync_all());
+    reserved.map_err(|error| {
+        // A part of it may have been had; the error that matters is the first one.
+        let _ = file.set_len(has);
+        if !is_no_space(&error) {
+            return wrong("reserve room in")(error).into();
+        }
+        let missing = free_bytes(file).map_or(0, |free| needs.saturating_sub(free));
+        ResizeError::NoSpace {
+            path: path_of(),
+            needs,
+            // A quota, of which nobody knows what is left of it.
+            missing: if missing == 0 { needs } else { missing },
         }
     })
 }
 
 /// Open the store of a volume, whose write log has the random number `log`. The log writes everything again that
-/// was not flushed, unless it let writes past it. `keys` are the volume's, if it is encrypted.
+/// was not flushed, unless it let writes past it. `keys` are the volume's, if it is encrypted. A resize that was
+/// interrupted may have left it larger than the volume: it has its own size then.
 pub fn open(
     path: &Path,
     volume: [u8; 16],
@@ -198,8 +291,9 @@ pub fn open(
     if superblock.volume != volume {
         return Err(wrong(FormatError::Identity));
     }
-    let has = superblock.bytes.get();
-    if has != bytes {
+    let (has, layout) = (superblock.bytes.get(), superblock.layout());
+    let may_be_larger = layout == Layout::Grouped && has <= VOLUME_BYTES_MAX;
+    if has < bytes || (has > bytes && !may_be_larger) {
         return Err(StoreError::Size {
             path: path.to_owned(),
             has,
@@ -210,7 +304,7 @@ pub fn open(
         let path = path.to_owned();
         return Err(StoreError::Key { path, what });
     }
-    let (home, layout) = (superblock.home.get(), superblock.layout());
+    let (home, bytes) = (superblock.home.get(), has);
     let mut pages = Vec::new();
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
@@ -269,6 +363,14 @@ pub fn open(
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
         turn_blocks: HOME_TURN_BLOCKS,
     };
+    let needs = layout.store_bytes(bytes);
+    if layout == Layout::Grouped && !opened.block_device && opened.bytes > needs {
+        // Room that a resize had reserved, or had yet to give back, when it was interrupted.
+        let given_back = opened.file.set_len(needs);
+        if let Err(error) = given_back {
+            tracing::warn!(path = %path.display(), "what is behind the end of a home stays there: {error}");
+        }
+    }
     if superblock.sums() == Some(SUMS_UNTRUSTED) {
         tracing::warn!(
             path = %path.display(),
@@ -304,23 +406,8 @@ fn wrong_key(data_key: [u8; 16], keys: Option<&Unlocked>) -> Option<String> {
 /// What a store that nobody has open has, which the backend lacks: bytes of data, and whether it is
 /// nothing at all. `None` if that cannot be told.
 pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
-    let file = std::fs::File::open(path).ok()?;
-    let read = |offset: u64| {
-        let mut blocks = vec![0; 2 * BLOCK_BYTES];
-        file.read_exact_at(&mut blocks, offset).ok()?;
-        Some(blocks)
-    };
-    let halves = |blocks: &[u8]| {
-        [
-            blocks[..BLOCK_BYTES].to_vec(),
-            blocks[BLOCK_BYTES..].to_vec(),
-        ]
-    };
-    let found = halves(&read(0)?);
-    let superblock = HomeSuperblock::newest([&found[0], &found[1]]).ok()?;
-    if superblock.volume != volume.into_bytes() {
-        return None;
-    }
+    let file = File::open(path).ok()?;
+    let superblock = superblock_of(&file, volume)?;
     let (home, bytes, layout) = (
         superblock.home.get(),
         superblock.bytes.get(),
@@ -328,7 +415,7 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     );
     let mut pages = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = halves(&read(layout.page_offset(page, 0))?);
+        let found = pair(&file, layout.page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
         pages.push(found.page);
     }
@@ -337,11 +424,130 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     Some((dirty * BLOCK_BYTES as u64, dirty + zero == 0))
 }
 
+/// Two blocks of a file or device that nobody needs to have open.
+fn pair(file: &File, offset: u64) -> Option<[Vec<u8>; 2]> {
+    let mut blocks = vec![0; 2 * BLOCK_BYTES];
+    file.read_exact_at(&mut blocks, offset).ok()?;
+    let second = blocks.split_off(BLOCK_BYTES);
+    Some([blocks, second])
+}
+
+fn superblock_of(file: &File, volume: Uuid) -> Option<HomeSuperblock> {
+    let found = pair(file, 0)?;
+    let superblock = HomeSuperblock::newest([&found[0], &found[1]]).ok()?;
+    (superblock.volume == volume.into_bytes()).then_some(superblock)
+}
+
 /// Whether a file or device begins like a home of this volume.
 pub fn is_of(path: &Path, volume: Uuid) -> bool {
-    let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-    let read = std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut head, 0));
-    let blocks = [&head[..BLOCK_BYTES], &head[BLOCK_BYTES..2 * BLOCK_BYTES]];
-    read.is_ok()
-        && HomeSuperblock::newest(blocks).is_ok_and(|found| found.volume == volume.into_bytes())
+    layout_of(path, volume).is_some()
+}
+
+/// Where in the home of this volume what is; `None` if a file or device does not begin like it.
+pub fn layout_of(path: &Path, volume: Uuid) -> Option<Layout> {
+    let superblock = superblock_of(&File::open(path).ok()?, volume)?;
+    Some(superblock.layout())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u64 = 3 * format::PAGE_BLOCKS * BLOCK_BYTES as u64 / 2;
+    const VOLUME: Uuid = Uuid::from_u128(7);
+    const LOG: u64 = 5;
+
+    fn open(path: &Path, bytes: u64) -> Result<Store, StoreError> {
+        super::open(path, VOLUME.into_bytes(), bytes, LOG, true, None)
+    }
+
+    /// A home of version 1 or 2.
+    fn trailing(path: &Path, sums_log: Option<u64>) {
+        let layout = Layout::Trailing;
+        let file = File::create(path).unwrap();
+        file.set_len(layout.store_bytes(BYTES)).unwrap();
+        let volume = VOLUME.into_bytes();
+        let superblock = HomeSuperblock::sealed(volume, 3, 1, BYTES, 0, sums_log, layout);
+        file.write_all_at(superblock.as_bytes(), superblock.place())
+            .unwrap();
+        for page in 0..format::pages(BYTES) {
+            for copy in [0, 1] {
+                let empty = format::format_page(3, page);
+                file.write_all_at(empty.as_bytes(), layout.page_offset(page, copy))
+                    .unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn store_opens_homes_of_earlier_versions_in_their_size_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("home");
+        for sums_log in [None, Some(LOG)] {
+            trailing(&path, sums_log);
+            assert_eq!(layout_of(&path, VOLUME), Some(Layout::Trailing));
+            let store = open(&path, BYTES).unwrap();
+            assert_eq!(store.config.layout, Layout::Trailing);
+            assert_eq!(
+                (store.config.bytes, store.config.sums_log),
+                (BYTES, sums_log)
+            );
+            drop(store);
+            assert_eq!(dirty_of(&path, VOLUME), Some((0, true)));
+            for bytes in [BYTES - BLOCK_BYTES as u64, BYTES + BLOCK_BYTES as u64] {
+                let refused = open(&path, bytes);
+                assert!(matches!(refused, Err(StoreError::Size { has: BYTES, .. })));
+            }
+        }
+    }
+
+    #[test]
+    fn store_that_is_larger_than_its_volume_opens_in_its_own_size() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("home");
+        create(&path, VOLUME, BYTES, false, None).unwrap();
+        let needs = Layout::Grouped.store_bytes(BYTES);
+        // Room of a resize that did not come as far as the superblock.
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(needs + 9 * BLOCK_BYTES as u64).unwrap();
+        let store = open(&path, BYTES / 2).unwrap();
+        assert_eq!(store.config.bytes, BYTES);
+        assert_eq!(store.map.blocks(), BYTES / BLOCK_BYTES as u64);
+        assert_eq!(file.metadata().unwrap().len(), needs);
+        drop(store);
+        let refused = open(&path, BYTES + BLOCK_BYTES as u64);
+        assert!(matches!(refused, Err(StoreError::Size { has: BYTES, .. })));
+    }
+
+    #[test]
+    fn store_resize_reserves_room_and_gives_it_back() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("home");
+        create(&path, VOLUME, 1 << 20, false, None).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        for bytes in [9 << 20, 2 << 20, 4 << 20] {
+            resize(&file, &path, false, bytes).unwrap();
+            let found = file.metadata().unwrap();
+            assert_eq!(found.len(), bytes);
+            assert!(found.blocks() * 512 >= bytes, "it is not reserved");
+        }
+        // More than any file system has.
+        let refused = resize(&file, &path, false, 1 << 61).unwrap_err();
+        let ResizeError::NoSpace { needs, missing, .. } = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(needs, (1 << 61) - (4 << 20));
+        assert!(missing <= needs && missing > 1 << 60, "{missing}");
+        assert_eq!(file.metadata().unwrap().len(), 4 << 20);
+        // A file takes the place of a device: it is only looked at.
+        let refused = resize(&file, &path, true, 5 << 20).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains("4194304 bytes, but 5242880 are needed")
+        );
+        resize(&file, &path, true, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 4 << 20);
+    }
 }

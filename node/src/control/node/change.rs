@@ -17,7 +17,7 @@ use crate::control::api::{
 use crate::control::link::{ask, report};
 use crate::frontends::VolumeNumber;
 use crate::inspect;
-use crate::shard::command::Command;
+use crate::shard::command::{Command, ShardReport, VolumeReport};
 
 impl Node {
     /// Change settings of a volume.
@@ -68,15 +68,7 @@ impl Node {
                 ),
             ));
         }
-        if entry.home.is_some() {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: it is in storage mode and keeps its size: a volume of another size is \
-                     made over its backend once it is flushed and deleted"
-                ),
-            ));
-        }
+        self.check_home_resize(&entry, request.bytes).await?;
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;
@@ -104,7 +96,12 @@ impl Node {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
             save(&entry)?;
             if let Err(error) = resize.await {
-                save(&old)?;
+                if entry.home.is_none() || self.bytes_of(number).await == Some(old.bytes) {
+                    save(&old)?;
+                } else {
+                    // Its home may be that small by now, or soon; one that is not is cut when it is opened.
+                    self.put(entry, None);
+                }
                 return Err(error);
             }
         } else {
@@ -123,6 +120,47 @@ impl Node {
     async fn holds_cut(&self, number: VolumeNumber) -> Result<bool, ApiError> {
         let report = report(&*self.path).await?;
         Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
+    }
+
+    /// The size that a volume has now, and keeps, if it is open.
+    async fn bytes_of(&self, number: VolumeNumber) -> Option<u64> {
+        let report = report(&*self.path).await.ok()?;
+        let volume = find(&report, number).filter(|volume| !volume.is_resizing);
+        volume.map(|volume| volume.config.bytes)
+    }
+
+    /// Have the catalogue say what size the volumes in storage mode have: a resize that took longer than anybody waits,
+    /// or whose end could not be recorded, has left another one there. A home that is larger than the catalogue says
+    /// would be cut at the next opening.
+    pub(super) async fn record_sizes(&self, report: &ShardReport) {
+        for entry in self.entries() {
+            let number = VolumeNumber(entry.number);
+            let is_other = |volume: &VolumeReport| volume.config.bytes != entry.bytes;
+            if entry.home.is_none() || !find(report, number).is_some_and(is_other) {
+                continue;
+            }
+            // What the report said may have been before the end of a resize.
+            let Ok(_busy) = self.begin(entry.name.as_str(), "resized") else {
+                continue;
+            };
+            let (Ok(mut entry), Some(bytes)) =
+                (self.entry(entry.name.as_str()), self.bytes_of(number).await)
+            else {
+                continue;
+            };
+            if entry.bytes == bytes {
+                continue;
+            }
+            entry.bytes = bytes;
+            entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
+            match catalogue::update(&self.layout(), &entry) {
+                Ok(()) => self.put(entry, None),
+                Err(error) => tracing::warn!(
+                    "volume {}: its size of {bytes} bytes cannot be recorded: {error}",
+                    entry.name
+                ),
+            }
+        }
     }
 
     /// Write everything dirty to the backend and wait for it, unless it gets stuck.

@@ -11,7 +11,7 @@ use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
-use super::{ANSWER_TIME_MAX, Node, in_time, lock};
+use super::{ANSWER_TIME_MAX, Node, in_time, invalid, lock};
 use crate::backends::{self, home::store};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::control::api::{ApiError, CreateVolume, ErrorKind, Mode};
@@ -43,11 +43,7 @@ impl Node {
                 "its backend can only be read, so nothing can be tiered out to it".to_owned(),
             );
         }
-        if !bytes.is_multiple_of(BLOCK_BYTES as u64) {
-            return Err(format!(
-                "in storage mode its size is a multiple of {BLOCK_BYTES} bytes; {bytes} is not"
-            ));
-        }
+        check_bytes(bytes)?;
         let Some(path) = &request.store_path else {
             return Ok(Some(PathBuf::from(HOME_FILE)));
         };
@@ -93,6 +89,34 @@ impl Node {
             ));
         }
         Ok(Some(path))
+    }
+
+    /// Refuse a size that the home of a volume cannot have, if it is in storage mode.
+    pub(super) async fn check_home_resize(
+        &self,
+        entry: &Entry,
+        bytes: u64,
+    ) -> Result<(), ApiError> {
+        let Some(path) = entry.home_path(&self.layout()) else {
+            return Ok(());
+        };
+        let name = &entry.name;
+        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        let uuid = entry.uuid;
+        let layout = in_time(ANSWER_TIME_MAX, move || store::layout_of(&path, uuid));
+        if layout.await.flatten() != Some(Layout::Trailing) {
+            // Of one that does not answer whoever has it open says so.
+            return Ok(());
+        }
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: its home was made by an earlier version and keeps its size: flush and delete the \
+                 volume, create it again over its backend {}, and resize it then; or export it, and import it into \
+                 a volume of another size",
+                entry.backend_url(&self.layout())
+            ),
+        ))
     }
 
     /// Drop what a device still holds of the home of a closed volume.
@@ -157,6 +181,15 @@ impl Node {
             }
         }
     }
+}
+
+fn check_bytes(bytes: u64) -> Result<(), String> {
+    if bytes.is_multiple_of(BLOCK_BYTES as u64) {
+        return Ok(());
+    }
+    Err(format!(
+        "in storage mode its size is a multiple of {BLOCK_BYTES} bytes; {bytes} is not"
+    ))
 }
 
 /// Make a home; `advice` is what to do if that fails. Blocks.

@@ -197,6 +197,7 @@ impl Node {
         };
         self.records.renew(asked, &report);
         self.tier_by_schedule(&report, &mut lock(&self.tier_times));
+        self.record_sizes(&report).await;
         let now = Instant::now();
         let mut samples = lock(&self.samples);
         let mut fresh = BTreeMap::new();
