@@ -337,7 +337,7 @@ fn home_that_shrinks_and_grows_reads_zeroes_where_it_was_cut() {
         rig.resize(large).unwrap();
         assert_eq!(rig.blocks(), large);
         for block in written {
-            let expected = if block < small && reopens { 1 } else { 0 };
+            let expected = u8::from(block < small && reopens);
             assert_eq!(rig.read(block), expected, "block {block}");
         }
         for block in written {
@@ -461,7 +461,7 @@ fn home_that_cannot_grow_keeps_its_size_and_its_store() {
 #[test]
 fn home_that_has_shrunk_over_a_backend_that_was_not_cut_grows_by_zeroes() {
     let mut rig = Rig::new(100, false);
-    rig.backend.write(0, &[7; 100 * BLOCK_BYTES]);
+    rig.backend.write(0, &vec![7; 100 * BLOCK_BYTES]);
     rig.backend_fails = true;
     rig.resize(60).unwrap();
     assert_eq!((rig.blocks(), rig.backend_bytes), (60, 100 * BLOCK));
