@@ -337,7 +337,7 @@ fn home_that_shrinks_and_grows_reads_zeroes_where_it_was_cut() {
         rig.resize(large).unwrap();
         assert_eq!(rig.blocks(), large);
         for block in written {
-            let expected = if block < small && reopens { 1 } else { 0 };
+            let expected = u8::from(block < small && reopens);
             assert_eq!(rig.read(block), expected, "block {block}");
         }
         for block in written {
@@ -415,6 +415,24 @@ fn home_waits_for_what_is_written_beyond_its_new_end_and_takes_no_more_of_it() {
     assert_eq!((rig.blocks(), rig.read(59)), (60, 1));
 }
 
+/// Nothing else happens when it ends.
+#[test]
+fn home_waits_for_what_is_read_beyond_its_new_end() {
+    let mut rig = Rig::new(100, false);
+    rig.backend.write(80 * BLOCK, &[7; BLOCK_BYTES]);
+    let buf = rig.pool.alloc(BLOCK_BYTES).unwrap();
+    let offset = 80 * BLOCK;
+    let read = rig.ask(Ask::Read { offset, buf });
+    let resize = rig.ask(Ask::Resize { bytes: 60 * BLOCK });
+    rig.settle();
+    match rig.end_of(read) {
+        Some(Ok(Done::Read(buf))) => assert!(buf.iter().all(|byte| *byte == 7)),
+        other => panic!("{other:?}"),
+    }
+    assert!(rig.end_of(resize).unwrap().is_ok());
+    assert_eq!(rig.blocks(), 60);
+}
+
 #[test]
 fn home_that_cannot_grow_keeps_its_size_and_its_store() {
     let mut rig = Rig::new(100, false);
@@ -443,7 +461,7 @@ fn home_that_cannot_grow_keeps_its_size_and_its_store() {
 #[test]
 fn home_that_has_shrunk_over_a_backend_that_was_not_cut_grows_by_zeroes() {
     let mut rig = Rig::new(100, false);
-    rig.backend.write(0, &[7; 100 * BLOCK_BYTES]);
+    rig.backend.write(0, &vec![7; 100 * BLOCK_BYTES]);
     rig.backend_fails = true;
     rig.resize(60).unwrap();
     assert_eq!((rig.blocks(), rig.backend_bytes), (60, 100 * BLOCK));
@@ -577,9 +595,18 @@ fn home_that_shrinks_gives_up_a_tier_that_copies_and_begins_another() {
     rig.flush();
     rig.event(Event::Tier);
     rig.go_to(is_copy);
-    rig.resize(60).unwrap();
+    let token = rig.ask(Ask::Resize { bytes: 60 * BLOCK });
+    let end = loop {
+        assert!(rig.act());
+        if let Some(end) = rig.end_of(token) {
+            break end;
+        }
+    };
+    assert!(end.is_ok());
+    assert_eq!((rig.blocks(), rig.home.status().tiers), (60, 0));
+    rig.settle();
     let status = rig.home.status();
-    assert_eq!((rig.blocks(), status.tiers, status.dirty_bytes), (60, 1, 0));
+    assert_eq!((status.tiers, status.dirty_bytes), (1, 0));
 }
 
 /// The table of checksums that is being made anew is complete when the rest of it is cut off.

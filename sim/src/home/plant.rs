@@ -1,5 +1,5 @@
 //! Planted bugs: the driver between the home and its fakes misbehaves in one way. Each stands for a bug that
-//! the home could have; what it does is where it is planted, in `world.rs`.
+//! the home could have; what it does is where it is planted, in `world.rs` and `world/planted.rs`.
 
 use clap::ValueEnum;
 
