@@ -150,7 +150,7 @@ def test_storage_resize_brings_back_nothing_that_was_cut_off(tmp_path, restart):
 def test_storage_resize_beside_a_tier_and_a_tier_beside_it(tmp_path):
     model = Model(3, GROWN)
     with Daemon(tmp_path) as daemon:
-        create(daemon, url(tmp_path, "?delay_us=10000"), size=GROWN)
+        create(daemon, url(tmp_path, "?delay_us=6000"), size=GROWN)
         for size in (GROWN + 20 * MIB, 70 * MIB, GROWN):
             write(daemon, model, 150)
             flush = Command(daemon, "volume", "flush", "v")
