@@ -4,8 +4,8 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 # pytest and libnbd come with the distribution's Python, whatever else is installed.
 PYTHON := /usr/bin/python3
-# Two tests at a time; those of a file, and of a store, one after the other.
-PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 2 --dist loadgroup
+# Three tests at a time, since they wait as much as they work; those of a file, and of a store, one after the other.
+PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 3 --dist loadgroup
 HDCS := target/release/hdcs
 
 .PHONY: help setup build test demo run bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage

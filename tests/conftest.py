@@ -73,9 +73,9 @@ def free_port():
 def free_ports(count):
     """The first of so many TCP ports in a row that nobody uses at the moment: below those that the kernel
     gives to clients, any of which could take one before its server does, and apart for each worker."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 3
     while True:
-        first = 10_000 + worker * 11_000 + secrets.randbelow(11_000 - count)
+        first = 10_000 + worker * 7_400 + secrets.randbelow(7_400 - count)
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:

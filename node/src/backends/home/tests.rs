@@ -1,3 +1,5 @@
+//! A home over a store in a file and a backend, as a shard drives them: sizes, and what stops on the way.
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
