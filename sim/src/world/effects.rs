@@ -53,6 +53,9 @@ impl World {
                 self.disk_read(owner, token, DiskId::Log(unit), offset, buf)
             }
             Action::CacheRead { token, offset, buf } => {
+                if matches!(owner, Owner::Volume(_)) {
+                    self.note_rot_met(offset);
+                }
                 self.disk_read(owner, token, DiskId::Cache, offset, buf)
             }
             Action::LogWrite {

@@ -284,7 +284,7 @@ pub struct Coverage {
     pub promotions: u64,
     /// Scrubs that came to their end.
     pub scrubs: u64,
-    /// Compressed lines of the SSD tier that rotted.
+    /// Compressed lines of the SSD tier that rotted and were read then.
     pub packed_rots: u64,
     /// Blocks that a scrub made good.
     pub scrub_healed: u64,
@@ -441,6 +441,8 @@ pub struct World {
     cache_probe: bool,
     /// The node is recording a new identity for its cache.
     cache_renewal: bool,
+    /// Compressed lines of the SSD tier that were let rot, by their offsets, and whether a volume has read them since.
+    rotten: BTreeMap<u64, bool>,
     pool: Rc<Pool>,
     node: Option<Node>,
     /// Reads of this range of a backend are counted, in sectors.
@@ -544,6 +546,7 @@ impl World {
             cache_silent: Nanos(0),
             cache_probe: false,
             cache_renewal: false,
+            rotten: BTreeMap::new(),
             node: None,
             watched: None,
             watched_sectors: 0,

@@ -1,6 +1,6 @@
 //! Pins, and the neighbour that would drive out what is not pinned.
 
-use super::{BLOCK_BYTES, BlockKey, Event, Phase, Plant, SectorRange, Violation, World};
+use super::{BLOCK_BYTES, BlockKey, Event, Phase, Plant, Policy, SectorRange, Violation, World};
 use crate::check_pins;
 
 /// A volume of which nothing is known but what it fills; no other has such a number.
@@ -59,12 +59,15 @@ impl World {
         Ok(())
     }
 
-    /// Whether everything that is pinned of a volume was looked at and fetched.
+    /// Whether everything that is pinned of a volume was looked at and fetched, or nothing will be: a volume that
+    /// passes the cache by fills nothing before it has another policy.
     pub fn is_filled(&self, unit: usize) -> bool {
         let Some(volume) = self.volume(unit) else {
             return true;
         };
-        volume.phase() != Phase::Open || volume.stats(self.now).pinned_left_bytes == 0
+        let is_served = volume.config().policy != Policy::PassThrough;
+        let is_left = volume.stats(self.now).pinned_left_bytes > 0;
+        volume.phase() != Phase::Open || !is_served || !is_left
     }
 
     /// Let a neighbour fill the SSD tier twice over.
