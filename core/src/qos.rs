@@ -54,7 +54,7 @@ const SMALL_COST: u64 = REQUEST_COST + 4;
 /// The window: as much as keeps a drive busy, in small requests or in large ones.
 const WINDOW_MAX: u64 = 32 * SMALL_COST;
 /// The smallest window: the drive works while the next request is made ready.
-const WINDOW_MIN: u64 = 4 * SMALL_COST;
+const WINDOW_MIN: u64 = 2 * SMALL_COST;
 /// How far above the others a flow's tag may be, in cost: what it got by its reservation is held
 /// against it no longer than this.
 const SHARE_AHEAD_MAX: u64 = 64 * SMALL_COST;
