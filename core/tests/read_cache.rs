@@ -663,12 +663,44 @@ fn cache_has_room_only_for_what_its_writes_leave() {
         assert!(promised < 10_000, "the room ends");
     }
     for line in 1..=promised / 4 {
-        rig.fill_with(line, |block| (line * 4 + block) as u8);
+        rig.promote(1, line, |data| {
+            data.fill(line as u8);
+            data[..8].copy_from_slice(&line.to_le_bytes());
+        });
     }
     assert_eq!(rig.present(0..promised / 4), promised as usize / 4);
     rig.cache.end_promise(promised);
     rig.run();
     assert!(rig.cache.has_room(64));
+}
+
+#[test]
+fn promoted_lines_stay_where_a_scan_of_new_ones_drives_itself_out() {
+    // Lines that are read behind the scan of others fill all but the small stream's share.
+    let full = || {
+        let mut rig = Rig::new(REGION);
+        let lines = rig.cache.stats().ssd_lines;
+        for line in 0..3 * lines {
+            rig.fill_lines(line..line + 1);
+            rig.byte(line, 0);
+        }
+        rig
+    };
+    let lines = full().cache.stats().ssd_lines / 4;
+    let asked = 50_000..50_000 + lines;
+    let mut scanned = full();
+    scanned.fill_lines(asked.clone());
+    let left = scanned.present(asked.clone()) as u64;
+    assert!(left < lines * 2 / 3, "{left} of {lines} lines");
+    let mut promoted = full();
+    for line in asked.clone() {
+        promoted.promote(1, line, |data| {
+            data.fill(7);
+            data[..8].copy_from_slice(&line.to_le_bytes());
+        });
+        promoted.run();
+    }
+    assert_eq!(promoted.present(asked) as u64, lines);
 }
 
 /// Pin lines of volume 1.

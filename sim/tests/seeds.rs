@@ -42,7 +42,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.packed_bytes > 1 << 20
             && coverage.crossings > 30
             && coverage.snapshots > 10
-            && coverage.shrinks > 4
+            && coverage.shrinks > 2
             && coverage.resizes > 10
             && coverage.cut_requests > 20
             && coverage.packed_rots > 3

@@ -595,12 +595,33 @@ impl ReadCache {
         data: &Buf,
         method: Option<Method>,
     ) -> SsdTaken {
+        self.take(first, data, method, false)
+    }
+
+    /// The same for blocks that somebody has asked to be here: in the SSD tier their lines begin among those that were
+    /// used, and not among new ones, of which a full tier keeps few.
+    pub fn fill_promoted(
+        &mut self,
+        first: BlockKey,
+        data: &Buf,
+        method: Option<Method>,
+    ) -> SsdTaken {
+        self.take(first, data, method, true)
+    }
+
+    fn take(
+        &mut self,
+        first: BlockKey,
+        data: &Buf,
+        method: Option<Method>,
+        is_promoted: bool,
+    ) -> SsdTaken {
         for (index, block) in data.chunks_exact(BLOCK_BYTES).enumerate() {
             self.dram.insert(BlockKey(first.0 + index as u64), block);
         }
         let cipher = self.ciphers.get(&first.volume()).map(|cipher| &**cipher);
         (self.ssd.as_mut()).map_or(SsdTaken::default(), |ssd| {
-            ssd.fill(first, data, method, cipher)
+            ssd.fill(first, data, method, cipher, is_promoted)
         })
     }
 

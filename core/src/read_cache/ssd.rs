@@ -1,8 +1,8 @@
 //! The SSD tier: lines in segments on the cache device, found through memory.
 //!
 //! Lines collect in the *open* segment of one of two streams and are written whole, with a footer that
-//! names them. New lines go to the small stream; lines that were used since, or that come
-//! back soon after their eviction, go to the main stream. Segments are evicted in the order in which
+//! names them. New lines go to the small stream; lines that were used since, that come back soon after their
+//! eviction, or that were asked for by a promotion or a pin, go to the main stream. Segments are evicted in the order in which
 //! they were sealed, from the small stream while it is larger than its share; lines that were used
 //! are copied into the main stream's open segment first.
 //!

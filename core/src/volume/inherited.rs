@@ -20,6 +20,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use super::read::Fill;
 use super::{Context, Volume};
 use crate::buf::Buf;
 use crate::io::{BlockKey, SectorRange};
@@ -271,13 +272,13 @@ impl Volume {
         cx.cache.is_worth_taking(self.fill_key(block, cx).volume())
     }
 
-    /// Keep whole blocks that were fetched, in the DRAM tier alone or in both, each run of lines under
-    /// its key. Returns what the SSD tier took.
+    /// Keep whole blocks that were fetched where `fill` says, with both tiers for what was used, each run of lines
+    /// under its key. Returns what the SSD tier took.
     pub(super) fn fill(
         &self,
         first: u64,
         data: &Buf,
-        both: bool,
+        fill: Fill,
         cx: &mut Context<'_>,
     ) -> SsdTaken {
         let mut taken = SsdTaken::default();
@@ -291,12 +292,16 @@ impl Volume {
             }
             let bytes = |block: u64| (block - first) as usize * BLOCK_BYTES;
             let run = data.slice(bytes(at)..bytes(to));
-            if both {
-                taken += cx.cache.fill_compressed(key, &run, self.config.compression);
-            } else {
-                for (block, content) in (key.0..).zip(run.chunks_exact(BLOCK_BYTES)) {
-                    cx.cache.fill_block(BlockKey(block), content);
+            let method = self.config.compression;
+            match fill {
+                Fill::Both => taken += cx.cache.fill_promoted(key, &run, method),
+                Fill::ByUse => taken += cx.cache.fill_compressed(key, &run, method),
+                Fill::Dram => {
+                    for (block, content) in (key.0..).zip(run.chunks_exact(BLOCK_BYTES)) {
+                        cx.cache.fill_block(BlockKey(block), content);
+                    }
                 }
+                Fill::Nowhere => {}
             }
             at = to;
         }

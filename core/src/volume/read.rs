@@ -49,7 +49,7 @@ struct Read {
 /// Where fetched blocks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fill {
-    /// Both tiers: they were asked for.
+    /// Both tiers: they were asked for, and are taken for used.
     Both,
     /// DRAM, and the SSD tier as far as they were read often enough.
     ByUse,
@@ -786,8 +786,7 @@ impl Volume {
         };
         match (fill, &self.reads.counts) {
             (Fill::ByUse, Some(counts)) => self.fill_by_use(first_block, &data, counts, cx),
-            (Fill::Both | Fill::ByUse, _) => self.fill(first_block, &data, true, cx),
-            (Fill::Dram | Fill::Nowhere, _) => self.fill(first_block, &data, false, cx),
+            (fill, _) => self.fill(first_block, &data, fill, cx),
         }
     }
 
@@ -809,7 +808,8 @@ impl Volume {
             let bytes = |block: u64| (block - first_block) as usize * BLOCK_BYTES;
             let part = data.slice(bytes(block)..bytes(next));
             let is_used = counts.count(line) >= self.config.promote_hits;
-            taken += self.fill(block, &part, is_used, cx);
+            let fill = if is_used { Fill::ByUse } else { Fill::Dram };
+            taken += self.fill(block, &part, fill, cx);
             block = next;
         }
         taken

@@ -157,6 +157,14 @@ impl Rig {
         taken
     }
 
+    /// Fill a line that was asked for with what `write` makes of its bytes.
+    pub fn promote(&mut self, volume: u32, line: u64, write: impl FnOnce(&mut [u8])) {
+        let mut data = self.pool.alloc(LINE_BYTES).expect("memory for a line");
+        write(&mut data);
+        self.cache
+            .fill_promoted(key(volume, line), &data.freeze(), None);
+    }
+
     /// What a block and those behind it in what is read for it are; `None` if it is not there, `Err` if it is damaged.
     pub fn read(&mut self, volume: u32, line: u64, block: u64) -> Option<Result<Vec<u8>, Corrupt>> {
         Some(self.find(volume, line, block)?.0)

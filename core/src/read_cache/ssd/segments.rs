@@ -41,6 +41,7 @@ pub(super) struct Compare {
     pub(super) key: u64,
     candidate: Line,
     data: Buf,
+    is_promoted: bool,
     token: Option<Token>,
     /// Its address was invalidated meanwhile.
     pub(super) cancelled: bool,
@@ -76,13 +77,15 @@ impl Ssd {
     }
 
     /// Take the complete lines among consecutive blocks, compressed by `method` if that saves something, and encrypted
-    /// if the volume has a cipher, as far as there is memory.
+    /// if the volume has a cipher, as far as there is memory. What is promoted is taken for used: in the small stream of
+    /// a full tier a promotion of more than that one's share would drive itself out.
     pub fn fill(
         &mut self,
         first: BlockKey,
         data: &Buf,
         method: Option<Method>,
         cipher: Option<&dyn BlockCipher>,
+        is_promoted: bool,
     ) -> SsdTaken {
         let mut taken = SsdTaken::default();
         if !self.takes_lines() {
@@ -97,7 +100,7 @@ impl Ssd {
             let line = data.slice(start..start + bytes);
             if let Some(stored) = self.stored_line(BlockKey(key), line, method, cipher) {
                 let stored_bytes = stored.len() as u64;
-                if self.fill_line(key, stored) {
+                if self.fill_line(key, stored, is_promoted) {
                     taken.plain_bytes += bytes as u64;
                     taken.stored_bytes += stored_bytes;
                 }
@@ -140,7 +143,7 @@ impl Ssd {
     }
 
     /// Returns whether the line is new and is taken, or will be if it is shared.
-    fn fill_line(&mut self, key: u64, data: Buf) -> bool {
+    fn fill_line(&mut self, key: u64, data: Buf, is_promoted: bool) -> bool {
         let (sums, blocks) = line_checksums(&data);
         let sums = &sums[..blocks];
         if let Some(line) = self.index.find(key) {
@@ -173,6 +176,7 @@ impl Ssd {
                             key,
                             candidate,
                             data,
+                            is_promoted,
                             token: None,
                             cancelled: false,
                         });
@@ -182,7 +186,8 @@ impl Ssd {
                 _ => {}
             }
         }
-        self.fill_unshared(key, &data, sums, candidate.is_none())
+        let stream = self.stream_of_new(key, is_promoted);
+        self.fill_unshared(stream, key, &data, sums, candidate.is_none())
     }
 
     /// While anything is pinned, one segment is for lines that are kept, which would be lost otherwise.
@@ -190,14 +195,24 @@ impl Ssd {
         usize::from(!self.pins.is_empty())
     }
 
-    fn fill_unshared(&mut self, key: u64, data: &[u8], sums: &[u32], shareable: bool) -> bool {
+    fn stream_of_new(&mut self, key: u64, is_promoted: bool) -> Stream {
         let gain = self.gain(BlockKey(key).volume());
         let is_remembered = self.ghost.remove(mix(key)).is_some() && self.worths.is_drawn(-gain);
-        let stream = if is_remembered || self.pins.contains(key) {
+        if is_remembered || is_promoted || self.pins.contains(key) {
             Stream::Main
         } else {
             Stream::Small
-        };
+        }
+    }
+
+    fn fill_unshared(
+        &mut self,
+        stream: Stream,
+        key: u64,
+        data: &[u8],
+        sums: &[u32],
+        shareable: bool,
+    ) -> bool {
         let is_new = self.open[stream as usize].is_none();
         if self.free.len() < self.kept_free() + usize::from(is_new) && !self.pins.is_empty() {
             return false;
@@ -243,7 +258,7 @@ impl Ssd {
         blocks.div_ceil(self.layout.line_blocks as u64) as usize
     }
 
-    /// Whether so many blocks can be taken beside those that are promised, before any of the
+    /// Whether so many blocks can be promoted beside those that are promised, before any of the
     /// writes under way ends. With nothing under way there is no use in waiting.
     pub fn has_room(&self, blocks: u64) -> bool {
         // Beside pins, lines that are kept come first: what is being emptied is waited for.
@@ -253,7 +268,7 @@ impl Ssd {
             return true;
         }
         let free = self.free.len().saturating_sub(self.kept_free());
-        let open = self.open[Stream::Small as usize].as_ref();
+        let open = self.open[Stream::Main as usize].as_ref();
         let open = open.filter(|_| self.free.len() >= self.kept_free());
         let left = open.map_or(0, |open| open.lines_left(&self.layout));
         let memory = self
@@ -449,6 +464,8 @@ impl Ssd {
             self.counters.shared_lines += 1;
             return;
         }
-        self.fill_unshared(compare.key, &compare.data, &sums[..blocks], still.is_none());
+        let (key, data, sums) = (compare.key, &compare.data, &sums[..blocks]);
+        let stream = self.stream_of_new(key, compare.is_promoted);
+        self.fill_unshared(stream, key, data, sums, still.is_none());
     }
 }
