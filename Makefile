@@ -26,9 +26,9 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	timeout 1500 cargo clippy --workspace --all-targets -- -D warnings
 	timeout 1500 cargo test --workspace
 	timeout 1500 cargo build --release --workspace --bins --examples
-	timeout 300 target/release/hdcs-sim --seeds 300 --time 60
-	timeout 300 target/release/hdcs-sim --world objects --seeds 1000 --time 30
-	timeout 300 target/release/hdcs-sim --world home --seeds 1000 --time 10
+	timeout 300 target/release/hdcs-sim --seeds 300 --time 60 & node=$$!; \
+	timeout 300 target/release/hdcs-sim --world objects --seeds 1000 --time 30 && \
+	timeout 300 target/release/hdcs-sim --world home --seeds 1000 --time 10 && wait $$node
 	timeout 3000 $(PYTEST) tests
 
 demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
