@@ -107,17 +107,17 @@ def test_s3_import_leaves_alone_a_volume_that_comes_while_it_looks(s3, tmp_path)
     one, two = homes(tmp_path)
     image, made, key = image_of(tmp_path, 9), tmp_path / "made", tmp_path / "key.sh"
     with Daemon(one, SMALL) as first, Daemon(two, SMALL) as second:
-        create = f"{HDCS} volume create v --size 8M --backend '{s3.url('late')}' --data {second.data}"
+        create = f"{HDCS} volume create v --size 8M --backend '{s3.url('late-import')}' --data {second.data}"
         key.write_text(f"#!/bin/sh\n[ -e {made} ] || {create} > {made}\nprintf {bytes(range(32)).hex()}\n")
         key.chmod(0o700)
-        done = first.cli("volume", "import", "i", image, "--backend", s3.url("late"), "--encrypt", "--key-command", key)
+        done = first.cli("volume", "import", "i", image, "--backend", s3.url("late-import"), "--encrypt", "--key-command", key)
         refused(done, 1, "is there already, and is left as it was", "--overwrite")
         assert made.read_text().startswith("volume v is created") and "i" not in names(first)
         second.write("v", b"v" * MIB)
         second.ok("volume", "flush", "v")
         second.stop()
         # Whoever takes it over finds a volume that is not encrypted.
-        first.create("w", "--backend", s3.url("late"), size="8M")
+        first.create("w", "--backend", s3.url("late-import"), size="8M")
         assert first.read("w", 2 * MIB) == b"v" * MIB + bytes(MIB)
         first.stop()
 
