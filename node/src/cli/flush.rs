@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use hdcs_core::limits::SECTOR_BYTES;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -73,7 +74,11 @@ pub(super) async fn flush(
     };
     progress.finish();
     let (why, failure): (_, fn(String) -> Failure) = match end {
-        End::Done => return Ok((total, progress.started.elapsed())),
+        End::Done => {
+            // Work that has no bytes, such as the flush at its end, counts as less than a sector.
+            let flushed = total - total % SECTOR_BYTES as u64;
+            return Ok((flushed, progress.started.elapsed()));
+        }
         End::Interrupted => ("interrupted", Failure::interrupted),
         End::TimedOut => ("out of time", Failure::failed),
     };
