@@ -17,9 +17,17 @@ packages=(
     ceph-mon ceph-mgr ceph-osd ceph-common # a real cluster for the tests of the rbd backend
     radosgw curl python3-boto3          # a real S3 over that cluster, and a client that knows nothing of HDCS
     openjdk-17-jdk-headless maven       # a real HDFS
+    python3-venv                        # schemathesis, which Debian does not have
 )
 
 say() { printf 'setup: %s\n' "$*" >&2; }
+
+# What `make test` builds takes about 5 GB, and what it runs a few more.
+free_mb=$(df --output=avail --block-size=1M . | tail -n 1)
+if [ ! -d target ] && [ "$free_mb" -lt 8000 ]; then
+    say "$(pwd): $free_mb MB are free, and building and testing everything needs about 8000: make room there"
+    [ "$free_mb" -ge 3000 ] || exit 1
+fi
 
 missing=()
 if command -v dpkg-query >/dev/null; then
@@ -77,4 +85,17 @@ fi
 if [ testenv/hdfs/pom.xml -nt target/testenv/hadoop/.complete ]; then
     [ "${1:-}" = --check ] && { say "missing: target/testenv/hadoop"; exit 1; }
     testenv/hdfs-up.sh --fetch
+fi
+
+# What holds the control API to its description.
+schemathesis=schemathesis==4.32.5
+place=target/testenv/$schemathesis
+if [ ! -e "$place/.complete" ]; then
+    [ "${1:-}" = --check ] && { say "missing: $place"; exit 1; }
+    say "installing $schemathesis"
+    rm -rf "$place"
+    /usr/bin/python3 -m venv "$place"
+    "$place/bin/pip" install --quiet --disable-pip-version-check "$schemathesis"
+    ln -sfn "$schemathesis" target/testenv/schemathesis
+    touch "$place/.complete"
 fi

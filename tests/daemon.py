@@ -119,6 +119,8 @@ class Daemon:
         assert done.stdout == ""
 
     def log(self):
+        # A thread of its own writes the log, a moment after what it tells of.
+        time.sleep(0.05)
         return (self.home / "log").read_text(errors="replace")
 
     def signal(self, number):

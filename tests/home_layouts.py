@@ -1,6 +1,4 @@
-"""Homes of volumes in storage mode as files: where in them what is, and one of today's as an earlier version wrote it."""
-
-import os
+"""Homes of volumes in storage mode as files: where in them what is."""
 
 BLOCK = 4096
 # The head, and what one page of the map is of.
@@ -46,26 +44,3 @@ def change_superblocks(path, change):
             file.write(block)
             size = int.from_bytes(block[56:64], "little")
     return size
-
-
-def make_version(path, version):
-    """Make a home one of version 1 to 3, whose checksums, if it has any, are behind its data."""
-    def change(block):
-        block[8:10] = version.to_bytes(2, "little")
-        if version == 1:
-            block[72:80] = bytes(8)
-
-    size = change_superblocks(path, change)
-    old = path.with_name("of-today")
-    path.rename(old)
-    with open(old, "rb") as today, open(path, "wb") as file:
-        file.write(today.read(HEAD_BLOCKS * BLOCK))
-        sums = b""
-        for page in range(pages(size)):
-            file.write(today.read(2 * BLOCK))
-            blocks = min(PAGE_BLOCKS, size // BLOCK - page * PAGE_BLOCKS)
-            sums += today.read(PAGE_SUMS_BLOCKS * BLOCK)[: -(-blocks // 128) * BLOCK]
-            file.write(today.read(blocks * BLOCK))
-        file.write(sums if version > 1 else bytes(len(sums)))
-    os.chmod(path, 0o600)
-    old.unlink()

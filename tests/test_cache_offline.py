@@ -43,7 +43,7 @@ def inspected(path):
 
 def segments_offset(cache):
     """Where the first segment begins."""
-    return (8 + 2 * cache["journal"]["half_blocks"]) * 4096
+    return (32 + 2 * cache["journal"]["half_blocks"]) * 4096
 
 
 def test_cache_inspect_tells_what_is_cached_of_which_volume(filled):
@@ -85,7 +85,7 @@ def test_cache_check_finds_one_flipped_bit_and_the_restart_serves_right_bytes(fi
     rng = random.Random(5)
     places = {
         100: "superblock 0",
-        4096 + 8: "superblock 1",
+        16 * 4096 + 8: "superblock 1",
         base + rng.randrange(60 * LINE): "segment 0",
         base + MIB + rng.randrange(60 * LINE): "segment 1",
         base + MIB + FOOTER + rng.randrange(64): "segment 1: its footer",

@@ -30,10 +30,11 @@ def test_check_reads_the_image_of_a_volume_in_use_and_offline(tmp_path):
         client.flush()
         client.shutdown()
         daemon.stop()
-        for target in (daemon.data, daemon.data / "volumes/v", backend):
-            found = reports(hdcs("check", target, "--json"))
+        within = f"./{daemon.data.name}"
+        for target in (daemon.data, daemon.data / "volumes/v", backend, within, f"{within}/volumes/v"):
+            found = reports(hdcs("check", target, "--json", cwd=tmp_path))
             assert found[backend]["bytes"] >= 3 * MIB and found[backend]["problems"] == []
-            done = hdcs("check", target)
+            done = hdcs("check", target, cwd=tmp_path)
             assert done.returncode == 0 and "good" in done.stdout and "MiB read" in done.stdout
 
 

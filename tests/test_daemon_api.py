@@ -77,17 +77,17 @@ def test_metrics_over_tcp_are_metrics_only(tmp_path):
     "method, path, body, status, kind",
     [
         ("GET", "/v1/volumes/none", None, 404, "not-found"),
-        ("GET", "/v1/volumes/%2e%2e", None, 400, "invalid"),
-        ("GET", "/v1/volumes/..%2fx", None, 400, "invalid"),
+        ("GET", "/v1/volumes/%2e%2e", None, 422, "invalid"),
+        ("GET", "/v1/volumes/..%2fx", None, 422, "invalid"),
         ("GET", "/nothing", None, 404, "not-found"),
-        ("PUT", "/v1/volumes", "{}", 404, "not-found"),
-        ("POST", "/v1/volumes", "{", 400, "invalid"),
-        ("POST", "/v1/volumes", '{"name": "x"}', 400, "invalid"),
-        ("POST", "/v1/volumes", '{"name": "../x", "bytes": 4096}', 400, "invalid"),
-        ("POST", "/v1/volumes", '{"name": "x", "bytes": 4096, "sise": 1}', 400, "invalid"),
-        ("POST", "/v1/volumes", '{"name": "x", "bytes": 1}', 400, "invalid"),
-        ("POST", "/v1/volumes", '{"name": "x", "bytes": 4096, "log_path": "l"}', 400, "invalid"),
-        ("DELETE", "/v1/volumes/none?force=true", "{}", 400, "invalid"),
+        ("PUT", "/v1/volumes", "{}", 405, "no-method"),
+        ("POST", "/v1/volumes", "{", 400, "malformed"),
+        ("POST", "/v1/volumes", '{"name": "x"}', 422, "invalid"),
+        ("POST", "/v1/volumes", '{"name": "../x", "bytes": 4096}', 422, "invalid"),
+        ("POST", "/v1/volumes", '{"name": "x", "bytes": 4096, "sise": 1}', 400, "malformed"),
+        ("POST", "/v1/volumes", '{"name": "x", "bytes": 1}', 422, "invalid"),
+        ("POST", "/v1/volumes", '{"name": "x", "bytes": 4096, "log_path": "l"}', 422, "invalid"),
+        ("DELETE", "/v1/volumes/none?force=true", "{}", 400, "malformed"),
     ],
 )
 def test_bad_requests_get_an_error_that_programs_and_people_understand(
@@ -102,7 +102,7 @@ def test_bad_requests_get_an_error_that_programs_and_people_understand(
 def test_request_that_is_too_large_is_refused(daemon):
     body = json.dumps({"name": "x" * 1_000_000, "bytes": 4096})
     status, text = daemon.api("POST", "/v1/volumes", body)
-    assert status == 400 and "length limit" in json.loads(text)["message"]
+    assert status == 400 and "more than 65536 bytes" in json.loads(text)["message"]
 
 
 def test_clients_that_say_nothing_or_nonsense_do_not_stop_others(daemon):

@@ -123,7 +123,7 @@ def test_newer_data_directory_is_refused_and_left_alone(tmp_path):
         path = daemon.data / "node.json"
         text = path.read_text().replace('"version": 1', '"version": 2')
         path.write_text(text)
-        daemon.refuses(1, "made by a newer program", "version 2 is newer than 1")
+        daemon.refuses(1, "made by a newer program (format 2, this program knows 1): use that program", str(path))
         assert path.read_text() == text
 
 

@@ -290,7 +290,7 @@ def test_newer_catalogue_entry_is_told_from_a_damaged_one(tmp_path):
         entry = daemon.data / "volumes/v/volume.json"
         entry.write_text(entry.read_text().replace('"version": 1', '"version": 7'))
         daemon.start()
-        assert "version 7 is newer than 1" in daemon.volume("v")["reason"]
+        assert f"{entry}: made by a newer program (format 7, this program knows 1)" in daemon.volume("v")["reason"]
 
 
 def test_corrupt_log_costs_one_volume_and_says_what_is_lost(tmp_path):
@@ -302,8 +302,8 @@ def test_corrupt_log_costs_one_volume_and_says_what_is_lost(tmp_path):
         daemon.stop()
         log = daemon.data / "volumes/bad/log"
         content = bytearray(log.read_bytes())
-        # The second span: header blocks, then a span of one control and one data block.
-        content[(8 + 3) * 4096] ^= 1
+        # The second span: what is before the ring, then a span of one control and one data block.
+        content[(32 + 3) * 4096] ^= 1
         log.write_bytes(content)
         refused(daemon.cli("check", daemon.data), 1, "1 problem")
         assert daemon.cli("check", daemon.data / "volumes/good").returncode == 0

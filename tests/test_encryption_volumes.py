@@ -207,7 +207,11 @@ def test_encryption_rotates_keys_while_it_serves(tmp_path):
         client = daemon.nbd("v")
         model.write(client, 50)
         before = daemon.volume("v")["encryption"]
+        wrapped = json.loads((daemon.data / "volumes/v/key.json").read_text())["content"]["key"]
         daemon.ok("volume", "rotate-key", "v", "--key-file", new)
+        files = [path.read_bytes() for path in daemon.data.rglob("*") if path.is_file()]
+        for secret in (wrapped["key"], wrapped["nonce"]):
+            assert not any(secret.encode() in content for content in files)
         after = daemon.volume("v")["encryption"]
         assert after["data_key"] == before["data_key"]
         assert after["wrapped_with"] != before["wrapped_with"]
@@ -260,8 +264,8 @@ def test_encryption_of_a_deleted_volume_loses_its_key(tmp_path):
         log = tmp_path / "elsewhere.log"
         daemon.create("v", "--log-path", log, *DIRTY, *encrypted(key))
         daemon.write("v", marked(MIB, 7))
-        entry = (daemon.data / "volumes/v/volume.json").read_text()
-        assert "aes-256-xts" in entry
+        wrapped = daemon.data / "volumes/v/key.json"
+        assert "aes-256-xts" in wrapped.read_text() and wrapped.stat().st_mode & 0o777 == 0o600
         daemon.ok("volume", "delete", "v", "--discard-dirty")
         assert not log.exists()
         left = [path.read_bytes() for path in daemon.data.rglob("*") if path.is_file()]

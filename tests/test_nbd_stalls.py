@@ -1,66 +1,15 @@
 """Clients that stall, or are too many: they are ended, and hold up nobody else."""
 
 import os
-import socket
 import struct
 import threading
+import time
 
 import pytest
 from daemon import MIB, Daemon
-
-OPTION = 0x49484156454F5054
-REQUEST = 0x25609513
-READ, WRITE = 0, 1
-SECONDS = 60
+from raw_client import OPTION, READ, WRITE, Client
 
 LIMITS = {"nbd_handshake_max_ms": 400, "nbd_stall_max_ms": 400}
-
-
-class Client:
-    """A client that does as little as it is told to."""
-
-    def __init__(self, daemon):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(SECONDS)
-        self.socket.connect(str(daemon.data / "nbd.sock"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.socket.close()
-
-    def take(self, size):
-        data = b""
-        while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            assert more, "the connection has ended"
-            data += more
-        return data
-
-    def open(self, name):
-        """The shortest handshake."""
-        self.take(18)
-        self.socket.sendall(struct.pack(">I", 3))
-        self.socket.sendall(struct.pack(">QII", OPTION, 1, len(name)) + name.encode())
-        self.take(10)
-        return self
-
-    def ask(self, kind, offset, size, data=b""):
-        self.socket.sendall(struct.pack(">IHHQQI", REQUEST, 0, kind, 7, offset, size) + data)
-
-    def read(self, offset, size):
-        self.ask(READ, offset, size)
-        assert struct.unpack(">IIQ", self.take(16))[1:] == (0, 7)
-        return self.take(size)
-
-    def is_ended(self):
-        """Wait for the end."""
-        try:
-            while self.socket.recv(1 << 20):
-                pass
-        except ConnectionResetError:
-            pass
 
 
 def pool_free(daemon):
@@ -97,7 +46,7 @@ def test_client_that_stops_in_a_payload_is_ended(daemon, size):
         if size < 32 << 10:
             assert pool_free(daemon) == free, "no buffer is held for it"
         stalled.is_ended()
-        assert "it did not send a write's data" in daemon.log()
+        daemon.until(lambda: "it did not send a write's data" in daemon.log())
         daemon.until(lambda: pool_free(daemon) == free)
         assert idle.read(0, 4096) == bytes(4096)
 
@@ -138,6 +87,49 @@ def test_client_that_takes_no_replies_is_ended(daemon):
     daemon.until(lambda: pool_free(daemon) >= free - MIB)
 
 
+def test_client_that_takes_its_replies_slowly_is_ended(tmp_path):
+    """Some progress is not enough: at this rate it would hold buffers for hours."""
+    with Daemon(tmp_path, {**LIMITS, "nbd_stall_max_ms": 2000, "nbd_rate_min_kib_s": 100_000}) as daemon:
+        daemon.create("v", size="64M")
+        with Client(daemon) as idle, Client(daemon) as slow:
+            idle.open("v")
+            slow.open("v")
+            for index in range(32):
+                slow.ask(READ, index * MIB, MIB)
+            with pytest.raises((AssertionError, ConnectionResetError)):
+                while True:
+                    # Enough that each send ends in time: else it would be one that takes nothing.
+                    slow.take(64 << 10)
+                    time.sleep(0.01)
+            daemon.until(lambda: "it took its replies too slowly" in daemon.log())
+            daemon.until(lambda: f"client=uid {os.getuid()}, pid {os.getpid()}" in daemon.log())
+            assert idle.read(0, 4096) == bytes(4096)
+
+
+def test_slow_clients_leave_buffers_to_others(tmp_path):
+    """However many there are; without limits, so that nobody is ended."""
+    config = {"nbd_rate_min_kib_s": 0, "nbd_stall_max_ms": 600_000}
+    with Daemon(tmp_path, config) as daemon:
+        daemon.create("v", size="64M")
+        daemon.create("w", size="64M")
+        clients = [Client(daemon).open("v") for _ in range(60)]
+        try:
+            for client in clients:
+                client.socket.setblocking(False)
+                for _ in range(4):
+                    client.ask(READ, 0, 32 * MIB)
+            for name in ("v", "w"):
+                with Client(daemon) as other:
+                    other.open(name)
+                    for index in range(100):
+                        assert other.read(index * 4096, 4096) == bytes(4096)
+            memory = daemon.json("status")["memory"]
+            assert memory["pool_free_bytes"] >= memory["pool_bytes"] // 2 - 2 * MIB
+        finally:
+            for client in clients:
+                client.socket.close()
+
+
 def test_newest_of_too_many_connections_is_refused(tmp_path):
     with Daemon(tmp_path, {"nbd_connections_max": 3}) as daemon:
         daemon.create("v")
@@ -145,7 +137,7 @@ def test_newest_of_too_many_connections_is_refused(tmp_path):
         for _ in range(5):
             with Client(daemon) as refused:
                 refused.is_ended()
-        assert "too many connections" in daemon.log() and "nbd_connections_max" in daemon.log()
+        daemon.until(lambda: "too many connections" in daemon.log() and "nbd_connections_max" in daemon.log())
         # Whoever tries again and again does not fill the log.
         assert daemon.log().count("too many connections") < 5
         for client in clients:

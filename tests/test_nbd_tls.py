@@ -14,7 +14,7 @@ SIZE = 64 * MIB
 def tls_server(certificates):
     """A server that wants TLS, and a client's certificate, on its TCP port."""
     server = make_server(tls=certificates)
-    server.create_volume(SIZE, name="secret")
+    server.create_volume(SIZE, "--allow", "any", name="secret")
     yield server
     end_server(server)
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from daemon import MIB, Daemon, hdcs
-from home_layouts import BLOCK, DATA, change_superblocks, make_version
+from home_layouts import BLOCK, DATA, change_superblocks
 from object_stores import Model
 from test_encryption_volumes import encrypted, key_file, marked, marks
 from test_storage_checksums import BAD, flip, is_told_and_refused
@@ -116,24 +116,6 @@ def test_storage_encryption_is_checked_without_the_key(tmp_path):
         is_told_and_refused(daemon, data)
         write(daemon, data[BAD : BAD + BLOCK], BAD)
         assert daemon.read("v", len(data)) == data
-        daemon.stop()
-
-
-def test_storage_encryption_of_an_earlier_version_goes_on(tmp_path):
-    data = marked(4 * MIB, 3)
-    with Daemon(tmp_path) as daemon:
-        create(daemon, tmp_path, *encrypted(key_file(tmp_path)))
-        write(daemon, data)
-        daemon.stop()
-        make_version(home_path(daemon), 3)
-        daemon.ok("check", daemon.data)
-        daemon.start()
-        assert daemon.read("v", len(data)) == data
-        write(daemon, data, 8 * MIB)
-        assert marks(home_path(daemon)) == 0
-        daemon.ok("volume", "scrub", "v", "--rate", "1G")
-        daemon.ok("volume", "flush", "v")
-        assert (tmp_path / "v.image").read_bytes()[8 * MIB :][: len(data)] == data
         daemon.stop()
 
 

@@ -5,6 +5,8 @@ import re
 import threading
 import time
 
+import pytest
+
 from conftest import run
 from daemon import MIB, Daemon, refused
 from object_stores import Load, Model
@@ -78,6 +80,38 @@ def test_storage_fills_to_the_last_byte_while_the_backend_does_not_answer(tmp_pa
         assert is_tiered(daemon) and home(daemon)["backend_between"] is False
         assert image(tmp_path).read_bytes() == bytes(model.image)
         check(daemon, model)
+        daemon.stop()
+
+
+@pytest.mark.parametrize("policy", ["write-through", "write-around", "pass-through"])
+def test_storage_killed_keeps_what_went_past_the_log_and_nobody_flushed(tmp_path, policy):
+    extra = MIB
+    model = Model(2, SIZE)
+    with Daemon(tmp_path) as daemon:
+        create(daemon, url(tmp_path), "--policy", policy, size=SIZE + extra)
+        client = daemon.nbd("v")
+        for _ in range(100):
+            offset = model.rng.randrange(SIZE // 512) * 512
+            data = model.rng.randbytes(min(model.rng.choice((512, 4096, 65536)), SIZE - offset))
+            client.pwrite(data, offset)
+            model.image[offset : offset + len(data)] = data
+        # The commit that is under way by now may be without the last of it: three pages are of another one.
+        enough = home(daemon)["map_written_bytes"] + 3 * 4096
+        fresh = iter(range(SIZE, SIZE + extra, 4096))
+
+        def is_committed():
+            client.pwrite(b"x" * 4096, next(fresh))
+            return home(daemon)["map_written_bytes"] >= enough
+
+        daemon.until(is_committed)
+        assert daemon.volume("v")["counters"]["flushes"] == 0
+        daemon.kill()
+    with Daemon(tmp_path) as daemon:
+        client = daemon.nbd("v")
+        model.check(client)
+        client.shutdown()
+        daemon.ok("volume", "flush", "v")
+        assert image(tmp_path).read_bytes()[:SIZE] == bytes(model.image)
         daemon.stop()
 
 

@@ -10,12 +10,15 @@
 //! 3. `Buf`s of one run share the count of the run's first block; the others stay `EXCLUSIVE` until
 //!    it reaches 0, so no run overlaps another and no part of one can be shared on its own.
 //! 4. Blocks are zeroed when the arena is made and hold whatever was last written thereafter.
+//! 5. Any number of handles may share a run: what a count of 16 bits cannot say is in `surplus`.
+//!    Clients decide how many handles there are, so a count must never run out.
 //!
 //! Single-threaded by design (`Rc`, `Cell`): a shard owns its memory. No I/O, no growth.
 #![allow(unsafe_code)]
 
 use alloc::alloc::{alloc_zeroed, dealloc, handle_alloc_error};
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -30,6 +33,9 @@ use crate::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
 
 /// The count of a block that is being written, or that belongs to the block before it.
 const EXCLUSIVE: u16 = u16::MAX;
+/// The largest count of a block itself: from here on, further handles are counted in the surplus.
+/// Two bytes suffice for every block but a few, and the index of the DRAM tier is bounded.
+const SATURATED: u16 = EXCLUSIVE - 1;
 
 /// A fixed array of 4 KiB blocks, aligned to 4 KiB, with a reference count each.
 pub struct Arena {
@@ -37,6 +43,8 @@ pub struct Arena {
     /// The first block.
     base: NonNull<u8>,
     references: Box<[Cell<u16>]>,
+    /// Handles beyond [`SATURATED`], by block. Blocks without any are not in it.
+    surplus: RefCell<BTreeMap<u32, u64>>,
     /// Runs given back since the pool last looked; unused by an arena without a pool.
     freed: Option<RefCell<Vec<Run>>>,
     /// Blocks in them.
@@ -67,6 +75,7 @@ impl Arena {
             allocation,
             base,
             references: vec![Cell::new(0); blocks].into_boxed_slice(),
+            surplus: RefCell::default(),
             freed: pooled.then(RefCell::default),
             freed_blocks: Cell::new(0),
         }
@@ -114,17 +123,15 @@ impl Arena {
         })
     }
 
-    /// The present content of one block, shared; `None` if somebody can write it, if it is an inner
-    /// part of a longer run, or if its count is exhausted. This is how the owner of an arena hands
+    /// The present content of one block, shared; `None` if somebody can write it, or if it is an
+    /// inner part of a longer run. This is how the owner of an arena hands
     /// out what it keeps there without holding a handle for each block. Meant for arenas that are
     /// claimed one block at a time: of the first block of a longer run it would keep the rest.
     pub fn share(self: &Rc<Self>, block: usize) -> Option<Buf> {
-        let cell = &self.references[block];
-        let count = cell.get();
-        if count >= EXCLUSIVE - 1 {
+        if self.references[block].get() == EXCLUSIVE {
             return None;
         }
-        cell.set(count + 1);
+        self.retain(block as u32);
         Some(Buf {
             handle: Handle {
                 arena: Rc::clone(self),
@@ -134,6 +141,28 @@ impl Arena {
             start: 0,
             len: BLOCK_BYTES as u32,
         })
+    }
+
+    /// Count one more handle of a block that is free or shared.
+    fn retain(&self, block: u32) {
+        let cell = &self.references[block as usize];
+        match cell.get() {
+            SATURATED => *self.surplus.borrow_mut().entry(block).or_default() += 1,
+            count => cell.set(count + 1),
+        }
+    }
+
+    /// Take one handle from the surplus of a block, if it has any.
+    fn release_surplus(&self, block: u32) -> bool {
+        let mut surplus = self.surplus.borrow_mut();
+        let Some(handles) = surplus.get_mut(&block) else {
+            return false;
+        };
+        *handles -= 1;
+        if *handles == 0 {
+            surplus.remove(&block);
+        }
+        true
     }
 
     fn address(&self, block: u32) -> *mut u8 {
@@ -175,9 +204,7 @@ impl Handle {
 
 impl Clone for Handle {
     fn clone(&self) -> Self {
-        let count = self.count().get();
-        assert!(count < EXCLUSIVE - 1, "references to one buffer");
-        self.count().set(count + 1);
+        self.arena.retain(self.block);
         Self {
             arena: Rc::clone(&self.arena),
             ..*self
@@ -189,7 +216,9 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let count = self.count().get();
         if count > 1 && count != EXCLUSIVE {
-            self.count().set(count - 1);
+            if count < SATURATED || !self.arena.release_surplus(self.block) {
+                self.count().set(count - 1);
+            }
             return;
         }
         let start = self.block as usize;
@@ -293,6 +322,18 @@ impl Buf {
             start: self.start + range.start as u32,
             len,
         }
+    }
+
+    /// The bytes of `range` alone, by the same handle.
+    #[must_use]
+    pub fn narrow(mut self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.len as usize,
+            "narrow out of range"
+        );
+        self.start += range.start as u32;
+        self.len = (range.end - range.start) as u32;
+        self
     }
 
     /// The whole blocks that the view touches, shared: what goes to a device. For a buffer from
@@ -525,12 +566,28 @@ mod tests {
     }
 
     #[test]
-    fn arena_share_is_refused_when_the_count_is_exhausted() {
-        let arena = Arena::new(1);
-        let held: Vec<Buf> = core::iter::from_fn(|| arena.share(0)).collect();
-        assert_eq!(held.len(), usize::from(EXCLUSIVE) - 1);
+    fn arena_counts_more_handles_than_16_bits_can_say() {
+        let arena = Arena::new(2);
+        arena.claim(0, 1).unwrap().fill(5);
+        let mut held: Vec<Buf> = (0..70_000)
+            .map(|_| arena.share(0).expect("a block may be shared without end"))
+            .collect();
+        let copies: Vec<Buf> = held
+            .iter()
+            .take(70_000)
+            .map(|one| one.slice(8..16))
+            .collect();
+        held.extend(copies);
+        let mut random = fastrand::Rng::with_seed(1);
+        while held.len() > 1 {
+            let one = held.swap_remove(random.usize(..held.len()));
+            assert_eq!(one[0], 5);
+            drop(one);
+            assert!(!arena.is_free(0), "somebody holds it");
+        }
+        assert!(arena.surplus.borrow().is_empty());
         drop(held);
-        assert!(arena.claim(0, 1).is_some());
+        assert!(arena.claim(0, 2).is_some());
     }
 
     #[test]

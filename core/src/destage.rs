@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Planning, Forgetting and Retiring touch every entry; they go in steps, between which clients are
-//! served.
+//! served. What a step costs is bounded whatever the entries cover: one that covers much takes many.
 //!
 //! Invariants:
 //! 1. One generation at a time: no write of the next before this one is committed. It holds no sync
@@ -29,14 +29,17 @@
 //!
 //! It decides; [`crate::volume`] performs.
 
+use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::ops::Range;
 
 use crate::extent_index::{ExtentIndex, Sequence};
 use crate::format::EntryKind;
 use crate::io::{Nanos, SectorRange};
-use crate::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::limits::{CACHE_PROBE_BLOCKS_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
 use crate::read_cache::Barrier;
+use crate::work::Work;
 use crate::write_log::{Span, WriteLog};
 
 // The bounds of a generation may grow from one version to the next and never shrink, for the sake
@@ -49,8 +52,15 @@ const BATCH_RING_DIVISOR: u64 = 8;
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// Most entries in one batch: bounds the plan's memory.
 const BATCH_ENTRIES_MAX: u64 = 8 << 10;
-/// Entries handled in one step: some ten microseconds, for which clients wait.
+/// Entries retired in one step: some ten microseconds, for which clients wait.
 const STEP_ENTRIES: u64 = 128;
+/// Pieces that later writes cut the entries of a batch into, beyond which every entry is taken as it is: bounds
+/// the plan's memory. To write something that a later generation writes again costs time, and does no harm.
+const BATCH_PIECES_MAX: usize = 64 << 10;
+/// Runs of the plan that one piece replaces at once.
+const PIECE_RUNS_MAX: usize = 64;
+/// The longest zeroing that is one backend operation.
+const ITEM_ZERO_SECTORS_MAX: u64 = (4 << 30) / SECTOR_BYTES as u64;
 /// Most parts gathered in one backend write.
 const ITEM_PARTS_MAX: usize = 256;
 /// Blocks of compressed entries that are read from the log at once for it, each entry rounded up to a power of
@@ -131,42 +141,82 @@ pub struct Plan {
     pub bytes: u64,
     /// Those of them that went along with earlier generations.
     ahead_bytes: u64,
+    /// Those that are written with it.
+    own_bytes: u64,
     /// The end of its entries.
     end: Sequence,
     /// Log blocks that it gives back.
     freed_blocks: u64,
     next: usize,
     done: usize,
+    /// The first entry of which something may be left in the index, and what.
+    listed: Sequence,
+    listed_rest: Option<SectorRange>,
 }
 
 impl Plan {
     /// Data bytes of its entries that were never written, since later ones replaced them.
     pub fn coalesced_bytes(&self) -> u64 {
-        let parts = self.items.iter().flat_map(|item| &item.parts);
-        let own = parts.filter(|part| part.sequence < self.end);
-        let written: u64 = own.map(|part| part.range.bytes() as u64).sum();
-        self.bytes.saturating_sub(written + self.ahead_bytes)
+        self.bytes.saturating_sub(self.own_bytes + self.ahead_bytes)
     }
+}
+
+/// What one step of planning has brought.
+#[derive(Debug)]
+pub enum Planned {
+    /// Another step is needed.
+    Further,
+    /// These items are as they stay.
+    Items(Range<usize>),
+    /// The plan is made, and its writes may begin.
+    Whole,
+}
+
+/// Where planning is.
+#[derive(Clone, Copy, Debug, Default)]
+enum PlanStep {
+    /// The entries are gone through.
+    #[default]
+    Entries,
+    /// Pieces become items.
+    Items,
+    /// Items are put in the order of the log.
+    Sorting,
+    /// They are as they stay: so many were handed out.
+    Handing(usize),
 }
 
 /// What is being found out for a plan.
 #[derive(Debug, Default)]
 struct Planning {
+    step: PlanStep,
     map: ExtentIndex,
     entries: Range<Sequence>,
+    /// What of the first of them is still to be looked at, if not all of it.
+    rest: Option<SectorRange>,
+    /// Pieces that entries were cut into.
+    pieces: usize,
     /// Writes before this one are durable and have no sync point between them and the generation.
     covers_before: Sequence,
     /// Writes behind the generation and before this one may go along with it.
     gathers_before: Sequence,
+    /// Some data is not in memory.
+    reads_log: bool,
+    /// Of the last item.
+    packed_blocks: u64,
+    /// Items by the first of their entries.
+    by_entry: BinaryHeap<Reverse<(Sequence, usize)>>,
+    sorted: Vec<Item>,
 }
 
 impl Planning {
     /// Have what is next to `piece` in the volume, and waits in the log behind the generation,
     /// written along with it. Reading it from the log costs less than a backend write of its own.
-    fn gather(&mut self, piece: SectorRange, log: &WriteLog, sectors: &Sectors<'_>) {
+    /// Returns how many pieces were looked at.
+    fn gather(&mut self, piece: SectorRange, log: &WriteLog, sectors: &Sectors<'_>) -> usize {
         let behind = self.entries.end..self.gathers_before;
-        if behind.is_empty() {
-            return;
+        if behind.is_empty() || self.takes_all() {
+            return 0;
         }
         let goes_along = |&(range, last): &(SectorRange, Option<Sequence>)| {
             last.filter(|sequence| behind.contains(sequence))
@@ -182,10 +232,18 @@ impl Planning {
             .collect();
         let after = SectorRange::new(piece.end(), GATHER_SECTORS).intersect(sectors.volume);
         let after = sectors.index.pieces(after).take_while(goes_along);
+        let mut looks = before.len() + 1;
         let before = before.into_iter().rev().take_while(goes_along);
         for (range, sequence) in before.chain(after) {
             self.map.insert(range, sequence.expect("it goes along"));
+            looks += 1;
         }
+        looks
+    }
+
+    /// Whether every entry is taken as it is from now on: once one is, those behind it have to be.
+    fn takes_all(&self) -> bool {
+        self.pieces >= BATCH_PIECES_MAX
     }
 }
 
@@ -254,11 +312,14 @@ pub struct Destage {
     unflushed: bool,
     /// A flush that somebody else asked for has failed since: what was written may be gone.
     doubted: bool,
+    /// Nothing is taken up of the span that holds this position, nor behind it.
+    stop_before: Option<u64>,
     retry_at: Option<Nanos>,
     pause: Nanos,
     started: Nanos,
     /// Log blocks that destage frees a second, smoothed.
     rate_blocks: f64,
+    work: Work,
 }
 
 impl Default for Destage {
@@ -272,10 +333,12 @@ impl Default for Destage {
             busy: 0,
             unflushed: false,
             doubted: false,
+            stop_before: None,
             retry_at: None,
             pause: RETRY_MIN,
             started: Nanos(0),
             rate_blocks: 0.0,
+            work: Work::default(),
         }
     }
 }
@@ -333,7 +396,7 @@ impl Destage {
         atomic: bool,
     ) -> bool {
         debug_assert_eq!(self.stage, Stage::Idle);
-        let spans = batch_spans(log, atomic);
+        let spans = batch_spans(log, atomic).min(self.spans_before_stop(log));
         if spans == 0 {
             return false;
         }
@@ -349,21 +412,21 @@ impl Destage {
         };
         let gathers = !atomic && self.ahead.len() < AHEAD_RUNS_MAX;
         let end = entries.end;
+        let listed = entries.start;
         self.planning = Planning {
-            map: ExtentIndex::default(),
             entries,
             covers_before,
             gathers_before: if gathers { interval_end } else { end },
+            ..Planning::default()
         };
         self.plan = Plan {
             spans,
             items: Vec::new(),
             bytes: last.bytes_end - log.bytes().retired,
-            ahead_bytes: 0,
             end,
             freed_blocks: last.end() - log.spans()[0].position,
-            next: 0,
-            done: 0,
+            listed,
+            ..Plan::default()
         };
         self.stage = Stage::Planning;
         self.doubted = false;
@@ -371,47 +434,194 @@ impl Destage {
         true
     }
 
-    /// Plan some more. `index` names the last write of each sector in the log; `sectors` is the size
-    /// of the volume. Returns whether the plan is made, and its writes may begin.
-    pub fn plan_some(&mut self, log: &WriteLog, index: &ExtentIndex, sectors: u64) -> bool {
+    /// Generations that are taken up from now on end before the span that holds this position.
+    pub fn stop_before(&mut self, position: Option<u64>) {
+        self.stop_before = position;
+    }
+
+    fn spans_before_stop(&self, log: &WriteLog) -> usize {
+        let Some(position) = self.stop_before else {
+            return usize::MAX;
+        };
+        log.spans().partition_point(|span| span.end() <= position)
+    }
+
+    /// Plan some more, for about so many looks. `index` names the last write of each sector in the log; `sectors` is
+    /// the size of the volume.
+    pub fn plan_some(
+        &mut self,
+        log: &WriteLog,
+        index: &ExtentIndex,
+        sectors: u64,
+        looks_left: &mut usize,
+    ) -> Planned {
         debug_assert_eq!(self.stage, Stage::Planning);
+        let mut planned = Planned::Further;
+        let looks = match self.planning.step {
+            PlanStep::Entries => self.plan_entries(log, index, sectors, *looks_left),
+            PlanStep::Items => self.make_items(log, *looks_left),
+            PlanStep::Sorting => self.sort_items(*looks_left),
+            PlanStep::Handing(from) if from < self.plan.items.len() => {
+                let each = |item: &Item| 1 + item.parts.len();
+                let (to, looks) = end_of_step(&self.plan.items, from, *looks_left, each);
+                self.planning.step = PlanStep::Handing(to);
+                planned = Planned::Items(from..to);
+                looks
+            }
+            PlanStep::Handing(_) => {
+                self.planning = Planning::default();
+                self.stage = Stage::Writing;
+                planned = Planned::Whole;
+                1
+            }
+        };
+        self.work.add(looks as u64);
+        *looks_left = looks_left.saturating_sub(looks);
+        planned
+    }
+
+    fn plan_entries(
+        &mut self,
+        log: &WriteLog,
+        index: &ExtentIndex,
+        sectors: u64,
+        looks_max: usize,
+    ) -> usize {
         let sectors = Sectors {
             volume: SectorRange::new(0, sectors),
             index,
             ahead: &self.ahead,
         };
         let planning = &mut self.planning;
-        for _ in 0..STEP_ENTRIES.min(planning.entries.end - planning.entries.start) {
+        let mut looks = 0;
+        while looks < looks_max && !planning.entries.is_empty() {
+            looks += 1;
             let sequence = planning.entries.start;
-            planning.entries.start += 1;
-            let range = log.entry(sequence).range.intersect(sectors.volume);
-            for (piece, last) in index.pieces(range) {
-                let last = last.unwrap_or(sequence);
-                if last != sequence && last < planning.covers_before {
-                    if last >= self.plan.end && self.lead.since.is_none() {
-                        self.lead.since = log.oldest_since();
-                    }
-                    continue;
-                }
-                for (piece, had) in sectors.ahead.pieces(piece) {
-                    if had.is_some_and(|had| had >= sequence) {
-                        if had == Some(sequence) {
-                            self.plan.ahead_bytes += piece.bytes() as u64;
-                        }
-                        continue;
-                    }
-                    planning.map.insert(piece, sequence);
-                    planning.gather(piece, log, &sectors);
-                }
+            let is_begun = planning.rest.is_some();
+            let whole = || log.entry(sequence).range.intersect(sectors.volume);
+            let range = planning.rest.take().unwrap_or_else(whole);
+            if range.is_empty() {
+                planning.entries.start += 1;
+                continue;
             }
+            planning.pieces += usize::from(is_begun);
+            let first = |index: &ExtentIndex| index.pieces(range).next().expect("it is not empty");
+            let (piece, last) = if planning.takes_all() {
+                (range, None)
+            } else {
+                first(sectors.index)
+            };
+            let last = last.unwrap_or(sequence);
+            let left = |piece: SectorRange| Some(SectorRange::between(piece.end(), range.end()));
+            if last != sequence && last < planning.covers_before {
+                if last >= self.plan.end && self.lead.since.is_none() {
+                    self.lead.since = log.oldest_since();
+                }
+                planning.rest = left(piece);
+                continue;
+            }
+            let (piece, had) = sectors.ahead.pieces(piece).next().expect("as above");
+            if had.is_some_and(|had| had >= sequence) {
+                if had == Some(sequence) {
+                    self.plan.ahead_bytes += piece.bytes() as u64;
+                }
+                planning.rest = left(piece);
+                continue;
+            }
+            let piece = planning.map.prefix(piece, PIECE_RUNS_MAX);
+            planning.rest = left(piece);
+            let runs = planning.map.len();
+            planning.map.insert(piece, sequence);
+            looks += (runs + 1).saturating_sub(planning.map.len());
+            looks += planning.gather(piece, log, &sectors);
         }
-        if !planning.entries.is_empty() {
-            return false;
+        if planning.entries.is_empty() {
+            planning.step = PlanStep::Items;
         }
-        self.plan.items = items(log, &planning.map);
-        self.planning = Planning::default();
-        self.stage = Stage::Writing;
-        true
+        looks
+    }
+
+    /// Merge adjacent pieces into writes of at most one request, and zeroings of any length but
+    /// [`ITEM_ZERO_SECTORS_MAX`]. They are in the order of the volume, which a backend likes, as long as memory has
+    /// their data.
+    fn make_items(&mut self, log: &WriteLog, looks_max: usize) -> usize {
+        let (planning, plan) = (&mut self.planning, &mut self.plan);
+        for looks in 1..=looks_max {
+            let Some((range, sequence)) = planning.map.pop_first() else {
+                planning.step = if planning.reads_log {
+                    PlanStep::Sorting
+                } else {
+                    PlanStep::Handing(0)
+                };
+                return looks;
+            };
+            let entry = log.entry(sequence);
+            let is_data = entry.kind == EntryKind::Write;
+            planning.reads_log |= is_data && entry.data.is_none();
+            let unmap = !is_data && !entry.no_hole;
+            let stored = entry.stored.as_ref();
+            let packed = stored.map_or(0, |stored| stored.block_count().next_power_of_two());
+            planning.packed_blocks += packed;
+            if is_data && sequence < plan.end {
+                plan.own_bytes += range.bytes() as u64;
+            }
+            let packed_blocks = planning.packed_blocks;
+            let joins = |last: &&mut Item| {
+                let sectors = last.range.count + range.count;
+                let fits = if is_data {
+                    packed_blocks <= ITEM_PACKED_BLOCKS_MAX
+                        && last.parts.len() < ITEM_PARTS_MAX
+                        && sectors * SECTOR_BYTES as u64 <= REQUEST_BYTES_MAX as u64
+                } else {
+                    last.unmap == unmap && sectors <= ITEM_ZERO_SECTORS_MAX
+                };
+                fits && last.parts.is_empty() != is_data && last.range.end() == range.start
+            };
+            let part = is_data.then_some(Part { range, sequence });
+            if let Some(last) = plan.items.last_mut().filter(joins) {
+                last.range.count += range.count;
+                last.parts.extend(part);
+                continue;
+            }
+            planning.packed_blocks = packed;
+            plan.items.push(Item {
+                range,
+                parts: part.into_iter().collect(),
+                unmap,
+                state: ItemState::Waiting,
+            });
+        }
+        looks_max
+    }
+
+    /// Put the items in the order in which the log has the first of each, so that reading the log for them is
+    /// sequential; zeroings come first.
+    fn sort_items(&mut self, looks_max: usize) -> usize {
+        let (planning, plan) = (&mut self.planning, &mut self.plan);
+        let from = planning.by_entry.len();
+        if planning.sorted.is_empty() && from < plan.items.len() {
+            let each = |item: &Item| 1 + item.parts.len();
+            let (to, looks) = end_of_step(&plan.items, from, looks_max, each);
+            for (index, item) in (from..to).zip(&plan.items[from..to]) {
+                let first = item.parts.iter().map(|part| part.sequence).min();
+                let key = first.map_or(0, |first| first + 1);
+                planning.by_entry.push(Reverse((key, index)));
+            }
+            return looks;
+        }
+        for looks in 1..=looks_max {
+            let Some(Reverse((_, index))) = planning.by_entry.pop() else {
+                plan.items = core::mem::take(&mut planning.sorted);
+                planning.step = PlanStep::Handing(0);
+                return looks;
+            };
+            let item = &mut plan.items[index];
+            planning.sorted.push(Item {
+                parts: core::mem::take(&mut item.parts),
+                ..*item
+            });
+        }
+        looks_max
     }
 
     /// The next item to write, if one may begin now. The caller reads its data and writes it.
@@ -421,7 +631,14 @@ impl Destage {
         }
         self.retry_at = None;
         let waiting = |item: &Item| item.state == ItemState::Waiting;
-        let offset = self.plan.items[self.plan.next..].iter().position(waiting)?;
+        let mut others = self.plan.items[self.plan.next..].iter();
+        let Some(offset) = others.position(waiting) else {
+            if self.plan.items[..self.plan.next].iter().any(waiting) {
+                self.plan.next = 0;
+                self.fail(now);
+            }
+            return None;
+        };
         let index = self.plan.next + offset;
         self.plan.next = index + 1;
         self.plan.items[index].state = ItemState::Busy;
@@ -441,6 +658,12 @@ impl Destage {
             self.put_back(index);
             self.fail(now);
         }
+    }
+
+    /// What an item needs of the log is bad: the others come first, and then it is tried again after a pause.
+    pub fn item_unreadable(&mut self, index: usize) {
+        self.busy -= 1;
+        self.plan.items[index].state = ItemState::Waiting;
     }
 
     /// An item could not begin (no buffer, say): it waits again.
@@ -497,25 +720,32 @@ impl Destage {
             self.unflushed = false;
             self.pause = RETRY_MIN;
             self.stage = Stage::Forgetting(0);
-            for part in self.plan.items.iter().flat_map(|item| &item.parts) {
-                if part.sequence >= self.plan.end {
-                    self.ahead.insert(part.range, part.sequence);
-                }
-            }
             return;
         }
         self.repeat(now);
     }
 
-    /// The next items whose ranges the cache is to forget; none once it was told of all.
-    pub fn forget_some(&mut self) -> Vec<SectorRange> {
+    /// The next items whose ranges the cache is to forget; none once it was told of all. Each takes so many looks
+    /// beside those for what it has.
+    pub fn forget_some(&mut self, looks_each: usize) -> Range<usize> {
         let Stage::Forgetting(next) = &mut self.stage else {
-            return Vec::new();
+            return 0..0;
         };
-        let items = self.plan.items[*next..].iter().take(STEP_ENTRIES as usize);
-        let ranges: Vec<_> = items.map(|item| item.range).collect();
-        *next += ranges.len();
-        ranges
+        let blocks = |item: &Item| item.range.block_count().min(CACHE_PROBE_BLOCKS_MAX as u64);
+        let from = *next;
+        let each = |item: &Item| 1 + looks_each + item.parts.len() + blocks(item) as usize;
+        let (to, looks) = end_of_step(&self.plan.items, from, STEP_WORK_MAX, each);
+        self.work.add(looks as u64);
+        *next = to;
+        for part in self.plan.items[from..*next]
+            .iter()
+            .flat_map(|item| &item.parts)
+        {
+            if part.sequence >= self.plan.end {
+                self.ahead.insert(part.range, part.sequence);
+            }
+        }
+        from..*next
     }
 
     /// The cache was told to forget what the generation overwrote; wait for its barrier.
@@ -545,8 +775,48 @@ impl Destage {
             return 0..0;
         };
         let from = *next;
-        *next = self.plan.items.len().min(from + STEP_ENTRIES as usize);
-        from..*next
+        // The whole of it is copied.
+        let blocks = |item: &Item| {
+            if item.parts.is_empty() {
+                return 0;
+            }
+            item.range.block_count() as usize
+        };
+        let each = |item: &Item| 1 + item.parts.len() + blocks(item);
+        let (to, looks) = end_of_step(&self.plan.items, from, STEP_WORK_MAX, each);
+        self.work.add(looks as u64);
+        *next = to;
+        from..to
+    }
+
+    /// Nobody needs the parts of these items any more.
+    pub fn release(&mut self, items: Range<usize>) {
+        for item in &mut self.plan.items[items] {
+            item.parts = Vec::new();
+        }
+    }
+
+    /// Let `index` forget more of the entries that are retired, which the backend has by now. Returns whether
+    /// it has forgotten all.
+    pub fn unlist_some(&mut self, log: &WriteLog, index: &mut ExtentIndex) -> bool {
+        let (plan, mut looks) = (&mut self.plan, 0);
+        while plan.listed < plan.end && looks < STEP_WORK_MAX {
+            let rest = plan.listed_rest.take();
+            let range = rest.unwrap_or_else(|| log.entry(plan.listed).range);
+            let runs_max = PIECE_RUNS_MAX;
+            let piece = self.ahead.prefix(index.prefix(range, runs_max), runs_max);
+            let left = index.remove_some_before(piece, plan.end, runs_max);
+            debug_assert!(left.is_empty());
+            self.ahead.remove_before(piece, plan.end);
+            looks += if piece == range { 2 } else { runs_max };
+            if piece == range {
+                plan.listed += 1;
+            } else {
+                plan.listed_rest = Some(SectorRange::between(piece.end(), range.end()));
+            }
+        }
+        self.work.add(looks as u64);
+        plan.listed == plan.end
     }
 
     /// How many spans to retire next.
@@ -562,9 +832,9 @@ impl Destage {
         self.lead.since
     }
 
-    /// The log has no write of `range` before `limit` any more.
-    pub fn forget_ahead(&mut self, range: SectorRange, limit: Sequence) {
-        self.ahead.remove_before(range, limit);
+    /// What was looked at so far, where that is counted.
+    pub fn work(&self) -> u64 {
+        self.work.units() + self.planning.map.work() + self.ahead.work()
     }
 
     /// So many spans are retired. Returns the plan once all are.
@@ -629,56 +899,18 @@ fn interval_end(log: &WriteLog) -> Sequence {
     }
 }
 
-/// Merge adjacent pieces into writes of at most one request. They are in the order of the volume,
-/// which a backend likes, as long as memory has their data; else in the order in which the log has the
-/// first of each, so that reading the log for them is sequential.
-fn items(log: &WriteLog, map: &ExtentIndex) -> Vec<Item> {
-    let mut items: Vec<Item> = Vec::new();
-    let mut resident = true;
-    // Of the last item.
-    let mut packed_blocks = 0;
-    for (range, sequence) in map.iter() {
-        let entry = log.entry(sequence);
-        resident &= entry.kind != EntryKind::Write || entry.data.is_some();
-        if entry.kind != EntryKind::Write {
-            items.push(Item {
-                range,
-                parts: Vec::new(),
-                unmap: !entry.no_hole,
-                state: ItemState::Waiting,
-            });
-            continue;
-        }
-        let part = Part { range, sequence };
-        let packed = entry
-            .stored
-            .map_or(0, |stored| stored.block_count().next_power_of_two());
-        packed_blocks += packed;
-        match items.last_mut() {
-            Some(last)
-                if !last.parts.is_empty()
-                    && packed_blocks <= ITEM_PACKED_BLOCKS_MAX
-                    && last.parts.len() < ITEM_PARTS_MAX
-                    && last.range.end() == range.start
-                    && (last.range.count + range.count) * SECTOR_BYTES as u64
-                        <= REQUEST_BYTES_MAX as u64 =>
-            {
-                last.range.count += range.count;
-                last.parts.push(part);
-            }
-            _ => {
-                packed_blocks = packed;
-                items.push(Item {
-                    range,
-                    parts: Vec::from([part]),
-                    unmap: false,
-                    state: ItemState::Waiting,
-                });
-            }
-        }
+/// Where a step ends that begins with the item `from`, takes at least that, and goes on up to so many looks; and how
+/// many it takes.
+fn end_of_step(
+    items: &[Item],
+    from: usize,
+    looks_max: usize,
+    each: impl Fn(&Item) -> usize,
+) -> (usize, usize) {
+    let (mut to, mut looks) = (from, 0);
+    while to < items.len() && looks < looks_max {
+        looks += each(&items[to]);
+        to += 1;
     }
-    if !resident {
-        items.sort_by_key(|item| item.parts.iter().map(|part| part.sequence).min());
-    }
-    items
+    (to, looks)
 }

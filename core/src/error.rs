@@ -41,6 +41,11 @@ pub enum RequestError {
     /// The volume refuses writes because an earlier log write failed; reopen it to recover.
     #[error("the volume is read-only after a failed log write; reopen it to recover")]
     ReadOnly,
+    /// The volume refuses writes because dirty data in its log is damaged.
+    #[error(
+        "the volume is inconsistent: dirty data in its write log is damaged; writes are refused until it reads well"
+    )]
+    Inconsistent,
     /// The volume's policy is read-only.
     #[error("the volume's policy is read-only")]
     Policy,
@@ -64,7 +69,9 @@ pub enum FormatError {
     #[error("not an HDCS structure (magic does not match)")]
     Magic,
     /// Written by a newer program.
-    #[error("format version {found} is newer than the supported version {supported}")]
+    #[error(
+        "made by a newer program (format {found}, this program knows {supported}): use that program"
+    )]
     Newer {
         /// On the medium.
         found: u16,
@@ -77,6 +84,12 @@ pub enum FormatError {
     /// A field is outside its bounds.
     #[error("field `{0}` is out of bounds")]
     Field(&'static str),
+    /// It is a log, and not of a volume.
+    #[error("what stands on the log is of kind {found}, not a volume")]
+    Holds {
+        /// What it says.
+        found: u16,
+    },
     /// It belongs to another volume or device.
     #[error("identity does not match: it belongs to another volume or device")]
     Identity,
@@ -104,6 +117,26 @@ pub enum OpenError {
         position: u64,
         /// Its number.
         method: u8,
+    },
+    /// The log holds what a volume cannot read.
+    #[error(
+        "write log: log position {position} holds a record, which is not a volume's: open it with the program that \
+         wrote it"
+    )]
+    Record {
+        /// Log position in blocks of its span.
+        position: u64,
+    },
+    /// A newer program has written to the log.
+    #[error(
+        "write log: log position {position} holds an entry of kind {kind}, which this version does not know: open the \
+         volume with the version that wrote it"
+    )]
+    Kind {
+        /// Log position in blocks of its span.
+        position: u64,
+        /// Its number.
+        kind: u8,
     },
     /// The log could not be read or written.
     #[error("write log: {0}")]

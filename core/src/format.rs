@@ -4,64 +4,86 @@
 //! no padding, and zeroes what is reserved. Readers check in this order: magic, version, checksum,
 //! identity, bounds; nothing is used before that.
 //!
+//! # Versions
+//!
+//! Every format has a version of its own, and a program reads those from 1 to the newest that it knows. What a newer
+//! program has made is refused ("made by a newer program") and left as it is, also if only one of two superblocks is
+//! newer: magic, version and checksum keep their places in every version, so that a damaged version number is not
+//! taken for a newer one. To add a version: raise the constant (`LOG_VERSION`, `CACHE_VERSION`, `HOME_VERSION`, …, or
+//! the `version` of a `Kind` in node/src); have the readers take the version before as well; write the golden image of
+//! the new version with `HDCS_UPDATE=1` beside those of the others (core/tests/golden, node/tests/golden), and never
+//! change these. The table in node/tests/formats.rs then opens the images of all versions, and refuses that of the next.
+//! A new format gets a row there.
+//!
 //! # Write log
 //!
 //! ```text
-//! block 0, 1      LogSuperblock, written in turn; the valid one with the higher sequence counts
-//! block 2..8      zero
-//! block 8..       the ring: `ring_blocks` blocks of 4 KiB
+//! block 0, 16     LogSuperblock, written in turn by the parity of their sequence; the valid one with the
+//!                 higher sequence counts
+//! block 32..      the ring: `ring_blocks` blocks of 4 KiB
 //! ```
 //!
+//! What lies between is zero: a drive that is cut off while it writes may damage the whole unit, of up to
+//! 64 KiB, in which the write lies. So no two superblocks share one, nor one and the ring.
+//!
 //! A *position* counts ring blocks since the log was made and never wraps; block
-//! `8 + position % ring_blocks` holds it. A *span* is `control_blocks` blocks (a [`SpanHeader`],
+//! `32 + position % ring_blocks` holds it. A *span* is `control_blocks` blocks (a [`SpanHeader`],
 //! its [`SpanEntry`]s, then one CRC-32C for each data block) followed by `data_blocks` blocks of
 //! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`. Data
 //! block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place, with
-//! zeroes outside the entry. Of a compressed entry (spans of version 2) all these blocks, at most
-//! 64 KiB, make `stored_bytes` bytes from byte `stored_offset` of its first data block on; such
-//! entries lie one behind the other after the blocks of the others. A log whose spans may have such
-//! entries has superblocks of version 2.
+//! zeroes outside the entry. Of a compressed entry all these blocks, at most 64 KiB, make
+//! `stored_bytes` bytes from byte `stored_offset` of its first data block on; such entries lie one
+//! behind the other after the blocks of the others.
+//!
+//! A *record* is bytes that mean nothing to the log: as many as `sectors` says, from byte
+//! `stored_offset` of its first data block on. So several may lie one behind the other, and one is as
+//! large as the data of a span at most. A volume has none: one that meets a record in its log, or an entry
+//! of a kind or a compression that it does not know, is not opened.
 //!
 //! # Read cache
 //!
 //! ```text
-//! block 0, 1      CacheSuperblock, written in turn by the parity of their sequence
-//! block 2..8      zero
-//! block 8..       two halves of the journal of invalidations, `half` blocks each
+//! block 0, 16     CacheSuperblock, written in turn by the parity of their sequence
+//! between, ..32   zero: a drive that damages what lies beside a cut write damages one of them at most
+//! block 32..      two halves of the journal of invalidations, `half` blocks each
 //! then            segments of 256 blocks: lines from the front, CacheFooter in the last block
 //! ```
 //!
 //! With `n` segments that fit the region, `half` is `64 + 2 * ceil(n / 126)`. A journal *epoch*
 //! fills half `epoch % 2` from its front, one block per write: a [`CacheJournalHeader`] and its
 //! entries. The superblock names the epochs that count. A footer is followed by one key (`U64`, all
-//! ones if the line is not in use) per line and then by one CRC-32C (`U32`) per block of the lines.
-//! In version 1 these are all lines that fit the segment; in version 2 as many as the footer says,
-//! and between keys and checksums is one byte per line: how many blocks it has. Lines lie one
-//! behind the other. One of fewer than `line_blocks` blocks is compressed: it is a
-//! [`CacheLineHeader`], then the bytes that make the whole line, an LZ4 block or a Zstandard frame,
-//! then zeroes.
+//! ones if the line is not in use) per line, then one byte per line: how many blocks it has, and
+//! then one CRC-32C (`U32`) per block of the lines. Lines lie one behind the other. One of fewer
+//! than `line_blocks` blocks is compressed: it is a [`CacheLineHeader`], then the bytes that make
+//! the whole line, an LZ4 block or a Zstandard frame, then zeroes.
+//!
+//! A *stamp* counts what the journal has made durable: its upper 24 bits are the start of the cache
+//! (`incarnation`), the others count the blocks written since then. The superblock of a write log
+//! says up to which stamp of which cache the invalidations have to be there for its tail to be right
+//! (`cache`, `cache_stamp`). If they are not, nothing that the cache holds of the volume counts.
 //!
 //! # Home of a volume in storage mode
 //!
 //! ```text
 //! block 0, 1      HomeSuperblock, written in turn by the parity of their sequence
 //! block 2..8      zero
-//! then            for each page of the map: the HomePage, its copy, and the 16128 blocks that it describes
+//! then            for each page of the map: the HomePage, its copy, 126 blocks of checksums, and the 16128
+//!                 blocks that it describes
 //! ```
 //!
 //! Block `i` of the volume is described by page `i / 16128` and lies in block
-//! `8 + 2 * (i / 16128 + 1) + i`. The copy of a page is written when the page is durable, and the
+//! `8 + 128 * (i / 16128 + 1) + i`. The copy of a page is written when the page is durable, and the
 //! page only when the copy is. What a page calls clean is absent if its `log` is not the log that
 //! the volume has.
 //!
-//! After the data, from the next block on, lie the checksums of versions 2 and 3: the CRC-32C of each
-//! sector of the volume, as it is stored, four bytes each in the order of the sectors. Those of sectors
-//! that the map calls neither clean nor dirty mean nothing. There is no copy: what a flush has made
-//! durable matches, and what was written since is in the write log. They hold under the log that the
-//! superblock names.
+//! The checksums are the CRC-32C of each sector of the page's blocks, as it is stored, four bytes each in
+//! the order of the sectors. Those of sectors that the map calls neither clean nor dirty mean nothing.
+//! There is no copy: what a flush has made durable matches, and what was written since is in the write
+//! log. They hold under the log that the superblock names.
 //!
-//! With version 3 each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for homes from the data key that the
-//! superblock names, its tweak the number of the sector on the volume and, in the upper eight bytes, that of the home.
+//! With a `data_key` each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for homes
+//! from that data key, its tweak the number of the sector on the volume and, in the upper eight bytes, that of the
+//! home.
 //!
 //! # Volumes over object stores
 //!
@@ -97,6 +119,21 @@
 //! differ in heat. A unit is as hot as the hottest part of it. There are at most 262144 runs and
 //! 16777216 units.
 //!
+//! # Files of the data directory
+//!
+//! ```text
+//! node.json                  identity of the node and its cache, counters
+//! volumes/NAME/volume.json   the catalogue entry; of an encrypted volume, which data key it has
+//! volumes/NAME/key.json      source of the key-encryption key, and the wrapped data key
+//! volumes/NAME/dirty.json    what the backend lacks, for the day on which the log is lost
+//! volumes/NAME/scrub.json    when it was scrubbed, and what that found
+//! volumes/NAME/heat.map      a heat map
+//! volumes/NAME/superblock    the LogSuperblock of a log whose device takes no writes any more
+//! ```
+//!
+//! The JSON files are `{"magic", "version", "checksum", "content"}`; the checksum is CRC-64/NVME of the compact form of
+//! `content`. Each kind has its own magic and version.
+//!
 //! # Encrypted volumes
 //!
 //! A volume has a data key of 64 random bytes. `HKDF-SHA-512(salt "hdcs data key", data key, info)`
@@ -105,7 +142,7 @@
 //!
 //! ```text
 //! medium      info       unit                              tweak
-//! write log   log        each block from block 8 on        block of the region + (`log` of the superblock << 64)
+//! write log   log        each block from block 32 on       block of the region + (`log` of the superblock << 64)
 //! read cache  cache      each block of a line              number of the block on the volume
 //!                        each stored block, if compressed  2^40 + number of the first block + stored block
 //! data/N      objects    each slot of 4100 bytes, whole    UUID of its writer ^ (N << 64) ^ slot
@@ -114,8 +151,8 @@
 //!
 //! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of
 //! the read cache are of what is on the medium. Superblocks, the cache's journal and footers,
-//! tables of data objects, maps and manifests are plain. The data key lies in `volume.json`, and
-//! for objects padded with blanks to 1024 bytes as `key/wrapped`: JSON with `cipher`
+//! tables of data objects, maps and manifests are plain. The data key lies in `key.json` beside
+//! `volume.json`, and for objects padded with blanks to 1024 bytes as `key/wrapped`: JSON with `cipher`
 //! ("aes-256-xts"), `id` (its UUID), `wrapped_with` (8 bytes of HKDF-SHA-512 of the key-encryption
 //! key, salt "hdcs wrapping key", info "fingerprint"), `nonce` and `key` (AES-256-GCM with `cipher`
 //! and the bytes of `id` as associated data, the tag at the end; base64).
@@ -126,7 +163,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::FormatError;
 use crate::heat;
 use crate::home::format as home;
-use crate::limits::{BLOCK_BYTES, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+use crate::limits::{BLOCK_BYTES, CACHE_STARTS_KEPT, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
 use crate::objects::format as objects;
 use crate::objects::frames;
 use crate::read_cache::packed;
@@ -228,16 +265,21 @@ pub fn control_checksum(bytes: &[u8]) -> u64 {
     crc_fast::crc64_nvme(bytes)
 }
 
+/// Blocks from one superblock of a log to the next, and from the last to the ring: what a drive that is cut off
+/// while it writes may damage beside that (64 KiB).
+pub const LOG_SUPERBLOCK_STRIDE: u64 = 16;
+/// Superblocks of a log.
+pub const LOG_SUPERBLOCKS: u64 = 2;
 /// Blocks before the ring.
-pub const LOG_HEADER_BLOCKS: u64 = 8;
+pub const LOG_HEADER_BLOCKS: u64 = LOG_SUPERBLOCKS * LOG_SUPERBLOCK_STRIDE;
 /// First bytes of a log superblock.
 pub const LOG_MAGIC: [u8; 8] = *b"HDCSLOG\0";
 /// First bytes of a span.
 pub const SPAN_MAGIC: [u8; 8] = *b"HDCSSPAN";
-/// The newest version of the log's structures: spans may hold compressed entries.
-pub const LOG_VERSION: u16 = 2;
-/// The version of a log, and of a span, without compressed entries.
-pub const LOG_VERSION_PLAIN: u16 = 1;
+/// The version of the log's structures.
+pub const LOG_VERSION: u16 = 1;
+/// [`LogSuperblock::holds`]: a volume stands on the log.
+pub const LOG_HOLDS_VOLUME: u16 = 1;
 /// [`LogSuperblock::flags`]: the backend may hold writes past the log that it has not flushed.
 pub const LOG_UNFLUSHED: u64 = 1;
 
@@ -246,13 +288,15 @@ on_disk! {
     LogSuperblock: 4096 bytes {
         /// `HDCSLOG\0`.
         magic: [u8; 8],
-        /// Format version: 2 if spans may hold compressed entries, else 1.
+        /// Format version, 1.
         version: U16,
+        /// What stands on the log: 1 a volume.
+        holds: U16,
         /// Zero.
-        reserved_a: [u8; 6],
+        reserved_a: [u8; 4],
         /// CRC-64/NVME of the block with this field zero.
         checksum: U64,
-        /// UUID of the volume.
+        /// UUID of the volume, or of what else stands on it.
         volume: [u8; 16],
         /// Random number of this log, repeated in its spans.
         log: U64,
@@ -277,8 +321,15 @@ on_disk! {
         /// Bit 0: the backend may hold writes that went past the log and that it has not flushed. A program that
         /// does not know a bit keeps it.
         flags: U64,
+        /// The read cache that has forgotten what was destaged before the tail: CRC-64/NVME of its identity, then
+        /// its `format` (`U64`). Zero: nothing was destaged yet. All ones: it cannot be told.
+        cache: U64,
+        /// The stamp of its journal that it has to have reached.
+        cache_stamp: U64,
+        /// What the backend's last commit is known by; zeroes: nothing is known of it.
+        backend_commit: [u8; 64],
         /// Zero.
-        reserved_b: [u8; 3960],
+        reserved_b: [u8; 3880],
     }
 }
 
@@ -287,7 +338,7 @@ on_disk! {
     SpanHeader: 128 bytes {
         /// `HDCSSPAN`.
         magic: [u8; 8],
-        /// Format version: 2 if an entry is compressed, else 1.
+        /// Format version, 1.
         version: U16,
         /// Blocks of the control part.
         control_blocks: U16,
@@ -319,17 +370,17 @@ on_disk! {
 on_disk! {
     /// One write of a span.
     SpanEntry: 32 bytes {
-        /// First sector (of 512 bytes) on the volume.
+        /// First sector (of 512 bytes) on the volume. Record: its writer's.
         start: U64,
-        /// Number of sectors.
+        /// Number of sectors. Record: number of bytes.
         sectors: U64,
         /// Index of its first data block among the span's.
         data_block: U32,
-        /// 1 write, 2 write-zeroes, 3 discard, 4 sync point.
+        /// 1 write, 2 write-zeroes, 3 discard, 4 sync point, 5 record.
         kind: u8,
         /// Bit 0: keep the backend's space (write-zeroes).
         flags: u8,
-        /// Compressed: byte of its first data block at which it begins; else 0.
+        /// Compressed or record: byte of its first data block at which it begins; else 0.
         stored_offset: U16,
         /// Compressed: how many bytes it has there; else 0.
         stored_bytes: U16,
@@ -353,6 +404,8 @@ pub enum EntryKind {
     Discard,
     /// Everything before goes to the backend before everything after.
     SyncPoint,
+    /// Bytes that mean nothing to the log.
+    Record,
 }
 
 impl EntryKind {
@@ -363,6 +416,7 @@ impl EntryKind {
             Self::WriteZeroes => 2,
             Self::Discard => 3,
             Self::SyncPoint => 4,
+            Self::Record => 5,
         }
     }
 
@@ -373,6 +427,7 @@ impl EntryKind {
             2 => Self::WriteZeroes,
             3 => Self::Discard,
             4 => Self::SyncPoint,
+            5 => Self::Record,
             _ => return None,
         })
     }
@@ -422,6 +477,26 @@ pub(crate) fn verify_at(
     Ok(())
 }
 
+/// Refuse copies of a structure of which a newer program has written one, whatever is in the others: what an older
+/// program makes of an older copy is not what was written last. In every version magic, version and checksum are where
+/// they are in this one, so that a version number that is damaged is not taken for a newer one.
+pub(crate) fn refuse_newer(
+    copies: &[&[u8]],
+    magic: [u8; 8],
+    supported: u16,
+) -> Result<(), FormatError> {
+    for copy in copies {
+        let Err(newer @ FormatError::Newer { .. }) = check_head(copy, magic, supported) else {
+            continue;
+        };
+        let found = copy[CHECKSUM_OFFSET..].first_chunk();
+        if found == Some(&checksum_without(copy, CHECKSUM_OFFSET).to_le_bytes()) {
+            return Err(newer);
+        }
+    }
+    Ok(())
+}
+
 /// [`control_checksum`] of `bytes` with the eight bytes at `offset` taken as zero.
 fn checksum_without(bytes: &[u8], offset: usize) -> u64 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
@@ -451,7 +526,17 @@ impl LogSuperblock {
         seal(self.as_mut_bytes());
     }
 
-    /// The superblock in `block`, checked but for its identity.
+    /// Offset in bytes on the log's region of the one with this sequence: they are written in turn.
+    pub const fn offset_of(sequence: u64) -> u64 {
+        sequence % LOG_SUPERBLOCKS * LOG_SUPERBLOCK_STRIDE * BLOCK_BYTES as u64
+    }
+
+    /// Refuse the blocks of both superblocks if a newer program has written one of them.
+    pub fn refuse_newer(blocks: &[&[u8]]) -> Result<(), FormatError> {
+        refuse_newer(blocks, LOG_MAGIC, LOG_VERSION)
+    }
+
+    /// The superblock in `block`, checked but for its identity and what stands on the log.
     pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
         verify(block, LOG_MAGIC, LOG_VERSION)?;
@@ -515,19 +600,19 @@ const _: () = assert!(
 );
 
 /// Blocks before the journal of a read cache.
-pub const CACHE_HEADER_BLOCKS: u64 = 8;
+pub const CACHE_HEADER_BLOCKS: u64 = 32;
+/// The blocks of its superblocks, by the parity of their sequence: 64 KiB from each other, and from all else.
+pub const CACHE_SUPERBLOCK_BLOCKS: [u64; 2] = [0, 16];
 /// First bytes of a read cache's superblock.
 pub const CACHE_MAGIC: [u8; 8] = *b"HDCSCACH";
 /// First bytes of a block of the journal of invalidations.
 pub const CACHE_JOURNAL_MAGIC: [u8; 8] = *b"HDCSJRNL";
 /// First bytes of a segment's footer.
 pub const CACHE_FOOTER_MAGIC: [u8; 8] = *b"HDCSFOOT";
-/// The newest version of the read cache's structures, but for footers.
+/// The version of the read cache's structures.
 pub const CACHE_VERSION: u16 = 1;
-/// The newest version of a footer: its lines may be compressed.
-pub const CACHE_FOOTER_VERSION: u16 = 2;
-/// The version of the footer of a segment none of whose lines is.
-pub const CACHE_FOOTER_VERSION_PLAIN: u16 = 1;
+/// Bits of a stamp, and of a segment's sequence number, below the start that it belongs to.
+pub const CACHE_START_SHIFT: u32 = 40;
 
 on_disk! {
     /// The root of a read cache: whose it is and which part of the journal counts.
@@ -558,8 +643,13 @@ on_disk! {
         journal_first: U64,
         /// Last epoch of the journal: the one that is appended to.
         journal_last: U64,
+        /// The stamp when it was written.
+        stamp: U64,
+        /// The stamps that were found at the starts before, each of the last one before it; the present one's first.
+        /// What a start has found missing stays missing, though its numbers are used again.
+        ends: [U64; 16],
         /// Zero.
-        reserved_b: [u8; 4008],
+        reserved_b: [u8; 3872],
     }
 }
 
@@ -582,8 +672,10 @@ on_disk! {
         epoch: U64,
         /// Its place within the epoch.
         index: U64,
+        /// The stamp that is reached with it.
+        stamp: U64,
         /// Zero.
-        reserved_b: [u8; 16],
+        reserved_b: [u8; 8],
     }
 }
 
@@ -611,7 +703,7 @@ on_disk! {
     CacheFooter: 64 bytes {
         /// `HDCSFOOT`.
         magic: [u8; 8],
-        /// Format version: 2 if a line is compressed, else 1.
+        /// Format version, 1.
         version: U16,
         /// Blocks of one line.
         line_blocks: U16,
@@ -629,7 +721,7 @@ on_disk! {
         sequence: U64,
         /// Number of the segment.
         segment: U32,
-        /// Version 2: how many lines follow. Version 1: zero.
+        /// How many lines follow.
         lines: U16,
         /// Zero.
         reserved_b: [u8; 2],
@@ -651,6 +743,11 @@ impl CacheSuperblock {
     /// Fill in the checksum.
     pub fn seal(&mut self) {
         seal(self.as_mut_bytes());
+    }
+
+    /// Refuse the blocks of both superblocks if a newer program has written one of them.
+    pub fn refuse_newer(blocks: &[&[u8]]) -> Result<(), FormatError> {
+        refuse_newer(blocks, CACHE_MAGIC, CACHE_VERSION)
     }
 
     /// The superblock in `block`, checked but for its identity and geometry.
@@ -698,6 +795,7 @@ impl CacheJournalHeader {
 }
 
 const _: () = assert!(size_of::<CacheSuperblock>() == BLOCK_BYTES);
+const _: () = assert!(CACHE_STARTS_KEPT == 16, "the superblock has room for them");
 
 #[cfg(test)]
 mod tests {

@@ -336,6 +336,12 @@ pub enum Action {
         /// Which sectors.
         range: SectorRange,
     },
+    /// A log that is being replayed writes these sectors to the backend again; the last life may have begun that. Carries
+    /// no token; nothing comes back.
+    BackendUnsettled {
+        /// Which sectors.
+        range: SectorRange,
+    },
     /// Answer a request. Carries no token; nothing comes back.
     Reply {
         /// Which request.

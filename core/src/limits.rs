@@ -45,8 +45,41 @@ pub const LOG_BLOCK_ENTRIES_MAX: u64 = 4;
 /// Spans being written at once at most: enough to keep a device busy with large writes.
 pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 
+/// Work of one kind in one step of a volume, in looks at runs, entries, parts of items or blocks: some ten
+/// microseconds, for which clients wait.
+pub const STEP_WORK_MAX: usize = 512;
+/// Runs of the index that a discard or write-zeroes takes out at once; if it covers more, they go in steps.
+pub const INDEX_RUNS_AT_ONCE_MAX: usize = 128;
+/// Discards and write-zeroes at once whose runs go in steps; more wait for admission.
+pub const INDEX_LONG_MAX: usize = 16;
+
+/// Times that a block of the log is read before it counts as bad: what was wrong may have been the way.
+pub const LOG_READ_TRIES_MAX: u8 = 3;
+
+/// Bad blocks of a log that are remembered at most: destage stops before the first one.
+pub const LOG_BAD_BLOCKS_MAX: usize = 1024;
+
 /// Requests of one volume in flight at most; more wait in their frontend.
 pub const VOLUME_REQUESTS_MAX: usize = 1024;
+
+/// Data of one connection in flight or waiting to be sent at most: enough to keep a fast network
+/// busy. Where memory is short, connections have less; see [`crate::shares`].
+pub const CONNECTION_DATA_BYTES_MAX: usize = 16 << 20;
+/// Memory of one connection besides data at most: both inboxes of 128 KiB, tables, and as many
+/// replies as can wait.
+pub const CONNECTION_HEAP_BYTES_MAX: usize = 8 << 20;
+/// What every connection has of the memory for connections, whatever others hold: enough for one that
+/// asks one thing at a time. If less is left, no other one is accepted.
+pub const CONNECTION_HEAP_BYTES_MIN: usize = 32 << 10;
+/// What every connection may hold of clients' data, whatever others hold: a few small requests. With
+/// what [`CONNECTION_SHARE`] gives, more connections than there ever are could be left with less than
+/// a block, since nobody who holds much has to give it back.
+pub const CONNECTION_DATA_BYTES_MIN: usize = 16 << 10;
+/// Clients of a volume hold at most as much as they leave to those of other volumes, and each of
+/// them a quarter of what its volume has left. So each leaves something for those that come later.
+pub const CONNECTION_SHARE: (u64, u64) = (1, 4);
+/// See [`CONNECTION_SHARE`].
+pub const VOLUME_SHARE: (u64, u64) = (1, 1);
 
 /// A segment of the SSD cache: written at once, large enough to be sequential for the device.
 pub const SEGMENT_BYTES: usize = 1 << 20;
@@ -71,11 +104,25 @@ pub const CACHE_READS_MAX: usize = 16;
 pub const CACHE_INVALIDATIONS_MAX: usize = 1 << 16;
 /// Failed reads or writes in a row after which the SSD tier is given up.
 pub const CACHE_ERRORS_IN_ROW_MAX: u32 = 8;
+/// Earlier starts of a cache of which its superblocks tell how far the journal had come. A volume that was not opened in
+/// any of them finds nothing in the cache.
+pub const CACHE_STARTS_KEPT: usize = 16;
+/// Segments behind the last one that has a footer whose footers are read twice at a start: as many as may be under
+/// way beside one another, and some more.
+pub const CACHE_FOOTERS_DOUBTED: usize = 8;
 /// The largest share of the SSD tier, in percent, that pins may take.
 pub const CACHE_PIN_RATIO_MAX: u8 = 60;
 /// Share of a segment's lines, in percent, from which on a segment of pinned lines is passed over by
 /// eviction: emptying it would write nearly all of it again.
 pub const CACHE_PASS_OVER_RATIO: usize = 75;
+/// Blocks of a range that an invalidation looks up one by one, as its caller waits. A longer range is
+/// forgotten at once and found while the tiers walk over their places.
+pub const CACHE_PROBE_BLOCKS_MAX: usize = 1024;
+/// Places of each tier that one step walks over: some ten microseconds, or some hundred where all are aliases.
+pub const CACHE_STEP_PLACES_MAX: usize = 4096;
+/// Ranges that a tier is forgetting, kept apart at most: 16 KiB of memory, and some ten comparisons for a lookup
+/// meanwhile.
+pub const CACHE_FORGETTING_RANGES_MAX: usize = 1024;
 /// Frames that one insert into the DRAM tier looks at to find one to reuse: bounds its time.
 pub const DRAM_SWEEP_FRAMES_MAX: usize = 256;
 
@@ -101,6 +148,10 @@ const _: () = assert!(
     "the pieces of a request fit one span"
 );
 const _: () = assert!(PROTOCOL_REQUEST_BYTES_MAX.is_multiple_of(REQUEST_BYTES_MAX));
+const _: () = assert!(
+    CONNECTION_DATA_BYTES_MAX >= 4 * REQUEST_BYTES_MAX,
+    "a connection has several of the largest pieces in flight"
+);
 const _: () = assert!(
     SEGMENT_BYTES == REQUEST_BYTES_MAX,
     "a segment is one buffer of the pool"
@@ -154,6 +205,9 @@ pub const OBJECT_TAIL_MAX: usize = 8192;
 /// the next one: between two flushes nothing is committed that was written after the first. So far
 /// more may come between them than destage ever writes.
 pub const OBJECT_TAIL_UNFLUSHED_MAX: usize = OBJECT_TAIL_MAX * 3 / 2;
+/// Objects that are looked at in search of garbage after one commit at most: what a commit costs does not
+/// grow with the volume.
+pub const OBJECT_LAP_STEP: usize = 1024;
 /// Beginnings of epochs that a manifest names: the newest ones; of what is older, nothing is deleted.
 pub const OBJECT_BEGINNINGS_MAX: usize = 512;
 /// Generations of clones at most: every manifest names them.
@@ -197,8 +251,19 @@ const _: () = assert!(
 /// Blocks that a home makes zero in one turn at most (1 GiB, 64 KiB of its map): a range of any size may be
 /// discarded at once, and other volumes wait while a turn lasts.
 pub const HOME_TURN_BLOCKS: u64 = 1 << 18;
+/// A home commits what nobody has flushed after so long. Under a policy that lets writes past the log nothing
+/// else knows of a block that is new in the home: a killed process would take it back, however old, where a raw
+/// file would have it. One commit a second is two syncs, which no load notices.
+pub const HOME_UNCOMMITTED_AGE_MS: u64 = 1000;
 /// Memory for what a home copies, fills and writes of its map at once: some of the largest copies.
 pub const HOME_POOL_BYTES: usize = 8 << 20;
+/// Memory for reads of which a home and its backend have a part each. It is apart from [`HOME_POOL_BYTES`]: many such
+/// reads would otherwise leave no run of memory for a copy of a tier, and none for a flush.
+pub const HOME_READ_POOL_BYTES: usize = 4 << 20;
+const _: () = assert!(
+    HOME_READ_POOL_BYTES >= REQUEST_BYTES_MAX,
+    "with nothing under way there is memory for the largest piece"
+);
 /// Memory for what an encrypted home is writing: some of the largest writes, each a run and the rest of two blocks.
 pub const HOME_CIPHER_BYTES: usize = 4 << 20;
 const _: () = assert!(
@@ -208,9 +273,32 @@ const _: () = assert!(
 /// Memory for the checksums of a home's data at once: all those of 8 GiB. What destage writes is in order, so it
 /// reads and writes each block of the table once, however little of it is in memory.
 pub const HOME_SUMS_BYTES: usize = 64 << 20;
+/// Memory of a run of sectors that the log is to write again, about: two numbers, in nodes of a tree that are half full.
+/// A quarter of [`HOME_SUMS_BYTES`] is for such runs, one for each of 419,430 writes that a log has at the opening.
+pub const HOME_UNSETTLED_RUN_BYTES: usize = 40;
 
 /// Units of a heat map at most, two bits of memory each while it is made: lines of 16 KiB of a volume of 256 GiB.
 pub const HEAT_UNITS_MAX: usize = 1 << 24;
 /// Runs of a heat map at most, and ranges of all warm-ups of a shard: a file of 1 MiB, and 4 MiB of ranges while caches
 /// are warmed up.
 pub const HEAT_RUNS_MAX: usize = 1 << 18;
+
+/// Clients that a volume may name as those that may open it: what `hdcs volume show` can still print, and what a
+/// handshake compares in microseconds.
+pub const ALLOWED_CLIENTS_MAX: usize = 256;
+/// Names of one client's certificate that count. Certificates have one or two; the rest of a longer list opens nothing.
+pub const CLIENT_NAMES_MAX: usize = 64;
+/// The longest name of a client: what URIs need. A longer one in a certificate opens nothing.
+pub const CLIENT_NAME_BYTES_MAX: usize = 1024;
+
+/// Descriptors that a node needs at least: its own files, one volume's, a few clients'.
+pub const DESCRIPTORS_MIN: u64 = 128;
+/// Descriptors that are kept for files, devices, stores and the control socket where the limit is at least twice that: some
+/// ten of each of fifty volumes. Of larger limits it is a quarter.
+pub const DESCRIPTORS_RESERVED: u64 = 512;
+
+/// Work that the clients of a shard submit in one of its turns, where a read of a block from memory is 1: a millisecond
+/// or two.
+pub const TURN_WORK: usize = 256;
+/// Work that each client may submit in a turn that is not spent, however many there are: what comes at once costs less.
+pub const TURN_WORK_MIN: usize = 8;

@@ -110,15 +110,18 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of a client's request. One that moves no data is free, but waits for its turn all the same. A promotion
-    /// may be of any length, and fetches only what is missing, bit by bit: it costs no more than the largest read.
+    /// Of a client's request. A flush is free, but waits for its turn all the same. Frontends cut what is long, so
+    /// that each MiB of a promotion is charged; one that the node makes itself may be of any length, and fetches only
+    /// what is missing, bit by bit: it costs no more than the largest read. Extents take thousands of lookups.
     pub fn of(request: &Request) -> Self {
         let (requests, bytes) = match request {
             Request::Read { range } | Request::Write { range, .. } => (1, range.bytes() as u64),
             Request::Promote { range } => (1, range.bytes().min(REQUEST_BYTES_MAX) as u64),
-            Request::WriteZeroes { .. } | Request::Discard { .. } => (1, 0),
+            Request::WriteZeroes { .. } | Request::Discard { .. } | Request::Extents { .. } => {
+                (1, 0)
+            }
             Request::Scrub { .. } => (1, PIECE_BYTES as u64),
-            Request::Flush | Request::Evict { .. } | Request::Extents { .. } => (0, 0),
+            Request::Flush | Request::Evict { .. } => (0, 0),
         };
         Self { requests, bytes }
     }

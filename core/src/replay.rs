@@ -17,7 +17,9 @@
 //! 4. Where the spans end, the blocks that follow are searched for a span which says that the end
 //!    had been durable, or which an opening wrote that the superblock does not know. If there is
 //!    one, acknowledged data (or the newer superblock) has rotted: the log refuses to open.
-//! 5. A newer superblock that was kept beside the device says where replay begins, whatever the device holds.
+//! 5. Of a span that counts, what nobody here can read, a kind of entry or a compression, is no reason to forget it:
+//!    the log refuses to open. Records are told, and are for who asked to judge.
+//! 6. A newer superblock that was kept beside the device says where replay begins, whatever the device holds.
 //!
 //! It must not write: a failed opening leaves the device as it was.
 
@@ -33,8 +35,8 @@ use crate::codec::Method;
 use crate::error::{FormatError, IoError, OpenError};
 use crate::extent_index::Sequence;
 use crate::format::{
-    EntryKind, LOG_HEADER_BLOCKS, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
-    block_checksum,
+    EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_SUPERBLOCKS, LogSuperblock, SpanEntry,
+    SpanHeader, block_checksum,
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
@@ -64,10 +66,25 @@ pub struct ReplayRead {
 /// What a step of the replay found.
 #[derive(Debug)]
 pub enum Found {
-    /// The entries of one more span, in order; they are in the log already.
+    /// The entries of one more span, in order; they are in the log already. Its records were told before.
     Entries(Range<Sequence>),
+    /// A record. The log knows nothing more of it.
+    Record(Record),
     /// The log is whole.
     Done,
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Position of its span.
+    pub span: u64,
+    /// Position of the block in which it begins.
+    pub position: u64,
+    /// Its first byte there.
+    pub offset: u16,
+    /// How many bytes it has.
+    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -165,13 +182,14 @@ impl Replay {
         Some(self.issue(position, blocks, offset, buf))
     }
 
-    /// Both superblocks, in one read.
+    /// The superblocks, one by one.
     fn superblock_read(&mut self, pool: &Rc<Pool>) -> Option<ReplayRead> {
-        if !self.chunks.is_empty() {
+        let index = self.chunks.len() as u64;
+        if index == LOG_SUPERBLOCKS {
             return None;
         }
-        let buf = pool.alloc(2 * BLOCK_BYTES)?;
-        Some(self.issue(0, 2, 0, buf))
+        let buf = pool.alloc(BLOCK_BYTES)?;
+        Some(self.issue(index, 1, LogSuperblock::offset_of(index), buf))
     }
 
     fn issue(&mut self, position: u64, blocks: u64, offset: u64, buf: BufMut) -> ReplayRead {
@@ -204,8 +222,11 @@ impl Replay {
         };
         place.data = Some(result.map_err(OpenError::Io)?);
         if self.superblock.is_none() {
-            let chunk = self.chunks.pop_front().expect("the superblocks were read");
-            return self.choose(&chunk.data.expect("just filled"));
+            let read = self.chunks.iter().filter(|chunk| chunk.data.is_some());
+            if read.count() as u64 == LOG_SUPERBLOCKS {
+                return self.choose();
+            }
+            return Ok(());
         }
         while let Some(chunk) = self.chunks.pop_front_if(|chunk| chunk.data.is_some()) {
             let data = chunk.data.as_ref().expect("checked");
@@ -238,9 +259,15 @@ impl Replay {
         self.ahead = self.cursor;
     }
 
-    fn choose(&mut self, blocks: &[u8]) -> Result<(), OpenError> {
+    fn choose(&mut self) -> Result<(), OpenError> {
         let mut best: Result<LogSuperblock, FormatError> = Err(FormatError::Magic);
-        for block in blocks.chunks_exact(BLOCK_BYTES) {
+        let blocks = core::mem::take(&mut self.chunks);
+        let copies: Vec<&[u8]> = blocks
+            .iter()
+            .filter_map(|chunk| Some(&chunk.data.as_ref()?[..]))
+            .collect();
+        LogSuperblock::refuse_newer(&copies).map_err(OpenError::Superblock)?;
+        for block in blocks.iter().filter_map(|chunk| chunk.data.as_ref()) {
             let parsed = LogSuperblock::parse(block)
                 .and_then(|superblock| self.fits(&superblock).map(|()| superblock));
             best = match (best, parsed) {
@@ -259,10 +286,7 @@ impl Replay {
         self.ahead = self.cursor;
         self.limit = self.cursor + superblock.ring_blocks.get();
         self.chain = superblock.tail_chain.get();
-        self.log = Some(match newer {
-            Some(_) => WriteLog::of_kept(superblock),
-            None => WriteLog::new(superblock),
-        });
+        self.log = Some(WriteLog::new(superblock));
         self.superblock = Some(superblock);
         Ok(())
     }
@@ -270,6 +294,10 @@ impl Replay {
     fn fits(&self, superblock: &LogSuperblock) -> Result<(), FormatError> {
         if superblock.volume != self.volume {
             return Err(FormatError::Identity);
+        }
+        let holds = superblock.holds.get();
+        if holds != LOG_HOLDS_VOLUME {
+            return Err(FormatError::Holds { found: holds });
         }
         if superblock.ring_blocks.get() + LOG_HEADER_BLOCKS > self.region_blocks {
             return Err(FormatError::Field("ring_blocks"));
@@ -309,7 +337,7 @@ impl Replay {
                 if SpanHeader::verify(&self.control).is_err() {
                     return self.not_a_span(header.position.get(), end);
                 }
-                self.methods_are_known()?;
+                self.entries_are_known()?;
                 if !self.entries_fit() {
                     return self.not_a_span(header.position.get(), end);
                 }
@@ -394,20 +422,20 @@ impl Replay {
         })
     }
 
-    /// What nobody here can unpack is no reason to forget it.
-    fn methods_are_known(&self) -> Result<(), OpenError> {
+    /// What nobody here can unpack or read is no reason to forget it.
+    fn entries_are_known(&self) -> Result<(), OpenError> {
         let header = self.header();
-        let unknown = entries(&self.control, &header)
-            .iter()
-            .map(|entry| entry.method)
-            .find(|&method| method != 0 && Method::of_number(method).is_none());
-        match unknown {
-            Some(method) if header.version.get() > LOG_VERSION_PLAIN => Err(OpenError::Method {
-                position: header.position.get(),
-                method,
-            }),
-            _ => Ok(()),
+        let position = header.position.get();
+        for entry in entries(&self.control, &header) {
+            let SpanEntry { kind, method, .. } = *entry;
+            if EntryKind::from_code(kind).is_none() {
+                return Err(OpenError::Kind { position, kind });
+            }
+            if method != 0 && Method::of_number(method).is_none() {
+                return Err(OpenError::Method { position, method });
+            }
         }
+        Ok(())
     }
 
     /// Whether every entry of the control part is within bounds.
@@ -425,9 +453,8 @@ impl Replay {
                     .is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64);
                 match EntryKind::from_code(entry.kind) {
                     Some(EntryKind::SyncPoint) => index == 0,
-                    Some(EntryKind::Write)
-                        if entry.method != 0 && header.version.get() > LOG_VERSION_PLAIN =>
-                    {
+                    Some(EntryKind::Record) => record_fits(entry, data_blocks),
+                    Some(EntryKind::Write) if entry.method != 0 => {
                         in_volume && !range.is_empty() && packed_fits(entry, range, data_blocks)
                     }
                     Some(EntryKind::Write) => {
@@ -445,7 +472,19 @@ impl Replay {
 
     fn accept(&mut self, now: Nanos, found: &mut impl FnMut(&WriteLog, Found)) -> bool {
         let header = self.header();
+        let data_position = header.position.get() + u64::from(header.control_blocks.get());
         let log = self.log.as_mut().expect("superblock chosen");
+        for entry in entries(&self.control, &header) {
+            if entry.kind == EntryKind::Record.code() {
+                let record = Record {
+                    span: header.position.get(),
+                    position: data_position + u64::from(entry.data_block.get()),
+                    offset: entry.stored_offset.get(),
+                    bytes: entry.sectors.get(),
+                };
+                found(log, Found::Record(record));
+            }
+        }
         let sequences = log.replay_span(
             now,
             &header,
@@ -486,6 +525,17 @@ impl Replay {
     fn evidence_ends(&self) -> bool {
         self.cursor >= self.limit
     }
+}
+
+/// Whether a record is within bounds.
+fn record_fits(entry: &SpanEntry, data_blocks: u64) -> bool {
+    let block_bytes = BLOCK_BYTES as u64;
+    let offset = u64::from(entry.stored_offset.get());
+    let start = u64::from(entry.data_block.get()) * block_bytes + offset;
+    let end = start.checked_add(entry.sectors.get());
+    entry.method == 0
+        && offset < block_bytes
+        && end.is_some_and(|end| end <= data_blocks * block_bytes)
 }
 
 /// Whether a compressed entry is within bounds.

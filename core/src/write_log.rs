@@ -14,8 +14,6 @@
 //! 2. Spans become durable in order of position, whatever the order in which their writes end.
 //! 3. A span holds no sync point but as its first entry, so generations are whole spans.
 //! 4. Every span is written once; a failed log write latches: nothing is appended any more.
-//! 5. A span with compressed entries is sealed only while both superblocks on the device say that there
-//!    may be some: a program that does not know them refuses the log.
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
@@ -31,8 +29,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::buf::{Buf, Pool};
 use crate::extent_index::Sequence;
 use crate::format::{
-    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_UNFLUSHED, LOG_VERSION,
-    LOG_VERSION_PLAIN, LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_UNFLUSHED,
+    LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
@@ -40,6 +38,7 @@ use crate::limits::{
     SPANS_IN_FLIGHT_MAX,
 };
 use crate::packing::{Compressed, Packing, Stored};
+use crate::read_cache::Tie;
 
 /// Blocks of the largest control part.
 const CONTROL_BLOCKS_MAX: u64 =
@@ -55,7 +54,7 @@ pub const FLIGHTS_MAX: usize = 2 * SPANS_IN_FLIGHT_MAX;
 pub struct Entry {
     /// Which sectors.
     pub range: SectorRange,
-    /// What it is; never [`EntryKind::SyncPoint`].
+    /// What it is; never [`EntryKind::SyncPoint`] nor [`EntryKind::Record`].
     pub kind: EntryKind,
     /// Whether a zeroing keeps the backend's space.
     pub no_hole: bool,
@@ -160,14 +159,8 @@ pub struct WriteLog {
     /// Sequence of `entries[0]`.
     first: Sequence,
     durable_sequence: Sequence,
-    /// Whether superblocks say from now on that spans may hold compressed entries.
-    compresses: bool,
     /// Entries that it holds at most.
     entries_max: u64,
-    /// Versions that the two superblocks on the device have at least.
-    versions: [u16; 2],
-    /// Where the last span with compressed entries ends.
-    compressed_end: u64,
     bytes_appended: u64,
     bytes_retired: u64,
     bytes_durable: u64,
@@ -182,12 +175,13 @@ impl WriteLog {
     pub fn format(volume: [u8; 16], log: u64, region_bytes: u64) -> LogSuperblock {
         let mut superblock = LogSuperblock {
             magic: LOG_MAGIC,
-            version: U16::new(LOG_VERSION_PLAIN),
-            reserved_a: [0; 6],
+            version: U16::new(LOG_VERSION),
+            holds: U16::new(LOG_HOLDS_VOLUME),
+            reserved_a: [0; 4],
             checksum: U64::new(0),
             volume,
             log: U64::new(log),
-            // Even: it belongs in block 0, and the first opening writes block 1.
+            // Even: it belongs in block 0, and the first opening writes the other one.
             sequence: U64::new(0),
             incarnation: U64::new(0),
             epoch: U64::new(0),
@@ -198,7 +192,10 @@ impl WriteLog {
             sync_points: U64::new(0),
             data_key: [0; 16],
             flags: U64::new(0),
-            reserved_b: [0; 3960],
+            cache: U64::new(Tie::NONE.cache),
+            cache_stamp: U64::new(Tie::NONE.stamp),
+            backend_commit: [0; 64],
+            reserved_b: [0; 3880],
         };
         superblock.seal();
         superblock
@@ -208,8 +205,6 @@ impl WriteLog {
     pub fn new(superblock: LogSuperblock) -> Self {
         let ring_blocks = superblock.ring_blocks.get();
         let tail = superblock.tail.get();
-        let mut versions = [0; 2];
-        versions[(superblock.sequence.get() % 2) as usize] = superblock.version.get();
         Self {
             superblock,
             ring_blocks,
@@ -226,23 +221,12 @@ impl WriteLog {
             entries: VecDeque::new(),
             first: 0,
             durable_sequence: 0,
-            compresses: false,
             entries_max: u64::MAX,
-            versions,
-            compressed_end: 0,
             bytes_appended: 0,
             bytes_retired: 0,
             bytes_durable: 0,
             checksums: vec![0; ring_blocks as usize],
             control_pool: Pool::new(REQUEST_BYTES_MAX),
-        }
-    }
-
-    /// The same with a superblock that is not on the device: what versions those there have is not known.
-    pub fn of_kept(superblock: LogSuperblock) -> Self {
-        Self {
-            versions: [0; 2],
-            ..Self::new(superblock)
         }
     }
 
@@ -259,12 +243,15 @@ impl WriteLog {
         let data_position = position + u64::from(header.control_blocks.get());
         let from = self.next_sequence();
         self.sync_points = header.sync_points.get();
-        let compressed = header.version.get() > LOG_VERSION_PLAIN;
         for entry in entries {
             let kind = EntryKind::from_code(entry.kind).expect("replay checked the kind");
-            if kind == EntryKind::SyncPoint {
-                self.sync_points += 1;
-                continue;
+            match kind {
+                EntryKind::SyncPoint => {
+                    self.sync_points += 1;
+                    continue;
+                }
+                EntryKind::Record => continue,
+                EntryKind::Write | EntryKind::WriteZeroes | EntryKind::Discard => {}
             }
             let range = SectorRange::new(entry.start.get(), entry.sectors.get());
             if kind == EntryKind::Write {
@@ -275,7 +262,9 @@ impl WriteLog {
                 kind,
                 no_hole: entry.flags & ENTRY_NO_HOLE != 0,
                 position: data_position + u64::from(entry.data_block.get()),
-                stored: compressed.then(|| Stored::of(entry)).flatten(),
+                stored: (kind == EntryKind::Write)
+                    .then(|| Stored::of(entry))
+                    .flatten(),
                 data: None,
                 held_blocks: 0,
             });
@@ -294,9 +283,6 @@ impl WriteLog {
             bytes_end: self.bytes_appended,
         };
         self.head = span.end();
-        if compressed {
-            self.compressed_end = self.head;
-        }
         self.durable = self.head;
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
@@ -359,7 +345,7 @@ impl WriteLog {
             let packed =
                 compressed.and_then(|(compressed, pool)| self.open.packing.put(&compressed, pool));
             if let Some((block, stored)) = packed {
-                debug_assert!(self.may_compress() && blocks.len() <= LOG_PIECE_BYTES_MAX);
+                debug_assert!(blocks.len() <= LOG_PIECE_BYTES_MAX);
                 // Among the compressed ones, until it is known how many blocks lie before them.
                 on_device.data_block = U32::new(block);
                 stored.describe(&mut on_device);
@@ -397,7 +383,7 @@ impl WriteLog {
         }
         let mut open = core::mem::take(&mut self.open);
         self.open_bytes = 0;
-        let compressed = open.lay_out();
+        open.lay_out();
         let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
         let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
         let blocks = (control_blocks + data_blocks) as u64;
@@ -405,7 +391,7 @@ impl WriteLog {
         let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
         let header = SpanHeader {
             magic: SPAN_MAGIC,
-            version: U16::new(version_for(compressed)),
+            version: U16::new(LOG_VERSION),
             control_blocks: U16::new(control_blocks as u16),
             data_blocks: U16::new(data_blocks as u16),
             entries: U16::new(entries as u16),
@@ -448,9 +434,6 @@ impl WriteLog {
             bytes_end: self.bytes_appended,
         });
         self.head = position + blocks;
-        if compressed {
-            self.compressed_end = self.head;
-        }
         assert!(
             self.head - self.tail <= self.ring_blocks,
             "a span never covers live space"
@@ -546,31 +529,9 @@ impl WriteLog {
         self.next_superblock()
     }
 
-    /// Whether entries are to be compressed from now on. Superblocks that are written from now on say
-    /// so, and go on to as long as there are such entries.
-    pub fn set_compresses(&mut self, compresses: bool) {
-        self.compresses = compresses;
-    }
-
     /// Hold so many entries at most from now on, but no fewer than there are blocks.
     pub fn set_entries_max(&mut self, entries_max: u64) {
         self.entries_max = entries_max.max(self.ring_blocks);
-    }
-
-    /// Whether both superblocks on the device say that there may be compressed entries.
-    pub fn may_compress(&self) -> bool {
-        self.compresses && self.versions == [LOG_VERSION; 2]
-    }
-
-    /// Whether one more superblock would make [`Self::may_compress`] true, or bring it nearer.
-    pub fn should_declare_compression(&self) -> bool {
-        self.compresses && self.versions != [LOG_VERSION; 2]
-    }
-
-    /// The superblock that was asked for last is durable.
-    pub fn superblock_written(&mut self) {
-        let sequence = self.superblock.sequence.get();
-        self.versions[(sequence % 2) as usize] = self.superblock.version.get();
     }
 
     /// Whether the next superblock says that the backend may hold writes past the log which it has not
@@ -586,6 +547,20 @@ impl WriteLog {
         self.superblock.flags.get() & LOG_UNFLUSHED != 0
     }
 
+    /// What the next superblock says of the read cache. That of an opening says what was found.
+    pub fn set_tie(&mut self, tie: Tie) {
+        self.superblock.cache = U64::new(tie.cache);
+        self.superblock.cache_stamp = U64::new(tie.stamp);
+    }
+
+    /// What the last superblock says of that.
+    pub fn tie(&self) -> Tie {
+        Tie {
+            cache: self.superblock.cache.get(),
+            stamp: self.superblock.cache_stamp.get(),
+        }
+    }
+
     /// Nothing goes to the device any more: what is in memory alone may be destaged from there, and counts as
     /// durable once it is retired.
     pub fn abandon(&mut self) {
@@ -599,20 +574,13 @@ impl WriteLog {
     pub fn next_superblock(&mut self) -> (u64, Buf) {
         let sequence = self.superblock.sequence.get() + 1;
         self.superblock.sequence = U64::new(sequence);
-        let holds =
-            self.compressed_end > self.superblock.tail.get() || !self.open.packing.is_empty();
-        let version = version_for(self.compresses || holds);
-        self.superblock.version = U16::new(version);
-        // Until it is durable, the place holds what it held or this.
-        let place = &mut self.versions[(sequence % 2) as usize];
-        *place = version.min(*place);
         self.superblock.seal();
         let mut block = self
             .control_pool
             .alloc(BLOCK_BYTES)
             .expect("one superblock is written at a time");
         block.copy_from_slice(self.superblock.as_bytes());
-        (sequence % 2 * BLOCK_BYTES as u64, block.freeze())
+        (LogSuperblock::offset_of(sequence), block.freeze())
     }
 
     /// The tail after the first `spans` spans.
@@ -848,10 +816,10 @@ pub struct LogBytes {
 }
 
 impl OpenSpan {
-    /// Put the compressed entries behind the others. Returns whether there are any.
-    fn lay_out(&mut self) -> bool {
+    /// Put the compressed entries behind the others.
+    fn lay_out(&mut self) {
         if self.packing.is_empty() {
-            return false;
+            return;
         }
         let plain_blocks = self.checksums.len() as u32;
         for entry in self.entries.iter_mut().filter(|entry| entry.method != 0) {
@@ -862,16 +830,6 @@ impl OpenSpan {
             self.checksums.extend(checksums);
             self.data.push(blocks);
         }
-        true
-    }
-}
-
-/// The version of a span or a superblock.
-fn version_for(compressed: bool) -> u16 {
-    if compressed {
-        LOG_VERSION
-    } else {
-        LOG_VERSION_PLAIN
     }
 }
 

@@ -5,9 +5,7 @@ mod world;
 use hdcs_core::buf::BufMut;
 use hdcs_core::codec::Method;
 use hdcs_core::error::{OpenError, RequestError};
-use hdcs_core::format::{
-    LOG_HEADER_BLOCKS, LOG_VERSION, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
-};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanEntry, SpanHeader};
 use hdcs_core::io::{Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, CACHE_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::read_cache::{SsdConfig, Tier};
@@ -40,16 +38,6 @@ fn text(bytes: usize, seed: u64) -> Vec<u8> {
 fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..bytes).map(|_| random.u8(..)).collect()
-}
-
-fn superblocks(world: &World) -> [LogSuperblock; 2] {
-    [0, 1].map(|block| {
-        LogSuperblock::parse(&world.log[block * BLOCK_BYTES..][..BLOCK_BYTES]).unwrap()
-    })
-}
-
-fn versions(world: &World) -> [u16; 2] {
-    superblocks(world).map(|superblock| superblock.version.get())
 }
 
 /// The span that begins at a position, as it would be read from its first control block.
@@ -161,10 +149,7 @@ fn compressed_pieces_of_a_write_share_a_span() {
     world.write(8, &text((1 << 20) - 4096, 2));
     assert_eq!(world.volume.stats(world.now).log_spans, before + 1);
     let header = span(&world, 2);
-    assert_eq!(
-        (header.version.get(), header.entries.get()),
-        (LOG_VERSION, 16)
-    );
+    assert_eq!(header.entries.get(), 16);
 }
 
 #[test]
@@ -202,7 +187,6 @@ fn noise_is_stored_as_it_is() {
     }
     let stats = world.volume.stats(world.now);
     assert_eq!(stats.log_stored_bytes, stats.log_plain_bytes);
-    assert_eq!(span(&world, 0).version.get(), LOG_VERSION_PLAIN);
     // After a stretch of noise, text is noticed again.
     for block in 0..200 {
         world.write(block * 8, &text(BLOCK_BYTES, block));
@@ -211,27 +195,23 @@ fn noise_is_stored_as_it_is() {
     assert!(stats.log_stored_bytes < stats.log_plain_bytes / 5 * 4);
 }
 
+/// Compression comes and goes, and nobody has to be told before.
 #[test]
-fn log_says_in_both_superblocks_that_it_may_be_compressed() {
+fn log_holds_both_kinds_of_entries() {
     let mut world = World::new(Persist::OnWrite);
-    assert_eq!(versions(&world), [LOG_VERSION_PLAIN; 2]);
-    world.config.compression = Some(Method::Zstd);
-    let config = world.config.clone();
-    world.step(Event::Reconfigure(config));
-    assert_eq!(versions(&world), [LOG_VERSION; 2]);
-    world.write(0, &text(BLOCK_BYTES, 1));
-    assert_eq!(span(&world, 0).version.get(), LOG_VERSION);
-    // It goes on to say so as long as there may be such spans, and no longer.
-    world.config.compression = None;
-    let config = world.config.clone();
-    world.step(Event::Reconfigure(config));
+    let contents = [1, 2, 3].map(|seed| text(BLOCK_BYTES, seed));
+    for (index, content) in (0..).zip(&contents) {
+        world.config.compression = (index == 1).then_some(Method::Zstd);
+        let config = world.config.clone();
+        world.step(Event::Reconfigure(config));
+        world.write(index * 8, content);
+    }
+    let stats = world.volume.stats(world.now);
+    assert!(stats.log_stored_bytes < stats.log_plain_bytes);
     world.reopen();
-    assert_eq!(versions(&world), [LOG_VERSION; 2]);
-    world.close(true);
-    world.reopen();
-    world.close(false);
-    world.reopen();
-    assert_eq!(versions(&world), [LOG_VERSION_PLAIN; 2]);
+    for (index, content) in (0..).zip(&contents) {
+        assert!(*world.read(SectorRange::new(index * 8, 8)) == **content);
+    }
 }
 
 #[test]

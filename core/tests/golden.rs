@@ -12,13 +12,13 @@ use std::rc::Rc;
 use bucket::{Bucket, Objects};
 use hdcs_core::buf::Pool;
 use hdcs_core::codec::Method;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION, LOG_VERSION_PLAIN};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION};
 use hdcs_core::io::{Request, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION, OBJECT_VERSION_PLAIN};
 use hdcs_core::objects::io::{Ask, SnapshotName};
 use hdcs_core::objects::{Access, Config};
-use hdcs_core::volume::{Persist, VolumeConfig};
+use hdcs_core::volume::{Event, Persist, VolumeConfig};
 use world::World;
 
 /// What of the log is kept: both superblocks and the first blocks of the ring.
@@ -30,7 +30,7 @@ fn image_path(version: u16) -> PathBuf {
     directory.join(format!("log-v{version}.bin"))
 }
 
-/// One of every kind of entry, aligned and not, with a sync point between.
+/// One of every kind of entry that a volume has, aligned and not, compressed and not, with a sync point between.
 fn write_every_kind(world: &mut World) {
     world.write(8, &[1; BLOCK_BYTES]);
     world.ask(Request::Flush);
@@ -44,23 +44,20 @@ fn write_every_kind(world: &mut World) {
         fua: false,
         no_hole: true,
     });
-}
-
-/// A volume whose log has this version. What is compressed depends on the version of LZ4, too: another one may
-/// write another image, but it has to read this one.
-fn world_of(version: u16) -> World {
-    let compression = (version > LOG_VERSION_PLAIN).then_some(Method::Lz4);
+    // What is compressed depends on the version of LZ4, too: another one may write another image, but it has to
+    // read this one.
     let config = VolumeConfig {
-        compression,
-        ..world::config(Persist::OnWrite)
+        compression: Some(Method::Lz4),
+        ..world.config.clone()
     };
-    World::with(config, None)
+    world.step(Event::Reconfigure(config));
+    world.write(64, &[3; 2 * BLOCK_BYTES]);
 }
 
 #[test]
 fn golden_log_is_still_written_the_same() {
     for version in 1..=LOG_VERSION {
-        let mut world = world_of(version);
+        let mut world = World::new(Persist::OnWrite);
         write_every_kind(&mut world);
         assert_eq!(u16::from(world.log[RING_START + 8]), version);
         let path = image_path(version);
@@ -83,14 +80,15 @@ fn golden_logs_of_every_version_open() {
         let golden = std::fs::read(image_path(version)).unwrap();
         world.log[..golden.len()].copy_from_slice(&golden);
         world.reopen();
-        let data = world.read(SectorRange::new(8, 32));
+        let data = world.read(SectorRange::new(8, 72));
         let sector = |index: usize| data[index * 512];
         assert_eq!([sector(0), sector(7), sector(8), sector(11)], [1, 1, 0, 2]);
         assert_eq!([sector(12), sector(13)], [0, 0], "version {version}");
+        assert_eq!([sector(55), sector(56), sector(71)], [0, 3, 3]);
         assert_eq!(world.volume.stats(world.now).sync_points, 1);
         world.close(true);
         assert_eq!(
-            world.backend[8 * 512..40 * 512],
+            world.backend[8 * 512..80 * 512],
             *data,
             "it is destaged as it was"
         );

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::home::format::{self, Layout};
+use hdcs_core::home::format;
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
 use hdcs_core::io::{Completion, Done, Nanos, Token};
@@ -52,10 +52,9 @@ impl Rig {
             volume: [7; 16],
             home: HOME,
             log: 1,
-            layout: Layout::Trailing,
             sequence: 1,
             between: false,
-            sums_log: None,
+            sums_log: 1,
             sums_bytes: 1 << 20,
             backend_atomic,
             flush_every_blocks: u64::MAX,
@@ -66,8 +65,8 @@ impl Rig {
         Self {
             home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(4 << 20),
-            store: vec![0; Layout::Trailing.store_bytes(BYTES) as usize],
-            durable: vec![0; Layout::Trailing.store_bytes(BYTES) as usize],
+            store: vec![0; format::store_bytes(BYTES) as usize],
+            durable: vec![0; format::store_bytes(BYTES) as usize],
             backend: vec![0; BYTES as usize],
             actions: Vec::new(),
             seen: BTreeSet::new(),
@@ -94,7 +93,7 @@ impl Rig {
             } = action
                 && self.seen.insert(token.0)
             {
-                let at = Layout::Trailing.data_offset(*offset) as usize;
+                let at = format::data_offset(*offset) as usize;
                 assert!(self.durable[at..at + data.len()] == **data);
             }
         }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use hdcs_core::buf::Pool;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
@@ -19,7 +19,6 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const UUID: [u8; 16] = [7; 16];
 const HOME: u64 = 99;
 const LOG: u64 = 5;
-const LAYOUT: Layout = Layout::Grouped;
 
 /// Sectors that were written.
 #[derive(Clone, Default)]
@@ -83,7 +82,7 @@ fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> H
     }
     let bytes = superblock.bytes.get();
     let pages = (0..format::pages(bytes)).map(|page| {
-        let [one, two] = store.two_blocks(LAYOUT.page_offset(page, 0));
+        let [one, two] = store.two_blocks(format::page_offset(page, 0));
         choose_page([&one, &two], HOME, page).unwrap().page
     });
     let map = Map::load(pages.collect(), bytes / BLOCK, LOG, true);
@@ -93,10 +92,9 @@ fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> H
         home: HOME,
         log: LOG,
         data_key: [0; 16],
-        layout: superblock.layout(),
         sequence: superblock.sequence.get(),
         between: false,
-        sums_log: superblock.sums(),
+        sums_log: superblock.sums_log.get(),
         sums_bytes: 1 << 20,
         backend_atomic,
         flush_every_blocks,
@@ -118,7 +116,7 @@ impl Rig {
         for page in 0..format::pages(blocks * BLOCK) {
             for copy in [0, 1] {
                 let empty = format::format_page(HOME, page);
-                store.write(LAYOUT.page_offset(page, copy), empty.as_bytes());
+                store.write(format::page_offset(page, copy), empty.as_bytes());
             }
         }
         Self {
@@ -176,7 +174,8 @@ impl Rig {
     /// Perform the first action; false if there is none, and no turn is due.
     fn act(&mut self) -> bool {
         let Some(action) = self.actions.pop_front() else {
-            let is_due = self.home.next_wakeup().is_some();
+            // Time does not pass here.
+            let is_due = self.home.next_wakeup() == Some(Nanos(0));
             if is_due {
                 self.poll();
             }
@@ -354,7 +353,7 @@ fn home_that_shrinks_and_grows_reads_zeroes_where_it_was_cut() {
         rig.resize(small).unwrap();
         assert_eq!(rig.blocks(), small);
         let bytes = small * BLOCK;
-        let store = LAYOUT.store_bytes(bytes);
+        let store = format::store_bytes(bytes);
         assert_eq!(rig.resized, [("backend", bytes), ("store", store)]);
         if reopens {
             rig.open_again();
@@ -381,8 +380,7 @@ fn home_that_grows_has_made_its_last_page_durable_before() {
         found.sequence.get() + 1,
         60 * BLOCK,
         0,
-        found.sums(),
-        LAYOUT,
+        found.sums_log.get(),
     );
     rig.store.write(cut.place(), cut.as_bytes());
     rig.open_again();
@@ -447,7 +445,7 @@ fn home_that_cannot_grow_keeps_its_size_and_its_store() {
             IoError::Unreachable
         };
         assert_eq!((error, rig.blocks()), (expected, 100));
-        let given_back = LAYOUT.store_bytes(100 * BLOCK);
+        let given_back = format::store_bytes(100 * BLOCK);
         assert_eq!(rig.resized.last(), Some(&("store", given_back)));
         rig.flush();
         assert_eq!(rig.read(9), 1);
@@ -620,8 +618,7 @@ fn home_that_shrinks_while_its_checksums_are_made_anew_has_them() {
     rig.settle();
     let found = superblock(&rig.store);
     let sequence = found.sequence.get() + 1;
-    let untrusted = Some(SUMS_UNTRUSTED);
-    let lost = HomeSuperblock::sealed(UUID, HOME, sequence, 100 * BLOCK, 0, untrusted, LAYOUT);
+    let lost = HomeSuperblock::sealed(UUID, HOME, sequence, 100 * BLOCK, 0, SUMS_UNTRUSTED);
     rig.store.write(lost.place(), lost.as_bytes());
     rig.open_again();
     rig.poll();
@@ -630,7 +627,7 @@ fn home_that_shrinks_while_its_checksums_are_made_anew_has_them() {
     }
     rig.resize(60).unwrap();
     assert_eq!(rig.home.status().sums_rebuild, None);
-    assert_eq!(superblock(&rig.store).sums(), Some(LOG));
+    assert_eq!(superblock(&rig.store).sums_log.get(), LOG);
 }
 
 #[test]

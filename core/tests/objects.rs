@@ -4,7 +4,9 @@ mod bucket;
 
 use bucket::{Bucket, Objects};
 use hdcs_core::buf::Pool;
-use hdcs_core::limits::{OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_TAIL_MAX};
+use hdcs_core::limits::{
+    OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_LAP_STEP, OBJECT_TAIL_MAX,
+};
 use hdcs_core::objects::format::Manifest;
 use hdcs_core::objects::io::{Ask, Kind};
 use hdcs_core::objects::{Access, Config};
@@ -112,4 +114,37 @@ fn objects_commit_nothing_between_two_flushes() {
     bucket.ask(Ask::Flush);
     assert!(committed(&bucket) >= flushed + 300);
     bucket.volume.check_map();
+}
+
+/// However many objects there are, and yet all of them are seen in the end.
+#[test]
+fn objects_commit_looks_at_a_bounded_part_of_them() {
+    let batches = 3 * OBJECT_LAP_STEP as u64;
+    let batch = OBJECT_BATCH_BLOCKS_MIN;
+    let mut bucket = volume_of_batches(batches * (batch * 4096) as u64, batch);
+    let pool = Pool::new(1 << 20);
+    for index in 0..batches {
+        bucket.fill(&pool, index * batch as u64, batch, 7);
+    }
+    bucket.ask(Ask::Flush);
+    let mut seen = 0;
+    for round in 0..20_u64 {
+        let before = bucket.volume.stats().objects_looked_at;
+        bucket.fill(&pool, round % batches * batch as u64, batch, 9);
+        bucket.ask(Ask::Flush);
+        let looked_at = bucket.volume.stats().objects_looked_at - before;
+        assert!(looked_at <= OBJECT_LAP_STEP as u64, "{looked_at} objects");
+        seen += looked_at;
+    }
+    assert!(seen >= batches, "{seen} of {batches}");
+    // Most of what is stored dies; all of that is found, and freed.
+    for round in 0..4 * batches {
+        bucket.fill(&pool, round % 64 * batch as u64, batch, 9);
+        if round % 32 == 0 {
+            bucket.ask(Ask::Flush);
+        }
+    }
+    let stats = bucket.volume.stats();
+    let live = stats.live_blocks * 4100;
+    assert!(stats.stored_bytes < live * 2, "{stats:?}");
 }

@@ -360,7 +360,7 @@ fn policy_of_a_flush_over_a_corrupt_log_is_answered() {
     assert_eq!(world.volume.state(), State::Inconsistent);
     send(&mut world, Request::Flush);
     let refused = answer(&mut world).expect("destage has stopped");
-    assert_eq!(refused.unwrap_err(), RequestError::Corrupt);
+    assert_eq!(refused.unwrap_err(), RequestError::Inconsistent);
     assert_eq!(flushes(&mut world), [], "half of it would show");
     world.close(true);
 }

@@ -124,8 +124,8 @@ impl Device {
 
     fn rot(&mut self) {
         let at = match self.random.u8(..10) {
-            0 => self.random.usize(..2 * BLOCK_BYTES),
-            1 | 2 => 8 * BLOCK_BYTES + self.random.usize(..132 * BLOCK_BYTES),
+            0 => self.random.usize(..BLOCK_BYTES) + [0, 16 * BLOCK_BYTES][self.random.usize(..2)],
+            1 | 2 => 32 * BLOCK_BYTES + self.random.usize(..132 * BLOCK_BYTES),
             _ => self.random.usize(..REGION),
         };
         let bit = 1 << self.random.u8(..8);
@@ -146,6 +146,8 @@ struct Reading {
 }
 
 struct Story {
+    /// Of the cache's steps, where long ranges are to take many.
+    step_max: Option<(usize, usize)>,
     random: Rng,
     pool: Rc<Pool>,
     config: CacheConfig,
@@ -222,8 +224,13 @@ impl Story {
         let mut actions = Vec::new();
         let mut cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
         cache.set_codec(&Lz4);
+        let step_max = [None, Some((1, 7)), Some((8, 300))][random.usize(..3)];
+        if let Some((probes, places)) = step_max {
+            cache.set_step_max(probes, places);
+        }
         Self {
             random,
+            step_max,
             pool,
             config,
             cache,
@@ -472,6 +479,9 @@ impl Story {
             &mut self.actions,
         );
         self.cache.set_codec(&Lz4);
+        if let Some((probes, places)) = self.step_max {
+            self.cache.set_step_max(probes, places);
+        }
         self.in_flight.append(&mut self.actions);
         if self.random.bool() {
             self.settle("start", |story| story.cache.is_ready());

@@ -3,14 +3,22 @@
 
 mod world;
 
+use hdcs_core::buf::Pool;
 use hdcs_core::error::{FormatError, OpenError};
-use hdcs_core::format::LOG_HEADER_BLOCKS;
-use hdcs_core::io::SectorRange;
+use hdcs_core::format::{
+    EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum, seal,
+};
+use hdcs_core::io::{Nanos, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::replay::{Found, Record, Replay};
 use hdcs_core::volume::{Persist, Phase};
+use hdcs_core::write_log::WriteLog;
 use world::World;
+use zerocopy::FromBytes;
 
 const RING_START: usize = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
+/// Where the second superblock is.
+const SECOND: usize = RING_START / 2;
 /// One 4 KiB write of its own makes a span of a control block and a data block.
 const SPAN_BYTES: usize = 2 * BLOCK_BYTES;
 
@@ -96,14 +104,14 @@ fn replay_takes_no_span_of_an_earlier_opening() {
 #[test]
 fn replay_uses_the_other_superblock_when_one_is_torn() {
     let mut world = world_with_ten_spans();
-    // The format is in block 0, the opening in block 1.
+    // The format is in the first one, the opening in the second.
     world.log[100] ^= 1;
     world.reopen();
     holds(&mut world, 9, 10);
     // A superblock that tears while it is written leaves the other one in force.
     let before = world.log.clone();
     world.reopen();
-    let written = usize::from(world.log[..BLOCK_BYTES] == before[..BLOCK_BYTES]) * BLOCK_BYTES;
+    let written = usize::from(world.log[..BLOCK_BYTES] == before[..BLOCK_BYTES]) * SECOND;
     world.log[written + 100] ^= 1;
     world.reopen();
     holds(&mut world, 9, 10);
@@ -112,7 +120,7 @@ fn replay_uses_the_other_superblock_when_one_is_torn() {
 #[test]
 fn replay_refuses_a_superblock_that_is_older_than_the_log() {
     let mut world = world_with_ten_spans();
-    world.log[BLOCK_BYTES + 100] ^= 1;
+    world.log[SECOND + 100] ^= 1;
     world.try_reopen();
     assert_eq!(
         world.volume.phase(),
@@ -123,19 +131,29 @@ fn replay_refuses_a_superblock_that_is_older_than_the_log() {
 #[test]
 fn replay_refuses_what_is_not_its_log() {
     type Damage = fn(&mut World);
-    let cases: [(Damage, FormatError); 3] = [
+    let cases: [(Damage, FormatError); 4] = [
         (|world| world.log.fill(0), FormatError::Magic),
         (|world| world.config.uuid = [9; 16], FormatError::Identity),
         (
             |world| {
-                for block in [0, BLOCK_BYTES] {
-                    world.log[block + 8] = 3;
+                for block in [0, SECOND] {
+                    world.log[block + 8] = 2;
                 }
             },
             FormatError::Newer {
-                found: 3,
-                supported: 2,
+                found: 2,
+                supported: 1,
             },
+        ),
+        (
+            |world| {
+                for block in [0, SECOND] {
+                    let block = &mut world.log[block..block + BLOCK_BYTES];
+                    block[core::mem::offset_of!(LogSuperblock, holds)] = 2;
+                    seal(block);
+                }
+            },
+            FormatError::Holds { found: 2 },
         ),
     ];
     for (damage, reason) in cases {
@@ -159,4 +177,153 @@ fn replay_after_a_clean_close_expects_the_whole_log() {
     world.try_reopen();
     let expected = Phase::Failed(OpenError::CorruptLog { position: 18 });
     assert_eq!(world.volume.phase(), expected);
+}
+
+/// Have the first span, whose write fills one block, hold something else instead.
+fn change_first_entry(world: &mut World, change: impl FnOnce(&mut SpanEntry, &mut [u8])) {
+    let (control, rest) = world.log[RING_START..].split_at_mut(BLOCK_BYTES);
+    let data = &mut rest[..BLOCK_BYTES];
+    let at = size_of::<SpanHeader>();
+    let (entry, rest) = SpanEntry::mut_from_prefix(&mut control[at..]).unwrap();
+    change(entry, data);
+    rest[..4].copy_from_slice(&block_checksum(data).to_le_bytes());
+    SpanHeader::seal(control);
+}
+
+fn become_record(entry: &mut SpanEntry, data: &mut [u8]) {
+    *entry = SpanEntry {
+        start: 0x1234.into(),
+        sectors: 1001.into(),
+        data_block: 0.into(),
+        kind: EntryKind::Record.code(),
+        flags: 0,
+        stored_offset: 2000.into(),
+        stored_bytes: 0.into(),
+        method: 0,
+        reserved: 0,
+        checksum: 0.into(),
+    };
+    data[2000..3001].fill(0x77);
+}
+
+/// A log of one span.
+fn world_with_one_span() -> World {
+    let mut world = World::new(Persist::OnWrite);
+    world.write(0, &[1; BLOCK_BYTES]);
+    world
+}
+
+fn replayed(world: &World) -> Result<(WriteLog, Vec<Record>), OpenError> {
+    let mut replay = Replay::new(world.config.uuid, world.config.log_bytes);
+    let pool = Pool::new(8 << 20);
+    let (mut done, mut records) = (false, Vec::new());
+    while !done {
+        let mut read = replay.next_read(&pool).expect("a read");
+        let bytes = read.buf.len();
+        read.buf
+            .copy_from_slice(&world.log[read.offset as usize..][..bytes]);
+        replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
+            Found::Entries(_) => {}
+            Found::Record(record) => records.push(record),
+            Found::Done => done = true,
+        })?;
+    }
+    Ok((replay.into_log(), records))
+}
+
+#[test]
+fn replay_tells_of_a_record_and_a_volume_refuses_it() {
+    let mut world = world_with_one_span();
+    change_first_entry(&mut world, become_record);
+    let (log, records) = replayed(&world).unwrap();
+    let record = Record {
+        span: 0,
+        position: 1,
+        offset: 2000,
+        bytes: 1001,
+    };
+    assert_eq!(records, [record]);
+    assert_eq!((log.spans().len(), log.next_sequence()), (1, 0));
+    let before = world.log.clone();
+    world.try_reopen();
+    let expected = Phase::Failed(OpenError::Record { position: 0 });
+    assert_eq!(world.volume.phase(), expected);
+    assert!(world.log == before, "a refused log is left as it is");
+}
+
+/// A record whose blocks are not what was written is a torn end like any other.
+#[test]
+fn replay_verifies_records() {
+    let mut world = world_with_one_span();
+    change_first_entry(&mut world, become_record);
+    world.log[RING_START + BLOCK_BYTES + 2500] ^= 1;
+    let (log, records) = replayed(&world).unwrap();
+    assert!(records.is_empty() && log.spans().is_empty());
+    world.reopen();
+}
+
+#[test]
+fn replay_takes_no_record_beyond_its_span() {
+    for (offset, bytes) in [(2000, 2097), (4096, 0), (0, u64::MAX)] {
+        let mut world = world_with_one_span();
+        change_first_entry(&mut world, |entry, data| {
+            become_record(entry, data);
+            entry.stored_offset = offset.into();
+            entry.sectors = bytes.into();
+        });
+        let (_, records) = replayed(&world).unwrap();
+        assert!(records.is_empty(), "{offset} {bytes}");
+    }
+    for (offset, bytes) in [(2000, 2096), (4095, 1), (0, 0), (0, 4096)] {
+        let mut world = world_with_one_span();
+        change_first_entry(&mut world, |entry, data| {
+            become_record(entry, data);
+            entry.stored_offset = offset.into();
+            entry.sectors = bytes.into();
+        });
+        let (_, records) = replayed(&world).unwrap();
+        assert_eq!(records.len(), 1, "{offset} {bytes}");
+    }
+}
+
+/// What was acknowledged is not forgotten because this program cannot read it.
+#[test]
+fn replay_refuses_an_entry_of_an_unknown_kind() {
+    let mut world = world_with_one_span();
+    change_first_entry(&mut world, |entry, _| entry.kind = 6);
+    world.try_reopen();
+    let expected = OpenError::Kind {
+        position: 0,
+        kind: 6,
+    };
+    assert_eq!(world.volume.phase(), Phase::Failed(expected));
+}
+
+/// What a volume does not know of its superblock it carries on.
+#[test]
+fn superblock_fields_outlast_openings() {
+    let mut world = world_with_one_span();
+    for block in [0, SECOND] {
+        let block = &mut world.log[block..block + BLOCK_BYTES];
+        let superblock = LogSuperblock::mut_from_bytes(block).unwrap();
+        superblock.backend_commit = [5; 64];
+        superblock.seal();
+    }
+    world.reopen();
+    world.close(true);
+    world.reopen();
+    for block in [0, SECOND] {
+        let superblock = LogSuperblock::parse(&world.log[block..block + BLOCK_BYTES]).unwrap();
+        assert_eq!(superblock.backend_commit, [5; 64]);
+    }
+}
+
+/// A drive that is cut off while it writes may damage as much as 64 KiB.
+#[test]
+fn superblocks_share_no_unit_of_a_drive_with_anything() {
+    let unit = 64 << 10;
+    assert_eq!(LogSuperblock::offset_of(0), 0);
+    assert!(LogSuperblock::offset_of(1) >= unit && SECOND as u64 == LogSuperblock::offset_of(1));
+    assert!(RING_START as u64 - LogSuperblock::offset_of(1) >= unit);
+    assert!((RING_START as u64).is_multiple_of(unit));
 }

@@ -1,9 +1,12 @@
 //! A volume agrees with plain memory, and refuses what it must.
 
 mod filling;
+mod fua;
+mod health;
 mod heat;
 mod narrow;
 mod promote_hits;
+mod ranges;
 mod resize;
 mod scrub;
 mod world;
@@ -349,4 +352,24 @@ fn volume_tells_since_when_the_backend_is_away() {
     }
     let refused = (Trouble::BackendWrites(IoError::Unreachable), since);
     assert_eq!(world.volume.trouble(), Some(refused));
+}
+
+#[test]
+fn volume_hands_one_cached_block_to_more_readers_than_16_bits_can_count() {
+    let mut world = World::new(Persist::OnWrite);
+    world.backend[..4096].fill(9);
+    let block = SectorRange::new(0, 8);
+    drop(world.read(block));
+    let fetched = world.backend_reads.len();
+    let held: Vec<_> = (0..70_000)
+        .map(|_| world.read(SectorRange::new(3, 1)))
+        .collect();
+    assert!(held.iter().all(|data| data[..] == [9; 512]));
+    assert_eq!(world.backend_reads.len(), fetched, "all are hits");
+    // What is held is not what others write and read.
+    world.write(0, &[4; 4096]);
+    assert_eq!(world.read(block)[..], [4; 4096]);
+    assert!(held.iter().all(|data| data[..] == [9; 512]));
+    drop(held);
+    assert_eq!(world.read(block)[..], [4; 4096]);
 }

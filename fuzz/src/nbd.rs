@@ -1,7 +1,8 @@
 //! Bytes of a client against the NBD session.
 //!
 //! Checked, besides that nothing panics: the session never waits for nothing; what is in flight
-//! and what waits to be sent are bounded; when the client is gone the session closes with nothing
+//! and what waits to be sent are bounded by what it may hold, however little of its answers the client
+//! takes; when the client is gone the session closes with nothing
 //! in flight, and every buffer is back in its pool.
 
 use std::cell::RefCell;
@@ -9,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_core::error::RequestError;
+use hdcs_node::access::Allow;
 use hdcs_node::frontends::memory::{MemoryHost, MemoryVolume};
 use hdcs_node::frontends::nbd::{NbdConfig, NbdSession};
 use hdcs_node::frontends::{Chunk, Export, Receive, Session, VolumeNumber};
@@ -16,11 +18,11 @@ use hdcs_node::frontends::{Chunk, Export, Receive, Session, VolumeNumber};
 /// Small enough that requests of the larger kinds run out of buffers.
 const POOL_BYTES: usize = 4 << 20;
 const VOLUME_BYTES: u64 = (3 << 20) + 512;
-/// The session's own limits (256 pieces, 16 MiB) and one request of the largest kind more.
-const IN_FLIGHT_MAX: usize = 256 + 33;
-/// Replies that wait: a reply to LIST beyond the limit of 64 KiB, or the data of the pool and its
-/// headers.
-const OUTPUT_BYTES_MAX: usize = POOL_BYTES + (1 << 20);
+/// The session's own limit, and both contexts of one request.
+const IN_FLIGHT_MAX: usize = 256 + 1;
+/// What a session may hold besides data beyond what it was allowed: itself, a reply to LIST, and the
+/// memory of its queue.
+const HEAP_SLACK_BYTES: usize = 512 << 10;
 
 thread_local! {
     static HOST: RefCell<MemoryHost> = RefCell::new(host());
@@ -34,6 +36,7 @@ fn host() -> MemoryHost {
             bytes: VOLUME_BYTES,
             read_only,
             discards: true,
+            allow: Allow::default(),
         })
     };
     let volumes: Vec<Arc<MemoryVolume>> = vec![volume(1, "a", false), volume(2, "frozen", true)];
@@ -56,6 +59,8 @@ struct Run<'a> {
     session: NbdSession,
     /// How much is given to the session at once at most.
     feed_bytes_max: usize,
+    /// The client takes its answers once in so many steps, and when nothing else goes on.
+    takes_every: u32,
 }
 
 impl<'a> Run<'a> {
@@ -64,8 +69,13 @@ impl<'a> Run<'a> {
         let config = NbdConfig {
             tls: None,
             require_tls: random.u8(..16) == 0,
+            ..NbdConfig::default()
         };
+        // Two of the largest pieces: a read of 1 MiB that is answered as a whole needs two.
+        host.allowance.held.data_bytes = [2 << 20, 3 << 20, 16 << 20][random.usize(..3)];
+        host.allowance.held.heap_bytes = [48 << 10, 8 << 20][random.usize(..2)];
         Self {
+            takes_every: [1, 4, 100_000][random.usize(..3)],
             feed_bytes_max: [1, 30, 5000, 1 << 20][random.usize(..4)],
             session: NbdSession::new(config),
             random,
@@ -78,12 +88,14 @@ impl<'a> Run<'a> {
         let mut rest = stream;
         let mut hung_up = false;
         loop {
+            let is_spent = self.random.u8(..8) == 0;
+            self.host.allowance.work = if is_spent { 0 } else { usize::MAX };
             let (random, feed_bytes_max) = (&mut self.random, self.feed_bytes_max);
             match self.session.receive(self.host) {
                 Receive::Close => break,
                 Receive::Wait => {
-                    let progress = self.complete() | self.collect();
-                    assert!(progress, "the session waits for nothing");
+                    let progress = self.complete() || self.collect();
+                    assert!(progress || is_spent, "the session waits for nothing");
                 }
                 Receive::Into(place) => {
                     assert!(!hung_up, "nothing follows the end");
@@ -103,7 +115,7 @@ impl<'a> Run<'a> {
             if self.random.bool() {
                 self.complete();
             }
-            if self.random.u8(..4) == 0 {
+            if self.random.u32(..self.takes_every) == 0 {
                 self.collect();
             }
             if self.random.u16(..2000) == 0 {
@@ -111,6 +123,12 @@ impl<'a> Run<'a> {
             }
             let in_flight = self.session.in_flight();
             assert!(in_flight <= IN_FLIGHT_MAX && in_flight == self.host.submitted.len());
+            let (held, allowed) = (self.session.held(), self.host.allowance.held);
+            assert!(held.data_bytes <= allowed.data_bytes, "{held:?}");
+            assert!(
+                held.heap_bytes <= allowed.heap_bytes + HEAP_SLACK_BYTES,
+                "{held:?}"
+            );
         }
         assert!(self.host.submitted.is_empty());
         self.collect();
@@ -142,7 +160,6 @@ impl<'a> Run<'a> {
                 Chunk::Data(data) => data.len(),
             })
             .sum();
-        assert!(bytes <= OUTPUT_BYTES_MAX, "{bytes} bytes wait to be sent");
         chunks.clear();
         bytes > 0
     }

@@ -155,7 +155,7 @@ fn damage(log: &mut [u8], input: &mut Input<'_>) -> bool {
 /// Put the checksum of the structure that begins at `start` right, if there is one.
 fn put_right(log: &mut [u8], start: usize) {
     let block = &log[start..start + BLOCK_BYTES];
-    if start < 2 * BLOCK_BYTES {
+    if start < LOG_HEADER_BLOCKS as usize * BLOCK_BYTES {
         seal(&mut log[start..start + BLOCK_BYTES]);
     } else if let Ok(header) = SpanHeader::peek(block) {
         let bytes = usize::from(header.control_blocks.get()) * BLOCK_BYTES;

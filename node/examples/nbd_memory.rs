@@ -14,10 +14,11 @@ use std::error::Error;
 use std::io::{BufRead, IoSlice, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use hdcs_node::access::Allow;
 use hdcs_node::frontends::memory::{MemoryHost, MemoryVolume};
 use hdcs_node::frontends::nbd::{NbdConfig, NbdSession, tls};
 use hdcs_node::frontends::{Chunk, Export, Receive, Session, VolumeNumber};
@@ -42,11 +43,13 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let (certificate, key) =
                     value().zip(value()).ok_or("--tls CERT KEY [CLIENT_CA]")?;
                 let authority = value();
-                config.tls = Some(tls::load(
-                    Path::new(&certificate),
-                    Path::new(&key),
-                    authority.as_deref().map(Path::new),
-                )?);
+                let files = tls::Files {
+                    certificate: certificate.into(),
+                    key: key.into(),
+                    client_authority: authority.map(PathBuf::from),
+                    client_revocations: None,
+                };
+                config.tls = Some(tls::load(&files)?.config);
             }
             other => return Err(format!("unknown argument {other}").into()),
         }
@@ -91,6 +94,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             bytes: bytes.parse()?,
             read_only: false,
             discards: true,
+            allow: Allow::any(),
         }));
         println!("ok");
     }

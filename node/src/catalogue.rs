@@ -15,7 +15,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_BYTES_MAX};
@@ -26,7 +26,7 @@ use crate::backends::{self, file::snapshots_of};
 use crate::config::value::Value;
 use crate::crypt::Encryption;
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
-use crate::data_dir::{DataDir, Layout};
+use crate::data_dir::{DataDir, Layout, beside, key};
 
 const ENTRY: Kind = Kind {
     magic: "hdcs-volume",
@@ -146,10 +146,19 @@ pub struct PinnedRange {
     pub bytes: u64,
 }
 
+/// Which data key a volume has, as its entry says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataKeyId {
+    /// Of the data key.
+    data_key: Uuid,
+}
+
 /// What the catalogue says of one volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+#[serde(bound(serialize = "E: Serialize", deserialize = "E: Deserialize<'de>"))]
+pub struct Entry<E = Encryption> {
     /// Its name, which is also its directory's.
     pub name: VolumeName,
     /// Its number on this node, never reused.
@@ -166,9 +175,9 @@ pub struct Entry {
     /// [`crate::backends::Opened::identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_identity: Option<String>,
-    /// How it is encrypted, if it is.
+    /// How it is encrypted, if it is. On disk it is a file of its own ([`key`]), and the entry names the data key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub encryption: Option<Encryption>,
+    pub encryption: Option<E>,
     /// The file or block device of its home, relative to the volume's directory; none: cache mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<PathBuf>,
@@ -185,6 +194,25 @@ pub const DATA_FILE: &str = "data";
 pub const LOG_FILE: &str = "log";
 /// Name of the home of a volume in storage mode in its directory.
 pub const HOME_FILE: &str = "home";
+
+impl<E> Entry<E> {
+    /// The same with its key said in another way.
+    fn with_key<T>(self, say: impl FnOnce(E) -> T) -> Entry<T> {
+        Entry {
+            name: self.name,
+            number: self.number,
+            uuid: self.uuid,
+            bytes: self.bytes,
+            log: self.log,
+            backend: self.backend,
+            backend_identity: self.backend_identity,
+            encryption: self.encryption.map(say),
+            home: self.home,
+            pins: self.pins,
+            settings: self.settings,
+        }
+    }
+}
 
 impl Entry {
     /// The write log's file or device.
@@ -300,10 +328,33 @@ fn entry_file(directory: &Path) -> PathBuf {
     directory.join(ENTRY_FILE)
 }
 
+/// An entry as it is on disk.
+type Stored = Entry<DataKeyId>;
+
+/// Read the key of a volume beside its entry; an error says what is wrong with which file.
+fn with_encryption(directory: &Path, entry: Stored) -> Result<Entry, String> {
+    let Some(DataKeyId { data_key }) = entry.encryption else {
+        return Ok(entry.with_key(|_| unreachable!("it has none")));
+    };
+    let path = key::file(directory);
+    let found = key::read(directory).map_err(|error| format!("{}: {error}", path.display()))?;
+    if found.key.id() != data_key {
+        return Err(format!(
+            "{}: it has data key {}, and the volume is encrypted with {data_key}",
+            path.display(),
+            found.key.id()
+        ));
+    }
+    Ok(entry.with_key(|_| found))
+}
+
 /// How the volume is encrypted whose log is at `log`, if that is in the volume's directory.
 pub fn encryption_beside(log: &Path) -> Option<Encryption> {
-    let entry = sealed::read::<Entry>(&entry_file(log.parent()?), ENTRY).ok()?;
-    (entry.log.path == Path::new(log.file_name()?)).then_some(entry.encryption)?
+    let directory = log.parent()?;
+    let entry = sealed::read::<Stored>(&entry_file(directory), ENTRY).ok()?;
+    let is_its_log = entry.log.path == Path::new(log.file_name()?);
+    let found = is_its_log.then(|| with_encryption(directory, entry))?;
+    found.ok()?.encryption
 }
 
 /// Remove what interrupted work left behind, and read every entry.
@@ -331,6 +382,12 @@ pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
         } else if name.parse::<VolumeName>().is_err() || !path.is_dir() {
             recovered.ignored.push(path.display().to_string());
         } else {
+            if key::tidy(&path).map_err(io_at(&path))? {
+                recovered.removed.push(format!(
+                    "a wrapping of a data key that does not count: {}",
+                    path.display()
+                ));
+            }
             let found = read_entry(&path, &name);
             recovered.volumes.insert(name, found);
         }
@@ -356,23 +413,41 @@ pub fn list(layout: &Layout) -> io::Result<BTreeMap<String, Found>> {
 
 fn read_entry(directory: &Path, name: &str) -> Found {
     let path = entry_file(directory);
-    let damaged = |what: String| {
+    let damaged = |what: &dyn fmt::Display| {
         Found::Damaged(format!(
             "catalogue entry: {}: {what}: restore the file from a copy, then restart the daemon; \
              nothing of the volume was changed",
             path.display()
         ))
     };
-    match sealed::read::<Entry>(&path, ENTRY) {
-        Ok(entry) if entry.name.as_str() != name => damaged(format!(
+    if let Err(why) = beside::refuse_newer(directory) {
+        return Found::Damaged(format!("{why}; nothing of the volume was changed"));
+    }
+    let entry = match sealed::read::<Stored>(&path, ENTRY) {
+        Ok(entry) => entry,
+        Err(newer @ SealedError::Newer { .. }) => {
+            let path = path.display();
+            return Found::Damaged(format!(
+                "{path}: {newer}; nothing of the volume was changed"
+            ));
+        }
+        Err(error) => return damaged(&error),
+    };
+    if entry.name.as_str() != name {
+        return damaged(&format!(
             "it is of volume `{}`; the directory was renamed or copied",
             entry.name
+        ));
+    }
+    if let Err(error) = check_volume_bytes(entry.bytes) {
+        return damaged(&error);
+    }
+    match with_encryption(directory, entry) {
+        Ok(entry) => Found::Entry(Box::new(entry)),
+        Err(error) => Found::Damaged(format!(
+            "its wrapped data key: {error}: restore the file from a copy, without which the volume cannot be read, \
+             then restart the daemon; nothing of the volume was changed"
         )),
-        Ok(entry) => match check_volume_bytes(entry.bytes) {
-            Ok(()) => Found::Entry(Box::new(entry)),
-            Err(error) => damaged(error),
-        },
-        Err(error) => damaged(error.to_string()),
     }
 }
 
@@ -435,6 +510,10 @@ impl Draft {
             .map_err(io_at(&this.directory))?;
         // First, so that recovery finds a log outside of the directory by it.
         write_entry(&this.directory, &this.entry)?;
+        if let Some(encryption) = &this.entry.encryption {
+            let path = key::file(&this.directory);
+            key::create(&this.directory, encryption).map_err(sealed_at(path))?;
+        }
         Ok(this)
     }
 
@@ -485,15 +564,31 @@ impl Drop for Draft {
     }
 }
 
-fn write_entry(directory: &Path, entry: &Entry) -> Result<(), CatalogueError> {
-    let path = entry_file(directory);
-    sealed::write(&path, ENTRY, entry).map_err(|error| match error {
+fn sealed_at(path: PathBuf) -> impl FnOnce(SealedError) -> CatalogueError {
+    move |error| match error {
         SealedError::Io(source) => CatalogueError::Io { path, source },
         source => CatalogueError::Sealed { path, source },
-    })
+    }
 }
 
-/// Replace the entry of a volume that exists.
+fn write_entry(directory: &Path, entry: &Entry) -> Result<(), CatalogueError> {
+    let path = entry_file(directory);
+    let stored: Stored = entry.clone().with_key(|encryption| DataKeyId {
+        data_key: encryption.key.id(),
+    });
+    sealed::write(&path, ENTRY, &stored).map_err(sealed_at(path))
+}
+
+/// Replace the wrapping of a volume's data key, and destroy the one before.
+pub fn rotate(
+    layout: &Layout,
+    name: &VolumeName,
+    encryption: &Encryption,
+) -> Result<(), key::ReplaceError> {
+    key::replace(&directory(layout, name), encryption)
+}
+
+/// Replace the entry of a volume that exists, but for its wrapped key: see [`rotate`].
 pub fn update(layout: &Layout, entry: &Entry) -> Result<(), CatalogueError> {
     write_entry(&directory(layout, &entry.name), entry)
 }
@@ -524,36 +619,11 @@ pub fn remove(
             sync_directory(parent).map_err(io_at(parent))?;
         }
     }
-    forget_key(&path)?;
     let volumes = layout.volumes();
     let gone = volumes.join(format!("{GONE_PREFIX}{name}-{}", Uuid::new_v4()));
     fs::rename(&path, &gone).map_err(io_at(&path))?;
     sync_directory(&volumes).map_err(io_at(&volumes))?;
     remove_directory(&gone)
-}
-
-/// Destroy the wrapped key of a volume that is to be removed: whatever else of it a medium keeps is
-/// unreadable from then on. The bytes of the old entry are overwritten where they are, as far as the file
-/// system lets them be.
-fn forget_key(directory: &Path) -> Result<(), CatalogueError> {
-    let path = entry_file(directory);
-    let Ok(entry) = sealed::read::<Entry>(&path, ENTRY) else {
-        return Ok(());
-    };
-    if entry.encryption.is_none() {
-        return Ok(());
-    }
-    let old = fs::OpenOptions::new().write(true).open(&path);
-    let old = old.map_err(io_at(&path))?;
-    let without = Entry {
-        encryption: None,
-        ..entry
-    };
-    write_entry(directory, &without)?;
-    let bytes = old.metadata().map_err(io_at(&path))?.len();
-    old.write_all_at(&vec![0; bytes as usize], 0)
-        .and_then(|()| old.sync_all())
-        .map_err(io_at(&path))
 }
 
 /// Move a volume's directory, with all that is in it, out of the catalogue.
@@ -572,9 +642,11 @@ pub fn detach(layout: &Layout, name: &VolumeName, target: &Path) -> Result<(), C
     Ok(())
 }
 
-/// Remove a hidden directory, and the log and home outside of it that its entry names.
+/// Remove a hidden directory, and the log and home outside of it that its entry names. Its wrapped key goes first:
+/// whatever else a medium keeps is unreadable from then on.
 fn remove_directory(path: &Path) -> Result<(), CatalogueError> {
-    if let Ok(entry) = sealed::read::<Entry>(&entry_file(path), ENTRY) {
+    key::destroy(path).map_err(io_at(path))?;
+    if let Ok(entry) = sealed::read::<Stored>(&entry_file(path), ENTRY) {
         for file in [Some(entry.log.path), entry.home].into_iter().flatten() {
             let file = path.join(file);
             let is_outside = file.parent() != Some(path);

@@ -22,7 +22,8 @@ use std::time::Duration;
 use hdcs_core::buf::Pool;
 use hdcs_core::error::{FormatError, IoError, OpenError};
 use hdcs_core::format::{
-    CACHE_MAGIC, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_MAGIC, LOG_UNFLUSHED, LogSuperblock,
+    CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME,
+    LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock,
 };
 use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
@@ -45,8 +46,8 @@ const POOL_BYTES: usize = 8 << 20;
 const LIVE_TRIES: usize = 200;
 const LIVE_PAUSE: Duration = Duration::from_millis(5);
 /// The start of a device that must be empty before it becomes a log: every common file system,
-/// partition table and volume manager leaves a mark there.
-const DEVICE_HEAD_BYTES: usize = 64 << 10;
+/// partition table and volume manager leaves a mark there. Both superblocks of a log lie there, too.
+const DEVICE_HEAD_BYTES: usize = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
 
 /// Whether something may be writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +82,10 @@ impl Use {
 pub struct SuperblockSummary {
     /// Which of the two.
     pub block: u64,
-    /// Version of the format: 2 if there may be compressed entries.
+    /// Version of the format.
     pub version: Option<u16>,
+    /// What stands on the log: a volume, or something of this number that a newer program has put there.
+    pub holds: Option<String>,
     /// Why it cannot be used.
     pub problem: Option<String>,
     /// The volume that the log is of.
@@ -118,6 +121,8 @@ pub struct LogSummary {
     pub data_bytes: u64,
     /// Of the entries, those that are compressed.
     pub compressed: packed::Compressed,
+    /// Records, which no volume has.
+    pub records: u64,
     /// Sync points since the log was made.
     pub sync_points: u64,
     /// First position of the ring that is not used by them.
@@ -306,17 +311,18 @@ fn inspect_data_directory(layout: &Layout) -> io::Result<Inspection> {
 
 /// The two superblocks of a log, and the length of its region.
 fn superblocks(file: &File) -> io::Result<Vec<Result<LogSuperblock, FormatError>>> {
-    let mut blocks = vec![0; 2 * BLOCK_BYTES];
-    match file.read_exact_at(&mut blocks, 0) {
-        Ok(()) => {}
-        // Too short for a log: neither block can be used.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => blocks.fill(0),
-        Err(error) => return Err(error),
+    let mut block = [0; BLOCK_BYTES];
+    let mut found = Vec::new();
+    for index in 0..LOG_SUPERBLOCKS {
+        match file.read_exact_at(&mut block, LogSuperblock::offset_of(index)) {
+            Ok(()) => {}
+            // Too short for a log: the block cannot be used.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => block.fill(0),
+            Err(error) => return Err(error),
+        }
+        found.push(LogSuperblock::parse(&block));
     }
-    Ok(blocks
-        .chunks_exact(BLOCK_BYTES)
-        .map(LogSuperblock::parse)
-        .collect())
+    Ok(found)
 }
 
 fn best(superblocks: &[Result<LogSuperblock, FormatError>]) -> Option<&LogSuperblock> {
@@ -326,16 +332,16 @@ fn best(superblocks: &[Result<LogSuperblock, FormatError>]) -> Option<&LogSuperb
         .max_by_key(|superblock| superblock.sequence.get())
 }
 
-/// Read a log as opening it would.
+/// Read a log as opening it would; with how many records it holds.
 fn replay(
     file: &File,
     superblock: &LogSuperblock,
     cipher: Option<&LogCipher>,
-) -> Result<WriteLog, OpenError> {
+) -> Result<(WriteLog, u64), OpenError> {
     let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
     let mut replay = Replay::new(superblock.volume, region_bytes);
     let pool = Pool::new(POOL_BYTES);
-    let mut done = false;
+    let (mut done, mut records) = (false, 0);
     while !done {
         // Every read is answered before the next, so there is always a buffer and a read to do.
         let Some(mut read) = replay.next_read(&pool) else {
@@ -351,11 +357,13 @@ fn replay(
             }
             Err(_) => Err(IoError::Failed),
         };
-        replay.read_done(Nanos(0), read.chunk, result, |_, found| {
-            done |= matches!(found, Replayed::Done);
+        replay.read_done(Nanos(0), read.chunk, result, |_, found| match found {
+            Replayed::Entries(_) => {}
+            Replayed::Record(_) => records += 1,
+            Replayed::Done => done = true,
         })?;
     }
-    Ok(replay.into_log())
+    Ok((replay.into_log(), records))
 }
 
 /// Describe the log in `file`; `None` if it never was one.
@@ -379,6 +387,7 @@ fn summarize(
         entries: 0,
         data_bytes: 0,
         compressed: packed::Compressed::default(),
+        records: 0,
         sync_points: 0,
         head: 0,
         broken_position: None,
@@ -399,8 +408,9 @@ fn summarize(
         }
     };
     match replay(file, superblock, cipher.as_ref()) {
-        Ok(log) => {
+        Ok((log, records)) => {
             let bytes = log.bytes();
+            summary.records = records;
             summary.used_blocks = log.used_blocks();
             summary.spans = log.spans().len() as u64;
             summary.entries = log.next_sequence() - log.first_sequence();
@@ -408,6 +418,10 @@ fn summarize(
             summary.compressed = packed::Compressed::of(&log);
             summary.sync_points = log.sync_points();
             summary.head = log.durable();
+            if records > 0 {
+                let why = "it holds records, which are not a volume's".to_owned();
+                summary.problem.get_or_insert(why);
+            }
         }
         Err(error) => {
             if let OpenError::CorruptLog { position } = error {
@@ -425,6 +439,10 @@ fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> Super
         block,
         problem: found.as_ref().err().map(ToString::to_string),
         version: good.map(|s| s.version.get()),
+        holds: good.map(|s| match s.holds.get() {
+            LOG_HOLDS_VOLUME => "volume".to_owned(),
+            other => format!("unknown ({other})"),
+        }),
         volume: good.map(|s| Uuid::from_bytes(s.volume)),
         sequence: good.map(|s| s.sequence.get()),
         incarnation: good.map(|s| s.incarnation.get()),
@@ -502,7 +520,7 @@ fn check_once(
     match Encryption::of_log(encryption, superblock) {
         Ok(cipher) => {
             let log = replay(&file, superblock, cipher.as_ref());
-            let log = log.map_err(|error| format!("{shown}: {error}"))?;
+            let (log, _) = log.map_err(|error| format!("{shown}: {error}"))?;
             report.spans = log.spans().len() as u64;
             report.blocks = log.spans().iter().map(|span| span.blocks).sum();
             packed::check(&file, &log, cipher.as_ref()).map_err(|why| format!("{shown}: {why}"))?;
@@ -644,8 +662,9 @@ pub fn refuse_used_device(path: &Path) -> Result<(), String> {
 /// Whether a place for the read cache holds something else, which would be overwritten.
 pub fn is_foreign_to_cache(path: &Path) -> io::Result<bool> {
     let mut head = Vec::new();
+    let end = CACHE_SUPERBLOCK_BLOCKS[1] + 1;
     File::open(path)?
-        .take(2 * BLOCK_BYTES as u64)
+        .take(end * BLOCK_BYTES as u64)
         .read_to_end(&mut head)?;
     // Rot in one superblock, or a file that was cut short, is no reason to refuse what was ours.
     let mut blocks = head.chunks(BLOCK_BYTES);
@@ -654,12 +673,17 @@ pub fn is_foreign_to_cache(path: &Path) -> io::Result<bool> {
     Ok(!is_ours)
 }
 
+/// Why a place for the read cache is to be left to a newer program, if one made what is there.
+pub fn cache_made_newer(path: &Path) -> io::Result<Option<FormatError>> {
+    File::open(path).and_then(|file| cache::made_newer(&file))
+}
+
 /// Whether a superblock at `path` carries the identity of a cache.
 pub fn is_cache_of(path: &Path, uuid: [u8; 16]) -> bool {
-    let mut blocks = [[0; BLOCK_BYTES]; 2];
-    let read = File::open(path).and_then(|file| file.read_exact_at(blocks.as_flattened_mut(), 0));
-    let carries_it = |block| CacheSuperblock::parse(block).is_ok_and(|found| found.uuid == uuid);
-    read.is_ok() && blocks.iter().any(|block| carries_it(block))
+    let blocks = File::open(path).and_then(|file| cache::superblock_blocks(&file));
+    let carries_it =
+        |block: &[u8]| CacheSuperblock::parse(block).is_ok_and(|found| found.uuid == uuid);
+    blocks.is_ok_and(|blocks| blocks.chunks_exact(BLOCK_BYTES).any(carries_it))
 }
 
 /// Make the device of a log or home empty again, so that it can be used for something else.
@@ -673,6 +697,9 @@ pub fn wipe_device(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    use hdcs_core::format::{
+        EntryKind, LOG_VERSION, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+    };
     use hdcs_core::limits::LOG_BYTES_MIN;
     use zerocopy::IntoBytes;
 
@@ -699,6 +726,74 @@ mod tests {
             inspect(file.path()).unwrap(),
             Inspection::Log { log, .. } if log.problem.is_none() && log.spans == 0
         ));
+    }
+
+    /// What another use of the log has written is named, and its blocks are verified.
+    #[test]
+    fn inspect_tells_of_records() {
+        let uuid = Uuid::new_v4();
+        let file = log_of(uuid);
+        let mut opened =
+            LogSuperblock::parse(WriteLog::format(uuid.into_bytes(), 7, LOG_BYTES_MIN).as_bytes())
+                .unwrap();
+        opened.incarnation = 1.into();
+        opened.clean_head = u64::MAX.into();
+        opened.seal();
+        let data = [9; BLOCK_BYTES];
+        let header = SpanHeader {
+            magic: SPAN_MAGIC,
+            version: LOG_VERSION.into(),
+            control_blocks: 1.into(),
+            data_blocks: 1.into(),
+            entries: 1.into(),
+            checksum: 0.into(),
+            chain: 0.into(),
+            log: 7.into(),
+            incarnation: 1.into(),
+            epoch: 0.into(),
+            position: 0.into(),
+            durable: 0.into(),
+            sync_points: 0.into(),
+            reserved: [0; 48],
+        };
+        let entry = SpanEntry {
+            start: 0.into(),
+            sectors: 777.into(),
+            data_block: 0.into(),
+            kind: EntryKind::Record.code(),
+            flags: 0,
+            stored_offset: 0.into(),
+            stored_bytes: 0.into(),
+            method: 0,
+            reserved: 0,
+            checksum: 0.into(),
+        };
+        let checksum = block_checksum(&data).to_le_bytes();
+        let mut control = [header.as_bytes(), entry.as_bytes(), &checksum].concat();
+        control.resize(BLOCK_BYTES, 0);
+        SpanHeader::seal(&mut control);
+        let ring = LOG_HEADER_BLOCKS * BLOCK_BYTES as u64;
+        let blocks = [
+            (0, opened.as_bytes()),
+            (ring, &control[..]),
+            (ring + 4096, &data[..]),
+        ];
+        for (offset, block) in blocks {
+            file.as_file().write_all_at(block, offset).unwrap();
+        }
+        let log = || match inspect(file.path()).unwrap() {
+            Inspection::Log { log, .. } => log,
+            other => panic!("{other:?}"),
+        };
+        let found = log();
+        assert_eq!((found.spans, found.entries, found.records), (1, 0, 1));
+        assert!(found.problem.is_some_and(|why| why.contains("records")));
+        assert_eq!(dirty_of(file.path(), uuid, None), None);
+        let report = check_log(file.path(), Some(uuid), None, Use::Offline);
+        assert_eq!((report.problems.len(), report.blocks), (0, 2));
+        file.as_file().write_all_at(&[8], ring + 5000).unwrap();
+        let found = log();
+        assert_eq!((found.spans, found.records), (0, 0));
     }
 
     #[test]

@@ -406,7 +406,7 @@ const OF_SCRUBS: &[Family<Scrub>] = &[
 /// The last scrubs that came to their end.
 const OF_LAST_SCRUBS: &[Family<LastScrub>] = &[
     gauge(
-        "hdcs_scrub_last_end_seconds",
+        "hdcs_scrub_last_end_timestamp_seconds",
         "Unix time at which the last whole scrub ended.",
         &[("", |last| seconds(last.ended_ms))],
     ),
@@ -429,7 +429,7 @@ const OF_LAST_SCRUBS: &[Family<LastScrub>] = &[
 
 /// Heat maps that are kept, by when they were written.
 const OF_HEAT_MAPS: &[Family<u64>] = &[gauge(
-    "hdcs_volume_heat_saved_seconds",
+    "hdcs_volume_heat_saved_timestamp_seconds",
     "Unix time at which the volume's heat map was written last.",
     &[("", |saved_ms| seconds(*saved_ms))],
 )];
@@ -524,55 +524,97 @@ fn with<'a, T>(
     volumes.iter().filter_map(labelled).collect()
 }
 
-/// Everything about the node and its volumes.
-pub fn render(status: &Status, volumes: &[Volume]) -> String {
+/// What a page is made of.
+pub struct Scrape {
+    /// Identity of the node.
+    pub node: String,
+    /// Time since the start.
+    pub uptime_ms: u64,
+    /// What the operating system counts.
+    pub rss_bytes: u64,
+    /// Lines of the log that nobody took.
+    pub log_lines_dropped: u64,
+    /// The node as a whole; none: the data path does not answer.
+    pub status: Option<Status>,
+    /// Its volumes.
+    pub volumes: Vec<Volume>,
+}
+
+/// Everything about the node and its volumes, or what is known without the data path.
+pub fn render(scrape: &Scrape) -> String {
+    let volumes = &scrape.volumes[..];
     let mut page = Page::default();
     page.family("hdcs_info", "gauge", "The program; always 1.");
     let labels = [
-        label("version", &status.version),
-        label("node", &status.node),
+        label("version", env!("CARGO_PKG_VERSION")),
+        label("node", &scrape.node),
     ];
     page.sample("", &[&labels[0], &labels[1]], 1.0);
     page.single(
         "hdcs_uptime_seconds",
         "gauge",
         "Time since the start.",
-        seconds(status.uptime_ms),
+        seconds(scrape.uptime_ms),
     );
     page.single(
-        "hdcs_connections",
+        "hdcs_shard_up",
         "gauge",
-        "NBD connections open.",
-        status.connections as f64,
+        "1 if the data path answers; 0: it hangs, and what only it knows is left out here.",
+        bit(scrape.status.is_some()),
     );
-    memory(&mut page, status);
-    cache(&mut page, status);
-    states(&mut page, volumes);
-    policies(&mut page, volumes);
+    page.single(
+        "hdcs_log_lines_dropped_total",
+        "counter",
+        "Lines of the log that were dropped because nobody read standard error.",
+        scrape.log_lines_dropped as f64,
+    );
+    if let Some(status) = &scrape.status {
+        known_to_the_shard(&mut page, status, volumes);
+    } else {
+        page.family("hdcs_memory_bytes", "gauge", MEMORY);
+        page.sample("", &["part=\"rss\""], scrape.rss_bytes as f64);
+    }
     page.families(&with(volumes, |v| Some(&v.bytes)), OF_SIZES);
-    page.families(&with(volumes, |v| v.counters.as_ref()), OF_COUNTERS);
-    page.families(&with(volumes, |v| v.benefit.as_ref()), OF_BENEFITS);
-    let stores = with(volumes, |v| v.counters.as_ref()?.store.as_ref());
-    page.families_if_any(&stores, OF_STORES);
-    let homes = with(volumes, |v| v.counters.as_ref()?.home.as_ref());
-    page.families_if_any(&homes, OF_HOMES);
     let scrubs = with(volumes, |v| v.scrub.as_ref());
     page.families_if_any(&scrubs, OF_SCRUBS);
     let last_scrubs = with(volumes, |v| v.scrub.as_ref()?.last.as_ref());
     page.families_if_any(&last_scrubs, OF_LAST_SCRUBS);
     let heat_maps = with(volumes, |v| v.heat.as_ref()?.saved_ms.as_ref());
     page.families_if_any(&heat_maps, OF_HEAT_MAPS);
-    latencies(&mut page, volumes);
     page.text
 }
 
+fn known_to_the_shard(page: &mut Page, status: &Status, volumes: &[Volume]) {
+    page.single(
+        "hdcs_connections",
+        "gauge",
+        "NBD connections open.",
+        status.connections as f64,
+    );
+    page.single(
+        "hdcs_longest_turn_seconds",
+        "gauge",
+        "The longest turn of the data path in the last 30 to 60 seconds; each client has waited for so long once.",
+        status.longest_turn_us as f64 / 1e6,
+    );
+    memory(page, status);
+    cache(page, status);
+    states(page, volumes);
+    policies(page, volumes);
+    page.families(&with(volumes, |v| v.counters.as_ref()), OF_COUNTERS);
+    page.families(&with(volumes, |v| v.benefit.as_ref()), OF_BENEFITS);
+    let stores = with(volumes, |v| v.counters.as_ref()?.store.as_ref());
+    page.families_if_any(&stores, OF_STORES);
+    let homes = with(volumes, |v| v.counters.as_ref()?.home.as_ref());
+    page.families_if_any(&homes, OF_HOMES);
+    latencies(page, volumes);
+}
+
+const MEMORY: &str = "Memory by part; `rss` is what the operating system counts, `max` the cap.";
+
 fn memory(page: &mut Page, status: &Status) {
     let memory = &status.memory;
-    page.family(
-        "hdcs_memory_bytes",
-        "gauge",
-        "Memory by part; `rss` is what the operating system counts, `max` the cap.",
-    );
+    page.family("hdcs_memory_bytes", "gauge", MEMORY);
     for (part, bytes) in [
         ("max", memory.max_bytes),
         ("rss", memory.rss_bytes),
@@ -620,7 +662,12 @@ fn cache(page: &mut Page, status: &Status) {
         "Lines that the last start found on the SSD.",
         cache.warm_lines as f64,
     );
-    let counters: [(&'static str, &str, u64); 9] = [
+    let counters: [(&'static str, &str, u64); 10] = [
+        (
+            "hdcs_cache_forgotten_volumes_total",
+            "Volumes whose lines were not used, since the cache's device had lost something that they needed.",
+            cache.forgotten_volumes,
+        ),
         (
             "hdcs_cache_filled_lines_total",
             "Lines filled.",
@@ -787,7 +834,32 @@ mod tests {
             heat: None,
             scrub: open.then(Default::default),
         };
-        render(&status, &[volume("a", true), volume("b", false)])
+        render(&Scrape {
+            node: "n".to_owned(),
+            uptime_ms: 1500,
+            rss_bytes: 1,
+            log_lines_dropped: 0,
+            status: Some(status),
+            volumes: vec![volume("a", true), volume("b", false)],
+        })
+    }
+
+    #[test]
+    fn metrics_of_a_silent_shard_are_what_is_known_without_it() {
+        let page = render(&Scrape {
+            node: "n".to_owned(),
+            uptime_ms: 1500,
+            rss_bytes: 1,
+            log_lines_dropped: 3,
+            status: None,
+            volumes: Vec::new(),
+        });
+        assert!(page.contains("\nhdcs_shard_up 0\n"), "{page}");
+        assert!(
+            page.contains("\nhdcs_log_lines_dropped_total 3\n"),
+            "{page}"
+        );
+        assert!(!page.contains("hdcs_volume_state{"), "{page}");
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! 3. Within one opening, no sector goes back to an older version. (A generation that was
 //!    interrupted by a crash may be cut elsewhere afterwards, within rule 1.)
 //! 4. When all is said to be destaged, it is durable in the backend.
+//! 5. A write with FUA that was acknowledged before M was sent is in the backend by the same measure, or
+//!    something newer in its place. What was acknowledged beside it need not be.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +22,7 @@ use hdcs_core::io::SectorRange;
 
 use crate::check_reads::survived;
 use crate::content::{Content, WriteId};
-use crate::model::{History, Seq};
+use crate::model::{FuaBarrier, History, Seq};
 use crate::violation::Violation;
 
 /// What the backend was given so far.
@@ -36,6 +38,9 @@ pub struct BackendOrder {
     behind: BTreeSet<u64>,
     /// The newest version of each sector that this opening has submitted.
     submitted: BTreeMap<u64, WriteId>,
+    /// How many acknowledged writes with FUA lie before the newest, and what they want of each sector.
+    fua_passed: usize,
+    fua_required: BTreeMap<u64, WriteId>,
 }
 
 impl BackendOrder {
@@ -53,6 +58,7 @@ impl BackendOrder {
     pub fn resized(&mut self, sectors: u64) {
         self.behind.retain(|&sector| sector < sectors);
         self.submitted.retain(|&sector, _| sector < sectors);
+        self.fua_required.retain(|&sector, _| sector < sectors);
     }
 
     /// Check a write or zero that is about to be submitted, against what is `durable`.
@@ -92,6 +98,7 @@ impl BackendOrder {
             newest = newest.max(id);
         }
         self.newest = newest;
+        self.pass_fua(history, &durable)?;
         let boundaries = &history.barriers[self.passed..];
         let passed = boundaries
             .iter()
@@ -129,6 +136,27 @@ impl BackendOrder {
         }
     }
 
+    /// What was acknowledged with FUA before the newest write was sent is durable.
+    fn pass_fua(
+        &mut self,
+        history: &History,
+        durable: &impl Fn(u64) -> Content,
+    ) -> Result<(), Violation> {
+        let newest = self.newest;
+        let barriers = history.fua_barriers[self.fua_passed..].iter();
+        for barrier in barriers.take_while(|barrier| barrier.boundary <= newest) {
+            self.fua_passed += 1;
+            for sector in fua_sectors(history, barrier) {
+                let has = history.matches(sector, durable(sector)).next();
+                if has.unwrap_or(0) < barrier.write {
+                    return Err(lacks_fua(newest, barrier.write, sector, durable(sector)));
+                }
+                self.fua_required.insert(sector, barrier.write);
+            }
+        }
+        Ok(())
+    }
+
     /// Which version of `sector` is being submitted: the oldest that it can legally be.
     fn version(
         &mut self,
@@ -136,7 +164,10 @@ impl BackendOrder {
         sector: u64,
         content: Content,
     ) -> Result<WriteId, Violation> {
+        let of_fua = self.fua_required.get(&sector).copied();
+        let of_fua = of_fua.filter(|&id| is_ordered(history, id, sector));
         let required = history.required(sector, self.enforced);
+        let required = required.max(of_fua.unwrap_or(0));
         let before = self.submitted.get(&sector).copied().unwrap_or(0);
         let candidates: Vec<_> = history.matches(sector, content).collect();
         let Some(&newest) = candidates.first() else {
@@ -167,6 +198,30 @@ impl BackendOrder {
     }
 }
 
+/// Whether a write with FUA that was acknowledged still has to be there.
+fn is_ordered(history: &History, id: WriteId, sector: u64) -> bool {
+    history.covers(id, sector) && history.is_present(id, Seq::MAX)
+}
+
+/// The sectors in which it has to be.
+fn fua_sectors<'a>(
+    history: &'a History,
+    barrier: &'a FuaBarrier,
+) -> impl Iterator<Item = u64> + 'a {
+    let range = history.write(barrier.write).range;
+    (range.start..range.end()).filter(|&sector| is_ordered(history, barrier.write, sector))
+}
+
+fn lacks_fua(newest: WriteId, fua: WriteId, sector: u64, has: Content) -> Violation {
+    Violation::new(
+        "backend-fua-order",
+        format!(
+            "write {newest} goes to the backend, but write {fua}, which was acknowledged with FUA before it \
+             was sent, is not durable there (sector {sector} holds {has:?})"
+        ),
+    )
+}
+
 /// Check a backend that is all that is left: `content` tells each sector.
 pub fn check_whole(history: &History, content: impl Fn(u64) -> Content) -> Result<(), Violation> {
     check_first(history.sectors(), history, content)
@@ -188,6 +243,19 @@ pub fn check_first(
                     format!("sector {sector} of the backend holds {:?}", content(sector)),
                 ));
             }
+        }
+    }
+    let fua = history.fua_barriers.iter();
+    let fua = fua.take_while(|barrier| barrier.boundary <= newest);
+    for barrier in fua {
+        let lacking = fua_sectors(history, barrier)
+            .filter(|&sector| sector < sectors)
+            .find(|&sector| {
+                let has = history.matches(sector, content(sector)).next();
+                has.unwrap_or(0) < barrier.write
+            });
+        if let Some(sector) = lacking {
+            return Err(lacks_fua(newest, barrier.write, sector, content(sector)));
         }
     }
     let passed = history
@@ -315,6 +383,39 @@ mod tests {
         assert_eq!(second, fixture.write(1));
         assert_eq!(fixture.destage(0, first), None);
         assert_eq!(fixture.destage(1, second), None);
+    }
+
+    #[test]
+    fn backend_order_catches_what_overtakes_an_acknowledged_write_with_fua() {
+        for destaged in [false, true] {
+            let mut fixture = Fixture::new();
+            let beside = fixture.write(2);
+            let journal = fixture.write(0);
+            fixture.history.order_fua(journal);
+            let next = fixture.write(1);
+            if destaged {
+                assert_eq!(fixture.destage(0, journal), None);
+            }
+            let rule = (!destaged).then_some("backend-fua-order");
+            assert_eq!(fixture.submit(1, next), rule);
+            fixture.backend[1] = Content::Write(next);
+            let whole = check_whole(&fixture.history, |s| fixture.backend[s as usize]);
+            assert_eq!(whole.err().map(|violation| violation.rule), rule);
+            // What was written beside it may come later.
+            let late = destaged.then(|| fixture.submit(2, beside));
+            assert_eq!(late.flatten(), None);
+        }
+    }
+
+    /// A write that was sent before the acknowledgement is not ordered by it.
+    #[test]
+    fn backend_order_lets_what_was_under_way_overtake_a_write_with_fua() {
+        let mut fixture = Fixture::new();
+        let journal = fixture.write(0);
+        let beside = fixture.write(1);
+        fixture.history.order_fua(journal);
+        assert_eq!(fixture.destage(1, beside), None);
+        assert!(check_whole(&fixture.history, |s| fixture.backend[s as usize]).is_ok());
     }
 
     #[test]

@@ -6,12 +6,14 @@
 //! superblock of a clean close that says that the log went on, is proof that data was lost.
 
 use hdcs_core::format::{
-    LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LOG_VERSION_PLAIN, LogSuperblock, SpanEntry, SpanHeader,
-    block_checksum,
+    LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
 };
 use hdcs_core::limits::BLOCK_BYTES;
 
 use crate::disk::Disk;
+
+/// Where the superblocks are, as documented.
+const SUPERBLOCKS: [u64; 2] = [0, 16];
 
 /// What a log's image says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +26,9 @@ pub struct LogView {
 
 /// The newest of those on the device, and of what is kept of the same log beside it.
 pub(crate) fn superblock(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogSuperblock> {
-    let found = (0..2)
-        .filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok())
+    let found = SUPERBLOCKS
+        .into_iter()
+        .filter_map(|block| LogSuperblock::parse(&read(disk, block, 1)).ok())
         .max_by_key(|superblock| superblock.sequence.get())?;
     let kept =
         kept.filter(|kept| kept.log == found.log && kept.sequence.get() > found.sequence.get());
@@ -42,7 +45,7 @@ pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
     let superblock = superblock(disk, kept)?;
     let ring = Ring::of(disk, &superblock);
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
-    while let Some((_, span)) = ring.next(end, chain) {
+    while let Some(span) = ring.next(end, chain) {
         (end, chain) = (span.end, span.checksum);
     }
     let clean_head = superblock.clean_head.get();
@@ -53,31 +56,7 @@ pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
     })
 }
 
-/// Whether a program that knows only logs of the first version would open the image on `disk` and take
-/// a span of a later version for the log's end: a superblock that it can read names what it cannot.
-pub fn hides_compressed(disk: &Disk) -> bool {
-    let superblocks =
-        || (0..2).filter_map(|index| LogSuperblock::parse(&read(disk, index, 1)).ok());
-    let plain = superblocks().filter(|found| found.version.get() == LOG_VERSION_PLAIN);
-    let Some(tail) = plain.map(|found| found.tail.get()).min() else {
-        return false;
-    };
-    let Some(newest) = superblocks().max_by_key(|found| found.sequence.get()) else {
-        return false;
-    };
-    let ring = Ring::of(disk, &newest);
-    let (mut end, mut chain) = (newest.tail.get(), newest.tail_chain.get());
-    while let Some((at, span)) = ring.next(end, chain) {
-        if span.version > LOG_VERSION_PLAIN && at >= tail {
-            return true;
-        }
-        (end, chain) = (span.end, span.checksum);
-    }
-    false
-}
-
 struct Span {
-    version: u16,
     end: u64,
     checksum: u64,
 }
@@ -105,11 +84,11 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// The whole span that follows one that ends at `end` and has checksum `chain`, and where it begins.
-    fn next(&self, end: u64, chain: u64) -> Option<(u64, Span)> {
+    /// The whole span that follows one that ends at `end` and has checksum `chain`.
+    fn next(&self, end: u64, chain: u64) -> Option<Span> {
         let wrapped = end.next_multiple_of(self.blocks);
         let mut places = [end, wrapped].into_iter();
-        places.find_map(|at| Some((at, self.span(at, chain)?)))
+        places.find_map(|at| self.span(at, chain))
     }
 
     /// The control part at a position, if it is one of this log.
@@ -152,7 +131,6 @@ impl<'a> Ring<'a> {
             }
         }
         Some(Span {
-            version: header.version.get(),
             end: position + control_blocks + data_blocks as u64,
             checksum: header.checksum.get(),
         })
@@ -169,7 +147,7 @@ impl<'a> Ring<'a> {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::format::{LOG_MAGIC, LOG_VERSION, SPAN_MAGIC};
+    use hdcs_core::format::{LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_VERSION, SPAN_MAGIC};
 
     use super::*;
 
@@ -181,7 +159,8 @@ mod tests {
         let mut superblock = LogSuperblock {
             magic: LOG_MAGIC,
             version: LOG_VERSION.into(),
-            reserved_a: [0; 6],
+            holds: LOG_HOLDS_VOLUME.into(),
+            reserved_a: [0; 4],
             checksum: 0.into(),
             volume: [1; 16],
             log: 77.into(),
@@ -195,7 +174,10 @@ mod tests {
             sync_points: 0.into(),
             data_key: [0; 16],
             flags: 0.into(),
-            reserved_b: [0; 3960],
+            cache: 0.into(),
+            cache_stamp: 0.into(),
+            backend_commit: [0; 64],
+            reserved_b: [0; 3880],
         };
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
@@ -288,22 +270,6 @@ mod tests {
                 proof: false
             })
         );
-    }
-
-    #[test]
-    fn log_view_finds_what_an_older_program_would_forget() {
-        let mut disk = log();
-        assert!(!hides_compressed(&disk), "no superblock that it can read");
-        // One more superblock, of the first version, older or newer.
-        for sequence in [0u64, 2] {
-            let mut superblock = LogSuperblock::parse(&read(&disk, 0, 1)).unwrap();
-            superblock.version = LOG_VERSION_PLAIN.into();
-            superblock.sequence = sequence.into();
-            superblock.seal();
-            let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
-            disk.put(BLOCK_BYTES as u64, &bytes);
-            assert!(hides_compressed(&disk));
-        }
     }
 
     #[test]

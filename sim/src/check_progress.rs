@@ -49,6 +49,18 @@ impl<T> Requests<T> {
         }
     }
 
+    /// What the sender of one that waits remembers.
+    pub fn get(&self, id: RequestId) -> Option<&T> {
+        self.waiting.get(&id.0).map(|(_, what)| what)
+    }
+
+    /// The first one sent of those that are such.
+    pub fn first(&self, is: impl Fn(&T) -> bool) -> Option<RequestId> {
+        let mut waiting = self.waiting.iter();
+        let first = waiting.find(|(_, (_, what))| is(what));
+        first.map(|(&id, _)| RequestId(id))
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.waiting.len()

@@ -46,6 +46,11 @@ impl Durability {
         self.persist = persist;
     }
 
+    /// Whether an acknowledgement means durability at present.
+    pub fn is_on_write(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// A flush is about to be sent.
     pub fn flush_sent(&mut self) {
         if self.persist == Persist::Auto {

@@ -7,10 +7,12 @@
 //! 4. A read that races a write sees old or new, sector by sector.
 //! 5. A write that failed left old or new, sector by sector.
 //! 6. Rot flips bits at rest. It can be undone, so that a run goes on after a refused opening.
+//! 7. Once, if it is told to, it breaks these rules in one of the ways of [`Lie`].
 //!
 //! Times and failures are decided by whoever drives it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
@@ -20,6 +22,57 @@ type Block = Box<[u8; BLOCK_BYTES]>;
 
 /// Names one operation in flight.
 pub type OpId = u64;
+
+/// How a device lies: what firmware, cables and controllers were seen to do, each once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// A write is acknowledged and never happens.
+    LostWrite,
+    /// A write is acknowledged and happens in another place.
+    MisdirectedWrite,
+    /// The durable write that was acknowledged last is undone by a power cut.
+    NewestWriteLost,
+    /// A cut write damages blocks beside it, in the same unit of 16 to 64 KiB.
+    DamagedNeighbour,
+    /// A read returns what lies in another place.
+    MisdirectedRead,
+    /// A read returns bytes that are not on the medium; the next one is right.
+    BadRead,
+}
+
+impl Lie {
+    /// Every one.
+    pub const ALL: [Self; 6] = [
+        Self::LostWrite,
+        Self::MisdirectedWrite,
+        Self::NewestWriteLost,
+        Self::DamagedNeighbour,
+        Self::MisdirectedRead,
+        Self::BadRead,
+    ];
+
+    fn is_of_writes(self) -> bool {
+        matches!(self, Self::LostWrite | Self::MisdirectedWrite)
+    }
+
+    fn is_of_reads(self) -> bool {
+        matches!(self, Self::MisdirectedRead | Self::BadRead)
+    }
+
+    fn is_of_power_cuts(self) -> bool {
+        matches!(self, Self::NewestWriteLost | Self::DamagedNeighbour)
+    }
+}
+
+/// A lie that was told, and the bytes that it was told of: those that are wrong on the medium from then on, or those
+/// that were asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Which.
+    pub lie: Lie,
+    /// Where.
+    pub bytes: Range<u64>,
+}
 
 /// When a read looks at the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +109,11 @@ pub struct Disk {
     next_op: OpId,
     /// Bits flipped and not overwritten since, by byte offset.
     rot: BTreeMap<u64, u8>,
+    /// The lie that is to be told, after so many operations of its kind.
+    lie: Option<(Lie, u64)>,
+    told: Option<Told>,
+    /// What the durable write that was acknowledged last has replaced, while a power cut is to undo it.
+    replaced: Option<(u64, Vec<u8>)>,
     random: Rng,
 }
 
@@ -70,8 +128,53 @@ impl Disk {
             ops: BTreeMap::new(),
             next_op: 0,
             rot: BTreeMap::new(),
+            lie: None,
+            told: None,
+            replaced: None,
             random: Rng::with_seed(seed),
         }
+    }
+
+    /// Tell this lie once: at the read or write after `skip` others, or at the power cut after so many.
+    pub fn lie_once(&mut self, lie: Lie, skip: u64) {
+        self.lie = Some((lie, skip));
+    }
+
+    /// The lie that was told last, if any was.
+    pub fn told(&self) -> Option<&Told> {
+        self.told.as_ref()
+    }
+
+    /// Whether a lie of this kind is told now, and which.
+    fn lies(&mut self, of: impl Fn(Lie) -> bool) -> Option<Lie> {
+        let (lie, skip) = self.lie.as_mut().filter(|(lie, _)| of(*lie))?;
+        if let Some(left) = skip.checked_sub(1) {
+            *skip = left;
+            return None;
+        }
+        let lie = *lie;
+        self.lie = None;
+        Some(lie)
+    }
+
+    fn tell(&mut self, lie: Lie, offset: u64, bytes: usize) {
+        let bytes = offset..offset + bytes as u64;
+        self.told = Some(Told { lie, bytes });
+    }
+
+    /// Another place of so many bytes: near by or anywhere.
+    fn elsewhere(&mut self, offset: u64, bytes: usize) -> Option<u64> {
+        let block = BLOCK_BYTES as u64;
+        let places = (self.bytes.checked_sub(bytes as u64)?) / block + 1;
+        let here = offset / block;
+        let place = if self.random.bool() {
+            let near = 32.min(places - 1);
+            let first = here.saturating_sub(near / 2).min(places - 1 - near);
+            self.random.u64(first..=first + near)
+        } else {
+            self.random.u64(..places)
+        };
+        (place != here).then_some(place * block)
     }
 
     /// Its size.
@@ -155,11 +258,42 @@ impl Disk {
                 sector.copy_from_slice(&early[start..start + sector.len()]);
             }
         }
+        match self.lies(Lie::is_of_reads) {
+            Some(lie @ Lie::MisdirectedRead) => {
+                if let Some(place) = self.elsewhere(offset, out.len()) {
+                    self.peek(place, out);
+                    self.tell(lie, offset, out.len());
+                }
+            }
+            Some(lie) => {
+                let start = self.random.usize(..out.len());
+                let end = self.random.usize(start + 1..=out.len());
+                self.random.fill(&mut out[start..end]);
+                self.tell(lie, offset + start as u64, end - start);
+            }
+            None => {}
+        }
     }
 
     /// End a write well: it is visible, and on the medium if it was durable.
     pub fn complete_write(&mut self, op: OpId) {
         let (offset, data, durable) = self.take_write(op);
+        match self.lies(Lie::is_of_writes) {
+            Some(lie @ Lie::MisdirectedWrite) => {
+                if let Some(place) = self.elsewhere(offset, data.len()) {
+                    self.store(place, &data, durable, |_, _| true);
+                    self.tell(lie, offset, data.len());
+                    return;
+                }
+            }
+            Some(lie) => return self.tell(lie, offset, data.len()),
+            None => {}
+        }
+        if durable && matches!(self.lie, Some((Lie::NewestWriteLost, 0))) {
+            let mut before = vec![0; data.len()];
+            self.peek(offset, &mut before);
+            self.replaced = Some((offset, before));
+        }
         self.store(offset, &data, durable, |_, _| true);
     }
 
@@ -213,10 +347,44 @@ impl Disk {
                 }
             }
         }
+        let lie = self.lies(Lie::is_of_power_cuts);
+        if let Some((lie, (offset, before))) = lie.zip(self.replaced.take()) {
+            self.tell(lie, offset, before.len());
+            self.store(offset, &before, true, |_, _| true);
+        }
+        let mut cut = Vec::new();
         for (_, op) in std::mem::take(&mut self.ops) {
             if let Op::Write { offset, data, .. } = op {
                 self.tear(offset, &data, true);
+                cut.push(offset..offset + data.len() as u64);
             }
+        }
+        if lie == Some(Lie::DamagedNeighbour) && !cut.is_empty() {
+            let write = self.random.usize(..cut.len());
+            self.damage_beside(&cut[write]);
+        }
+    }
+
+    /// Damage blocks of the units in which a cut write begins or ends, but not its own.
+    fn damage_beside(&mut self, cut: &Range<u64>) {
+        let unit = (16 << 10) << self.random.u32(..3);
+        let block = BLOCK_BYTES as u64;
+        let first = cut.start / unit * unit;
+        let end = cut.end.next_multiple_of(unit).min(self.bytes);
+        let beside = (first..cut.start).chain(cut.end..end).step_by(BLOCK_BYTES);
+        let (mut from, mut to) = (u64::MAX, 0);
+        for offset in beside.collect::<Vec<_>>() {
+            if self.random.bool() {
+                let mut garbage = [0; BLOCK_BYTES];
+                if self.random.bool() {
+                    self.random.fill(&mut garbage);
+                }
+                self.store(offset, &garbage, true, |_, _| true);
+                (from, to) = (from.min(offset), to.max(offset + block));
+            }
+        }
+        if from < to {
+            self.tell(Lie::DamagedNeighbour, from, (to - from) as usize);
         }
     }
 
@@ -240,6 +408,7 @@ impl Disk {
         self.volatile.clear();
         self.ops.clear();
         self.rot.clear();
+        self.replaced = None;
     }
 
     /// Flip one bit at rest. Blocks that were not written are left alone; tells whether it flipped.
@@ -512,6 +681,102 @@ mod tests {
             mixed |= out.contains(&0) && out.contains(&9);
         }
         assert!(mixed);
+    }
+
+    /// A disk that holds a 1 in each byte of its first 32 blocks, and is about to tell a lie.
+    fn liar(pool: &Rc<Pool>, lie: Lie, seed: u64) -> Disk {
+        let mut disk = Disk::new(64 * BLOCK, seed);
+        let op = disk.submit_write(0, &block(pool, 32, 1), true);
+        disk.complete_write(op);
+        disk.lie_once(lie, 0);
+        disk
+    }
+
+    fn write(disk: &mut Disk, pool: &Rc<Pool>, block_number: u64, mark: u8) {
+        let op = disk.submit_write(block_number * BLOCK, &block(pool, 1, mark), true);
+        disk.complete_write(op);
+    }
+
+    #[test]
+    fn disk_loses_one_write_when_it_is_to_lie() {
+        let pool = Pool::new(1 << 20);
+        let mut disk = liar(&pool, Lie::LostWrite, 1);
+        write(&mut disk, &pool, 2, 7);
+        assert_eq!(read(&mut disk, 2 * BLOCK, 4096), vec![1; 4096]);
+        let bytes = 2 * BLOCK..3 * BLOCK;
+        assert_eq!(disk.told().map(|told| told.bytes.clone()), Some(bytes));
+        write(&mut disk, &pool, 2, 7);
+        assert_eq!(read(&mut disk, 2 * BLOCK, 4096), vec![7; 4096], "only once");
+    }
+
+    #[test]
+    fn disk_writes_elsewhere_once_when_it_is_to_lie() {
+        let pool = Pool::new(1 << 20);
+        for seed in 0..20 {
+            let mut disk = liar(&pool, Lie::MisdirectedWrite, seed);
+            write(&mut disk, &pool, 2, 7);
+            let all = read(&mut disk, 0, 64 * BLOCK_BYTES);
+            let hit = |block: &[u8]| block.iter().all(|&byte| byte == 7);
+            assert_eq!(
+                all.chunks(BLOCK_BYTES).filter(|block| hit(block)).count(),
+                1
+            );
+            let told = disk.told().is_some();
+            assert_eq!(hit(&all[2 * BLOCK_BYTES..3 * BLOCK_BYTES]), !told);
+        }
+    }
+
+    #[test]
+    fn disk_undoes_the_newest_write_at_a_power_cut_when_it_is_to_lie() {
+        let pool = Pool::new(1 << 20);
+        let mut disk = liar(&pool, Lie::NewestWriteLost, 1);
+        write(&mut disk, &pool, 2, 7);
+        write(&mut disk, &pool, 3, 8);
+        assert_eq!(
+            read(&mut disk, 3 * BLOCK, 4096),
+            vec![8; 4096],
+            "until then"
+        );
+        disk.power_cut();
+        assert_eq!(read(&mut disk, 2 * BLOCK, 4096), vec![7; 4096]);
+        assert_eq!(read(&mut disk, 3 * BLOCK, 4096), vec![1; 4096]);
+        write(&mut disk, &pool, 3, 9);
+        disk.power_cut();
+        assert_eq!(read(&mut disk, 3 * BLOCK, 4096), vec![9; 4096], "only once");
+    }
+
+    #[test]
+    fn disk_damages_what_lies_beside_a_cut_write_when_it_is_to_lie() {
+        let pool = Pool::new(1 << 20);
+        let mut damaged = 0;
+        for seed in 0..20 {
+            let mut disk = liar(&pool, Lie::DamagedNeighbour, seed);
+            disk.submit_write(17 * BLOCK, &block(&pool, 1, 1), true);
+            disk.power_cut();
+            let all = read(&mut disk, 0, 32 * BLOCK_BYTES);
+            let blocks = all.chunks(BLOCK_BYTES).enumerate();
+            for (number, _) in blocks.filter(|(_, block)| block.iter().any(|&byte| byte != 1)) {
+                assert!((16..32).contains(&number) && number != 17, "block {number}");
+                damaged += 1;
+            }
+        }
+        assert!(damaged > 20);
+    }
+
+    #[test]
+    fn disk_reads_wrongly_once_when_it_is_to_lie() {
+        let pool = Pool::new(1 << 20);
+        let (mut elsewhere, mut garbage) = (0, 0);
+        for seed in 0..20 {
+            let mut disk = liar(&pool, Lie::MisdirectedRead, seed);
+            write(&mut disk, &pool, 2, 7);
+            elsewhere += usize::from(read(&mut disk, 2 * BLOCK, 4096) != vec![7; 4096]);
+            assert_eq!(read(&mut disk, 2 * BLOCK, 4096), vec![7; 4096]);
+            let mut disk = liar(&pool, Lie::BadRead, seed);
+            garbage += usize::from(read(&mut disk, 2 * BLOCK, 4096) != vec![1; 4096]);
+            assert_eq!(read(&mut disk, 2 * BLOCK, 4096), vec![1; 4096]);
+        }
+        assert!(elsewhere > 10 && garbage > 10, "{elsewhere} {garbage}");
     }
 
     #[test]

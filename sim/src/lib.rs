@@ -9,13 +9,15 @@
 //! * [`disk`], [`backend`] and [`clock`] are what the world is made of; they lie only as real ones may.
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
-//! * [`objects`] is another world: volumes over object stores. [`home`] is a third: storage mode.
+//! * [`objects`] is another world: volumes over object stores. [`home`] is a third: storage mode. [`ranges`] is a
+//!   fourth: long ranges on large volumes.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 pub mod backend;
 pub mod check_backend;
 pub mod check_benefit;
 pub mod check_bounds;
+pub mod check_cost;
 pub mod check_heat;
 pub mod check_log;
 pub mod check_lost;
@@ -36,6 +38,7 @@ pub mod model;
 pub mod objects;
 pub mod outcome;
 pub mod plant;
+pub mod ranges;
 pub mod run;
 pub mod scenario;
 pub mod toy_cipher;

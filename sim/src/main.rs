@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use hdcs_sim::outcome::{self, Outcome};
-use hdcs_sim::{home, objects, plant, run, world};
+use hdcs_sim::{home, objects, plant, ranges, run, world};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -19,6 +19,8 @@ enum Kind {
     Objects,
     /// The home of a volume in storage mode.
     Home,
+    /// Long ranges on a large volume.
+    Ranges,
 }
 
 /// Run the core in simulated worlds, one for each seed.
@@ -34,7 +36,7 @@ struct Arguments {
     /// Replay one seed and print everything that happens.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Which world: a node, a volume over an object store, or the home of one in storage mode.
+    /// Which world: a node, a volume over an object store, the home of one in storage mode, or long ranges.
     #[arg(long, default_value = "node")]
     world: Kind,
     /// Plant a bug: every seed that survives it is one that the checkers missed.
@@ -94,6 +96,7 @@ struct Summary {
     node: world::Coverage,
     objects: objects::scenario::Coverage,
     home: home::Coverage,
+    ranges: ranges::Coverage,
 }
 
 impl Summary {
@@ -113,6 +116,10 @@ impl Summary {
                 self.home.add(&saw);
                 u64::from(saw.cut)
             }),
+            Kind::Ranges => ranges::run(seed, options.of()).map(|saw| {
+                self.ranges.add(&saw);
+                0
+            }),
         };
         self.failures += u64::from(outcome.violation.is_some());
         outcome
@@ -130,6 +137,7 @@ fn plants(world: Kind) -> Vec<String> {
         Kind::Node => names::<plant::Plant>(),
         Kind::Objects => names::<objects::plant::Plant>(),
         Kind::Home => names::<home::plant::Plant>(),
+        Kind::Ranges => names::<ranges::Plant>(),
     }
 }
 
@@ -181,6 +189,7 @@ fn main() -> ExitCode {
         Kind::Node => summary.node.to_string(),
         Kind::Objects => summary.objects.to_string(),
         Kind::Home => summary.home.to_string(),
+        Kind::Ranges => summary.ranges.to_string(),
     };
     println!(
         "{runs} runs in {:.1} s, {failures} failed: {coverage}",
@@ -233,6 +242,7 @@ fn run_one(seed: u64, options: Options<'_>, summary: &mut Summary) -> Option<u64
             Kind::Node => "",
             Kind::Objects => " --world objects",
             Kind::Home => " --world home",
+            Kind::Ranges => " --world ranges",
         };
         let plant = options.plant.map(|plant| format!(" --plant {plant}"));
         let step = options

@@ -78,6 +78,15 @@ pub struct Barrier {
     pub issued: Seq,
 }
 
+/// One acknowledged write with FUA.
+#[derive(Clone, Copy, Debug)]
+pub struct FuaBarrier {
+    /// The first write that was sent after it was acknowledged.
+    pub boundary: WriteId,
+    /// It goes before the boundary; what was written beside it need not.
+    pub write: WriteId,
+}
+
 /// A flush in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct FlushOp {
@@ -118,6 +127,7 @@ pub struct History {
     /// The past epochs; the present one has not ended.
     pub(crate) epochs: Vec<Epoch>,
     pub(crate) barriers: Vec<Barrier>,
+    pub(crate) fua_barriers: Vec<FuaBarrier>,
     /// Writes of this epoch below this one must survive whatever happens.
     pub(crate) promised: WriteId,
     /// One above the newest acknowledged write.
@@ -153,6 +163,7 @@ impl History {
             writes: vec![before],
             epochs: Vec::new(),
             barriers: Vec::new(),
+            fua_barriers: Vec::new(),
             promised: 0,
             acked_end: 0,
             direct: false,
@@ -215,6 +226,14 @@ impl History {
             self.unsettled.push((id, seq));
         }
         self.acked_end = self.acked_end.max(id + 1);
+    }
+
+    /// It was one with FUA.
+    pub fn order_fua(&mut self, id: WriteId) {
+        self.fua_barriers.push(FuaBarrier {
+            boundary: self.next_write(),
+            write: id,
+        });
     }
 
     /// It is refused: it has had no effect and never will.

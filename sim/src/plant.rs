@@ -17,14 +17,19 @@ pub enum Plant {
     TornLogWrite,
     /// A backend flush is said to be done and flushes nothing: retired before it was durable.
     FlushLie,
+    /// A write with FUA is acknowledged when it is durable, and orders nothing.
+    ForgottenFua,
     /// A backend write is said to be done and happens much later, past the flush.
     LateBackendWrite,
     /// A backend write is said to be done when only its first half is.
     TornBackendWrite,
     /// Zeroes never reach the backend.
     LostZero,
-    /// A durable write to the cache device is swallowed: an invalidation is forgotten.
+    /// Durable writes to the cache device are swallowed, and logs do not say what they wait for: invalidations are
+    /// forgotten.
     LostInvalidation,
+    /// Logs do not say which invalidations they have waited for.
+    ForgottenTie,
     /// A byte of a reply is wrong: a skipped checksum.
     CorruptReply,
     /// A read is answered from the backend, past the log.
@@ -97,8 +102,6 @@ pub enum Plant {
     LostKeeping,
     /// It is said to be kept long before it is.
     LateKeeping,
-    /// A superblock that is to say that there may be compressed entries is said to be durable, and is not.
-    LostDeclaration,
     /// An opening does not look for a superblock beside the log's device.
     StaleLog,
     /// What is dear to read again is not held on to.
@@ -109,6 +112,10 @@ pub enum Plant {
     UncountedReads,
     /// What is cut off with the end of a volume stays in the cache.
     KeptCut,
+    /// A read waits until nothing of its range is being written.
+    StarvedRead,
+    /// A read of the log that has brought wrong bytes once does so again.
+    StuckRead,
 }
 
 impl Plant {
@@ -121,6 +128,8 @@ impl Plant {
     fn one_in(self) -> u32 {
         match self {
             Self::LostInvalidation
+            | Self::ForgottenFua
+            | Self::ForgottenTie
             | Self::IgnoredFence
             | Self::StaleReadmission
             | Self::FalseAtomicity
@@ -139,7 +148,6 @@ impl Plant {
             | Self::HoardedPins
             | Self::ForgottenWarmUp
             | Self::LateKeeping
-            | Self::LostDeclaration
             | Self::StaleLog
             | Self::BlindWeights
             | Self::IgnoredMarks
@@ -151,6 +159,8 @@ impl Plant {
             | Self::DeafFlush
             | Self::UndoubtedFlush
             | Self::KeptCut
+            | Self::StarvedRead
+            | Self::StuckRead
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

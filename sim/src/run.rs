@@ -29,14 +29,16 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::StaleReadmission) => Scenario::draw_for_cache_trouble(seed),
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
+        Some(Plant::StuckRead) => Scenario::draw_for_spoiled_reads(seed),
+        Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
         Some(Plant::LostKeeping | Plant::LateKeeping | Plant::StaleLog) => {
             Scenario::draw_for_failed_logs(seed)
         }
-        Some(Plant::LostDeclaration) => Scenario::draw_for_compression(seed),
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
+        Some(Plant::ForgottenTie) => Scenario::draw_for_undone_writes(seed),
         _ => Scenario::draw(seed),
     };
     if let Some(
@@ -58,9 +60,16 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         scenario = scenario.shortened();
         scenario.endings.insert(0, Ending::PowerCut(step));
     }
+    run_scenario(&scenario, options)
+}
+
+/// Run one scenario; of the options only the plant and whether to print count.
+pub fn run_scenario(scenario: &Scenario, options: Options) -> Outcome {
     let world = World::new(scenario.clone(), options.plant, options.verbose);
-    let drive = |world: &mut World| drive(world, &scenario);
-    Outcome::of(seed, world, drive, |world| (&world.trace, world.coverage))
+    let drive = |world: &mut World| drive(world, scenario);
+    Outcome::of(scenario.seed, world, drive, |world| {
+        (&world.trace, world.coverage())
+    })
 }
 
 fn drive(world: &mut World, scenario: &Scenario) -> Result<(), Violation> {

@@ -9,6 +9,7 @@ use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, VolumeConfig, When
 
 use crate::clock::Latency;
 use crate::content::{Content, mix};
+use crate::disk::Lie;
 use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
@@ -36,6 +37,8 @@ pub struct Faults {
     pub log_read_one_in: u32,
     /// Bits of the logs rot.
     pub log_rot: bool,
+    /// Reads of the log that bring wrong bytes, once.
+    pub log_spoils_one_in: u32,
     /// A log's device dies, until the node starts again.
     pub log_death: bool,
     /// Superblocks that cannot be kept beside the log's device.
@@ -46,6 +49,10 @@ pub struct Faults {
     pub cache_death: bool,
     /// Bits of the cache device rot.
     pub cache_rot: bool,
+    /// The cache device lies once, after so many operations of the kind.
+    pub cache_lie: Option<(Lie, u64)>,
+    /// The first volume's log device does. No scenario has it of itself.
+    pub log_lie: Option<(Lie, u64)>,
     /// Backend operations that fail.
     pub backend_one_in: u32,
     /// Backend writes find no space, for a while.
@@ -62,6 +69,26 @@ pub struct Faults {
     pub backend_hang: bool,
     /// Another owner takes the backend over.
     pub backend_fence: bool,
+}
+
+impl Faults {
+    /// Whether what the cache device holds may become something else.
+    pub const fn spoil_cache(&self) -> bool {
+        self.cache_rot || self.cache_lie.is_some()
+    }
+}
+
+/// A lie that a device tells in a run of so many power cuts, and when.
+fn draw_lie(random: &mut Rng, cuts: u64) -> (Lie, u64) {
+    let lie = pick(random, &Lie::ALL);
+    let skip = match lie {
+        Lie::NewestWriteLost | Lie::DamagedNeighbour => random.u64(..cuts.max(1)),
+        _ => {
+            let scale = pick(random, &[3, 30, 300, 3000]);
+            random.u64(..scale)
+        }
+    };
+    (lie, skip)
 }
 
 /// One volume of a run.
@@ -276,28 +303,76 @@ impl Scenario {
         if random.u32(..12) == 0 {
             scenario.fail_flushes(random);
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(18)));
+        // Where rot is met as well, it could be taken for what has passed.
+        if random.u32(..5) == 0 && !scenario.faults.log_rot {
+            scenario.faults.log_spoils_one_in = pick(random, &[3, 20]);
+        }
         let one_in = |stream, count| Rng::with_seed(mix(seed ^ mix(stream))).u32(..count) == 0;
         scenario.resizes = one_in(14, 6);
         scenario.repins = one_in(15, 6);
         scenario.packed_rots = one_in(16, 3);
         scenario.fills_before_scrub = one_in(17, 2);
+        let random = &mut Rng::with_seed(mix(seed ^ mix(18)));
+        // What clones share is looked at where nothing spoils it.
+        if random.u32(..4) == 0 && scenario.origin.is_none() {
+            scenario.faults.cache_lie = Some(draw_lie(random, 3));
+        }
         scenario
     }
 
-    /// A scenario of a seed in which crashes come just after compression was turned on.
-    pub fn draw_for_compression(seed: u64) -> Self {
-        let mut scenario = Self::draw(seed);
-        scenario.flip_compression(&mut Rng::with_seed(mix(seed ^ mix(12))));
+    /// A scenario of a seed in which the device of the cache lies once, and what comes back from it after power cuts
+    /// matters.
+    pub fn draw_for_cache_lies(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_cache(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults.cache_hang = false;
+        scenario.faults.cache_rot = false;
+        scenario.faults.backend_fence = false;
+        let cut = |random: &mut Rng| Ending::PowerCut(random.u64(500..5000));
+        scenario.endings = (0..4).map(|_| cut(random)).collect();
+        scenario.faults.cache_lie = Some(draw_lie(random, 4));
+        if random.u32(..3) == 0 {
+            scenario.draw_policies(random);
+        }
+        if random.bool() {
+            // Another volume shares the cache, and what one is told is none of the other's business.
+            let mut second = scenario.volumes[0].clone();
+            second.config.number = 2;
+            second.config.uuid = [2; 16];
+            second.behaviour = Behaviour::draw(random);
+            scenario.volumes.push(second);
+        }
         scenario
     }
 
+    /// The same, and the lie is that the newest durable write is gone after a power cut.
+    pub fn draw_for_undone_writes(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_cache_lies(seed);
+        let random = &mut Rng::with_seed(mix(seed ^ mix(1)));
+        // Not before there are lines on the device.
+        scenario.faults.cache_lie = Some((Lie::NewestWriteLost, random.u64(1..4)));
+        scenario.faults.cache_wiped = false;
+        scenario.switches = false;
+        scenario.requests = 1000;
+        for volume in &mut scenario.volumes {
+            volume.config.policy = Policy::WriteBack;
+            volume.behaviour.read_percent = random.u32(50..80);
+            volume.behaviour.sectors_max = 64;
+            volume.behaviour.hot_percent = 0;
+        }
+        scenario
+    }
+
+    /// Compression comes and goes, with crashes in between: logs hold both kinds of entries.
     fn flip_compression(&mut self, random: &mut Rng) {
         self.flips_compression = true;
         for volume in &mut self.volumes {
             volume.config.compression = Some(Method::Lz4);
             volume.behaviour.read_percent = volume.behaviour.read_percent.min(30);
         }
-        // Without compression the superblocks come to say nothing of it; with it a crash comes before they both do.
         let kill = |random: &mut Rng| Ending::Kill(random.u64(3..150));
         let pairs = (0..6).map(|_| [Ending::Close { destage: true }, kill(random)]);
         self.endings = pairs.flatten().collect();
@@ -401,6 +476,40 @@ impl Scenario {
         scenario.draw_silence(random);
         scenario.faults.cache_hang = false;
         scenario.crash_past_log(random);
+        scenario
+    }
+
+    /// A scenario of a seed in which logs are read much, and now and then a read brings wrong bytes.
+    pub fn draw_for_spoiled_reads(seed: u64) -> Self {
+        let mut scenario = Self::draw(seed);
+        scenario.faults.log_rot = false;
+        scenario.faults.log_spoils_one_in = 3;
+        for volume in &mut scenario.volumes {
+            volume.config.resident_bytes_max = 0;
+        }
+        scenario
+    }
+
+    /// A scenario of a seed in which a block is rewritten all the time.
+    pub fn draw_for_hot_blocks(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_volumes(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults = Faults::default();
+        scenario.endings = vec![Ending::Close { destage: false }];
+        scenario.requests = 1000;
+        scenario.pool_bytes = 64 << 20;
+        for volume in &mut scenario.volumes {
+            volume.base.truncate(8);
+            volume.base.resize(8, Content::Zero);
+            volume.config.bytes = BLOCK_BYTES as u64;
+            volume.config.persist = Persist::OnWrite;
+            volume.behaviour.depth = pick(random, &[4, 8, 16]);
+            volume.behaviour.read_percent = 5;
+            volume.behaviour.flush_one_in = 0;
+            volume.behaviour.odd_one_in = 100;
+        }
         scenario
     }
 
@@ -663,6 +772,13 @@ impl Scenario {
         } else {
             FillMarks::default()
         }
+    }
+
+    /// The steps in which the cache forgets long ranges: for half of the seeds so small that it takes many.
+    pub fn cache_steps(&self) -> Option<(usize, usize)> {
+        let random = &mut Rng::with_seed(mix(self.seed ^ mix(18)));
+        let steps = (pick(random, &[1, 8, 64]), pick(random, &[5, 50, 1000]));
+        random.bool().then_some(steps)
     }
 
     /// By what the cache chooses what it keeps: for one seed in two by benefit.

@@ -34,7 +34,10 @@ fn objects_seeds_hold_and_cover() {
             && coverage.inherited_blocks > 500
             && coverage.compressed > 500
             && coverage.frames > coverage.compressed * 5 / 4
-            && coverage.frame_gets > 1000,
+            && coverage.frame_gets > 1000
+            && coverage.flushes_beside_readers > 100
+            && coverage.dead_clones > 5
+            && coverage.slow_clones > 1,
         "{coverage}"
     );
 }
@@ -178,4 +181,14 @@ fn objects_plant_of_a_guessed_lineage_is_caught() {
 #[test]
 fn plant_of_slots_that_are_not_marked_is_caught() {
     assert_caught(Plant::UnmarkedSlots, &["slots"]);
+}
+
+#[test]
+fn objects_plant_of_fills_that_come_last_is_caught() {
+    assert_caught(Plant::FillsLast, &["starved", "stall"]);
+}
+
+#[test]
+fn objects_plant_of_a_reference_removed_without_a_tombstone_is_caught() {
+    assert_caught(Plant::NoTombstone, &["dead-clone", "delete-needed"]);
 }

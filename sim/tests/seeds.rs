@@ -50,7 +50,8 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.counted > 30
             && coverage.shared_sectors > 1000
             && coverage.switches > 50
-            && coverage.direct_writes > 500,
+            && coverage.direct_writes > 500
+            && coverage.lies > 3,
         "{coverage}"
     );
 }

@@ -4,13 +4,13 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::PAGE_BLOCKS;
+use super::format::{self, PAGE_BLOCKS};
 use super::map::BlockState;
 use super::{Action, Home, Purpose, end};
 use crate::buf::{Buf, BufMut};
 use crate::error::IoError;
 use crate::io::{Done, Nanos, SectorRange, Token};
-use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of the volume that one page of the map describes.
@@ -221,7 +221,8 @@ impl Home {
             } else {
                 bytes.min(REQUEST_BYTES_MAX)
             };
-            if let (Source::Home, Some(sums)) = (from, &mut self.sums) {
+            if from == Source::Home {
+                let sums = &mut self.sums;
                 let blocks = at / BLOCK..(at + bytes as u64).div_ceil(BLOCK);
                 let is_written = self.writes.iter().any(|write| write.keeps_off(&blocks));
                 if is_written || !sums.ready(&blocks) {
@@ -236,7 +237,7 @@ impl Home {
                 buf
             } else {
                 // A piece of several has memory of its own; the request keeps its buffer.
-                let into = self.pool.alloc(bytes);
+                let into = self.read_pool.alloc(bytes);
                 read.buf = Some(buf);
                 let Some(into) = into else {
                     read.reading = 0..0;
@@ -249,7 +250,7 @@ impl Home {
             actions.push(match from {
                 Source::Home => Action::StoreRead {
                     token,
-                    offset: self.config.layout.data_offset(at),
+                    offset: format::data_offset(at),
                     buf: into,
                 },
                 _ => Action::BackendRead {
@@ -357,9 +358,7 @@ impl Home {
 
     /// Whether the checksums of what a write changes can be changed now.
     fn are_sums_ready(&mut self, index: usize) -> bool {
-        let Some(sums) = &mut self.sums else {
-            return true;
-        };
+        let sums = &mut self.sums;
         let write = &self.writes[index];
         if write.parts.is_empty() {
             return true;
@@ -425,7 +424,7 @@ impl Home {
                 index += 1;
                 continue;
             }
-            let is_read = self.sums.is_some() && self.is_read(&blocks);
+            let is_read = self.is_read(&blocks);
             self.writes[index].waits_for_read = is_read;
             if is_read || !self.are_sums_ready(index) {
                 // It may be of a generation that the last life has written in part.
@@ -483,12 +482,10 @@ impl Home {
         let ready: Vec<usize> = (0..parts.len()).filter(|&n| parts[n].fills == 0).collect();
         write.parts = parts;
         self.is_changed = true;
-        if let Some(sums) = &mut self.sums {
-            for part in &write.parts {
-                sums.pin(&part.blocks, true);
-            }
-            sums.forget(&write.zeroes);
+        for part in &write.parts {
+            self.sums.pin(&part.blocks, true);
         }
+        self.sums.forget(&write.zeroes);
         for part in &write.parts {
             self.tier.rewritten(part.blocks.clone());
         }
@@ -608,9 +605,7 @@ impl Home {
         let id = self.writes[index].id;
         let mut at = self.writes[index].parts[number].offset;
         let until = at + data.iter().map(|buf| buf.len() as u64).sum::<u64>();
-        if let Some(sums) = &mut self.sums {
-            sums.write(at, &data);
-        }
+        self.sums.write(at, &data);
         while at < until {
             let piece = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(until) - at;
             let rest = split_off(&mut data, piece as usize);
@@ -619,7 +614,7 @@ impl Home {
             let token = self.token(Purpose::Write(id));
             actions.push(Action::StoreWrite {
                 token,
-                offset: self.config.layout.data_offset(at),
+                offset: format::data_offset(at),
                 data: core::mem::replace(&mut data, rest),
             });
             at += piece;
@@ -649,8 +644,14 @@ impl Home {
         }
         let error = write.error;
         for part in core::mem::take(&mut write.parts) {
-            if let Some(sums) = &mut self.sums {
-                sums.pin(&part.blocks, false);
+            self.sums.pin(&part.blocks, false);
+            if error.is_some() {
+                // It may be torn. The log has it, and writes it again.
+                let (first, end) = (part.blocks.start, part.blocks.end);
+                self.sums.unsettle(SectorRange::between(
+                    first * BLOCK_SECTORS,
+                    end * BLOCK_SECTORS,
+                ));
             }
             for block in part.blocks {
                 // If it failed, what was there may be torn, and is not what the backend has.
@@ -725,9 +726,10 @@ fn split_off(data: &mut Vec<Buf>, bytes: usize) -> Vec<Buf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::home::format::{Layout, format_page, pages};
+    use crate::home::format::{format_page, pages};
     use crate::home::map::Map;
     use crate::home::{Config, Event};
+    use crate::limits::HOME_UNCOMMITTED_AGE_MS;
     use alloc::boxed::Box;
     use alloc::vec;
 
@@ -740,11 +742,10 @@ mod tests {
             volume: [1; 16],
             home: 1,
             log: 5,
-            layout: Layout::Trailing,
             sequence: 1,
             between: false,
-            sums_log: None,
-            sums_bytes: 0,
+            sums_log: 5,
+            sums_bytes: 16 * BLOCK_BYTES,
             backend_atomic: true,
             flush_every_blocks: u64::MAX,
             turn_blocks: TURN_BLOCKS,
@@ -771,19 +772,21 @@ mod tests {
         };
         // Its first block is a part.
         home.step(now, zero(512, blocks * BLOCK - 512), &mut actions);
-        let fill = actions.iter().find_map(|action| match action {
-            Action::BackendRead { token, .. } => Some(*token),
-            _ => None,
-        });
-        actions.clear();
+        let Some(Action::StoreRead { token, buf, .. }) = actions.pop() else {
+            panic!("it reads the checksums of the part: {actions:?}");
+        };
         let answered = |home: &mut Home, token, result| {
             let completion = crate::io::Completion { token, result };
             let mut actions = Vec::new();
             home.step(now, Event::Completed(completion), &mut actions);
             actions
         };
+        let filled = answered(&mut home, token, Ok(Done::Read(buf)));
+        let [Action::BackendRead { token, .. }] = filled[..] else {
+            panic!("{filled:?}");
+        };
         let buf = crate::buf::Arena::new(1).claim(0, 1).unwrap();
-        let written = answered(&mut home, fill.unwrap(), Ok(Done::Read(buf)));
+        let written = answered(&mut home, token, Ok(Done::Read(buf)));
         let [Action::StoreWrite { token, .. }] = written[..] else {
             panic!("{written:?}");
         };
@@ -806,7 +809,8 @@ mod tests {
                 };
                 let token = Token(2);
                 home.step(now, Event::Submit { token, ask }, &mut ended);
-                let is_begun = |action: &Action| matches!(action, Action::StoreWrite { .. });
+                // It asks for its checksums.
+                let is_begun = |action: &Action| matches!(action, Action::StoreRead { .. });
                 assert!(ended.iter().any(is_begun), "it waits: {ended:?}");
             } else {
                 home.poll(now, &mut ended);
@@ -814,6 +818,8 @@ mod tests {
             turns += 1;
         }
         assert!(turns > 60 && zero_blocks == blocks - 1, "{turns} turns");
-        assert_eq!((home.next_wakeup(), home.writes.len()), (None, 1));
+        // What is left is a commit, when it is old.
+        let commit = now.plus(Nanos::from_millis(HOME_UNCOMMITTED_AGE_MS));
+        assert_eq!((home.next_wakeup(), home.writes.len()), (Some(commit), 1));
     }
 }

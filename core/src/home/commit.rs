@@ -7,6 +7,9 @@
 //!
 //! A page is written as it was when the commit began. The copies are not waited for: the next commit
 //! begins with a sync, and only then writes a page whose copy that made durable.
+//!
+//! A commit begins with a flush, with what else wants one (a tier, a change of size), and when the map has changed for
+//! [`HOME_UNCOMMITTED_AGE_MS`] and nobody has flushed: so what a kill of the process takes back is young.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -15,16 +18,19 @@ use alloc::vec::Vec;
 
 use zerocopy::IntoBytes;
 
-use super::format::{HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES};
+use super::format::{
+    HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES, page_offset,
+};
 use super::map::Map;
-use super::sums::Sums;
 use super::{Action, Home, Purpose, end};
 use crate::error::IoError;
-use crate::io::{Done, Token};
-use crate::limits::BLOCK_BYTES;
+use crate::io::{Done, Nanos, Token};
+use crate::limits::{BLOCK_BYTES, HOME_UNCOMMITTED_AGE_MS};
 
 /// Writes of pages under way at most.
 const PAGE_WRITES_MAX: usize = 32;
+/// See [`HOME_UNCOMMITTED_AGE_MS`].
+const AGE_MAX: Nanos = Nanos::from_millis(HOME_UNCOMMITTED_AGE_MS);
 
 /// Where a commit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +48,8 @@ enum Stage {
 struct Root {
     /// The backend is between two states.
     between: bool,
-    /// The log under which the checksums hold, if there are any.
-    sums_log: Option<u64>,
+    /// The log under which the checksums hold.
+    sums_log: u64,
     /// The size of the home.
     bytes: u64,
 }
@@ -67,6 +73,9 @@ pub(super) struct Commit {
     pub done: u64,
     /// Something besides a flush wants one.
     pub wanted: bool,
+    /// Since when the map has changed without a commit, and whether that matters: not once the home is to end.
+    changed_since: Option<Nanos>,
+    ages: bool,
     sequence: u64,
     /// What the superblock says durably, what it is to say, and what is being written.
     durable: Root,
@@ -93,6 +102,8 @@ impl Commit {
             begun: 0,
             done: 0,
             wanted: false,
+            changed_since: None,
+            ages: true,
             sequence: config.sequence,
             durable: root,
             wants: root,
@@ -113,7 +124,7 @@ impl Commit {
 
     /// Have it say that the checksums hold under a log, once they are durable.
     pub fn believe(&mut self, log: u64) {
-        self.wants.sums_log = Some(log);
+        self.wants.sums_log = log;
     }
 
     /// Have it say another size, once what has changed by now is durable.
@@ -150,6 +161,18 @@ impl Commit {
         }
     }
 
+    /// Nothing is committed any more because it is old.
+    pub fn stop_aging(&mut self) {
+        self.ages = false;
+        self.changed_since = None;
+    }
+
+    /// When something that nobody has flushed is old enough to be committed.
+    pub fn age_wakeup(&self) -> Option<Nanos> {
+        let since = self.changed_since.filter(|_| self.stage == Stage::Idle)?;
+        Some(since.plus(AGE_MAX))
+    }
+
     /// Nothing is made durable any more; the flushes that wait.
     pub fn give_up(&mut self) -> Vec<Token> {
         let mut tokens = core::mem::take(&mut self.tokens);
@@ -159,6 +182,20 @@ impl Commit {
 }
 
 impl Home {
+    /// Want a commit when what has changed is old.
+    pub(super) fn pump_age(&mut self) {
+        let commit = &mut self.commit;
+        if self.map.changed.is_empty() || self.failed.is_some() || !commit.ages {
+            commit.changed_since = None;
+            return;
+        }
+        let since = *commit.changed_since.get_or_insert(self.now);
+        if commit.stage == Stage::Idle && self.now >= since.plus(AGE_MAX) {
+            commit.wanted = true;
+            commit.changed_since = None;
+        }
+    }
+
     /// Begin or go on with a commit.
     pub(super) fn pump_commit(&mut self, actions: &mut Vec<Action>) {
         if self.failed.is_some() {
@@ -183,9 +220,7 @@ impl Home {
             let commit = &mut self.commit;
             commit.pages = core::mem::take(&mut self.map.changed);
             commit.superblock = (commit.wants != commit.durable).then_some(commit.wants);
-            if let Some(sums) = &mut self.sums {
-                sums.begin_commit();
-            }
+            self.sums.begin_commit();
             self.sums_are_written(actions);
         }
         if matches!(self.commit.stage, Stage::Pages | Stage::Copies) {
@@ -195,7 +230,7 @@ impl Home {
 
     /// Once the checksums are written, they are made durable with the data.
     pub(super) fn sums_are_written(&mut self, actions: &mut Vec<Action>) {
-        let is_all = self.sums.as_ref().is_none_or(Sums::is_committed);
+        let is_all = self.sums.is_committed();
         if self.commit.stage == Stage::Sums && is_all && self.failed.is_none() {
             self.commit.stage = Stage::Syncing;
             let token = self.token(Purpose::Commit);
@@ -223,7 +258,7 @@ impl Home {
             let token = self.token(Purpose::Commit);
             actions.push(Action::StoreWrite {
                 token,
-                offset: self.config.layout.page_offset(page.into(), copy),
+                offset: page_offset(page.into(), copy),
                 data: vec![buf.freeze()],
             });
         }
@@ -241,15 +276,13 @@ impl Home {
                 volume,
                 home,
                 data_key,
-                layout,
                 ..
             } = self.config;
             let Root {
                 sums_log, bytes, ..
             } = root;
-            let sealed =
-                HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log, layout)
-                    .encrypted(data_key);
+            let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
+                .encrypted(data_key);
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);

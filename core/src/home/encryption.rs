@@ -76,7 +76,8 @@ impl Home {
         data: &mut BufMut,
         actions: &mut Vec<Action>,
     ) -> Result<(), IoError> {
-        self.verify(first_sector, expected, data, actions)?;
+        self.verify(first_sector, expected, data, actions)
+            .or_refused()?;
         if let Some(encryption) = &self.encryption {
             encryption.decrypt(first_sector, data);
         }

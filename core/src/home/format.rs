@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::FormatError;
-use crate::format::{Field, Structure, on_disk, seal, verify};
+use crate::format::{Field, Structure, on_disk, refuse_newer, seal, verify};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 
 /// Blocks before the first page of the map.
@@ -16,10 +16,8 @@ pub const HOME_HEADER_BLOCKS: u64 = 8;
 pub const HOME_MAGIC: [u8; 8] = *b"HDCSHOME";
 /// First bytes of a page of its map.
 pub const HOME_PAGE_MAGIC: [u8; 8] = *b"HDCSHMAP";
-/// The newest version of a home. Those before it have another [`Layout`].
-pub const HOME_VERSION: u16 = 4;
-/// The version of the pages of the map.
-pub const HOME_PAGE_VERSION: u16 = 1;
+/// The version of a home's structures.
+pub const HOME_VERSION: u16 = 1;
 /// Blocks of the volume that one page of the map describes.
 pub const PAGE_BLOCKS: u64 = (PAGE_STATE_BYTES * 4) as u64;
 /// Bytes of states in one page.
@@ -44,8 +42,7 @@ on_disk! {
     HomeSuperblock: 4096 bytes {
         /// `HDCSHOME`.
         magic: [u8; 8],
-        /// Format version: 4. Those before have the checksums of data behind it: 3 if it is encrypted, else 2;
-        /// 1 has none.
+        /// Format version, 1.
         version: U16,
         /// Zero.
         reserved_a: [u8; 6],
@@ -62,9 +59,9 @@ on_disk! {
         /// Bit 0: tiering out has begun and not ended, so the backend is between two states.
         flags: U64,
         /// Random number of the write log under which the checksums of data hold; 0: no log yet; all ones: under
-        /// none, since one was lost or held not all that was written. Zero in version 1.
+        /// none, since one was lost or held not all that was written.
         sums_log: U64,
-        /// Which data key data is encrypted with; zeroes: it is plain. Zero in versions 1 and 2.
+        /// Which data key data is encrypted with; zeroes: it is plain.
         data_key: [u8; 16],
         /// Zero.
         reserved_b: [u8; 4000],
@@ -97,35 +94,20 @@ on_disk! {
     }
 }
 
-/// Where in a store what is. A home keeps the one that it was made with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// The checksums of a page's blocks lie between the page and these blocks, so that a home ends with its
-    /// last block and can grow.
-    Grouped,
-    /// All checksums lie behind the last block: homes of versions 1 to 3, which keep their size.
-    Trailing,
-}
-
 impl HomeSuperblock {
-    /// A superblock, sealed, of plain data. Without checksums (`sums_log`) the layout is [`Layout::Trailing`].
+    /// A superblock, sealed, of plain data.
     pub fn sealed(
         volume: [u8; 16],
         home: u64,
         sequence: u64,
         bytes: u64,
         flags: u64,
-        sums_log: Option<u64>,
-        layout: Layout,
+        sums_log: u64,
     ) -> Self {
         let mut this = Self::new_zeroed();
         this.magic = HOME_MAGIC;
-        this.version = U16::new(match (layout, sums_log) {
-            (Layout::Grouped, _) => HOME_VERSION,
-            (Layout::Trailing, Some(_)) => 2,
-            (Layout::Trailing, None) => 1,
-        });
-        this.sums_log = U64::new(sums_log.unwrap_or(0));
+        this.version = U16::new(HOME_VERSION);
+        this.sums_log = U64::new(sums_log);
         this.volume = volume;
         this.home = U64::new(home);
         this.sequence = U64::new(sequence);
@@ -139,7 +121,6 @@ impl HomeSuperblock {
     #[must_use]
     pub fn encrypted(mut self, data_key: [u8; 16]) -> Self {
         if data_key != [0; 16] {
-            self.version = U16::new(self.version.get().max(3));
             self.data_key = data_key;
             self.seal();
         }
@@ -148,14 +129,6 @@ impl HomeSuperblock {
 
     fn seal(&mut self) {
         seal(self.as_mut_bytes());
-    }
-
-    /// Where in the store what is.
-    pub fn layout(&self) -> Layout {
-        match self.version.get() {
-            HOME_VERSION => Layout::Grouped,
-            _ => Layout::Trailing,
-        }
     }
 
     /// The superblock in `block`, checked but for its identity.
@@ -168,15 +141,10 @@ impl HomeSuperblock {
         Ok(this)
     }
 
-    /// The log under which the checksums of its data hold, if it has any.
-    pub fn sums(&self) -> Option<u64> {
-        (self.version.get() >= 2).then(|| self.sums_log.get())
-    }
-
     /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that
     /// log writes again what was not flushed: so not under another one, nor if it let writes past it.
     pub fn begin(&self, log: u64, is_log_whole: bool) -> Option<Self> {
-        let sums_log = match self.sums()? {
+        let sums_log = match self.sums_log.get() {
             0 => log,
             found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => return None,
             _ => SUMS_UNTRUSTED,
@@ -187,8 +155,7 @@ impl HomeSuperblock {
             self.sequence.get() + 1,
             self.bytes.get(),
             self.flags.get(),
-            Some(sums_log),
-            self.layout(),
+            sums_log,
         );
         Some(begun.encrypted(self.data_key))
     }
@@ -198,8 +165,9 @@ impl HomeSuperblock {
         self.sequence.get() % 2 * BLOCK_BYTES as u64
     }
 
-    /// The newest of both copies; if none can be used, why the first cannot.
+    /// The newest of both copies; if none can be used, why the first cannot; neither if a newer program wrote one.
     pub fn newest(blocks: [&[u8]; 2]) -> Result<Self, FormatError> {
+        refuse_newer(&blocks, HOME_MAGIC, HOME_VERSION)?;
         match blocks.map(Self::parse) {
             [Ok(one), Ok(two)] if two.sequence.get() > one.sequence.get() => Ok(two),
             [Ok(one), _] => Ok(one),
@@ -214,7 +182,7 @@ impl HomePage {
     pub fn sealed(home: u64, log: u64, generation: u64, page: u64, states: &[u8]) -> Self {
         let mut this = Self::new_zeroed();
         this.magic = HOME_PAGE_MAGIC;
-        this.version = U16::new(HOME_PAGE_VERSION);
+        this.version = U16::new(HOME_VERSION);
         this.home = U64::new(home);
         this.log = U64::new(log);
         this.generation = U64::new(generation);
@@ -227,7 +195,7 @@ impl HomePage {
     /// The page `page` of a home in `block`.
     pub fn parse(block: &[u8], home: u64, page: u64) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
-        verify(block, HOME_PAGE_MAGIC, HOME_PAGE_VERSION)?;
+        verify(block, HOME_PAGE_MAGIC, HOME_VERSION)?;
         if this.home.get() != home || this.page.get() != page {
             return Err(FormatError::Identity);
         }
@@ -247,6 +215,7 @@ pub struct FoundPage {
 
 /// Choose between both copies of a page.
 pub fn choose_page(blocks: [&[u8]; 2], home: u64, page: u64) -> Result<FoundPage, FormatError> {
+    refuse_newer(&blocks, HOME_PAGE_MAGIC, HOME_VERSION)?;
     let generation = |page: &HomePage| page.generation.get();
     let (chosen, repair) = match blocks.map(|block| HomePage::parse(block, home, page)) {
         [Ok(one), Ok(two)] if generation(&one) == generation(&two) => (one, None),
@@ -266,64 +235,37 @@ pub const fn pages(bytes: u64) -> u64 {
     (bytes / BLOCK_BYTES as u64).div_ceil(PAGE_BLOCKS)
 }
 
-impl Layout {
-    /// Blocks of checksums between a page and its blocks.
-    const fn group_sums(self) -> u64 {
-        match self {
-            Self::Grouped => PAGE_BLOCKS / SUMS_BLOCKS,
-            Self::Trailing => 0,
-        }
-    }
+/// Blocks of checksums between a page and its blocks.
+const GROUP_SUMS: u64 = PAGE_BLOCKS / SUMS_BLOCKS;
+/// Blocks of the store up to the data of a page's blocks, from the page on.
+const GROUP_HEAD: u64 = 2 + GROUP_SUMS;
 
-    /// Blocks of the store up to the data of a page's blocks, from the page on.
-    const fn group_head(self) -> u64 {
-        2 + self.group_sums()
-    }
+/// Bytes of the store of a volume of `bytes` bytes. It ends with the volume's last block, so that it can grow.
+pub const fn store_bytes(bytes: u64) -> u64 {
+    bytes + (HOME_HEADER_BLOCKS + GROUP_HEAD * pages(bytes)) * BLOCK_BYTES as u64
+}
 
-    /// Bytes of the store of a volume of `bytes` bytes.
-    pub const fn store_bytes(self, bytes: u64) -> u64 {
-        let trailing = match self {
-            Self::Grouped => 0,
-            Self::Trailing => (bytes / BLOCK_BYTES as u64).div_ceil(SUMS_BLOCKS),
-        };
-        self.data_end(bytes) + trailing * BLOCK_BYTES as u64
-    }
+/// Where in the store the block `number` of checksums is, in bytes. Those of one page's blocks are adjacent.
+pub const fn sums_offset(number: u64) -> u64 {
+    page_offset(number / GROUP_SUMS, 2) + number % GROUP_SUMS * BLOCK_BYTES as u64
+}
 
-    /// Where the last byte of a volume of `bytes` bytes ends in the store.
-    const fn data_end(self, bytes: u64) -> u64 {
-        bytes + (HOME_HEADER_BLOCKS + self.group_head() * pages(bytes)) * BLOCK_BYTES as u64
-    }
+/// Where a copy of a page is in the store, in bytes.
+pub const fn page_offset(page: u64, copy: usize) -> u64 {
+    let group = GROUP_HEAD + PAGE_BLOCKS;
+    (HOME_HEADER_BLOCKS + page * group + copy as u64) * BLOCK_BYTES as u64
+}
 
-    /// Where in the store of a volume of `bytes` bytes the block `number` of checksums is, in bytes. Those of one
-    /// page's blocks are adjacent. Version 1 has none.
-    pub const fn sums_offset(self, bytes: u64, number: u64) -> u64 {
-        match self {
-            Self::Grouped => {
-                let page = number / self.group_sums();
-                self.page_offset(page, 2) + number % self.group_sums() * BLOCK_BYTES as u64
-            }
-            Self::Trailing => self.data_end(bytes) + number * BLOCK_BYTES as u64,
-        }
-    }
-
-    /// Where a copy of a page is in the store, in bytes.
-    pub const fn page_offset(self, page: u64, copy: usize) -> u64 {
-        let group = self.group_head() + PAGE_BLOCKS;
-        (HOME_HEADER_BLOCKS + page * group + copy as u64) * BLOCK_BYTES as u64
-    }
-
-    /// Where a byte of the volume is in the store. Bytes of one page's blocks are adjacent.
-    pub const fn data_offset(self, offset: u64) -> u64 {
-        let page = offset / BLOCK_BYTES as u64 / PAGE_BLOCKS;
-        offset + (HOME_HEADER_BLOCKS + self.group_head() * (page + 1)) * BLOCK_BYTES as u64
-    }
+/// Where a byte of the volume is in the store. Bytes of one page's blocks are adjacent.
+pub const fn data_offset(offset: u64) -> u64 {
+    let page = offset / BLOCK_BYTES as u64 / PAGE_BLOCKS;
+    offset + (HOME_HEADER_BLOCKS + GROUP_HEAD * (page + 1)) * BLOCK_BYTES as u64
 }
 
 /// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain.
 pub fn format_head(volume: [u8; 16], home: u64, bytes: u64, data_key: [u8; 16]) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, Some(0), Layout::Grouped)
-        .encrypted(data_key);
+    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, 0).encrypted(data_key);
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }

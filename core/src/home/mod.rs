@@ -14,7 +14,7 @@
 //! Data may be encrypted (see [`encryption`]); the backend gets plaintext.
 //!
 //! Each sector of data has a checksum (see [`sums`]). It is compared with what is read for a client, for the
-//! backend and for a scrub; a home of the first version has none.
+//! backend and for a scrub.
 //!
 //! A flush makes data and checksums durable, then the pages of the map that changed, then answers, then writes the
 //! copies of these pages. Tiering out copies the state of one moment: it begins when nothing was written
@@ -28,9 +28,9 @@
 //!    when all blocks of the tier had been written there.
 //! 3. The backend is written only while the superblock says durably that it is between two states,
 //!    unless its flushes are atomic.
-//! 4. Writes under way never share a block, and, with checksums, nobody reads a block that is being written.
+//! 4. Writes under way never share a block, and nobody reads a block that is being written.
 //! 5. Memory is bounded: two bits for each block, another three at most while tiering, a part of the checksums, and
-//!    one pool, with encryption two.
+//!    pools of fixed size, one of them for reads alone, so that however many reads wait, flushes and tiers go on.
 //! 6. No byte that does not match its checksum is returned or written to the backend.
 //! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number,
 //!    however much is discarded or tiered out at once.
@@ -63,12 +63,14 @@ use alloc::vec::Vec;
 use crate::buf::{Arena, Buf, BufMut, Pool};
 use crate::cipher::BlockCipher;
 use crate::error::IoError;
-use crate::io::{Completion, Done, Nanos, Token};
-use crate::limits::{BLOCK_BYTES, HOME_POOL_BYTES, SECTOR_BYTES};
+use crate::io::{Completion, Done, Nanos, SectorRange, Token};
+use crate::limits::{
+    BLOCK_BYTES, BLOCK_SECTORS, HOME_POOL_BYTES, HOME_READ_POOL_BYTES, SECTOR_BYTES,
+};
 use access::{Read, Write};
 use commit::Commit;
 use encryption::Encryption;
-use format::{Layout, PAGE_BLOCKS};
+use format::PAGE_BLOCKS;
 use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
@@ -91,14 +93,12 @@ pub struct Config {
     pub log: u64,
     /// Which key its data is encrypted with; zeroes: it is plain.
     pub data_key: [u8; 16],
-    /// Where in the store what is.
-    pub layout: Layout,
     /// Sequence of the superblock.
     pub sequence: u64,
     /// Whether the superblock says that the backend is between two states.
     pub between: bool,
-    /// The write log under which its checksums hold ([`format::SUMS_UNTRUSTED`]: none), if it has any.
-    pub sums_log: Option<u64>,
+    /// The write log under which its checksums hold ([`format::SUMS_UNTRUSTED`]: none).
+    pub sums_log: u64,
     /// Memory for checksums.
     pub sums_bytes: usize,
     /// Whether what is written to the backend shows at a flush or a resize only, and then all of it. A tier shows as a
@@ -144,9 +144,8 @@ pub enum Ask {
     /// whoever wants that does it first. The home's own size changes durably before its store and backend shrink, and
     /// after they have grown.
     ///
-    /// It ends with [`Done::Written`] and the new size, or with an error and the old one. It fails if the home keeps
-    /// its size ([`Layout::Trailing`]), if its backend is or is to be held, if another one is under way, and if the
-    /// store or the backend cannot grow. It waits for a tier that an atomic backend would show a part of, and fails
+    /// It ends with [`Done::Written`] and the new size, or with an error and the old one. It fails if the
+    /// backend is or is to be held, if another one is under way, and if the store or the backend cannot grow. It waits for a tier that an atomic backend would show a part of, and fails
     /// with that or if that is cancelled.
     ///
     /// From when a shrink writes its superblock nothing takes it back. It ends well even if the home fails then: the
@@ -328,8 +327,6 @@ pub struct Status {
     pub sums_written_bytes: u64,
     /// Bytes of checksums in memory.
     pub sums_memory_bytes: u64,
-    /// Whether it has checksums.
-    pub has_sums: bool,
     /// Bytes up to which these are not believed yet, since they are made anew: all of the volume's, and those
     /// that are done.
     pub sums_rebuild: Option<(u64, u64)>,
@@ -368,6 +365,8 @@ pub struct Home {
     config: Config,
     map: Map,
     pool: Rc<Pool>,
+    /// For pieces of reads.
+    read_pool: Rc<Pool>,
     zeroes: Buf,
     reads: BTreeMap<u64, Read>,
     read_queue: VecDeque<u64>,
@@ -379,8 +378,8 @@ pub struct Home {
     is_changed: bool,
     commit: Commit,
     tier: Tier,
-    /// The checksums of its data, if it has any.
-    sums: Option<Sums>,
+    /// The checksums of its data.
+    sums: Sums,
     /// What encrypts its data, if something does.
     encryption: Option<Encryption>,
     patrol: Patrol,
@@ -408,6 +407,7 @@ impl Home {
             config,
             map,
             pool: Pool::new(HOME_POOL_BYTES),
+            read_pool: Pool::new(HOME_READ_POOL_BYTES),
             zeroes: zeroes.freeze(),
             reads: BTreeMap::new(),
             read_queue: VecDeque::new(),
@@ -416,7 +416,7 @@ impl Home {
             is_changed: false,
             commit: Commit::new(&config),
             tier: Tier::default(),
-            sums: config.sums_log.map(|log| Sums::new(log, config.sums_bytes)),
+            sums: Sums::new(config.sums_log, config.sums_bytes),
             encryption: cipher.map(Encryption::new),
             patrol: Patrol::default(),
             resize: None,
@@ -426,6 +426,18 @@ impl Home {
             status: Status::default(),
             now: Nanos(0),
         }
+    }
+
+    /// The write log of the volume, which is being opened, writes these sectors again. To be said before anything is
+    /// asked; what is behind the end does not count.
+    pub fn unsettle(&mut self, sectors: SectorRange) {
+        let within = sectors.intersect(SectorRange::between(0, self.end_block() * BLOCK_SECTORS));
+        if within.is_empty() {
+            return;
+        }
+        // The last life may have written a part of a generation, which is no state to tier out.
+        self.is_changed = true;
+        self.sums.unsettle(within);
     }
 
     /// Take an event.
@@ -464,6 +476,7 @@ impl Home {
         // What it waits for may have ended just now.
         self.pump_resize(actions);
         // What these want of it.
+        self.pump_age();
         self.pump_commit(actions);
         self.pump_sums(actions);
         self.check_invariants();
@@ -474,12 +487,14 @@ impl Home {
         if self.patrol.goes_on || self.is_zeroing() || self.is_cutting() {
             return Some(self.now);
         }
-        self.tier_wakeup()
+        let due = [self.tier_wakeup(), self.commit.age_wakeup()];
+        due.into_iter().flatten().min()
     }
 
     /// Nothing is asked any more: begin nothing. What is under way ends.
     pub fn finish(&mut self) {
         self.cancel_tier();
+        self.commit.stop_aging();
         self.finish_resize();
         self.patrol.stop();
     }
@@ -499,18 +514,17 @@ impl Home {
     pub fn status(&self) -> Status {
         let bytes = |state| self.map.count(state) * BLOCK_BYTES as u64;
         let (tier_bytes, tier_left_bytes) = self.tier_progress();
-        let sums = self.sums.as_ref();
-        let believed = sums.map(|sums| sums.trusted_until);
-        let first_damaged = sums.and_then(|sums| sums.damaged.first());
+        let (sums, believed) = (&self.sums, self.sums.trusted_until);
         Status {
             bytes: self.config.bytes,
-            has_sums: sums.is_some(),
-            sums_memory_bytes: sums.map_or(0, Sums::memory_bytes),
-            sums_rebuild: believed
-                .filter(|&until| until < self.map.blocks())
-                .map(|until| (self.config.bytes, until * BLOCK_BYTES as u64)),
-            damaged_sectors: sums.map_or(0, |sums| sums.damaged.len() as u64),
-            damaged_at: first_damaged.map(|sector| sector * SECTOR_BYTES as u64),
+            sums_memory_bytes: sums.memory_bytes(),
+            sums_rebuild: (believed < self.map.blocks())
+                .then(|| (self.config.bytes, believed * BLOCK_BYTES as u64)),
+            damaged_sectors: sums.damaged.len() as u64,
+            damaged_at: sums
+                .damaged
+                .first()
+                .map(|sector| sector * SECTOR_BYTES as u64),
             dirty_bytes: bytes(BlockState::Dirty),
             zero_bytes: bytes(BlockState::Zero),
             clean_bytes: bytes(BlockState::Clean),
@@ -608,7 +622,7 @@ impl Home {
                 "writes under way share a block"
             );
             debug_assert!(
-                self.sums.is_none() || !self.is_read(&write.blocks),
+                !self.is_read(&write.blocks),
                 "a block is written while it is read"
             );
         }

@@ -8,7 +8,9 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::format::data_offset;
 use super::map::BlockState;
+use super::sums::Compared;
 use super::{Action, Home, Purpose};
 use crate::buf::BufMut;
 use crate::error::IoError;
@@ -87,11 +89,8 @@ impl Home {
             .values()
             .any(|piece| piece.token.is_none());
         let stops = self.patrol.gives_up || self.failed.is_some() || is_adopting;
-        if let Some(sums) = &self.sums
-            && sums.trusted_until < self.patrol_end()
-            && !stops
-        {
-            let block = sums.trusted_until;
+        let block = self.sums.trusted_until;
+        if block < self.patrol_end() && !stops {
             self.begin_piece(None, block, actions);
         }
     }
@@ -109,7 +108,7 @@ impl Home {
         while first < end && !is_here(self.map.get(first)) {
             first = self.map.run_end(first, end, is_here);
         }
-        if first >= end || self.sums.is_none() {
+        if first >= end {
             let found = Verified {
                 next: (end < self.map.blocks()).then_some(end),
                 ..Verified::default()
@@ -133,9 +132,7 @@ impl Home {
         {
             return false;
         }
-        let Some(sums) = &mut self.sums else {
-            return false;
-        };
+        let sums = &mut self.sums;
         if (token.is_none() && sums.is_full()) || !sums.ready(&blocks) {
             return false;
         }
@@ -156,7 +153,7 @@ impl Home {
         let token = self.token(Purpose::Patrol(id));
         actions.push(Action::StoreRead {
             token,
-            offset: self.config.layout.data_offset(blocks.start * BLOCK),
+            offset: data_offset(blocks.start * BLOCK),
             buf,
         });
         true
@@ -170,9 +167,7 @@ impl Home {
         actions: &mut Vec<Action>,
     ) {
         let piece = self.patrol.pieces.remove(&id).expect("it was under way");
-        if let Some(sums) = &mut self.sums {
-            sums.pin(&piece.blocks, false);
-        }
+        self.sums.pin(&piece.blocks, false);
         let result = result.map(|done| match done {
             Done::Read(buf) => buf,
             _ => unreachable!("a read brings its buffer"),
@@ -183,9 +178,7 @@ impl Home {
                 actions.push(Action::Verified(token, found));
             }
             (None, Ok(data)) => {
-                if let Some(sums) = &mut self.sums {
-                    sums.adopt(&piece.blocks, &data);
-                }
+                self.sums.adopt(&piece.blocks, &data);
                 self.is_believed_until(piece.blocks.end);
             }
             // The next life tries again.
@@ -206,10 +199,8 @@ impl Home {
             .zip(data.chunks(BLOCK_BYTES))
             .zip(expected)
         {
-            if self
-                .verify(block * BLOCK_SECTORS, expected, data, actions)
-                .is_err()
-            {
+            let first = block * BLOCK_SECTORS;
+            if self.verify(first, expected, data, actions) == Compared::Damaged {
                 damaged.push(block);
             }
         }
@@ -223,9 +214,7 @@ impl Home {
     /// The table is complete up to a block.
     pub(super) fn is_believed_until(&mut self, block: u64) {
         let is_all = block >= self.map.blocks();
-        if let Some(sums) = &mut self.sums {
-            sums.trusted_until = if is_all { u64::MAX } else { block };
-        }
+        self.sums.trusted_until = if is_all { u64::MAX } else { block };
         if is_all {
             // This one makes the table durable; the superblock goes with the pages, after that.
             self.commit.believe(self.config.log);

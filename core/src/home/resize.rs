@@ -32,7 +32,7 @@ use alloc::vec::Vec;
 
 use zerocopy::IntoBytes;
 
-use super::format::{Layout, PAGE_BLOCKS, format_page, pages};
+use super::format::{self, PAGE_BLOCKS, format_page, pages};
 use super::{Action, Home, Purpose, end};
 use crate::error::IoError;
 use crate::io::{Done, Token};
@@ -87,13 +87,12 @@ impl Home {
     pub(super) fn ask_to_resize(&mut self, token: Token, bytes: u64, actions: &mut Vec<Action>) {
         let (from, to) = (self.map.blocks(), bytes / BLOCK);
         let is_held = self.is_to_be_held();
-        let keeps = self.config.layout == Layout::Trailing;
         let refused = match self.failed {
             Some(error) => Some(error),
-            None if from == to && (keeps || is_held) => {
+            None if from == to && is_held => {
                 return end(actions, token, Ok(Done::Written));
             }
-            None if keeps || is_held || self.resize.is_some() => Some(IoError::Failed),
+            None if is_held || self.resize.is_some() => Some(IoError::Failed),
             None if to == 0 || !bytes.is_multiple_of(BLOCK) => Some(IoError::Failed),
             None => None,
         };
@@ -228,7 +227,7 @@ impl Home {
     }
 
     fn resize_store(&mut self, blocks: u64, actions: &mut Vec<Action>) {
-        let bytes = self.config.layout.store_bytes(blocks * BLOCK);
+        let bytes = format::store_bytes(blocks * BLOCK);
         let token = self.token(Purpose::Resize);
         actions.push(Action::StoreResize { token, bytes });
     }
@@ -273,10 +272,7 @@ impl Home {
         self.writes.iter().any(|write| write.overlaps(&beyond))
             || self.reads.values().any(|read| read.end_block() > block)
             || self.patrol.reads(&beyond)
-            || self
-                .sums
-                .as_ref()
-                .is_some_and(|sums| sums.reads_from(block))
+            || self.sums.reads_from(block)
     }
 
     /// Write both copies of pages that there were none of; what is next once all of them are written.
@@ -320,7 +316,7 @@ impl Home {
             let token = self.token(Purpose::Resize);
             actions.push(Action::StoreWrite {
                 token,
-                offset: self.config.layout.page_offset(page, 0),
+                offset: format::page_offset(page, 0),
                 data: vec![copy.clone(), copy],
             });
         }
@@ -344,9 +340,7 @@ impl Home {
         if until > to {
             return false;
         }
-        let Some(sums) = &mut self.sums else {
-            return true;
-        };
+        let sums = &mut self.sums;
         sums.cut(to);
         let is_drained = !sums.writes_from(to);
         let until = sums.trusted_until;

@@ -1,13 +1,18 @@
-//! Checksums of a home's data: a CRC-32C for each sector, in a table between a page of the map and its blocks, or in
-//! older homes behind all blocks.
+//! Checksums of a home's data: a CRC-32C for each sector, in a table between a page of the map and its blocks.
 //!
 //! They lie in place, without a copy and without an order among writes: what a crash leaves of them and of the
-//! data differs only in sectors that were written since the last flush, and those the write log writes again. A
-//! torn write of the table is harmless for the same reason, since every checksum is within one sector of it. So
-//! a flush has to bring what changed of the table to the store before its sync, and that is all.
+//! data differs only in sectors that were written since the last flush, and those the write log writes again. Until
+//! it has, they are *unsettled*: the volume names them when it is opened, and one that does not match is refused to
+//! whoever reads it, but is no damage. A torn write of the table is harmless for the same reason, since every checksum
+//! is within one sector of it. So a flush has to bring what changed of the table to the store before its sync, and that
+//! is all.
 //!
 //! What of the table is in memory is bounded. A block of it leaves when another one is needed, after it was
 //! written if it was changed; half of what there may be may be changed before some is written.
+//!
+//! The runs of unsettled sectors share that memory, and take a quarter of it at most. Beyond that, neighbouring runs
+//! become one, with the gap between them. Rot in such a gap is refused to readers like all other, so no wrong byte is
+//! returned; but it is not reported as damage before the next opening.
 //!
 //! Where the log does not write everything again (it was lost, or let writes past it), the table is not
 //! believed: it is made anew from the data first, from the first block to the last (see [`super::patrol`]).
@@ -18,13 +23,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::{SUM_BYTES, SUMS_BLOCKS, SUMS_SECTORS, SUMS_UNTRUSTED};
+use super::format::{self, SUM_BYTES, SUMS_BLOCKS, SUMS_SECTORS, SUMS_UNTRUSTED};
 use super::{Action, Home, Purpose};
 use crate::buf::Buf;
 use crate::error::IoError;
 use crate::format::block_checksum;
 use crate::io::{Done, SectorRange};
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, HOME_UNSETTLED_RUN_BYTES, SECTOR_BYTES};
 
 /// Reads and writes of the table under way at most, each.
 const IN_FLIGHT_MAX: usize = 32;
@@ -52,7 +57,8 @@ struct Page {
 #[derive(Debug)]
 pub(super) struct Sums {
     pages: BTreeMap<u64, Page>,
-    pages_max: usize,
+    /// Memory for pages and for unsettled runs.
+    bytes_max: usize,
     /// Pages that somebody waits for, and that are not being read.
     wanted: BTreeSet<u64>,
     touched: BTreeSet<u64>,
@@ -67,6 +73,31 @@ pub(super) struct Sums {
     pub trusted_until: u64,
     /// Sectors whose checksum did not match, and that were not written since.
     pub damaged: BTreeSet<u64>,
+    /// Runs of sectors, by their first one and with their end, that the log writes again: their data may be of that
+    /// write, which the last life has begun, and their checksum of the one before.
+    unsettled: BTreeMap<u64, u64>,
+    runs_max: usize,
+}
+
+/// What data is beside its checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Compared {
+    /// It matches.
+    Same,
+    /// It does not where the log writes it again.
+    Unsettled,
+    /// It does not.
+    Damaged,
+}
+
+impl Compared {
+    /// Whoever wants the data gets it only if it matches.
+    pub fn or_refused(self) -> Result<(), IoError> {
+        match self {
+            Self::Same => Ok(()),
+            Self::Unsettled | Self::Damaged => Err(IoError::Corrupt),
+        }
+    }
 }
 
 /// The checksum of each sector of `data`.
@@ -84,7 +115,7 @@ impl Sums {
     pub fn new(sums_log: u64, bytes: usize) -> Self {
         Self {
             pages: BTreeMap::new(),
-            pages_max: (bytes / BLOCK_BYTES).max(1),
+            bytes_max: bytes,
             wanted: BTreeSet::new(),
             touched: BTreeSet::new(),
             reads: 0,
@@ -98,7 +129,72 @@ impl Sums {
                 u64::MAX
             },
             damaged: BTreeSet::new(),
+            unsettled: BTreeMap::new(),
+            runs_max: (bytes / 4 / HOME_UNSETTLED_RUN_BYTES).max(1),
         }
+    }
+
+    /// Pages that there may be beside the runs that are unsettled.
+    fn pages_max(&self) -> usize {
+        let pages_bytes = self.bytes_max.saturating_sub(self.unsettled_bytes());
+        (pages_bytes / BLOCK_BYTES).max(1)
+    }
+
+    fn unsettled_bytes(&self) -> usize {
+        self.unsettled.len() * HOME_UNSETTLED_RUN_BYTES
+    }
+
+    /// The log writes these sectors again; until then it is no damage if they do not match.
+    pub fn unsettle(&mut self, sectors: SectorRange) {
+        let (mut start, mut end) = (sectors.start, sectors.end());
+        while let Some((&first, &last)) = self.unsettled.range(..=end).next_back()
+            && last >= start
+        {
+            self.unsettled.remove(&first);
+            (start, end) = (start.min(first), end.max(last));
+        }
+        if self.unsettled.len() >= self.runs_max {
+            (start, end) = self.joined_with_nearest(start, end);
+        }
+        self.unsettled.insert(start, end);
+    }
+
+    /// A run, together with the nearest of the others, which is taken out, and with the gap between them.
+    fn joined_with_nearest(&mut self, start: u64, end: u64) -> (u64, u64) {
+        let before = self.unsettled.range(..start).next_back();
+        let before = before.map(|(&first, &last)| (start - last, first, last));
+        let after = self.unsettled.range(end..).next();
+        let after = after.map(|(&first, &last)| (first - end, first, last));
+        let Some((_, first, last)) = before.into_iter().chain(after).min() else {
+            return (start, end);
+        };
+        self.unsettled.remove(&first);
+        (start.min(first), end.max(last))
+    }
+
+    /// These sectors are written, or are not there any more. If there may be no further run, one that this would
+    /// cut in two stays whole.
+    fn settle(&mut self, sectors: Range<u64>) {
+        while let Some((&first, &last)) = self.unsettled.range(..sectors.end).next_back()
+            && last > sectors.start
+        {
+            let is_cut_in_two = first < sectors.start && last > sectors.end;
+            if is_cut_in_two && self.unsettled.len() >= self.runs_max {
+                return;
+            }
+            self.unsettled.remove(&first);
+            if first < sectors.start {
+                self.unsettled.insert(first, sectors.start);
+            }
+            if last > sectors.end {
+                self.unsettled.insert(sectors.end, last);
+            }
+        }
+    }
+
+    fn is_unsettled(&self, sector: u64) -> bool {
+        let run = self.unsettled.range(..=sector).next_back();
+        run.is_some_and(|(_, &end)| sector < end)
     }
 
     /// Whether the checksums of these blocks are in memory. If not, they will be.
@@ -121,7 +217,7 @@ impl Sums {
 
     /// Whether so much has changed that no more may before some is written.
     pub fn is_full(&self) -> bool {
-        self.touched.len() > self.pages_max - self.pages_max / 4
+        self.touched.len() > self.pages_max() - self.pages_max() / 4
     }
 
     /// Keep the checksums of these blocks in memory, or not any more.
@@ -171,7 +267,8 @@ impl Sums {
 
     /// What is written from `offset` on.
     pub fn write(&mut self, offset: u64, data: &[Buf]) {
-        let mut sector = offset / SECTOR_BYTES as u64;
+        let first = offset / SECTOR_BYTES as u64;
+        let mut sector = first;
         for buf in data {
             debug_assert!(buf.len().is_multiple_of(SECTOR_BYTES), "whole sectors");
             for sum in sums_of(buf) {
@@ -180,6 +277,7 @@ impl Sums {
                 sector += 1;
             }
         }
+        self.settle(first..sector);
     }
 
     /// Take what is there for right.
@@ -193,8 +291,9 @@ impl Sums {
 
     /// What was damaged in these blocks is not there any more.
     pub fn forget(&mut self, blocks: &Range<u64>) {
+        let sectors = blocks.start * BLOCK_SECTORS..blocks.end * BLOCK_SECTORS;
+        self.settle(sectors.clone());
         if !self.damaged.is_empty() {
-            let sectors = blocks.start * BLOCK_SECTORS..blocks.end * BLOCK_SECTORS;
             let gone: Vec<u64> = self.damaged.range(sectors).copied().collect();
             for sector in gone {
                 self.damaged.remove(&sector);
@@ -222,6 +321,7 @@ impl Sums {
         }
         self.pages.split_off(&end);
         self.damaged.split_off(&(block * BLOCK_SECTORS));
+        self.settle(block * BLOCK_SECTORS..u64::MAX);
     }
 
     /// A commit begins: what has changed so far is part of it.
@@ -247,7 +347,7 @@ impl Sums {
         if let Some((&number, _)) = of_commit.find(|(number, _)| is_free(number)) {
             return Some(number);
         }
-        if self.touched.len() <= self.pages_max / 2 {
+        if self.touched.len() <= self.pages_max() / 2 {
             return None;
         }
         let after = self.touched.range(self.write_at..);
@@ -259,8 +359,9 @@ impl Sums {
 
     /// Make room for one more page.
     fn make_room(&mut self) {
+        let pages_max = self.pages_max();
         for _ in 0..LOOKS_MAX {
-            if self.pages.len() < self.pages_max {
+            if self.pages.len() < pages_max {
                 return;
             }
             let next = self.pages.range_mut(self.leave_at..).next();
@@ -280,20 +381,19 @@ impl Sums {
         }
     }
 
-    /// Bytes of the table that are in memory.
+    /// Memory for what of the table is there, and for the runs that are unsettled.
     pub fn memory_bytes(&self) -> u64 {
-        (self.pages.len() * BLOCK_BYTES) as u64
+        (self.pages.len() * BLOCK_BYTES + self.unsettled_bytes()) as u64
     }
 }
 
 impl Home {
     /// Read what somebody waits for, and write what has changed.
     pub(super) fn pump_sums(&mut self, actions: &mut Vec<Action>) {
-        let (bytes, layout) = (self.config.bytes, self.config.layout);
-        while let Some(sums) = &mut self.sums
-            && sums.reads < IN_FLIGHT_MAX
-            && let Some(&page) = sums.wanted.first()
+        while self.sums.reads < IN_FLIGHT_MAX
+            && let Some(&page) = self.sums.wanted.first()
         {
+            let sums = &mut self.sums;
             let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
                 break;
             };
@@ -309,13 +409,13 @@ impl Home {
             sums.pages.insert(page, read);
             sums.reads += 1;
             let token = self.token(Purpose::SumsRead(page));
-            let offset = layout.sums_offset(bytes, page);
+            let offset = format::sums_offset(page);
             actions.push(Action::StoreRead { token, offset, buf });
         }
         while self.failed.is_none()
-            && let Some(sums) = &mut self.sums
-            && let Some(number) = sums.next_write()
+            && let Some(number) = self.sums.next_write()
         {
+            let sums = &mut self.sums;
             let page = sums.pages.get_mut(&number).expect("what changed stays");
             let range = page.touched.start * SECTOR_BYTES..page.touched.end * SECTOR_BYTES;
             let Some(mut buf) = self.pool.alloc(range.len()) else {
@@ -333,7 +433,7 @@ impl Home {
             let token = self.token(Purpose::SumsWrite(number));
             actions.push(Action::StoreWrite {
                 token,
-                offset: layout.sums_offset(bytes, number) + range.start as u64,
+                offset: format::sums_offset(number) + range.start as u64,
                 data: vec![buf.freeze()],
             });
         }
@@ -346,7 +446,7 @@ impl Home {
         result: Result<Done, IoError>,
         actions: &mut Vec<Action>,
     ) {
-        let sums = self.sums.as_mut().expect("it was read");
+        let sums = &mut self.sums;
         sums.reads -= 1;
         match result {
             Ok(Done::Read(buf)) => {
@@ -375,7 +475,7 @@ impl Home {
         result: Result<Done, IoError>,
         actions: &mut Vec<Action>,
     ) {
-        let sums = self.sums.as_mut().expect("it was written");
+        let sums = &mut self.sums;
         sums.writing.remove(&number);
         if sums.commit.get(&number) == Some(&true) {
             sums.commit.remove(&number);
@@ -386,36 +486,89 @@ impl Home {
         self.sums_are_written(actions);
     }
 
-    /// Compare data with its checksums, and tell what does not match.
+    /// Compare data with its checksums, and tell what is damaged. What the log is to write again does not match
+    /// either, for all that is known: it is refused, and not told.
     pub(super) fn verify(
         &mut self,
         first_sector: u64,
         expected: &[u32],
         data: &[u8],
         actions: &mut Vec<Action>,
-    ) -> Result<(), IoError> {
-        let Some(sums) = &mut self.sums else {
-            return Ok(());
-        };
-        let mut is_good = true;
+    ) -> Compared {
+        let sums = &mut self.sums;
+        let mut compared = Compared::Same;
         for ((sector, sum), expected) in (first_sector..).zip(sums_of(data)).zip(expected) {
             if sum == *expected {
                 continue;
             }
-            is_good = false;
+            if sums.is_unsettled(sector) {
+                compared = compared.max(Compared::Unsettled);
+                continue;
+            }
+            compared = Compared::Damaged;
             self.status.damaged_reads += 1;
             if sums.damaged.len() < DAMAGED_MAX && sums.damaged.insert(sector) {
                 let offset = sector * SECTOR_BYTES as u64;
                 actions.push(Action::Damaged {
                     offset,
-                    store_offset: self.config.layout.data_offset(offset),
+                    store_offset: format::data_offset(offset),
                 });
             }
         }
-        if is_good {
-            Ok(())
-        } else {
-            Err(IoError::Corrupt)
+        compared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUNS_MAX: u64 = 8;
+
+    fn sums() -> Sums {
+        Sums::new(1, RUNS_MAX as usize * 4 * HOME_UNSETTLED_RUN_BYTES)
+    }
+
+    /// A log may have very many writes, each of them a run: memory for them is bounded, and none of them is forgotten.
+    #[test]
+    fn unsettled_runs_are_bounded_and_none_is_forgotten() {
+        let mut sums = sums();
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut named = Vec::new();
+        for _ in 0..1000 {
+            let sectors = SectorRange::new(random.u64(..1 << 40), random.u64(1..20));
+            sums.unsettle(sectors);
+            named.push(sectors);
+            assert!(sums.unsettled.len() as u64 <= RUNS_MAX);
+            assert!(sums.memory_bytes() <= sums.bytes_max as u64);
         }
+        for sectors in named {
+            let mut each = sectors.start..sectors.end();
+            assert!(each.all(|sector| sums.is_unsettled(sector)), "{sectors:?}");
+        }
+    }
+
+    /// What joins two runs is the smallest gap beside the one that comes.
+    #[test]
+    fn unsettled_run_that_is_one_too_many_joins_the_nearest() {
+        let mut sums = sums();
+        for run in 0..RUNS_MAX {
+            sums.unsettle(SectorRange::new(run * 100, 10));
+        }
+        sums.unsettle(SectorRange::new(230, 10));
+        assert_eq!(sums.unsettled.get(&200), Some(&240));
+        sums.unsettle(SectorRange::new(290, 5));
+        assert_eq!(sums.unsettled.get(&290), Some(&310));
+        assert_eq!(sums.unsettled.len() as u64, RUNS_MAX);
+        // No run is cut in two; from its ends sectors are taken as ever.
+        sums.settle(220..225);
+        assert_eq!(sums.unsettled.get(&200), Some(&240));
+        sums.settle(190..225);
+        assert_eq!(sums.unsettled.get(&225), Some(&240));
+        sums.settle(0..1000);
+        assert!(sums.unsettled.is_empty());
+        sums.unsettle(SectorRange::new(0, 100));
+        sums.settle(40..50);
+        assert_eq!(sums.unsettled.len(), 2);
     }
 }

@@ -19,6 +19,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::format::data_offset;
 use super::map::{BlockState, Blocks};
 use super::{Action, Config, Home, Purpose};
 use crate::error::IoError;
@@ -444,12 +445,14 @@ impl Home {
         let id = self.number();
         let is_zero = self.map.get(blocks.start) == BlockState::Zero;
         let mut expected = Vec::new();
-        if let Some(sums) = self.sums.as_mut().filter(|_| !is_zero) {
-            if !sums.ready(&blocks) {
+        if !is_zero {
+            if !self.sums.ready(&blocks) {
                 return false;
             }
             let first = blocks.start * BLOCK_SECTORS;
-            expected = sums.expected(SectorRange::new(first, count * BLOCK_SECTORS));
+            expected = self
+                .sums
+                .expected(SectorRange::new(first, count * BLOCK_SECTORS));
         }
         if is_zero {
             self.tier.pending.remove(blocks.clone());
@@ -467,7 +470,7 @@ impl Home {
             let token = self.token(Purpose::CopyRead(id));
             actions.push(Action::StoreRead {
                 token,
-                offset: self.config.layout.data_offset(blocks.start * BLOCK),
+                offset: data_offset(blocks.start * BLOCK),
                 buf,
             });
         }

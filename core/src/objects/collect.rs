@@ -6,7 +6,7 @@
 //! knows is removed if its number is below those of this epoch: it was never committed, or was put
 //! late, by an owner of before.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -14,9 +14,10 @@ use super::format::{Reference, SLOT_BYTES};
 use super::io::{Action, Kind, Listed, Name, StoreError, Stored};
 use super::map::Place;
 use super::read::{FETCH_BLOCKS_MAX, slot};
+use super::turns;
 use super::{DELETES_IN_FLIGHT_MAX, Object, ObjectVolume, Purpose};
 use crate::buf::BufMut;
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP};
 
 /// Part of what is stored that may be dead, in percent.
 const GARBAGE_PERCENT_MAX: u64 = 40;
@@ -50,6 +51,55 @@ pub(super) enum Collect {
         in_flight: usize,
         fetched: VecDeque<(Copy, BufMut)>,
     },
+}
+
+/// A walk over the objects, a bounded part of it after each commit: what is stored, and which objects are
+/// worth copying.
+#[derive(Debug, Default)]
+pub(super) struct Lap {
+    next: u64,
+    stored: u64,
+    live: u64,
+    sparse: Best,
+    small: Best,
+    small_count: usize,
+}
+
+/// The best victims: as many as fill a batch with their live blocks.
+#[derive(Debug, Default)]
+struct Best {
+    /// By how much of them is alive, in percent, and number; and their live blocks.
+    objects: BTreeMap<(u64, u64), u64>,
+    blocks: u64,
+}
+
+impl Best {
+    fn add(&mut self, rank: (u64, u64), live: u64, blocks_max: u64) {
+        self.objects.insert(rank, live);
+        self.blocks += live;
+        while let Some(last) = self.objects.last_entry()
+            && self.blocks - last.get() >= blocks_max
+        {
+            self.blocks -= last.remove();
+        }
+    }
+}
+
+impl Lap {
+    /// Which objects are to be copied, if there is enough garbage in objects, or if enough are small.
+    fn victims(self, batch: u64) -> BTreeSet<u64> {
+        let garbage = self.stored - self.live;
+        let best = if garbage > GARBAGE_BATCHES_MIN * batch
+            && garbage * 100 > self.stored * GARBAGE_PERCENT_MAX
+        {
+            self.sparse
+        } else if self.small_count > SMALL_OBJECTS_MAX {
+            self.small
+        } else {
+            Best::default()
+        };
+        best.objects.into_keys().map(|(_, number)| number).collect()
+    }
 }
 
 /// Blocks that are fetched with one get: where they are, and which they are.
@@ -109,54 +159,44 @@ impl Scan {
 }
 
 impl ObjectVolume {
-    /// After a commit: is there enough to be freed?
+    /// After a commit: look at some more objects, and at the end of a lap, is there enough to be freed?
     pub(super) fn consider_collecting(&mut self) {
         if !matches!(self.collect, Collect::Idle) || !self.scan.todo.is_empty() {
             return;
         }
-        let pin = self.pin();
-        let committed = self.committed;
-        let candidates = || {
-            let range = pin..=committed.max(pin);
-            let objects = self.objects.range(range);
-            objects.filter(|(_, object)| object.live > 0 && object.bytes > 0 && !object.damaged)
-        };
+        let (pin, committed) = (self.pin(), self.committed);
         let batch = (self.config.batch_blocks * SLOT_BYTES) as u64;
-        let is_small = |object: &Object| object.plain_bytes() < batch / 8;
-        let (mut stored, mut live, mut small) = (0, 0, 0);
-        for (_, object) in candidates() {
-            stored += object.bytes;
-            live += object.live_bytes();
-            small += usize::from(is_small(object));
+        let blocks_max = self.config.batch_blocks as u64;
+        let lap = &mut self.lap;
+        let mut rest = self.objects.range(lap.next.max(pin)..);
+        for _ in 0..OBJECT_LAP_STEP {
+            let Some((&number, object)) = rest.next().filter(|(number, _)| **number <= committed)
+            else {
+                let victims = core::mem::take(lap).victims(batch);
+                return self.collect_from(victims);
+            };
+            lap.next = number + 1;
+            self.stats.objects_looked_at += 1;
+            if object.live == 0 || object.bytes == 0 || object.damaged {
+                continue;
+            }
+            lap.stored += object.bytes;
+            lap.live += object.live_bytes();
+            let live = u64::from(object.live);
+            let percent = object.live_bytes() * 100 / object.bytes;
+            if percent <= VICTIM_LIVE_PERCENT_MAX {
+                lap.sparse.add((percent, number), live, blocks_max);
+            }
+            if object.plain_bytes() < batch / 8 {
+                lap.small_count += 1;
+                lap.small.add((0, number), live, blocks_max);
+            }
         }
-        let garbage = stored - live;
-        let mut chosen: Vec<(u64, u64, u64)> = if garbage > GARBAGE_BATCHES_MIN * batch
-            && garbage * 100 > stored * GARBAGE_PERCENT_MAX
-        {
-            let percent = |object: &Object| object.live_bytes() * 100 / object.bytes;
-            candidates()
-                .map(|(&number, object)| (percent(object), number, u64::from(object.live)))
-                .filter(|&(percent, ..)| percent <= VICTIM_LIVE_PERCENT_MAX)
-                .collect()
-        } else if small > SMALL_OBJECTS_MAX {
-            candidates()
-                .filter(|(_, object)| is_small(object))
-                .map(|(&number, object)| (0, number, u64::from(object.live)))
-                .collect()
-        } else {
-            return;
-        };
-        chosen.sort_unstable();
-        let mut blocks = 0;
-        let victims: BTreeSet<u64> = chosen
-            .into_iter()
-            .take_while(|&(_, _, live)| {
-                let room = blocks < self.config.batch_blocks as u64;
-                blocks += live;
-                room
-            })
-            .map(|(_, number, _)| number)
-            .collect();
+    }
+
+    fn collect_from(&mut self, mut victims: BTreeSet<u64>) {
+        // What a lap has seen may be gone since.
+        victims.retain(|number| self.objects.get(number).is_some_and(|o| o.live > 0));
         if !victims.is_empty() {
             self.again = true;
             self.collect = Collect::Searching {
@@ -169,7 +209,8 @@ impl ObjectVolume {
 
     pub(super) fn pump_collect(&mut self, actions: &mut Vec<Action>) {
         self.search_pages();
-        self.fetch_copies(actions);
+        let waits = self.fetch_copies(actions);
+        self.again |= self.turns.set_waits(turns::Kind::Copy, waits);
         let done = |collect: &Collect| match collect {
             Collect::Copying {
                 found,
@@ -235,7 +276,8 @@ impl ObjectVolume {
         };
     }
 
-    fn fetch_copies(&mut self, actions: &mut Vec<Action>) {
+    /// Ask for what is to be copied; true if that waits for a get.
+    fn fetch_copies(&mut self, actions: &mut Vec<Action>) -> bool {
         loop {
             let Collect::Copying {
                 found,
@@ -244,13 +286,15 @@ impl ObjectVolume {
                 fetched,
             } = &mut self.collect
             else {
-                return;
+                return false;
             };
-            if *in_flight + fetched.len() >= COPIES_IN_FLIGHT_MAX
-                || *next == found.len()
-                || self.gets_in_flight + 1 >= self.config.gets_in_flight_max.max(2)
+            if *in_flight + fetched.len() >= COPIES_IN_FLIGHT_MAX || *next == found.len() {
+                return false;
+            }
+            if self.gets_in_flight >= self.config.gets_in_flight_max
+                || !self.turns.is_next(turns::Kind::Copy)
             {
-                return;
+                return true;
             }
             let (first, block) = found[*next];
             if self.map.find(block, 1).0 != Some(first) {
@@ -276,8 +320,9 @@ impl ObjectVolume {
                 .get_slots(first, slots, Purpose::Copy(copy), actions)
                 .is_err()
             {
-                return;
+                return true;
             }
+            self.turns.begun(turns::Kind::Copy);
             if let Collect::Copying {
                 next, in_flight, ..
             } = &mut self.collect
@@ -370,7 +415,7 @@ impl ObjectVolume {
             .collect();
         for number in gone {
             self.dead.remove(&number);
-            self.objects.remove(&number);
+            self.remove_object(number);
             self.frames.remove(number);
             self.deletes.push_back(Name::own(Kind::Data, number));
         }
@@ -494,15 +539,14 @@ impl ObjectVolume {
         let stray = number < self.manifest.number_first && number >= self.own_first();
         match name.kind {
             Kind::Data => {
-                if let Some(object) = self.objects.get_mut(&number) {
-                    object.bytes = listed.bytes;
-                    object.count_slots();
+                if self.objects.contains_key(&number) {
+                    self.set_object_bytes(number, listed.bytes);
+                    if let Some(object) = self.objects.get_mut(&number) {
+                        object.count_slots();
+                    }
                 } else if stray {
-                    let object = Object {
-                        bytes: listed.bytes,
-                        ..Object::default()
-                    };
-                    self.objects.insert(number, object);
+                    self.insert_object(number, Object::default());
+                    self.set_object_bytes(number, listed.bytes);
                     self.dead.insert(number, 0);
                 }
             }

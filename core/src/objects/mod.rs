@@ -33,6 +33,8 @@
 //! 6. Every byte that is read was checked against a checksum that knows its volume, object and block.
 //! 7. Memory is bounded: three pools, the lengths of frames, and the map with at most 13.5 bytes for each
 //!    block that is mapped. When the pool of writes is used up, writes wait.
+//! 8. Nothing starves: reads, fills and copies have their shares of the gets, whatever clients keep
+//!    asking for ([`turns`]).
 //!
 //! Failure: a failed put is repeated with growing pauses, for ever; the flushes and writes that
 //! wait for it end with its error. A failed get ends its read with the error.
@@ -48,7 +50,9 @@ mod lineage;
 pub mod map;
 mod open;
 mod read;
+pub mod references;
 mod snapshots;
+mod turns;
 mod write;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -71,6 +75,7 @@ use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored
 pub use lineage::Parent;
 use map::Map;
 use snapshots::What;
+use turns::Turns;
 
 /// First and longest pause after a failure of the store.
 const PAUSE_MIN: Nanos = Nanos::from_millis(100);
@@ -164,6 +169,8 @@ pub struct Stats {
     pub damaged_blocks: u64,
     /// Blocks that were copied forward to free objects.
     pub copied_blocks: u64,
+    /// Objects that were looked at in search of garbage.
+    pub objects_looked_at: u64,
     /// Blocks that the map has.
     pub live_blocks: u64,
     /// Bytes of data objects that are known to be in the store.
@@ -292,6 +299,8 @@ pub struct ObjectVolume {
     bytes: u64,
     map: Map,
     objects: BTreeMap<u64, Object>,
+    /// Their bytes together.
+    stored_bytes: u64,
     /// Objects without a live block, and the object that took the last one.
     dead: BTreeMap<u64, u64>,
     maps: BTreeMap<u64, MapObject>,
@@ -313,6 +322,7 @@ pub struct ObjectVolume {
     batches: BTreeMap<u64, Batch>,
     puts_in_flight: usize,
     gets_in_flight: usize,
+    turns: Turns,
     /// Requests that came before the volume was open.
     early: VecDeque<(Token, Ask)>,
     writes: BTreeMap<u64, write::Write>,
@@ -325,6 +335,7 @@ pub struct ObjectVolume {
     flushes: VecDeque<Flush>,
     commit: Option<commit::Commit>,
     checkpoint: checkpoint::Checkpoint,
+    lap: collect::Lap,
     collect: collect::Collect,
     scan: collect::Scan,
     snapshots: Vec<Snapshot>,
@@ -380,6 +391,7 @@ impl ObjectVolume {
             bytes: 0,
             map: Map::default(),
             objects: BTreeMap::new(),
+            stored_bytes: 0,
             dead: BTreeMap::new(),
             maps: BTreeMap::new(),
             dropped_maps: BTreeSet::new(),
@@ -397,6 +409,7 @@ impl ObjectVolume {
             batches: BTreeMap::new(),
             puts_in_flight: 0,
             gets_in_flight: 0,
+            turns: Turns::default(),
             early: VecDeque::new(),
             writes: BTreeMap::new(),
             write_queue: VecDeque::new(),
@@ -407,6 +420,7 @@ impl ObjectVolume {
             flushes: VecDeque::new(),
             commit: None,
             checkpoint: checkpoint::Checkpoint::Idle,
+            lap: collect::Lap::default(),
             collect: collect::Collect::Idle,
             scan: collect::Scan::default(),
             snapshots: Vec::new(),
@@ -530,7 +544,7 @@ impl ObjectVolume {
     pub fn stats(&self) -> Stats {
         Stats {
             live_blocks: self.map.live_blocks(),
-            stored_bytes: self.objects.values().map(|object| object.bytes).sum(),
+            stored_bytes: self.stored_bytes,
             map_memory_bytes: (self.map.memory_bytes()
                 + self.frames.memory_bytes()
                 + self.objects.len() * (size_of::<(u64, Object)>() * 3 / 2))
@@ -764,6 +778,25 @@ impl ObjectVolume {
         }
     }
 
+    /// An object is known.
+    fn insert_object(&mut self, number: u64, object: Object) {
+        self.stored_bytes += object.bytes;
+        let before = self.objects.insert(number, object);
+        self.stored_bytes -= before.map_or(0, |before| before.bytes);
+    }
+
+    fn remove_object(&mut self, number: u64) {
+        let gone = self.objects.remove(&number);
+        self.stored_bytes -= gone.map_or(0, |gone| gone.bytes);
+    }
+
+    fn set_object_bytes(&mut self, number: u64, bytes: u64) {
+        if let Some(object) = self.objects.get_mut(&number) {
+            self.stored_bytes = self.stored_bytes - object.bytes + bytes;
+            object.bytes = bytes;
+        }
+    }
+
     /// The name of an object, of this volume or of an ancestor.
     fn name(&self, kind: Kind, number: u64) -> Name {
         let ancestors = &self.manifest.ancestors;
@@ -818,6 +851,8 @@ impl ObjectVolume {
         assert!(self.gets_in_flight <= self.config.gets_in_flight_max);
         if cfg!(debug_assertions) {
             self.gathering.check_invariants();
+            let bytes: u64 = self.objects.values().map(|object| object.bytes).sum();
+            debug_assert_eq!(bytes, self.stored_bytes, "stored bytes are counted");
             debug_assert!(
                 self.dead.keys().all(|number| self
                     .objects

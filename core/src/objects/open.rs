@@ -822,18 +822,15 @@ impl ObjectVolume {
         let Stage::Loading(loading) = stage else {
             return;
         };
-        for entry in &self.manifest.tail {
+        for entry in self.manifest.tail.clone() {
             let object = Object {
                 bytes: entry.bytes(),
                 compressed: entry.compressed_bytes > 0,
                 ..Object::default()
             };
-            self.objects.insert(entry.number, object);
+            self.insert_object(entry.number, object);
             self.tail_bytes += entry.bytes();
-            self.tail.push_back(Tail {
-                entry: *entry,
-                user: true,
-            });
+            self.tail.push_back(Tail { entry, user: true });
         }
         for map in &self.manifest.maps {
             let object = MapObject {

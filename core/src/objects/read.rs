@@ -8,6 +8,7 @@ use super::format::{SLOT_BYTES, slot_checksum};
 use super::frames::{FRAME_SLOTS, FRAMES_OFFSET, Frames};
 use super::io::{Action, Kind, StoreError, Stored};
 use super::map::Place;
+use super::turns;
 use super::{ObjectVolume, Purpose, end};
 use crate::buf::BufMut;
 use crate::error::IoError;
@@ -100,6 +101,7 @@ impl ObjectVolume {
 
     pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
         actions.append(&mut self.ready);
+        let mut waits = false;
         while let Some(&id) = self.read_queue.front() {
             let Some(mut read) = self.reads.remove(&id) else {
                 self.read_queue.pop_front();
@@ -108,14 +110,16 @@ impl ObjectVolume {
             let resolved = self.resolve(id, &mut read, actions);
             self.reads.insert(id, read);
             if !resolved {
+                waits = true;
                 break;
             }
             self.read_queue.pop_front();
             self.end_read_if_done(id, actions);
         }
+        self.again |= self.turns.set_waits(turns::Kind::Read, waits);
     }
 
-    /// Find the rest of what a read asks for; false if it has to wait for memory.
+    /// Find the rest of what a read asks for; false if it has to wait for a get.
     fn resolve(&mut self, id: u64, read: &mut Read, actions: &mut Vec<Action>) -> bool {
         let block_bytes = BLOCK_BYTES as u64;
         while read.at < read.end {
@@ -154,7 +158,8 @@ impl ObjectVolume {
                             count: count as u32,
                         };
                         let purpose = Purpose::Read { request: id, fetch };
-                        if self.fetch(fetch, purpose, actions).is_none() {
+                        let kind = turns::Kind::Read;
+                        if self.fetch(fetch, kind, purpose, actions).is_none() {
                             return false;
                         }
                         read.pending += 1;
@@ -166,18 +171,22 @@ impl ObjectVolume {
         true
     }
 
-    /// Get consecutive slots; `None` if there is no memory for them at present.
+    /// Get consecutive slots; `None` if that has to wait for its turn, for another get to end, or for
+    /// memory.
     pub(super) fn fetch(
         &mut self,
         fetch: Fetch,
+        kind: turns::Kind,
         purpose: Purpose,
         actions: &mut Vec<Action>,
     ) -> Option<Token> {
-        if self.gets_in_flight >= self.config.gets_in_flight_max {
+        if self.gets_in_flight >= self.config.gets_in_flight_max || !self.turns.is_next(kind) {
             return None;
         }
-        self.get_slots(fetch.place, fetch.count, purpose, actions)
-            .ok()
+        let token = self.get_slots(fetch.place, fetch.count, purpose, actions);
+        let token = token.ok()?;
+        self.turns.begun(kind);
+        Some(token)
     }
 
     /// Get `count` slots from a place on. Gives back the purpose if there is no memory for that.

@@ -11,6 +11,7 @@ use super::frames::{COMPRESSED_SLOTS_MIN, Frames};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::map::Place;
 use super::read::Fetch;
+use super::turns;
 use super::{Flush, Object, ObjectVolume, Purpose, Tail, end};
 use crate::buf::Buf;
 use crate::error::IoError;
@@ -326,6 +327,7 @@ impl ObjectVolume {
 
     /// Fetch the rest of blocks that were written in part.
     pub(super) fn pump_fills(&mut self, actions: &mut Vec<Action>) {
+        let mut waits = false;
         while let Some(&block) = self.fill_queue.front() {
             let Some(partial) = self.gathering.partial.get(&block) else {
                 self.fill_queue.pop_front();
@@ -340,7 +342,9 @@ impl ObjectVolume {
                 block,
                 count: 1,
             };
-            let Some(token) = self.fetch(fetch, Purpose::Fill { block, fetch }, actions) else {
+            let purpose = Purpose::Fill { block, fetch };
+            let Some(token) = self.fetch(fetch, turns::Kind::Fill, purpose, actions) else {
+                waits = true;
                 break;
             };
             if let Some(partial) = self.gathering.partial.get_mut(&block) {
@@ -348,6 +352,7 @@ impl ObjectVolume {
             }
             self.fill_queue.pop_front();
         }
+        self.again |= self.turns.set_waits(turns::Kind::Fill, waits);
     }
 
     pub(super) fn fill_ended(
@@ -433,7 +438,7 @@ impl ObjectVolume {
         } else {
             object.bytes = entry.bytes();
         }
-        self.objects.insert(number, object);
+        self.insert_object(number, object);
         for run in &runs {
             self.apply(origin, run.block.get(), run.count.get(), run.slot.get());
         }
@@ -556,9 +561,8 @@ impl ObjectVolume {
             let table = table_bytes(entry.runs as usize);
             entry.compressed_bytes = frames.table_offset(table) as u32;
             self.tail_bytes += entry.bytes();
-            if let Some(object) = self.objects.get_mut(&number) {
-                object.bytes = entry.bytes();
-            }
+            let bytes = entry.bytes();
+            self.set_object_bytes(number, bytes);
         }
         self.frames.insert(number, frames);
     }

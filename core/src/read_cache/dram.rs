@@ -37,6 +37,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::benefit::{Worths, unproven};
+use super::forgetting::Forgetting;
 use super::ghost::{Ghost, Ring};
 use super::table::{Table, mix};
 use crate::buf::{Arena, Buf};
@@ -84,6 +85,7 @@ pub struct Dram {
     /// Frames from here on were never used; the main ring is taken in order.
     fresh: usize,
     evicted: u64,
+    forgetting: Forgetting,
     pub worths: Worths,
 }
 
@@ -102,6 +104,7 @@ impl Dram {
             free: NONE,
             fresh: small,
             evicted: 0,
+            forgetting: Forgetting::default(),
             worths: Worths::default(),
         }
     }
@@ -135,9 +138,14 @@ impl Dram {
 
     fn find(&self, key: BlockKey, hash: u64) -> Option<usize> {
         // A key that uses the bits of the count names no block; it must not match another's.
-        if key.0 & COUNT_MASK != 0 {
+        if key.0 & COUNT_MASK != 0 || self.forgetting.covers(key.0) {
             return None;
         }
+        self.find_frame(key, hash)
+    }
+
+    /// The frame of a block, also if that is to be forgotten.
+    fn find_frame(&self, key: BlockKey, hash: u64) -> Option<usize> {
         self.table
             .find(hash, |id| self.keys[id as usize] & !COUNT_MASK == key.0)
             .map(|id| id as usize)
@@ -163,9 +171,9 @@ impl Dram {
         self.arena.as_ref()?.share(frame)
     }
 
-    /// Take one whole block; refused when every frame in reach is held.
+    /// Take one whole block; refused when every frame in reach is held, or while its place is being forgotten.
     pub fn insert(&mut self, key: BlockKey, data: &[u8]) {
-        if self.arena.is_none() || key.0 & COUNT_MASK != 0 {
+        if self.arena.is_none() || key.0 & COUNT_MASK != 0 || self.forgetting.covers(key.0) {
             return;
         }
         let hash = mix(key.0);
@@ -402,20 +410,52 @@ impl Dram {
         }
     }
 
-    pub fn invalidate(&mut self, key: BlockKey) {
-        if let Some(frame) = self.find(key, mix(key.0)) {
-            self.vacate(frame);
+    /// Drop the blocks from `first` to `end`; of more than `probes_max` the frames are found later.
+    pub fn invalidate(&mut self, first: u64, end: u64, probes_max: usize) {
+        let blocks = end.saturating_sub(first);
+        if self.table.len() == 0 {
+            return;
         }
-    }
-
-    /// Drop every block whose key `matches`.
-    pub fn invalidate_where(&mut self, matches: impl Fn(BlockKey) -> bool) {
-        for frame in 0..self.frames() {
-            let word = self.keys[frame];
-            if word & COUNT_MASK != 0 && matches(BlockKey(word & !COUNT_MASK)) {
+        if blocks > probes_max as u64 {
+            self.forgetting.add(first, end);
+            return;
+        }
+        for key in (first..end).map(BlockKey) {
+            if let Some(frame) = self.find(key, mix(key.0)) {
                 self.vacate(frame);
             }
         }
+    }
+
+    /// Whether a part of a range is being forgotten.
+    pub fn refuses(&self, first: u64, end: u64) -> bool {
+        self.forgetting.overlaps(first, end)
+    }
+
+    /// What was looked at so far, where that is counted.
+    pub fn work(&self) -> u64 {
+        self.table.work() + self.forgetting.work()
+    }
+
+    /// Whether nothing is left to forget.
+    pub fn has_forgotten(&self) -> bool {
+        self.forgetting.is_empty()
+    }
+
+    /// Drop what is to be forgotten in the next `places_max` frames. A block moves to a higher frame only, from the
+    /// small ring to the main one, so a walk upwards misses none.
+    pub fn forget_some(&mut self, places_max: usize) {
+        if self.forgetting.is_empty() {
+            return;
+        }
+        let frames = self.frames();
+        for frame in self.forgetting.next(frames, places_max) {
+            let word = self.keys[frame];
+            if word & COUNT_MASK != 0 && self.forgetting.covers(word & !COUNT_MASK) {
+                self.vacate(frame);
+            }
+        }
+        self.forgetting.end_walk(frames);
     }
 
     pub fn check_invariants(&self) {
@@ -424,7 +464,8 @@ impl Dram {
             if word & COUNT_MASK != 0 {
                 used += 1;
                 let key = BlockKey(word & !COUNT_MASK);
-                assert_eq!(self.find(key, mix(key.0)), Some(frame), "frame and table");
+                let found = self.find_frame(key, mix(key.0));
+                assert_eq!(found, Some(frame), "frame and table");
             }
         }
         assert_eq!(used, self.table.len(), "frames in the table");
@@ -468,14 +509,16 @@ mod tests {
                         model.insert(block, step as u8);
                     }
                     3 => {
-                        dram.invalidate(key(block));
+                        dram.invalidate(key(block).0, key(block + 1).0, 1);
                         model.remove(&block);
                         assert!(!dram.contains(key(block)));
                     }
                     4 if random.u8(..50) == 0 => {
-                        dram.invalidate_where(|found| found.block() < block);
-                        model.retain(|&found, _| found >= block);
+                        let end = random.u64(block..=2 * frames as u64 + 2);
+                        dram.invalidate(key(block).0, key(end).0, random.usize(..=frames));
+                        model.retain(|found, _| !(block..end).contains(found));
                     }
+                    5 => dram.forget_some(random.usize(..20)),
                     _ => {
                         if let Some(found) = dram.lookup(key(block)) {
                             assert!(found.iter().all(|byte| Some(byte) == model.get(&block)));

@@ -1,17 +1,12 @@
 //! The footer of a segment: which lines it holds, how many blocks each has, and the checksums of these.
 //!
-//! Lines lie one behind the other. A footer of version 1 names as many as fit uncompressed, in use or not. One of
-//! version 2 names those that the segment holds, and of each how many blocks it has. A segment without a
-//! compressed line has a footer of version 1, byte for byte. A program that knows only that takes one of version 2
-//! for damage, and voids the segment.
+//! Lines lie one behind the other, those that are in use and those that are not any more.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::FormatError;
-use crate::format::{
-    CACHE_FOOTER_MAGIC, CACHE_FOOTER_VERSION, CACHE_FOOTER_VERSION_PLAIN, CacheFooter, seal, verify,
-};
+use crate::format::{CACHE_FOOTER_MAGIC, CACHE_VERSION, CacheFooter, seal, verify};
 use crate::limits::{
     BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN, CACHE_SEGMENT_LINES_MAX,
     SEGMENT_BYTES,
@@ -62,9 +57,8 @@ pub struct FooterLine<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct FooterLines<'a> {
     keys: &'a [U64],
-    /// Blocks of each; `None` if all have `line_blocks`.
-    blocks: Option<&'a [u8]>,
-    line_blocks: usize,
+    /// Blocks of each.
+    blocks: &'a [u8],
     checksums: &'a [U32],
 }
 
@@ -73,23 +67,24 @@ impl<'a> FooterLines<'a> {
     pub fn iter(&self) -> impl Iterator<Item = FooterLine<'a>> + use<'a> {
         let this = *self;
         let (mut first, mut rest) = (0, this.checksums);
-        this.keys.iter().enumerate().map(move |(slot, key)| {
-            let blocks = this
-                .blocks
-                .map_or(this.line_blocks, |blocks| usize::from(blocks[slot]));
-            let place = Place {
-                first: first as u8,
-                blocks: blocks as u8,
-            };
-            first += blocks;
-            let (checksums, others) = rest.split_at(blocks);
-            rest = others;
-            FooterLine {
-                key: key.get(),
-                place,
-                checksums,
-            }
-        })
+        this.keys
+            .iter()
+            .zip(this.blocks)
+            .map(move |(key, &blocks)| {
+                let blocks = usize::from(blocks);
+                let place = Place {
+                    first: first as u8,
+                    blocks: blocks as u8,
+                };
+                first += blocks;
+                let (checksums, others) = rest.split_at(blocks);
+                rest = others;
+                FooterLine {
+                    key: key.get(),
+                    place,
+                    checksums,
+                }
+            })
     }
 }
 
@@ -97,36 +92,22 @@ impl<'a> FooterLines<'a> {
 pub fn parse(block: &[u8]) -> Result<(CacheFooter, FooterLines<'_>), FormatError> {
     let length = FormatError::Field("length");
     let (footer, rest) = CacheFooter::read_from_prefix(block).map_err(|_| length)?;
-    let version = footer.version.get();
-    verify(block, CACHE_FOOTER_MAGIC, CACHE_FOOTER_VERSION)?;
+    verify(block, CACHE_FOOTER_MAGIC, CACHE_VERSION)?;
     let line_blocks = usize::from(footer.line_blocks.get());
     if !(CACHE_LINE_BLOCKS_MIN..=CACHE_LINE_BLOCKS_MAX).contains(&line_blocks) {
         return Err(FormatError::Field("line_blocks"));
     }
-    let is_plain = version == CACHE_FOOTER_VERSION_PLAIN;
-    let lines = if is_plain {
-        CacheFooter::lines(line_blocks)
-    } else {
-        usize::from(footer.lines.get())
-    };
+    let lines = usize::from(footer.lines.get());
     if lines > CacheFooter::lines_max(line_blocks) {
         return Err(FormatError::Field("lines"));
     }
     let (keys, rest) = <[U64]>::ref_from_prefix_with_elems(rest, lines).map_err(|_| length)?;
-    let (blocks, rest) = if is_plain {
-        (None, rest)
-    } else {
-        let (blocks, rest) = rest.split_at_checked(lines).ok_or(length)?;
-        (Some(blocks), rest)
-    };
+    let (blocks, rest) = rest.split_at_checked(lines).ok_or(length)?;
     let is_size = |&blocks: &u8| (1..=line_blocks).contains(&usize::from(blocks));
-    let used = match blocks {
-        None => lines * line_blocks,
-        Some(blocks) if blocks.iter().all(is_size) => {
-            blocks.iter().map(|&blocks| usize::from(blocks)).sum()
-        }
-        Some(_) => return Err(FormatError::Field("blocks")),
-    };
+    if !blocks.iter().all(is_size) {
+        return Err(FormatError::Field("blocks"));
+    }
+    let used = blocks.iter().map(|&blocks| usize::from(blocks)).sum();
     if used > CacheFooter::lines(line_blocks) * line_blocks {
         return Err(FormatError::Field("blocks"));
     }
@@ -134,7 +115,6 @@ pub fn parse(block: &[u8]) -> Result<(CacheFooter, FooterLines<'_>), FormatError
     let lines = FooterLines {
         keys,
         blocks,
-        line_blocks,
         checksums,
     };
     Ok((footer, lines))
@@ -148,34 +128,18 @@ pub fn write(
     checksums: impl Iterator<Item = u32>,
     block: &mut [u8],
 ) {
-    let line_blocks = usize::from(footer.line_blocks.get());
-    let is_plain = lines
-        .iter()
-        .all(|&(_, blocks)| usize::from(blocks) == line_blocks);
-    let listed = if is_plain {
-        footer.version.set(CACHE_FOOTER_VERSION_PLAIN);
-        CacheFooter::lines(line_blocks)
-    } else {
-        footer.version.set(CACHE_FOOTER_VERSION);
-        footer.lines.set(lines.len() as u16);
-        lines.len()
-    };
+    footer.version.set(CACHE_VERSION);
+    footer.lines.set(lines.len() as u16);
     footer.magic = CACHE_FOOTER_MAGIC;
     block.fill(0);
     let (head, rest) = block.split_at_mut(size_of::<CacheFooter>());
     head.copy_from_slice(footer.as_bytes());
-    let (keys, mut rest) = rest.split_at_mut(listed * 8);
-    let none = core::iter::repeat(u64::MAX);
-    let all = lines.iter().map(|&(key, _)| key).chain(none);
-    for (place, key) in keys.chunks_exact_mut(8).zip(all) {
+    let (keys, rest) = rest.split_at_mut(lines.len() * 8);
+    let (places, rest) = rest.split_at_mut(lines.len());
+    let head = keys.chunks_exact_mut(8).zip(places);
+    for ((place, blocks), &(key, line_blocks)) in head.zip(lines) {
         place.copy_from_slice(&key.to_le_bytes());
-    }
-    if !is_plain {
-        let (places, others) = rest.split_at_mut(listed);
-        for (place, &(_, blocks)) in places.iter_mut().zip(lines) {
-            *place = blocks;
-        }
-        rest = others;
+        *blocks = line_blocks;
     }
     for (place, checksum) in rest.chunks_exact_mut(4).zip(checksums) {
         place.copy_from_slice(&checksum.to_le_bytes());

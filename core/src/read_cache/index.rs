@@ -100,6 +100,11 @@ impl Index {
         }
     }
 
+    /// What was looked at so far, where that is counted.
+    pub fn work(&self) -> u64 {
+        self.addresses.work() + self.contents.work()
+    }
+
     pub fn bytes(&self) -> usize {
         self.keys.len() * 10
             + self.checksums.len() * 4

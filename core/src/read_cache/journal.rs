@@ -13,12 +13,15 @@ use zerocopy::FromZeros;
 
 use crate::format::{
     CACHE_ENTRY_RANGE, CACHE_ENTRY_SEGMENT, CACHE_HEADER_BLOCKS, CACHE_JOURNAL_ENTRIES_MAX,
-    CACHE_JOURNAL_MAGIC, CACHE_VERSION, CacheFooter, CacheJournalEntry, CacheJournalHeader,
+    CACHE_JOURNAL_MAGIC, CACHE_START_SHIFT, CACHE_VERSION, CacheFooter, CacheJournalEntry,
+    CacheJournalHeader,
 };
 use crate::limits::{
     BLOCK_BYTES, CACHE_BYTES_MAX, CACHE_BYTES_MIN, CACHE_LINE_BLOCKS_MAX, CACHE_LINE_BLOCKS_MIN,
     SEGMENT_BYTES,
 };
+
+use crate::read_cache::root::Root;
 
 const SEGMENT_BLOCKS: u64 = (SEGMENT_BYTES / BLOCK_BYTES) as u64;
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -164,15 +167,27 @@ impl Entry {
     }
 }
 
-/// Write one block of the journal.
-pub fn write_block(format: u64, epoch: u64, index: u64, entries: &[Entry], block: &mut [u8]) {
+/// Which block of the journal.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// That of the superblock.
+    pub format: u64,
+    /// The epoch that it belongs to.
+    pub epoch: u64,
+    /// Its place within that.
+    pub index: u64,
+}
+
+/// Write one block of the journal, with which a stamp is reached.
+pub fn write_block(at: At, stamp: u64, entries: &[Entry], block: &mut [u8]) {
     let mut header = CacheJournalHeader::new_zeroed();
     header.magic = CACHE_JOURNAL_MAGIC;
     header.version.set(CACHE_VERSION);
     header.entries.set(entries.len() as u16);
-    header.format.set(format);
-    header.epoch.set(epoch);
-    header.index.set(index);
+    header.format.set(at.format);
+    header.epoch.set(at.epoch);
+    header.index.set(at.index);
+    header.stamp.set(stamp);
     let entries: Vec<_> = entries.iter().map(|entry| entry.encode()).collect();
     header.write(&entries, block);
 }
@@ -180,8 +195,8 @@ pub fn write_block(format: u64, epoch: u64, index: u64, entries: &[Entry], block
 /// What a block of the journal turned out to be.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Entries of the epoch that was looked for, at their place.
-    Entries(Vec<Entry>),
+    /// Entries of the epoch that was looked for, at their place, and the stamp that was reached with them.
+    Entries(u64, Vec<Entry>),
     /// Nothing of this epoch was written here.
     Blank,
     /// It cannot be told what was written here.
@@ -189,24 +204,26 @@ pub enum Found {
 }
 
 /// Read one block of the journal.
-fn read_block(format: u64, epoch: u64, index: u64, block: &[u8]) -> Found {
+fn read_block(at: At, block: &[u8]) -> Found {
     if block.iter().all(|&byte| byte == 0) {
         return Found::Blank;
     }
     let Ok((header, entries)) = CacheJournalHeader::parse(block) else {
         return Found::Damaged;
     };
-    if header.format.get() != format || header.epoch.get() < epoch {
+    if header.format.get() != at.format || header.epoch.get() < at.epoch {
         return Found::Blank;
     }
-    if header.epoch.get() != epoch || header.index.get() != index {
+    if header.epoch.get() != at.epoch || header.index.get() != at.index {
         return Found::Damaged;
     }
     entries
         .iter()
         .map(Entry::decode)
         .collect::<Option<_>>()
-        .map_or(Found::Damaged, Found::Entries)
+        .map_or(Found::Damaged, |entries| {
+            Found::Entries(header.stamp.get(), entries)
+        })
 }
 
 /// One epoch of the journal, read block by block and in order.
@@ -215,19 +232,29 @@ pub struct EpochScan {
     format: u64,
     epoch: u64,
     next: u64,
+    /// The start that the superblocks tell of.
+    incarnation: u64,
+    stamp: u64,
     /// Blocks of entries, once a blank one was found behind them.
     end: Option<u64>,
 }
 
 impl EpochScan {
     /// From the front of this epoch's half.
-    pub fn new(format: u64, epoch: u64) -> Self {
+    pub fn new(root: &Root, epoch: u64) -> Self {
         Self {
-            format,
+            format: root.format,
             epoch,
             next: 0,
+            incarnation: root.incarnation,
+            stamp: root.stamp,
             end: None,
         }
+    }
+
+    /// The stamp that was reached so far.
+    pub fn stamp(&self) -> u64 {
+        self.stamp
     }
 
     /// Which epoch.
@@ -245,18 +272,27 @@ impl EpochScan {
         self.end.unwrap_or(self.next)
     }
 
-    /// Take the next block: its entries, or `None` if entries are lost, since it is damaged or has
-    /// some where an earlier one has none.
+    /// Take the next block: its entries, or `None` if entries may be lost, since it is damaged, or has
+    /// some where an earlier one has none, or of a start that the superblocks do not know.
     pub fn take(&mut self, block: &[u8]) -> Option<Vec<Entry>> {
         let index = self.next;
         self.next += 1;
-        match read_block(self.format, self.epoch, index, block) {
-            Found::Entries(entries) if self.end.is_none() => Some(entries),
+        let at = At {
+            format: self.format,
+            epoch: self.epoch,
+            index,
+        };
+        match read_block(at, block) {
+            Found::Entries(stamp, _) if stamp >> CACHE_START_SHIFT > self.incarnation => None,
+            Found::Entries(stamp, entries) if self.end.is_none() => {
+                self.stamp = self.stamp.max(stamp);
+                Some(entries)
+            }
             Found::Blank => {
                 self.end.get_or_insert(index);
                 Some(Vec::new())
             }
-            Found::Entries(_) | Found::Damaged => None,
+            Found::Entries(..) | Found::Damaged => None,
         }
     }
 }
@@ -377,20 +413,44 @@ mod tests {
                 void: 1 << 127 | 1,
             },
         ];
+        let at = |format, epoch, index| At {
+            format,
+            epoch,
+            index,
+        };
         let mut block = [0; BLOCK_BYTES];
-        assert_eq!(read_block(1, 2, 3, &block), Found::Blank);
-        write_block(1, 2, 3, &entries, &mut block);
-        assert_eq!(read_block(1, 2, 3, &block), Found::Entries(entries));
-        assert_eq!(read_block(2, 2, 3, &block), Found::Blank, "another format");
-        assert_eq!(read_block(1, 4, 3, &block), Found::Blank, "a later epoch");
-        assert_eq!(
-            read_block(1, 0, 3, &block),
-            Found::Damaged,
-            "an earlier epoch"
-        );
-        assert_eq!(read_block(1, 2, 4, &block), Found::Damaged, "another place");
+        assert_eq!(read_block(at(1, 2, 3), &block), Found::Blank);
+        write_block(at(1, 2, 3), 17, &entries, &mut block);
+        let read = |format, epoch, index| read_block(at(format, epoch, index), &block);
+        assert_eq!(read(1, 2, 3), Found::Entries(17, entries));
+        assert_eq!(read(2, 2, 3), Found::Blank, "another format");
+        assert_eq!(read(1, 4, 3), Found::Blank, "a later epoch");
+        assert_eq!(read(1, 0, 3), Found::Damaged, "an earlier epoch");
+        assert_eq!(read(1, 2, 4), Found::Damaged, "another place");
         block[100] ^= 1;
-        assert_eq!(read_block(1, 2, 3, &block), Found::Damaged);
+        assert_eq!(read_block(at(1, 2, 3), &block), Found::Damaged);
+    }
+
+    #[test]
+    fn journal_of_a_start_that_the_superblocks_do_not_know_is_not_believed() {
+        let root = Root::fresh(1, false);
+        let at = At {
+            format: 1,
+            epoch: 1,
+            index: 0,
+        };
+        let mut block = [0; BLOCK_BYTES];
+        write_block(at, root.stamp + 1, &[], &mut block);
+        let mut scan = EpochScan::new(&root, 1);
+        assert_eq!(scan.take(&block), Some(Vec::new()));
+        assert_eq!(scan.stamp(), root.stamp + 1);
+        write_block(
+            at,
+            (root.incarnation + 1) << CACHE_START_SHIFT,
+            &[],
+            &mut block,
+        );
+        assert_eq!(EpochScan::new(&root, 1).take(&block), None);
     }
 
     #[test]

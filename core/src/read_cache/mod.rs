@@ -12,6 +12,7 @@
 //! | `index` | which line of the SSD tier holds which address |
 //! | `ssd` | segments: filling, sealing, comparing, evicting |
 //! | `packed`, `footer` | how lines are stored that are compressed, and which a segment holds |
+//! | `forgetting` | what has to go and has not been come to |
 //! | `marks` | how full the SSD tier becomes |
 //! | `pins` | what stays in it |
 //! | `heat` | how hot is what they hold |
@@ -21,7 +22,8 @@
 //!
 //! Invariants:
 //! 1. A lookup returns what was last filled for the block and not invalidated since, or nothing.
-//! 2. Both tiers are told of every invalidation at once, in memory; only its durability is later.
+//! 2. Both tiers are told of every invalidation at once, in memory; only its durability is later, and what
+//!    a long range has taken is given back in bounded steps.
 //! 3. Nothing waits for the cache: what does not fit or is not ready is refused silently, and
 //!    shows in [`CacheStats`].
 //! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
@@ -35,6 +37,7 @@
 mod benefit;
 mod dram;
 mod footer;
+mod forgetting;
 mod ghost;
 mod heat;
 mod index;
@@ -56,7 +59,7 @@ use crate::buf::{Buf, Pool};
 use crate::cipher::BlockCipher;
 use crate::codec::{Codec, Method};
 use crate::io::{Action, BlockKey, Completion, Nanos};
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, CACHE_PROBE_BLOCKS_MAX, CACHE_STEP_PLACES_MAX};
 use benefit::Benefit;
 use dram::Dram;
 use ssd::{Found, Ssd};
@@ -174,6 +177,27 @@ pub struct Corrupt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Barrier(pub u64);
 
+/// What the log of a volume says of the cache: that it has forgotten, durably, what was written over before the log's
+/// tail. A cache that turns out to have come less far has lost something that its device had acknowledged, or is not
+/// the one that it was: then it serves nothing that it holds of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// Which cache.
+    pub cache: u64,
+    /// Where the stream of invalidations was.
+    pub stamp: u64,
+}
+
+impl Tie {
+    /// Nothing was ever written over: the volume needs nothing of the cache.
+    pub const NONE: Self = Self { cache: 0, stamp: 0 };
+    /// It cannot be told what a cache has to have forgotten, so none has.
+    pub const UNKNOWN: Self = Self {
+        cache: u64::MAX,
+        stamp: u64::MAX,
+    };
+}
+
 /// What the SSD tier is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SsdState {
@@ -197,6 +221,8 @@ pub enum SsdFailure {
     Silent,
     /// Its device was not there at the start.
     Absent,
+    /// A newer program made what is there, and it is not overwritten.
+    Newer,
 }
 
 /// Counters and gauges of the cache.
@@ -242,6 +268,8 @@ pub struct CacheStats {
     pub ssd_readmissions: u64,
     /// Lines that the last start found on the SSD.
     pub warm_lines: u64,
+    /// Volumes of which nothing that was found there was used, since their logs are newer.
+    pub forgotten_volumes: u64,
 }
 
 /// The read cache of one shard.
@@ -257,6 +285,8 @@ pub struct ReadCache {
     /// What the SSD tier was last seen doing, and since when.
     seen: (SsdState, Nanos),
     closing: bool,
+    probes_max: usize,
+    places_max: usize,
 }
 
 impl ReadCache {
@@ -293,6 +323,17 @@ impl ReadCache {
             ciphers: BTreeMap::new(),
             seen: (SsdState::Off, Nanos(0)),
             closing: false,
+            probes_max: CACHE_PROBE_BLOCKS_MAX,
+            places_max: CACHE_STEP_PLACES_MAX,
+        }
+    }
+
+    /// Ranges of more blocks than these are forgotten in steps that look at so many places each: instead of
+    /// [`CACHE_PROBE_BLOCKS_MAX`] and [`CACHE_STEP_PLACES_MAX`], for tests with small caches.
+    pub fn set_step_max(&mut self, probes: usize, places: usize) {
+        (self.probes_max, self.places_max) = (probes.max(1), places.max(1));
+        if let Some(ssd) = &mut self.ssd {
+            ssd.probes_max = self.probes_max;
         }
     }
 
@@ -366,6 +407,9 @@ impl ReadCache {
     /// Take one event; push what follows from it.
     pub fn step(&mut self, now: Nanos, event: CacheEvent, actions: &mut Vec<Action>) {
         self.closing |= matches!(event, CacheEvent::Close);
+        if let CacheEvent::Poll = event {
+            self.dram.forget_some(self.places_max);
+        }
         let Some(ssd) = &mut self.ssd else {
             return;
         };
@@ -373,7 +417,10 @@ impl ReadCache {
         match event {
             CacheEvent::Readmit { uuid } => ssd.readmit(uuid, actions),
             CacheEvent::Completed(completion) => ssd.completed(completion, actions),
-            CacheEvent::Poll => ssd.drive(actions),
+            CacheEvent::Poll => {
+                ssd.forget_some(self.places_max);
+                ssd.drive(actions);
+            }
             CacheEvent::Close => {
                 ssd.close();
                 ssd.drive(actions);
@@ -387,7 +434,27 @@ impl ReadCache {
 
     /// When [`CacheEvent::Poll`] is due at the latest, if nothing happens before.
     pub fn next_wakeup(&self) -> Option<Nanos> {
+        if self.is_forgetting() {
+            return Some(Nanos(0));
+        }
         self.ssd.as_ref().and_then(Ssd::next_wakeup)
+    }
+
+    /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.
+    pub fn work(&self) -> u64 {
+        self.dram.work() + self.ssd.as_ref().map_or(0, Ssd::work)
+    }
+
+    /// Whether places of what was invalidated are still to be given back.
+    pub fn is_forgetting(&self) -> bool {
+        !self.dram.has_forgotten() || !self.ssd.as_ref().is_none_or(Ssd::has_forgotten)
+    }
+
+    /// Whether blocks are not taken at present, since a range that they lie in is being forgotten.
+    pub fn refuses(&self, first: BlockKey, blocks: u64) -> bool {
+        let end = first.0.saturating_add(blocks);
+        let ssd = self.ssd.as_ref();
+        self.dram.refuses(first.0, end) || ssd.is_some_and(|ssd| ssd.refuses(first.0, end))
     }
 
     /// Whether the SSD tier was given up, whatever its medium holds no longer counts, and nothing
@@ -630,15 +697,11 @@ impl ReadCache {
         self.dram.insert(key, data);
     }
 
-    /// Forget `blocks` blocks from `first`: the backend's content has changed.
+    /// Forget `blocks` blocks from `first`: the backend's content has changed. Nothing of them is found from now
+    /// on; of a long range, nothing is taken either, until its places are given back.
     pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {
         let end = first.0.saturating_add(blocks);
-        if blocks > self.dram.frames() as u64 {
-            self.dram
-                .invalidate_where(|key| (first.0..end).contains(&key.0));
-        } else {
-            (first.0..end).for_each(|key| self.dram.invalidate(BlockKey(key)));
-        }
+        self.dram.invalidate(first.0, end, self.probes_max);
         if let Some(ssd) = &mut self.ssd {
             ssd.invalidate(first, blocks);
         }
@@ -660,6 +723,23 @@ impl ReadCache {
     /// Up to which point invalidations are durable.
     pub fn persisted(&self) -> Barrier {
         Barrier(self.ssd.as_ref().map_or(0, Ssd::persisted))
+    }
+
+    /// What the log of a volume says that opens, before anything is looked up for it.
+    pub fn tie(&mut self, volume: u32, tie: Tie) {
+        if let Some(ssd) = &mut self.ssd {
+            ssd.tie(volume, tie);
+        }
+    }
+
+    /// How many volumes were given nothing of what a start has found, since their logs are newer.
+    pub fn forgotten_volumes(&self) -> u64 {
+        (self.ssd.as_ref()).map_or(0, |ssd| ssd.counters.forgotten_volumes)
+    }
+
+    /// What the log of a volume is to say from now on: that everything up to [`Self::persisted`] was forgotten.
+    pub fn tie_of(&self, volume: u32) -> Tie {
+        (self.ssd.as_ref()).map_or(Tie::UNKNOWN, |ssd| ssd.tie_of(volume))
     }
 
     /// Whether the cache device failed so badly that not even its superblocks could be voided. The
@@ -706,6 +786,7 @@ impl ReadCache {
             ssd_failures: ssd.counters.failures,
             ssd_readmissions: ssd.counters.readmissions,
             warm_lines: ssd.counters.warm_lines,
+            forgotten_volumes: ssd.counters.forgotten_volumes,
             ..dram
         }
     }

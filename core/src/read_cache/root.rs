@@ -5,10 +5,13 @@
 //! back what was invalidated since. A torn write of a superblock therefore costs the next start
 //! its warmth, which is rare and safe.
 
+use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::format::{CACHE_MAGIC, CACHE_VERSION, CacheSuperblock, control_checksum};
-use crate::limits::BLOCK_BYTES;
+use crate::format::{
+    CACHE_MAGIC, CACHE_START_SHIFT, CACHE_VERSION, CacheSuperblock, control_checksum,
+};
+use crate::limits::{BLOCK_BYTES, CACHE_STARTS_KEPT};
 use crate::read_cache::SsdConfig;
 
 /// The part of a superblock that changes.
@@ -26,6 +29,10 @@ pub struct Root {
     pub journal_first: u64,
     /// Last epoch of the journal.
     pub journal_last: u64,
+    /// The stamp of the journal when it was written.
+    pub stamp: u64,
+    /// The stamps that starts have found, the present one's first.
+    pub ends: [u64; CACHE_STARTS_KEPT],
 }
 
 /// What two superblocks say.
@@ -38,6 +45,8 @@ pub enum Verdict {
         /// That number.
         format: u64,
     },
+    /// A newer program made it: it is not to be overwritten.
+    Newer,
 }
 
 impl Root {
@@ -51,6 +60,36 @@ impl Root {
             incarnation: 1,
             journal_first: 1,
             journal_last: 1,
+            stamp: 1 << CACHE_START_SHIFT,
+            ends: [0; CACHE_STARTS_KEPT],
+        }
+    }
+
+    /// The root of the next start, which has found what is durable up to a stamp.
+    #[must_use]
+    pub fn started(&self, found: u64) -> Self {
+        let incarnation = self.incarnation + 1;
+        let mut ends = self.ends;
+        ends.rotate_right(1);
+        ends[0] = found;
+        Self {
+            incarnation,
+            stamp: incarnation << CACHE_START_SHIFT,
+            ends,
+            ..*self
+        }
+    }
+
+    /// Whether everything up to a stamp that was reached once is there, when the present start has reached `now`.
+    pub fn has(&self, stamp: u64, now: u64) -> bool {
+        let start = stamp >> CACHE_START_SHIFT;
+        match self.incarnation.checked_sub(start) {
+            None => false,
+            Some(0) => stamp <= now,
+            Some(before) => {
+                let end = self.ends.get(before as usize - 1);
+                end.is_some_and(|&end| end >> CACHE_START_SHIFT == start && stamp <= end)
+            }
         }
     }
 
@@ -68,15 +107,22 @@ impl Root {
         superblock.region_bytes.set(config.bytes);
         superblock.journal_first.set(self.journal_first);
         superblock.journal_last.set(self.journal_last);
+        superblock.stamp.set(self.stamp);
+        superblock.ends = self.ends.map(U64::new);
         superblock.seal();
         block.copy_from_slice(superblock.as_bytes());
     }
 
-    /// Judge the first two blocks of a region.
+    /// Judge the blocks of both superblocks, one behind the other.
     pub fn judge(config: &SsdConfig, blocks: &[u8]) -> Verdict {
         let parsed = [0, 1].map(|index| {
-            CacheSuperblock::parse(&blocks[index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES]).ok()
+            CacheSuperblock::parse(&blocks[index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES])
         });
+        let (one, other) = blocks.split_at(BLOCK_BYTES);
+        if CacheSuperblock::refuse_newer(&[one, other]).is_err() {
+            return Verdict::Newer;
+        }
+        let parsed = parsed.map(Result::ok);
         let newest = parsed
             .iter()
             .flatten()
@@ -121,6 +167,8 @@ impl Root {
             incarnation: newer.incarnation.get(),
             journal_first: newer.journal_first.get(),
             journal_last: newer.journal_last.get(),
+            stamp: newer.stamp.get(),
+            ends: newer.ends.map(U64::get),
         })
     }
 }
@@ -128,6 +176,7 @@ impl Root {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::seal;
 
     const CONFIG: SsdConfig = SsdConfig {
         bytes: 64 << 20,
@@ -155,11 +204,25 @@ mod tests {
             ..Root::fresh(5, false)
         };
         assert_eq!(Root::judge(&CONFIG, &blocks), Verdict::Warm(newer));
-        for bit in 0..2 * BLOCK_BYTES {
+        for byte in 0..2 * BLOCK_BYTES {
             let mut rotten = blocks;
-            rotten[bit] ^= 4;
+            rotten[byte] ^= 4;
             assert_eq!(Root::judge(&CONFIG, &rotten), Verdict::Cold { format: 6 });
         }
+        // A version that is damaged is not a newer one, whatever the other superblock is.
+        let mut rotten = blocks;
+        rotten[100] ^= 4;
+        rotten[BLOCK_BYTES + 8] ^= 32;
+        assert!(matches!(
+            Root::judge(&CONFIG, &rotten),
+            Verdict::Cold { .. }
+        ));
+        let mut newer = blocks;
+        for block in newer.chunks_exact_mut(BLOCK_BYTES) {
+            block[8] += 1;
+            seal(block);
+        }
+        assert_eq!(Root::judge(&CONFIG, &newer), Verdict::Newer);
         let other = SsdConfig {
             uuid: [8; 16],
             ..CONFIG
@@ -182,5 +245,25 @@ mod tests {
         assert_eq!(Root::judge(&CONFIG, &blocks), Verdict::Cold { format: 7 });
         let blank = [0; 2 * BLOCK_BYTES];
         assert_eq!(Root::judge(&CONFIG, &blank), Verdict::Cold { format: 1 });
+    }
+
+    #[test]
+    fn root_remembers_what_each_start_has_found() {
+        let stamp = |start: u64, blocks: u64| start << CACHE_START_SHIFT | blocks;
+        let first = Root::fresh(5, false);
+        assert!(first.has(stamp(1, 0), stamp(1, 0)) && first.has(stamp(1, 3), stamp(1, 3)));
+        assert!(!first.has(stamp(1, 4), stamp(1, 3)) && !first.has(stamp(2, 0), stamp(1, 3)));
+        // It has reached 7 blocks, of which the next start finds 6.
+        let second = first.started(stamp(1, 6));
+        assert!(second.has(stamp(1, 6), stamp(2, 0)) && !second.has(stamp(1, 7), stamp(2, 9)));
+        let third = second.started(stamp(2, 9));
+        assert!(third.has(stamp(1, 6), third.stamp) && !third.has(stamp(1, 7), third.stamp));
+        assert!(third.has(stamp(2, 9), third.stamp) && !third.has(stamp(2, 10), third.stamp));
+        let mut root = third;
+        for _ in 0..CACHE_STARTS_KEPT {
+            root = root.started(root.stamp);
+        }
+        assert!(!root.has(stamp(1, 6), root.stamp), "nobody knows any more");
+        assert!(root.has(stamp(4, 0), root.stamp));
     }
 }

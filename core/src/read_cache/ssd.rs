@@ -32,6 +32,9 @@
 //!    What is still under way belongs to the driver until it ends; then it changes nothing.
 //! 7. The tier is readmitted only when nothing of the time before is under way on the device, and
 //!    only under an identity that no medium carries: so it starts empty.
+//! 8. A stamp counts what the journal has made durable, and is never given twice: its upper part counts starts. The
+//!    logs of volumes say which stamp they have waited for ([`Tie`]). What a start finds less than that was lost, by a
+//!    device that has lied: then nothing of the volume is served.
 //!
 //! Failure: a failed read is a miss, a failed segment write loses the segment. After too many in a
 //! row the tier goes offline: everything misses, and the superblocks are overwritten so that the
@@ -44,6 +47,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::benefit::Worths;
+use super::forgetting::Forgetting;
 use super::ghost::Ghost;
 use super::index::{Index, Line};
 use super::journal::{Entry, Layout, Queue};
@@ -55,12 +59,14 @@ use super::table::mix;
 use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState};
 use crate::buf::{Arena, Buf, BufMut, Pool};
 use crate::cipher::BlockCipher;
+use crate::extent_index::ExtentIndex;
 use crate::format::block_checksum;
 use crate::io::{Action, BlockKey, Completion, Done, Nanos, Token};
 use crate::limits::{
-    BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_INVALIDATIONS_MAX, CACHE_READS_MAX,
-    CACHE_SEGMENT_WRITES_MAX, SEGMENT_BYTES,
+    BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_INVALIDATIONS_MAX, CACHE_PROBE_BLOCKS_MAX,
+    CACHE_READS_MAX, CACHE_SEGMENT_WRITES_MAX, SEGMENT_BYTES,
 };
+use ties::Tied;
 
 mod control;
 mod evict;
@@ -68,6 +74,7 @@ mod heat;
 mod load;
 mod scrub;
 mod segments;
+mod ties;
 
 use control::Control;
 use evict::Emptying;
@@ -113,9 +120,13 @@ enum Burn {
 
 #[derive(Debug)]
 enum Phase {
-    Superblocks,
+    /// The blocks of those that were read, one behind the other. Each has a read of its own, so that none that goes
+    /// wrong hides them both.
+    Superblocks(Vec<u8>),
     Footers {
         next: usize,
+        /// Those that seem blank before the end of what was written are read again: it may have been the read.
+        again: bool,
     },
     Journal(Scan),
     /// The last root write before the tier serves.
@@ -129,7 +140,7 @@ enum Phase {
 
 #[derive(Debug)]
 enum Op {
-    Superblocks,
+    Superblock,
     Footer(usize),
     Journal,
     Control,
@@ -159,6 +170,7 @@ pub struct Counters {
     pub failures: u64,
     pub readmissions: u64,
     pub losses: u64,
+    pub forgotten_volumes: u64,
 }
 
 /// See the module.
@@ -175,6 +187,12 @@ pub struct Ssd {
     phase: Phase,
     root: Root,
     queue: Queue,
+    /// What is durable.
+    stamp: u64,
+    /// Whether nothing that a start has found is in use, so that no log can be newer.
+    began_empty: bool,
+    /// Volumes whose logs cannot be told yet that the cache has what they have waited for.
+    ties: BTreeMap<u32, Tied>,
     /// Next block of the last epoch's half.
     journal_index: u64,
     /// Next segment of a checkpoint under way.
@@ -201,6 +219,14 @@ pub struct Ssd {
     all_pinned_at: u64,
     emptying: Option<Emptying>,
     compares: Vec<Compare>,
+    /// What no address leads to any more, though the table still has it.
+    forgetting: Forgetting,
+    /// Blocks of the longest range that is looked up at once.
+    pub probes_max: usize,
+    /// What the journal that is being read voids: of each range, lines of segments up to a number.
+    voids: ExtentIndex,
+    /// Once all of that is known, the line at which the walk goes on that voids it.
+    void_at: Option<usize>,
     /// What is under way and since when; the oldest first.
     ops: BTreeMap<u64, (Nanos, Op)>,
     next_token: u64,
@@ -252,9 +278,12 @@ impl Ssd {
             index: Index::new(layout.segments, &layout),
             segments: vec![Segment::NEW; layout.segments],
             ghost: Ghost::new(lines / 2),
-            phase: Phase::Superblocks,
+            phase: Phase::Superblocks(Vec::new()),
             root: Root::fresh(0, true),
             queue: Queue::default(),
+            stamp: 0,
+            began_empty: false,
+            ties: BTreeMap::new(),
             journal_index: 0,
             snapshot: None,
             renew: false,
@@ -273,6 +302,10 @@ impl Ssd {
             all_pinned_at: 0,
             emptying: None,
             compares: Vec::new(),
+            forgetting: Forgetting::default(),
+            probes_max: CACHE_PROBE_BLOCKS_MAX,
+            voids: ExtentIndex::default(),
+            void_at: None,
             ops: BTreeMap::new(),
             next_token: 0,
             promised_lines: 0,
@@ -325,6 +358,7 @@ impl Ssd {
         self.pins = before.pins;
         self.eviction.marks = before.eviction.marks;
         self.worths = before.worths;
+        self.probes_max = before.probes_max;
         self.drive(actions);
     }
 
@@ -368,7 +402,7 @@ impl Ssd {
             _ => None,
         };
         match op {
-            Op::Superblocks => self.superblocks_read(data.as_deref()),
+            Op::Superblock => self.superblock_read(data.as_deref()),
             Op::Footer(segment) => self.footer_read(segment, data.as_deref()),
             Op::Journal => self.journal_read(data.as_deref()),
             Op::Control => self.control_written(ok),
@@ -388,7 +422,7 @@ impl Ssd {
             Phase::Footers { .. } | Phase::Journal(_) if self.renew => {
                 self.start_forming(self.root.format + 1);
             }
-            Phase::Superblocks => self.read_superblocks(actions),
+            Phase::Superblocks(_) => self.read_superblocks(actions),
             Phase::Footers { .. } => self.read_footers(actions),
             Phase::Journal(_) => self.read_journal(actions),
             Phase::Ready => {
@@ -417,7 +451,7 @@ impl Ssd {
         if too_many && !matches!(self.phase, Phase::Offline(_)) {
             // Without having read the superblocks, no number is known that would void them for sure.
             let attempts = match self.phase {
-                Phase::Superblocks => 0,
+                Phase::Superblocks(_) => 0,
                 _ => CACHE_ERRORS_IN_ROW_MAX,
             };
             self.give_up(SsdFailure::Errors, Burn::Wanted(attempts));
@@ -459,6 +493,8 @@ impl Ssd {
         self.writing.clear();
         self.emptying = None;
         self.compares.clear();
+        self.forgetting = Forgetting::default();
+        (self.voids, self.void_at) = (ExtentIndex::default(), None);
         self.snapshot = None;
         self.journal_index = 0;
     }
@@ -477,7 +513,7 @@ impl Ssd {
             return Found::Absent;
         }
         let first = self.line_key(key);
-        let Some(line) = self.index.find(first) else {
+        let Some(line) = self.find(first) else {
             return Found::Absent;
         };
         let uses = self.index.uses(line);
@@ -501,7 +537,15 @@ impl Ssd {
     }
 
     pub fn contains(&self, key: BlockKey) -> bool {
-        self.is_ready_phase() && self.index.find(self.line_key(key)).is_some()
+        self.is_ready_phase() && self.find(self.line_key(key)).is_some()
+    }
+
+    /// The line that an address leads to, unless that is to be forgotten.
+    fn find(&self, key: u64) -> Option<Line> {
+        if self.forgetting.covers(key) {
+            return None;
+        }
+        self.index.find(key)
     }
 
     /// A block of a line that is not on the medium yet.
@@ -589,7 +633,7 @@ impl Ssd {
         let is_sound = data.as_deref().map(|data| has_checksums(data, expected));
         self.cancel(read);
         self.count_outcome(false, is_sound.is_some());
-        let is_current = self.index.find(first.0) == Some(line);
+        let is_current = self.find(first.0) == Some(line);
         let Some(data) = data.filter(|_| is_sound == Some(true)) else {
             self.counters.corrupt_blocks += u64::from(is_sound.is_some());
             return Err(self.is_bad(line));
@@ -673,9 +717,21 @@ impl Ssd {
             let key = compare.key;
             compare.cancelled |= key < end && first.0 < key + self.layout.line_blocks as u64;
         }
+        if blocks > self.probes_max as u64 {
+            self.forget(first, end);
+        } else {
+            self.unmap(first, blocks);
+        }
+    }
+
+    /// Let no address of a short range lead anywhere, from now on and after a restart.
+    fn unmap(&mut self, first: BlockKey, blocks: u64) {
         let upto = self.next_sequence - 1;
         let mut sealed = false;
-        for key in self.index.addresses_in(first.0, end) {
+        for key in self
+            .index
+            .addresses_in(first.0, first.0.saturating_add(blocks))
+        {
             if let Some(line) = self.index.unmap(key) {
                 let state = self.segments[self.index.segment_of(line)].state;
                 sealed |= state != SegmentState::Open;
@@ -688,6 +744,83 @@ impl Ssd {
                 upto,
             });
         }
+    }
+
+    /// Let no address of a long range lead anywhere. It is recorded at once, for what is in a sealed segment; what is
+    /// in an open one is dropped when that is sealed, if not before.
+    fn forget(&mut self, first: BlockKey, end: u64) {
+        if self.index.used_lines() == 0 {
+            return;
+        }
+        let joined = self.forget_lines(first.0, end);
+        let is_on_medium = !self.sealed.iter().all(VecDeque::is_empty) || self.emptying.is_some();
+        if is_on_medium {
+            // What goes with it is recorded, too: nothing is, once no line is found there any more.
+            let (first, end) = joined.unwrap_or((first.0, end));
+            self.record(Entry::Range {
+                first,
+                blocks: end - first,
+                upto: self.next_sequence - 1,
+            });
+        }
+    }
+
+    /// Whole lines, so that none is found by a part of it. Returns what is forgotten instead if that is more.
+    fn forget_lines(&mut self, first: u64, end: u64) -> Option<(u64, u64)> {
+        let line_blocks = self.layout.line_blocks as u64;
+        let first = first / line_blocks * line_blocks;
+        let end = end.checked_next_multiple_of(line_blocks).unwrap_or(end);
+        let joined = self.forgetting.add(first, end);
+        // Of what lies between two ranges, something may be pinned.
+        self.counters.losses += u64::from(joined.is_some());
+        joined
+    }
+
+    /// What was looked at so far, where that is counted.
+    pub fn work(&self) -> u64 {
+        self.index.work() + self.forgetting.work() + self.voids.work()
+    }
+
+    /// Whether nothing is left to forget.
+    pub fn has_forgotten(&self) -> bool {
+        self.forgetting.is_empty() && self.void_at.is_none()
+    }
+
+    /// Whether a part of a range is being forgotten.
+    pub fn refuses(&self, first: u64, end: u64) -> bool {
+        let line_blocks = self.layout.line_blocks as u64;
+        let end = end.checked_next_multiple_of(line_blocks).unwrap_or(end);
+        (self.forgetting).overlaps(first / line_blocks * line_blocks, end)
+    }
+
+    /// Drop what is to be forgotten in the next `places_max` places. Nothing of it comes to another place
+    /// meanwhile: what is filled, shared or kept is looked at before.
+    pub fn forget_some(&mut self, places_max: usize) {
+        self.void_some(places_max);
+        if self.forgetting.is_empty() {
+            return;
+        }
+        let places = self.index.places();
+        for place in self.forgetting.next(places, places_max) {
+            if let Some((key, _)) = self.index.address_at(place)
+                && self.forgetting.covers(key)
+            {
+                self.index.unmap(key);
+            }
+        }
+        self.forgetting.end_walk(self.index.places());
+    }
+
+    /// One bit for each slot of a segment whose line is to be forgotten under its primary address.
+    fn forgotten_bits(&self, segment: usize) -> u128 {
+        if self.forgetting.is_empty() {
+            return 0;
+        }
+        (0..self.layout.lines_per_segment).fold(0, |bits, slot| {
+            let key = self.index.primary(self.index.line_at(segment, slot));
+            let is_one = key.is_some_and(|key| self.forgetting.covers(key));
+            bits | u128::from(is_one) << slot
+        })
     }
 
     pub fn barrier(&mut self) -> u64 {
@@ -716,7 +849,7 @@ impl Ssd {
 
     pub fn state(&self) -> SsdState {
         match self.phase {
-            Phase::Superblocks
+            Phase::Superblocks(_)
             | Phase::Footers { .. }
             | Phase::Journal(_)
             | Phase::Starting

@@ -13,6 +13,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use crate::work::Work;
+
 const SLOTS: usize = 15;
 
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,7 @@ pub struct Table {
     buckets: Vec<Bucket>,
     id_bits: u32,
     len: usize,
+    work: Work,
 }
 
 /// A bijective mixer (the finalizer of splitmix64): fixed, so that runs can be replayed.
@@ -54,7 +57,13 @@ impl Table {
             ],
             id_bits: usize::BITS - ids.leading_zeros(),
             len: 0,
+            work: Work::default(),
         }
+    }
+
+    /// Searches and removals so far, where that is counted.
+    pub fn work(&self) -> u64 {
+        self.work.units()
     }
 
     /// Bytes of memory.
@@ -85,6 +94,7 @@ impl Table {
 
     /// The id of this hash that `confirm` accepts.
     pub fn find(&self, hash: u64, mut confirm: impl FnMut(u32) -> bool) -> Option<u32> {
+        self.work.add(1);
         let id_mask = u32::MAX.unbounded_shr(32 - self.id_bits);
         let tag = (hash as u32).unbounded_shl(self.id_bits);
         let mut index = self.home(hash);
@@ -128,6 +138,7 @@ impl Table {
 
     /// Take an id out that is in the table under this hash.
     pub fn remove(&mut self, hash: u64, id: u32) {
+        self.work.add(1);
         let slot = self.slot(hash, id);
         let mut index = self.home(hash);
         for _ in 0..self.buckets.len() {

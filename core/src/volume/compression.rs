@@ -11,14 +11,12 @@
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-use super::{Context, Op, Phase, Volume};
+use super::{Context, Volume};
 use crate::buf::{Buf, Pool};
 use crate::codec::{Codec, Method};
-use crate::destage::Stage;
-use crate::error::IoError;
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Done, Nanos, SectorRange};
+use crate::io::{Nanos, SectorRange};
 use crate::limits::{BLOCK_BYTES, LOG_PIECE_BYTES_MAX, LOG_PIECE_SAVING_DIVISOR, SECTOR_BYTES};
 use crate::packing::{Compressed, Stored};
 use crate::write_log::Entry;
@@ -55,9 +53,6 @@ pub(super) struct Compression {
     misses: u32,
     /// Pieces that are not tried before the next.
     skip: u32,
-    /// A superblock is being written that says that there may be compressed entries. One is written at a
-    /// time, so that one is whole whatever happens.
-    pub(super) declaring: bool,
 }
 
 impl Compression {
@@ -167,49 +162,16 @@ impl Volume {
         data_bytes: usize,
         compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
     ) -> Sequence {
-        let range = entry.range;
+        let (range, is_data) = (entry.range, entry.kind == EntryKind::Write);
         let stored_bytes = self.log_mut().append(now, entry, compressed);
         self.stats.log_plain_bytes += data_bytes as u64;
         self.stats.log_stored_bytes += stored_bytes as u64;
         let sequence = self.log().next_sequence() - 1;
-        self.index.insert(range, sequence);
+        if is_data {
+            self.index.insert(range, sequence);
+        } else {
+            self.index.insert_long(range, sequence);
+        }
         sequence
-    }
-
-    /// Whether a superblock is being written: the next one waits for it.
-    pub(super) fn writes_superblock(&self) -> bool {
-        self.compression.declaring
-            || self.is_being_marked()
-            || self.destage.stage() == Stage::Committing
-    }
-
-    /// Before anything is compressed, both superblocks say so: a program that does not know it would take
-    /// compressed spans for the log's end.
-    pub(super) fn declare_compression(&mut self, cx: &mut Context<'_>) {
-        let log = self.log();
-        if self.writes_superblock()
-            || self.log_failed
-            || self.log_is_given_up()
-            || self.health.fenced
-            || self.phase != Phase::Open
-            || !log.should_declare_compression()
-        {
-            return;
-        }
-        let superblock = self.log_mut().next_superblock();
-        self.compression.declaring = true;
-        self.write_superblock(Op::DeclaringSuperblock, superblock, cx);
-    }
-
-    pub(super) fn compression_declared(
-        &mut self,
-        result: Result<Done, IoError>,
-        cx: &mut Context<'_>,
-    ) {
-        self.compression.declaring = false;
-        if result.is_err() {
-            return self.fail_log(cx);
-        }
-        self.log_mut().superblock_written();
     }
 }

@@ -10,12 +10,14 @@ use super::log_chunks::{LogChunks, Source, Waiting};
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Op, Policy, Volume};
 use crate::buf::{Buf, BufMut, Pool};
-use crate::destage::{Part, Stage};
+use crate::destage::{Part, Planned, Stage};
 use crate::error::IoError;
 use crate::extent_index::Sequence;
 use crate::format::EntryKind;
 use crate::io::{Action, Done, Nanos, SectorRange};
-use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::limits::{
+    BLOCK_BYTES, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
+};
 use crate::write_log::WriteLog;
 
 /// Destage at the pace of the deadline uses this share of its depth, as a divisor.
@@ -52,6 +54,8 @@ pub(super) struct Destaging {
     depth: usize,
     gathering: BTreeMap<usize, Gathering>,
     chunks: LogChunks,
+    /// The generation that is taken up needs what is bad in the log, and waits for it.
+    pub(super) meets_damage: bool,
     /// For reading the log when the pool is empty, so that destage always goes on.
     reserve: Option<Rc<Pool>>,
 }
@@ -86,7 +90,7 @@ impl Volume {
         self.watch_failed_log(cx);
         // Between two generations it is decided whether the next one is the last of a drain.
         self.switch_path();
-        if self.log_corrupt || self.health.fenced {
+        if self.health.fenced {
             return;
         }
         if self
@@ -98,13 +102,21 @@ impl Volume {
         }
         let giving_up = self.gives_up_destage();
         let due = !giving_up && self.destage_is_due(now) && !self.awaits_last_spans();
-        if self.destage.stage() == Stage::Idle && due {
+        if self.destage.stage() == Stage::Idle && due && !self.destage_is_blocked() {
+            let end = self.destage_end();
             let log = self.log.as_ref().expect("open");
             // What somebody asked to have destaged gets there as it is.
             let target = self.destaging.target.map(|target| target.sequence);
             let covers_before = target.unwrap_or(Sequence::MAX);
+            // What is bad stands in for nothing, and goes along with nothing.
+            let covers_before = end.map_or(covers_before, |(_, first)| covers_before.min(first));
+            self.destage.stop_before(end.map(|(position, _)| position));
+            self.destaging.meets_damage = false;
             let (age_max, atomic) = (self.config.dirty_age_max, self.config.backend_atomic);
-            self.destage.start(now, log, covers_before, age_max, atomic);
+            if (self.destage).start(now, log, covers_before, age_max, atomic) {
+                let spans = self.destage.plan().spans;
+                self.destaging.chunks.begin(spans, log);
+            }
         }
         if self.destage.stage() == Stage::Planning {
             if giving_up {
@@ -113,8 +125,15 @@ impl Volume {
             }
             let sectors = self.config.bytes / SECTOR_BYTES as u64;
             let log = self.log.as_ref().expect("open");
-            if self.destage.plan_some(log, &self.index, sectors) {
-                self.destaging.chunks.plan(self.destage.plan(), log);
+            let mut looks_left = STEP_WORK_MAX;
+            while looks_left > 0 && self.destage.stage() == Stage::Planning {
+                let (destage, index) = (&mut self.destage, &self.index);
+                if let Planned::Items(items) =
+                    destage.plan_some(log, index, sectors, &mut looks_left)
+                {
+                    let items = &destage.plan().items[items];
+                    self.destaging.chunks.need(items, log);
+                }
             }
         }
         if self.destage.stage() == Stage::Writing {
@@ -160,7 +179,7 @@ impl Volume {
 
     /// Whether what was written of a generation is not flushed any more.
     pub(super) fn never_flushes_destaged(&self) -> bool {
-        let stuck = self.log_corrupt || self.gives_up_destage();
+        let stuck = self.destage_is_stuck() || self.gives_up_destage();
         stuck && self.destage.stage() != Stage::Flushing
     }
 
@@ -257,6 +276,7 @@ impl Volume {
                     };
                     let checked = self.checked_part(part.range, position, &data, place);
                     if checked.is_none() {
+                        self.distrust_chunk(position);
                         return false;
                     }
                     checked
@@ -298,6 +318,7 @@ impl Volume {
                 item,
                 part,
                 position,
+                tries: 0,
             });
             cx.actions.push(Action::LogRead { token, offset, buf });
         }
@@ -348,13 +369,18 @@ impl Volume {
             let entry = self.log().entry(sequence);
             let (blocks, packed) = (entry.positions(range), Packed::of(entry));
             let place = self.place_for(packed, range, cx);
-            let starved = place.is_err() && data.is_some();
             let read = data.as_ref().zip(place.ok()).and_then(|(data, place)| {
                 let start = (blocks.start - position) as usize * BLOCK_BYTES;
                 let end = (blocks.end - position) as usize * BLOCK_BYTES;
-                self.checked_part(range, blocks.start, &data.slice(start..end), place)
+                let part = self.checked_part(range, blocks.start, &data.slice(start..end), place);
+                if part.is_none() {
+                    self.distrust_chunk(position);
+                }
+                part
             });
-            self.part_was_read(now, item, part, (read, starved), cx);
+            // It is tried again soon, alone if it was bad.
+            let postponed = read.is_none() && data.is_some();
+            self.part_was_read(now, item, part, (read, postponed), cx);
         }
     }
 
@@ -382,7 +408,7 @@ impl Volume {
         place: Option<(Packed, BufMut)>,
     ) -> Option<Buf> {
         let good = self.blocks_match(blocks, position);
-        let checked = match place {
+        match place {
             _ if !good => None,
             None => {
                 let start = range.offset_in_block();
@@ -395,43 +421,36 @@ impl Volume {
                     buf.copy_from_slice(data);
                     buf.freeze()
                 }),
-        };
-        if checked.is_none() {
-            self.found_corrupt();
         }
-        checked
     }
 
-    /// The same of a compressed entry that was read alone, in the memory that it was read into.
+    /// A part of a chunk is bad: what is needed of it is read part by part, and again where that is bad.
+    fn distrust_chunk(&mut self, position: u64) {
+        let log = self.log.as_ref().expect("open");
+        self.destaging.chunks.distrust(position, log);
+    }
+
+    /// The same of a compressed entry whose blocks were read alone and match, in the memory that they were read
+    /// into; or these, if they cannot be unpacked.
     fn unpacked_in_place(
         &mut self,
         packed: &Packed,
         range: SectorRange,
-        position: u64,
         data: BufMut,
-    ) -> Option<Buf> {
-        let good = self.blocks_match(&data, position);
+    ) -> Result<Buf, BufMut> {
         let (compression, codec) = (&mut self.compression, self.config.codec);
-        let part = good.then(|| compression.unpack(codec, packed, range, &data));
-        let Some(part) = part.flatten() else {
-            self.found_corrupt();
-            return None;
+        let Some(part) = compression.unpack(codec, packed, range, &data) else {
+            return Err(data);
         };
         let mut place = data.widen().narrow(0..range.bytes());
         place.copy_from_slice(part);
-        Some(place.freeze())
+        Ok(place.freeze())
     }
 
     /// The log's device does not give what only it has. The item is tried again after a pause.
     fn dirty_is_unreadable(&mut self, cx: &mut Context<'_>) {
         self.health.log_unreadable = true;
         self.failed_log_is_unreadable(cx);
-    }
-
-    /// The only copy is bad: stop here rather than skip it.
-    fn found_corrupt(&mut self) {
-        self.log_corrupt = true;
-        self.stats.log_corrupt_blocks += 1;
     }
 
     fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
@@ -447,27 +466,65 @@ impl Volume {
     pub(super) fn destage_was_read(
         &mut self,
         now: Nanos,
-        item: usize,
-        part: usize,
+        (item, part): (usize, usize),
         position: u64,
+        tries: u8,
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
+        let tries = tries + 1;
+        let read = if let Ok(Done::Read(data)) = result {
+            let is_good = self.blocks_match(&data, position);
+            if !is_good && tries < LOG_READ_TRIES_MAX {
+                let token = self.token(Op::DestageRead {
+                    item,
+                    part,
+                    position,
+                    tries,
+                });
+                return self.read_log_again(token, position, data, cx);
+            }
+            self.taken_out(item, part, position, data, is_good, cx)
+        } else {
+            self.dirty_is_unreadable(cx);
+            None
+        };
+        self.unpin(position);
+        self.part_was_read(now, item, part, (read, false), cx);
+    }
+
+    /// The sectors of a part out of its blocks, which were read alone; `None` if they are bad, for good.
+    fn taken_out(
+        &mut self,
+        item: usize,
+        part: usize,
+        position: u64,
+        data: BufMut,
+        is_good: bool,
+        cx: &mut Context<'_>,
+    ) -> Option<Buf> {
         let Part { range, sequence } = self.destage.plan().items[item].parts[part];
         let packed = Packed::of(self.log().entry(sequence));
-        let read = match (result, packed) {
-            (Ok(Done::Read(data)), None) => {
-                self.checked_part(range, position, &data.freeze(), None)
+        let blocks = (data.len() / BLOCK_BYTES) as u64;
+        let taken = match packed {
+            _ if !is_good => Err(data),
+            None => {
+                let start = range.offset_in_block();
+                Ok(data.freeze().slice(start..start + range.bytes()))
             }
-            (Ok(Done::Read(data)), Some(packed)) => {
-                self.unpacked_in_place(&packed, range, position, data)
+            Some(packed) => self.unpacked_in_place(&packed, range, data),
+        };
+        match taken {
+            Ok(part) => {
+                self.found_good(&(position..position + blocks));
+                Some(part)
             }
-            _ => {
-                self.dirty_is_unreadable(cx);
+            Err(data) => {
+                self.found_bad(position, &data, cx);
+                self.destaging.meets_damage = true;
                 None
             }
-        };
-        self.part_was_read(now, item, part, (read, false), cx);
+        }
     }
 
     /// A part of an item has been read, or could not be.
@@ -492,7 +549,9 @@ impl Volume {
             return;
         }
         let gathering = self.destaging.gathering.remove(&item).expect("just used");
-        if gathering.failed || self.health.fenced {
+        if gathering.failed && self.destaging.meets_damage && !self.health.fenced {
+            self.destage.item_unreadable(item);
+        } else if gathering.failed || self.health.fenced {
             self.destage.item_done(now, item, false);
         } else if gathering.starved {
             self.destage.item_postponed(item);
@@ -546,20 +605,22 @@ impl Volume {
 
     /// Have the cache forget more of what was overwritten, and then make that durable.
     fn forget_some(&mut self, cx: &mut Context<'_>) {
-        let ranges = self.destage.forget_some();
-        for &range in &ranges {
+        // A fetch is compared in a fraction of the time of a lookup.
+        let items = self.destage.forget_some(self.reads.fetches.len() / 16);
+        for item in items.clone() {
+            let range = self.destage.plan().items[item].range;
             cx.cache
                 .invalidate(self.own_key(range.first_block()), range.block_count());
             self.mark_fetches_stale(range);
         }
-        if ranges.is_empty() {
+        if items.is_empty() {
             self.destage.invalidating(cx.cache.barrier());
         }
     }
 
     fn commit(&mut self, cx: &mut Context<'_>) {
         let tail = self.log().tail_after(self.destage.plan().spans);
-        self.keep_mark();
+        self.keep_mark(cx.cache);
         let is_last = tail.position == self.log().head();
         let ends = self.log_is_given_up() && is_last;
         let superblock = self.log_mut().superblock_for(&tail, ends);
@@ -587,23 +648,22 @@ impl Volume {
     fn retire_some(&mut self, now: Nanos, cx: &mut Context<'_>) {
         let items = self.destage.keep_some();
         if !items.is_empty() {
-            return self.keep_destaged(items, cx);
+            self.keep_destaged(items.clone(), cx);
+            return self.destage.release(items);
         }
         let log = self.log.as_mut().expect("open");
+        if !self.destage.unlist_some(log, &mut self.index) {
+            return;
+        }
         let spans = self.destage.spans_to_retire(log);
-        let (mut ranges, mut resident) = (Vec::new(), 0);
+        let mut resident = 0;
         for entry in log.retire(spans) {
-            ranges.push(entry.range);
             if entry.data.is_some() {
                 resident += usize::from(entry.held_blocks) * BLOCK_BYTES;
             }
         }
         self.writes.resident_bytes -= resident as u64;
-        let limit = log.first_sequence();
-        for range in ranges {
-            self.index.remove_before(range, limit);
-            self.destage.forget_ahead(range, limit);
-        }
+        self.forget_bad();
         let log = self.log.as_ref().expect("open");
         if let Some(plan) = self.destage.retired(now, spans, log) {
             self.destaging.chunks.clear();
@@ -638,7 +698,7 @@ impl Volume {
     }
 
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
-        let stuck = self.log_corrupt || self.health.fenced;
+        let stuck = self.destage_is_blocked() || self.health.fenced;
         match self.destage.stage() {
             Stage::Retiring(_) => Some(self.now),
             Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.now),

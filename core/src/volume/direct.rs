@@ -37,8 +37,8 @@ use crate::destage::Stage;
 use crate::error::{IoError, RequestError};
 use crate::extent_index::{ExtentIndex, Sequence};
 use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
-use crate::limits::SECTOR_BYTES;
-use crate::read_cache::Barrier;
+use crate::limits::{SECTOR_BYTES, STEP_WORK_MAX};
+use crate::read_cache::{Barrier, ReadCache, Tie};
 
 /// Writes are held back for the rest of a drain once the log has no more blocks than these, or than
 /// destage frees in this time.
@@ -53,6 +53,9 @@ pub(super) const DRAIN_RATE_BLOCKS_MIN: f64 = 2048.0;
 /// The backend is flushed when more than this is not: as much as destage writes between two flushes.
 const UNFLUSHED_BYTES_MAX: u64 = 64 << 20;
 const UNFLUSHED_RUNS_MAX: usize = 8 << 10;
+/// From so many runs on that a failed flush may have lost, the cache forgets what lies between them as well: it is
+/// one range.
+const LOST_RUNS_MAX: usize = 16;
 /// First and longest pause after a flush that nobody waits for has failed.
 const RETRY_MIN: Nanos = Nanos::from_millis(10);
 const RETRY_MAX: Nanos = Nanos::from_millis(2000);
@@ -247,14 +250,27 @@ impl Direct {
         if self.unflushed.is_empty() {
             self.since = now;
         }
-        self.unflushed.insert(range, self.next_run);
+        if self.unflushed.takes_long() {
+            self.unflushed.insert_long(range, self.next_run);
+        } else {
+            self.unflushed.insert(range, self.next_run);
+        }
         self.next_run += 1;
+    }
+
+    /// What was looked at so far, where that is counted.
+    pub(super) fn work(&self) -> u64 {
+        self.unflushed.work()
     }
 
     /// What was numbered before this is flushed.
     fn flushed(&mut self, covers: Sequence, now: Nanos) {
-        let all = SectorRange::between(0, u64::MAX);
-        self.unflushed.remove_before(all, covers);
+        if covers == self.next_run {
+            self.unflushed = ExtentIndex::default();
+        } else {
+            let all = SectorRange::between(0, u64::MAX);
+            self.unflushed.remove_some_before(all, covers, usize::MAX);
+        }
         self.unflushed_bytes = 0;
         self.since = now;
         self.destage_all = self.destage_all.filter(|&upto| covers < upto);
@@ -394,7 +410,7 @@ impl Volume {
 
     /// Whether the log is being emptied, and can be.
     pub(super) fn drains(&self) -> bool {
-        self.direct.is_draining() && !self.log_corrupt && !self.backend_takes_nothing()
+        self.direct.is_draining() && !self.is_damaged() && !self.backend_takes_nothing()
     }
 
     /// Whether a write for so many log blocks has to wait for the policy to change.
@@ -489,6 +505,8 @@ impl Volume {
         }
         self.direct.mark = Mark::Writing;
         self.log_mut().mark_unflushed(true);
+        // No superblock follows each of these writes that could say what the cache has forgotten for them.
+        self.log_mut().set_tie(Tie::UNKNOWN);
         let superblock = self.log_mut().next_superblock();
         self.write_superblock(Op::DirectMark, superblock, cx);
     }
@@ -522,10 +540,16 @@ impl Volume {
         }
     }
 
-    /// Before a superblock is made for another reason: it says what is so now.
-    pub(super) fn keep_mark(&mut self) {
+    /// Before a superblock is made for another reason: it says what is so now of the backend and of the cache.
+    pub(super) fn keep_mark(&mut self, cache: &ReadCache) {
         let is_unflushed = !self.direct.unflushed.is_empty();
+        let tie = if is_unflushed {
+            Tie::UNKNOWN
+        } else {
+            cache.tie_of(self.config.number)
+        };
         self.log_mut().mark_unflushed(is_unflushed);
+        self.log_mut().set_tie(tie);
         if !is_unflushed {
             self.direct.mark = Mark::Unset;
         }
@@ -756,7 +780,12 @@ impl Volume {
         if log.durable_sequence() >= until {
             return self.reply(id, kind, Ok(Reply::Done), cx);
         }
-        self.await_durable(Waiter { until, id, kind });
+        self.await_durable(Waiter {
+            until,
+            id,
+            kind,
+            fua: false,
+        });
     }
 
     /// A flush of the backend has failed: what it was given and had not flushed may be gone.
@@ -765,12 +794,14 @@ impl Volume {
             return;
         }
         self.direct.lost |= tell_next;
-        let unflushed: Vec<SectorRange> = self
-            .direct
-            .unflushed
-            .iter()
-            .map(|(range, _)| range)
-            .collect();
+        let unflushed = self.direct.unflushed.iter().map(|(range, _)| range);
+        let mut unflushed: Vec<SectorRange> = unflushed.take(LOST_RUNS_MAX).collect();
+        if let [first, .., last] = unflushed[..]
+            && unflushed.len() == LOST_RUNS_MAX
+        {
+            let end = self.direct.unflushed.end().unwrap_or(last.end());
+            unflushed = Vec::from([SectorRange::between(first.start, end)]);
+        }
         for range in unflushed {
             let first = self.own_key(range.first_block());
             cx.cache.invalidate(first, range.block_count());
@@ -803,8 +834,8 @@ impl Volume {
             return;
         }
         if self.never_flushes_destaged() && self.awaits_destage_flush() {
-            let error = if self.log_corrupt {
-                RequestError::Corrupt
+            let error = if self.is_damaged() {
+                RequestError::Inconsistent
             } else {
                 RequestError::Closing
             };
@@ -830,6 +861,7 @@ impl Volume {
         }
         let sectors = self.config.bytes / SECTOR_BYTES as u64;
         let direct = &mut self.direct;
+        direct.unflushed.settle(STEP_WORK_MAX);
         if direct.unflushed.len() > 2 * UNFLUSHED_RUNS_MAX {
             // No more is remembered of it than that it is not flushed.
             direct.note_unflushed(SectorRange::new(0, sectors), self.now);

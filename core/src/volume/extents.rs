@@ -7,11 +7,12 @@ use super::{Context, Kind, Op, Volume};
 use crate::error::{IoError, RequestError};
 use crate::format::EntryKind;
 use crate::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
+use crate::limits::STEP_WORK_MAX;
 use crate::read_cache::Tier;
 
-/// Extents in one answer, and blocks looked at for it.
+/// Extents in one answer, and what is looked at for it: blocks of the cache, runs of the log, extents of the backend.
 const EXTENTS_MAX: usize = 256;
-const EXTENT_BLOCKS_MAX: u64 = 4096;
+const EXTENT_LOOKS_MAX: usize = 2 * STEP_WORK_MAX;
 
 impl Volume {
     /// Dirty, clean or cold, from the start of `range` on, bounded.
@@ -19,6 +20,7 @@ impl Volume {
         let mut extents = Vec::new();
         let mut looked = 0;
         for (piece, sequence) in self.index.pieces(range) {
+            looked += 1;
             if sequence.is_some() {
                 push_extent(&mut extents, piece, ExtentState::Dirty);
             } else {
@@ -29,12 +31,12 @@ impl Volume {
                     };
                     push_extent(&mut extents, block_range(block).intersect(piece), state);
                     looked += 1;
-                    if looked >= EXTENT_BLOCKS_MAX {
+                    if looked >= EXTENT_LOOKS_MAX {
                         return extents;
                     }
                 }
             }
-            if extents.len() >= EXTENTS_MAX {
+            if extents.len() >= EXTENTS_MAX || looked >= EXTENT_LOOKS_MAX {
                 break;
             }
         }
@@ -91,21 +93,32 @@ impl Volume {
             .last()
             .map_or(range.start, |extent| extent.range.end());
         let mut extents = Vec::new();
+        let (mut looked, mut behind) = (0, backend);
         for (piece, sequence) in self.index.pieces(SectorRange::between(range.start, known)) {
+            looked += 1;
             if let Some(sequence) = sequence {
                 let entry = self.log().entry(sequence);
                 let state = match entry.kind {
-                    EntryKind::Write | EntryKind::SyncPoint => ExtentState::Data,
+                    EntryKind::Write | EntryKind::SyncPoint | EntryKind::Record => {
+                        ExtentState::Data
+                    }
                     EntryKind::WriteZeroes if entry.no_hole => ExtentState::Zero,
                     EntryKind::WriteZeroes | EntryKind::Discard => ExtentState::Hole,
                 };
                 push_extent(&mut extents, piece, state);
             } else {
-                for extent in backend.iter().filter(|extent| extent.range.overlaps(piece)) {
-                    push_extent(&mut extents, extent.range.intersect(piece), extent.state);
+                while let Some((extent, others)) = behind.split_first() {
+                    looked += 1;
+                    if extent.range.overlaps(piece) {
+                        push_extent(&mut extents, extent.range.intersect(piece), extent.state);
+                    }
+                    if extent.range.end() > piece.end() || looked >= EXTENT_LOOKS_MAX {
+                        break;
+                    }
+                    behind = others;
                 }
             }
-            if extents.len() >= EXTENTS_MAX {
+            if extents.len() >= EXTENTS_MAX || looked >= EXTENT_LOOKS_MAX {
                 break;
             }
         }

@@ -24,6 +24,7 @@ use alloc::vec::Vec;
 
 use super::{Action, Context, LogFailure, Op, Phase, Volume};
 use crate::buf::Buf;
+use crate::destage::Stage;
 use crate::error::RequestError;
 
 /// See the module.
@@ -75,7 +76,7 @@ impl Volume {
         if self.log_failed || self.health.fenced {
             return;
         }
-        if self.log_corrupt {
+        if self.is_damaged() {
             self.failed_log_is_unreadable(cx);
         }
         let ends = match self.close {
@@ -100,6 +101,11 @@ impl Volume {
 
     // Superblocks.
 
+    /// Whether a superblock is being written: the next one waits for it, so that one is whole whatever happens.
+    pub(super) fn writes_superblock(&self) -> bool {
+        self.is_being_marked() || self.destage.stage() == Stage::Committing
+    }
+
     /// Have a superblock made durable: on the log's device, or once that has failed beside it.
     pub(super) fn write_superblock(
         &mut self,
@@ -122,9 +128,7 @@ impl Volume {
 
     /// A superblock is durable.
     pub(super) fn superblock_ended(&mut self) {
-        if !core::mem::take(&mut self.failed_log.keeping) {
-            self.log_mut().superblock_written();
-        }
+        self.failed_log.keeping = false;
     }
 
     /// A superblock could not be made durable. Returns whether the next one can be kept beside the device.

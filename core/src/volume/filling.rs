@@ -69,7 +69,12 @@ pub(super) struct Filling {
 impl Filling {
     /// Look at these blocks again, as far as they are pinned.
     fn look_at(&mut self, first: u64, end: u64) {
-        for index in 0..self.pins.len() {
+        let from = self.pins.partition_point(|&(_, pin_end)| pin_end <= first);
+        let to = self.pins.partition_point(|&(pin_first, _)| pin_first < end);
+        if to.saturating_sub(from) > RANGES_MAX {
+            return self.look_at_all();
+        }
+        for index in from..to {
             let (pin_first, pin_end) = self.pins[index];
             let (mut first, mut end) = (first.max(pin_first), end.min(pin_end));
             if first >= end {

@@ -27,7 +27,8 @@ pub enum State {
     Degraded,
     /// A log write failed: reads and destage go on, writes are refused until it is reopened.
     ReadOnly,
-    /// Dirty data in the log is corrupt: destage has stopped before it.
+    /// Dirty data in the log is damaged: writes are refused until it reads well; reads go on, and destage of
+    /// what lies before the damage.
     Inconsistent,
     /// Not open, or another owner has taken the backend over: everything is refused.
     Error,
@@ -56,17 +57,6 @@ pub enum Trouble {
     BackendReads(IoError),
 }
 
-impl Trouble {
-    /// Whether the backend does not do what it should. It may be silent, then refuse: it is away
-    /// since the first of these.
-    fn is_of_backend(self) -> bool {
-        matches!(
-            self,
-            Self::BackendSilent | Self::BackendWrites(_) | Self::BackendReads(_)
-        )
-    }
-}
-
 /// A backend that fails.
 #[derive(Clone, Copy, Debug)]
 struct Failing {
@@ -89,8 +79,8 @@ pub(super) struct Health {
     pub(super) log_unreadable: bool,
     writes: Option<Failing>,
     reads: Option<Failing>,
-    /// What was wrong at the end of the last poll, and since when.
-    shown: Option<(Trouble, Nanos)>,
+    /// Since when something was wrong at the end of every poll, whatever it was.
+    troubled: Option<Nanos>,
 }
 
 impl Health {
@@ -234,7 +224,7 @@ impl Volume {
         let health = &self.health;
         if health.fenced {
             Some((Trouble::Fenced, None))
-        } else if self.log_corrupt {
+        } else if self.is_damaged() {
             Some((Trouble::LogCorrupt, None))
         } else if self.refuses_writes() {
             Some((Trouble::LogFailed, None))
@@ -254,19 +244,17 @@ impl Volume {
         }
     }
 
-    /// At the end of a poll: since when what is wrong now has been wrong.
+    /// At the end of a poll: since when something has been wrong.
     pub(super) fn note_trouble(&mut self) {
-        self.health.shown = self.trouble();
+        self.health.troubled = self.trouble().map(|(_, since)| since);
     }
 
-    /// What is wrong, and since when; if more than one thing is, the worst.
+    /// What is wrong (the worst, if more than one thing is), and since when the volume has not been healthy.
     pub fn trouble(&self) -> Option<(Trouble, Nanos)> {
         let (trouble, since) = self.trouble_now()?;
         let since = since.unwrap_or(self.now);
-        let shown = self.health.shown.filter(|(shown, _)| {
-            *shown == trouble || (shown.is_of_backend() && trouble.is_of_backend())
-        });
-        Some((trouble, shown.map_or(since, |(_, shown)| shown.min(since))))
+        let troubled = self.health.troubled.unwrap_or(since);
+        Some((trouble, since.min(troubled)))
     }
 
     /// Which of the five states it is in.

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::buf::Buf;
-use crate::destage::Plan;
+use crate::destage::Item;
 use crate::limits::BLOCK_BYTES;
 use crate::write_log::WriteLog;
 
@@ -63,19 +63,18 @@ pub(super) struct LogChunks {
 }
 
 impl LogChunks {
-    /// Find out what a new plan needs.
-    pub(super) fn plan(&mut self, plan: &Plan, log: &WriteLog) {
+    /// A new plan, of so many of the log's spans.
+    pub(super) fn begin(&mut self, spans: usize, log: &WriteLog) {
         self.clear();
-        let (Some(first), Some(last)) = (
-            log.spans().front(),
-            plan.spans
-                .checked_sub(1)
-                .and_then(|last| log.spans().get(last)),
-        ) else {
-            return;
-        };
-        self.bounds = first.position..last.end();
-        for part in plan.items.iter().flat_map(|item| &item.parts) {
+        let last = spans.checked_sub(1).and_then(|last| log.spans().get(last));
+        if let (Some(first), Some(last)) = (log.spans().front(), last) {
+            self.bounds = first.position..last.end();
+        }
+    }
+
+    /// The plan needs these items.
+    pub(super) fn need(&mut self, items: &[Item], log: &WriteLog) {
+        for part in items.iter().flat_map(|item| &item.parts) {
             let entry = log.entry(part.sequence);
             if entry.data.is_some() {
                 continue;
@@ -96,6 +95,16 @@ impl LogChunks {
     pub(super) fn clear(&mut self) {
         self.needed.clear();
         self.chunks.clear();
+    }
+
+    /// The chunk that a position lies in was read and is bad in part: nothing is taken from it, and it is not read
+    /// as a whole again.
+    pub(super) fn distrust(&mut self, position: u64, log: &WriteLog) {
+        let chunk = self.chunk_of(position, log);
+        self.needed.remove(&chunk.start);
+        if let Some(Chunk::Ready(_)) = self.chunks.get(&chunk.start) {
+            self.chunks.remove(&chunk.start);
+        }
     }
 
     /// Where `blocks` of the log can be had.

@@ -11,26 +11,29 @@
 //!    not name is in the backend as a reader shall see it.
 //! 3. What is acknowledged as durable lies below the log's durable position.
 //! 4. A generation is retired only when the backend holds it durably, the cache has durably
-//!    forgotten what it overwrote, and the superblock is durable that says so.
+//!    forgotten what it overwrote, and the superblock is durable that says so, and how far the cache has come
+//!    ([`crate::read_cache::Tie`]).
 //! 5. Log space that a read in flight needs is not written over.
 //! 6. Once the backend has said that another owner has it, nothing more is asked of it, nothing is
 //!    answered but that, and the log's tail stays where it is.
 //!
 //! A failed log write latches: writes are refused, reads and destage of what is durable go on; or, if so
-//! configured, the log is given up and writes go past it.
+//! configured, the log is given up and writes go past it. Dirty data that is bad on the log's device stops
+//! writes, and destage before it.
 //! A backend that does not answer is waited for, and shows; a cache device that does not answer is
 //! waited for no longer than the cache allows, and then read around.
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
-//! past the log, and the way there and back), `failed_log` (going on without the log), `read` (lookup, fetches),
-//! `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side), `heat` (what the cache knows of it),
+//! past the log, and the way there and back), `failed_log` (going on without the log), `damage` (a log that rots),
+//! `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side), `heat` (what the cache knows of it),
 //! `inherited` (what is cached under the number of an origin), `health` (what is wrong,
 //! and since when), `scrub` (verifying what lies on the node's devices).
 
 mod compression;
 mod config;
+mod damage;
 mod destaging;
 mod direct;
 mod extents;
@@ -68,10 +71,11 @@ use crate::format::LogSuperblock;
 use crate::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
 use crate::read_cache::{ReadCache, SsdRead};
 use crate::replay::{Found, Replay};
 use crate::scrub::ScrubAt;
+use crate::work::Work;
 use crate::write_log::WriteLog;
 
 /// What happens to a volume.
@@ -165,6 +169,8 @@ struct Waiter {
     until: Sequence,
     id: RequestId,
     kind: Kind,
+    /// A write that the client wants durable: its acknowledgement orders what follows.
+    fua: bool,
 }
 
 /// What an outstanding action is for.
@@ -182,6 +188,8 @@ enum Op {
         range: SectorRange,
         position: u64,
         packed: Option<Packed>,
+        /// How often it was read before.
+        tries: u8,
     },
     ReadSsd {
         read: usize,
@@ -207,6 +215,8 @@ enum Op {
         item: usize,
         part: usize,
         position: u64,
+        /// How often it was read before.
+        tries: u8,
     },
     DestageChunk {
         position: u64,
@@ -221,8 +231,6 @@ enum Op {
     DirectFlush,
     DirectMark,
     Superblock,
-    /// One that says that there may be compressed entries.
-    DeclaringSuperblock,
     ClosingSuperblock,
     ScrubLog(scrub::LogPiece),
     ScrubHeal(scrub::LogPiece),
@@ -265,7 +273,7 @@ pub struct Volume {
     /// Positions that reads in flight need, with their number.
     log_pins: BTreeMap<u64, u32>,
     log_failed: bool,
-    log_corrupt: bool,
+    damage: damage::Damage,
     close: Option<bool>,
     closing_superblock: bool,
     /// Work waits for memory that others will give back: poll again then.
@@ -275,6 +283,7 @@ pub struct Volume {
     now: Nanos,
     open_started: Nanos,
     stats: VolumeStats,
+    work: Work,
 }
 
 impl Volume {
@@ -310,7 +319,7 @@ impl Volume {
             destaging: destaging::Destaging::default(),
             log_pins: BTreeMap::new(),
             log_failed: false,
-            log_corrupt: false,
+            damage: damage::Damage::default(),
             close: None,
             closing_superblock: false,
             memory_wait: None,
@@ -318,6 +327,7 @@ impl Volume {
             now,
             open_started: now,
             stats: VolumeStats::default(),
+            work: Work::default(),
             config,
         };
         volume.read_log_ahead(cx);
@@ -367,7 +377,6 @@ impl Volume {
                 };
                 self.reconfigure_reads(cx);
                 if let Some(log) = &mut self.log {
-                    log.set_compresses(self.config.compression.is_some());
                     log.set_entries_max(self.config.log_entries_max);
                     self.trim_resident(self.config.resident_bytes_max);
                     self.policy_changed(cx);
@@ -484,9 +493,10 @@ impl Volume {
                 range,
                 position,
                 packed,
+                tries,
             } => {
-                self.unpin(position);
-                self.log_was_read(read, range, (position, packed), result, cx);
+                let place = (position, packed);
+                self.log_was_read(read, range, place, tries, result, cx);
             }
             Op::ReadSsd {
                 read,
@@ -506,9 +516,9 @@ impl Volume {
                 item,
                 part,
                 position,
+                tries,
             } => {
-                self.unpin(position);
-                self.destage_was_read(now, item, part, position, result, cx);
+                self.destage_was_read(now, (item, part), position, tries, result, cx);
             }
             Op::DestageChunk { position } => {
                 self.unpin(position);
@@ -520,7 +530,6 @@ impl Volume {
             Op::DirectFlush => self.direct_was_flushed(result, cx),
             Op::DirectMark => self.direct_was_marked(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
-            Op::DeclaringSuperblock => self.compression_declared(result, cx),
             Op::ScrubLog(piece) => self.scrubbed_log(piece, result, cx),
             Op::ScrubHeal(piece) => self.scrub_healed(piece, result.is_ok(), cx),
             Op::ScrubCache {
@@ -552,9 +561,9 @@ impl Volume {
                 }
                 self.relieve_pool(cx);
                 self.watch(cx);
+                self.index.settle(STEP_WORK_MAX);
                 self.switch_path();
                 self.poll_direct(cx);
-                self.declare_compression(cx);
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
@@ -661,21 +670,30 @@ impl Volume {
             _ => unreachable!("a read brings a buffer"),
         });
         let (index, inherited, stats) = (&mut self.index, &mut self.inherited, &mut self.stats);
-        let mut whole = false;
+        let (mut whole, mut record) = (false, None);
+        let actions = &mut *cx.actions;
         let outcome = replay.read_done(now, chunk, result, |log, found| match found {
             Found::Entries(sequences) => {
                 for sequence in sequences {
                     let range = log.entry(sequence).range;
-                    index.insert(range, sequence);
+                    actions.push(Action::BackendUnsettled { range });
+                    index.insert_long(range, sequence);
+                    // Each write is passed once, so this is no more than twice the work of its insertion.
+                    while !index.takes_long() {
+                        index.settle(STEP_WORK_MAX);
+                    }
                     if let Some(inherited) = inherited {
                         inherited.remove(range.first_block(), range.block_count());
                     }
                     stats.replayed_entries += 1;
                 }
             }
+            // It says something to somebody: to leave it out would be to lose it.
+            Found::Record(found) => record = record.or(Some(found.span)),
             Found::Done => whole = true,
         });
-        match outcome {
+        let refused = record.map(|position| OpenError::Record { position });
+        match outcome.and_then(|()| refused.map_or(Ok(()), Err)) {
             Err(error) => {
                 self.replay = None;
                 self.index = ExtentIndex::default();
@@ -689,8 +707,8 @@ impl Volume {
                 // what is found goes to the backend before what is written from now on.
                 log.sync_point();
                 self.stats.replayed_bytes = log.bytes().appended;
-                log.set_compresses(self.config.compression.is_some());
                 log.set_entries_max(self.config.log_entries_max);
+                cx.cache.tie(self.config.number, log.tie());
                 let (offset, block) = log.superblock_for_opening();
                 self.log = Some(log);
                 let token = self.token(Op::OpeningSuperblock);
@@ -709,7 +727,6 @@ impl Volume {
             self.phase = Phase::Failed(OpenError::Io(error));
             return self.refuse_early(RequestError::Io, cx);
         }
-        self.log_mut().superblock_written();
         self.phase = Phase::Open;
         self.stats.replay_time = now.since(self.open_started);
         self.writes.resident_from = self.log().next_sequence();
@@ -732,7 +749,7 @@ impl Volume {
     }
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
-        let stuck = self.log_failed || self.log_corrupt || self.health.fenced;
+        let stuck = self.log_failed || self.destage_is_stuck() || self.health.fenced;
         let destage = self.close == Some(true) && !stuck;
         let idle = self.destage.stage() == Stage::Idle || stuck;
         let answered = self.stats.requests_in_flight == 0;
@@ -760,7 +777,7 @@ impl Volume {
             "closing seals what is open"
         );
         let tail = self.log().tail_after(0);
-        self.keep_mark();
+        self.keep_mark(cx.cache);
         let superblock = self.log_mut().superblock_for(&tail, true);
         self.closing_superblock = true;
         self.write_superblock(Op::ClosingSuperblock, superblock, cx);
@@ -820,6 +837,8 @@ impl Volume {
             self.memory_wait,
             self.health.watch_at,
             self.filling_wakeup(),
+            self.promotion_wakeup(),
+            (!self.index.is_settled()).then_some(self.now),
         ];
         wakeups.into_iter().flatten().min()
     }
@@ -851,6 +870,17 @@ impl Volume {
     /// destaged; beyond the end nothing is.
     pub fn holds_cut(&self) -> bool {
         !self.index.is_clear(beyond(self.config.bytes))
+    }
+
+    /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.
+    pub fn work(&self) -> u64 {
+        let own = self.work.units() + self.index.work();
+        own + self.destage.work() + self.direct.work()
+    }
+
+    /// Whether what lies below long ranges has been taken out of the index.
+    pub fn is_settled(&self) -> bool {
+        self.index.is_settled()
     }
 
     /// What it is and how it behaves.

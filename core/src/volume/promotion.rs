@@ -1,15 +1,16 @@
 //! Promotion: fetches a range for the cache.
 //!
 //! A promotion fetches no more than the SSD tier has room for, and fetches again what the tier could
-//! not take: others fill it too.
+//! not take: others fill it too. What is there already is passed by, a bounded number of blocks from one poll to
+//! the next for all promotions together, so that their lengths show in nobody's latency.
 
 use alloc::vec::Vec;
 
 use super::read::{FETCH_BLOCKS_MAX, Fill};
 use super::{Context, Kind, Volume, filling};
 use crate::error::RequestError;
-use crate::io::{Reply, RequestId, SectorRange};
-use crate::limits::BLOCK_SECTORS;
+use crate::io::{Nanos, Reply, RequestId, SectorRange};
+use crate::limits::{BLOCK_SECTORS, STEP_WORK_MAX};
 
 /// Fetches of one promotion in flight.
 const PROMOTE_FETCHES_MAX: usize = 4;
@@ -98,6 +99,28 @@ impl Volume {
         }
     }
 
+    /// Go on with those that no fetch wakes: with the one behind the last that began first, so that each has its
+    /// turn.
+    pub(super) fn go_on_with_stalled(&mut self, cx: &mut Context<'_>) {
+        self.reads.looks_left = STEP_WORK_MAX;
+        let promotions = self.reads.promotions.iter();
+        let mut stalled: Vec<usize> = promotions
+            .filter_map(|(key, promotion)| (promotion.fetches == 0).then_some(key))
+            .collect();
+        let turn = stalled.partition_point(|&key| key <= self.reads.promoted_last);
+        stalled.rotate_left(turn);
+        self.reads.promoted_last = stalled.first().copied().unwrap_or_default();
+        for key in stalled {
+            self.go_on_promoting(key, cx);
+        }
+    }
+
+    /// When those go on that have looked at as much as they may.
+    pub(super) fn promotion_wakeup(&self) -> Option<Nanos> {
+        let goes_on = self.reads.looks_left == 0 && self.reads.has_stalled_promotion();
+        goes_on.then_some(self.now)
+    }
+
     pub(super) fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
         while let Some(&Promotion {
             id,
@@ -128,6 +151,11 @@ impl Volume {
             if fetches >= PROMOTE_FETCHES_MAX {
                 return;
             }
+            if self.reads.looks_left == 0 || cx.cache.refuses(self.fill_key(next, cx), 1) {
+                return;
+            }
+            self.reads.looks_left -= 1;
+            self.work.add(1);
             let joinable = self.joinable(next);
             if let Some(fetch) = joinable {
                 self.reads.fetches[fetch].fill = Fill::Both;

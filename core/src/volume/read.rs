@@ -6,6 +6,10 @@
 //! until its reply. Since a block of a compressed entry takes a buffer for all of it, there may never be memory
 //! for all pieces at once.
 //!
+//! Under persist-on-write nothing is shown that is not durable yet. A read takes what is there when it comes,
+//! and its reply waits until that is durable. It never looks again: a block that is rewritten all the time
+//! always has a newer version that is not durable.
+//!
 //! A *fetch* reads whole cache lines from the backend. Reads that miss the same line share one. A
 //! fetch that overlaps a retired generation is *stale*: it still serves those who came before, but
 //! nobody may join it and it does not fill the cache.
@@ -24,8 +28,8 @@ use crate::buf::{Buf, BufMut, Pool};
 use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Action, Done, Nanos, Reply, RequestId, SectorRange};
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use crate::io::{Action, Done, Nanos, Reply, RequestId, SectorRange, Token};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
 use crate::read_cache::{Lookup, SsdRead, SsdTaken, Tier};
 use crate::read_counts::ReadCounts;
 use crate::tiering::{StreamConfig, StreamDetector};
@@ -41,6 +45,8 @@ struct Read {
     fill: Fill,
     buf: BufMut,
     pending: usize,
+    /// Answered once every entry before this sequence is durable.
+    until: Sequence,
     error: Option<RequestError>,
     /// Pieces that found no buffer.
     missing: Vec<SectorRange>,
@@ -78,11 +84,15 @@ pub(super) struct Reads {
     /// Fetches by their first block; a stale one may have been replaced.
     by_block: BTreeMap<u64, usize>,
     pub(super) promotions: Slab<Promotion>,
+    /// Blocks that promotions may look at until the next poll.
+    pub(super) looks_left: usize,
+    /// The promotion that was the first to go on at the last poll.
+    pub(super) promoted_last: usize,
     streams: StreamDetector,
     /// How often lines were read, if that decides where they go.
     counts: Option<ReadCounts>,
-    /// Reads of what is not durable yet, by the sequence that must become durable.
-    undurable: VecDeque<(Sequence, RequestId, SectorRange, Fill)>,
+    /// Reads that have everything, some of which is not durable yet.
+    undurable: VecDeque<Read>,
     /// Reads that found no buffer.
     starved: VecDeque<(RequestId, SectorRange, Fill)>,
     /// The read that keeps what has arrived. No other one takes its place before its reply: two that did so in
@@ -110,6 +120,8 @@ impl Reads {
             fetches: Slab::new(),
             by_block: BTreeMap::new(),
             promotions: Slab::new(),
+            looks_left: STEP_WORK_MAX,
+            promoted_last: 0,
             streams: StreamDetector::new(stream_config(config, line_blocks)),
             counts: (config.promote_hits > 1).then(ReadCounts::default),
             undurable: VecDeque::new(),
@@ -212,10 +224,6 @@ impl Volume {
             let kind = Kind::Read(range.bytes() as u64);
             return self.reply(id, kind, Err(RequestError::BadRange), cx);
         }
-        if let Some(until) = self.undurable_in(range) {
-            self.reads.undurable.push_back((until, id, range, fill));
-            return;
-        }
         if range.block_count() == 1 && self.index.is_clear(range) {
             // The common case: one block, from memory, without a copy.
             let block = range.first_block();
@@ -223,7 +231,7 @@ impl Volume {
                 Lookup::Dram(data) => {
                     self.stats.dram_hit_blocks += 1;
                     let start = range.offset_in_block();
-                    let data = data.slice(start..start + range.bytes());
+                    let data = data.narrow(start..start + range.bytes());
                     let kind = Kind::Read(range.bytes() as u64);
                     return self.reply(id, kind, Ok(Reply::Data(data)), cx);
                 }
@@ -265,11 +273,8 @@ impl Volume {
             let kind = Kind::Read(state.range.bytes() as u64);
             return self.reply(state.id, kind, Err(RequestError::BadRange), cx);
         }
-        let mut missing = state.missing.iter();
-        if missing.any(|&piece| self.undurable_in(piece).is_some()) {
-            // What was written meanwhile is not shown yet.
-            self.reads.kept = Some(state);
-            return;
+        for &piece in &state.missing {
+            state.until = state.until.max(self.undurable_in(piece));
         }
         state.pending = 1;
         let mut missing = core::mem::take(&mut state.missing).into_iter();
@@ -291,18 +296,19 @@ impl Volume {
         }
     }
 
-    /// Under persist-on-write, the sequence after the last write in `range` that is not durable.
-    fn undurable_in(&self, range: SectorRange) -> Option<Sequence> {
+    /// The sequence after the last write in `range`, if a read of it may have to wait until that is durable.
+    fn undurable_in(&self, range: SectorRange) -> Sequence {
         let durable = self.log().durable_sequence();
-        if self.refuses_writes() || !self.is_on_write() || durable == self.log().next_sequence() {
-            return None;
+        if self.shows_undurable() || durable == self.log().next_sequence() {
+            return 0;
         }
-        let last = self
-            .index
-            .overlaps(range)
-            .map(|(_, sequence)| sequence + 1)
-            .max()?;
-        (last > durable).then_some(last)
+        let last = self.index.overlaps(range).map(|(_, sequence)| sequence + 1);
+        last.max().unwrap_or(0)
+    }
+
+    /// Whether what is not durable is shown: nobody was promised more, or it will not become durable.
+    fn shows_undurable(&self) -> bool {
+        self.refuses_writes() || !self.is_on_write()
     }
 
     /// A place for a read's data, or the read waits for memory.
@@ -323,6 +329,7 @@ impl Volume {
             fill,
             buf,
             pending: 1,
+            until: self.undurable_in(range),
             error: None,
             missing: Vec::new(),
         };
@@ -349,7 +356,19 @@ impl Volume {
             return;
         }
         self.reads.keeper.take_if(|keeper| *keeper == id);
-        let kind = Kind::Read(state.range.bytes() as u64);
+        let waits = state.error.is_none()
+            && state.until > self.log().durable_sequence()
+            && !self.shows_undurable()
+            && !self.health.fenced;
+        if waits {
+            self.reads.undurable.push_back(state);
+        } else {
+            self.answer_read(state, cx);
+        }
+    }
+
+    fn answer_read(&mut self, state: Read, cx: &mut Context<'_>) {
+        let (id, kind) = (state.id, Kind::Read(state.range.bytes() as u64));
         let result = match state.error {
             _ if self.health.fenced => Err(RequestError::Fenced),
             Some(error) => Err(error),
@@ -405,6 +424,7 @@ impl Volume {
                 range: piece,
                 position,
                 packed,
+                tries: 0,
             });
             cx.actions.push(Action::LogRead { token, offset, buf });
         }
@@ -415,21 +435,48 @@ impl Volume {
         read: usize,
         piece: SectorRange,
         (position, packed): (u64, Option<Packed>),
+        tries: u8,
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
+        let tries = tries + 1;
         match result {
-            Ok(Done::Read(data))
-                if self.blocks_match(&data, position)
-                    && self.place_logged(read, piece, packed, &data) => {}
-            Ok(_) => {
-                self.log_corrupt = true;
-                self.stats.log_corrupt_blocks += 1;
-                self.reads.active[read].error = Some(RequestError::Corrupt);
+            Ok(Done::Read(data)) => {
+                let is_good = self.blocks_match(&data, position);
+                if !is_good && tries < LOG_READ_TRIES_MAX {
+                    let token = self.token(Op::ReadLog {
+                        read,
+                        range: piece,
+                        position,
+                        packed,
+                        tries,
+                    });
+                    return self.read_log_again(token, position, data, cx);
+                }
+                if is_good && self.place_logged(read, piece, packed, &data) {
+                    let blocks = (data.len() / BLOCK_BYTES) as u64;
+                    self.found_good(&(position..position + blocks));
+                } else {
+                    self.found_bad(position, &data, cx);
+                    self.reads.active[read].error = Some(RequestError::Corrupt);
+                }
             }
-            Err(_) => self.reads.active[read].error = Some(RequestError::Io),
+            _ => self.reads.active[read].error = Some(RequestError::Io),
         }
+        self.unpin(position);
         self.finish_read(read, cx);
+    }
+
+    /// What was wrong may have been the way, and not the medium.
+    pub(super) fn read_log_again(
+        &self,
+        token: Token,
+        position: u64,
+        buf: BufMut,
+        cx: &mut Context<'_>,
+    ) {
+        let (offset, _) = self.log().locate(position);
+        cx.actions.push(Action::LogRead { token, offset, buf });
     }
 
     /// Put `piece` in its place, out of the blocks that hold it. Returns whether these can be unpacked.
@@ -586,7 +633,7 @@ impl Volume {
     /// Everything that waits before its first action, and everything under way once it ends, is
     /// refused.
     pub(super) fn refuse_waiting_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        for (_, id, range, _) in core::mem::take(&mut self.reads.undurable) {
+        for Read { id, range, .. } in core::mem::take(&mut self.reads.undurable) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
         if let Some(Read { id, range, .. }) = self.reads.kept.take() {
@@ -828,12 +875,12 @@ impl Volume {
     }
 
     pub(super) fn wake_durable_reads(&mut self, durable: Sequence, cx: &mut Context<'_>) {
-        let waiting = core::mem::take(&mut self.reads.undurable);
-        for (until, id, range, fill) in waiting {
-            if until <= durable {
-                self.start_read(id, range, fill, cx);
+        for _ in 0..self.reads.undurable.len() {
+            let read = self.reads.undurable.pop_front().expect("counted");
+            if read.until <= durable {
+                self.answer_read(read, cx);
             } else {
-                self.reads.undurable.push_back((until, id, range, fill));
+                self.reads.undurable.push_back(read);
             }
         }
     }
@@ -852,15 +899,7 @@ impl Volume {
             }
             self.start_read(id, range, fill, cx);
         }
-        let stalled: Vec<usize> = self
-            .reads
-            .promotions
-            .iter()
-            .filter_map(|(key, promotion)| (promotion.fetches == 0).then_some(key))
-            .collect();
-        for key in stalled {
-            self.go_on_promoting(key, cx);
-        }
+        self.go_on_with_stalled(cx);
     }
 }
 

@@ -220,6 +220,9 @@ impl Volume {
         };
         if bad.is_empty() || !is_live {
             self.unpin(piece.position);
+            if piece.sequence.is_some() && !piece.unread {
+                self.found_good(&(piece.position..piece.position + piece.blocks));
+            }
             let found = Scrubbed {
                 next: Some(piece.next(0)),
                 read_bytes,
@@ -306,8 +309,7 @@ impl Volume {
             found.healed_blocks = piece.bad;
         }
         if is_needed && !piece.unread {
-            self.log_corrupt = true;
-            self.stats.log_corrupt_blocks += piece.bad;
+            self.note_bad(positions, cx);
         }
         found.damaged = damaged;
         self.scrubbed(piece.id, found, cx);

@@ -2,7 +2,8 @@
 //!
 //! A write waits in `admission` while the log has no room, too much is not durable, or its turn
 //! has not come under throttling. It is acknowledged when durable, or under persist-on-flush at
-//! once. Throttling starts at `dirty_ratio_max` of the log: the admitted rate is the rate at which
+//! once. Its acknowledgement orders the backend as that of a flush does if the client asked for FUA: what
+//! is accepted from then on goes there after it. Throttling starts at `dirty_ratio_max` of the log: the admitted rate is the rate at which
 //! destage frees space times `(1 - f) / f`, where `f` runs from 0 there to 1 at a full log; so it
 //! falls without a step and settles where both rates are equal.
 
@@ -86,6 +87,9 @@ impl Volume {
     ) {
         if self.refuses_writes() {
             return self.reply(id, Kind::Other, Err(RequestError::ReadOnly), cx);
+        }
+        if self.is_damaged() {
+            return self.reply(id, Kind::Other, Err(RequestError::Inconsistent), cx);
         }
         if self.config.policy == Policy::ReadOnly {
             return self.reply(id, Kind::Other, Err(RequestError::Policy), cx);
@@ -172,6 +176,9 @@ impl Volume {
         if self.is_held_back(1 + data_blocks) {
             return Admission::Blocked;
         }
+        if data_blocks == 0 && !self.index.takes_long() {
+            return Admission::Blocked;
+        }
         let oldest_pin = self.log_pins.keys().next().copied();
         if !log.has_room(data_blocks, oldest_pin) {
             return Admission::Full;
@@ -251,6 +258,7 @@ impl Volume {
                 until: sequence + 1,
                 id,
                 kind: reply_kind,
+                fua,
             });
         } else {
             self.reply(id, reply_kind, Ok(Reply::Done), cx);
@@ -269,11 +277,7 @@ impl Volume {
         let held_blocks = data.as_ref().map_or(0, Buf::held_blocks);
         self.writes.resident_bytes += u64::from(held_blocks) * BLOCK_BYTES as u64;
         self.own(range);
-        let method = self
-            .config
-            .compression
-            .filter(|_| self.log().may_compress());
-        let data = match (method, data) {
+        let data = match (self.config.compression, data) {
             (Some(method), Some(data)) => {
                 return self.append_compressed(now, range, data, method, cx);
             }
@@ -309,6 +313,9 @@ impl Volume {
         if self.refuses_writes() {
             return self.reply(id, Kind::Flush, Err(RequestError::ReadOnly), cx);
         }
+        if self.is_damaged() {
+            return self.reply(id, Kind::Flush, Err(RequestError::Inconsistent), cx);
+        }
         let appended = self.log().bytes().appended;
         self.writes.flush_interval = appended - self.writes.flushed_at;
         self.writes.flushed_at = appended;
@@ -326,6 +333,7 @@ impl Volume {
             until,
             id,
             kind: Kind::Flush,
+            fua: false,
         });
     }
 
@@ -441,12 +449,19 @@ impl Volume {
     /// Answer what waited for what is durable now.
     pub(super) fn answer_durable(&mut self, cx: &mut Context<'_>) {
         let durable = self.log().durable_sequence();
+        let mut promised = false;
         while let Some(waiter) = self
             .writes
             .waiters
             .pop_front_if(|next| next.until <= durable)
         {
+            promised |= waiter.fua;
             self.reply(waiter.id, waiter.kind, Ok(Reply::Done), cx);
+        }
+        if promised {
+            // The client counts on it from now on: what it sends next must not be in the backend without it. One sync
+            // point is enough for all that are acknowledged together, and there is none if nothing follows.
+            self.log_mut().sync_point();
         }
         self.wake_durable_reads(durable, cx);
     }

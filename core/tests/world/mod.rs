@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use hdcs_core::buf::{Buf, BufMut, Pool};
 use hdcs_core::error::IoError;
-use hdcs_core::format::LogSuperblock;
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::io::{
     Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
@@ -36,6 +36,8 @@ pub struct World {
     pub log_silent: Option<Vec<Token>>,
     /// Reads of the log fail.
     pub log_mute: bool,
+    /// So many reads of the log bring wrong bytes.
+    pub log_spoils: usize,
     /// Flushes of the backend that were performed.
     pub backend_flushes: usize,
     /// Reads of the backend that it was asked for.
@@ -61,7 +63,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         number: 1,
         uuid: [7; 16],
         bytes: BYTES as u64,
-        log_bytes: LOG_BYTES_MIN + 32768,
+        log_bytes: LOG_BYTES_MIN + LOG_HEADER_BLOCKS * 4096,
         policy: Policy::WriteBack,
         persist,
         compression: None,
@@ -132,6 +134,7 @@ impl World {
             flush_silent: None,
             log_silent: None,
             log_mute: false,
+            log_spoils: 0,
             backend_flushes: 0,
             backend_reads: Vec::new(),
             backend_rotten: None,
@@ -212,6 +215,10 @@ impl World {
                     }
                     let bytes = buf.len();
                     buf.copy_from_slice(&self.log[offset as usize..][..bytes]);
+                    if self.log_spoils > 0 {
+                        self.log_spoils -= 1;
+                        buf.iter_mut().step_by(512).for_each(|byte| *byte ^= 1);
+                    }
                     (token, Done::Read(buf))
                 }
                 Action::BackendRead {
@@ -283,6 +290,7 @@ impl World {
                     self.replies.push((request, result));
                     continue;
                 }
+                Action::BackendUnsettled { .. } => continue,
                 other => panic!("not expected without a cache device: {other:?}"),
             };
             queue.extend(self.end(token, Ok(result)));
@@ -323,14 +331,16 @@ impl World {
     }
 
     pub fn write(&mut self, start: u64, bytes: &[u8]) {
+        let request = self.write_request(start, bytes, false);
+        self.ask(request);
+    }
+
+    pub fn write_request(&self, start: u64, bytes: &[u8], fua: bool) -> Request {
         let range = SectorRange::new(start, (bytes.len() / SECTOR_BYTES) as u64);
         let mut data = self.pool.alloc_for(range).unwrap();
         data.copy_from_slice(bytes);
-        self.ask(Request::Write {
-            range,
-            data: data.freeze(),
-            fua: false,
-        });
+        let data = data.freeze();
+        Request::Write { range, data, fua }
     }
 
     pub fn read(&mut self, range: SectorRange) -> Buf {

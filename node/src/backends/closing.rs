@@ -65,10 +65,20 @@ pub fn wait(name: Option<&str>, patience: Duration) -> bool {
 /// running what the libraries run at an end, which their own threads do not survive.
 pub fn leave(status: u8, patience: Duration) {
     if !wait(None, patience) {
-        tracing::warn!(places = list().join(", "), "ended without closing backends");
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(i32::from(status)) };
+        say_unclosed();
+        exit_now(status);
     }
+}
+
+/// Log which backends are still being closed as the program ends.
+pub fn say_unclosed() {
+    tracing::warn!(places = list().join(", "), "ended without closing backends");
+}
+
+/// End the program without running what libraries run at an end.
+pub fn exit_now(status: u8) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(i32::from(status)) }
 }
 
 #[cfg(test)]

@@ -83,6 +83,11 @@ pub trait Place: std::fmt::Debug + Send {
     fn is_read_only(&self) -> bool {
         false
     }
+    /// Why no new volume should be there: what it stores could be read on the way, and nobody has said that this
+    /// is well.
+    fn exposure(&self) -> Option<String> {
+        None
+    }
     /// What is there, if anything. Blocks.
     fn find(&self) -> Result<Option<Found>, BackendError>;
     /// Verify what is there without opening it, for `hdcs check`. Blocks.
@@ -145,6 +150,10 @@ pub trait Keeper {
     /// Put it here, perhaps in the place of the same key with another wrapping.
     fn put_key(&self, _key: &WrappedKey) -> Result<(), BackendError> {
         Ok(())
+    }
+    /// Stop keeping what only clones need that never came to be; how many those were.
+    fn forget_dead_clones(&self) -> Result<u64, BackendError> {
+        Ok(0)
     }
     /// Remove what a volume here that was given up has left; how many objects that were.
     fn sweep(&self) -> Result<u64, BackendError> {
@@ -555,6 +564,10 @@ pub fn open_with(
     key: Option<ObjectKey>,
 ) -> Result<Prepared, BackendError> {
     let mut url = BackendUrl::parse(url)?;
+    if let Some(exposure) = url.place.exposure() {
+        // A volume that is there already is served all the same.
+        tracing::warn!(place = url.place.name(), "{exposure}");
+    }
     let filters = filters::prepare(&url.filters)?;
     if let Some(key) = key {
         url.place.encrypt(key);
@@ -702,6 +715,13 @@ impl Stack {
                 home.tier(now, ask, port);
             }
         });
+    }
+
+    /// The volume's log, which is being replayed, writes these sectors again.
+    pub fn unsettled(&mut self, range: SectorRange) {
+        if let Some(home) = self.backend.home_mut() {
+            home.unsettled(range);
+        }
     }
 
     /// Compare a piece of the home with its checksums, if the volume is in storage mode.

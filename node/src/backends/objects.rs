@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. Each request of the machine is under way once, and its end reaches the machine, unless the
 //!    program ends first.
-//! 2. A request holds no memory of the machine: data is copied when it begins and when it ends, so
-//!    everything that the machine counts without atomics stays in one place.
+//! 2. A request holds no memory of the machine: data is copied before it begins, a piece in each turn, and
+//!    when it ends, so everything that the machine counts without atomics stays in one place.
 //! 3. The machine sees a clock of its own, the same on both threads.
 //! 4. Once it is to finish, nothing new begins.
 //! 5. Of an encrypted volume, slots leave this process only encrypted, after they were compressed; tables, maps, manifests and
@@ -17,16 +17,18 @@
 
 mod compressed;
 mod contents;
+mod dead_clones;
+mod joining;
 mod lineage;
 mod verify;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use hdcs_core::buf::{Buf, BufMut};
+use bytes::Bytes;
+use hdcs_core::buf::BufMut;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, Token};
 use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
@@ -41,6 +43,7 @@ use uuid::Uuid;
 
 use self::compressed::Compressed;
 use self::contents::{delete_all, kept, newest_manifest, references, refuse_unless_gone};
+use self::joining::{How, Joining};
 use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
@@ -98,6 +101,10 @@ pub trait Reach: std::fmt::Debug + Send + Sync {
     fn location(&self) -> String;
     /// Another place in the same store, by its location.
     fn elsewhere(&self, location: &str) -> Option<Arc<dyn Reach>>;
+    /// See [`Place::exposure`].
+    fn exposure(&self) -> Option<String> {
+        None
+    }
     /// The store: places in one of the same name can be clones of each other.
     fn store(&self) -> String;
 }
@@ -147,6 +154,10 @@ fn nonce() -> u64 {
 impl Place for ObjectsPlace {
     fn name(&self) -> String {
         self.reach.name()
+    }
+
+    fn exposure(&self) -> Option<String> {
+        self.reach.exposure()
     }
 
     fn find(&self) -> Result<Option<Found>, BackendError> {
@@ -293,6 +304,11 @@ impl Keeper for ObjectsPlace {
         runtime().block_on(key::put(&self.brief_client()?, key))
     }
 
+    fn forget_dead_clones(&self) -> Result<u64, BackendError> {
+        let client = self.client()?;
+        runtime().block_on(dead_clones::forget(&*self.reach, &client, self.patience))
+    }
+
     fn sweep(&self) -> Result<u64, BackendError> {
         let client = self.client()?;
         let failed = |error| backend_error(&error);
@@ -388,6 +404,8 @@ struct Driver {
     ancestors: HashMap<String, Client>,
     /// What it has asked and was not performed yet.
     actions: Vec<Action>,
+    /// Objects that are to be put and are not copied whole yet.
+    joining: VecDeque<Joining>,
     /// Requests under way; those that read have the place that the bytes go to.
     flights: HashMap<u64, Option<Target>>,
     key: Option<ObjectKey>,
@@ -414,6 +432,7 @@ impl Driver {
             reach,
             ancestors: HashMap::new(),
             actions: Vec::new(),
+            joining: VecDeque::new(),
             flights: HashMap::new(),
             key,
             compression: Arc::default(),
@@ -483,7 +502,7 @@ impl Driver {
             };
             return Err(BackendError::Unreachable(why));
         }
-        let wakeup = self.machine.next_wakeup();
+        let wakeup = self.next_wakeup();
         let due = wakeup.map_or(left, |at| Duration::from_nanos(at.since(self.now()).0));
         match ends.recv_timeout(due.min(left)) {
             Ok((token, ended)) => self.settle(token, ended),
@@ -530,6 +549,7 @@ impl Driver {
     fn look(&mut self) {
         if self.machine.phase() == Phase::Fenced && !self.is_fenced {
             self.is_fenced = true;
+            self.joining.clear();
             let why = format!(
                 "{}: another node has taken the volume over; nothing is written to it any more",
                 self.client.place()
@@ -598,22 +618,8 @@ impl Driver {
                     slot_bytes,
                     condition,
                 } => {
-                    let mut data = joined(&data);
-                    let key = self.key.clone().filter(|_| slot_bytes > 0);
-                    let writer = self.machine.uuid();
-                    let condition = match condition {
-                        Condition::Always => stores::Condition::Always,
-                        Condition::IfAbsent => stores::Condition::IfAbsent,
-                    };
-                    let Name { volume, number, .. } = name;
-                    let name = name.to_string();
-                    self.begin(sink, token, volume, None, move |client| async move {
-                        if let Some(key) = key {
-                            key.encrypt(writer, number, 0, &mut data[..slot_bytes]);
-                        }
-                        client.put(&name, data.freeze(), condition).await?;
-                        Ok(Got::Nothing)
-                    });
+                    let how = How::Plain(condition);
+                    self.join(sink, Joining::new(token, name, how, slot_bytes, data));
                 }
                 Action::PutCompressed {
                     token,
@@ -622,11 +628,8 @@ impl Driver {
                     slot_bytes,
                     method,
                 } => {
-                    let data = joined(&data).freeze();
-                    let at = self.at(name, self.machine.uuid());
-                    self.begin(sink, token, name.volume, None, move |client| async move {
-                        at.put(&client, method, data, slot_bytes).await
-                    });
+                    let how = How::Compressed(method);
+                    self.join(sink, Joining::new(token, name, how, slot_bytes, data));
                 }
                 Action::GetCompressed {
                     token,
@@ -689,7 +692,66 @@ impl Driver {
                 }
             }
         }
+        if let Some(mut joining) = self.joining.pop_front() {
+            if joining.go_on() {
+                self.put(sink, joining);
+            } else {
+                self.joining.push_front(joining);
+            }
+        }
         self.flights.len() - before
+    }
+
+    /// Put an object, at once if it is small.
+    fn join(&mut self, sink: &Sink, mut joining: Joining) {
+        if joining.is_small() {
+            joining.go_on();
+            self.put(sink, joining);
+        } else {
+            self.joining.push_back(joining);
+        }
+    }
+
+    /// Put an object that is copied whole.
+    fn put(&mut self, sink: &Sink, joining: Joining) {
+        let Joining {
+            token,
+            name,
+            how,
+            slot_bytes,
+            ..
+        } = joining;
+        let mut data = joining.into_bytes();
+        let writer = self.machine.uuid();
+        let condition = match how {
+            How::Plain(Condition::Always) => stores::Condition::Always,
+            How::Plain(Condition::IfAbsent) => stores::Condition::IfAbsent,
+            How::Compressed(method) => {
+                let at = self.at(name, writer);
+                return self.begin(sink, token, name.volume, None, move |client| async move {
+                    at.put(&client, method, data.freeze(), slot_bytes).await
+                });
+            }
+        };
+        let key = self.key.clone().filter(|_| slot_bytes > 0);
+        let Name { volume, number, .. } = name;
+        let name = name.to_string();
+        self.begin(sink, token, volume, None, move |client| async move {
+            if let Some(key) = key {
+                key.encrypt(writer, number, 0, &mut data[..slot_bytes]);
+            }
+            client.put(&name, data.freeze(), condition).await?;
+            Ok(Got::Nothing)
+        });
+    }
+
+    /// When it is to be polled.
+    fn next_wakeup(&self) -> Option<Nanos> {
+        if self.joining.is_empty() {
+            self.machine.next_wakeup()
+        } else {
+            Some(self.now())
+        }
     }
 
     /// A compressed object that the volume `writer` has put, or is to put.
@@ -744,15 +806,6 @@ impl Driver {
             );
         }
     }
-}
-
-/// All bytes of some buffers.
-fn joined(data: &[Buf]) -> BytesMut {
-    let mut all = BytesMut::with_capacity(data.iter().map(|buf| buf.len()).sum());
-    for buf in data {
-        all.extend_from_slice(buf);
-    }
-    all
 }
 
 /// An open volume on its way to its shard.
@@ -865,7 +918,7 @@ impl Backend for ObjectsBackend {
         if self.is_finishing {
             return None;
         }
-        let due = self.driver.machine.next_wakeup()?;
+        let due = self.driver.next_wakeup()?;
         Some(Nanos(due.0.saturating_add_signed(self.ahead)))
     }
 

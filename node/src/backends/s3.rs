@@ -1,5 +1,6 @@
 //! `s3://BUCKET/PREFIX`: a volume as objects below a prefix of a bucket.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,11 +19,15 @@ pub const SCHEME: Scheme = Scheme {
         "region",
         "credentials",
         "ca",
+        INSECURE,
         objects::TIMEOUT,
         objects::RETRY,
     ],
     parse,
 };
+
+/// The option that says that data may go to the store unencrypted.
+const INSECURE: &str = "insecure";
 
 /// Options that people try and that would hold a secret.
 const SECRETS: &[&str] = &[
@@ -99,11 +104,26 @@ pub fn parse_place(given: &Given<'_>, options: &mut OptionList) -> Result<Object
         timeout: objects::seconds(options, objects::TIMEOUT)?,
     };
     let patience = objects::seconds(options, objects::RETRY)?;
-    Ok(ObjectsPlace::new(Arc::new(InBucket { config }), patience))
+    let insecure = options.switch(INSECURE)?.unwrap_or(false);
+    let place = InBucket { config, insecure };
+    Ok(ObjectsPlace::new(Arc::new(place), patience))
 }
 
 fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, UrlError> {
     parse_place(given, options).map(|place| Box::new(place) as Box<dyn Place>)
+}
+
+/// Whether what goes to an endpoint stays on this machine.
+fn is_loopback(host_and_port: &str) -> bool {
+    let (host, _) = host_and_port.split_once('/').unwrap_or((host_and_port, ""));
+    let host = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, _)) => host,
+        None => host.split_once(':').map_or(host, |(host, _)| host),
+    };
+    let address = host.parse::<IpAddr>();
+    address.map_or(host.eq_ignore_ascii_case("localhost"), |it| {
+        it.is_loopback()
+    })
 }
 
 /// Whether it may be a bucket's name.
@@ -114,6 +134,7 @@ fn is_bucket(name: &str) -> bool {
 #[derive(Debug)]
 struct InBucket {
     config: Config,
+    insecure: bool,
 }
 
 impl Reach for InBucket {
@@ -139,7 +160,21 @@ impl Reach for InBucket {
             prefix: prefix.to_owned(),
             ..self.config.clone()
         };
-        (is_bucket(bucket) && is_name(prefix)).then(|| Arc::new(InBucket { config }) as _)
+        let insecure = self.insecure;
+        let place = InBucket { config, insecure };
+        (is_bucket(bucket) && is_name(prefix)).then(|| Arc::new(place) as _)
+    }
+
+    fn exposure(&self) -> Option<String> {
+        let endpoint = self.config.endpoint.as_deref()?;
+        let host = endpoint.strip_prefix("http://")?;
+        let is_exposed = !self.insecure && !is_loopback(host);
+        is_exposed.then(|| {
+            format!(
+                "{endpoint} is not encrypted, so whoever is between this machine and the store can read what \
+                 is stored: use https://, or say `insecure=on` in the URL if the network is trusted"
+            )
+        })
     }
 
     fn store(&self) -> String {
@@ -175,6 +210,43 @@ mod tests {
         assert_eq!(one, name("s3://bucket/a/b/?endpoint=http%3A//h:1/"));
         assert_ne!(one, name("s3://bucket/a/b"));
         assert_ne!(one, name("s3://bucket/a/c?endpoint=http://h:1"));
+    }
+
+    #[test]
+    fn endpoint_without_tls_is_for_loopback_unless_that_was_said() {
+        let exposed = |endpoint: &str| {
+            let url = format!("s3://bucket/a?endpoint={endpoint}");
+            BackendUrl::parse(&url).unwrap().place.exposure()
+        };
+        for host in [
+            "10.0.0.1:80",
+            "rgw.example",
+            "[2001:db8::1]:80",
+            "127.0.0.1.example:80",
+            "localhost.evil",
+        ] {
+            let said = exposed(&format!("http://{host}")).expect(host);
+            assert!(said.contains("insecure=on"), "{said}");
+            assert_eq!(exposed(&format!("http://{host}&insecure=on")), None);
+            assert_eq!(exposed(&format!("https://{host}")), None);
+        }
+        for host in [
+            "127.0.0.1:9000",
+            "127.1.2.3",
+            "localhost:80",
+            "LOCALHOST",
+            "[::1]:9000",
+            "[::1]",
+        ] {
+            assert_eq!(exposed(&format!("http://{host}")), None, "{host}");
+        }
+        assert!(refusal("s3://bucket/a?insecure=yes").contains("`on` or `off`"));
+        let one = name("s3://bucket/a?endpoint=http://h&insecure=on");
+        assert_eq!(
+            one,
+            name("s3://bucket/a?endpoint=http://h"),
+            "it is the same place"
+        );
     }
 
     #[test]

@@ -186,6 +186,9 @@ fn describe_log(log: &LogSummary) {
             show(compressed.stored_bytes)
         ));
     }
+    if log.records > 0 {
+        output::line(&format!("records: {}", log.records));
+    }
     if let Some(position) = log.broken_position {
         output::line(&format!("first broken span: position {position}"));
     }
@@ -416,6 +419,8 @@ fn cache_report(layout: &Layout) -> Option<CheckReport> {
 
 /// What is at a path, and the backends of the volumes there.
 async fn path_reports(path: &Path, arguments: &Arguments) -> Result<Vec<CheckReport>, Failure> {
+    // The backends of a data directory may be in it, and their URLs name absolute paths.
+    let path = &std::path::absolute(path).map_err(|error| Failure::failed(error.to_string()))?;
     let mut reports = check_path(path)?;
     if !arguments.no_backend {
         for (url, encryption) in inspect::backends(path) {

@@ -10,6 +10,7 @@
 mod backend_check;
 mod check;
 mod client;
+mod events;
 mod flush;
 mod heat;
 mod interrupts;
@@ -24,20 +25,20 @@ mod top;
 mod transfer;
 mod volume;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use hyper::Method;
 
 use client::Client;
 
 use crate::backends::closing;
-use crate::control::api::{ApiError, ErrorKind};
+use crate::control::api::{ApiError, ErrorKind, Reloaded};
 use crate::control::serve::{self, ServeError};
 use crate::data_dir::Layout;
+use crate::logging;
 
 /// Where the data directory is if nothing says so.
 const DATA_DEFAULT: &str = "hdcs-data";
@@ -74,8 +75,13 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// What concerns the node as a whole
+    #[command(subcommand)]
+    Node(NodeCommand),
     /// Show live rates of every volume (q or Ctrl-C ends it)
     Top(top::Arguments),
+    /// Show what was done, refused and seen, when and by whom
+    Events(events::Arguments),
     /// Say what is on a write log, read cache, volume directory or data directory, without a daemon
     Inspect {
         /// What to inspect
@@ -86,6 +92,17 @@ enum Command {
     },
     /// Verify every checksum of a log, read cache, volume, data directory or backend; exit status 1 if one is wrong
     Check(check::Arguments),
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeCommand {
+    /// Read certificates, authorities and lists of what is revoked again, as SIGHUP does; clients whose certificates
+    /// are still good stay connected
+    Reload {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// Why a command did not succeed.
@@ -128,7 +145,9 @@ impl Failure {
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         match error.kind {
-            ErrorKind::Invalid => Self::misused(error.message),
+            ErrorKind::Malformed | ErrorKind::NoMethod | ErrorKind::Invalid => {
+                Self::misused(error.message)
+            }
             _ => Self::failed(error.message),
         }
     }
@@ -151,10 +170,7 @@ pub fn run() -> ExitCode {
         .or_else(|| std::env::var_os("HDCS_DATA").map(PathBuf::from))
         .unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
     let result = match cli.command {
-        Command::Serve { config } => {
-            log_to_stderr();
-            serve::run(config.as_deref(), &data).map_err(Failure::from)
-        }
+        Command::Serve { config } => return serve_node(config.as_deref(), &data),
         Command::Inspect { path, json } => check::inspect(&path, json),
         Command::Volume(command) => {
             online(&data, async |client| volume::run(&client, command).await)
@@ -162,8 +178,14 @@ pub fn run() -> ExitCode {
         Command::Status { json } => {
             online(&data, async |client| output::status(&client, json).await)
         }
+        Command::Node(NodeCommand::Reload { json }) => {
+            online(&data, async |client| reload(&client, json).await)
+        }
         Command::Top(arguments) => {
             online(&data, async |client| top::run(&client, &arguments).await)
+        }
+        Command::Events(arguments) => {
+            online(&data, async |client| events::run(&client, &arguments).await)
         }
         Command::Check(arguments) => online(&data, async |client| {
             check::check(&client, &arguments).await
@@ -182,6 +204,38 @@ pub fn run() -> ExitCode {
     ExitCode::from(status)
 }
 
+async fn reload(client: &Client, json: bool) -> Result<(), Failure> {
+    let nothing = serde_json::Value::Null;
+    let done: Reloaded = client.request(Method::POST, "/v1/reload", &nothing).await?;
+    volume::said(json, &done, || {
+        let ended = done.ended_clients;
+        format!("the TLS files were read again; {ended} connected clients were ended")
+    })
+}
+
+/// Run the daemon. Nothing here waits for whoever reads standard error.
+fn serve_node(config: Option<&std::path::Path>, data: &std::path::Path) -> ExitCode {
+    let log = logging::to_stderr();
+    let result = serve::run(config, data).map_err(Failure::from);
+    let closed = closing::wait(None, CLOSE_TIME_MAX);
+    if !closed {
+        closing::say_unclosed();
+    }
+    // The lines that wait come before the last words.
+    drop(log);
+    let status = result.map_or_else(
+        |failure| {
+            logging::last_words(&format!("error: {}", failure.message));
+            failure.status
+        },
+        |()| 0,
+    );
+    if !closed {
+        closing::exit_now(status);
+    }
+    ExitCode::from(status)
+}
+
 /// Run a command that speaks to a daemon.
 fn online(
     data: &std::path::Path,
@@ -192,16 +246,6 @@ fn online(
         .build()
         .map_err(|error| Failure::failed(format!("cannot run: {error}")))?;
     runtime.block_on(work(Client::new(Layout::new(data))))
-}
-
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("HDCS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .init();
 }
 
 #[cfg(test)]

@@ -172,6 +172,9 @@ pub(crate) struct Behaviour {
     /// How data is compressed in the write log, the SSD tier and objects [default: the node's `compression`]
     #[arg(long, value_name = "METHOD", value_parser = ["off", "lz4", "zstd"])]
     compress: Option<String>,
+    /// Clients that may open it over TCP, by the names in their certificates, or `any` [default: the node's `allow`]
+    #[arg(long, value_name = "NAME[,NAME…]")]
+    allow: Option<String>,
     /// Size of the write log [default: the node's `log_size_mib`]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
@@ -264,6 +267,7 @@ impl Behaviour {
             ("policy", self.policy),
             ("persist", self.persist),
             ("compression", self.compress),
+            ("allow", self.allow),
         ];
         for (key, value) in named {
             settings.extend(value.map(|value| (key.to_owned(), Value::Text(value))));

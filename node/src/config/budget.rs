@@ -2,7 +2,7 @@
 //! the cap is kept by construction and not by watching.
 //!
 //! ```text
-//! memory_max = fixed + pool + cache index + log indexes + DRAM frames
+//! memory_max = fixed + connections + pool + cache index + log indexes + DRAM frames
 //! ```
 //!
 //! Invariants:
@@ -16,8 +16,12 @@ use super::{ConfigError, NodeSettings, VolumeSettings};
 
 const MIB: u64 = 1 << 20;
 
-/// Program text, stacks, ring memory, connections, control plane.
-const FIXED_BYTES: u64 = 48 * MIB;
+/// Program text, stacks, ring memory, control plane.
+const FIXED_BYTES: u64 = 32 * MIB;
+/// Memory for NBD connections, data left out: a sixteenth of the cap, for some hundred connections at
+/// least. More than enough for as many as can be is of no use.
+const CONNECTIONS_BYTES_MIN: u64 = 16 * MIB;
+const CONNECTIONS_BYTES_MAX: u64 = 256 * MIB;
 /// A pool smaller than this cannot hold a few of the largest requests beside destage.
 const POOL_BYTES_MIN: u64 = 32 * REQUEST_BYTES_MAX as u64;
 /// A larger pool brings nothing: more is in flight than any device takes.
@@ -32,8 +36,10 @@ pub const LOG_INDEX_BYTES_PER_BLOCK: u64 = 108;
 /// The parts of the process's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Program, stacks, connections, control plane.
+    /// Program, stacks, control plane.
     pub fixed_bytes: u64,
+    /// Inboxes, tables and replies of NBD connections.
+    pub connections_bytes: u64,
     /// Buffers of requests, spans and segments.
     pub pool_bytes: u64,
     /// Index of the SSD tier.
@@ -55,15 +61,18 @@ impl Budget {
         // write is a single block; a default log always fits.
         let one_log = log_index_bytes(node.log_size_mib * MIB);
         let log_index_bytes = (cap / 8).max(one_log);
-        let taken = FIXED_BYTES + pool_bytes + cache_index_bytes + log_index_bytes;
+        let connections_bytes = (cap / 16).clamp(CONNECTIONS_BYTES_MIN, CONNECTIONS_BYTES_MAX);
+        let taken =
+            FIXED_BYTES + connections_bytes + pool_bytes + cache_index_bytes + log_index_bytes;
         if taken + FRAMES_BYTES_MIN > cap {
             return Err(ConfigError::Relation(format!(
-                "`memory_max_mib` is {}, but {} MiB are needed: {} for the program, {} for buffers, \
-                 {} to index the SSD tier (cache_total_size_mib), {} to index write logs \
+                "`memory_max_mib` is {}, but {} MiB are needed: {} for the program, {} for connections, \
+                 {} for buffers, {} to index the SSD tier (cache_total_size_mib), {} to index write logs \
                  (log_size_mib), {} for the DRAM tier: raise it, or lower the others",
                 node.memory_max_mib,
                 (taken + FRAMES_BYTES_MIN).div_ceil(MIB),
                 FIXED_BYTES / MIB,
+                connections_bytes / MIB,
                 pool_bytes / MIB,
                 cache_index_bytes.div_ceil(MIB),
                 log_index_bytes.div_ceil(MIB),
@@ -72,6 +81,7 @@ impl Budget {
         }
         let budget = Self {
             fixed_bytes: FIXED_BYTES,
+            connections_bytes,
             pool_bytes,
             cache_index_bytes,
             log_index_bytes,
@@ -146,6 +156,7 @@ mod tests {
             };
             let budget = Budget::of(&settings, &volume).unwrap();
             let sum = budget.fixed_bytes
+                + budget.connections_bytes
                 + budget.pool_bytes
                 + budget.cache_index_bytes
                 + budget.log_index_bytes

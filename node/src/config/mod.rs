@@ -21,6 +21,7 @@ use hdcs_core::limits::{
 use hdcs_core::read_cache::Tiering;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 
+use crate::access::Allow;
 use crate::device::durability::Durability;
 use value::{LineKib, Listen, Setting, Switch, Value};
 
@@ -200,21 +201,35 @@ settings! {
     /// The processor that the data path's thread keeps to.
     shard_processor: Option<usize> = None, 0..=(PROCESSORS_MAX - 1);
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
-    /// loopback needs TLS.
+    /// loopback needs TLS and certificates of clients.
     nbd_listen: Vec<Listen> = vec![Listen::Unix("nbd.sock".into())], ();
-    /// NBD connections at once; a newer one is closed at once, with a line in the log.
+    /// NBD connections at once on each address of `nbd_listen`, whatever the others have; a newer one is closed at once, with
+    /// a line in the log. It is lowered if the limit of open files has no room for them.
     nbd_connections_max: u64 = 1024, 1..=4096;
-    /// How long an NBD client may take to open an export, TLS included.
+    /// How long an NBD client may take for its TLS handshake, and then to open an export.
     nbd_handshake_max_ms: u64 = 10_000, 100..=3_600_000;
     /// How long an NBD client may leave one MiB of a write's data incomplete, or take nothing of its
     /// replies. Then its connection is ended, and what it held is given back.
     nbd_stall_max_ms: u64 = 30_000, 100..=3_600_000;
+    /// What an NBD client takes of its replies a second at least, over `nbd_stall_max_ms` while some wait
+    /// for it; otherwise its connection is ended. 0: any rate will do.
+    nbd_rate_min_kib_s: u64 = 64, 0..=1_048_576;
     /// Certificate chain (PEM) of the NBD server; turns TLS on for every TCP listener.
     nbd_tls_cert_file: Option<PathBuf> = None, "no TLS";
     /// Private key (PEM) of the certificate.
     nbd_tls_key_file: Option<PathBuf> = None, "no TLS";
-    /// Authorities (PEM) that must have signed a client's certificate.
-    nbd_tls_client_ca_file: Option<PathBuf> = None, "clients need no certificate";
+    /// Authorities (PEM) that must have signed a client's certificate. Which volumes a client may open says `allow`.
+    nbd_tls_client_ca_file: Option<PathBuf> = None, "clients are asked for no certificate";
+    /// Lists (PEM) of the certificates that these authorities have revoked, at least one of each authority. A list counts
+    /// also after its time for the next one.
+    nbd_tls_client_crl_file: Option<PathBuf> = None, "none is revoked";
+    /// TLS handshakes under way at once. Beyond, those whose client does not go on make room, the oldest first.
+    nbd_tls_handshakes_max: u64 = 128, 1..=4096;
+    /// TLS handshakes that begin in a second; further ones wait for their turn.
+    nbd_tls_handshakes_s: u64 = 200, 1..=100_000;
+    /// Whether TCP that other hosts can reach is served to clients without a certificate: whoever reaches it opens
+    /// every volume that has no `allow`.
+    nbd_tls_open: bool = false, ();
     /// Where Prometheus scrapes `/metrics`, beside the control socket.
     metrics_listen: Option<SocketAddr> = None, ();
     /// On a graceful stop, write everything dirty to the backends first. Without it the dirty data
@@ -227,6 +242,9 @@ settings! {
 settings! {
     /// What each volume can have differently.
     VolumeSettings
+    /// Clients that may open the volume over TCP, by the alternative names of their certificates; "any": all whose
+    /// certificate is good. Empty: no certificate opens it. It does not restrict the unix socket.
+    allow: Allow = Allow::default(), ();
     /// What the cache does with writes and reads: acknowledge writes from the write log and destage them
     /// later; have the backend acknowledge them, and keep them in the cache or not; refuse them; or
     /// leave the cache out for reads too. A change while clients go on takes until the log is empty.
@@ -426,9 +444,23 @@ impl Config {
                     .to_owned(),
             );
         }
-        if node.nbd_tls_client_ca_file.is_some() && !has_tls {
+        let has_clients = node.nbd_tls_client_ca_file.is_some();
+        if has_clients && !has_tls {
             return refuse(
                 "`nbd_tls_client_ca_file` needs `nbd_tls_cert_file` and `nbd_tls_key_file`"
+                    .to_owned(),
+            );
+        }
+        if node.nbd_tls_client_crl_file.is_some() && !has_clients {
+            return refuse(
+                "`nbd_tls_client_crl_file` needs `nbd_tls_client_ca_file`, whose lists it holds"
+                    .to_owned(),
+            );
+        }
+        if has_clients && node.nbd_tls_open {
+            return refuse(
+                "`nbd_tls_client_ca_file` asks clients for certificates and `nbd_tls_open` does not: \
+                 give one of them"
                     .to_owned(),
             );
         }
@@ -439,8 +471,19 @@ impl Config {
             {
                 return refuse(format!(
                     "`nbd_listen` has {listen}, which other hosts can reach, without TLS: give \
-                     `nbd_tls_cert_file` and `nbd_tls_key_file`, or listen on 127.0.0.1 or a unix \
-                     socket"
+                     `nbd_tls_cert_file`, `nbd_tls_key_file` and `nbd_tls_client_ca_file`, or listen on \
+                     127.0.0.1 or a unix socket"
+                ));
+            }
+            if let Listen::Tcp(address) = listen
+                && !address.ip().is_loopback()
+                && !has_clients
+                && !node.nbd_tls_open
+            {
+                return refuse(format!(
+                    "`nbd_listen` has {listen}, which other hosts can reach, and clients are asked for no \
+                     certificate, so that whoever reaches it would open volumes: give \
+                     `nbd_tls_client_ca_file`, or say `nbd_tls_open = true` if that is what you want"
                 ));
             }
         }
@@ -633,6 +676,20 @@ mod tests {
     fn config_contradictions_are_refused() {
         for (text, part) in [
             ("nbd_listen = [\"tcp:0.0.0.0:10809\"]", "without TLS"),
+            (
+                "nbd_listen = [\"tcp:0.0.0.0:10809\"]\nnbd_tls_cert_file = \"x\"\nnbd_tls_key_file = \"x\"",
+                "asked for no certificate",
+            ),
+            (
+                "nbd_listen = [\"tcp:[::]:0\"]\nnbd_tls_open = true",
+                "without TLS",
+            ),
+            (
+                "nbd_tls_cert_file = \"x\"\nnbd_tls_key_file = \"x\"\nnbd_tls_client_ca_file = \"x\"\n\
+                 nbd_tls_open = true",
+                "give one of them",
+            ),
+            ("allow = [\"*\"]", "`allow` takes a list of names"),
             ("nbd_tls_cert_file = \"x\"", "belong together"),
             ("nbd_tls_client_ca_file = \"x\"", "needs"),
             ("cache_total_size_mib = 3", "at least 16"),

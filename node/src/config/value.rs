@@ -13,6 +13,7 @@ use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::access::Allow;
 use crate::device::durability::Durability;
 
 /// The value of a key before it is checked.
@@ -389,6 +390,26 @@ impl Setting for Vec<Listen> {
     }
     fn value(&self) -> Value {
         Value::List(self.iter().map(ToString::to_string).collect())
+    }
+}
+
+impl Setting for Allow {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        "a list of names of certificates, \"dns:NAME\", \"uri:URI\" or \"email:ADDRESS\", or \"any\" (at the command \
+         line with commas between)"
+            .to_owned()
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        match value {
+            Value::List(items) => Self::parse(items.iter().map(String::as_str)).ok(),
+            Value::Text(text) if text.is_empty() => Some(Self::default()),
+            Value::Text(text) => Self::parse(text.split(',').map(str::trim)).ok(),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        Value::List(self.items())
     }
 }
 

@@ -14,6 +14,10 @@ use crate::config::value::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
+    /// The request has not the form that the API has.
+    Malformed,
+    /// The path knows no such method.
+    NoMethod,
     /// The request itself is wrong; it will never succeed.
     Invalid,
     /// The volume does not exist.
@@ -146,6 +150,20 @@ pub struct ResizeVolume {
     pub shrink: bool,
 }
 
+/// Which events.
+#[derive(Clone, Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EventQuery {
+    /// Only events with higher numbers, the oldest first.
+    pub after: Option<u64>,
+    /// How many at most.
+    #[param(minimum = 1, maximum = 4096)]
+    pub limit: Option<u16>,
+    /// Only those of this volume.
+    pub volume: Option<String>,
+}
+
 /// A range of a volume.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -189,6 +207,13 @@ pub struct VolumePin {
     pub offset: u64,
     /// How many.
     pub bytes: u64,
+}
+
+/// What reading the TLS files again did.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Reloaded {
+    /// Connected clients whose certificates are not good any more, and whose connections were ended.
+    pub ended_clients: usize,
 }
 
 /// How a volume is deleted.
@@ -555,9 +580,6 @@ pub struct HomeCounters {
     /// Bytes of these checksums that are in memory.
     #[serde(default)]
     pub checksums_memory_bytes: u64,
-    /// Whether its data has checksums: a home that an earlier version made has none.
-    #[serde(default)]
-    pub checksums: bool,
     /// While they are made anew: bytes of the volume still to go.
     #[serde(default)]
     pub checksums_rebuild_left_bytes: u64,
@@ -623,7 +645,7 @@ pub struct Volume {
     pub phase: String,
     /// Why it is not `healthy`, and what to do.
     pub reason: Option<String>,
-    /// How long what is wrong has been wrong, if something is.
+    /// How long the volume has not been healthy, if something is wrong, whatever it was first.
     #[serde(default)]
     pub trouble_ms: Option<u64>,
     /// Its number on this node.
@@ -775,6 +797,9 @@ pub struct Cache {
     pub device_errors: u64,
     /// Lines that the last start found on the SSD.
     pub warm_lines: u64,
+    /// Volumes of which it used none of them, since the cache's device had lost something that they needed.
+    #[serde(default)]
+    pub forgotten_volumes: u64,
 }
 
 /// Memory of the process by part.
@@ -834,6 +859,9 @@ pub struct Status {
     pub nbd_listen: Vec<String>,
     /// Connections open.
     pub connections: u64,
+    /// The longest turn of the data path in the last 30 to 60 seconds: for so long each client has waited at least once.
+    #[serde(default)]
+    pub longest_turn_us: u64,
     /// Volumes.
     pub volumes: u64,
     /// Volumes by state.

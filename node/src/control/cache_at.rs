@@ -94,6 +94,12 @@ impl CacheAt {
                 "it holds something that is not an HDCS cache",
             ));
         }
+        if let Some(why) = inspect::cache_made_newer(path).map_err(|error| away(path, error))? {
+            let what = format!(
+                "the read cache there: {why}, or remove or wipe the cache, which holds nothing that is not elsewhere"
+            );
+            return Err(refused(path, &what));
+        }
         if !found.file_type().is_block_device() && found.len() != self.bytes {
             tracing::warn!(
                 "read cache: {} has {} bytes instead of {}: it is made anew and starts cold",

@@ -1,8 +1,10 @@
 //! The control plane's view of the data path: commands go in, answers come back.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 
 use super::api::{ApiError, ErrorKind};
 use crate::shard::command::{Answer, Command, ShardReport};
@@ -51,21 +53,55 @@ pub async fn ask<T>(
     }
 }
 
-/// Ask for a report.
-pub async fn report(path: &dyn DataPath) -> Result<Box<ShardReport>, ApiError> {
-    let (answer, answered) = oneshot::channel();
-    if !path.send(Command::Report(answer)) {
-        return Err(gone());
+/// Reports of the data path. There may be any number of volumes, and any number of clients that want to know of them:
+/// at most one report is asked for at a time, and whoever waits for its turn in the meantime shares the next one.
+#[derive(Debug, Default)]
+pub struct Reports {
+    /// How many were asked for.
+    asked: AtomicU64,
+    /// The last one, if somebody still looks at it, and its number.
+    last: Mutex<(u64, Weak<ShardReport>)>,
+}
+
+impl Reports {
+    /// One that is not older than this call.
+    pub async fn fresh(&self, path: &dyn DataPath) -> Result<Arc<ShardReport>, ApiError> {
+        self.fresh_within(path, REPORT_TIME_MAX).await
     }
-    match tokio::time::timeout(REPORT_TIME_MAX, answered).await {
-        Ok(Ok(report)) => Ok(report),
-        Ok(Err(_)) => Err(gone()),
-        Err(_) => Err(ApiError::new(
-            ErrorKind::Timeout,
-            format!(
-                "the data path has not answered for {} s: it may be waiting for a device; see the log",
-                REPORT_TIME_MAX.as_secs()
-            ),
-        )),
+
+    /// The same, for so long.
+    pub async fn fresh_within(
+        &self,
+        path: &dyn DataPath,
+        time_max: Duration,
+    ) -> Result<Arc<ShardReport>, ApiError> {
+        match tokio::time::timeout(time_max, self.next(path)).await {
+            Ok(report) => report,
+            Err(_) => Err(ApiError::new(
+                ErrorKind::Timeout,
+                format!(
+                    "the data path has not answered for {} s: it may be waiting for a device; see the log",
+                    time_max.as_secs()
+                ),
+            )),
+        }
+    }
+
+    async fn next(&self, path: &dyn DataPath) -> Result<Arc<ShardReport>, ApiError> {
+        let before = self.asked.load(Ordering::Relaxed);
+        let mut last = self.last.lock().await;
+        if last.0 > before
+            && let Some(report) = last.1.upgrade()
+        {
+            return Ok(report);
+        }
+        let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let (answer, answered) = oneshot::channel();
+        if !path.send(Command::Report(answer)) {
+            return Err(gone());
+        }
+        let report: Arc<_> = answered.await.map_err(|_| gone())?.into();
+        *last = (number, Arc::downgrade(&report));
+        Ok(report)
     }
 }

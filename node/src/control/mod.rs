@@ -9,7 +9,9 @@
 //! Failure: every error is an [`api::ApiError`] with a status code that says whose fault it is.
 
 pub mod api;
+mod audit;
 mod cache_at;
+mod description;
 pub mod link;
 pub mod node;
 pub mod serve;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Query, Request, State};
 use axum::http::{StatusCode, header};
@@ -30,17 +33,27 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
-use utoipa::OpenApi;
+use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
-    Detached, ErrorKind, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, ResizeVolume,
-    ScrubVolume, SetVolume, Snapshot, Snapshots, Status, Volume, VolumeRange, WarmedFrom,
+    Detached, ErrorKind, EventQuery, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, Reloaded,
+    ResizeVolume, ScrubVolume, SetVolume, Snapshot, Snapshots, Status, Volume, VolumeRange,
+    WarmedFrom,
 };
 use node::Node;
 
+pub use audit::Who;
+pub use description::openapi;
+
+use crate::events::{EVENTS_MAX, Event, Outcome, Recorder};
+
+/// The highest number that an event may have: what all programs can read.
+const EVENT_NUMBER_MAX: u64 = i64::MAX as u64;
+/// Events in an answer if nobody says how many.
+const EVENTS_DEFAULT: usize = 100;
 /// Connections at once: an operator, a dashboard, a scraper, and room.
 const CONNECTIONS_MAX: usize = 64;
 /// The largest request body: a few hundred bytes are usual.
@@ -60,7 +73,9 @@ type Shared = State<Arc<Node>>;
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.kind {
-            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::Malformed => StatusCode::BAD_REQUEST,
+            ErrorKind::NoMethod => StatusCode::METHOD_NOT_ALLOWED,
+            ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::Conflict => StatusCode::CONFLICT,
             ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
@@ -68,7 +83,10 @@ impl IntoResponse for ApiError {
             ErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
             ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (status, axum::Json(self)).into_response()
+        let mut response = (status, axum::Json(&self)).into_response();
+        // For the event of the request.
+        response.extensions_mut().insert(self);
+        response
     }
 }
 
@@ -79,14 +97,42 @@ impl<S: Send + Sync, T: serde::de::DeserializeOwned> FromRequest<S> for Json<T> 
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let read = axum::Json::from_request(request, state);
+        let read = Bytes::from_request(request, state);
         let invalid =
-            |text: &str| ApiError::new(ErrorKind::Invalid, format!("request body: {text}"));
+            |text: &str| ApiError::new(ErrorKind::Malformed, format!("request body: {text}"));
         match tokio::time::timeout(HEAD_TIME_MAX, read).await {
-            Ok(Ok(axum::Json(value))) => Ok(Self(value)),
+            Ok(Ok(body)) => parsed(&body).map(Self).map_err(|why| invalid(&why)),
             Ok(Err(rejection)) => Err(invalid(&rejection.body_text())),
             Err(_) => Err(invalid("it did not come in time")),
         }
+    }
+}
+
+/// What a body says. To JSON Schema `4096.0` is a whole number, as it is to JavaScript.
+fn parsed<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    let error = match serde_json::from_slice(body) {
+        Ok(value) => return Ok(value),
+        Err(error) => error.to_string(),
+    };
+    let mut value: serde_json::Value = serde_json::from_slice(body).map_err(|_| error.clone())?;
+    make_whole(&mut value);
+    serde_json::from_value(value).map_err(|_| error)
+}
+
+/// Numbers without a fraction as whole numbers. The parser bounds how deep values lie in one another.
+fn make_whole(value: &mut serde_json::Value) {
+    /// Up to here every whole number is one of floating point.
+    const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
+    match value {
+        serde_json::Value::Number(number) if number.is_f64() => {
+            let float = number.as_f64().filter(|float| float.fract() == 0.0);
+            if let Some(float) = float.filter(|float| float.abs() <= WHOLE_MAX) {
+                *number = (float as i64).into();
+            }
+        }
+        serde_json::Value::Array(values) => values.iter_mut().for_each(make_whole),
+        serde_json::Value::Object(fields) => fields.values_mut().for_each(make_whole),
+        _ => {}
     }
 }
 
@@ -97,6 +143,17 @@ impl<T: serde::Serialize> IntoResponse for Json<T> {
 }
 
 type Answer<T> = Result<Json<T>, ApiError>;
+
+/// What stands in a query, or why it is refused.
+fn in_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    let Query(found) = query.map_err(|rejection| {
+        ApiError::new(
+            ErrorKind::Malformed,
+            format!("query: {}", rejection.body_text()),
+        )
+    })?;
+    Ok(found)
+}
 
 /// Run to the end whatever becomes of the client.
 async fn detached<T: Send + 'static>(
@@ -115,6 +172,13 @@ async fn detached<T: Send + 'static>(
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
 async fn get_status(State(node): Shared) -> Answer<Status> {
     node.status().await.map(Json)
+}
+
+/// Read the TLS files of `nbd_tls_*` again, without touching connections whose certificates are still good.
+#[utoipa::path(post, path = "/v1/reload",
+    responses((status = 200, body = Reloaded), (status = 409, body = ApiError), (status = 500, body = ApiError)))]
+async fn reload(State(node): Shared) -> Answer<Reloaded> {
+    detached(async move { node.reload().await }).await
 }
 
 /// Every volume, by name.
@@ -159,12 +223,7 @@ async fn delete_volume(
     Path(name): Path<String>,
     options: Result<Query<DeleteOptions>, QueryRejection>,
 ) -> Answer<Deleted> {
-    let Query(options) = options.map_err(|rejection| {
-        ApiError::new(
-            ErrorKind::Invalid,
-            format!("query: {}", rejection.body_text()),
-        )
-    })?;
+    let options = in_query(options)?;
     detached(async move { node.delete(&name, options).await }).await
 }
 
@@ -363,7 +422,7 @@ async fn warm_from(
     let body = axum::body::to_bytes(request.into_body(), HEAT_BYTES_MAX);
     let body = body.await.map_err(|error| {
         ApiError::new(
-            ErrorKind::Invalid,
+            ErrorKind::Malformed,
             format!("request body: {error}: a heat map has at most {HEAT_BYTES_MAX} bytes"),
         )
     })?;
@@ -409,39 +468,51 @@ async fn cancel_scrub(State(node): Shared, Path(name): Path<String>) -> Answer<(
     node.cancel_scrub(&name).map(Json)
 }
 
+/// What was done, refused and seen: the newest events, or those after a number, in order.
+#[utoipa::path(get, path = "/v1/events", params(EventQuery),
+    responses((status = 200, body = Vec<Event>)))]
+async fn list_events(
+    State(node): Shared,
+    query: Result<Query<EventQuery>, QueryRejection>,
+) -> Answer<Vec<Event>> {
+    let query = in_query(query)?;
+    let limit = query.limit.map_or(EVENTS_DEFAULT, usize::from);
+    if !(1..=EVENTS_MAX).contains(&limit)
+        || query.after.is_some_and(|after| after > EVENT_NUMBER_MAX)
+    {
+        return Err(ApiError::new(
+            ErrorKind::Malformed,
+            format!("query: limit is from 1 to {EVENTS_MAX}, after from 0 to {EVENT_NUMBER_MAX}"),
+        ));
+    }
+    Ok(Json(node.events().list(
+        query.after,
+        limit,
+        query.volume.as_deref(),
+    )))
+}
+
 /// Metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, body = String, content_type = "text/plain")))]
 async fn get_metrics(State(node): Shared) -> Result<Response, ApiError> {
-    let (status, volumes) = (node.status().await?, node.volumes().await?);
-    let page = crate::metrics::render(&status, &volumes);
+    let page = crate::metrics::render(&node.scrape().await?);
     let kind = [(header::CONTENT_TYPE, crate::metrics::CONTENT_TYPE)];
     Ok((kind, page).into_response())
 }
 
 /// This description.
 #[utoipa::path(get, path = "/openapi.json",
-    responses((status = 200, body = String, content_type = "application/json")))]
+    responses((status = 200, body = Object, content_type = "application/json")))]
 async fn get_openapi() -> Response {
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (kind, openapi()).into_response()
 }
 
-#[derive(OpenApi)]
-#[openapi(
-    info(
-        title = "HDCS control API",
-        description = "What `hdcs` speaks on DIR/control.sock. Errors have a kind for programs and a \
-                       message for people.",
-        license(name = "Apache-2.0", identifier = "Apache-2.0")
-    ),
-    components(schemas(ApiError))
-)]
-struct Description;
-
 fn described() -> OpenApiRouter<Arc<Node>> {
-    OpenApiRouter::with_openapi(Description::openapi())
+    OpenApiRouter::with_openapi(description::Description::openapi())
         .routes(routes!(get_status))
+        .routes(routes!(reload))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(get_volume, set_volume, delete_volume))
         .routes(routes!(open_volume))
@@ -462,24 +533,18 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(warm_from))
         .routes(routes!(check_volume))
         .routes(routes!(scrub_volume, cancel_scrub))
+        .routes(routes!(list_events))
         .routes(routes!(get_metrics))
         .routes(routes!(get_openapi))
 }
 
-/// The OpenAPI document, as docs/openapi.json holds it.
-pub fn openapi() -> String {
-    let document = described().into_openapi();
-    // Serialising plain data to a string fails only for maps with keys that are not strings.
-    let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
-    text.push('\n');
-    text
+async fn not_found() -> ApiError {
+    ApiError::new(ErrorKind::NotFound, "no such path: see GET /openapi.json")
 }
 
-async fn not_found() -> ApiError {
-    ApiError::new(
-        ErrorKind::NotFound,
-        "no such path or method: see GET /openapi.json",
-    )
+async fn no_method() -> ApiError {
+    let why = "this path knows no such method: see GET /openapi.json";
+    ApiError::new(ErrorKind::NoMethod, why)
 }
 
 /// Every route.
@@ -487,8 +552,12 @@ pub fn router(node: Arc<Node>) -> Router {
     let (router, _description) = described().split_for_parts();
     router
         .fallback(not_found)
-        .method_not_allowed_fallback(not_found)
+        .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(axum::middleware::from_fn_with_state(
+            Arc::clone(&node),
+            audit::note,
+        ))
         .with_state(node)
 }
 
@@ -497,6 +566,7 @@ pub fn metrics_router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/metrics", axum::routing::get(get_metrics))
         .fallback(not_found)
+        .method_not_allowed_fallback(no_method)
         .with_state(node)
 }
 
@@ -506,15 +576,17 @@ pub struct Server {
     router: Router,
     slots: Arc<Semaphore>,
     time_max: Duration,
+    events: Recorder,
 }
 
 impl Server {
     /// A server of `router`, whose connections last no longer than `time_max`.
-    pub fn new(router: Router, time_max: Duration) -> Self {
+    pub fn new(router: Router, time_max: Duration, events: Recorder) -> Self {
         Self {
             router,
             slots: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             time_max,
+            events,
         }
     }
 
@@ -524,15 +596,17 @@ impl Server {
         let _permit = self.slots.acquire().await;
     }
 
-    /// Serve one connection in a task of its own.
-    pub fn spawn<S>(&self, stream: S)
+    /// Serve one connection, of `who`, in a task of its own.
+    pub fn spawn<S>(&self, stream: S, who: Who)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() else {
             return;
         };
-        let service = TowerToHyperService::new(self.router.clone());
+        let router = self.router.clone().layer(axum::Extension(who.clone()));
+        let events = self.events.clone();
+        let service = TowerToHyperService::new(router);
         let time_max = self.time_max;
         tokio::spawn(async move {
             let connection = http1::Builder::new()
@@ -541,6 +615,12 @@ impl Server {
                 .serve_connection(TokioIo::new(stream), service);
             match tokio::time::timeout(time_max, connection).await {
                 Ok(Ok(())) => {}
+                // What it sent is no request, or came too slowly; a client that goes away is no event.
+                Ok(Err(error)) if error.is_parse() || error.is_timeout() => {
+                    tracing::debug!("control connection: {error}");
+                    let event = Event::new("request", Outcome::Refused, &who.0);
+                    events.note(event.why(format!("it sent no HTTP request: {error}")));
+                }
                 Ok(Err(error)) => tracing::debug!("control connection: {error}"),
                 Err(_) => tracing::debug!("control connection: open for too long"),
             }

@@ -55,11 +55,8 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
             "cannot be opened: {error}: see `hdcs inspect` and `hdcs check` on its log"
         ));
     }
-    if report.state == State::Inconsistent
-        && report
-            .trouble
-            .is_none_or(|(trouble, _)| trouble != Trouble::LogCorrupt)
-    {
+    let is_damaged = (report.home.as_ref()).is_some_and(|home| home.damaged_sectors > 0);
+    if is_damaged && report.state != State::Inconsistent {
         return home_reason(report);
     }
     if let Some((trouble, age)) = report.trouble {
@@ -192,8 +189,9 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              before it can: it is tried again; put the device right"
         ),
         Trouble::LogCorrupt => format!(
-            "write log: dirty data in it was found corrupt {time} ago: destage has stopped before \
-             it; restore the volume or delete it with --discard-dirty"
+            "write log: dirty data in it was found corrupt {time} ago: writes are refused, reads go on, and destage \
+             goes up to it. If it reads well again (a scrub tries), all goes on; else restore the volume, or delete it \
+             with --discard-dirty"
         ),
     }
 }
@@ -358,7 +356,6 @@ pub fn home(status: &hdcs_core::home::Status) -> HomeCounters {
         map_written_bytes: status.map_written_bytes,
         checksums_written_bytes: status.sums_written_bytes,
         checksums_memory_bytes: status.sums_memory_bytes,
-        checksums: status.has_sums,
         checksums_rebuild_left_bytes: status
             .sums_rebuild
             .map_or(0, |(bytes, done)| bytes.saturating_sub(done)),
@@ -438,6 +435,9 @@ fn ssd_reason(report: &ShardReport) -> Option<String> {
     let what = match report.cache.ssd_failure {
         Some(SsdFailure::Silent) => format!("its device did not answer, {time} ago"),
         Some(SsdFailure::Absent) => "its device could not be used at the start".to_owned(),
+        Some(SsdFailure::Newer) => {
+            "what is on its device was made by a newer program: use that program".to_owned()
+        }
         Some(SsdFailure::Errors) | None => format!(
             "its device failed too often in a row, {time} ago ({errors} errors since the start)"
         ),
@@ -478,6 +478,7 @@ pub fn cache(report: &ShardReport) -> Cache {
         corrupt_blocks: stats.corrupt_blocks,
         device_errors: stats.device_errors,
         warm_lines: stats.warm_lines,
+        forgotten_volumes: stats.forgotten_volumes,
     }
 }
 

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants:
-//! 1. The data key is on a medium only wrapped: in the volume's catalogue entry, and for a volume
-//!    over objects beside them.
+//! 1. The data key is on a medium only wrapped: in a file beside the volume's catalogue entry, and for a volume
+//!    over objects beside them, too.
 //! 2. Plain keys are in memory that is wiped when it is dropped, and that no core dump shows
 //!    ([`source::keep_from_dumps`]). They are in no log line, no answer and no argument.
 //! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
@@ -39,7 +39,7 @@ use source::{KeyError, KeySource};
 use wrapped::WrappedKey;
 use xts::{KEY_BYTES, Xts};
 
-/// How a volume is encrypted, as its catalogue entry says it.
+/// How a volume is encrypted, as a file beside its catalogue entry says it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Encryption {
@@ -89,7 +89,7 @@ impl Encryption {
         }
         let Some(this) = this else {
             return Err(NoCipher::Keyless(format!(
-                "it is encrypted with data key {needs}, which is wrapped in its volume's catalogue entry: \
+                "it is encrypted with data key {needs}, which is wrapped in its volume's directory: \
                  name the volume or the data directory"
             )));
         };

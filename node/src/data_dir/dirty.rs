@@ -24,7 +24,8 @@ use uuid::Uuid;
 use super::sealed::{self, Kind, SealedError};
 use crate::shard::command::{Left, LogIdentity};
 
-const RECORD: Kind = Kind {
+/// What kind of file it is.
+pub const RECORD: Kind = Kind {
     magic: "hdcs-dirty",
     version: 1,
 };

@@ -13,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hdcs_core::error::FormatError;
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::limits::BLOCK_BYTES;
 use uuid::Uuid;
@@ -43,7 +44,10 @@ pub fn read(directory: &Path, volume: Uuid) -> Result<Option<LogSuperblock>, Str
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(wrong(&error)),
     };
-    let superblock = LogSuperblock::parse(&block).map_err(|error| wrong(&error))?;
+    let superblock = LogSuperblock::parse(&block).map_err(|error| match error {
+        FormatError::Newer { .. } => format!("{}: {error}", path.display()),
+        error => wrong(&error),
+    })?;
     if superblock.volume != volume.into_bytes() {
         return Err(wrong(&"it is of another volume"));
     }

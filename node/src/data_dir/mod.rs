@@ -3,12 +3,14 @@
 //! ```text
 //! DIR/lock             flock of the daemon; holds its process id
 //! DIR/node.json        identity and counters of the node
-//! DIR/volumes/NAME/    one directory per volume: volume.json, dirty.json, heat.map, log, data, superblock
+//! DIR/volumes/NAME/    one directory per volume: volume.json, key.json, dirty.json, heat.map, log, data, superblock
 //! DIR/volumes/.new-*   a volume that is being created; removed at the next start
 //! DIR/volumes/.gone-*  a volume that is being deleted; removed at the next start
 //! DIR/kept/            backing files that `volume delete --keep-data` kept
 //! DIR/detached/        directories of volumes that `volume detach` let go
 //! DIR/cache            the SSD tier of the read cache
+//! DIR/events.jsonl     what was done and refused, and by whom; DIR/events.1.jsonl: before that
+//! DIR/events-clients.jsonl  the same of clients, so that they cannot wash out the others
 //! DIR/control.sock     the control API; DIR/nbd.sock: NBD
 //! ```
 //!
@@ -19,17 +21,22 @@
 //! 3. At most one medium carries the cache's identity, and it has been in use at every start since:
 //!    whatever else is found, or nothing, leads to a new identity before anything is served.
 //! 4. A directory that is not HDCS's, is of a newer version, or is damaged is left untouched.
+//! 5. Nobody but its owner, who runs the daemon, can write in it. That others can look into its root is warned about
+//!    and not changed: what is in it has modes of its own, and an administrator may let a client of another user
+//!    reach a socket there. Nobody has business in `volumes`, so that is narrowed.
 
+pub mod beside;
 pub mod dirty;
 pub mod heat;
 pub mod kept;
+pub mod key;
 pub mod sealed;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use hdcs_core::limits::VOLUME_NUMBER_MAX;
@@ -53,6 +60,10 @@ const OWN_NAMES: &[&str] = &[
     "cache",
     "control.sock",
     "nbd.sock",
+    "events.jsonl",
+    "events.1.jsonl",
+    "events-clients.jsonl",
+    "events-clients.1.jsonl",
 ];
 
 /// Why a data directory was refused.
@@ -82,8 +93,30 @@ pub enum DataDirError {
         /// A name in it.
         found: String,
     },
+    /// Another user owns it.
+    #[error("the data directory belongs to user {owner} (mode {mode:04o}), and this is user {user}: {path}: run the daemon as its owner, or give it to this user with `chown -R {user} {path}`", path = path.display())]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// Who runs this.
+        user: u32,
+    },
+    /// Others can put things into it, or in the place of what is there.
+    #[error("others than its owner, user {owner}, can write in the data directory (mode {mode:04o}), and so replace keys, logs and sockets in it: {path}: take that from them with `chmod go-w {path}`, and look whether all in it is yours", path = path.display())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+    },
     /// A newer program made it.
-    #[error("the data directory was made by a newer program: {path}: {source}: use that program; nothing was changed", path = path.display())]
+    #[error("the data directory: {path}: {source}; nothing was changed", path = path.display())]
     Newer {
         /// The identity file.
         path: PathBuf,
@@ -211,6 +244,7 @@ impl DataDir {
             .map_err(io_at(root))?;
         let root = fs::canonicalize(root).map_err(io_at(root))?;
         let layout = Layout::new(root);
+        refuse_open_to_others(&layout)?;
         let identity = read_identity(&layout)?;
         let lock = lock(&layout)?;
         // Once more under the lock: another daemon may have made it in between.
@@ -341,6 +375,43 @@ fn read_identity(layout: &Layout) -> Result<Option<Identity>, DataDirError> {
         Err(source @ SealedError::Newer { .. }) => Err(DataDirError::Newer { path, source }),
         Err(source) => Err(DataDirError::Damaged { path, source }),
     }
+}
+
+fn refuse_open_to_others(layout: &Layout) -> Result<(), DataDirError> {
+    let (root, volumes) = (layout.root(), layout.volumes());
+    let user = rustix::process::geteuid().as_raw();
+    let mode = check_owner(root, user)?;
+    if mode & 0o055 != 0 {
+        tracing::warn!(
+            "others than its owner can look into the data directory (mode {mode:04o}): {path}: unless that is meant, \
+             for a client of another user, `chmod 700 {path}`",
+            path = root.display()
+        );
+    }
+    if volumes.exists() && check_owner(&volumes, user)? & 0o077 != 0 {
+        let own = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(&volumes, own).map_err(io_at(&volumes))?;
+    }
+    Ok(())
+}
+
+/// The permissions of a directory in which nobody but `user`, its owner, can write.
+fn check_owner(path: &Path, user: u32) -> Result<u32, DataDirError> {
+    let found = fs::metadata(path).map_err(io_at(path))?;
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    let path = path.to_owned();
+    if owner != user {
+        return Err(DataDirError::Owner {
+            path,
+            owner,
+            mode,
+            user,
+        });
+    }
+    if mode & 0o022 != 0 {
+        return Err(DataDirError::Writable { path, owner, mode });
+    }
+    Ok(mode)
 }
 
 fn refuse_foreign(layout: &Layout) -> Result<(), DataDirError> {
@@ -497,6 +568,56 @@ mod tests {
             dir.next_volume_number(),
             Err(DataDirError::NumbersUsedUp { .. })
         ));
+    }
+
+    #[test]
+    fn data_dir_in_which_others_can_write_is_refused_and_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for mode in [0o770, 0o702, 0o1777] {
+            set(root, mode);
+            let error = DataDir::open(root).unwrap_err();
+            assert!(matches!(error, DataDirError::Writable { .. }), "{error}");
+            let said = error.to_string();
+            let owner = fs::metadata(root).unwrap().uid();
+            for part in [format!("user {owner}"), format!("{mode:04o}")] {
+                assert!(said.contains(&part), "{said}");
+            }
+            assert!(said.contains(&format!("`chmod go-w {}`", root.display())));
+        }
+        assert_eq!(fs::read_dir(root).unwrap().count(), 0);
+        // Others may look into it, but not into what it holds.
+        set(root, 0o755);
+        drop(DataDir::open(root).unwrap());
+        let volumes = root.join("volumes");
+        set(&volumes, 0o755);
+        drop(DataDir::open(root).unwrap());
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(root), mode(&volumes)), (0o755, 0o700));
+        set(&volumes, 0o720);
+        assert!(matches!(
+            DataDir::open(root),
+            Err(DataDirError::Writable { path, .. }) if path.ends_with("volumes")
+        ));
+    }
+
+    #[test]
+    fn data_dir_of_another_user_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let own = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(root.path(), own).unwrap();
+        let owner = fs::metadata(root.path()).unwrap().uid();
+        assert_eq!(check_owner(root.path(), owner).unwrap(), 0o700);
+        let error = check_owner(root.path(), owner + 1).unwrap_err();
+        let said = error.to_string();
+        assert!(matches!(error, DataDirError::Owner { .. }), "{said}");
+        let advice = format!("`chown -R {} {}`", owner + 1, root.path().display());
+        for part in [&format!("user {owner}"), "0700", &advice] {
+            assert!(said.contains(part), "{said}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Small JSON files that survive a crash and show damage: the node's identity and the catalogue.
+//! Small JSON files that survive a crash and show damage: the node's identity, the catalogue, wrapped keys, records.
 //!
 //! A file is `{"magic", "version", "checksum", "content"}`. The checksum is CRC-64/NVME of the
 //! compact form of `content`, so that reformatting by hand does no harm and a changed value does.
@@ -50,7 +50,9 @@ pub enum SealedError {
         expected: &'static str,
     },
     /// A newer program wrote it.
-    #[error("format version {found} is newer than {supported}, the newest that this program reads")]
+    #[error(
+        "made by a newer program (format {found}, this program knows {supported}): use that program"
+    )]
     Newer {
         /// In the file.
         found: u64,
@@ -80,6 +82,14 @@ struct Envelope {
 
 fn checksum(content: &Value) -> String {
     format!("{:016x}", control_checksum(content.to_string().as_bytes()))
+}
+
+/// Refuse `path` if a newer program has written it; whatever else is wrong with it is for [`read`] to say.
+pub fn refuse_newer(path: &Path, kind: Kind) -> Result<(), SealedError> {
+    match read::<Value>(path, kind) {
+        Err(newer @ SealedError::Newer { .. }) => Err(newer),
+        _ => Ok(()),
+    }
 }
 
 /// Read and check `path`.
@@ -118,6 +128,11 @@ pub fn read<T: DeserializeOwned>(path: &Path, kind: Kind) -> Result<T, SealedErr
 
 /// Replace `path` by `content`, durably.
 pub fn write<T: Serialize>(path: &Path, kind: Kind, content: &T) -> Result<(), SealedError> {
+    Ok(replace(path, &encode(kind, content)?)?)
+}
+
+/// The bytes of a file with this content.
+pub fn encode<T: Serialize>(kind: Kind, content: &T) -> Result<Vec<u8>, SealedError> {
     let content = serde_json::to_value(content)?;
     let envelope = Envelope {
         magic: kind.magic.to_owned(),
@@ -127,7 +142,7 @@ pub fn write<T: Serialize>(path: &Path, kind: Kind, content: &T) -> Result<(), S
     };
     let mut text = serde_json::to_vec_pretty(&envelope)?;
     text.push(b'\n');
-    Ok(replace(path, &text)?)
+    Ok(text)
 }
 
 /// Replace the bytes of `path`, durably: if it fails or the machine stops within it, the old ones stand.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Buf, BufMut};
+use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock};
 use hdcs_core::io::Token;
 use hdcs_core::limits::BLOCK_BYTES;
 use thiserror::Error;
@@ -349,16 +350,20 @@ impl Device {
         self.opened.direct_align.is_some()
     }
 
-    /// Read the first two blocks of the region, where a write log has its superblocks; blocks.
-    pub fn read_superblocks(&self) -> Result<[[u8; BLOCK_BYTES]; 2], DeviceError> {
+    /// Read the superblocks of a write log from the region; blocks.
+    pub fn read_superblocks(
+        &self,
+    ) -> Result<[[u8; BLOCK_BYTES]; LOG_SUPERBLOCKS as usize], DeviceError> {
         #[repr(align(4096))]
-        struct Aligned([u8; 2 * BLOCK_BYTES]);
-        let mut start = Box::new(Aligned([0; 2 * BLOCK_BYTES]));
-        std::os::unix::fs::FileExt::read_exact_at(&*self.opened.file, &mut start.0, self.base)
-            .map_err(|e| DeviceError::io("read", &self.opened.path, e))?;
-        let mut blocks = [[0; BLOCK_BYTES]; 2];
-        blocks[0].copy_from_slice(&start.0[..BLOCK_BYTES]);
-        blocks[1].copy_from_slice(&start.0[BLOCK_BYTES..]);
+        struct Aligned([u8; BLOCK_BYTES]);
+        let mut read = Box::new(Aligned([0; BLOCK_BYTES]));
+        let mut blocks = [[0; BLOCK_BYTES]; LOG_SUPERBLOCKS as usize];
+        for (index, block) in (0..).zip(&mut blocks) {
+            let offset = self.base + LogSuperblock::offset_of(index);
+            std::os::unix::fs::FileExt::read_exact_at(&*self.opened.file, &mut read.0, offset)
+                .map_err(|e| DeviceError::io("read", &self.opened.path, e))?;
+            block.copy_from_slice(&read.0);
+        }
         Ok(blocks)
     }
 

@@ -214,6 +214,8 @@ pub struct Ring {
     woken: Box<u64>,
     config: RingConfig,
     pending: bool,
+    /// The kernel was waited for, and did not end everything.
+    given_up: bool,
 }
 
 impl Ring {
@@ -246,6 +248,7 @@ impl Ring {
             woken: Box::new(0),
             config,
             pending: false,
+            given_up: false,
         };
         ring.arm_waker();
         Ok(ring)
@@ -879,20 +882,20 @@ fn advance(vectors: &mut Vec<libc::iovec>, mut bytes: u64) {
     vectors.drain(..whole);
 }
 
-impl Drop for Ring {
-    fn drop(&mut self) {
+impl Ring {
+    /// Cancel everything and wait for its end. Returns whether the kernel uses no memory of any operation any more: if
+    /// not, what [`Self::receive`] and [`Self::send`] were given must never be freed.
+    pub fn quiesce(&mut self) -> bool {
+        if self.given_up || !self.is_busy() {
+            return !self.given_up;
+        }
         let everything = opcode::AsyncCancel2::new(CancelBuilder::any().all())
             .build()
             .user_data(NO_OPERATION);
         self.backlog.clear();
         self.push(everything);
-        let busy = |ring: &Self| {
-            ring.operations
-                .iter()
-                .any(|operation| !matches!(operation.kind, Kind::Free | Kind::Wake))
-        };
         let started = Instant::now();
-        while busy(self) && started.elapsed() < DROP_PATIENCE {
+        while self.is_busy() && started.elapsed() < DROP_PATIENCE {
             if self
                 .submit_and_wait(Some(Duration::from_millis(10)))
                 .is_err()
@@ -902,10 +905,24 @@ impl Drop for Ring {
             let mut finished = Vec::new();
             self.reap(&mut finished);
         }
+        self.given_up = self.is_busy();
+        !self.given_up
+    }
+
+    fn is_busy(&self) -> bool {
+        self.operations
+            .iter()
+            .any(|operation| !matches!(operation.kind, Kind::Free | Kind::Wake))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let is_quiet = self.quiesce();
         // The kernel ends the waker's read when the descriptor of the ring is closed, at a time of
         // its own: its eight bytes stay.
         std::mem::forget(std::mem::take(&mut self.woken));
-        if busy(self) {
+        if !is_quiet {
             tracing::error!("the kernel did not end every operation in time; memory stays behind");
             std::mem::forget(std::mem::take(&mut self.operations));
         }

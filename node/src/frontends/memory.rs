@@ -12,7 +12,7 @@ use hdcs_core::io::{Extent, ExtentKind, ExtentState, Reply, Request, RequestId, 
 use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::scrub::Scrubbed;
 
-use super::{Export, Host, VolumeNumber};
+use super::{Allowance, Export, Host, Unopened, VolumeNumber};
 
 /// A volume in memory.
 #[derive(Debug)]
@@ -106,7 +106,11 @@ pub struct MemoryHost {
     /// Requests that wait to be performed.
     pub submitted: Vec<(VolumeNumber, RequestId, Request)>,
     /// Volumes that are not open, and why.
-    pub not_open: Vec<(String, String)>,
+    pub not_open: Vec<(String, Unopened)>,
+    /// What its session may do. The work of requests is not counted.
+    pub allowance: Allowance,
+    /// Work that was done without a request.
+    pub charged: usize,
 }
 
 impl MemoryHost {
@@ -117,6 +121,8 @@ impl MemoryHost {
             volumes,
             submitted: Vec::new(),
             not_open: Vec::new(),
+            allowance: Allowance::WHOLE,
+            charged: 0,
         }
     }
 
@@ -199,13 +205,26 @@ impl Host for MemoryHost {
             .find(|export| export.name == name)
     }
 
-    fn why_not(&self, name: &str) -> Option<String> {
+    fn why_not(&self, name: &str) -> Option<Unopened> {
         let found = self.not_open.iter().find(|(found, _)| found == name);
-        found.map(|(_, why)| why.clone())
+        found.map(|(_, unopened)| unopened.clone())
+    }
+
+    fn allowance(&self) -> Allowance {
+        self.allowance
     }
 
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
         self.pool.alloc_for(range)
+    }
+
+    fn charge(&mut self, work: usize) {
+        self.charged += work;
+        self.allowance.work = self.allowance.work.saturating_sub(work);
+    }
+
+    fn volumes(&self) -> usize {
+        self.volumes.len()
     }
 
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {

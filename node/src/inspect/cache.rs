@@ -21,7 +21,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use hdcs_core::error::FormatError;
-use hdcs_core::format::{CACHE_FOOTER_MAGIC, CACHE_MAGIC, CacheSuperblock, block_checksum};
+use hdcs_core::format::{
+    CACHE_FOOTER_MAGIC, CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, block_checksum,
+};
 use hdcs_core::io::BlockKey;
 use hdcs_core::limits::{BLOCK_BYTES, SEGMENT_BYTES};
 use hdcs_core::read_cache::{
@@ -136,11 +138,27 @@ pub struct CacheSummary {
 /// Whether the file or device begins like a cache: by either superblock, since the other may be
 /// damaged.
 pub fn is_cache(file: &File) -> io::Result<bool> {
-    let mut blocks = vec![0; 2 * BLOCK_BYTES];
-    read_padded(file, 0, &mut blocks)?;
+    let blocks = superblock_blocks(file)?;
     Ok(blocks
         .chunks_exact(BLOCK_BYTES)
         .any(|block| block.starts_with(&CACHE_MAGIC)))
+}
+
+/// The blocks of both superblocks, one behind the other.
+pub fn superblock_blocks(file: &File) -> io::Result<Vec<u8>> {
+    let mut blocks = vec![0; CACHE_SUPERBLOCK_BLOCKS.len() * BLOCK_BYTES];
+    let places = blocks.chunks_exact_mut(BLOCK_BYTES);
+    for (place, number) in places.zip(CACHE_SUPERBLOCK_BLOCKS) {
+        read_padded(file, number * BLOCK_BYTES as u64, place)?;
+    }
+    Ok(blocks)
+}
+
+/// Why a newer program is needed for the cache on a file or device, if one made it.
+pub fn made_newer(file: &File) -> io::Result<Option<FormatError>> {
+    let blocks = superblock_blocks(file)?;
+    let (one, other) = blocks.split_at(BLOCK_BYTES);
+    Ok(CacheSuperblock::refuse_newer(&[one, other]).err())
 }
 
 /// Read what is there; beyond the end there are zeroes.
@@ -180,8 +198,7 @@ struct Cache<'a> {
 type Superblocks = [Result<CacheSuperblock, FormatError>; 2];
 
 fn superblocks(file: &File) -> io::Result<(Vec<u8>, Superblocks)> {
-    let mut blocks = vec![0; 2 * BLOCK_BYTES];
-    read_padded(file, 0, &mut blocks)?;
+    let blocks = superblock_blocks(file)?;
     let (first, second) = blocks.split_at(BLOCK_BYTES);
     let parsed = [first, second].map(CacheSuperblock::parse);
     Ok((blocks, parsed))
@@ -209,6 +226,16 @@ impl<'a> Cache<'a> {
         if blocks.iter().all(|&byte| byte == 0) {
             return Ok(Err(Cold::Because("nothing was ever written".to_owned())));
         }
+        if let Some(why) = made_newer(file)? {
+            return Ok(Err(Cold::Damaged(why.to_string())));
+        }
+        let size = file.metadata()?;
+        let was = newest(&found).map_or(0, |superblock| superblock.region_bytes.get());
+        if size.is_file() && size.len() < was {
+            let is = size.len();
+            let why = format!("it was cut short: {is} of {was} bytes are left: {COST_ALL}");
+            return Ok(Err(Cold::Damaged(why)));
+        }
         for (block, superblock) in found.iter().enumerate() {
             if let Err(why) = superblock {
                 let why = format!("superblock {block}: {why}: {COST_ALL}");
@@ -228,18 +255,14 @@ impl<'a> Cache<'a> {
             let why = format!("superblocks: size or line are out of bounds: {COST_ALL}");
             return Ok(Err(Cold::Damaged(why)));
         };
-        let found = file.metadata()?;
-        if found.is_file() && found.len() < config.bytes {
-            let (is, was) = (found.len(), config.bytes);
-            let why = format!("it was cut short: {is} of {was} bytes are left: {COST_ALL}");
-            return Ok(Err(Cold::Damaged(why)));
-        }
         if superblock.forming != 0 {
             return because("it was being made, or was given up after failures of its device");
         }
         let root = match Root::judge(&config, &blocks) {
             Verdict::Warm(root) => root,
-            Verdict::Cold { .. } => return because("its superblocks do not follow one another"),
+            Verdict::Cold { .. } | Verdict::Newer => {
+                return because("its superblocks do not follow one another");
+            }
         };
         let mut this = Self {
             file,
@@ -265,7 +288,7 @@ impl<'a> Cache<'a> {
         let mut buf = vec![0; JOURNAL_BLOCKS * BLOCK_BYTES];
         let mut ranges = Vec::new();
         for epoch in self.root.journal_first..=self.root.journal_last {
-            let mut scan = EpochScan::new(self.root.format, epoch);
+            let mut scan = EpochScan::new(&self.root, epoch);
             while scan.next() < self.layout.half_blocks {
                 let left = (self.layout.half_blocks - scan.next()) as usize;
                 let chunk = &mut buf[..left.min(JOURNAL_BLOCKS) * BLOCK_BYTES];
@@ -323,6 +346,7 @@ impl<'a> Cache<'a> {
         match read(footer) {
             FooterFound::Void => Segment::Void,
             FooterFound::Damaged(why) => Segment::Damaged(why),
+            FooterFound::Ahead => Segment::Damaged(FormatError::Field("sequence")),
             FooterFound::Blank => {
                 // Without its magic a footer looks like anything; with it, it proves itself.
                 let mut mended = footer.to_vec();

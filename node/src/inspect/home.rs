@@ -1,7 +1,7 @@
 //! The home of a volume in storage mode: its superblocks, both copies of every page of its map, and its data.
 //!
 //! The data of a home that is in use is compared with its checksums by whoever has it open, which knows what is
-//! being written. One that has none is read.
+//! being written.
 
 pub mod data;
 
@@ -12,8 +12,8 @@ use std::path::Path;
 
 use hdcs_core::error::FormatError;
 use hdcs_core::home::format::{
-    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, Layout, PAGE_BLOCKS, SUMS_UNTRUSTED,
-    choose_page, pages,
+    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
+    page_offset, pages,
 };
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_BYTES;
@@ -56,9 +56,7 @@ pub struct HomeSummary {
     pub clean_bytes: u64,
     /// Bytes that only the backend has.
     pub absent_bytes: u64,
-    /// Whether it has checksums of its data, and whether these are believed.
-    pub checksums: bool,
-    /// See [`Self::checksums`].
+    /// Whether the checksums of its data are believed.
     pub checksums_believed: bool,
     /// What is wrong.
     pub problems: Vec<String>,
@@ -96,8 +94,7 @@ struct FoundPage {
 
 /// Read both copies of a page. One that is being written is read again.
 fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::Result<FoundPage> {
-    let (home, place) = (superblock.home.get(), superblock.layout());
-    let place = place.page_offset(number, 0);
+    let (home, place) = (superblock.home.get(), page_offset(number, 0));
     let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
     for left in (0..tries).rev() {
         let found = pair(file, place)?;
@@ -147,7 +144,6 @@ fn walk(
         zero_bytes: 0,
         clean_bytes: 0,
         absent_bytes: 0,
-        checksums: false,
         checksums_believed: false,
         problems: Vec::new(),
     };
@@ -181,9 +177,7 @@ fn walk(
     let data_key = Uuid::from_bytes(superblock.data_key);
     summary.data_key = (!data_key.is_nil()).then_some(data_key);
     summary.backend_between = superblock.flags.get() & HOME_BETWEEN != 0;
-    summary.checksums = superblock.sums().is_some();
-    let is_believed = |&log: &u64| log != SUMS_UNTRUSTED;
-    summary.checksums_believed = superblock.sums().as_ref().is_some_and(is_believed);
+    summary.checksums_believed = superblock.sums_log.get() != SUMS_UNTRUSTED;
     summary.pages = pages(summary.bytes);
     let blocks = summary.bytes / BLOCK;
     for number in 0..summary.pages {
@@ -263,10 +257,9 @@ fn check_file(
 ) -> io::Result<(HomeSummary, Compared, Option<String>)> {
     let superblock = pair(file, 0)?;
     let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
-    let sums = superblock.as_ref().and_then(HomeSuperblock::sums);
     let mut compared = Compared::default();
-    let left_out = match sums {
-        None => Some("a home of version 1 has no checksums of its data: its map is verified"),
+    let sums_log = superblock.as_ref().map(|one| one.sums_log.get());
+    let left_out = match sums_log {
         Some(SUMS_UNTRUSTED) => Some(
             "its checksums are being made anew: its map is verified, and its data when that has ended",
         ),
@@ -274,7 +267,7 @@ fn check_file(
             "its map is verified; its data is by `hdcs volume scrub`, or by `hdcs check DIR` on the data directory \
              while no daemon runs",
         ),
-        Some(_) => None,
+        _ => None,
     };
     let summary = walk(file, expected, how, &mut |number, page, problems| {
         if let (None, Some(superblock)) = (left_out, &superblock) {
@@ -300,8 +293,7 @@ fn check_file(
 /// Asks whoever has a home open to compare what is in it from a block on.
 pub type AskHome<'a> = dyn FnMut(u64) -> io::Result<hdcs_core::home::Verified> + 'a;
 
-/// Verify the map of a home that is in use, and its data: by its checksums, or else by reading all of it, which
-/// shows what its device cannot give back.
+/// Verify the map of a home that is in use, and its data by its checksums.
 pub fn verify(
     path: &Path,
     expected: Uuid,
@@ -310,59 +302,19 @@ pub fn verify(
 ) -> io::Result<Verified> {
     let file = File::open(path)?;
     let mut verified = Verified::default();
-    let mut buffer = vec![0; (READ_BLOCKS * BLOCK) as usize];
     watch.total(file.metadata()?.len());
-    let superblock = pair(&file, 0)?;
-    let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
-    let has_sums = superblock
-        .as_ref()
-        .is_some_and(|superblock| superblock.sums().is_some());
-    let layout = superblock.map_or(Layout::Trailing, |superblock| superblock.layout());
-    let summary = walk(
-        &file,
-        Some(expected),
-        Use::Live,
-        &mut |number, page, problems| {
-            if !watch.passed(2 * BLOCK) {
-                verified.is_cut_short = true;
-                return Ok(false);
-            }
-            verified.bytes += 2 * BLOCK;
-            if has_sums {
-                return Ok(true);
-            }
-            let mut block = 0;
-            while block < PAGE_BLOCKS {
-                let end = (block + READ_BLOCKS).min(PAGE_BLOCKS);
-                let is_here = |&block: &u64| matches!(state(page, block), 1 | 2);
-                let Some(first) = (block..end).find(is_here) else {
-                    block = end;
-                    continue;
-                };
-                let stop = (first..end).find(|block| !is_here(block)).unwrap_or(end);
-                let at = (number * PAGE_BLOCKS + first) * BLOCK;
-                let part = &mut buffer[..((stop - first) * BLOCK) as usize];
-                if let Err(error) = file.read_exact_at(part, layout.data_offset(at)) {
-                    problems.push(format!(
-                    "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them again \
-                     or restore them from a backup",
-                    at + part.len() as u64
-                ));
-                }
-                verified.bytes += part.len() as u64;
-                if !watch.passed(part.len() as u64) {
-                    verified.is_cut_short = true;
-                    return Ok(false);
-                }
-                block = stop;
-            }
-            Ok(true)
-        },
-    )?;
+    let summary = walk(&file, Some(expected), Use::Live, &mut |_, _, _| {
+        if !watch.passed(2 * BLOCK) {
+            verified.is_cut_short = true;
+            return Ok(false);
+        }
+        verified.bytes += 2 * BLOCK;
+        Ok(true)
+    })?;
     for problem in summary.problems {
         verified.problem(problem);
     }
-    let mut next = (has_sums && !verified.is_cut_short).then_some(0);
+    let mut next = (!verified.is_cut_short).then_some(0);
     while let Some(block) = next {
         let found = ask(block)?;
         next = found.next;
@@ -381,7 +333,9 @@ pub fn verify(
 #[cfg(test)]
 mod tests {
     use hdcs_core::format::block_checksum;
-    use hdcs_core::home::format::{PAGE_STATE_BYTES, SUM_BYTES, SUMS_BLOCKS};
+    use hdcs_core::home::format::{
+        PAGE_STATE_BYTES, SUM_BYTES, SUMS_BLOCKS, data_offset, store_bytes, sums_offset,
+    };
     use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
     use zerocopy::IntoBytes;
 
@@ -410,13 +364,11 @@ mod tests {
         let foreign = check(&path, Some(Uuid::from_u128(6)), Use::Offline, Some(&[]));
         assert!(foreign.problems[0].contains("not of"), "{foreign:?}");
         // One copy, then the other.
-        file.write_all_at(&[1], Layout::Grouped.page_offset(1, 1) + 99)
-            .unwrap();
+        file.write_all_at(&[1], page_offset(1, 1) + 99).unwrap();
         let one = check(&path, Some(uuid), Use::Live, Some(&[]));
         assert_eq!(one.problems.len(), 1);
         assert!(one.problems[0].contains("copy 1 of page 1") && one.problems[0].contains("anew"));
-        file.write_all_at(&[1], Layout::Grouped.page_offset(1, 0) + 99)
-            .unwrap();
+        file.write_all_at(&[1], page_offset(1, 0) + 99).unwrap();
         let both = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(
             both.problems[0].contains("both copies of page 1"),
@@ -432,16 +384,12 @@ mod tests {
     }
 
     #[test]
-    fn home_of_an_earlier_version_is_checked_where_its_data_is() {
+    fn home_check_compares_data_with_its_checksums() {
         let directory = tempfile::tempdir().unwrap();
-        let (path, uuid, layout) = (
-            directory.path().join("home"),
-            Uuid::from_u128(5),
-            Layout::Trailing,
-        );
+        let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
         let file = File::create(&path).unwrap();
-        file.set_len(layout.store_bytes(BYTES)).unwrap();
-        let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, Some(9), layout);
+        file.set_len(store_bytes(BYTES)).unwrap();
+        let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, 9);
         file.write_all_at(superblock.as_bytes(), superblock.place())
             .unwrap();
         for number in 0..pages(BYTES) {
@@ -450,15 +398,15 @@ mod tests {
             states[0] = 2 << 2;
             let page = HomePage::sealed(3, 9, 1, number, &states);
             for copy in [0, 1] {
-                file.write_all_at(page.as_bytes(), layout.page_offset(number, copy))
+                file.write_all_at(page.as_bytes(), page_offset(number, copy))
                     .unwrap();
             }
             let block = number * PAGE_BLOCKS + 1;
             let data = [number as u8 + 1; BLOCK_BYTES];
-            file.write_all_at(&data, layout.data_offset(block * BLOCK))
+            file.write_all_at(&data, data_offset(block * BLOCK))
                 .unwrap();
             let sum = block_checksum(&data[..SECTOR_BYTES]).to_le_bytes();
-            let sums = layout.sums_offset(BYTES, block / SUMS_BLOCKS)
+            let sums = sums_offset(block / SUMS_BLOCKS)
                 + block % SUMS_BLOCKS * BLOCK_SECTORS * SUM_BYTES as u64;
             file.write_all_at(&sum.repeat(BLOCK_SECTORS as usize), sums)
                 .unwrap();
@@ -466,7 +414,7 @@ mod tests {
         let good = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(good.problems.is_empty(), "{good:?}");
         assert_eq!(good.blocks, 2 * 2 + 2);
-        let place = layout.data_offset((PAGE_BLOCKS + 1) * BLOCK);
+        let place = data_offset((PAGE_BLOCKS + 1) * BLOCK);
         file.write_all_at(&[9], place).unwrap();
         let bad = check(&path, Some(uuid), Use::Offline, Some(&[]));
         let at = (PAGE_BLOCKS + 1) * BLOCK;
@@ -489,17 +437,9 @@ mod tests {
             let bytes = PAGE_BLOCKS * BLOCK;
             let [_, second] = pair(&file, 0)?;
             let home = HomeSuperblock::parse(&second).unwrap().home.get();
-            let cut = HomeSuperblock::sealed(
-                uuid.into_bytes(),
-                home,
-                2,
-                bytes,
-                0,
-                Some(0),
-                Layout::Grouped,
-            );
+            let cut = HomeSuperblock::sealed(uuid.into_bytes(), home, 2, bytes, 0, 0);
             file.write_all_at(cut.as_bytes(), cut.place())?;
-            file.set_len(Layout::Grouped.store_bytes(bytes))?;
+            file.set_len(store_bytes(bytes))?;
             Ok(true)
         });
         assert!(summary.unwrap().problems.is_empty());

@@ -122,6 +122,7 @@ impl CipheredLog {
 mod tests {
     use super::*;
     use crate::crypt::{Encryption, source::KeySource};
+    use hdcs_core::format::LogSuperblock;
 
     fn log() -> CipheredLog {
         let directory = tempfile::tempdir().unwrap();
@@ -141,7 +142,7 @@ mod tests {
     fn ciphered_log_reads_what_it_has_written_and_leaves_the_plain_alone() {
         let (mut log, pool) = (log(), Pool::new(8 << 20));
         let token = Token(3);
-        let offset = 40960;
+        let offset = (LOG_HEADER_BLOCKS + 2) * BLOCK_BYTES as u64;
         let data = vec![
             blocks(&pool, 1, 1),
             blocks(&pool, 3, 2),
@@ -175,12 +176,14 @@ mod tests {
     #[test]
     fn ciphered_log_leaves_superblocks_as_they_are() {
         let (mut log, pool) = (log(), Pool::new(1 << 20));
-        log.writes(Write {
-            token: Token(1),
-            offset: BLOCK_BYTES as u64,
-            data: vec![blocks(&pool, 1, 5)],
-        });
-        assert!(log.next().unwrap().data[0].iter().all(|&byte| byte == 5));
+        for sequence in 0..2 {
+            log.writes(Write {
+                token: Token(1),
+                offset: LogSuperblock::offset_of(sequence),
+                data: vec![blocks(&pool, 1, 5)],
+            });
+            assert!(log.next().unwrap().data[0].iter().all(|&byte| byte == 5));
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,10 +18,12 @@ use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+use super::places::Place;
+use crate::access::{Allow, Peer};
 use crate::backends::copying::Progress;
 use crate::backends::{Absent, Keep};
 use crate::crypt::Encryption;
-use crate::frontends::{Session, VolumeNumber};
+use crate::frontends::{Session, Unopened, VolumeNumber};
 use crate::scrub;
 
 /// A region of a file or block device.
@@ -129,6 +131,8 @@ pub struct VolumeSpec {
     pub home: Option<PathBuf>,
     /// What stays in the SSD tier.
     pub pins: Vec<SectorRange>,
+    /// Which clients may open it over TCP.
+    pub allow: Allow,
     /// Who is asked before it is opened.
     pub admission: Arc<dyn Admission>,
 }
@@ -206,6 +210,8 @@ pub struct ShardReport {
     pub pool_free_bytes: u64,
     /// Connections open.
     pub connections: usize,
+    /// The longest turn of the last 30 to 60 seconds.
+    pub longest_turn: Nanos,
 }
 
 /// Answers travel back by value; the error is a sentence for the user.
@@ -231,16 +237,80 @@ pub struct Left {
     pub nothing: bool,
 }
 
+/// A process at the other end of a unix socket, as the kernel knew it when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Whose it is.
+    pub uid: u32,
+    /// Its number; 0 if it is in a container whose numbers this node does not see.
+    pub pid: i32,
+}
+
+impl Process {
+    /// Who connected; `None` if the kernel does not say.
+    pub fn of(socket: &OwnedFd) -> Option<Self> {
+        let mut found = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the call writes at most `bytes` bytes, which is the size of `found`, plain numbers all.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut bytes,
+            )
+        };
+        (result == 0).then_some(Self {
+            uid: found.uid,
+            pid: found.pid,
+        })
+    }
+}
+
 /// How a client reached the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Over a unix socket.
-    Unix,
+    Unix(Option<Process>),
     /// Over TCP.
     Tcp {
         /// From where.
         peer: SocketAddr,
     },
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(Some(Process { uid, pid })) => write!(f, "uid {uid}, pid {pid}"),
+            Self::Unix(None) => f.write_str("a local client"),
+            Self::Tcp { peer } => write!(f, "tcp {}", peer.ip().to_canonical()),
+        }
+    }
+}
+
+impl Transport {
+    /// The client in words: where it comes from and the names in its certificate. Two connections of one client are
+    /// the same.
+    pub fn who(self, peer: &Peer) -> String {
+        match peer {
+            Peer::Named(identity) => format!("{self}, certificate of {}", identity.names()),
+            Peer::Unnamed | Peer::Local => self.to_string(),
+        }
+    }
+
+    /// What tells one connection of a client from another.
+    pub fn which(self) -> String {
+        match self {
+            Self::Unix(_) => String::new(),
+            Self::Tcp { peer } => format!("port {}", peer.port()),
+        }
+    }
 }
 
 /// Makes the session of a new connection; called on the shard's thread.
@@ -249,6 +319,26 @@ pub struct SessionFactory(pub Box<dyn Fn(Transport) -> Box<dyn Session> + Send>)
 impl std::fmt::Debug for SessionFactory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("SessionFactory")
+    }
+}
+
+/// A client that was accepted elsewhere.
+pub struct Adopted {
+    /// Its socket, blocking.
+    pub socket: OwnedFd,
+    /// Makes its session.
+    pub session: Box<dyn FnOnce() -> Box<dyn Session> + Send>,
+    /// How it came.
+    pub client: Transport,
+    /// Its place among its listener's clients.
+    pub place: Place,
+}
+
+impl std::fmt::Debug for Adopted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Adopted")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
     }
 }
 
@@ -293,6 +383,10 @@ pub enum Command {
         /// When it accepts.
         answer: Answer<()>,
     },
+    /// Take a client that was accepted elsewhere.
+    Adopt(Box<Adopted>),
+    /// Break off the connections of clients that are trusted no more.
+    EndRevoked,
     /// Open a volume; answered when its log is replayed.
     Open(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>),
     /// Wait no longer for the files of a volume to be opened: its `Open` is answered with a refusal,
@@ -312,8 +406,12 @@ pub enum Command {
     DestageAll(VolumeNumber, Answer<()>),
     /// Return to destaging by policy, and give up a snapshot that waits for that.
     CancelDestageAll(VolumeNumber, Answer<()>),
-    /// Change the size, of the backend too.
+    /// Change the size, of the backend too. A volume that is to grow has only a larger backend afterwards: once
+    /// whoever asked has recorded the size, [`Self::Grow`] lets clients use it. So what they write there is never
+    /// beyond the size that the next opening knows of.
     Resize(VolumeNumber, u64, Answer<()>),
+    /// Let a volume have the size that its backend was given by [`Self::Resize`].
+    Grow(VolumeNumber, u64, Answer<()>),
     /// Make or forget a snapshot, or give the backend up. What was acknowledged before is in a
     /// snapshot: it is made once the backend has all of that.
     Keep(VolumeNumber, Keep, Answer<(), KeepFailure>),
@@ -323,6 +421,8 @@ pub enum Command {
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.
     SetQos(VolumeNumber, Qos, Answer<()>),
+    /// Change which clients may open it over TCP; the connections of those that no longer may are ended.
+    SetAllow(VolumeNumber, Allow, Answer<()>),
     /// Bring a range into the read cache; answered when it is there.
     Promote(VolumeNumber, SectorRange, Answer<()>),
     /// Keep these ranges, and no others, in the SSD tier; answered when that is accepted. Watch
@@ -355,7 +455,7 @@ pub enum Command {
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.
-    Explain(String, Option<String>),
+    Explain(String, Option<Unopened>),
     /// Counters and gauges.
     Report(oneshot::Sender<Box<ShardReport>>),
     /// Close every connection and volume as `Close` does, write the cache's footers, and end the

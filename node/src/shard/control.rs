@@ -16,14 +16,18 @@ use hdcs_core::qos::Qos;
 use hdcs_core::read_cache::{CacheEvent, SsdState};
 use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
 
+use super::ACCEPT_FAULT_PERIOD;
 use super::ciphered_log::CipheredLog;
+use super::clients::REVOKED;
 use super::command::{
     Answer, ClosedVolume, Command, KeepFailure, Left, LogIdentity, OpenFailure, OpenFailureKind,
     OpenedAs, SessionFactory, ShardReport, VolumeSpec,
 };
 use super::jobs::{Job, Move};
+use super::places::Places;
 use super::served::{self, ResizeStep, Resizing, Served};
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
+use super::visits::CLOSED;
 use super::works::{Husk, Works};
 use crate::backends::home::{self, HomeBackend};
 use crate::backends::{self, Ask, Capabilities, Operation};
@@ -32,13 +36,14 @@ use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};
 use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;
-use crate::frontends::VolumeNumber;
+use crate::frontends::{Ending, VolumeNumber};
+use crate::log_limit::LogLimit;
 
 /// Time that connections get to take their last answers when the shard stops.
-const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
+pub const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Time that volumes get to close without destage: much longer than the log needs, so what is left
 /// waits for a backend that hangs.
-const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
+pub const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
 /// Why a volume does not grow whose log was to be emptied for that.
@@ -80,6 +85,10 @@ impl Shard {
                 self.listen(socket, sessions);
                 tell(answer, Ok(()));
             }
+            Command::Adopt(adopted) => self.adopt(*adopted),
+            Command::EndRevoked => {
+                self.end_connections(REVOKED, |connection| connection.peer().is_revoked());
+            }
             Command::Open(spec, answer) => self.open(spec, answer),
             Command::GiveUpOpening(volume, answer) => tell(answer, self.give_up_opening(volume)),
             Command::Close {
@@ -101,10 +110,12 @@ impl Shard {
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
             Command::Resize(volume, bytes, answer) => self.resize(volume, bytes, answer),
+            Command::Grow(volume, bytes, answer) => tell(answer, self.works.grow(volume, bytes)),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
             }
             Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
+            Command::SetAllow(volume, allow, answer) => tell(answer, self.set_allow(volume, allow)),
             Command::Promote(volume, range, answer) => {
                 self.job(volume, Move::Promote, range, answer);
             }
@@ -137,9 +148,9 @@ impl Shard {
                 };
                 tell(answer, result);
             }
-            Command::Explain(name, why) => {
-                match why {
-                    Some(why) => self.works.explained.insert(name, why),
+            Command::Explain(name, unopened) => {
+                match unopened {
+                    Some(unopened) => self.works.explained.insert(name, unopened),
                     None => self.works.explained.remove(&name),
                 };
             }
@@ -154,11 +165,18 @@ impl Shard {
         let socket = std::net::TcpListener::from(socket);
         // Only an internet socket has such an address.
         let tcp = socket.local_addr().is_ok();
+        let address = socket
+            .local_addr()
+            .map_or_else(|_| "the unix socket".to_owned(), |at| format!("tcp {at}"));
         let slot = self.listeners.insert(Listener {
             socket: socket.into(),
             sessions,
             accepting: None,
             again: None,
+            places: Places::new(self.config.connections.count_max),
+            faults: LogLimit::new(ACCEPT_FAULT_PERIOD),
+            failing: false,
+            address,
             tcp,
         });
         if let Some(listener) = self.listeners.get_mut(slot) {
@@ -236,6 +254,7 @@ impl Shard {
         let slot = works.volumes.insert(Served {
             name: spec.name,
             number,
+            allow: spec.allow,
             volume,
             log: opened.log,
             log_cipher: unlocked.map(|keys| CipheredLog::new(keys.log(opened.log_identity.log))),
@@ -244,6 +263,7 @@ impl Shard {
             log_operations: 0,
             cache_reads: 0,
             flow,
+            data_bytes: 0,
             requests: 0,
             waiting: std::collections::VecDeque::new(),
             hurry: false,
@@ -254,6 +274,7 @@ impl Shard {
             log_given_up: false,
             closing: Vec::new(),
             resizing: None,
+            grown: None,
             keeping: None,
             tiering: None,
             pin_trouble: None,
@@ -348,7 +369,7 @@ impl Shard {
             if let Some(connection) = self.connections.get_mut(slot)
                 && connection.volume() == Some(number)
             {
-                connection.abort();
+                connection.abort(CLOSED);
                 self.list(slot);
             }
         }
@@ -441,6 +462,7 @@ impl Shard {
             pool_bytes: works.pool.total_bytes() as u64,
             pool_free_bytes: works.pool.free_bytes() as u64,
             connections: self.connections.len(),
+            longest_turn: self.longest_turn.get(),
         }
     }
 
@@ -495,7 +517,7 @@ impl Shard {
             stopping.deadline = Nanos(u64::MAX);
             for slot in 0..self.connections.end() {
                 if let Some(connection) = self.connections.get_mut(slot) {
-                    connection.abort();
+                    connection.abort(Ending::NodeStops);
                     if !connection.listed {
                         connection.listed = true;
                         self.listed.push(slot);
@@ -624,8 +646,8 @@ impl Works {
     }
 
     /// The backend grows before the volume and shrinks after it, so that it always holds all of
-    /// the volume. One that shows everything that it was given when it is resized is resized between
-    /// two generations of destage.
+    /// the volume. Between its growth and the volume's the new size is recorded ([`Command::Grow`]). One
+    /// that shows everything that it was given when it is resized is resized between two generations of destage.
     ///
     /// A node that ended within a shrink has recorded the smaller size, and may have left what lies
     /// beyond it in the log, the cache and the backend: it goes before the volume grows.
@@ -637,6 +659,7 @@ impl Works {
         let shrinks = bytes < before;
         let destages = shrinks || served.volume.holds_cut();
         let atomic = served.backend.capabilities().atomic_flush;
+        served.grown = None;
         served.resizing = Some(Resizing {
             step: if destages {
                 ResizeStep::Destage
@@ -658,6 +681,21 @@ impl Works {
             self.forget_beyond(slot);
             self.go_on_resizing(slot);
         }
+    }
+
+    /// Let a volume have the size that its backend has grown to, and that the catalogue has recorded.
+    fn grow(&mut self, number: VolumeNumber, bytes: u64) -> Result<(), String> {
+        let slot = self.open_slot(number)?;
+        let served = self.volumes.get_mut(slot).ok_or(NOT_OPEN)?;
+        if served.volume.config().bytes == bytes {
+            return Ok(());
+        }
+        if served.resizing.is_some() || served.grown != Some(bytes) {
+            return Err("its backend has another size".to_owned());
+        }
+        served.grown = None;
+        self.step(slot, Event::Resize { bytes });
+        Ok(())
     }
 
     fn resize_backend(&mut self, slot: u32, bytes: u64) {
@@ -791,7 +829,12 @@ impl Works {
         let held = std::mem::take(&mut served.held);
         if result.is_ok() {
             served.backend.resized(bytes);
-            self.step(slot, Event::Resize { bytes });
+            if bytes > resizing.before {
+                // Whoever asked records it first: see `grow`.
+                served.grown = Some(bytes);
+            } else {
+                self.step(slot, Event::Resize { bytes });
+            }
         } else {
             // A shrunk volume keeps its new size over a backend that is larger than it.
             served.backend.resized(bytes.min(resizing.before));
@@ -845,6 +888,9 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     }
     let absent = spec.admission.found(log_identity).map_err(prefixed)?;
     let kept = spec.admission.kept().map_err(prefixed)?;
+    // A log that has failed was gone past, which its device does not say.
+    let is_failed = |kept: &LogSuperblock| kept.log.get() == log_identity.log;
+    let is_log_whole = is_log_whole && !kept.as_ref().is_some_and(is_failed);
     let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
     let home = spec.home.as_ref().map(|path| {
         let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
@@ -903,6 +949,7 @@ fn identify(
     superblocks: &[[u8; BLOCK_BYTES]; 2],
     volume: [u8; 16],
 ) -> Result<(LogIdentity, [u8; 16], bool), FormatError> {
+    LogSuperblock::refuse_newer(&superblocks.each_ref().map(|block| &block[..]))?;
     let found = superblocks.each_ref().map(|block| {
         let superblock = LogSuperblock::parse(block)?;
         if superblock.volume != volume {
@@ -927,12 +974,13 @@ fn identify(
 }
 
 /// Why a log could not be used. Whatever is wrong with its content, the content is lost, unless a
-/// newer program can read it.
+/// newer program, or another part of one, can read it.
 fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
     let kind = match error {
-        OpenError::Superblock(FormatError::Newer { .. }) | OpenError::Method { .. } => {
-            OpenFailureKind::Refused
-        }
+        OpenError::Superblock(FormatError::Newer { .. } | FormatError::Holds { .. })
+        | OpenError::Method { .. }
+        | OpenError::Record { .. }
+        | OpenError::Kind { .. } => OpenFailureKind::Refused,
         _ => OpenFailureKind::LogLost,
     };
     OpenFailure::new(kind, format!("volume `{name}`: {error}"))

@@ -43,11 +43,22 @@ pub struct Identity {
     state: State,
     /// Why the last attempt failed, until one succeeds.
     error: Option<String>,
+    /// Volumes of which it was said that the cache has lost something that they need.
+    forgotten_volumes: u64,
 }
 
 impl Identity {
     /// At the end of a turn: begin to record a new identity if the cache needs one.
     pub fn go_on(&mut self, works: &mut Works, place: &Arc<dyn CachePlace>) {
+        let forgotten = works.cache.forgotten_volumes();
+        if forgotten != self.forgotten_volumes {
+            tracing::warn!(
+                volumes = forgotten,
+                "what the SSD tier held of these volumes is older than their logs, and was not used: unless they were \
+                 in the middle of writes past their logs, its device has lost a write that it had acknowledged"
+            );
+            self.forgotten_volumes = forgotten;
+        }
         match self.state {
             State::Idle if works.cache.must_reset() => tracing::warn!(
                 "the cache device fails or does not answer, and what it holds cannot be voided: \

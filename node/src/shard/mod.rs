@@ -6,13 +6,14 @@
 //! [`turn`] is the loop, [`works`] performs what volumes ask for, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
 //! into pieces, [`pinning`] asks for what stays in the cache, [`heat`] for what is hot in it, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
-//! brings it back ([`cache_place`] says from where). [`ciphered_log`] stands between an encrypted volume and its log.
+//! brings it back ([`cache_place`] says from where), [`visits`] notes clients' comings and goings. [`ciphered_log`] stands between an encrypted volume and its log.
 //!
 //! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
 //! ends with a reason, and everyone who waits for an answer finds its sender dropped.
 
 pub mod cache_place;
 mod ciphered_log;
+mod clients;
 pub mod command;
 mod connection;
 mod control;
@@ -21,17 +22,20 @@ mod identity;
 mod jobs;
 mod keeping;
 mod pinning;
+pub mod places;
 mod readmission;
 mod scrub;
 mod served;
 mod slots;
 mod tiering;
 mod turn;
+mod visits;
 mod works;
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use hdcs_core::io::Nanos;
 use hdcs_core::read_cache::{CacheConfig, FillMarks, Tiering};
@@ -40,13 +44,24 @@ use thiserror::Error;
 use crate::device::durability::Durability;
 use crate::device::ring::RingConfig;
 use crate::device::worker::Waker;
+use crate::events::Recorder;
 use cache_place::CachePlace;
 use command::Command;
 
-pub use connection::ConnectionLimits;
+pub use connection::{ConnectionLimits, prepare_tcp};
+pub use visits::note_accepting;
+
+/// After a failure to accept (no descriptors, no memory), the next attempt.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Between two lines in the log about that.
+pub const ACCEPT_FAULT_PERIOD: Duration = Duration::from_secs(10);
 
 /// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
 const COMMANDS_MAX: usize = 256;
+
+/// How long a stop without destage takes at most, beside the cache's device: then volumes are given up.
+pub const STOP_TIME_MAX: Duration =
+    Duration::from_nanos(control::STOP_PATIENCE.0 + control::CLOSE_PATIENCE.0);
 
 /// Where the SSD tier is.
 #[derive(Clone)]
@@ -84,6 +99,8 @@ pub struct ShardConfig {
     pub processor: Option<usize>,
     /// What clients may hold, and for how long.
     pub connections: ConnectionLimits,
+    /// Where clients' comings and goings are noted.
+    pub events: Recorder,
 }
 
 /// Why a shard could not start.

@@ -9,12 +9,15 @@
 //! 2. A request is answered exactly once, to the connection or job that submitted it.
 //! 3. A volume leaves its slot only when nothing of it is under way, so no completion ever meets
 //!    another volume in its place.
-//! 4. One connection gets one receive and one send per turn.
+//! 4. One connection gets one receive and one send per turn, and submits no more work than [`Turns`] lets it: so a turn
+//!    is short, and whoever asks for little waits for a turn or two.
 
-use std::collections::HashMap;
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -23,10 +26,12 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Nanos, Token};
 use hdcs_core::qos::{Qos, Scheduler};
 use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::shares::Shares;
+use hdcs_core::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
 
-use super::ShardConfig;
 use super::cache_place::Started;
+use super::clients::NO_MEMORY;
 use super::command::{
     Answer, ClosedVolume, Command, LogIdentity, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
 };
@@ -34,16 +39,21 @@ use super::connection::{Connection, introduce};
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
+use super::places::{NO_PLACE, Places};
 use super::readmission::{self, Readmission};
 use super::scrub::Scrub;
 use super::served::{KeepStep, Origin, Submitted};
 use super::slots::Slots;
+use super::visits::{error_of, note_accepting};
 use super::works::{SessionHost, Works};
+use super::{ACCEPT_PAUSE, ShardConfig};
+use crate::access::Peer;
 use crate::device::Errno;
 use crate::device::ring::{Finished, Key, Outcome, Owner, Ring};
 use crate::device::worker::{JobOutput, Waker};
 use crate::device::writers::raise_priority;
-use crate::frontends::Host;
+use crate::frontends::{Ending, Held, Host};
+use crate::log_limit::LogLimit;
 
 /// Between two lines in the log about connections that were too many.
 const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
@@ -53,10 +63,16 @@ const ROUNDS_MAX: usize = 4;
 /// Unanswered requests from which on a client is not woken for by each of its requests: below, what
 /// it waits for is the answer.
 const HOLD_REQUESTS_MIN: usize = 8;
+/// Unanswered requests up to which a connection submits more while its volume has more than it takes
+/// at once: so what waits before the volume is not all of one client.
+const CONGESTED_REQUESTS_MAX: usize = 16;
+/// Share of the pool that clients' data may take up, as a divisor: the rest is for destage, for the
+/// caches, and for what the core reads beside.
+const CLIENTS_SHARE: u64 = 2;
 /// How long its next requests may gather: less than a durable write takes, which they wait for.
 const HOLD_MAX: Nanos = Nanos::from_micros(40);
-/// After a failure to accept (no descriptors, no memory), the next attempt.
-const ACCEPT_PAUSE: Nanos = Nanos::from_millis(100);
+/// The longest turn is looked for in this period and in the one before.
+const TURN_PERIOD: Nanos = Nanos::from_millis(30_000);
 /// Tokens of the shard's own backend operations; the core counts from zero.
 pub const RESIZE_TOKEN: Token = Token(u64::MAX);
 /// See [`RESIZE_TOKEN`].
@@ -70,7 +86,43 @@ pub struct Listener {
     pub sessions: SessionFactory,
     pub accepting: Option<Key>,
     pub again: Option<Nanos>,
+    /// What its clients can have.
+    pub places: Arc<Places>,
+    pub faults: LogLimit,
+    /// Whether the last attempt to accept failed.
+    pub failing: bool,
+    /// Where it listens, in words.
+    pub address: String,
     pub tcp: bool,
+}
+
+/// How long the longest turn took in this period and in the one before: for so long everybody has waited at least once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LongestTurn {
+    period: u64,
+    longest: [Nanos; 2],
+}
+
+impl LongestTurn {
+    /// A turn took so long.
+    fn note(&mut self, begin: Nanos, end: Nanos) {
+        let period = begin.0 / TURN_PERIOD.0;
+        if period != self.period {
+            let before = if period == self.period + 1 {
+                self.longest[0]
+            } else {
+                Nanos(0)
+            };
+            self.longest = [Nanos(0), before];
+            self.period = period;
+        }
+        self.longest[0] = self.longest[0].max(end.since(begin));
+    }
+
+    /// How long that was.
+    pub fn get(&self) -> Nanos {
+        self.longest[0].max(self.longest[1])
+    }
 }
 
 /// How far a stop has come.
@@ -88,16 +140,22 @@ pub struct Stopping {
 
 /// See the module.
 pub struct Shard {
-    // The ring in here is dropped before the connections, whose memory it may use.
     pub works: Works,
     pub connections: Slots<Connection>,
     /// Connections to be served in this turn.
     pub listed: Vec<u32>,
-    /// Connections that wait for buffers or for what they have in flight.
-    waiters: Vec<u32>,
+    /// Connections that wait for buffers, for what they have in flight or for their turn, in the order in which they
+    /// began to.
+    waiters: VecDeque<u32>,
     /// Connections that nothing is received from until the log is written, or this time has come.
     held: Vec<u32>,
     held_until: Nanos,
+    /// How much work connections may submit. See [`crate::frontends::work_of`].
+    turns: Turns,
+    /// The longest turn of late.
+    pub longest_turn: LongestTurn,
+    /// Whether a connection has more to submit than it may in this turn.
+    pressed: bool,
     pub listeners: Slots<Listener>,
     /// When connections are looked at again.
     look_at: Nanos,
@@ -172,6 +230,8 @@ impl Shard {
             husks: HashMap::new(),
             numbers: HashMap::new(),
             explained: HashMap::new(),
+            refusal_said: Cell::new(Nanos(0)),
+            events: config.events.clone(),
             due: Vec::new(),
             touched: Vec::new(),
             requests: Slots::default(),
@@ -181,6 +241,8 @@ impl Shard {
             ended: Vec::new(),
             actions,
             completions: Vec::new(),
+            data: Shares::new(config.pool_bytes as u64 / CLIENTS_SHARE),
+            heap: Shares::new(config.connections.heap_bytes),
             now: Nanos(0),
         };
         works.perform_cache();
@@ -188,9 +250,12 @@ impl Shard {
             works,
             connections: Slots::default(),
             listed: Vec::new(),
-            waiters: Vec::new(),
+            waiters: VecDeque::new(),
             held: Vec::new(),
             held_until: NEVER,
+            turns: Turns::default(),
+            longest_turn: LongestTurn::default(),
+            pressed: false,
             listeners: Slots::default(),
             look_at: NEVER,
             refused: 0,
@@ -214,6 +279,14 @@ impl Shard {
 
     /// Turn until it has stopped.
     pub fn run(mut self) {
+        self.turn_until_stopped();
+        if !self.works.ring.quiesce() {
+            // The kernel may still write to their buffers, however long it takes.
+            std::mem::forget(std::mem::take(&mut self.connections));
+        }
+    }
+
+    fn turn_until_stopped(&mut self) {
         let mut finished = Vec::new();
         while !self.has_stopped() {
             let timeout = self.timeout();
@@ -222,12 +295,35 @@ impl Shard {
                 return;
             }
             self.works.now = Nanos(self.origin.elapsed().as_nanos() as u64);
+            self.begin_turn();
             self.works.ring.reap(&mut finished);
             for one in finished.drain(..) {
                 self.dispatch(one);
             }
             self.turn();
+            let end = Nanos(self.origin.elapsed().as_nanos() as u64);
+            self.longest_turn.note(self.works.now, end);
         }
+    }
+
+    /// Those that wait for their turn come before what others have sent since.
+    fn begin_turn(&mut self) {
+        self.turns.begin();
+        self.pressed = false;
+        while !self.turns.is_spent()
+            && let Some(slot) = self.waiters.pop_front()
+        {
+            let number = self.connections.get(slot).and_then(Connection::volume);
+            if self.works.is_flooded(number) || self.held.contains(&slot) {
+                self.list(slot);
+            } else {
+                // Where it wants to receive it says again when it is served.
+                self.with_session(slot, |connection, host| {
+                    connection.ask_receive(host);
+                });
+            }
+        }
+        self.turns.open();
     }
 
     fn turn(&mut self) {
@@ -236,8 +332,17 @@ impl Shard {
         }
         self.accept_again();
         self.look_at_connections();
-        // Whatever ended may have freed the buffer that one of them waits for.
-        while let Some(slot) = self.waiters.pop() {
+        // Whatever ended may have freed the buffer that one of them waits for. They keep their places before others.
+        let newer = std::mem::take(&mut self.listed);
+        for &slot in &newer {
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.listed = false;
+            }
+        }
+        while let Some(slot) = self.waiters.pop_front() {
+            self.list(slot);
+        }
+        for slot in newer {
             self.list(slot);
         }
         for _ in 0..ROUNDS_MAX {
@@ -264,7 +369,7 @@ impl Shard {
 
     /// How long to wait at most.
     fn timeout(&self) -> Option<Duration> {
-        if self.works.has_more() || !self.works.touched.is_empty() {
+        if self.pressed || self.works.has_more() || !self.works.touched.is_empty() {
             return Some(Duration::ZERO);
         }
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
@@ -357,17 +462,32 @@ impl Shard {
 
     /// Call into a connection's session, and note what it submitted.
     fn with_session(&mut self, slot: u32, call: impl FnOnce(&mut Connection, &mut dyn Host)) {
+        let work = self.work_left(slot);
         let Some(connection) = self.connections.get_mut(slot) else {
             return;
         };
-        let mut host = SessionHost {
-            works: &mut self.works,
-            connection: slot,
-            requests: 0,
-        };
+        let mut host = host(&mut self.works, slot, connection, work);
         call(connection, &mut host);
-        connection.requests += host.requests;
+        let (requests, worked) = (host.requests, host.worked);
+        connection.requests += requests;
+        self.turns.note(&mut connection.account, worked);
+        // Most have no volume before, so what they take of it is counted with the volume they have now.
+        let (volume, held) = (connection.volume(), connection.held());
+        self.works.count(volume, &mut connection.counted, held);
         self.list(slot);
+    }
+
+    /// What a connection may still submit in this turn.
+    fn work_left(&self, slot: u32) -> usize {
+        let Some(connection) = self.connections.get(slot) else {
+            return 0;
+        };
+        if connection.requests >= CONGESTED_REQUESTS_MAX
+            && self.works.is_congested(connection.volume())
+        {
+            return 0;
+        }
+        self.turns.left(&connection.account)
     }
 
     /// Let the requests of a client gather that sends them one by one, while its volume's log is
@@ -454,33 +574,46 @@ impl Shard {
     /// Send and receive on the listed connections; drop those that are over.
     fn serve(&mut self) {
         let mut listed = std::mem::take(&mut self.listed);
+        let count = listed.len();
         for slot in listed.drain(..) {
+            let work = self.work_left(slot);
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;
             };
             connection.listed = false;
             let number = connection.volume();
             let flooded = self.works.is_flooded(number);
-            let mut host = SessionHost {
-                works: &mut self.works,
-                connection: slot,
-                requests: 0,
-            };
+            let mut host = host(&mut self.works, slot, connection, work);
             let place = if flooded || self.held.contains(&slot) {
                 None
             } else {
                 connection.ask_receive(&mut host)
             };
-            connection.requests += host.requests;
-            connection.serve(slot, place, &mut self.works.ring);
+            let (requests, worked) = (host.requests, host.worked);
+            connection.requests += requests;
+            self.turns.note(&mut connection.account, worked);
+            connection.serve(slot, place, count, &mut self.works.ring);
+            self.note_visit(slot);
+            let Some(connection) = self.connections.get_mut(slot) else {
+                continue;
+            };
+            let (number, held) = (connection.volume(), connection.held());
+            self.works.count(number, &mut connection.counted, held);
             if connection.is_broken() && connection.requests > 0 {
                 self.works.withdraw(slot, number);
             }
             if connection.is_over() {
+                let none = Held::default();
+                self.works.count(number, &mut connection.counted, none);
                 self.connections.remove(slot);
             } else if connection.waits() || flooded {
-                self.waiters.push(slot);
+                self.waiters.push_back(slot);
             }
+            // It may be its next turn that it waits for.
+            let connection = self.connections.get(slot);
+            self.pressed |= connection.is_some_and(|connection| {
+                connection.waits() && self.turns.left(&connection.account) == 0
+            });
         }
         self.listed = listed;
     }
@@ -500,40 +633,66 @@ impl Shard {
             listener.again = Some(now.plus(if connection.is_ok() {
                 Nanos(0)
             } else {
-                ACCEPT_PAUSE
+                Nanos(ACCEPT_PAUSE.as_nanos() as u64)
             }));
         }
         match connection {
             Ok(socket) => {
-                if self.connections.len() >= self.config.connections.count_max {
-                    drop(socket);
-                    return self.refuse_connection();
+                if std::mem::take(&mut listener.failing) {
+                    note_accepting(&self.works.events, &listener.address, Ok(()));
                 }
-                let Some((socket, transport)) = introduce(socket, listener.tcp) else {
+                let place = listener.places.take();
+                let has_room = self.works.has_room_for_connection(!listener.tcp);
+                let Some((socket, client)) = introduce(socket, listener.tcp) else {
                     return;
                 };
-                let session = (listener.sessions.0)(transport);
-                let connection = Connection::new(socket, session);
-                let slot = self.connections.insert(connection);
-                if self.look_at == NEVER {
-                    self.look_at = now.plus(self.config.connections.look_period());
+                match place {
+                    Some(place) if has_room => {
+                        let session = (listener.sessions.0)(client);
+                        self.insert(Connection::new(socket, session, client, place));
+                    }
+                    place => {
+                        drop(socket);
+                        let why = place.map_or(NO_PLACE, |_| NO_MEMORY);
+                        self.note_refused_entry(client, &Peer::Unnamed, why);
+                        self.refuse_connection();
+                    }
                 }
-                self.list(slot);
             }
             Err(Errno(libc::ECANCELED | libc::ECONNABORTED)) => {}
-            Err(errno) => tracing::warn!(error = %errno, "cannot accept a connection"),
+            Err(errno) => {
+                listener.failing = true;
+                note_accepting(&self.works.events, &listener.address, Err(&error_of(errno)));
+                if let Some(left_out) = listener.faults.pass() {
+                    tracing::warn!(error = %errno, left_out, "cannot accept a connection");
+                }
+            }
         }
     }
 
+    /// Begin to serve a client.
+    pub fn insert(&mut self, mut connection: Connection) {
+        let held = connection.held();
+        self.works.count(None, &mut connection.counted, held);
+        let slot = self.connections.insert(connection);
+        if self.look_at == NEVER {
+            let period = self.config.connections.look_period();
+            self.look_at = self.works.now.plus(period);
+        }
+        self.list(slot);
+    }
+
     /// A connection was one too many. Whoever tries again and again does not fill the log.
-    fn refuse_connection(&mut self) {
+    pub fn refuse_connection(&mut self) {
         self.refused += 1;
         let now = self.works.now;
         if self.refused_said <= now {
             tracing::warn!(
                 max = self.config.connections.count_max,
                 refused = self.refused,
-                "too many connections: closed the newest; raise nbd_connections_max if they are needed"
+                memory = self.works.heap.total(),
+                memory_left = self.works.heap.left(),
+                "too many connections: closed the newest; raise nbd_connections_max or memory_max_mib if they are needed"
             );
             self.refused_said = now.plus(REFUSAL_PAUSE);
         }
@@ -558,12 +717,14 @@ impl Shard {
             let volume = served.map_or("none", |served| &served.name);
             tracing::warn!(
                 volume,
+                client = %connection.client,
                 "ended the connection of a client that stalls: {why}"
             );
             // After the line, so that whoever sees the end finds it.
             if let Some(connection) = self.connections.get_mut(slot) {
-                connection.abort();
+                connection.abort(Ending::Ended(why));
             }
+            self.note_visit(slot);
             self.list(slot);
         }
         self.look_at = if self.connections.is_empty() {
@@ -632,6 +793,25 @@ impl Shard {
                 }
             }
         }
+    }
+}
+
+/// What a session sees of its shard when it is called.
+fn host<'a>(
+    works: &'a mut Works,
+    slot: u32,
+    connection: &Connection,
+    work: usize,
+) -> SessionHost<'a> {
+    let (counted, queued) = (connection.counted, connection.queued());
+    let allowance = works.allowance(connection.volume(), counted, queued, work);
+    SessionHost {
+        works,
+        connection: slot,
+        client: connection.client,
+        requests: 0,
+        allowance,
+        worked: 0,
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Invariants: see [`super::turn`].
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,21 +10,32 @@ use std::sync::Arc;
 use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::error::{IoError, RequestError};
 use hdcs_core::io::{Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
-use hdcs_core::limits::{REQUEST_BYTES_MAX, VOLUME_REQUESTS_MAX};
+use hdcs_core::limits::{
+    CONNECTION_DATA_BYTES_MAX, CONNECTION_DATA_BYTES_MIN, CONNECTION_HEAP_BYTES_MAX,
+    CONNECTION_HEAP_BYTES_MIN, CONNECTION_SHARE, REQUEST_BYTES_MAX, VOLUME_REQUESTS_MAX,
+    VOLUME_SHARE,
+};
 use hdcs_core::qos::{Cost, FlowId, Scheduler};
 use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::shares::Shares;
 use hdcs_core::volume::{Context, Event, Volume};
 
 use super::ciphered_log::Write;
+use super::command::Transport;
 use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use super::turn::NEVER;
+use crate::access::Peer;
 use crate::backends::{Ask, Operation, Port};
 use crate::device::Errno;
 use crate::device::file::Device;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::device::worker::JobOutput;
-use crate::frontends::{Export, Host, VolumeNumber};
+use crate::events::Recorder;
+use crate::frontends::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_of};
+
+/// Between two lines in the log about clients that were refused a volume.
+const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
 
 /// A volume that has left its slot while the cache device owes it the end of reads. It takes them,
 /// and does nothing else.
@@ -45,7 +57,11 @@ pub struct Works {
     pub husks: HashMap<u32, Husk>,
     pub numbers: HashMap<VolumeNumber, u32>,
     /// Why volumes that the node has are not open, by name.
-    pub explained: HashMap<String, String>,
+    pub explained: HashMap<String, Unopened>,
+    /// When the log may say again that a client was refused a volume.
+    pub refusal_said: Cell<Nanos>,
+    /// Where clients' comings and goings are noted.
+    pub events: Recorder,
     /// By volume slot: when it must be polled.
     pub due: Vec<Nanos>,
     pub touched: Vec<u32>,
@@ -59,6 +75,10 @@ pub struct Works {
     pub ended: Vec<(Origin, Ended)>,
     pub actions: Vec<Action>,
     pub completions: Vec<Completion>,
+    /// Who of the clients holds how much of the buffers.
+    pub data: Shares,
+    /// And of the memory for connections.
+    pub heap: Shares,
     pub now: Nanos,
 }
 
@@ -66,7 +86,11 @@ pub struct Works {
 pub struct SessionHost<'a> {
     pub works: &'a mut Works,
     pub connection: u32,
+    pub client: Transport,
     pub requests: usize,
+    pub allowance: Allowance,
+    /// Work that was submitted.
+    pub worked: usize,
 }
 
 impl Host for SessionHost<'_> {
@@ -86,16 +110,45 @@ impl Host for SessionHost<'_> {
         served.find(|served| served.name == name)?.export()
     }
 
-    fn why_not(&self, name: &str) -> Option<String> {
+    fn why_not(&self, name: &str) -> Option<Unopened> {
         self.works.explained.get(name).cloned()
+    }
+
+    fn refused(&self, name: &str, peer: &Peer) {
+        self.works.note_refused(name, self.client, peer);
+        let mut volumes = self.works.volumes.iter();
+        let is_denied =
+            volumes.any(|(_, served)| served.name == name && !served.allow.lets_in(peer));
+        let (now, said) = (self.works.now, &self.works.refusal_said);
+        if is_denied && said.get() <= now {
+            said.set(now.plus(REFUSAL_PAUSE));
+            tracing::warn!(
+                volume = name,
+                "denied to {peer}: it is not in `allow` (hdcs volume set {name} allow=...)"
+            );
+        }
+    }
+
+    fn allowance(&self) -> Allowance {
+        self.allowance
     }
 
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
         self.works.pool.alloc_for(range)
     }
 
+    fn charge(&mut self, work: usize) {
+        self.worked += work;
+        self.allowance.work = self.allowance.work.saturating_sub(work);
+    }
+
+    fn volumes(&self) -> usize {
+        self.works.numbers.len()
+    }
+
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
         self.requests += 1;
+        self.charge(work_of(&request));
         self.works.submitted.push(Submitted {
             origin: Origin::Connection(self.connection, id),
             volume,
@@ -107,6 +160,70 @@ impl Host for SessionHost<'_> {
 }
 
 impl Works {
+    /// What the session of a connection may hold and submit, that is known to hold `counted`, of
+    /// which `queued` waits in its socket, and that has `work` left in this turn.
+    pub fn allowance(
+        &self,
+        volume: Option<VolumeNumber>,
+        counted: Held,
+        queued: Held,
+        work: usize,
+    ) -> Allowance {
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let served = slot.and_then(|&slot| self.volumes.get(slot));
+        let of_volume = served.map_or(0, |served| served.data_bytes);
+        let (data, heap) = (counted.data_bytes as u64, counted.heap_bytes as u64);
+        // Its part of what its volume may have leaves something for the volume's other clients.
+        let mut volume = Shares::new(self.data.most(of_volume, VOLUME_SHARE));
+        volume.update(0, of_volume);
+        let data = volume.most(data, CONNECTION_SHARE) as usize;
+        let data = data.max(CONNECTION_DATA_BYTES_MIN);
+        let heap = self.heap.most(heap, CONNECTION_SHARE) as usize;
+        Allowance {
+            held: Held {
+                data_bytes: data
+                    .min(CONNECTION_DATA_BYTES_MAX)
+                    .saturating_sub(queued.data_bytes),
+                heap_bytes: heap
+                    .min(CONNECTION_HEAP_BYTES_MAX)
+                    .saturating_sub(queued.heap_bytes),
+            },
+            work,
+        }
+    }
+
+    /// Count what a connection holds now.
+    pub fn count(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, mut held: Held) {
+        if held != Held::default() {
+            // So much is kept for it.
+            held.heap_bytes = held.heap_bytes.max(CONNECTION_HEAP_BYTES_MIN);
+        }
+        let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
+        self.data.update(before, after);
+        self.heap
+            .update(counted.heap_bytes as u64, held.heap_bytes as u64);
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        if let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) {
+            // A volume that was closed and opened anew knows nothing of before.
+            served.data_bytes = (served.data_bytes + after).saturating_sub(before);
+        }
+        *counted = held;
+    }
+
+    /// Whether more requests of a volume wait than it takes at once.
+    pub fn is_congested(&self, volume: Option<VolumeNumber>) -> bool {
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let served = slot.and_then(|&slot| self.volumes.get(slot));
+        served.is_some_and(|served| !served.waiting.is_empty())
+    }
+
+    /// Whether there is memory for one more connection. A quarter is for local ones alone: whoever reaches the node
+    /// over a network must not lock out those who work on it.
+    pub fn has_room_for_connection(&self, is_local: bool) -> bool {
+        let reserve = if is_local { 0 } else { self.heap.total() / 4 };
+        self.heap.left() >= CONNECTION_HEAP_BYTES_MIN as u64 + reserve
+    }
+
     /// Mark a volume for a poll in this turn.
     pub fn touch(&mut self, slot: u32) {
         if let Some(served) = self.volumes.get_mut(slot)
@@ -265,6 +382,9 @@ impl Works {
                 token,
                 ask: Ask::Flush,
             },
+            Action::BackendUnsettled { range } => {
+                return served.backend.unsettled(range);
+            }
             Action::BackendExtents { token, range } => Operation {
                 token,
                 ask: Ask::Extents { range },

@@ -279,6 +279,7 @@ impl Store for Hdfs {
                     ours.then(|| Object {
                         name: name.to_owned(),
                         bytes: file.length as u64,
+                        modified_ms: file.modification_time,
                     })
                 })
                 .collect();

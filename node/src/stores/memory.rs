@@ -87,6 +87,7 @@ impl Store for Memory {
                 .map(|(name, data)| Object {
                     name: name.clone(),
                     bytes: data.len() as u64,
+                    modified_ms: 0,
                 });
             let objects = found.by_ref().take(max).collect();
             let more = found.next().is_some();

@@ -101,6 +101,8 @@ pub struct Object {
     pub name: String,
     /// Its size.
     pub bytes: u64,
+    /// When it was put, by the store's clock: milliseconds since 1970.
+    pub modified_ms: u64,
 }
 
 /// A page of a listing.

@@ -247,6 +247,7 @@ impl Store for S3 {
                 (name > after).then(|| Object {
                     name: name.to_owned(),
                     bytes: meta.size,
+                    modified_ms: meta.last_modified.timestamp_millis().max(0).cast_unsigned(),
                 })
             });
             let mut objects: Vec<Object> = objects.collect();

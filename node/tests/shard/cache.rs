@@ -141,7 +141,7 @@ fn ssd_tier_is_warm_after_a_restart() {
 fn shrinking_ends_what_is_cached_beyond_even_within_a_block() {
     let rig = Rig::new();
     let node = rig.filled();
-    let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
+    let resize = |bytes| node.resize(bytes);
     let end = 4096 + 512;
     resize(end as u64).unwrap();
     resize(BYTES).unwrap();
@@ -162,8 +162,7 @@ fn growing_ends_what_an_interrupted_shrink_has_left_in_the_cache() {
     cut.config.bytes = end as u64;
     let node = rig.warm(&rig.cache);
     node.open(cut).unwrap();
-    node.ask(|answer| Command::Resize(ONE, BYTES, answer))
-        .unwrap();
+    node.resize(BYTES).unwrap();
     // What a crash leaves: a stop would make all of it durable.
     let crashed = rig.directory.path().join("crashed");
     std::fs::copy(&rig.cache, &crashed).unwrap();

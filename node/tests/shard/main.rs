@@ -204,7 +204,7 @@ fn resize_changes_volume_and_image() {
     let mut client = node.connect(1);
     client.write(BYTES - 4096, &noise(1, 4096)).unwrap();
     client.write(0, &noise(2, 4096)).unwrap();
-    let resize = |bytes| node.ask(|answer| Command::Resize(ONE, bytes, answer));
+    let resize = |bytes| node.resize(bytes);
     assert!(resize(1000).unwrap_err().contains("multiple of 512"));
     assert!(resize(0).unwrap_err().contains("multiple of 512"));
     resize(2 * BYTES).unwrap();
@@ -228,6 +228,61 @@ fn resize_changes_volume_and_image() {
     assert_eq!(content[BYTES as usize - 4096..], noise(4, 4096));
 }
 
+/// A node may be killed at any step of a growth. What a client was told that it has written is there afterwards, by
+/// the size that was recorded.
+#[test]
+fn growth_that_is_interrupted_at_any_step_loses_nothing_that_was_written() {
+    for step in 0..4 {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let node = Node::with_volume(path, "");
+        let mut recorded = BYTES;
+        node.connect(1)
+            .write(BYTES - 4096, &noise(1, 4096))
+            .unwrap();
+        if step > 0 {
+            node.ask(|answer| Command::Resize(ONE, 2 * BYTES, answer))
+                .unwrap();
+            assert_eq!(path.join("image1").metadata().unwrap().len(), 2 * BYTES);
+            // Nobody can write there before it is recorded, however often he connects.
+            assert_eq!(node.volume().config.bytes, BYTES);
+            let mut client = node.connect(1);
+            assert_eq!(client.bytes, BYTES);
+            assert!(client.write(2 * BYTES - 4096, &noise(2, 4096)).is_err());
+        }
+        if step > 1 {
+            recorded = 2 * BYTES;
+        }
+        if step > 2 {
+            let wrong = node.ask(|answer| Command::Grow(ONE, 3 * BYTES, answer));
+            assert!(wrong.unwrap_err().contains("another size"));
+            node.ask(|answer| Command::Grow(ONE, recorded, answer))
+                .unwrap();
+            let mut client = node.connect(1);
+            assert_eq!(client.bytes, recorded);
+            client.write(recorded - 4096, &noise(3, 4096)).unwrap();
+        }
+        node.stop(false);
+        let mut found = spec(path, 1, "");
+        found.config.bytes = recorded;
+        let node = Node::start(path);
+        node.open(found).unwrap();
+        let mut client = node.connect(1);
+        assert_eq!(client.bytes, recorded, "step {step}");
+        assert_eq!(client.read(BYTES - 4096, 4096).unwrap(), noise(1, 4096));
+        if step > 2 {
+            assert_eq!(client.read(recorded - 4096, 4096).unwrap(), noise(3, 4096));
+        }
+        // And it grows, wherever that ended before; who asks for the size that it has gets it.
+        node.resize(2 * BYTES).unwrap();
+        node.ask(|answer| Command::Resize(ONE, 2 * BYTES, answer))
+            .unwrap();
+        node.ask(|answer| Command::Grow(ONE, 2 * BYTES, answer))
+            .unwrap();
+        node.stop(true);
+    }
+}
+
 /// A shrink that ended after it was recorded leaves what it was to cut off in the log and in the image.
 #[test]
 fn growing_ends_what_an_interrupted_shrink_has_left_in_log_and_image() {
@@ -246,8 +301,7 @@ fn growing_ends_what_an_interrupted_shrink_has_left_in_log_and_image() {
     let node = Node::start(path);
     node.open(cut).unwrap();
     assert!(node.volume().holds_cut);
-    node.ask(|answer| Command::Resize(ONE, BYTES, answer))
-        .unwrap();
+    node.resize(BYTES).unwrap();
     let report = node.volume();
     assert!(!report.holds_cut && report.config.bytes == BYTES);
     let image = std::fs::read(path.join("image1")).unwrap();

@@ -13,6 +13,7 @@ use hdcs_core::volume::{Persist, Policy, Volume, VolumeConfig, WhenFull};
 use hdcs_node::backends::Absent;
 use hdcs_node::device::create::create_region;
 use hdcs_node::device::ring::RingConfig;
+use hdcs_node::events::Recorder;
 use hdcs_node::frontends::VolumeNumber;
 use hdcs_node::frontends::nbd::{NbdConfig, NbdSession};
 use hdcs_node::shard::cache_place::CachePlace;
@@ -87,6 +88,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         encryption: None,
         home: None,
         pins: Vec::new(),
+        allow: hdcs_node::access::Allow::default(),
         admission: std::sync::Arc::new(Welcome),
         qos: hdcs_core::qos::Qos::default(),
         config,
@@ -156,6 +158,7 @@ impl Node {
             durability: None,
             processor: None,
             connections: ConnectionLimits::default(),
+            events: Recorder::nowhere(),
         };
         let (handle, thread) = start(config).unwrap();
         let node = Self {
@@ -205,6 +208,17 @@ impl Node {
 
     pub fn ask<T, E>(&self, command: impl FnOnce(Answer<T, E>) -> Command) -> Result<T, E> {
         wait(&mut self.begin(command))
+    }
+
+    /// Change the size of volume 1, as the control plane does.
+    pub fn resize(&self, bytes: u64) -> Result<(), String> {
+        let volume = VolumeNumber(1);
+        let grows = bytes > self.volume().config.bytes;
+        self.ask(|answer| Command::Resize(volume, bytes, answer))?;
+        if grows {
+            self.ask(|answer| Command::Grow(volume, bytes, answer))?;
+        }
+        Ok(())
     }
 
     pub fn open(&self, spec: VolumeSpec) -> Result<(), String> {

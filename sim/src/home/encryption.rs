@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
 use hdcs_core::cipher::BlockCipher;
-use hdcs_core::home::format::{Layout, PAGE_BLOCKS};
+use hdcs_core::home::format::{PAGE_BLOCKS, data_offset, page_offset};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
@@ -19,11 +19,10 @@ use crate::violation::Violation;
 /// The data key's number.
 pub(super) const DATA_KEY: [u8; 16] = [5; 16];
 
-/// What encrypts the home of a seed, in half of them. Its randomness is a stream of its own; a home without
-/// checksums is older than encryption.
-pub(super) fn cipher_of(seed: u64, has_sums: bool) -> Option<Arc<dyn BlockCipher>> {
+/// What encrypts the home of a seed, in half of them. Its randomness is a stream of its own.
+pub(super) fn cipher_of(seed: u64) -> Option<Arc<dyn BlockCipher>> {
     let mut random = Rng::with_seed(mix(seed ^ mix(16)));
-    let is_encrypted = has_sums && random.u8(..3) > 0;
+    let is_encrypted = random.bool();
     is_encrypted.then(|| Arc::new(ToyCipher(random.u64(..))) as Arc<dyn BlockCipher>)
 }
 
@@ -57,11 +56,11 @@ impl BlockCipher for Planted {
 }
 
 /// The sector of the volume that lies at an offset of the store, if one does.
-fn sector_at(layout: Layout, offset: u64, bytes: u64) -> Option<u64> {
-    let group = layout.page_offset(1, 0) - layout.page_offset(0, 0);
-    let page = offset.checked_sub(layout.page_offset(0, 0))? / group;
+fn sector_at(offset: u64, bytes: u64) -> Option<u64> {
+    let group = page_offset(1, 0) - page_offset(0, 0);
+    let page = offset.checked_sub(page_offset(0, 0))? / group;
     let first = page * PAGE_BLOCKS * BLOCK_BYTES as u64;
-    let at = first + offset.checked_sub(layout.data_offset(first))?;
+    let at = first + offset.checked_sub(data_offset(first))?;
     (at < bytes).then_some(at / SECTOR_BYTES as u64)
 }
 
@@ -88,9 +87,7 @@ impl World {
 
     /// Something is written to the store.
     pub(super) fn check_stored(&self, offset: u64, data: &[Buf]) -> Result<(), Violation> {
-        let Some(first) =
-            sector_at(self.layout, offset, self.bytes).filter(|_| self.cipher.is_some())
-        else {
+        let Some(first) = sector_at(offset, self.bytes).filter(|_| self.cipher.is_some()) else {
             return Ok(());
         };
         let mut stored: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();

@@ -22,11 +22,11 @@ pub(super) struct Holding {
 }
 
 impl Holding {
-    pub fn new(seed: u64, options: Options, may_have_any: bool) -> Self {
+    pub fn new(seed: u64, options: Options) -> Self {
         Self {
             random: Rng::with_seed(mix(seed ^ mix(12))),
             // Other plants are found as they were before there were any.
-            is_off: !may_have_any || options.plant.is_some_and(|plant| !plant.is_of_holds()),
+            is_off: options.plant.is_some_and(|plant| !plant.is_of_holds()),
             wanted_from: None,
             held: None,
         }
@@ -44,6 +44,36 @@ impl Holding {
 }
 
 impl World {
+    pub(super) fn begin_tier(&mut self) {
+        self.log_step("tier", [0; 4]);
+        self.note_tier();
+        self.event(Event::Tier);
+    }
+
+    /// A tier is asked for.
+    pub(super) fn note_tier(&mut self) {
+        self.asked_from = self.moments.len() - 1;
+        // A change of size may have asked for one before.
+        let tier = self.home.as_ref().map(|home| home.status().tier);
+        let is_of_size = !matches!(tier, None | Some(TierState::Idle | TierState::Held));
+        if !self.tier_wanted && !is_of_size {
+            self.moments_from = self.asked_from;
+        }
+        self.tier_wanted = true;
+    }
+
+    pub(super) fn cancel_tier(&mut self) {
+        self.log_step("cancel", [0; 4]);
+        self.holding.forget();
+        self.sizing.may_fail();
+        self.event(Event::CancelTier);
+        self.tier_wanted = self
+            .home
+            .as_ref()
+            .is_some_and(|home| home.status().tier != TierState::Idle);
+        self.coverage.tiers_given_up += u64::from(!self.tier_wanted);
+    }
+
     /// Ask for a snapshot, or let the backend go after one, sometimes.
     pub(super) fn hold_or_release(&mut self) -> Result<(), Violation> {
         if self.holding.held.is_some() {

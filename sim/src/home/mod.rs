@@ -4,7 +4,7 @@
 //! In front of it stands what a write log does: a generation of writes, all of them ended, then a flush;
 //! after a crash the last generation is written again, unless the log was lost.
 //!
-//! Most homes have checksums, some of which rot, as the data does: a read is then refused, and only then.
+//! Data and checksums rot: a read is then refused, and only then.
 //! Half of them are encrypted, by a toy.
 //!
 //! Many get other sizes meanwhile.
@@ -69,6 +69,8 @@ pub struct Coverage {
     pub resizes_refused: u64,
     /// Changes of size that a crash has interrupted.
     pub resizes_cut: u64,
+    /// Processes that were killed some time after writes past the log that nobody had flushed.
+    pub lingered: u64,
     /// Whether the short variant's power was cut.
     pub cut: bool,
 }
@@ -94,6 +96,7 @@ impl Coverage {
         self.shrunk += other.shrunk;
         self.resizes_refused += other.resizes_refused;
         self.resizes_cut += other.resizes_cut;
+        self.lingered += other.lingered;
         self.cut |= other.cut;
     }
 }
@@ -105,7 +108,7 @@ impl fmt::Display for Coverage {
             "{} flushes, {} tiers ({} given up), {} waits for copies, {} fills, {} crashes, {} repairs, \
              {} times between, {} lost logs, {} failed stores, {} rotten sectors, {} reads refused, \
              {} rebuilds of checksums, {} backends held, grown {} times, shrunk {} times ({} changes of size refused, \
-             {} interrupted)",
+             {} interrupted), {} killed with writes past the log",
             self.flushes,
             self.tiers,
             self.tiers_given_up,
@@ -123,22 +126,15 @@ impl fmt::Display for Coverage {
             self.grown,
             self.shrunk,
             self.resizes_refused,
-            self.resizes_cut
+            self.resizes_cut,
+            self.lingered
         )
     }
 }
 
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
-    run_world(seed, World::new(seed, options, true))
-}
-
-/// Run one seed with homes that have no checksums, as seeds were run before there were any.
-pub fn run_without_sums(seed: u64) -> Outcome {
-    run_world(seed, World::new(seed, Options::default(), false))
-}
-
-fn run_world(seed: u64, world: World) -> Outcome {
+    let world = World::new(seed, options);
     Outcome::of(seed, world, World::run, |world| {
         (&world.trace, world.coverage)
     })

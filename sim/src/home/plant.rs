@@ -32,6 +32,8 @@ pub enum Plant {
     NoVerify,
     /// The checksums are believed although the write log is another one, or let writes past it.
     TrustSums,
+    /// The home is not told what the log writes again.
+    UnsettledUnsaid,
     /// A flush that no client has asked for makes a moment of the middle of a generation: what two tiers
     /// once did to each other.
     FlushOfNobody,
@@ -51,6 +53,8 @@ pub enum Plant {
     BackendKeepsTail,
     /// A change of size waits for no tier to a backend that shows with it what it was given.
     ResizeShowsPart,
+    /// A home that nobody asks for anything is not woken.
+    SleepsThrough,
 }
 
 impl Plant {

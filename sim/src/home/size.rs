@@ -2,11 +2,11 @@
 //! new size before a volume shrinks, and after it has grown; a home that is larger at its opening is cut first.
 //!
 //! What was cut off reads as zeroes once it has grown again. After every crash the superblock says a size that store
-//! and backend have, and not less than the catalogue. Homes of an older layout refuse.
+//! and backend have, and not less than the catalogue.
 
 use fastrand::Rng;
 use hdcs_core::error::IoError;
-use hdcs_core::home::format::Layout;
+use hdcs_core::home::format::store_bytes;
 use hdcs_core::home::{Ask, Event, Home};
 use hdcs_core::io::{Done, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -41,8 +41,6 @@ pub(super) struct Sizing {
     is_off: bool,
     /// Whether the store is a device, which has a size of its own and keeps what was cut off.
     pub is_device: bool,
-    /// Whether the home is of the older layout.
-    pub is_old: bool,
     asked: Option<Asked>,
     /// Bytes of the store that it has after every crash.
     pub durable_bytes: u64,
@@ -50,13 +48,12 @@ pub(super) struct Sizing {
 }
 
 impl Sizing {
-    pub fn new(seed: u64, options: Options, may_have_any: bool) -> Self {
+    pub fn new(seed: u64, options: Options) -> Self {
         let mut random = Rng::with_seed(mix(seed ^ mix(17)));
         // Other plants are found as they were before there were any.
-        let is_off = !may_have_any || options.plant.is_some_and(|plant| !plant.is_of_sizes());
+        let is_off = options.plant.is_some_and(|plant| !plant.is_of_sizes());
         Self {
             is_device: random.bool() && !is_off,
-            is_old: random.u8(..6) == 0 && !is_off,
             random,
             is_off,
             asked: None,
@@ -106,8 +103,6 @@ impl Sizing {
 impl World {
     /// Ask for another size, sometimes.
     pub(super) fn resize_sometimes(&mut self, one_in: u8) {
-        let is_old = self.layout == Layout::Trailing;
-        let one_in = if is_old { 20 * one_in } else { one_in };
         let sizing = &mut self.sizing;
         if sizing.is_off || sizing.asked.is_some() || sizing.random.u8(..one_in) > 0 {
             return;
@@ -132,15 +127,13 @@ impl World {
     fn ask_for_size(&mut self, from: u64, to: u64) {
         self.next_request += 1;
         let token = Token(self.next_request);
-        let lacks =
-            self.sizing.is_device && self.layout.store_bytes(to * BLOCK) > self.store.bytes();
+        let lacks = self.sizing.is_device && store_bytes(to * BLOCK) > self.store.bytes();
         self.sizing.asked = Some(Asked {
             token,
             from,
             to,
             may_fail: lacks
                 || self.sums.rots
-                || self.layout == Layout::Trailing
                 || self.holding.is_asked_for()
                 || (self.faults && !self.calm),
         });
@@ -203,9 +196,6 @@ impl World {
             let why = format!("{asked:?}: {error}");
             return Err(Violation::new("error-without-cause", why));
         }
-        if self.layout == Layout::Trailing && from != to {
-            return Err(Violation::new("size", "an old home was resized".to_owned()));
-        }
         if to > from && !self.calm && self.sizing.random.u8(..6) == 0 {
             // The power goes before the catalogue has it.
             self.cut_at = Some(self.step);
@@ -233,7 +223,7 @@ impl World {
     pub(super) fn check_size(&self, bytes: u64) -> Result<(), Violation> {
         let lacks = if bytes < self.bytes {
             format!("the catalogue says {}", self.bytes)
-        } else if self.layout.store_bytes(bytes) > self.store.bytes() {
+        } else if store_bytes(bytes) > self.store.bytes() {
             format!("its store has {}", self.store.bytes())
         } else if bytes / SECTOR_BYTES as u64 > self.backend.sectors() {
             format!("its backend has {} sectors", self.backend.sectors())

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
 use hdcs_core::error::IoError;
-use hdcs_core::home::format::{Layout, SUM_BYTES, SUMS_SECTORS};
+use hdcs_core::format::block_checksum;
+use hdcs_core::home::format::{self, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS};
 use hdcs_core::home::{Event, Home, Verified};
 use hdcs_core::io::{SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -21,17 +22,12 @@ use crate::violation::Violation;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
 /// Whether the checksums of data lie at an offset of the store.
-fn is_sums(layout: Layout, offset: u64, bytes: u64) -> bool {
-    match layout {
-        Layout::Trailing => offset >= layout.sums_offset(bytes, 0),
-        Layout::Grouped => {
-            let group = layout.page_offset(1, 0) - layout.page_offset(0, 0);
-            let of_group = offset.saturating_sub(layout.page_offset(0, 0)) % group;
-            let (first, end) = (layout.page_offset(0, 2), layout.data_offset(0));
-            let sums = first - layout.page_offset(0, 0)..end - layout.page_offset(0, 0);
-            offset >= first && sums.contains(&of_group)
-        }
-    }
+fn is_sums(offset: u64) -> bool {
+    let first = format::page_offset(0, 0);
+    let group = format::page_offset(1, 0) - first;
+    let of_group = offset.saturating_sub(first) % group;
+    let sums = format::sums_offset(0) - first..format::data_offset(0) - first;
+    offset >= first && sums.contains(&of_group)
 }
 
 /// What becomes of the log in a crash.
@@ -49,7 +45,6 @@ pub(super) enum LostLog {
 #[derive(Debug)]
 pub(super) struct Sums {
     random: Rng,
-    pub has_them: bool,
     /// A volume of which all is written, so that the table does not fit the memory for it.
     pub blocks: Option<u64>,
     pub memory_bytes: usize,
@@ -67,16 +62,14 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    pub fn new(seed: u64, options: Options, may_have_them: bool) -> Self {
+    pub fn new(seed: u64, options: Options) -> Self {
         let mut random = Rng::with_seed(mix(seed ^ mix(11)));
-        let has_them = random.u8(..4) > 0 && may_have_them;
         let is_wide = random.u8(..6) == 0;
         let rots = random.bool();
         Self {
-            has_them,
-            blocks: (has_them && is_wide).then_some(250),
+            blocks: is_wide.then_some(250),
             memory_bytes: random.usize(1..3) * BLOCK_BYTES,
-            rots: has_them && rots && options.crash_at.is_none(),
+            rots: rots && options.crash_at.is_none(),
             random,
             is_log_whole: true,
             rotten: BTreeSet::new(),
@@ -87,11 +80,16 @@ impl Sums {
         }
     }
 
+    /// Whether bits flip at rest.
+    pub fn may_rot(&self) -> bool {
+        self.rots
+    }
+
     /// What becomes of a log that a crash may have taken.
     pub fn how_log_is_lost(&mut self) -> LostLog {
         if self.rots {
             LostLog::Not
-        } else if self.has_them && self.random.bool() {
+        } else if self.random.bool() {
             LostLog::WritesPastIt
         } else {
             LostLog::AsAWhole
@@ -99,16 +97,16 @@ impl Sums {
     }
 
     /// Some bits flip at rest, of the data or of a checksum.
-    pub fn rot(&mut self, store: &mut Disk, window: SectorRange, (layout, bytes): (Layout, u64)) {
+    pub fn rot(&mut self, store: &mut Disk, window: SectorRange) {
         if !self.rots || self.random.bool() {
             return;
         }
         for _ in 0..self.random.u32(1..6) {
             let sector = window.start + self.random.u64(..window.count);
             let offset = if self.random.bool() {
-                layout.data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
+                format::data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
             } else {
-                let place = layout.sums_offset(bytes, sector / SUMS_SECTORS);
+                let place = format::sums_offset(sector / SUMS_SECTORS);
                 let of_page = sector % SUMS_SECTORS * SUM_BYTES as u64;
                 place + of_page + self.random.u64(..SUM_BYTES as u64)
             };
@@ -143,7 +141,7 @@ impl World {
     /// The home has named a sector.
     pub(super) fn is_damaged(&mut self, sector: u64) -> Result<(), Violation> {
         self.log_step("damaged", [sector, 0, 0, 0]);
-        if self.is_log_lost || !self.may_be_bad(sector) {
+        if self.is_log_lost || !self.sums.rotten.contains(&sector) {
             let why = format!("sector {sector} is good, and is said to be damaged");
             return Err(Violation::new("good-refused", why));
         }
@@ -194,9 +192,28 @@ impl World {
         }
     }
 
+    /// A planted bug: a block of the table is, when it is read, made that of what the store holds.
+    pub(super) fn make_sums_match(&mut self, offset: u64) {
+        if !is_sums(offset) {
+            return;
+        }
+        let group = format::page_offset(1, 0) - format::page_offset(0, 0);
+        let page = (offset - format::page_offset(0, 0)) / group;
+        let of_page = (offset - format::page_offset(page, 2)) / BLOCK_BYTES as u64;
+        let first = page * PAGE_BLOCKS * BLOCK_SECTORS + of_page * SUMS_SECTORS;
+        let end = (first + SUMS_SECTORS).min(self.bytes / SECTOR);
+        let (mut data, mut sums) = (vec![0; SECTOR_BYTES], vec![0; BLOCK_BYTES]);
+        for (sector, sum) in (first..end).zip(sums.chunks_exact_mut(SUM_BYTES)) {
+            self.store
+                .peek(format::data_offset(sector * SECTOR), &mut data);
+            sum.copy_from_slice(&block_checksum(&data).to_le_bytes());
+        }
+        self.store.put(offset, &sums);
+    }
+
     /// Planted bugs of writes of the table; whether this one is not performed now.
     pub(super) fn loses_sums(&mut self, offset: u64, data: &[Buf]) -> bool {
-        if !is_sums(self.layout, offset, self.bytes) {
+        if !is_sums(offset) {
             return false;
         }
         if self.is_planted(Plant::SumsAfterAnswer) {
@@ -210,13 +227,6 @@ impl World {
     /// All of the home is compared with its checksums, which hold; false if the home is gone.
     pub(super) fn scrub(&mut self) -> Result<bool, Violation> {
         self.coverage.rots += core::mem::take(&mut self.sums.rotted);
-        let has_sums = self
-            .home
-            .as_ref()
-            .is_some_and(|home| home.status().has_sums);
-        if !has_sums {
-            return Ok(true);
-        }
         let is_rebuilding = |world: &Self| {
             let status = world.home.as_ref().map(Home::status);
             status.is_some_and(|status| status.sums_rebuild.is_some())
@@ -240,6 +250,25 @@ impl World {
             None => Ok(true),
             Some(block) => Err(Violation::new("good-refused", format!("block {block}"))),
         }
+    }
+
+    /// Before the log writes the last generation again, it is scrubbed, and a tier is asked for, sometimes; false if the
+    /// home is gone.
+    pub(super) fn is_used_before_rewriting(&mut self) -> Result<bool, Violation> {
+        if self.calm || self.sums.random.bool() {
+            return Ok(true);
+        }
+        if self.sums.random.bool() {
+            self.begin_tier();
+        }
+        for index in 0..self.generation.len() {
+            let range = self.generation[index].range;
+            self.verify(range.first_block());
+            if self.sums.random.bool() {
+                self.read(range);
+            }
+        }
+        self.wait(|world| world.requests.is_empty())
     }
 
     /// A piece of a scrub beside everything else, sometimes.
@@ -276,7 +305,8 @@ impl World {
                 let mut damaged = found.damaged.iter();
                 let is_good = |block: &&u64| {
                     let first = **block * BLOCK_SECTORS;
-                    !(first..first + BLOCK_SECTORS).any(|sector| self.may_be_bad(sector))
+                    let sectors = first..first + BLOCK_SECTORS;
+                    self.sums.rotten.range(sectors).next().is_none()
                 };
                 match damaged.find(is_good) {
                     None => Ok(()),

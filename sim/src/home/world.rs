@@ -1,5 +1,6 @@
 //! One run: homes on one store, one after another, between a log and a backend.
 
+mod crashes;
 mod planted;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, Layout, PAGE_BLOCKS, choose_page,
+    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, PAGE_BLOCKS, choose_page,
 };
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
@@ -21,7 +22,6 @@ use zerocopy::IntoBytes;
 
 use super::encryption::DATA_KEY;
 use super::plant::Plant;
-use super::sums::LostLog;
 use super::{Coverage, Options};
 use crate::backend::Backend;
 use crate::clock::Schedule;
@@ -89,6 +89,8 @@ pub struct World {
     /// What the run saw.
     pub coverage: Coverage,
     random: Rng,
+    /// What is drawn for what came later, so that seeds of before do the same.
+    choices: Rng,
     options: Options,
     now: Nanos,
     pub(super) step: u64,
@@ -99,7 +101,6 @@ pub struct World {
     pool: Rc<Pool>,
     /// Of the volume, by the catalogue; the home's may be larger while it is not open.
     pub(super) bytes: u64,
-    pub(super) layout: Layout,
     /// The sectors that are written, up to the end of the volume, and to the smaller one while that changes.
     pub(super) window: SectorRange,
     log: u64,
@@ -115,7 +116,7 @@ pub struct World {
     /// States of flushes since the tier that was last done, that one's among them.
     pub(super) moments: Vec<Vec<Content>>,
     /// Where in them a tier that is wanted may be.
-    moments_from: usize,
+    pub(super) moments_from: usize,
     /// Where it may be that was asked for last.
     pub(super) asked_from: usize,
     tiers: u64,
@@ -135,17 +136,17 @@ pub struct World {
 }
 
 impl World {
-    /// The run of a seed, in which homes may have checksums or have none.
-    pub fn new(seed: u64, options: Options, may_have_sums: bool) -> Self {
+    /// The run of a seed.
+    pub fn new(seed: u64, options: Options) -> Self {
         let mut random = Rng::with_seed(seed ^ 0x686f_6d65_2121_2121);
         let blocks: u64 = match random.u8(..8) {
             0 => PAGE_BLOCKS + 40,
             _ => random.u64(8..200),
         };
-        let sums = super::sums::Sums::new(seed, options, may_have_sums);
+        let sums = super::sums::Sums::new(seed, options);
         let blocks = sums.blocks.unwrap_or(blocks);
         let written = sums.blocks.unwrap_or(100);
-        let mut sizing = super::size::Sizing::new(seed, options, may_have_sums);
+        let mut sizing = super::size::Sizing::new(seed, options);
         let (blocks, has_room_for) = sizing.blocks(blocks, written, PAGE_BLOCKS);
         let sectors = blocks * BLOCK_SECTORS;
         let first = sectors.saturating_sub(written * BLOCK_SECTORS);
@@ -159,27 +160,16 @@ impl World {
             base.push(old);
         }
         let bytes = sectors * SECTOR;
-        let layout = if sums.has_them && !sizing.is_old {
-            Layout::Grouped
-        } else {
-            Layout::Trailing
-        };
-        let store_bytes = layout.store_bytes(has_room_for * BLOCK_BYTES as u64);
+        let store_bytes = format::store_bytes(has_room_for * BLOCK_BYTES as u64);
         let mut store = Disk::new(store_bytes, random.u64(..));
         sizing.durable_bytes = store_bytes;
-        let cipher = super::encryption::cipher_of(seed, sums.has_them);
+        let cipher = super::encryption::cipher_of(seed);
         let data_key = cipher.as_ref().map_or([0; 16], |_| DATA_KEY);
         store.put(0, &format::format_head(UUID, HOME, bytes, data_key));
-        if layout == Layout::Trailing {
-            let sums_log = sums.has_them.then_some(0);
-            let first = HomeSuperblock::sealed(UUID, HOME, 1, bytes, 0, sums_log, layout)
-                .encrypted(data_key);
-            store.put(first.place(), first.as_bytes());
-        }
         for page in 0..format::pages(bytes) {
             for copy in [0, 1] {
                 let empty = format::format_page(HOME, page);
-                store.put(layout.page_offset(page, copy), empty.as_bytes());
+                store.put(format::page_offset(page, copy), empty.as_bytes());
             }
         }
         let atomic = random.u8(..3) == 0;
@@ -201,7 +191,6 @@ impl World {
             home: None,
             pool: Pool::new(16 << 20),
             bytes,
-            layout,
             window,
             log: 1,
             is_log_lost: false,
@@ -218,11 +207,12 @@ impl World {
             tier_wanted: false,
             calm: false,
             sums,
-            holding: super::hold::Holding::new(seed, options, may_have_sums),
+            holding: super::hold::Holding::new(seed, options),
             sizing,
             cipher,
             cut_at: None,
             actions: Vec::new(),
+            choices: Rng::with_seed(seed ^ 0x6c69_6e67_6572_2121),
             random,
         }
     }
@@ -283,15 +273,11 @@ impl World {
         let mut repairs = Vec::new();
         for page in 0..format::pages(bytes) {
             let mut both = vec![0; 2 * BLOCK_BYTES];
-            self.store
-                .peek(superblock.layout().page_offset(page, 0), &mut both);
+            self.store.peek(format::page_offset(page, 0), &mut both);
             let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
             let found = found.map_err(|e| refused(format!("page {page}: {e}")))?;
             if let Some(copy) = found.repair {
-                repairs.push((
-                    superblock.layout().page_offset(page, copy),
-                    found.page.clone(),
-                ));
+                repairs.push((format::page_offset(page, copy), found.page.clone()));
             }
             pages.push(found.page);
         }
@@ -306,8 +292,7 @@ impl World {
             superblock = begun;
         }
         if !self.calm {
-            self.sums
-                .rot(&mut self.store, self.window, (self.layout, bytes));
+            self.sums.rot(&mut self.store, self.window);
         }
         self.backend.opened();
         let between = superblock.flags.get() & HOME_BETWEEN != 0;
@@ -327,12 +312,9 @@ impl World {
             home: HOME,
             log,
             data_key: superblock.data_key,
-            layout: superblock.layout(),
             sequence: superblock.sequence.get(),
             between,
-            sums_log: superblock
-                .sums()
-                .filter(|_| !self.is_planted(Plant::NoVerify)),
+            sums_log: superblock.sums_log.get(),
             sums_bytes: self.sums.memory_bytes,
             backend_atomic: self.backend.is_atomic(),
             flush_every_blocks: self.flush_every_blocks,
@@ -346,12 +328,23 @@ impl World {
         for write in &mut self.generation {
             write.state = State::ToDo;
         }
+        if let Some(home) = &mut self.home
+            && !self.is_log_lost
+            && self.options.plant != Some(Plant::UnsettledUnsaid)
+        {
+            for write in &self.generation {
+                home.unsettle(write.range);
+            }
+        }
         let is_open = self.cut_to_catalogue(bytes)?;
         if !is_open || self.generation.is_empty() {
             return Ok(());
         }
         if self.is_log_lost {
             return self.learn();
+        }
+        if !self.is_used_before_rewriting()? {
+            return Ok(());
         }
         // The log has the last generation.
         self.end_generation().map(drop)
@@ -371,41 +364,6 @@ impl World {
         self.moments.push(self.base.clone());
         self.flushed = false;
         Ok(())
-    }
-
-    /// The power goes, or the process; perhaps the log as well, and the backend's host.
-    fn crash(&mut self) {
-        if let Some(home) = self.home.take() {
-            self.coverage.fills += home.status().filled_blocks;
-            self.coverage.waits += home.status().waited_writes;
-        }
-        self.coverage.crashes += 1;
-        self.sums.late.clear();
-        self.holding.forget();
-        self.requests.clear();
-        self.schedule.retain(|_| false);
-        self.actions.clear();
-        let is_killed = self.random.u8(..4) == 0;
-        if is_killed {
-            self.store.process_kill();
-        } else {
-            self.store.power_cut();
-        }
-        self.sizing_crashed(is_killed);
-        match self.random.u8(..3) {
-            0 => self.backend.power_cut(),
-            _ => self.backend.client_lost(),
-        }
-        self.backend.client_lost();
-        self.log_step("crash", [0; 4]);
-        if !self.generation.is_empty() && self.random.u8(..4) == 0 {
-            match self.sums.how_log_is_lost() {
-                LostLog::Not => return,
-                LostLog::WritesPastIt => self.sums.is_log_whole = false,
-                LostLog::AsAWhole => self.log += 1,
-            }
-            self.is_log_lost = true;
-        }
     }
 
     /// One generation, with reads and tiers beside it; false if the home is gone.
@@ -457,36 +415,6 @@ impl World {
         self.end_generation()
     }
 
-    fn begin_tier(&mut self) {
-        self.log_step("tier", [0; 4]);
-        self.note_tier();
-        self.event(Event::Tier);
-    }
-
-    /// A tier is asked for.
-    pub(super) fn note_tier(&mut self) {
-        self.asked_from = self.moments.len() - 1;
-        // A change of size may have asked for one before.
-        let tier = self.home.as_ref().map(|home| home.status().tier);
-        let is_of_size = !matches!(tier, None | Some(TierState::Idle | TierState::Held));
-        if !self.tier_wanted && !is_of_size {
-            self.moments_from = self.asked_from;
-        }
-        self.tier_wanted = true;
-    }
-
-    fn cancel_tier(&mut self) {
-        self.log_step("cancel", [0; 4]);
-        self.holding.forget();
-        self.sizing.may_fail();
-        self.event(Event::CancelTier);
-        self.tier_wanted = self
-            .home
-            .as_ref()
-            .is_some_and(|home| home.status().tier != TierState::Idle);
-        self.coverage.tiers_given_up += u64::from(!self.tier_wanted);
-    }
-
     /// Write what is to be written, then flush; false if the home is gone.
     fn end_generation(&mut self) -> Result<bool, Violation> {
         self.flushed = false;
@@ -520,6 +448,10 @@ impl World {
             if is_written(self) {
                 break;
             }
+        }
+        if self.lingers() {
+            self.linger_and_be_killed()?;
+            return Ok(false);
         }
         while !self.flushed {
             self.ask(Request::Flush, Ask::Flush);
@@ -658,6 +590,9 @@ impl World {
             Action::Damaged { offset, .. } => return self.is_damaged(offset / SECTOR),
             Action::StoreRead { token, offset, buf } => {
                 self.check_end(offset + buf.len() as u64, 0)?;
+                if self.is_planted(Plant::NoVerify) {
+                    self.make_sums_match(offset);
+                }
                 Happening::StoreRead(token, self.store.submit_read(offset, buf.len()), buf)
             }
             Action::StoreWrite {
@@ -670,7 +605,7 @@ impl World {
                 self.check_stored(offset, &data)?;
                 if self.is_planted(Plant::NewPagesLost)
                     && bytes == 2 * BLOCK_BYTES
-                    && self.is_of_map(offset)
+                    && Self::is_of_map(offset)
                 {
                     self.schedule.add(at, Happening::Nothing(token));
                     return Ok(());
@@ -680,7 +615,7 @@ impl World {
                     self.schedule.add(at, Happening::Nothing(token));
                     return Ok(());
                 }
-                let durable = self.is_planted(Plant::MapBeforeData) && self.is_of_map(offset);
+                let durable = self.is_planted(Plant::MapBeforeData) && Self::is_of_map(offset);
                 Happening::StoreWrite(token, self.store.submit_write(offset, &data, durable))
             }
             Action::StoreSync { token } => {

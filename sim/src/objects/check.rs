@@ -6,6 +6,7 @@ use hdcs_core::objects::ObjectVolume;
 use hdcs_core::objects::format::{Manifest, SLOT_BYTES};
 use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotError};
 
+use super::dead_clones::{DEAD_NUMBER, DEAD_PLACE};
 use super::reader;
 use super::world::{CLONE_PLACE, Op, PLACE, REFUSAL_TELLS, UUID, VOLUME, World};
 use crate::violation::Violation;
@@ -23,6 +24,7 @@ impl World {
         let Ok(manifest) = Manifest::parse(bytes) else {
             return wrong(format!("{name} is no manifest"));
         };
+        self.check_reference(place, &manifest)?;
         let Ok(Some(newest)) = reader::newest(&self.store, place) else {
             return Ok(());
         };
@@ -64,6 +66,7 @@ impl World {
             let broken = |error: String| Violation::new("manifest-dangling", error);
             let mut needed = reader::needed(&self.store, PLACE).map_err(broken)?;
             needed.extend(reader::needed(&self.store, CLONE_PLACE).map_err(broken)?);
+            needed.extend(reader::needed(&self.store, DEAD_PLACE).map_err(broken)?);
             self.needed = Some(needed);
         }
         if self
@@ -74,7 +77,9 @@ impl World {
             return Err(Violation::new("delete-needed", name.to_string()));
         }
         if name.starts_with(PLACE) && name.contains("/clone/") {
-            let clone = reader::newest(&self.store, CLONE_PLACE).ok().flatten();
+            let is_dead = name.ends_with(&Name::own(Kind::Clone, DEAD_NUMBER).to_string());
+            let clone = if is_dead { DEAD_PLACE } else { CLONE_PLACE };
+            let clone = reader::newest(&self.store, clone).ok().flatten();
             if clone.is_some_and(|manifest| !manifest.gone) {
                 return Err(Violation::new("delete-needed", name.to_string()));
             }

@@ -338,6 +338,12 @@ impl World {
                 }
                 Ok(())
             }
+            Happening::Look { owner, token, look } if self.is_passed(owner, &look) => {
+                let time = self.latency();
+                self.schedule
+                    .add(time, Happening::Look { owner, token, look });
+                Ok(())
+            }
             Happening::Look { owner, token, look } => {
                 let result = self.look(owner, look)?;
                 self.tell(owner, token, result)

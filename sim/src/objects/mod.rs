@@ -10,10 +10,14 @@
 //! * [`model`] knows what each sector may hold, and at which flushes.
 //! * [`world`] drives owners and checks every rule as things happen.
 //! * [`compressed`] is what the driver does with compressed objects.
+//! * `busy` are clients that keep every get busy.
+//! * `dead_clones` are creations of clones that die or are slow.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
+mod busy;
 mod check;
 pub mod compressed;
+mod dead_clones;
 mod effects;
 mod lineage;
 pub mod model;

@@ -48,6 +48,10 @@ pub enum Plant {
     FullForReads,
     /// A clone says that it has inherited what it has written.
     GuessedLineage,
+    /// What a write of a part of a block waits for is not got while more reads wait than there are gets.
+    FillsLast,
+    /// The reference of a clone that is not there is removed without a tombstone.
+    NoTombstone,
 }
 
 impl Plant {

@@ -47,6 +47,12 @@ pub struct Coverage {
     pub frames: u64,
     /// Gets of those.
     pub frame_gets: u64,
+    /// Flushes of parts of blocks beside more reads than there may be gets.
+    pub flushes_beside_readers: u64,
+    /// Clones that never came to be, and such that did although they were slow.
+    pub dead_clones: u64,
+    /// See [`Self::dead_clones`].
+    pub slow_clones: u64,
 }
 
 impl Coverage {
@@ -72,6 +78,9 @@ impl Coverage {
         self.compressed += other.compressed;
         self.frames += other.frames;
         self.frame_gets += other.frame_gets;
+        self.flushes_beside_readers += other.flushes_beside_readers;
+        self.dead_clones += other.dead_clones;
+        self.slow_clones += other.slow_clones;
     }
 }
 
@@ -82,7 +91,8 @@ impl fmt::Display for Coverage {
             "{} requests, {} commits, {} deletes, {} blocks copied, {} map objects, {} crashes, \
              {} take-overs, {} fenced, {} faults, {} late, {} refused, {} freed when full, \
              {} snapshots, {} clones, {} given up, {} blocks inherited, {} objects compressed, \
-             {} frames, {} gets of frames",
+             {} frames, {} gets of frames, {} flushes beside busy readers, \
+             {} dead clones, {} slow ones",
             self.requests,
             self.commits,
             self.deletes,
@@ -101,7 +111,10 @@ impl fmt::Display for Coverage {
             self.inherited_blocks,
             self.compressed,
             self.frames,
-            self.frame_gets
+            self.frame_gets,
+            self.flushes_beside_readers,
+            self.dead_clones,
+            self.slow_clones
         )
     }
 }

@@ -794,6 +794,9 @@ impl World {
         self.calm = true;
         self.verify(owner)?;
         self.check_snapshots()?;
+        if self.choices.bool() {
+            self.beside_readers(owner)?;
+        }
         if self.scenario.clones {
             self.clone(owner)?;
         }
@@ -855,6 +858,7 @@ impl World {
         self.settle(owner)?;
         self.calm = true;
         let contents = self.bucket(PLACE)?;
+        self.dead_clone(name, &contents)?;
         let access = Access::Clone {
             uuid: CLONE_UUID,
             snapshot: name,
@@ -923,7 +927,8 @@ impl World {
                         let message = "it cannot be opened, and was not given up";
                         return Err(Violation::new("given-up", message));
                     }
-                    if !reader::clones(&self.store, PLACE, &UUID).is_empty() {
+                    let mut kept = reader::clones(&self.store, PLACE, &UUID).into_iter();
+                    if kept.any(|reference| reference.clone == CLONE_UUID) {
                         let message = "its parent still keeps what it needed";
                         return Err(Violation::new("given-up", message));
                     }

@@ -70,7 +70,7 @@ impl World {
         let blocks = check_promotion::whole_blocks(range, self.sectors(unit));
         let is_whole = blocks.end * BLOCK_SECTORS >= range.end();
         // What rots on the cache's device is fetched again.
-        if self.scenario.faults.cache_rot || !is_whole {
+        if self.scenario.faults.spoil_cache() || !is_whole {
             return Ok(());
         }
         check_promotion::check_used(range, self.watched_sectors)

@@ -106,11 +106,11 @@ impl World {
                 }
                 state.order.written(range);
                 let data = buf.freeze();
-                (
-                    Waiting::Write(id, fua),
-                    Request::Write { range, data, fua },
-                    1,
-                )
+                let waiting = Waiting::Write(id, fua);
+                // It is durable when it is acknowledged all the same.
+                let is_durable = state.durability.is_on_write() && !history.is_direct();
+                let fua = fua && !(is_durable && planted.strikes(Plant::ForgottenFua));
+                (waiting, Request::Write { range, data, fua }, 1)
             }
             Ask::WriteZeroes(range, fua, no_hole) => {
                 let id = history.issue_write(range, Some(Content::Zero));
@@ -199,6 +199,10 @@ impl World {
         if self.planted.strikes(Plant::ReplyNever) {
             return Ok(());
         }
+        if self.planted.is(Plant::StarvedRead) && self.is_starved(unit, id) {
+            self.units[unit].starved.push((id, result));
+            return Ok(());
+        }
         self.coverage.replies += 1;
         let error = result.as_ref().err().map_or(0, |&error| error as u64 + 1);
         self.note("reply", [id.0, error, unit as u64, 0]);
@@ -252,9 +256,13 @@ impl World {
                 Ok(())
             }
             (Waiting::Write(id, fua), Reply::Done) => {
+                self.check_consistent(unit, id)?;
                 self.check_written(unit, id, fua)?;
                 let state = &mut self.units[unit];
                 state.history.ack_write(id, now);
+                if fua {
+                    state.history.order_fua(id);
+                }
                 state.durability.write_acked(&mut state.history, id, fua);
                 Ok(())
             }
@@ -419,6 +427,10 @@ impl World {
                 log || (!writes && backend_trouble) || past_log
             }
             RequestError::Corrupt => state.log_rotten,
+            RequestError::Inconsistent => {
+                let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
+                writes && state.log_rotten
+            }
             RequestError::LogFull => {
                 // Whether it says so with reason is checked on its own.
                 let trouble = volume.and_then(Volume::trouble);

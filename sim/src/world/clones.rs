@@ -53,7 +53,7 @@ impl World {
         let stats = self.node.as_ref()?.cache.stats();
         let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
         if self.scenario.origin.is_none()
-            || self.scenario.faults.cache_rot
+            || self.scenario.faults.spoil_cache()
             || stats.ssd_state != SsdState::Online
             || is_tight
             || (0..2).any(|unit| self.units[unit].config.policy == Policy::PassThrough)

@@ -1,6 +1,6 @@
 //! What happens to a node beside its clients: faults, and what an operator does.
 
-use hdcs_core::format::CacheSuperblock;
+use hdcs_core::format::{CacheSuperblock, LogSuperblock};
 
 use super::{
     BLOCK_BYTES, CacheEvent, DiskId, Event, Happening, Io, IoError, Nanos, Phase, Plant,
@@ -182,13 +182,15 @@ impl World {
         }
         let bytes = self.units[unit].log.bytes();
         // Superblocks are few: aim at them now and then.
-        let end = if self.random.u8(..8) == 0 {
-            8192
-        } else {
-            bytes
-        };
+        let at_superblocks = self.random.u8(..8) == 0;
         for _ in 0..200 {
-            let (offset, bit) = (self.random.u64(..end), self.random.u8(..));
+            let bit = self.random.u8(..);
+            let offset = if at_superblocks {
+                let superblock = LogSuperblock::offset_of(self.random.u64(..2));
+                superblock + self.random.u64(..BLOCK_BYTES as u64)
+            } else {
+                self.random.u64(..bytes)
+            };
             if self.units[unit].log.rot(offset, bit) {
                 self.units[unit].log_rotten = true;
                 self.note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
@@ -326,6 +328,17 @@ impl Io {
                     ..
                 }
         )
+    }
+
+    /// The volume whose log it writes to.
+    pub(super) fn log_written(&self) -> Option<usize> {
+        match self {
+            Self::DiskWrite {
+                disk: DiskId::Log(unit),
+                ..
+            } => Some(*unit),
+            _ => None,
+        }
     }
 
     /// The volume whose backend it goes to.

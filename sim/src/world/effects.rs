@@ -1,11 +1,12 @@
 //! Performing actions and returning completions.
 
-use hdcs_core::format::{CACHE_HEADER_BLOCKS, LOG_VERSION_PLAIN, LogSuperblock};
+use hdcs_core::format::{CACHE_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::read_cache::Tie;
 
 use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CacheEvent, Completion, Content, DiskId, Done, Event,
     Happening, InFlight, Io, IoError, LOG_HEADER_BLOCKS, Nanos, OpId, Owner, Phase, Plant, Pool,
-    Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds, check_log,
+    Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
 };
 
 impl World {
@@ -151,6 +152,8 @@ impl World {
                 );
                 Ok(())
             }
+            // It is for homes, which have a world of their own.
+            Action::BackendUnsettled { .. } => Ok(()),
             Action::Reply { request, result } => self.replied(unit, request, result),
         }
     }
@@ -218,7 +221,7 @@ impl World {
         self.begin(
             owner,
             token,
-            Io::DiskRead(disk, op, buf),
+            Io::DiskRead(disk, op, offset, buf),
             what,
             [offset, bytes as u64],
         );
@@ -246,7 +249,9 @@ impl World {
             DiskId::Cache => self.cache_writes.begin(name, offset, bytes)?,
         }
         let held = match disk {
-            DiskId::Log(unit) if offset < 2 * BLOCK_BYTES as u64 => self.unmark(unit, held),
+            DiskId::Log(unit) if offset < LOG_HEADER_BLOCKS * BLOCK_BYTES as u64 => {
+                self.unmark(unit, held)
+            }
             _ => held,
         };
         let op = self.disk(disk).submit_write(offset, &held, durable);
@@ -254,9 +259,6 @@ impl World {
         let plant = match disk {
             DiskId::Log(_) if in_ring => {
                 self.plant(&[Plant::EarlyLogAck, Plant::LostLogWrite, Plant::TornLogWrite])
-            }
-            DiskId::Log(unit) if self.declares_compression(unit, &held) => {
-                self.plant(&[Plant::LostDeclaration])
             }
             DiskId::Cache if durable && bytes == BLOCK_BYTES as u64 => {
                 // Destage, which waits for the same, is at rest.
@@ -288,20 +290,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a superblock says more than the last one only in that there may be compressed entries, or no more.
-    fn declares_compression(&self, unit: usize, held: &[Buf]) -> bool {
-        let Ok(new) = LogSuperblock::parse(&held[0]) else {
-            return false;
-        };
-        let last = check_log::superblock(&self.units[unit].log, None);
-        new.version.get() > LOG_VERSION_PLAIN
-            && last.is_some_and(|last| {
-                (last.tail, last.incarnation, last.flags) == (new.tail, new.incarnation, new.flags)
-                    && new.clean_head.get() == u64::MAX
-            })
-    }
-
-    /// What planted bugs make of a superblock that says that writes go past the log.
+    /// What planted bugs make of a superblock that says that writes go past the log, or what the cache has forgotten.
     fn unmark(&mut self, unit: usize, held: Vec<Buf>) -> Vec<Buf> {
         let is_opening = self.phase(unit) == Some(Phase::Opening);
         let plant = if is_opening {
@@ -309,11 +298,24 @@ impl World {
         } else {
             Plant::ForgottenMark
         };
-        if !self.planted.strikes(plant) {
+        let unmarks = self.planted.strikes(plant);
+        let unties = [
+            Plant::ForgottenTie,
+            Plant::LostInvalidation,
+            Plant::LateInvalidation,
+        ];
+        let unties = unties.into_iter().any(|plant| self.planted.is(plant));
+        if !unmarks && !unties {
             return held;
         }
         let mut superblock = LogSuperblock::parse(&held[0]).expect("a superblock is written");
-        superblock.flags = 0.into();
+        if unmarks {
+            superblock.flags = 0.into();
+        }
+        if unties {
+            superblock.cache = Tie::NONE.cache.into();
+            superblock.cache_stamp = Tie::NONE.stamp.into();
+        }
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
         let mut block = Pool::new(BLOCK_BYTES)
@@ -526,8 +528,9 @@ impl World {
             return Ok(());
         };
         let asked = io.backend();
+        let log = io.log_written();
         let result = match io {
-            Io::DiskRead(disk, op, buf) => self.disk_was_read(disk, op, buf, fails),
+            Io::DiskRead(disk, op, offset, buf) => self.disk_was_read(disk, op, offset, buf, fails),
             Io::DiskWrite {
                 disk,
                 op,
@@ -569,6 +572,9 @@ impl World {
         if let Some(unit) = asked {
             self.check_commits(unit)?;
         }
+        if let (Some(unit), true) = (log, result.is_ok()) {
+            self.log_write_ended(unit, number)?;
+        }
         let mut completion = Completion { token, result };
         if let (Some(unit), Err(IoError::Fenced)) = (asked, &completion.result) {
             self.coverage.fences += u64::from(!self.units[unit].fence.is_told());
@@ -588,6 +594,7 @@ impl World {
         &mut self,
         disk: DiskId,
         op: OpId,
+        offset: u64,
         mut buf: BufMut,
         fails: Option<IoError>,
     ) -> Result<Done, IoError> {
@@ -596,6 +603,9 @@ impl World {
             return Err(error);
         }
         self.disk(disk).complete_read(op, &mut buf);
+        if let DiskId::Log(unit) = disk {
+            self.spoil_log_read(unit, offset, &mut buf);
+        }
         Ok(Done::Read(buf))
     }
 

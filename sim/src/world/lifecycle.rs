@@ -7,8 +7,8 @@ use hdcs_core::codec::Method;
 use hdcs_core::read_cache::Barrier;
 
 use super::{
-    AGE_SLACK, Action, Ask, CacheEvent, Context, DIRECTOR_ACTIONS_MAX, Durability, Event, Fence,
-    Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State,
+    AGE_SLACK, Action, Ask, CacheEvent, Context, Coverage, DIRECTOR_ACTIONS_MAX, Durability, Event,
+    Fence, Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State,
     Trouble, UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
     check_log, check_policy, check_recovery, check_trouble,
 };
@@ -38,6 +38,9 @@ impl World {
             cache.set_fill_marks(self.scenario.fill_marks());
         }
         cache.set_tiering(self.scenario.tiering());
+        if let Some((probes, places)) = self.scenario.cache_steps() {
+            cache.set_step_max(probes, places);
+        }
         self.node = Some(Node {
             cache,
             volumes: Vec::new(),
@@ -225,7 +228,9 @@ impl World {
                 let excused = match error {
                     OpenError::Io(_) => state.log_trouble,
                     OpenError::CorruptLog { .. } | OpenError::Superblock(_) => rot,
-                    OpenError::Method { .. } => false,
+                    OpenError::Method { .. }
+                    | OpenError::Record { .. }
+                    | OpenError::Kind { .. } => false,
                 };
                 self.coverage.refusals += 1;
                 self.units[unit].opened = true;
@@ -247,15 +252,6 @@ impl World {
     /// can tell the rot from a torn tail, and what it took cannot be demanded, from the first reply on.
     fn check_rot(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
-        if state.hidden {
-            return Err(Violation::new(
-                "compressed-log-hidden",
-                format!(
-                    "volume {unit} has compressed spans which a superblock of its log says nothing of: an \
-                     older program would forget them"
-                ),
-            ));
-        }
         let Some(view) = state.rot.take() else {
             return Ok(());
         };
@@ -456,6 +452,8 @@ impl World {
             unit.asks_left = 0;
             unit.postponed = None;
             unit.scrub.forget();
+            unit.starving = None;
+            unit.starved.clear();
             unit.leave_resizing();
             unit.destage_all = None;
             unit.snapshot_asked = None;
@@ -473,6 +471,15 @@ impl World {
 }
 
 impl World {
+    /// What the run saw.
+    pub fn coverage(&self) -> Coverage {
+        let mut coverage = self.coverage;
+        let logs = self.units.iter().map(|unit| &unit.log);
+        let disks = logs.chain([&self.cache_disk]);
+        coverage.lies = disks.filter(|disk| disk.told().is_some()).count() as u64;
+        coverage
+    }
+
     /// Number of volumes.
     pub fn units(&self) -> usize {
         self.units.len()
@@ -561,7 +568,8 @@ impl Unit {
         let log = &self.log;
         let kept = self.kept.as_ref();
         self.rot = (log.is_rotten().then(|| check_log::read_log(log, kept))).flatten();
-        self.hidden = !log.is_rotten() && kept.is_none() && check_log::hides_compressed(log);
+        self.inconsistent_since = None;
+        self.spoiled.clear();
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;

@@ -4,7 +4,7 @@
 //! every batch as a shard does; keeps the history of what clients did, and hands everything that
 //! happens to the checkers. It decides nothing about what is right.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use fastrand::Rng;
@@ -25,6 +25,7 @@ use hdcs_core::volume::{
 use crate::backend::Backend;
 use crate::check_backend::{self, BackendOrder};
 use crate::check_bounds::{self, WritesInFlight};
+use crate::check_cost::Cost;
 use crate::check_log;
 use crate::check_lost;
 use crate::check_policy;
@@ -79,7 +80,7 @@ enum DiskId {
 /// An effect under way.
 #[derive(Debug)]
 enum Io {
-    DiskRead(DiskId, OpId, BufMut),
+    DiskRead(DiskId, OpId, u64, BufMut),
     DiskWrite {
         disk: DiskId,
         op: OpId,
@@ -191,8 +192,10 @@ struct Unit {
     log_rotten: bool,
     /// What an independent reader made of a log with rot when its opening began.
     rot: Option<check_log::LogView>,
-    /// It has compressed spans that not every superblock tells of.
-    hidden: bool,
+    /// Since when the volume is inconsistent.
+    inconsistent_since: Option<u64>,
+    /// Blocks of the log of which a read has brought wrong bytes in this opening.
+    spoiled: BTreeSet<u64>,
     /// The opening ended with the log being refused.
     refused: bool,
     backend_trouble: Option<Nanos>,
@@ -219,6 +222,9 @@ struct Unit {
     /// Writes have gone past the log in this opening, or in one whose log says so.
     was_direct: bool,
     scrub: scrubs::Progress,
+    starving: Option<starvation::Starving>,
+    /// Replies that a planted bug keeps.
+    starved: Vec<(RequestId, Result<Reply, RequestError>)>,
     /// What was hot when the node last went down.
     heat: Vec<SectorRange>,
 }
@@ -298,6 +304,10 @@ pub struct Coverage {
     pub counted: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
+    /// Times that a volume became inconsistent.
+    pub inconsistent: u64,
+    /// Reads of a log that have brought wrong bytes.
+    pub spoiled_reads: u64,
     /// Snapshots that were taken.
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
@@ -322,6 +332,8 @@ pub struct Coverage {
     pub flushes_beside: u64,
     /// Superblocks that were kept beside logs whose devices had failed.
     pub kept_superblocks: u64,
+    /// Devices that have lied.
+    pub lies: u64,
 }
 
 impl Coverage {
@@ -355,6 +367,8 @@ impl Coverage {
         self.weighed += other.weighed;
         self.counted += other.counted;
         self.lost_logs += other.lost_logs;
+        self.inconsistent += other.inconsistent;
+        self.spoiled_reads += other.spoiled_reads;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
         self.resizes += other.resizes;
@@ -367,6 +381,7 @@ impl Coverage {
         self.direct_writes += other.direct_writes;
         self.flushes_beside += other.flushes_beside;
         self.kept_superblocks += other.kept_superblocks;
+        self.lies += other.lies;
     }
 }
 
@@ -379,7 +394,8 @@ impl std::fmt::Display for Coverage {
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
-              the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs",
+              the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
+             {} times inconsistent, {} spoiled reads, {} lies",
             self.steps,
             self.replies,
             self.errors,
@@ -419,6 +435,9 @@ impl std::fmt::Display for Coverage {
             self.direct_writes,
             self.flushes_beside,
             self.kept_superblocks,
+            self.inconsistent,
+            self.spoiled_reads,
+            self.lies,
         )
     }
 }
@@ -451,6 +470,7 @@ pub struct World {
     planted: Planted,
     leaked: Vec<Buf>,
     spin: Spin,
+    cost: Cost,
     calm_since: Option<Nanos>,
     /// When it is enough: an opening whose work does not end by itself is calmed.
     calm_at: Nanos,
@@ -472,6 +492,9 @@ impl World {
             .map(|(volume, index)| {
                 let config = volume.config.clone();
                 let mut log = Disk::new(config.log_bytes, stream(10 + index));
+                if let Some((lie, skip)) = scenario.faults.log_lie.filter(|_| index == 0) {
+                    log.lie_once(lie, skip);
+                }
                 log.put(0, &Volume::format_log(&config, stream(30 + index)));
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
@@ -508,7 +531,8 @@ impl World {
                     kept_late: None,
                     log_rotten: false,
                     rot: None,
-                    hidden: false,
+                    inconsistent_since: None,
+                    spoiled: BTreeSet::new(),
                     refused: false,
                     backend_trouble: None,
                     unpersisted_bytes_max: 0,
@@ -526,13 +550,19 @@ impl World {
                     read_only_until: 0,
                     was_direct: false,
                     scrub: scrubs::Progress::default(),
+                    starving: None,
+                    starved: Vec::new(),
                     heat: Vec::new(),
                 }
             })
             .collect();
         let cache_bytes = scenario.cache.ssd.as_ref().map_or(0, |ssd| ssd.bytes);
+        let mut cache_disk = Disk::new(cache_bytes, stream(1));
+        if let Some((lie, skip)) = scenario.faults.cache_lie {
+            cache_disk.lie_once(lie, skip);
+        }
         Self {
-            cache_disk: Disk::new(cache_bytes, stream(1)),
+            cache_disk,
             random: Rng::with_seed(stream(2)),
             planted: Planted::new(plant, stream(3)),
             pool: Pool::new(scenario.pool_bytes),
@@ -552,6 +582,7 @@ impl World {
             watched_sectors: 0,
             leaked: Vec::new(),
             spin: Spin::default(),
+            cost: Cost::default(),
             calm_since: None,
             calm_at: Nanos(0),
             crash_at: None,
@@ -685,6 +716,9 @@ impl World {
 
     fn poll_all(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
+            self.release_starved(unit)?;
+        }
+        for unit in 0..self.volumes() {
             self.step_volume(unit, Event::Poll)?;
         }
         let before = self.node.as_ref().map(|node| node.cache.persisted());
@@ -738,7 +772,13 @@ impl World {
             pool: &self.pool,
             actions: &mut actions,
         };
+        let before = cx.cache.work() + volume.work();
         volume.step(self.now, event, &mut cx);
+        self.cost.step(
+            "a step of a volume",
+            before,
+            cx.cache.work() + volume.work(),
+        )?;
         // Before the first reply of an opening is judged.
         self.notice_opening(unit)?;
         self.notice_size(unit);
@@ -749,7 +789,10 @@ impl World {
     fn step_cache(&mut self, event: CacheEvent) -> Result<(), Violation> {
         let mut actions = Vec::new();
         if let Some(node) = &mut self.node {
+            let before = node.cache.work();
             node.cache.step(self.now, event, &mut actions);
+            self.cost
+                .step("a step of the cache", before, node.cache.work())?;
         }
         self.perform_all(Owner::Cache, actions)
     }
@@ -789,7 +832,7 @@ impl World {
     fn check_state(&mut self) -> Result<(), Violation> {
         let thorough = self.rounds.is_multiple_of(64);
         for unit in 0..self.volumes() {
-            let Some(volume) = self.node.as_ref().map(|node| &node.volumes[unit]) else {
+            let Some(volume) = self.volume(unit) else {
                 break;
             };
             if thorough {
@@ -799,6 +842,7 @@ impl World {
             let stats = volume.stats(self.now);
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             check_policy::check_clean(&stats)?;
+            self.notice_damage(unit);
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
             let Unit {
                 backend, history, ..
@@ -889,6 +933,7 @@ mod audits;
 mod benefit;
 mod clients;
 mod clones;
+mod damage;
 mod director;
 mod effects;
 mod failed_logs;
@@ -900,3 +945,4 @@ mod policies;
 mod resizes;
 mod scrubs;
 mod snapshots;
+mod starvation;

@@ -91,7 +91,7 @@ impl World {
         range: SectorRange,
     ) -> Result<(), Violation> {
         // What rots on the cache's device is lost when it is looked at, and fetched again.
-        if self.scenario.faults.cache_rot {
+        if self.scenario.faults.spoil_cache() {
             return Ok(());
         }
         self.check_pinned(unit, range)

@@ -126,7 +126,9 @@ impl World {
         for unit in 0..self.units.len() {
             let (cache, log) = self.bad_blocks_met(unit);
             let scrub = &self.units[unit].scrub;
-            if cache > scrub.met.0 || (log > scrub.met.1 && !scrub.damaged) {
+            // A device that has lied may have done so since.
+            let lied = self.cache_disk.told().is_some();
+            if (cache > scrub.met.0 && !lied) || (log > scrub.met.1 && !scrub.damaged) {
                 let message = format!(
                     "volume {unit}: reads have met {} bad blocks of the cache and {} of the log after a scrub",
                     cache - scrub.met.0,

@@ -4,7 +4,7 @@ use super::{
     Action, Arena, BLOCK_BYTES, Buf, BufMut, Burn, Entry, Op, Phase, Rc, Root, SegmentState, Ssd,
     Vec, vec,
 };
-use crate::format::CACHE_JOURNAL_ENTRIES_MAX;
+use crate::format::{CACHE_JOURNAL_ENTRIES_MAX, CACHE_SUPERBLOCK_BLOCKS};
 use crate::read_cache::journal;
 
 /// Blocks that are zeroed by one buffer, and buffers of one write.
@@ -82,20 +82,15 @@ impl Ssd {
                 self.write_pair(Root::fresh(self.root.format, true), Step::FormBegun)
             }
             Phase::Forming { begun: true } => self.zero_journal(),
-            Phase::Starting => {
-                let root = Root {
-                    incarnation: self.root.incarnation + 1,
-                    ..self.root
-                };
-                self.write_root(root, Step::Started)
-            }
+            Phase::Starting => self.write_root(self.root.started(self.stamp), Step::Started),
             Phase::Offline(Burn::Wanted(attempts @ 1..)) => {
                 self.phase = Phase::Offline(Burn::Wanted(attempts - 1));
                 self.write_pair(Root::fresh(self.root.format + 1, true), Step::Burnt)
             }
-            Phase::Offline(_) | Phase::Superblocks | Phase::Footers { .. } | Phase::Journal(_) => {
-                None
-            }
+            Phase::Offline(_)
+            | Phase::Superblocks(_)
+            | Phase::Footers { .. }
+            | Phase::Journal(_) => None,
             Phase::Ready => self.next_journal_write(),
         }
     }
@@ -104,6 +99,7 @@ impl Ssd {
         if self.renew {
             let root = Root {
                 incarnation: self.root.incarnation,
+                stamp: self.next_stamp(),
                 ..Root::fresh(self.root.format + 1, false)
             };
             let control = self.write_pair(root, Step::Renewed)?;
@@ -115,6 +111,7 @@ impl Ssd {
             Some(next) if next >= self.segments.len() => {
                 let root = Root {
                     journal_first: self.root.journal_last,
+                    stamp: self.stamp,
                     ..self.root
                 };
                 self.write_root(root, Step::CheckpointEnded)
@@ -123,6 +120,7 @@ impl Ssd {
             None if self.journal_room() == 0 => {
                 let root = Root {
                     journal_last: self.root.journal_last + 1,
+                    stamp: self.stamp,
                     ..self.root
                 };
                 self.write_root(root, Step::CheckpointBegun)
@@ -168,7 +166,12 @@ impl Ssd {
             }
         }
         let (epoch, index) = (self.root.journal_last, self.journal_index);
-        journal::write_block(self.root.format, epoch, index, &entries, &mut block);
+        let at = journal::At {
+            format: self.root.format,
+            epoch,
+            index,
+        };
+        journal::write_block(at, self.next_stamp(), &entries, &mut block);
         Some(Control {
             offset: self.layout.journal_offset(epoch, index),
             data: vec![block.freeze()],
@@ -185,7 +188,8 @@ impl Ssd {
             segment: number as u32,
             sequence: segment.sequence,
             void: if on_medium {
-                self.index.void_bits(number)
+                // What was recorded for what is to be forgotten goes with the other half.
+                self.index.void_bits(number) | self.forgotten_bits(number)
             } else {
                 0
             },
@@ -201,7 +205,7 @@ impl Ssd {
         let mut block = self.control_buffer(1)?;
         root.write(&self.config, &mut block);
         Some(Control {
-            offset: root.sequence % 2 * BLOCK_BYTES as u64,
+            offset: CACHE_SUPERBLOCK_BLOCKS[(root.sequence % 2) as usize] * BLOCK_BYTES as u64,
             data: vec![block.freeze()],
             purpose: Purpose::Root {
                 root,
@@ -212,19 +216,33 @@ impl Ssd {
         })
     }
 
-    /// Both superblocks at once: a root that voids everything before.
+    /// Both superblocks at once, and the zeroes between them: a root that voids everything before.
     fn write_pair(&mut self, root: Root, step: Step) -> Option<Control> {
-        let mut blocks = self.control_buffer(2)?;
-        let (even, odd) = blocks.split_at_mut(BLOCK_BYTES);
+        const ZEROES: usize = 2;
+        let mut blocks = self.control_buffer(2 + ZEROES)?;
+        let (even, rest) = blocks.split_at_mut(BLOCK_BYTES);
+        let (odd, zeroes) = rest.split_at_mut(BLOCK_BYTES);
         root.write(&self.config, even);
         let root = Root {
             sequence: root.sequence + 1,
             ..root
         };
         root.write(&self.config, odd);
+        zeroes.fill(0);
+        let blocks = blocks.freeze();
+        let part = |first, count| blocks.slice(first * BLOCK_BYTES..(first + count) * BLOCK_BYTES);
+        let [first, second] = CACHE_SUPERBLOCK_BLOCKS;
+        let between = (second - first - 1) as usize;
+        let mut data = vec![part(0, 1)];
+        data.extend(
+            (0..between)
+                .step_by(ZEROES)
+                .map(|block| part(2, ZEROES.min(between - block))),
+        );
+        data.push(part(1, 1));
         Some(Control {
-            offset: 0,
-            data: vec![blocks.freeze()],
+            offset: first * BLOCK_BYTES as u64,
+            data,
             purpose: Purpose::Root {
                 root,
                 settles: self.queue.queued(),
@@ -285,6 +303,7 @@ impl Ssd {
         match purpose {
             Purpose::Journal { counted, snapshot } => {
                 self.journal_index += 1;
+                self.stamp = self.next_stamp();
                 self.snapshot = snapshot;
                 self.queue.advance(counted);
             }
@@ -295,6 +314,7 @@ impl Ssd {
                 step,
             } => {
                 self.root = root;
+                self.stamp = root.stamp;
                 self.queue.settle(settles);
                 self.root_written(step);
             }

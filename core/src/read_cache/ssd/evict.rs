@@ -340,7 +340,7 @@ impl Ssd {
             return;
         };
         emptying.reads -= 1;
-        if self.index.find(key) != Some(line) {
+        if self.find(key) != Some(line) {
             return;
         }
         let (sums, blocks) = line_checksums(data.unwrap_or_default());
@@ -359,6 +359,7 @@ impl Ssd {
         let aliases = self.index.aliases_of(segment);
         let aliases: Vec<u64> = aliases
             .filter(|&(other, of)| of == line && other != key && self.pins.contains(other))
+            .filter(|&(other, _)| !self.forgetting.covers(other))
             .map(|(other, _)| other)
             .collect();
         let was_small = self.segments[segment].stream == Stream::Small;

@@ -1,25 +1,28 @@
 //! Reading the tier at start: superblocks, footers, journal. See the module above.
 //!
-//! Footers come first and fill the index; then the journal is read once, in order, and every entry is
-//! applied as it comes. So the memory it takes is that of the index, whatever the journal holds.
+//! Footers come first and fill the index; then the journal is read once, in order. What it voids of segments is
+//! applied as it comes; ranges are gathered, some ten bytes for each, and applied in one walk over the lines, in
+//! bounded steps: so a start takes no longer for many of them, or for long ones.
 //!
 //! Whatever cannot be told for sure makes the start cold: a damaged superblock, a journal block
 //! that may have held entries, a gap. A footer that cannot be read is voided by an entry, in
 //! case it can be read next time.
 
 use super::{
-    Action, BLOCK_BYTES, CACHE_READS_MAX, Entry, Op, Phase, Root, SegmentState, Ssd, Stream, Vec,
+    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root,
+    SegmentState, Ssd, SsdFailure, Stream, Vec,
 };
 use crate::error::FormatError;
+use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
+use crate::io::SectorRange;
+use crate::limits::{CACHE_FOOTERS_DOUBTED, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
 use crate::read_cache::footer::{self, FooterLine, FooterLines};
 use crate::read_cache::journal::{EpochScan, Layout};
 use crate::read_cache::root::Verdict;
 
 /// Blocks of the journal that are read at once.
 const CHUNK_BLOCKS: u64 = 16;
-/// Bits of a segment's sequence number below the incarnation.
-const INCARNATION_SHIFT: u32 = 40;
-const INCARNATION_MAX: u64 = (1 << (64 - INCARNATION_SHIFT)) - 2;
+const INCARNATION_MAX: u64 = (1 << (64 - CACHE_START_SHIFT)) - 2;
 
 /// How far the journal is read.
 #[derive(Debug)]
@@ -29,12 +32,23 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    fn new(format: u64, epoch: u64) -> Self {
+    fn new(root: &Root, epoch: u64) -> Self {
         Self {
-            epoch: EpochScan::new(format, epoch),
+            epoch: EpochScan::new(root, epoch),
             waiting: false,
         }
     }
+}
+
+/// What a start makes of a footer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Footer {
+    /// What it says is entered, if it says anything.
+    Known,
+    /// The segment may hold anything.
+    Unknown,
+    /// See [`FooterFound::Ahead`].
+    Ahead,
 }
 
 /// What the last block of a segment turned out to be.
@@ -46,6 +60,8 @@ pub enum FooterFound<'a> {
     Void,
     /// It cannot be told what the segment holds.
     Damaged(FormatError),
+    /// It was sealed after a start that the superblocks do not know: they are not those that were written last.
+    Ahead,
     /// A footer; the journal may void it or some of its lines.
     Lines {
         /// Order in which segments were sealed.
@@ -82,8 +98,8 @@ pub fn read_footer<'a>(
     if usize::from(footer.line_blocks.get()) != line_blocks {
         return field("line_blocks");
     }
-    if sequence >> INCARNATION_SHIFT > root.incarnation {
-        return field("sequence");
+    if sequence >> CACHE_START_SHIFT > root.incarnation {
+        return FooterFound::Ahead;
     }
     let is_key = |key: u64| key == u64::MAX || key.is_multiple_of(line_blocks as u64);
     if !lines.iter().all(|line| is_key(line.key)) {
@@ -98,28 +114,37 @@ pub fn read_footer<'a>(
 
 impl Ssd {
     pub(super) fn read_superblocks(&mut self, actions: &mut Vec<Action>) {
-        if self.ops.is_empty()
-            && let Some(buf) = self.pool.alloc(2 * BLOCK_BYTES)
+        if let Phase::Superblocks(blocks) = &self.phase
+            && let Some(place) = CACHE_SUPERBLOCK_BLOCKS.get(blocks.len() / BLOCK_BYTES)
+            && self.ops.is_empty()
+            && let Some(buf) = self.pool.alloc(BLOCK_BYTES)
         {
-            let token = self.token(Op::Superblocks);
-            actions.push(Action::CacheRead {
-                token,
-                offset: 0,
-                buf,
-            });
+            let token = self.token(Op::Superblock);
+            let offset = place * BLOCK_BYTES as u64;
+            actions.push(Action::CacheRead { token, offset, buf });
         }
     }
 
-    pub(super) fn superblocks_read(&mut self, data: Option<&[u8]>) {
-        let (Phase::Superblocks, Some(data)) = (&self.phase, data) else {
+    pub(super) fn superblock_read(&mut self, data: Option<&[u8]>) {
+        let (Phase::Superblocks(blocks), Some(data)) = (&mut self.phase, data) else {
             return;
         };
-        match Root::judge(&self.config, data) {
+        blocks.extend_from_slice(data);
+        if blocks.len() < CACHE_SUPERBLOCK_BLOCKS.len() * BLOCK_BYTES {
+            return;
+        }
+        match Root::judge(&self.config, blocks) {
             Verdict::Warm(root) if root.incarnation < INCARNATION_MAX => {
                 self.forget_all();
+                self.stamp = root.stamp;
                 self.root = root;
-                self.phase = Phase::Footers { next: 0 };
+                self.phase = Phase::Footers {
+                    next: 0,
+                    again: false,
+                };
             }
+            // Nothing is written, not even to say that it does not count: it gets another identity.
+            Verdict::Newer => self.give_up(SsdFailure::Newer, Burn::Wanted(0)),
             Verdict::Warm(root) => self.start_forming(root.format + 1),
             Verdict::Cold { format } => self.start_forming(format),
         }
@@ -133,10 +158,22 @@ impl Ssd {
     }
 
     pub(super) fn read_footers(&mut self, actions: &mut Vec<Action>) {
-        let Phase::Footers { mut next } = self.phase else {
+        let Phase::Footers { mut next, again } = self.phase else {
             return;
         };
-        while next < self.segments.len() && self.ops.len() < CACHE_READS_MAX {
+        let end = if again {
+            // Segments are written in this order at first, so what is blank behind them was not written.
+            let used = (self.segments.iter()).rposition(|segment| segment.sequence > 0);
+            let used = used.map_or(0, |last| last + 1);
+            self.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
+        } else {
+            self.segments.len()
+        };
+        while next < end && self.ops.len() < CACHE_READS_MAX {
+            if again && self.segments[next].sequence > 0 {
+                next += 1;
+                continue;
+            }
             let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
                 break;
             };
@@ -145,10 +182,19 @@ impl Ssd {
             actions.push(Action::CacheRead { token, offset, buf });
             next += 1;
         }
-        self.phase = Phase::Footers { next };
-        if next == self.segments.len() && self.ops.is_empty() {
-            self.phase = Phase::Journal(Scan::new(self.root.format, self.root.journal_first));
+        self.phase = Phase::Footers { next, again };
+        if next < end || !self.ops.is_empty() {
+            return;
+        }
+        if again {
+            self.phase = Phase::Journal(Scan::new(&self.root, self.root.journal_first));
             self.read_journal(actions);
+        } else {
+            self.phase = Phase::Footers {
+                next: 0,
+                again: true,
+            };
+            self.read_footers(actions);
         }
     }
 
@@ -156,9 +202,13 @@ impl Ssd {
         if !matches!(self.phase, Phase::Footers { .. }) {
             return;
         }
-        if data.is_none_or(|data| !self.take_footer(number, data)) {
+        let found = data.map_or(Footer::Unknown, |data| self.take_footer(number, data));
+        if found == Footer::Ahead {
+            return self.start_forming(self.root.format + 1);
+        }
+        if found == Footer::Unknown {
             // In case it is readable next time.
-            let sequence = (self.root.incarnation + 1) << INCARNATION_SHIFT;
+            let sequence = (self.root.incarnation + 1) << CACHE_START_SHIFT;
             self.segments[number].sequence = sequence;
             self.segments[number].state = SegmentState::Free;
             self.record(Entry::Segment {
@@ -169,12 +219,13 @@ impl Ssd {
         }
     }
 
-    /// Enter the lines of a footer; false if it cannot be what it seems.
-    fn take_footer(&mut self, number: usize, data: &[u8]) -> bool {
+    /// Enter the lines of a footer.
+    fn take_footer(&mut self, number: usize, data: &[u8]) -> Footer {
         let found = read_footer(&self.layout, self.config.uuid, &self.root, number, data);
         let (sequence, stream, lines) = match found {
-            FooterFound::Blank | FooterFound::Void => return true,
-            FooterFound::Damaged(_) => return false,
+            FooterFound::Blank | FooterFound::Void => return Footer::Known,
+            FooterFound::Damaged(_) => return Footer::Unknown,
+            FooterFound::Ahead => return Footer::Ahead,
             FooterFound::Lines {
                 sequence,
                 stream,
@@ -222,7 +273,7 @@ impl Ssd {
             let shareable = self.index.find_content(&sums).is_none();
             self.index.place(line, key, place.first, &sums, shareable);
         }
-        true
+        Footer::Known
     }
 
     pub(super) fn read_journal(&mut self, actions: &mut Vec<Action>) {
@@ -235,10 +286,13 @@ impl Ssd {
         }
         if scan.epoch.next() >= half_blocks {
             self.journal_index = scan.epoch.used_blocks();
+            self.stamp = self.stamp.max(scan.epoch.stamp());
             if scan.epoch.epoch() < self.root.journal_last {
-                *scan = Scan::new(self.root.format, scan.epoch.epoch() + 1);
+                *scan = Scan::new(&self.root, scan.epoch.epoch() + 1);
             } else {
-                self.finish_loading();
+                // What this step does not come to follows in the next ones.
+                self.void_at.get_or_insert(0);
+                self.void_some(CACHE_STEP_PLACES_MAX);
                 return;
             }
         }
@@ -278,11 +332,13 @@ impl Ssd {
                 blocks,
                 upto,
             } => {
-                for key in self.index.addresses_in(first, first.saturating_add(blocks)) {
-                    if let Some(line) = self.index.find(key)
-                        && self.segments[self.index.segment_of(line)].sequence <= upto
-                    {
-                        self.index.unmap_primary(line);
+                let blocks = blocks.min(u64::MAX - first);
+                let pieces = self.voids.pieces(SectorRange::new(first, blocks));
+                let pieces: Vec<_> = pieces.filter(|&(_, had)| had < Some(upto)).collect();
+                for (piece, _) in pieces {
+                    self.voids.insert_long(piece, upto);
+                    while !self.voids.takes_long() {
+                        self.voids.settle(STEP_WORK_MAX);
                     }
                 }
             }
@@ -311,6 +367,35 @@ impl Ssd {
         true
     }
 
+    /// Void what the journal says in so many lines more: one walk for all of its entries.
+    pub(super) fn void_some(&mut self, lines_max: usize) {
+        let Some(from) = self
+            .void_at
+            .filter(|_| matches!(self.phase, Phase::Journal(_)))
+        else {
+            return;
+        };
+        let lines = self.index.lines();
+        let to = lines.min(from.saturating_add(lines_max));
+        let line_blocks = self.layout.line_blocks as u64;
+        for line in (from..to).map(|number| Line(number as u32)) {
+            let Some(key) = self.index.primary(line) else {
+                continue;
+            };
+            let sequence = self.segments[self.index.segment_of(line)].sequence;
+            let mut voids = self.voids.overlaps(SectorRange::new(key, line_blocks));
+            if voids.any(|(_, upto)| sequence <= upto) {
+                drop(voids);
+                self.index.unmap_primary(line);
+            }
+        }
+        self.void_at = Some(to);
+        if to == lines {
+            (self.voids, self.void_at) = (ExtentIndex::default(), None);
+            self.finish_loading();
+        }
+    }
+
     fn finish_loading(&mut self) {
         let mut sealed: Vec<u32> = (0..self.segments.len() as u32)
             .filter(|&number| self.segments[number as usize].state == SegmentState::Sealed)
@@ -331,12 +416,14 @@ impl Ssd {
         self.queue.settle(all);
         self.renew = false;
         self.journal_index = 0;
-        self.next_sequence = (self.root.incarnation << INCARNATION_SHIFT) + 1;
+        self.ties.clear();
+        self.began_empty = true;
+        self.next_sequence = (self.root.incarnation << CACHE_START_SHIFT) + 1;
         self.phase = Phase::Ready;
     }
 
     pub(super) fn serve_warm(&mut self) {
-        let base = self.root.incarnation << INCARNATION_SHIFT;
+        let base = self.root.incarnation << CACHE_START_SHIFT;
         self.next_sequence = base + 1;
         self.phase = Phase::Ready;
         if self.renew {
@@ -344,6 +431,8 @@ impl Ssd {
             let root = self.root;
             self.forget_all();
             self.root = root;
+            self.ties.clear();
+            self.began_empty = true;
             return;
         }
         // What was invalidated since the start.
@@ -360,7 +449,18 @@ impl Ssd {
             }
         }
         for (first, blocks) in ranges {
-            for key in self.index.addresses_in(first, first.saturating_add(blocks)) {
+            let end = first.saturating_add(blocks);
+            if blocks > self.probes_max as u64 {
+                if let Some((first, end)) = self.forget_lines(first, end) {
+                    self.record(Entry::Range {
+                        first,
+                        blocks: end - first,
+                        upto: base,
+                    });
+                }
+                continue;
+            }
+            for key in self.index.addresses_in(first, end) {
                 self.index.unmap(key);
             }
         }
@@ -373,5 +473,6 @@ impl Ssd {
                 self.renew = true;
             }
         }
+        self.try_ties();
     }
 }

@@ -88,7 +88,8 @@ impl Ssd {
         is_promoted: bool,
     ) -> SsdTaken {
         let mut taken = SsdTaken::default();
-        if !self.takes_lines() {
+        let blocks = (data.len() / BLOCK_BYTES) as u64;
+        if !self.takes_lines() || self.refuses(first.0, first.0 + blocks) {
             return taken;
         }
         let line_blocks = self.layout.line_blocks as u64;
@@ -151,7 +152,7 @@ impl Ssd {
                 return false;
             }
             // The content has changed, and the invalidation is still to come.
-            self.invalidate(BlockKey(key), self.layout.line_blocks as u64);
+            self.unmap(BlockKey(key), self.layout.line_blocks as u64);
         }
         if let Some(compare) = self.compares.iter_mut().find(|compare| compare.key == key) {
             compare.cancelled = true;
@@ -340,6 +341,7 @@ impl Ssd {
         else {
             return;
         };
+        self.drop_forgotten(segment);
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.segments[segment].sequence = sequence;
@@ -361,6 +363,14 @@ impl Ssd {
         self.writing.insert(segment as u32, buf.freeze());
         self.unsent.push_back(segment as u32);
         self.sealed[stream as usize].push_back(segment as u32);
+    }
+
+    /// What is to be forgotten does not get into a footer: it was recorded for earlier ones.
+    fn drop_forgotten(&mut self, segment: usize) {
+        let bits = self.forgotten_bits(segment);
+        for slot in (0..self.layout.lines_per_segment).filter(|&slot| bits >> slot & 1 == 1) {
+            self.index.unmap_primary(self.index.line_at(segment, slot));
+        }
     }
 
     pub(super) fn drive_writes(&mut self, actions: &mut Vec<Action>) {

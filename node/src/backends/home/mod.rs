@@ -145,6 +145,11 @@ impl HomeBackend {
         self.step(now, Event::Verify { token, block }, port);
     }
 
+    /// The volume's log, which is being replayed, writes these sectors again.
+    pub fn unsettled(&mut self, range: SectorRange) {
+        self.home.unsettle(range);
+    }
+
     /// Why the last resize failed, if there is more to say than its error.
     pub fn resize_trouble(&self) -> Option<&str> {
         self.resize_trouble.as_deref()

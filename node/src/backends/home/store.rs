@@ -13,9 +13,7 @@ use hdcs_core::buf::Arena;
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::{FormatError, IoError};
 use hdcs_core::home::Config;
-use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, SUMS_UNTRUSTED,
-};
+use hdcs_core::home::format::{self, HOME_BETWEEN, HomePage, HomeSuperblock, SUMS_UNTRUSTED};
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
     BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES,
@@ -137,7 +135,7 @@ pub fn create(
     is_device: bool,
     data_key: Option<Uuid>,
 ) -> Result<(), DeviceError> {
-    let needs = Layout::Grouped.store_bytes(bytes);
+    let needs = format::store_bytes(bytes);
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -173,7 +171,7 @@ pub fn create(
         for page in 0..format::pages(bytes) {
             let empty = format::format_page(home, page);
             for copy in [0, 1] {
-                let place = Layout::Grouped.page_offset(page, copy);
+                let place = format::page_offset(page, copy);
                 file.write_all_at(empty.as_bytes(), place)?;
             }
         }
@@ -291,9 +289,8 @@ pub fn open(
     if superblock.volume != volume {
         return Err(wrong(FormatError::Identity));
     }
-    let (has, layout) = (superblock.bytes.get(), superblock.layout());
-    let may_be_larger = layout == Layout::Grouped && has <= VOLUME_BYTES_MAX;
-    if has < bytes || (has > bytes && !may_be_larger) {
+    let has = superblock.bytes.get();
+    if !(bytes..=VOLUME_BYTES_MAX).contains(&has) {
         return Err(StoreError::Size {
             path: path.to_owned(),
             has,
@@ -308,7 +305,7 @@ pub fn open(
     let mut pages = Vec::new();
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = read(layout.page_offset(page, 0))?;
+        let found = read(format::page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page);
         let found = found.map_err(|source| StoreError::Page {
             path: path.to_owned(),
@@ -316,7 +313,7 @@ pub fn open(
             source,
         })?;
         if let Some(copy) = found.repair {
-            repairs.push((layout.page_offset(page, copy), found.page.clone()));
+            repairs.push((format::page_offset(page, copy), found.page.clone()));
         }
         pages.push(found.page);
     }
@@ -354,24 +351,23 @@ pub fn open(
         home,
         log,
         data_key: superblock.data_key,
-        layout,
         sequence: superblock.sequence.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
-        sums_log: superblock.sums(),
+        sums_log: superblock.sums_log.get(),
         sums_bytes: HOME_SUMS_BYTES,
         backend_atomic: false,
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
         turn_blocks: HOME_TURN_BLOCKS,
     };
-    let needs = layout.store_bytes(bytes);
-    if layout == Layout::Grouped && !opened.block_device && opened.bytes > needs {
+    let needs = format::store_bytes(bytes);
+    if !opened.block_device && opened.bytes > needs {
         // Room that a resize had reserved, or had yet to give back, when it was interrupted.
         let given_back = opened.file.set_len(needs);
         if let Err(error) = given_back {
             tracing::warn!(path = %path.display(), "what is behind the end of a home stays there: {error}");
         }
     }
-    if superblock.sums() == Some(SUMS_UNTRUSTED) {
+    if superblock.sums_log.get() == SUMS_UNTRUSTED {
         tracing::warn!(
             path = %path.display(),
             "what was written last is not in the write log any more, so that the checksums of this home are not \
@@ -408,14 +404,10 @@ fn wrong_key(data_key: [u8; 16], keys: Option<&Unlocked>) -> Option<String> {
 pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     let file = File::open(path).ok()?;
     let superblock = superblock_of(&file, volume)?;
-    let (home, bytes, layout) = (
-        superblock.home.get(),
-        superblock.bytes.get(),
-        superblock.layout(),
-    );
+    let (home, bytes) = (superblock.home.get(), superblock.bytes.get());
     let mut pages = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = pair(&file, layout.page_offset(page, 0))?;
+        let found = pair(&file, format::page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
         pages.push(found.page);
     }
@@ -440,13 +432,8 @@ fn superblock_of(file: &File, volume: Uuid) -> Option<HomeSuperblock> {
 
 /// Whether a file or device begins like a home of this volume.
 pub fn is_of(path: &Path, volume: Uuid) -> bool {
-    layout_of(path, volume).is_some()
-}
-
-/// Where in the home of this volume what is; `None` if a file or device does not begin like it.
-pub fn layout_of(path: &Path, volume: Uuid) -> Option<Layout> {
-    let superblock = superblock_of(&File::open(path).ok()?, volume)?;
-    Some(superblock.layout())
+    let file = File::open(path);
+    file.is_ok_and(|file| superblock_of(&file, volume).is_some())
 }
 
 #[cfg(test)]
@@ -461,52 +448,12 @@ mod tests {
         super::open(path, VOLUME.into_bytes(), bytes, LOG, true, None)
     }
 
-    /// A home of version 1 or 2.
-    fn trailing(path: &Path, sums_log: Option<u64>) {
-        let layout = Layout::Trailing;
-        let file = File::create(path).unwrap();
-        file.set_len(layout.store_bytes(BYTES)).unwrap();
-        let volume = VOLUME.into_bytes();
-        let superblock = HomeSuperblock::sealed(volume, 3, 1, BYTES, 0, sums_log, layout);
-        file.write_all_at(superblock.as_bytes(), superblock.place())
-            .unwrap();
-        for page in 0..format::pages(BYTES) {
-            for copy in [0, 1] {
-                let empty = format::format_page(3, page);
-                file.write_all_at(empty.as_bytes(), layout.page_offset(page, copy))
-                    .unwrap();
-            }
-        }
-    }
-
-    #[test]
-    fn store_opens_homes_of_earlier_versions_in_their_size_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("home");
-        for sums_log in [None, Some(LOG)] {
-            trailing(&path, sums_log);
-            assert_eq!(layout_of(&path, VOLUME), Some(Layout::Trailing));
-            let store = open(&path, BYTES).unwrap();
-            assert_eq!(store.config.layout, Layout::Trailing);
-            assert_eq!(
-                (store.config.bytes, store.config.sums_log),
-                (BYTES, sums_log)
-            );
-            drop(store);
-            assert_eq!(dirty_of(&path, VOLUME), Some((0, true)));
-            for bytes in [BYTES - BLOCK_BYTES as u64, BYTES + BLOCK_BYTES as u64] {
-                let refused = open(&path, bytes);
-                assert!(matches!(refused, Err(StoreError::Size { has: BYTES, .. })));
-            }
-        }
-    }
-
     #[test]
     fn store_that_is_larger_than_its_volume_opens_in_its_own_size() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("home");
         create(&path, VOLUME, BYTES, false, None).unwrap();
-        let needs = Layout::Grouped.store_bytes(BYTES);
+        let needs = format::store_bytes(BYTES);
         // Room of a resize that did not come as far as the superblock.
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(needs + 9 * BLOCK_BYTES as u64).unwrap();

@@ -2,17 +2,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use super::{dead_clones, objects_place};
 use crate::backends::conformance::{self, Bench};
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::{Verified, Watch};
-use crate::backends::{Absent, Ask, BackendError, Keep, find, open, open_with};
+use crate::backends::{Absent, Ask, BackendError, Keep, Keeper as _, find, open, open_with};
 use crate::crypt::Encryption;
 use crate::crypt::source::KeySource;
 use crate::stores::tests::Served;
+use crate::stores::{self, StoreError, runtime};
 use hdcs_core::error::IoError;
-use hdcs_core::objects::io::SnapshotName;
+use hdcs_core::objects::io::{Kind, Name, SnapshotName};
 
 const BYTES: u64 = 8 << 20;
 
@@ -367,4 +370,55 @@ fn verify_names_every_object_that_is_damaged_or_missing() {
     }
     assert!(tried >= 9, "{tried}");
     assert!(verified(&here).problems.is_empty());
+}
+
+#[test]
+fn reference_of_a_clone_that_never_came_to_be_is_removed_and_no_other() {
+    let served = Served::start();
+    let parent = url(&served, "parent");
+    let name = SnapshotName::new("s").unwrap();
+    let mut bench = Bench::over(open(&parent, BYTES, Absent::Create).unwrap().build());
+    bench.write(0, &[1; 4096]).unwrap();
+    bench.ask(Ask::Flush).unwrap();
+    let made_ms = 1;
+    bench
+        .ask(Ask::Keep(Keep::Snapshot {
+            name,
+            made_ms,
+            copy: false,
+        }))
+        .unwrap();
+    let clone = |to: &str| {
+        let place = objects_place(&url(&served, to)).unwrap();
+        place.clone_from(&parent, &name, &Copying::default())
+    };
+    clone("alive").unwrap();
+    clone("dead").unwrap();
+    // As if its creation had died before its first manifest, which the store may still have to put.
+    let bucket = served.directory.path().join("bucket");
+    let first = objects(&served, "dead/manifest").remove(0);
+    let late = fs::read(&first).unwrap();
+    fs::remove_dir_all(bucket.join("dead")).unwrap();
+    let place = objects_place(&parent).unwrap();
+    let forget = |grace| {
+        let client = place.client().unwrap();
+        let forgotten = dead_clones::forget_older(&*place.reach, &client, place.patience, grace);
+        runtime().block_on(forgotten).unwrap()
+    };
+    assert_eq!(forget(Duration::from_secs(3600)), 0, "it may only be slow");
+    assert_eq!(objects(&served, "parent/clone").len(), 2);
+    assert_eq!(forget(Duration::ZERO), 1);
+    assert_eq!(forget(Duration::ZERO), 0);
+    assert_eq!(objects(&served, "parent/clone").len(), 1);
+    let there = objects_place(&url(&served, "dead"))
+        .unwrap()
+        .client()
+        .unwrap();
+    let name = Name::own(Kind::Manifest, 1).to_string();
+    let put = there.put(&name, late.into(), stores::Condition::IfAbsent);
+    assert_eq!(runtime().block_on(put), Err(StoreError::Exists));
+    let said = clone("dead").unwrap_err().to_string();
+    assert!(said.contains("name another place"), "{said}");
+    let alive = open(&url(&served, "alive"), BYTES, Absent::Refuse).unwrap();
+    assert_eq!(Bench::over(alive.build()).read(0, 4096).unwrap(), [1; 4096]);
 }

@@ -6,6 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -352,7 +353,10 @@ impl Part {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".part-{}", std::process::id()));
         let path = path.with_file_name(name);
-        let made = OpenOptions::new().write(true).create_new(true).open(&path);
+        let mut options = OpenOptions::new();
+        // Whoever may read a volume may not be whoever may look into the directory: it is its owner's alone.
+        options.write(true).create_new(true).mode(0o600);
+        let made = options.open(&path);
         made.map_err(|error| failed(&path, error))?;
         Ok(Self {
             path,
@@ -389,6 +393,8 @@ impl Drop for Part {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -398,6 +404,8 @@ mod tests {
         drop(Part::new(&file).unwrap());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         Part::new(&file).unwrap().complete(&file, false).unwrap();
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "nobody else reads what a volume holds");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         // What came meanwhile stays.
         let part = Part::new(&file).unwrap();

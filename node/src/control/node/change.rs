@@ -9,12 +9,12 @@ use super::{
     COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed, find, invalid,
     pins,
 };
-use crate::catalogue::{self, Entry, Found, check_volume_bytes};
+use crate::catalogue::{Found, check_volume_bytes};
 use crate::config::VolumeSettings;
 use crate::control::api::{
     ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange,
 };
-use crate::control::link::{ask, report};
+use crate::control::link::ask;
 use crate::frontends::VolumeNumber;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport, VolumeReport};
@@ -39,8 +39,12 @@ impl Node {
         let settings = self.settings_of(&entry.settings)?;
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
-        catalogue::update(&self.layout(), &entry).map_err(|error| failed(error.to_string()))?;
+        self.update_entry(&entry).await?;
         self.put(entry, None);
+        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
+            Command::SetAllow(number, settings.allow, answer)
+        })
+        .await?;
         ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
             Command::Reconfigure(Box::new(config), answer)
         })
@@ -68,7 +72,7 @@ impl Node {
                 ),
             ));
         }
-        self.check_home_resize(&entry, request.bytes).await?;
+        Self::check_home_resize(&entry, request.bytes)?;
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;
@@ -86,27 +90,39 @@ impl Node {
         let resize = self.command(name, "resizing it", MOVE_TIME_MAX, |answer| {
             Command::Resize(number, request.bytes, answer)
         });
-        let save = |entry: &Entry| {
-            catalogue::update(&self.layout(), entry).map_err(|error| failed(error.to_string()))
-        };
         if shrinks || self.holds_cut(number).await? {
             self.destage(name, number).await?;
         }
         if shrinks {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
-            save(&entry)?;
+            if let Err(error) = self.update_entry(&entry).await {
+                // The smaller size may stand there all the same, if only making its name durable failed.
+                self.update_entry(&old).await?;
+                return Err(error);
+            }
             if let Err(error) = resize.await {
-                if entry.home.is_none() || self.bytes_of(number).await == Some(old.bytes) {
-                    save(&old)?;
+                if self.bytes_of(number).await == Some(old.bytes) {
+                    self.update_entry(&old).await?;
                 } else {
-                    // Its home may be that small by now, or soon; one that is not is cut when it is opened.
+                    // The volume is that small, and its home or its object volume may be so by now, or soon: a
+                    // store commits a size that it has taken on, however long it was away. One that is not is larger
+                    // than what the catalogue says, which every opening takes; one that is smaller is refused.
                     self.put(entry, None);
                 }
                 return Err(error);
             }
         } else {
             resize.await?;
-            save(&entry)?;
+            // Only then may clients write beyond the old end: an opening cuts off what the catalogue does not know of.
+            self.update_entry(&entry).await?;
+            let grown = self.command(name, "growing it", COMMAND_TIME_MAX, |answer| {
+                Command::Grow(number, request.bytes, answer)
+            });
+            if let Err(error) = grown.await {
+                // It has the size at the next opening.
+                self.put(entry, None);
+                return Err(error);
+            }
         }
         let has_other_pins = entry.pins != old.pins;
         self.put(entry.clone(), None);
@@ -118,25 +134,25 @@ impl Node {
 
     /// Whether what an interrupted shrink has cut off is still in a volume's log.
     async fn holds_cut(&self, number: VolumeNumber) -> Result<bool, ApiError> {
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
     }
 
     /// The size that a volume has now, and keeps, if it is open.
     async fn bytes_of(&self, number: VolumeNumber) -> Option<u64> {
-        let report = report(&*self.path).await.ok()?;
+        let report = self.report().await.ok()?;
         let volume = find(&report, number).filter(|volume| !volume.is_resizing);
         volume.map(|volume| volume.config.bytes)
     }
 
-    /// Have the catalogue say what size the volumes in storage mode have: a resize that took longer than anybody waits,
-    /// or whose end could not be recorded, has left another one there. A home that is larger than the catalogue says
-    /// would be cut at the next opening.
+    /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
+    /// could not be recorded, has left another one there. A home that is larger than the catalogue says would be cut at
+    /// the next opening, and any backend that is smaller would be refused.
     pub(super) async fn record_sizes(&self, report: &ShardReport) {
         for entry in self.entries() {
             let number = VolumeNumber(entry.number);
             let is_other = |volume: &VolumeReport| volume.config.bytes != entry.bytes;
-            if entry.home.is_none() || !find(report, number).is_some_and(is_other) {
+            if !find(report, number).is_some_and(is_other) {
                 continue;
             }
             // What the report said may have been before the end of a resize.
@@ -153,7 +169,7 @@ impl Node {
             }
             entry.bytes = bytes;
             entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
-            match catalogue::update(&self.layout(), &entry) {
+            match self.update_entry(&entry).await {
                 Ok(()) => self.put(entry, None),
                 Err(error) => tracing::warn!(
                     "volume {}: its size of {bytes} bytes cannot be recorded: {error}",
@@ -181,7 +197,7 @@ impl Node {
         let (mut least, mut tiered) = (u64::MAX, 0);
         let mut moved_at = Instant::now();
         loop {
-            let report = report(&*self.path).await?;
+            let report = self.report().await?;
             let Some(volume) = find(&report, number) else {
                 return Err(failed(format!("volume {name}: it is not open any more")));
             };

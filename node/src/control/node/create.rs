@@ -11,7 +11,7 @@ use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
 use super::home::make_home;
-use super::{ANSWER_TIME_MAX, Node, at_volume, failed, in_time, invalid, lock, parse_name};
+use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, in_time, invalid, lock, parse_name};
 use crate::backends::{self, Absent, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
@@ -55,7 +55,8 @@ impl Node {
             lock(&self.slots).remove(name.as_str());
             self.explain(name.as_str(), None);
             self.forget(&entry).await;
-            let removed = catalogue::remove(&self.layout(), &entry.name, None);
+            let (layout, of) = (self.layout(), entry.name.clone());
+            let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
             let rest = removed.err().map_or(String::new(), |error| {
                 format!(" (and what was made could not be removed: {error})")
             });
@@ -112,9 +113,7 @@ impl Node {
         let encryption = encryption.await?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
         let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
-        let number = lock(&self.dir)
-            .next_volume_number()
-            .map_err(|error| failed(format!("volume {name}: {error}")))?;
+        let number = self.next_volume_number(name.as_str()).await?;
         Ok(Entry {
             name: name.clone(),
             number,
@@ -134,6 +133,9 @@ impl Node {
     async fn check_backend(&self, url: &str) -> Result<Option<Found>, ApiError> {
         let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
         let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
+        if let Some(exposure) = place.exposure() {
+            return Err(invalid(format!("backend {}: {exposure}", place.name())));
+        }
         let name_of = async |url: String| {
             let look = move || place_of(&url).ok().map(|place| place.name());
             in_time(ANSWER_TIME_MAX, look).await

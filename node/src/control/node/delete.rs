@@ -15,7 +15,7 @@ use super::{
 use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
-use crate::control::link::{ask, report};
+use crate::control::link::ask;
 use crate::frontends::VolumeNumber;
 use crate::inspect;
 use crate::shard::command::Command;
@@ -161,7 +161,7 @@ impl Node {
             return Ok(Leaving::Stays);
         };
         // Of one that is not open nobody knows whose it is by now.
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         if volume.is_none_or(|volume| volume.phase != Phase::Open) {
             return Ok(Leaving::Stays);
@@ -205,7 +205,7 @@ impl Node {
         leaving: &mut Leaving,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
             return self.give_up_unopened(name, entry, options).await;
         };
@@ -290,7 +290,7 @@ impl Node {
         } else {
             None
         };
-        let loss = self.loss_of(entry);
+        let loss = self.loss_of(entry).await;
         let home = entry.home_path(&self.layout());
         let at_home = match home {
             Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,

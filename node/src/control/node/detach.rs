@@ -6,10 +6,9 @@
 use hdcs_core::volume::Phase;
 use uuid::Uuid;
 
-use super::{MOVE_TIME_MAX, Node, at_volume, failed, find, lock, parse_name};
+use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lock, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DetachOptions, Detached, ErrorKind};
-use crate::control::link::report;
 use crate::frontends::VolumeNumber;
 use crate::shard::command::{Command, Left};
 
@@ -29,16 +28,19 @@ impl Node {
         };
         let dirty_bytes_left = self.let_go(name, &entry, options).await?;
         let layout = self.layout();
-        let number = lock(&self.dir)
-            .next_volume_number()
-            .map_err(|error| failed(format!("volume {name}: {error}")))?;
+        let number = self.next_volume_number(name).await?;
         let renumbered = Entry {
             number,
             ..entry.clone()
         };
         let target = layout.detached().join(format!("{name}-{}", Uuid::new_v4()));
-        let moved = catalogue::update(&layout, &renumbered)
-            .and_then(|()| catalogue::detach(&layout, &volume_name, &target));
+        let (at, new, to) = (layout.clone(), renumbered.clone(), target.clone());
+        let moved = beside(move || {
+            catalogue::update(&at, &new).and_then(|()| catalogue::detach(&at, &volume_name, &to))
+        });
+        let moved = moved
+            .await
+            .and_then(|moved| moved.map_err(|error| failed(error.to_string())));
         if let Err(error) = moved {
             let why = format!("detaching it did not end: {error}: detach it again");
             self.put(
@@ -74,7 +76,7 @@ impl Node {
         options: DetachOptions,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
             let dirty = self.dirty_of_unopened(name, entry).await?;
             if !options.discard_dirty && !dirty.is_none() {

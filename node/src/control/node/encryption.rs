@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. A data key is made only where nothing is yet; what is there already keeps its own.
 //! 2. A rotation replaces each copy of the wrapped key at once, the one beside the objects before the
-//!    catalogue's: a crash in between leaves both whole, each of them good with its own key. It changes
+//!    one on this node, of which no byte of the old one stays: a crash in between leaves both whole, each of them good with its own key. It changes
 //!    nothing about the data key, so the volume serves on.
 
 use std::path::Path;
@@ -15,6 +15,7 @@ use crate::control::api::{ApiError, CreateVolume, ErrorKind, KeyPlace, Volume, V
 use crate::crypt::Encryption;
 use crate::crypt::source::{KeyError, KeySource};
 use crate::crypt::wrapped::WrappedKey;
+use crate::data_dir::key::ReplaceError;
 
 impl From<KeySource> for KeyPlace {
     fn from(source: KeySource) -> Self {
@@ -160,16 +161,23 @@ impl Node {
                 keeper.put_key(&rotated.key).map_err(no_backend)?;
             }
             let new = Entry {
-                encryption: Some(rotated),
+                encryption: Some(rotated.clone()),
                 ..old
             };
-            catalogue::update(&layout, &new).map_err(|error| failed(error.to_string()))?;
-            Ok(new)
+            let left = match catalogue::rotate(&layout, &new.name, &rotated) {
+                Ok(()) => None,
+                Err(error @ ReplaceError::OldIsLeft { .. }) => Some(failed(error.to_string())),
+                Err(error) => return Err(failed(error.to_string())),
+            };
+            Ok((new, left))
         });
         let rotated = rotated.await.map_err(|error| failed(error.to_string()))?;
-        let new = rotated.map_err(|error: ApiError| at_volume(name, error))?;
+        let (new, left) = rotated.map_err(|error: ApiError| at_volume(name, error))?;
         let not_open = self.slot(name)?.not_open;
         self.put(new, not_open);
+        if let Some(left) = left {
+            return Err(at_volume(name, left));
+        }
         tracing::info!("volume {name}: its data key is wrapped with another key now");
         self.volume(name).await
     }

@@ -18,12 +18,13 @@ use hdcs_core::heat::{HEAT_BYTES_MAX, HeatMap, Plan};
 use hdcs_core::read_cache::SsdState;
 
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, Node, at_volume, failed, find, in_time, invalid, lock,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, Node, at_volume, beside, failed, find, in_time, invalid,
+    lock,
 };
 use crate::catalogue::{self, Entry};
 use crate::config::value::Switch;
 use crate::control::api::{ApiError, ErrorKind, SavedHeat, WarmedFrom};
-use crate::control::link::{ask, report};
+use crate::control::link::ask;
 use crate::data_dir::dirty::unix_ms;
 use crate::data_dir::heat::{self, HEAT_FILE, HeatFileError};
 use crate::data_dir::sealed;
@@ -56,17 +57,6 @@ pub(super) struct Heats {
 }
 
 /// Run something that takes a while on another thread.
-async fn beside<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| {
-        failed(format!(
-            "internal error: {error}: see the log of the daemon"
-        ))
-    })
-}
-
 /// The map in these bytes.
 fn parsed(name: &str, bytes: &[u8]) -> Result<HeatMap, ApiError> {
     HeatMap::parse(bytes).map_err(|error| {
@@ -126,7 +116,7 @@ impl Node {
         map: HeatMap,
         if_cold: bool,
     ) -> Result<Plan, ApiError> {
-        let room_bytes = report(&*self.path).await?.cache_room_bytes;
+        let room_bytes = self.report().await?.cache_room_bytes;
         if room_bytes == 0 {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -269,7 +259,7 @@ impl Node {
 
     /// Whether the map was kept: else there is nothing to keep at present.
     async fn try_save_heat(&self, entry: &Entry) -> Result<bool, ApiError> {
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let serves = matches!(report.cache.ssd_state, SsdState::Off | SsdState::Online);
         let volume = find(&report, VolumeNumber(entry.number));
         if !serves || volume.is_none_or(|volume| volume.stats.warm_left_bytes > 0) {

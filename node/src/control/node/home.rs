@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hdcs_core::home::TierState;
-use hdcs_core::home::format::Layout;
+use hdcs_core::home::format::store_bytes;
 use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
@@ -92,31 +92,12 @@ impl Node {
     }
 
     /// Refuse a size that the home of a volume cannot have, if it is in storage mode.
-    pub(super) async fn check_home_resize(
-        &self,
-        entry: &Entry,
-        bytes: u64,
-    ) -> Result<(), ApiError> {
-        let Some(path) = entry.home_path(&self.layout()) else {
-            return Ok(());
-        };
-        let name = &entry.name;
-        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let uuid = entry.uuid;
-        let layout = in_time(ANSWER_TIME_MAX, move || store::layout_of(&path, uuid));
-        if layout.await.flatten() != Some(Layout::Trailing) {
-            // Of one that does not answer whoever has it open says so.
+    pub(super) fn check_home_resize(entry: &Entry, bytes: u64) -> Result<(), ApiError> {
+        if entry.home.is_none() {
             return Ok(());
         }
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!(
-                "volume {name}: its home was made by an earlier version and keeps its size: flush and delete the \
-                 volume, create it again over its backend {}, and resize it then; or export it, and import it into \
-                 a volume of another size",
-                entry.backend_url(&self.layout())
-            ),
-        ))
+        let name = &entry.name;
+        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))
     }
 
     /// Drop what a device still holds of the home of a closed volume.
@@ -219,7 +200,7 @@ pub(super) fn make_home(
             DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,
             _ => ErrorKind::Failed,
         };
-        let needs = Layout::Grouped.store_bytes(entry.bytes);
+        let needs = store_bytes(entry.bytes);
         let why = format!("its home of {needs} bytes cannot be made: {error}: {advice}");
         ApiError::new(kind, why)
     })

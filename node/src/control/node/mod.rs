@@ -7,7 +7,8 @@
 //!    that opens.
 //! 2. One operation at a time changes a volume; a second one is refused, not queued.
 //! 3. Operations that change something run to their end even if the client goes away.
-//! 4. Dirty data is lost only by `discard_dirty`, and the answer says how much it was.
+//! 4. What may wait for a disk runs [`beside`] the control plane, and so never under a lock that its thread takes.
+//! 5. Dirty data is lost only by `discard_dirty`, and the answer says how much it was.
 
 mod change;
 mod create;
@@ -31,21 +32,27 @@ use std::time::{Duration, Instant};
 use hdcs_core::io::Nanos;
 use hdcs_core::volume::VolumeConfig;
 
-use super::api::{ApiError, ErrorKind};
-use super::link::{DataPath, ask};
+use super::api::{ApiError, ErrorKind, Reloaded};
+use super::link::{DataPath, Reports, ask};
+use crate::access::Allow;
 use crate::backends::copying::Copying;
-use crate::catalogue::{Entry, Found, VolumeName};
+use crate::catalogue::{self, Entry, Found, VolumeName};
 use crate::codec::CODECS;
 use crate::config::budget::Budget;
 use crate::config::value::Value;
 use crate::config::{Config, NodeSettings, VolumeSettings};
+use crate::data_dir::dirty::utc;
 use crate::data_dir::{DataDir, Layout};
-use crate::frontends::VolumeNumber;
+use crate::events::{Event, Events, Outcome};
+use crate::frontends::nbd::tls::Certificates;
+use crate::frontends::{Unopened, VolumeNumber};
 use crate::shard::command::{
     Admission, Answer, Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec,
 };
 use open::{NotOpen, Opening};
 use record::Records;
+use tokio::sync::Semaphore;
+use uuid::Uuid;
 
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
@@ -59,6 +66,8 @@ const STOP_TIME_MAX: Duration = Duration::from_hours(48);
 const STALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often progress is looked at.
 const WATCH_PERIOD: Duration = Duration::from_millis(50);
+/// Looks at what a volume's file takes up that may be under way at once.
+const LOOKS_MAX: usize = 8;
 
 /// A volume that this node has.
 #[derive(Clone, Debug)]
@@ -82,6 +91,10 @@ pub struct Node {
     budget: Budget,
     dir: Arc<Mutex<DataDir>>,
     root: PathBuf,
+    uuid: Uuid,
+    events: Events,
+    /// The state that each volume was in when it was last looked at.
+    states: Mutex<BTreeMap<String, String>>,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Operations under way, by volume.
     busy: Mutex<BTreeMap<String, &'static str>>,
@@ -95,7 +108,11 @@ pub struct Node {
     scrubs: scrub::Scrubs,
     heats: heat::Heats,
     path: Arc<dyn DataPath>,
+    reports: Reports,
+    /// For looks at what a file takes up that are under way.
+    looks: Arc<Semaphore>,
     nbd_listen: Vec<String>,
+    certificates: Option<Arc<Certificates>>,
     started: Instant,
 }
 
@@ -137,9 +154,17 @@ impl Node {
         dir: Arc<Mutex<DataDir>>,
         path: Arc<dyn DataPath>,
         nbd_listen: Vec<String>,
+        certificates: Option<Arc<Certificates>>,
+        events: Events,
     ) -> Self {
-        let root = lock(&dir).layout().root().to_owned();
+        let (root, uuid) = {
+            let dir = lock(&dir);
+            (dir.layout().root().to_owned(), dir.node_uuid())
+        };
         Self {
+            uuid,
+            events,
+            states: Mutex::default(),
             config,
             budget,
             root,
@@ -154,9 +179,22 @@ impl Node {
             scrubs: scrub::Scrubs::default(),
             heats: heat::Heats::default(),
             path,
+            reports: Reports::default(),
+            looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             nbd_listen,
+            certificates,
             started: Instant::now(),
         }
+    }
+
+    /// What the data path says of itself and its volumes now.
+    async fn report(&self) -> Result<Arc<ShardReport>, ApiError> {
+        self.reports.fresh(&*self.path).await
+    }
+
+    /// What is kept of what was done.
+    pub fn events(&self) -> &Events {
+        &self.events
     }
 
     fn layout(&self) -> Layout {
@@ -208,17 +246,32 @@ impl Node {
     /// Note what became of a volume, and have the data path tell it to whoever asks for it.
     fn put(&self, entry: Entry, not_open: Option<NotOpen>) {
         let name = entry.name.to_string();
-        self.explain(&name, not_open.as_ref().map(ToString::to_string));
+        let why = not_open.as_ref().map(ToString::to_string);
         let slot = Slot {
             found: Found::Entry(Box::new(entry)),
             not_open,
         };
-        lock(&self.slots).insert(name, slot);
+        lock(&self.slots).insert(name.clone(), slot);
+        self.explain(&name, why);
     }
 
     fn explain(&self, name: &str, why: Option<String>) {
+        let unopened = why.map(|why| Unopened {
+            why,
+            allow: self.allow_of(name),
+        });
         // If the shard has ended, nobody asks any more.
-        self.path.send(Command::Explain(name.to_owned(), why));
+        self.path.send(Command::Explain(name.to_owned(), unopened));
+    }
+
+    /// Which clients may open a volume over TCP; nobody if that cannot be told.
+    fn allow_of(&self, name: &str) -> Allow {
+        let slots = lock(&self.slots);
+        let Some(Found::Entry(entry)) = slots.get(name).map(|slot| &slot.found) else {
+            return Allow::default();
+        };
+        let settings = self.settings_of(&entry.settings);
+        settings.map_or_else(|_| Allow::default(), |settings| settings.allow)
     }
 
     /// The entries that take part in the split of memory.
@@ -302,8 +355,23 @@ impl Node {
             encryption: entry.encryption.clone(),
             home: entry.home_path(&layout),
             pins: pins::sectors(&entry.pins),
+            allow: settings.allow,
             admission,
         })
+    }
+
+    /// Make a changed entry durable in the catalogue. The operation that marks the volume as busy keeps the order.
+    async fn update_entry(&self, entry: &Entry) -> Result<(), ApiError> {
+        let (layout, entry) = (self.layout(), entry.clone());
+        let updated = beside(move || catalogue::update(&layout, &entry)).await?;
+        updated.map_err(|error| failed(error.to_string()))
+    }
+
+    /// Hand out a volume number that was never used, durably.
+    async fn next_volume_number(&self, name: &str) -> Result<u32, ApiError> {
+        let dir = Arc::clone(&self.dir);
+        let number = beside(move || lock(&dir).next_volume_number()).await?;
+        number.map_err(|error| failed(format!("volume {name}: {error}")))
     }
 
     /// Give every open volume its share of memory after their number has changed.
@@ -337,6 +405,42 @@ impl Node {
     /// What belongs to the node as a whole.
     pub fn settings(&self) -> &NodeSettings {
         &self.config.node
+    }
+
+    /// Read the TLS files again. What cannot be used changes nothing.
+    pub async fn reload(&self) -> Result<Reloaded, ApiError> {
+        let Some(certificates) = self.certificates.clone() else {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                "there are no TLS files to read again: `nbd_tls_cert_file` is not set",
+            ));
+        };
+        let files = Arc::clone(&certificates);
+        let read = tokio::task::spawn_blocking(move || files.reload());
+        let read = read
+            .await
+            .map_err(|error| failed(format!("reading the TLS files: {error}")))?;
+        let ended_clients = read.map_err(|error| {
+            failed(format!(
+                "the TLS files cannot be used, and those that were read before stay in force: {error}"
+            ))
+        })?;
+        if !self.path.send(Command::EndRevoked) {
+            return Err(failed(
+                "the TLS files were read again, and clients whose certificates are not good any more are still \
+                 connected: the data path did not take that: reload again",
+            ));
+        }
+        let until = certificates.current().valid_until_ms;
+        let until = until.map_or_else(String::new, |ms| format!(" valid until {}", utc(ms)));
+        let what =
+            format!("a certificate{until}; {ended_clients} clients are not trusted any more");
+        self.events
+            .note(Event::new("certificates", Outcome::Done, "node").what(what));
+        tracing::info!(
+            "read the TLS files again: {ended_clients} connected clients are not trusted any more"
+        );
+        Ok(Reloaded { ended_clients })
     }
 
     /// Close every connection and volume, making everything acknowledged durable, with `destage`
@@ -393,6 +497,18 @@ async fn in_time<T: Send + 'static>(
 ) -> Option<T> {
     let looked = tokio::task::spawn_blocking(look);
     tokio::time::timeout(time_max, looked).await.ok()?.ok()
+}
+
+/// Do what may wait for a disk on a thread of its own: the control plane has one thread for everybody.
+async fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| {
+        failed(format!(
+            "internal error: {error}: see the log of the daemon"
+        ))
+    })
 }
 
 fn at_volume(name: &str, error: ApiError) -> ApiError {

@@ -37,7 +37,10 @@ use super::create::{is_block_device, make_log};
 use super::delete::DELETED;
 use super::home::make_home;
 use super::record::Gate;
-use super::{Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
+use super::{
+    ANSWER_TIME_MAX, Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed,
+    in_time, invalid, lock,
+};
 use crate::backends::home::store;
 use crate::backends::url::BackendUrl;
 use crate::backends::{self, Absent};
@@ -213,11 +216,12 @@ impl Node {
         let mut entry = entry.clone();
         let not_open = match &result {
             Ok(opened) => {
-                self.records.track(&entry, &self.layout(), opened.log);
-                self.record_backend(&mut entry, opened.backend.as_deref());
+                self.records.track(&entry, &self.layout(), opened.log).await;
+                self.record_backend(&mut entry, opened.backend.as_deref())
+                    .await;
                 None
             }
-            Err(failure) => Some(self.not_open(&entry, failure, attempts)),
+            Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
         };
         self.put(entry.clone(), not_open);
         if result.is_ok() {
@@ -292,7 +296,7 @@ impl Node {
     }
 
     /// Record what a volume's backend is, if that was not known.
-    fn record_backend(&self, entry: &mut Entry, identity: Option<&str>) {
+    async fn record_backend(&self, entry: &mut Entry, identity: Option<&str>) {
         if entry.backend_identity.is_some() || identity.is_none() {
             return;
         }
@@ -300,7 +304,7 @@ impl Node {
             backend_identity: identity.map(str::to_owned),
             ..entry.clone()
         };
-        match catalogue::update(&self.layout(), &known) {
+        match self.update_entry(&known).await {
             Ok(()) => *entry = known,
             // Until it is recorded, another image in its place would not be noticed.
             Err(error) => tracing::warn!(
@@ -310,7 +314,7 @@ impl Node {
         }
     }
 
-    fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
+    async fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
         let why = failure.message.clone();
         match failure.kind {
             OpenFailureKind::Unreachable => NotOpen::Waiting {
@@ -320,21 +324,26 @@ impl Node {
             },
             OpenFailureKind::LogLost => NotOpen::LogLost {
                 why,
-                loss: self.loss_of(entry),
+                loss: self.loss_of(entry).await,
             },
             OpenFailureKind::HomeLost => NotOpen::HomeLost {
                 why,
-                loss: self.loss_of(entry),
+                loss: self.loss_of(entry).await,
             },
             OpenFailureKind::Refused => NotOpen::Refused { why },
         }
     }
 
     /// What is lost if the log of a volume is.
-    pub(super) fn loss_of(&self, entry: &Entry) -> Loss {
+    pub(super) async fn loss_of(&self, entry: &Entry) -> Loss {
         let directory = catalogue::directory(&self.layout(), &entry.name);
-        let record = DirtyRecord::read(&directory, entry.uuid);
-        let kept = kept::read(&directory, entry.uuid).ok().flatten();
+        let uuid = entry.uuid;
+        let read = in_time(ANSWER_TIME_MAX, move || {
+            let kept = kept::read(&directory, uuid).ok().flatten();
+            (DirtyRecord::read(&directory, uuid), kept)
+        });
+        // What cannot be read in time may be anything.
+        let (record, kept) = read.await.unwrap_or_default();
         let is_empty = |record: &DirtyRecord| {
             let same = kept.filter(|kept| kept.log.get() == record.log);
             entry.home.is_none() && same.is_some_and(|kept| kept::is_empty(&kept))
@@ -377,8 +386,9 @@ impl Node {
     /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
     /// what takes long goes on opening when this has returned.
     pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
-        let recovered = {
-            let mut dir = lock(&self.dir);
+        let dir = Arc::clone(&self.dir);
+        let recovered = beside(move || {
+            let mut dir = lock(&dir);
             let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
             for found in recovered.volumes.values() {
                 if let Found::Entry(entry) = found {
@@ -386,8 +396,9 @@ impl Node {
                         .map_err(|error| failed(error.to_string()))?;
                 }
             }
-            recovered
-        };
+            Ok::<_, ApiError>(recovered)
+        });
+        let recovered = recovered.await??;
         for what in recovered.removed {
             tracing::warn!("removed {what}");
         }
@@ -420,7 +431,7 @@ impl Node {
             }
             // Once it has answered, it has taken what was sent before.
             tokio::task::yield_now().await;
-            crate::control::link::report(&*self.path).await?;
+            self.report().await?;
         }
         let all = async { while openings.join_next().await.is_some() {} };
         if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
@@ -466,7 +477,7 @@ impl Node {
         let volumes = self.entries().len();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
-            let loss = self.loss_of(&entry);
+            let loss = self.loss_of(&entry).await;
             let may_lose = request.discard_dirty || loss.is_none();
             let is_home_lost = failure.kind == OpenFailureKind::HomeLost;
             let is_lost = is_home_lost || failure.kind == OpenFailureKind::LogLost;
@@ -529,9 +540,7 @@ impl Node {
                     .map_err(|error| invalid(format!("volume {name}: {error}")))?
             }
         };
-        let number = lock(&self.dir)
-            .next_volume_number()
-            .map_err(|error| failed(format!("volume {name}: {error}")))?;
+        let number = self.next_volume_number(name).await?;
         let new = Entry {
             number,
             log,

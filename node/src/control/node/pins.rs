@@ -4,8 +4,8 @@
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::SECTOR_BYTES;
 
-use super::{COMMAND_TIME_MAX, Node, failed, invalid};
-use crate::catalogue::{self, Entry, PinnedRange};
+use super::{COMMAND_TIME_MAX, Node, invalid};
+use crate::catalogue::{Entry, PinnedRange};
 use crate::control::api::{ApiError, ErrorKind, Volume, VolumeRange};
 use crate::frontends::VolumeNumber;
 use crate::shard::command::Command;
@@ -86,13 +86,13 @@ impl Node {
             )));
         }
         self.apply_pins(&entry).await?;
-        if let Err(error) = catalogue::update(&self.layout(), &entry) {
+        if let Err(error) = self.update_entry(&entry).await {
             let unchanged = Entry {
                 pins: before,
                 ..entry
             };
             self.apply_pins(&unchanged).await?;
-            return Err(failed(error.to_string()));
+            return Err(error);
         }
         self.put(entry, None);
         self.volume(name).await

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use hdcs_core::format::LogSuperblock;
 use uuid::Uuid;
 
-use super::lock;
+use super::{beside, lock};
 use crate::backends::Absent;
 use crate::catalogue::{self, Entry};
 use crate::data_dir::dirty::{DirtyRecord, RECORD_FILE, unix_ms};
@@ -65,10 +65,14 @@ impl Asked {
 
 impl Records {
     /// A volume was opened.
-    pub fn track(&self, entry: &Entry, layout: &Layout, log: LogIdentity) {
+    pub async fn track(&self, entry: &Entry, layout: &Layout, log: LogIdentity) {
         let directory = catalogue::directory(layout, &entry.name);
         let now = Instant::now();
-        let record = DirtyRecord::read(&directory, entry.uuid)
+        let (at, uuid) = (directory.clone(), entry.uuid);
+        let read = beside(move || DirtyRecord::read(&at, uuid)).await;
+        let record = read
+            .ok()
+            .flatten()
             .unwrap_or_else(|| DirtyRecord::begun(None, entry.uuid, log));
         let tracked = Tracked {
             directory,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hdcs_core::limits::BLOCK_BYTES;
@@ -12,16 +13,21 @@ use super::record::Asked;
 use super::{Node, Sample, Slot, find, in_time, lock};
 use crate::backends::url::BackendUrl;
 use crate::catalogue::Found;
-use crate::control::api::{ApiError, Counters, Memory, Mode, Status, Volume};
-use crate::control::link::report;
+use crate::control::api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
 use crate::control::view;
+use crate::events::{Event, Outcome};
 use crate::frontends::VolumeNumber;
+use crate::logging;
+use crate::metrics::Scrape;
 use crate::shard::command::{ShardReport, VolumeReport};
 
 /// What `stat` counts in.
 const STAT_BLOCK_BYTES: u64 = 512;
 /// How long a file may take to say how much of it is allocated.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How long the data path may take to report for a scrape: less than a scraper waits.
+const SCRAPE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What is allocated of the file at a URL. Blocks.
 fn allocated_bytes(url: &str) -> Option<u64> {
@@ -33,28 +39,60 @@ fn allocated_bytes(url: &str) -> Option<u64> {
 impl Node {
     /// Every volume.
     pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let slots = lock(&self.slots).clone();
         Ok(slots
             .iter()
-            .map(|(name, slot)| self.view(name, slot, &report))
+            .map(|(name, slot)| self.view(name, slot, Some(&report)))
             .collect())
     }
 
     /// One volume.
     pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
         let slot = self.slot(name)?;
-        let report = report(&*self.path).await?;
-        let mut volume = self.view(name, &slot, &report);
+        let report = self.report().await?;
+        let mut volume = self.view(name, &slot, Some(&report));
         if volume.state == view::state(State::Healthy) && volume.allocated_bytes.is_none() {
             let url = volume.backend.clone();
-            let look = move || allocated_bytes(&url);
-            volume.allocated_bytes = in_time(LOOK_TIME_MAX, look).await.flatten();
+            // A disk that hangs keeps a thread for each look, and there are not many.
+            if let Ok(permit) = Arc::clone(&self.looks).try_acquire_owned() {
+                let look = move || {
+                    let _permit = permit;
+                    allocated_bytes(&url)
+                };
+                volume.allocated_bytes = in_time(LOOK_TIME_MAX, look).await.flatten();
+            }
         }
         Ok(volume)
     }
 
-    fn view(&self, name: &str, slot: &Slot, report: &ShardReport) -> Volume {
+    /// What metrics are made of. A shard that does not answer leaves out what only it knows.
+    pub async fn scrape(&self) -> Result<Scrape, ApiError> {
+        let report = match self
+            .reports
+            .fresh_within(&*self.path, SCRAPE_TIME_MAX)
+            .await
+        {
+            Ok(report) => Some(report),
+            Err(error) if error.kind == ErrorKind::Timeout => None,
+            Err(error) => return Err(error),
+        };
+        let slots = lock(&self.slots).clone();
+        let volumes: Vec<_> = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, report.as_deref()))
+            .collect();
+        Ok(Scrape {
+            node: self.uuid.to_string(),
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            rss_bytes: view::resident_set_bytes(),
+            log_lines_dropped: logging::dropped_lines(),
+            status: report.map(|report| self.status_of(&report, &volumes)),
+            volumes,
+        })
+    }
+
+    fn view(&self, name: &str, slot: &Slot, report: Option<&ShardReport>) -> Volume {
         let mut volume = Volume {
             name: name.to_owned(),
             state: "error".to_owned(),
@@ -114,7 +152,7 @@ impl Node {
         if let Ok(settings) = self.settings_of(&entry.settings) {
             volume.settings = settings.values();
         }
-        if let Some(found) = find(report, VolumeNumber(entry.number)) {
+        if let Some(found) = report.and_then(|report| find(report, VolumeNumber(entry.number))) {
             view::phase(found.phase).clone_into(&mut volume.phase);
             view::state(found.state).clone_into(&mut volume.state);
             volume.reason = view::reason(found, volume.read_only).or(volume.reason);
@@ -140,38 +178,43 @@ impl Node {
 
     /// The node as a whole.
     pub async fn status(&self) -> Result<Status, ApiError> {
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let slots = lock(&self.slots).clone();
+        let views: Vec<_> = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, Some(&report)))
+            .collect();
+        Ok(self.status_of(&report, &views))
+    }
+
+    fn status_of(&self, report: &ShardReport, views: &[Volume]) -> Status {
         let mut volumes_by_state: BTreeMap<String, u64> = view::STATES
             .iter()
             .map(|&state| (view::state(state).to_owned(), 0))
             .collect();
-        let views: Vec<_> = slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, &report))
-            .collect();
-        for volume in &views {
+        for volume in views {
             *volumes_by_state.entry(volume.state.clone()).or_default() += 1;
         }
-        let cache = view::cache(&report);
-        let problems = view::problems(&views, &cache);
+        let cache = view::cache(report);
+        let problems = view::problems(views, &cache);
         let state = if problems.is_empty() {
             State::Healthy
         } else {
             State::Degraded
         };
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
-        Ok(Status {
+        Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             state: view::state(state).to_owned(),
             problems,
-            node: lock(&self.dir).node_uuid().to_string(),
+            node: self.uuid.to_string(),
             data: self.root.display().to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             nbd_listen: self.nbd_listen.clone(),
             connections: report.connections as u64,
-            volumes: slots.len() as u64,
+            longest_turn_us: report.longest_turn.0 / 1000,
+            volumes: views.len() as u64,
             volumes_by_state,
             dirty_bytes: sum(|v| v.stats.dirty_bytes),
             memory: Memory {
@@ -185,16 +228,37 @@ impl Node {
                 resident_bytes: sum(|v| v.stats.resident_bytes),
             },
             cache,
-        })
+        }
+    }
+
+    /// Note which volumes are in another state than when this was last looked at.
+    fn note_states(&self, report: &ShardReport) {
+        let slots = lock(&self.slots).clone();
+        let mut states = lock(&self.states);
+        states.retain(|name, _| slots.contains_key(name));
+        for (name, slot) in &slots {
+            let volume = self.view(name, slot, Some(report));
+            let before = states.insert(name.clone(), volume.state.clone());
+            let before = before.as_deref().unwrap_or("new");
+            if before == volume.state || (before == "new" && volume.phase == "opening") {
+                continue;
+            }
+            let event = Event::new("state", Outcome::Seen, "node")
+                .of(name)
+                .what(format!("{before} → {}", volume.state));
+            self.events
+                .note(event.why(volume.reason.unwrap_or_default()));
+        }
     }
 
     /// Take a sample of the destage rate, and renew the dirty records; called about once a second.
     pub async fn sample(&self) {
         let asked = Asked::now();
         // Without a report there is nothing to sample; whoever asks for one gets the error.
-        let Ok(report) = report(&*self.path).await else {
+        let Ok(report) = self.report().await else {
             return;
         };
+        self.note_states(&report);
         self.records.renew(asked, &report);
         self.tier_by_schedule(&report, &mut lock(&self.tier_times));
         self.record_sizes(&report).await;

@@ -18,19 +18,15 @@ use crate::backends::url::BackendUrl;
 use crate::backends::verify::Verified;
 use crate::catalogue::{self, Entry};
 use crate::control::api::{ApiError, ErrorKind, LastScrub, Scrub, ScrubVolume, Volume};
-use crate::control::link::{ask, report};
+use crate::control::link::ask;
+use crate::data_dir::beside::{SCRUB, SCRUB_FILE};
 use crate::data_dir::dirty::unix_ms;
-use crate::data_dir::sealed::{self, Kind};
+use crate::data_dir::sealed;
 use crate::frontends::VolumeNumber;
 use crate::inspect;
 use crate::scrub::{Pace, Part, Progress};
 use crate::shard::command::Command;
 
-const RECORD: Kind = Kind {
-    magic: "hdcs-scrub",
-    version: 1,
-};
-const RECORD_FILE: &str = "scrub.json";
 const HOUR_MS: u64 = 3_600_000;
 const MIB: u64 = 1 << 20;
 /// How often a thread that verifies a backend is told whether clients keep the volume busy.
@@ -79,7 +75,7 @@ type Ended = Result<Arc<Progress>, ApiError>;
 
 impl Node {
     fn scrub_record_path(&self, entry: &Entry) -> PathBuf {
-        catalogue::directory(&self.layout(), &entry.name).join(RECORD_FILE)
+        catalogue::directory(&self.layout(), &entry.name).join(SCRUB_FILE)
     }
 
     /// What is known of a volume's scrubs; what was never recorded begins to count now.
@@ -87,7 +83,7 @@ impl Node {
         let mut records = lock(&self.scrubs.records);
         let record = records.entry(entry.number).or_insert_with(|| {
             let path = self.scrub_record_path(entry);
-            sealed::read(&path, RECORD).unwrap_or_else(|_| {
+            sealed::read(&path, SCRUB).unwrap_or_else(|_| {
                 let record = Record {
                     since_ms: unix_ms(),
                     last: None,
@@ -212,7 +208,7 @@ impl Node {
             return Ok(progress);
         }
         let (url, encryption) = (entry.backend_url(&self.layout()), entry.encryption.clone());
-        let shared = Arc::clone(&progress);
+        let (shared, name) = (Arc::clone(&progress), entry.name.clone());
         let verifying = move || {
             let mut place = BackendUrl::parse(&url)
                 .map_err(|error| BackendError::Refused(error.to_string()))?
@@ -223,7 +219,22 @@ impl Node {
                     unlocked.map_err(|error| BackendError::Refused(error.to_string()))?;
                 place.encrypt(unlocked.objects);
             }
-            place.verify(&mut Pace::new(&shared))
+            let verified = place.verify(&mut Pace::new(&shared));
+            if !shared.is_cancelled()
+                && let Some(keeper) = place.as_keeper()
+            {
+                // What it keeps for clones that never came to be costs space, and nothing else.
+                match keeper.forget_dead_clones() {
+                    Ok(0) => {}
+                    Ok(count) => tracing::info!(
+                        "volume {name}: {count} clones never came to be; what was kept for them is freed"
+                    ),
+                    Err(error) => tracing::warn!(
+                        "volume {name}: whether all of its clones came to be cannot be seen: {error}"
+                    ),
+                }
+            }
+            verified
         };
         self.scrub_beside(entry, &progress, Part::Backend, verifying)
             .await?;
@@ -245,7 +256,7 @@ impl Node {
                 verified = &mut verifying => break verified,
                 () = tokio::time::sleep(WATCH_PERIOD) => {}
             }
-            let report = report(&*self.path).await?;
+            let report = self.report().await?;
             let Some(volume) = find(&report, VolumeNumber(entry.number)) else {
                 // It was closed: what it has is not looked at any more.
                 progress.cancel();
@@ -381,7 +392,7 @@ fn retried_since(now: u64, interval: u64) -> u64 {
 
 /// Keep a record. Without it the next start counts anew.
 fn keep(path: &Path, record: &Record) {
-    if let Err(error) = sealed::write(path, RECORD, record) {
+    if let Err(error) = sealed::write(path, SCRUB, record) {
         tracing::warn!("{}: {error}", path.display());
     }
 }

@@ -29,7 +29,6 @@ use crate::control::api::{
     ApiError, CloneVolume, CreateVolume, DeleteOptions, ErrorKind, MakeSnapshot, Snapshot,
     Snapshots, Volume,
 };
-use crate::control::link::report;
 use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
@@ -384,6 +383,9 @@ impl Node {
             ));
         }
         let place = BackendUrl::parse(&url).map_err(|error| invalid(error.to_string()))?;
+        if let Some(exposure) = place.place.exposure() {
+            return Err(invalid(format!("volume {new}: {exposure}")));
+        }
         let parent = entry.backend_url(&self.layout());
         let scheme = |url: &str| url.split(':').next().map(str::to_owned);
         if place.place.as_keeper().is_none() || scheme(&url) != scheme(&parent) {
@@ -489,7 +491,7 @@ impl Node {
             let what = format!("volume {name}: {what}");
             Err(ApiError::new(ErrorKind::Conflict, what))
         };
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         let store = volume.and_then(|volume| volume.store.as_ref());
         if store.is_some_and(|store| store.is_lost) {
@@ -553,7 +555,7 @@ impl Node {
         let Err(error) = self.keep(name, number, Keep::GiveUp).await else {
             return Ok(true);
         };
-        let report = report(&*self.path).await?;
+        let report = self.report().await?;
         let store = find(&report, number).and_then(|volume| volume.store.as_ref());
         if store.is_some_and(|store| store.is_lost) {
             return Ok(false);
@@ -652,7 +654,7 @@ impl Node {
                     .map_err(|_| gone())?
                     .map_err(|failure| explain(name, failure));
             }
-            let report = report(&*self.path).await?;
+            let report = self.report().await?;
             let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
             if left != moved.1 {
                 moved = (Instant::now(), left);

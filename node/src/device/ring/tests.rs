@@ -351,3 +351,30 @@ fn ring_evades_after_two_stalls_close_together() {
         assert_eq!(ring.evade_until.is_some(), evades);
     }
 }
+
+#[test]
+fn ring_that_cannot_cancel_says_that_memory_is_in_use() {
+    let mut ring = ring(4, Submit::Batch, false);
+    let (here, _there) = UnixStream::pair().unwrap();
+    let pool = Pool::new(1 << 20);
+    ring.read(
+        OWNER,
+        Token(1),
+        here.as_raw_fd(),
+        0,
+        pool.alloc(4096).unwrap(),
+    );
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    // Every call of the kernel's fails from now on, as if the ring had been taken away.
+    let other = std::fs::File::open("/dev/null").unwrap();
+    let fd = ring.uring.as_ref().unwrap().as_raw_fd();
+    // SAFETY: both are open descriptors; the ring's is its own.
+    assert!(unsafe { libc::dup2(other.as_raw_fd(), fd) } >= 0);
+    assert!(!ring.quiesce());
+    drop(ring);
+    assert_ne!(
+        pool.free_bytes(),
+        pool.total_bytes(),
+        "the kernel may write to it still"
+    );
+}

@@ -19,9 +19,9 @@ pub enum Context {
 /// Every context, by id.
 pub const CONTEXTS: [Context; 2] = [Context::Allocation, Context::Cache];
 
-/// Extents in one reply at most. A client asks on from where a reply ends; the bound keeps a
-/// reply, which is made at once, to 8 KiB.
-pub const EXTENTS_MAX: usize = 1024;
+/// Extents in one reply at most, which is as many as a volume tells at once. A client asks on from
+/// where a reply ends; the bound keeps a reply to 2 KiB, for which memory is set aside.
+pub const EXTENTS_MAX: usize = 256;
 
 impl Context {
     /// Its name in the handshake.

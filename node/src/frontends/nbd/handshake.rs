@@ -8,9 +8,10 @@
 //!
 //! Invariants:
 //! 1. Every length is checked before it is used; an option's data is at most [`OPTION_BYTES_MAX`].
-//! 2. Options are at most [`OPTIONS_MAX`], and none is taken while more than
+//! 2. Options are at most [`OPTIONS_MAX`], each is charged to the client's turn, and none is taken while more than
 //!    [`OUTPUT_BYTES_MAX`] of replies wait: a client that does not read does not grow the node.
 //! 3. Before TLS, where TLS is required, nothing is told about any export.
+//! 4. Of an export that the client may not open nothing is told, not even that it is there.
 //!
 //! An option that makes no sense gets an error reply and the handshake goes on; bytes that are not
 //! an option at all end the connection.
@@ -27,7 +28,8 @@ use super::protocol::{
     GREETING_MAGIC, OPTION_HEADER_BYTES, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader,
     handshake_flag, info, option, option_reply, transmission_flag,
 };
-use crate::frontends::{Export, Host};
+use crate::access::Peer;
+use crate::frontends::{Ending, Export, Host, Permitted};
 use hdcs_core::limits::{PROTOCOL_REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 /// The longest string that the protocol allows.
@@ -56,7 +58,7 @@ pub enum Step {
     /// The handshake is over.
     Transmit(Agreement),
     /// End the connection once what was replied is sent.
-    Close,
+    Close(Ending),
 }
 
 /// What client and server agreed on.
@@ -91,6 +93,8 @@ pub struct Handshake {
     structured: bool,
     /// The contexts selected, and for which export.
     selected: Option<(String, Contexts)>,
+    /// The last export that the client asked for and did not get: a client asks several times.
+    refused: Option<String>,
 }
 
 /// What one option leads to.
@@ -99,7 +103,11 @@ enum Outcome {
     Refuse(u32, Cow<'static, str>),
     StartTls,
     Transmit(Export),
-    Close,
+    Close(Ending),
+}
+
+fn violation(what: &'static str) -> Ending {
+    Ending::Violation(Cow::Borrowed(what))
 }
 
 impl Handshake {
@@ -119,7 +127,8 @@ impl Handshake {
         &mut self,
         inbox: &mut Inbox,
         security: Security,
-        host: &dyn Host,
+        host: &mut dyn Host,
+        peer: &Peer,
         output: &mut Output,
     ) -> Step {
         loop {
@@ -133,7 +142,7 @@ impl Handshake {
                 let flags = u32::from_be_bytes(*flags);
                 let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
                 if flags & !u32::from(known) != 0 {
-                    return Step::Close;
+                    return Step::Close(violation("flags that are not known"));
                 }
                 self.client_flags = Some(flags as u16);
                 inbox.consume(4);
@@ -145,27 +154,30 @@ impl Handshake {
             };
             let (kind, length) = (header.kind.get(), header.length.get() as usize);
             if header.magic.get() != OPTION_MAGIC || length > OPTION_SKIP_BYTES_MAX {
-                return Step::Close;
+                return Step::Close(violation("something that is no option of the handshake"));
             }
-            if output.queued_bytes() > OUTPUT_BYTES_MAX {
+            if output.held().heap_bytes > OUTPUT_BYTES_MAX || host.allowance().work == 0 {
                 return Step::Blocked;
             }
             let fixed = client_flags & handshake_flag::FIXED_NEWSTYLE != 0;
             if !fixed && kind != option::EXPORT_NAME {
-                return Step::Close;
+                return Step::Close(violation("options without fixed newstyle"));
             }
             let outcome = if length > OPTION_BYTES_MAX {
                 self.skip_bytes = length;
                 inbox.consume(OPTION_HEADER_BYTES);
                 if kind == option::EXPORT_NAME {
-                    return Step::Close;
+                    return Step::Close(violation("a name that is too long"));
                 }
                 refuse(option_reply::ERR_TOO_BIG, "the option's data is too long")
             } else {
                 let Some(data) = rest.get(..length) else {
                     return Step::More;
                 };
-                let outcome = self.take(kind, data, security, host, output);
+                let permitted = Permitted::new(host, peer);
+                let work = permitted.option_work();
+                let outcome = self.take(kind, data, security, permitted, output);
+                host.charge(work);
                 inbox.consume(OPTION_HEADER_BYTES + length);
                 outcome
             };
@@ -190,7 +202,10 @@ impl Handshake {
                         contexts,
                     });
                 }
-                Outcome::Next | Outcome::Refuse(..) | Outcome::Close => return Step::Close,
+                Outcome::Close(why) => return Step::Close(why),
+                Outcome::Next | Outcome::Refuse(..) => {
+                    return Step::Close(violation("too many options"));
+                }
             }
         }
     }
@@ -206,13 +221,13 @@ impl Handshake {
         kind: u32,
         data: &[u8],
         security: Security,
-        host: &dyn Host,
+        host: Permitted<'_>,
         output: &mut Output,
     ) -> Outcome {
         let allowed = [option::STARTTLS, option::ABORT];
         if security.required && !security.started && !allowed.contains(&kind) {
             return if kind == option::EXPORT_NAME {
-                Outcome::Close
+                Outcome::Close(violation("an export is asked for before TLS was started"))
             } else {
                 refuse(option_reply::ERR_TLS_REQD, "start TLS first")
             };
@@ -225,7 +240,7 @@ impl Handshake {
             option::EXPORT_NAME => self.export_name(data, host, output),
             option::ABORT => {
                 reply(output, kind, option_reply::ACK, &[]);
-                Outcome::Close
+                Outcome::Close(Ending::Left)
             }
             option::LIST => {
                 for export in host.exports() {
@@ -257,10 +272,19 @@ impl Handshake {
         }
     }
 
-    fn export_name(&self, data: &[u8], host: &dyn Host, output: &mut Output) -> Outcome {
-        let name = str::from_utf8(data).ok();
-        let Some(export) = name.and_then(|name| host.export(name)) else {
-            return Outcome::Close;
+    /// The export of this name; if the client does not get it, that is noted, once.
+    fn find(&mut self, name: &str, host: Permitted<'_>) -> Option<Export> {
+        let found = host.export(name);
+        if found.is_none() && self.refused.as_deref() != Some(name) {
+            host.refused(name);
+            self.refused = Some(name.to_owned());
+        }
+        found
+    }
+
+    fn export_name(&mut self, data: &[u8], host: Permitted<'_>, output: &mut Output) -> Outcome {
+        let Some(export) = self.find(&String::from_utf8_lossy(data), host) else {
+            return Outcome::Close(Ending::NoExport);
         };
         output.bytes(&export.bytes.to_be_bytes());
         output.bytes(&transmission_flags(&export, self.structured).to_be_bytes());
@@ -276,7 +300,7 @@ impl Handshake {
         &mut self,
         kind: u32,
         data: &[u8],
-        host: &dyn Host,
+        host: Permitted<'_>,
         output: &mut Output,
     ) -> Outcome {
         let mut fields = Fields(data);
@@ -286,7 +310,7 @@ impl Handshake {
         if fields.0.len() != usize::from(count) * 2 {
             return MALFORMED;
         }
-        let Some(export) = host.export(name) else {
+        let Some(export) = self.find(name, host) else {
             return unknown_export(name, host);
         };
         let flags = transmission_flags(&export, self.structured);
@@ -324,7 +348,7 @@ impl Handshake {
         &mut self,
         kind: u32,
         data: &[u8],
-        host: &dyn Host,
+        host: Permitted<'_>,
         output: &mut Output,
     ) -> Outcome {
         let list = kind == option::LIST_META_CONTEXT;
@@ -360,7 +384,7 @@ impl Handshake {
         if !fields.0.is_empty() {
             return MALFORMED;
         }
-        let Some(export) = host.export(name) else {
+        let Some(export) = self.find(name, host) else {
             return unknown_export(name, host);
         };
         for context in found.iter() {
@@ -386,14 +410,16 @@ fn refuse(error: u32, message: &'static str) -> Outcome {
 }
 
 /// There is no such export; a volume that the node has and that is not open is explained.
-fn unknown_export(name: &str, host: &dyn Host) -> Outcome {
+fn unknown_export(name: &str, host: Permitted<'_>) -> Outcome {
     let message = match host.why_not(name) {
         Some(mut why) => {
             why.truncate(why.floor_char_boundary(REASON_BYTES_MAX));
             format!("volume {name} is not open: {why}").into()
         }
         None => {
-            "there is no open volume of this name; list the exports to see which there are".into()
+            "there is no open volume of this name that this client may open; list the exports to see \
+             which there are"
+                .into()
         }
     };
     Outcome::Refuse(option_reply::ERR_UNKNOWN, message)

@@ -9,6 +9,8 @@ pub struct Inbox {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Whether something filled it since it was made.
+    was_full: bool,
 }
 
 impl Inbox {
@@ -18,6 +20,7 @@ impl Inbox {
             bytes: vec![0; capacity_bytes].into_boxed_slice(),
             start: 0,
             end: 0,
+            was_full: false,
         }
     }
 
@@ -29,6 +32,16 @@ impl Inbox {
             grown.bytes[..grown.end].copy_from_slice(self.unread());
             *self = grown;
         }
+    }
+
+    /// Bytes that it has room for in all.
+    pub fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether a receive has filled it since it was made or has grown: more might have come.
+    pub fn was_full(&self) -> bool {
+        self.was_full
     }
 
     /// What was received and not consumed.
@@ -62,6 +75,7 @@ impl Inbox {
     pub fn received(&mut self, bytes: usize) {
         assert!(bytes <= self.bytes.len() - self.end, "more than the room");
         self.end += bytes;
+        self.was_full |= self.end == self.bytes.len();
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use hdcs_core::buf::Buf;
 use smallvec::SmallVec;
 
-use crate::frontends::Chunk;
+use crate::frontends::{Chunk, Held};
 
 /// Bytes that a [`Chunk`] holds without an allocation of its own.
 const INLINE_BYTES: usize = 64;
@@ -38,14 +38,13 @@ impl Output {
         self.chunks.push_back(Chunk::Data(data));
     }
 
-    /// Memory that waits to be sent.
-    pub fn queued_bytes(&self) -> usize {
-        self.chunks
-            .iter()
-            .map(|chunk| match chunk {
-                Chunk::Bytes(bytes) => bytes.len(),
-                Chunk::Data(data) => data.held_bytes(),
-            })
-            .sum()
+    /// Memory of the queue that no chunk is in.
+    pub fn spare_bytes(&self) -> usize {
+        (self.chunks.capacity() - self.chunks.len()) * size_of::<Chunk>()
+    }
+
+    /// Memory that waits to be sent. There are never many chunks.
+    pub fn held(&self) -> Held {
+        self.chunks.iter().map(Chunk::held).sum()
     }
 }

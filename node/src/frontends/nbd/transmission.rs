@@ -1,30 +1,40 @@
 //! The transmission phase of NBD: requests in, replies out.
 //!
-//! A request becomes one or several *pieces*, each a request of the core: data is cut at multiples
-//! of [`REQUEST_BYTES_MAX`] of the volume's offset. Its state is a slot of a table that is made
-//! once; [`RequestId`] holds slot, piece and the slot's generation, so a completion is found
-//! without a search.
+//! A request becomes one or several *pieces*, each a request of the core: data, and what CACHE
+//! brings in, is cut at multiples of [`REQUEST_BYTES_MAX`] of the volume's offset, trims and zeroes
+//! at multiples of [`ZERO_BYTES_MAX`]. Its state is a slot of a table; [`RequestId`] holds slot,
+//! piece and the slot's generation, so a completion is found without a search.
+//!
+//! Pieces are submitted one by one, as far as the [`Allowance`] goes; the next request is taken once
+//! all pieces of the one before are submitted.
 //!
 //! Invariants:
-//! 1. A request is taken only while there is a free slot, fewer than [`PIECES_MAX`] pieces and less
-//!    than [`BYTES_MAX`] of data in flight or waiting to be sent. So both are bounded by that
-//!    limit plus one request of the largest kind.
-//! 2. A slot is free again once its reply is whole, which is when its last piece completes.
-//! 3. A client's mistake in a request costs that request; a mistake in the framing ends the
+//! 1. A piece is submitted only while there are fewer than [`PIECES_MAX`] in flight, and only if the
+//!    session holds no more than its allowance with it: data in flight, and what waits to be sent,
+//!    here or in the socket's queue. A read that is answered as a whole counts as a whole from its
+//!    first piece. So data is bounded by the allowance.
+//! 2. A request is taken only while fewer than [`REPLIES_MAX`] chunks wait here, and there is room
+//!    for its reply in the allowance. So replies are bounded, too.
+//! 3. A slot is free again once its reply is whole, which is when its last piece completes.
+//! 4. A client's mistake in a request costs that request; a mistake in the framing ends the
 //!    connection, because what follows could be anything.
-//! 4. The payload of a refused write is received and dropped, and the refusal sent after it.
+//! 5. The payload of a refused write is received and dropped, and the refusal sent after it.
 //!
 //! Replies: with structured replies every piece of a read is a chunk of its own, sent as it
-//! completes. Without them, or if the client asks for one piece, the reply waits for all pieces.
-//! A success without data is a simple reply in both cases: it is shorter, and allowed.
+//! completes. Without them, or if the client asks for one piece, the reply waits for all pieces of a
+//! read of up to [`UNFRAGMENTED_BYTES_MAX`]. A longer one (a *stream*) is answered in order, piece by
+//! piece, once nothing else is in flight, and no other request is taken meanwhile: to hold all of it
+//! could take more than there is. An error in it ends the connection, as the specification demands,
+//! if the reply has begun. A success without data is a simple reply in both cases: it is shorter, and
+//! allowed.
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::error::RequestError;
 use hdcs_core::io::{Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{PROTOCOL_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use hdcs_core::limits::{BLOCK_BYTES, PROTOCOL_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
 use zerocopy::FromBytes;
 
-use super::contexts::Contexts;
+use super::contexts::{Contexts, EXTENTS_MAX};
 use super::handshake::Agreement;
 use super::inbox::Inbox;
 use super::output::Output;
@@ -32,28 +42,39 @@ use super::protocol::{
     Errno, REQUEST_HEADER_BYTES, REQUEST_MAGIC, RequestHeader, chunk, chunk_header, command,
     command_flag, simple_reply,
 };
-use crate::frontends::{Export, Host, Owed};
+use crate::frontends::{Allowance, Ending, Export, Held, Host, Owed};
 
 /// Requests of one connection in flight at most: twice the deepest queue that clients commonly
 /// use, and a quarter of what one volume takes, so that one connection does not starve the others.
 const SLOTS_MAX: usize = 256;
 /// Pieces of one connection in flight below which another request is taken.
 pub const PIECES_MAX: usize = 256;
-/// Bytes of one connection in flight, or waiting to be sent, below which another request is taken:
-/// enough to keep a fast network busy, little beside a node's buffer pool.
-pub const BYTES_MAX: usize = 16 << 20;
-/// The longest read that is answered in one chunk on the client's demand: its data is held until
-/// all of it is there. The specification asks for 64 KiB at least.
+/// Chunks that wait to be sent, below which another request is taken: as many as one send takes.
+const REPLIES_MAX: usize = 512;
+/// The largest piece of a trim or of zeroes. It moves no data, but takes time for what was there.
+const ZERO_BYTES_MAX: usize = 256 << 20;
+/// Pieces of CACHE of one connection in flight: each fetches its MiB in four reads at once.
+const CACHE_PIECES_MAX: usize = 4;
+/// Extents of one context at most, their head, and the chunk that they are in.
+const STATUS_BYTES: usize = 4 + 8 * EXTENTS_MAX + 256;
+/// The reply to anything else: two chunks, or an error with its reason.
+const REPLY_BYTES: usize = 512;
+/// The longest read that is held until all of it is there. The specification asks for 64 KiB at
+/// least where a client demands one chunk.
 const UNFRAGMENTED_BYTES_MAX: usize = REQUEST_BYTES_MAX;
 /// The least rest of a payload that is worth a receive of its own, straight into its buffer. A
 /// shorter one comes with the requests behind it and is copied.
 const DIRECT_BYTES_MIN: usize = 32 << 10;
 
 const _: () = assert!(SLOTS_MAX <= 1 << 16);
+const _: () = assert!(
+    (1 << 32) / REQUEST_BYTES_MAX < u16::MAX as usize,
+    "the pieces of the longest command are numbered in 16 bits"
+);
 const _: () = assert!(SLOTS_MAX <= hdcs_core::limits::VOLUME_REQUESTS_MAX / 4);
 
 /// What follows from the bytes so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// More bytes are needed.
     More,
@@ -61,7 +82,7 @@ pub enum Step {
     Blocked,
     /// The client said goodbye, or what it sent is not the protocol: answer what is in flight, then
     /// close.
-    Close,
+    Close(Ending),
 }
 
 /// What a slot answers.
@@ -71,12 +92,23 @@ enum Kind {
     ReadFragmented,
     /// One reply when all is there.
     ReadWhole,
+    /// One reply, sent in order as it comes.
+    ReadStream,
     /// A chunk for each context.
     Status { contexts: Contexts, one: bool },
     /// A reply without data, once all of the payload is written.
     Write,
     /// A reply without data.
-    Plain,
+    Plain(Command),
+}
+
+/// The commands without data in either direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    Flush,
+    Trim,
+    Cache,
+    WriteZeroes { no_hole: bool },
 }
 
 /// One request in flight.
@@ -87,12 +119,31 @@ struct Slot {
     cookie: u64,
     offset: u64,
     length: u32,
+    /// How it is cut; `usize::MAX` if it is not.
+    piece_bytes: usize,
     /// Pieces that are not completed, those not yet submitted included.
     pieces: u16,
     fua: bool,
     error: Option<RequestError>,
-    /// Pieces of a [`Kind::ReadWhole`], in order.
+    /// Pieces of a [`Kind::ReadWhole`] or [`Kind::ReadStream`], in order.
     data: Vec<Option<Buf>>,
+}
+
+/// A request of which not all pieces are submitted, the payload of a write left out.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    slot: u16,
+    /// The next one, and how many there are.
+    piece: u16,
+    pieces: u16,
+}
+
+/// The [`Kind::ReadStream`] that is being answered.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    slot: u16,
+    /// The next piece to be sent; before the first one goes the head of the reply.
+    piece: u16,
 }
 
 /// A write whose payload is still coming.
@@ -123,10 +174,21 @@ pub struct Transmission {
     export: Export,
     structured: bool,
     contexts: Contexts,
-    slots: Box<[Slot]>,
+    /// Made as they are needed, up to [`SLOTS_MAX`].
+    slots: Vec<Slot>,
     free: Vec<u16>,
     pieces_in_flight: usize,
-    bytes_in_flight: usize,
+    /// Pieces of CACHE among them.
+    caching: usize,
+    /// Data of requests in flight, and room for their replies.
+    in_flight: Held,
+    /// What waited to be sent when [`Self::advance`] began, and the memory of inbox and table; since
+    /// then only short replies came.
+    queued: Held,
+    cut: Option<Cut>,
+    stream: Option<Stream>,
+    /// A reply cannot be finished: the connection ends.
+    broken: bool,
     payload: Option<Payload>,
     refused: Option<Refused>,
     /// Parts of payloads that were begun: tells one from the next.
@@ -137,25 +199,19 @@ pub struct Transmission {
 impl Transmission {
     /// Begin as agreed.
     pub fn new(agreement: Agreement) -> Self {
-        let slot = |_| Slot {
-            generation: 0,
-            kind: Kind::Plain,
-            cookie: 0,
-            offset: 0,
-            length: 0,
-            pieces: 0,
-            fua: false,
-            error: None,
-            data: Vec::new(),
-        };
         Self {
             export: agreement.export,
             structured: agreement.structured,
             contexts: agreement.contexts,
-            slots: (0..SLOTS_MAX).map(slot).collect(),
-            free: (0..SLOTS_MAX as u16).rev().collect(),
+            slots: Vec::new(),
+            free: Vec::new(),
             pieces_in_flight: 0,
-            bytes_in_flight: 0,
+            caching: 0,
+            in_flight: Held::default(),
+            queued: Held::default(),
+            cut: None,
+            stream: None,
+            broken: false,
             payload: None,
             refused: None,
             parts: 0,
@@ -171,13 +227,25 @@ impl Transmission {
         Owed::Data(self.parts)
     }
 
-    /// How much of a payload has to be in the inbox before it gets a buffer; `None` if none is
-    /// waiting for that.
-    pub fn wanted(&self) -> Option<usize> {
+    /// How much of a payload has to be in an inbox of so many bytes before it gets a buffer; `None`
+    /// if none is waiting for that.
+    pub fn wanted(&self, inbox_bytes: usize) -> Option<usize> {
         let payload = self.payload.as_ref()?;
         let slot = &self.slots[usize::from(payload.slot)];
-        let bytes = slot.piece(payload.piece).bytes();
-        payload.buf.is_none().then(|| bytes.min(DIRECT_BYTES_MIN))
+        let bytes = slot.piece(payload.piece).bytes().min(DIRECT_BYTES_MIN);
+        payload.buf.is_none().then(|| bytes.min(inbox_bytes))
+    }
+
+    /// Memory that it takes up, its output left out.
+    pub fn held(&self) -> Held {
+        let mut held = self.in_flight;
+        held.heap_bytes += self.table_bytes();
+        held
+    }
+
+    fn table_bytes(&self) -> usize {
+        let data: usize = REQUEST_BYTES_MAX / UNFRAGMENTED_BYTES_MAX * size_of::<Option<Buf>>();
+        size_of::<Self>() + self.slots.capacity() * (size_of::<Slot>() + data)
     }
 
     /// The export that is open.
@@ -198,7 +266,8 @@ impl Transmission {
 
     /// Take what the inbox holds.
     pub fn advance(&mut self, inbox: &mut Inbox, host: &mut dyn Host, output: &mut Output) -> Step {
-        let mut queued_bytes = None;
+        self.queued = output.held();
+        self.queued.heap_bytes += inbox.capacity() + self.table_bytes() + output.spare_bytes();
         loop {
             if let Some(refused) = &mut self.refused {
                 let dropped = refused.bytes.min(inbox.unread().len());
@@ -219,24 +288,117 @@ impl Transmission {
                     return step;
                 }
             }
+            if self.cut.is_some() && !self.go_on(host, output) {
+                return Step::Blocked;
+            }
+            if self.broken {
+                return Step::Close(Ending::Failed(
+                    "a read failed after a part of it was sent".to_owned(),
+                ));
+            }
+            if self.stream.is_some() {
+                return Step::Blocked;
+            }
             let Ok((header, _)) = RequestHeader::read_from_prefix(inbox.unread()) else {
                 return Step::More;
             };
             if self.stopping {
-                return Step::Close;
+                return Step::Close(Ending::NodeStops);
             }
-            let queued = *queued_bytes.get_or_insert_with(|| output.queued_bytes());
-            if self.free.is_empty()
-                || self.pieces_in_flight >= PIECES_MAX
-                || self.bytes_in_flight + queued >= BYTES_MAX
-            {
+            if !self.has_room(&header, &host.allowance(), output) {
                 return Step::Blocked;
             }
             inbox.consume(REQUEST_HEADER_BYTES);
-            if header.magic.get() != REQUEST_MAGIC || !self.take(&header, host, output) {
-                return Step::Close;
+            if header.magic.get() != REQUEST_MAGIC {
+                return Step::Close(Ending::Violation("something that is no request".into()));
+            }
+            if let Err(ending) = self.take(&header, host, output) {
+                return Step::Close(ending);
             }
         }
+    }
+
+    /// Whether a request can be taken now.
+    fn has_room(&self, header: &RequestHeader, allowed: &Allowance, output: &Output) -> bool {
+        if self.free.is_empty() && self.slots.len() >= SLOTS_MAX
+            || self.pieces_in_flight >= PIECES_MAX
+            || output.chunks.len() >= REPLIES_MAX
+            || allowed.work == 0
+        {
+            return false;
+        }
+        let mut held = self.queued;
+        held += self.in_flight;
+        let reply = match header.kind.get() {
+            command::BLOCK_STATUS => STATUS_BYTES * self.contexts.iter().count(),
+            _ => REPLY_BYTES,
+        };
+        held.data_bytes < allowed.held.data_bytes
+            && held.heap_bytes + reply <= allowed.held.heap_bytes
+    }
+
+    /// Whether so much data may be held besides what is.
+    fn may_hold(&self, bytes: usize, host: &dyn Host) -> bool {
+        let held = self.in_flight.data_bytes + self.queued.data_bytes;
+        held + bytes <= host.allowance().held.data_bytes
+    }
+
+    /// Submit what can be of the request that is being cut; whether that was the rest.
+    fn go_on(&mut self, host: &mut dyn Host, output: &mut Output) -> bool {
+        while let Some(Cut {
+            slot: index,
+            piece,
+            pieces,
+        }) = self.cut
+        {
+            let slot = &mut self.slots[usize::from(index)];
+            let kind = slot.kind;
+            if piece == pieces {
+                self.cut = None;
+                break;
+            }
+            match kind {
+                Kind::Plain(_) if slot.error.is_some() => {
+                    // The rest is not begun.
+                    slot.pieces -= pieces - piece;
+                    self.cut = None;
+                    if slot.pieces == 0 {
+                        slot.finish(self.structured, output);
+                        self.close(index);
+                    }
+                    break;
+                }
+                // It ends with the last of what is in flight.
+                Kind::ReadStream if slot.error.is_some() => return false,
+                _ => {}
+            }
+            let range = slot.piece(piece);
+            let is_first = piece == 0;
+            let (data, is_cache) = match kind {
+                // All of it or nothing: half of it would wait for the other half.
+                Kind::ReadWhole => (if is_first { slot.whole_bytes() } else { 0 }, false),
+                Kind::Plain(Command::Cache) => (held_bytes(range), true),
+                Kind::Plain(_) | Kind::Status { .. } | Kind::Write => (0, false),
+                Kind::ReadFragmented | Kind::ReadStream => (held_bytes(range), false),
+            };
+            if self.pieces_in_flight >= PIECES_MAX
+                || is_cache && self.caching >= CACHE_PIECES_MAX
+                || host.allowance().work == 0
+                || data > 0 && !self.may_hold(data, host)
+            {
+                return false;
+            }
+            let request = self.slots[usize::from(index)].request(range, piece);
+            self.in_flight.data_bytes += data;
+            self.caching += usize::from(is_cache);
+            self.cut = Some(Cut {
+                slot: index,
+                piece: piece + 1,
+                pieces,
+            });
+            self.submit(index, piece, request, host);
+        }
+        true
     }
 
     /// The rest of a payload's buffer, if it is worth a receive of its own.
@@ -267,26 +429,108 @@ impl Transmission {
         );
         slot.pieces -= 1;
         self.pieces_in_flight -= 1;
-        let last = slot.pieces == 0;
+        let (last, kind) = (slot.pieces == 0, slot.kind);
+        match kind {
+            Kind::ReadStream if result.is_err() => {
+                self.in_flight.data_bytes -= held_bytes(slot.piece(piece));
+            }
+            Kind::ReadFragmented | Kind::Write | Kind::Plain(Command::Cache) => {
+                self.in_flight.data_bytes -= held_bytes(slot.piece(piece));
+            }
+            Kind::ReadWhole if last => self.in_flight.data_bytes -= slot.whole_bytes(),
+            Kind::ReadWhole | Kind::ReadStream | Kind::Plain(_) | Kind::Status { .. } => {}
+        }
+        self.caching -= usize::from(kind == Kind::Plain(Command::Cache));
         match result {
             Ok(reply) => slot.succeeded(piece, reply, output),
             Err(error) => slot.failed(piece, error, output),
         }
-        if last {
+        if last && kind != Kind::ReadStream {
             slot.finish(self.structured, output);
-            slot.generation = slot.generation.wrapping_add(1);
-            self.bytes_in_flight -= slot.data_bytes();
-            self.free.push(index);
+            self.close(index);
         }
+        self.go_on_streaming(output);
     }
 
-    /// Carry out one request; `false` ends the connection.
-    fn take(&mut self, header: &RequestHeader, host: &mut dyn Host, output: &mut Output) -> bool {
+    /// Send what is next of the stream, if it is its turn.
+    fn go_on_streaming(&mut self, output: &mut Output) {
+        let Some(Stream { slot: index, piece }) = &mut self.stream else {
+            return;
+        };
+        let index = *index;
+        let slot = &mut self.slots[usize::from(index)];
+        let left = usize::from(slot.pieces);
+        if let Some(error) = slot.error {
+            // What is here is of no use any more; what is not submitted, is not.
+            for (number, data) in slot.data.iter_mut().enumerate() {
+                if data.take().is_some() {
+                    let range =
+                        slot_piece(slot.offset, slot.length, number as u16, REQUEST_BYTES_MAX);
+                    self.in_flight.data_bytes -= held_bytes(range);
+                }
+            }
+            let unsubmitted = self
+                .cut
+                .map_or(0, |cut| usize::from(cut.pieces - cut.piece));
+            if left > unsubmitted {
+                return;
+            }
+            self.broken = *piece > 0;
+            if !self.broken {
+                output.bytes(&simple_reply(slot.cookie, errno(error) as u32));
+            }
+            self.cut = None;
+        } else {
+            let others = self.slots.len() - self.free.len() - 1;
+            if others > 0 && *piece == 0 {
+                return;
+            }
+            let slot = &mut self.slots[usize::from(index)];
+            while let Some(data) = slot
+                .data
+                .get_mut(usize::from(*piece))
+                .and_then(Option::take)
+            {
+                if *piece == 0 {
+                    output.bytes(&simple_reply(slot.cookie, 0));
+                }
+                let range = slot_piece(slot.offset, slot.length, *piece, REQUEST_BYTES_MAX);
+                self.in_flight.data_bytes -= held_bytes(range);
+                output.data(data);
+                *piece += 1;
+            }
+            if usize::from(*piece) < slot.data.len() {
+                return;
+            }
+        }
+        self.stream = None;
+        self.close(index);
+    }
+
+    /// A slot is answered.
+    fn close(&mut self, index: u16) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.data.clear();
+        self.in_flight.heap_bytes -= slot.reply_bytes();
+        self.free.push(index);
+        self.cut.take_if(|cut| cut.slot == index);
+    }
+
+    /// Carry out one request, or end the connection.
+    fn take(
+        &mut self,
+        header: &RequestHeader,
+        host: &mut dyn Host,
+        output: &mut Output,
+    ) -> Result<(), Ending> {
         let (cookie, length) = (header.cookie.get(), header.length.get());
         let checked = self.check(header);
         match (header.kind.get(), checked) {
-            (command::DISC, _) => return false,
-            (command::WRITE, _) if length as usize > PROTOCOL_REQUEST_BYTES_MAX => return false,
+            (command::DISC, _) => return Err(Ending::Left),
+            (command::WRITE, _) if length as usize > PROTOCOL_REQUEST_BYTES_MAX => {
+                return Err(Ending::Violation("a write of more than 32 MiB".into()));
+            }
             (command::WRITE, Err((errno, reason))) => {
                 self.parts += 1;
                 self.refused = Some(Refused {
@@ -297,7 +541,7 @@ impl Transmission {
                 });
             }
             (command::WRITE, Ok(())) => {
-                let slot = self.open(header, Kind::Write, piece_count(header));
+                let slot = self.open(header, Kind::Write, REQUEST_BYTES_MAX).slot;
                 self.payload = Some(Payload {
                     slot,
                     piece: 0,
@@ -306,11 +550,49 @@ impl Transmission {
                 });
             }
             (_, Err(refusal)) => self.refuse(cookie, refusal, output),
-            (command::READ, Ok(())) => self.read(header, host),
-            (command::BLOCK_STATUS, Ok(())) => self.status(header, host),
-            (kind, Ok(())) => self.plain(kind, header, host),
+            (kind, Ok(())) => {
+                let (kind, piece_bytes) = self.kind(kind, header);
+                let cut = self.open(header, kind, piece_bytes);
+                if kind == Kind::ReadStream {
+                    self.stream = Some(Stream {
+                        slot: cut.slot,
+                        piece: 0,
+                    });
+                }
+                self.cut = Some(cut);
+                self.go_on(host, output);
+            }
         }
-        true
+        Ok(())
+    }
+
+    /// What a request without a payload is, and how it is cut.
+    fn kind(&self, kind: u16, header: &RequestHeader) -> (Kind, usize) {
+        let flags = header.flags.get();
+        let whole = !self.structured || flags & command_flag::DF != 0;
+        match kind {
+            command::READ if !whole => (Kind::ReadFragmented, REQUEST_BYTES_MAX),
+            command::READ if header.length.get() as usize <= UNFRAGMENTED_BYTES_MAX => {
+                (Kind::ReadWhole, REQUEST_BYTES_MAX)
+            }
+            command::READ => (Kind::ReadStream, REQUEST_BYTES_MAX),
+            command::BLOCK_STATUS => {
+                let one = flags & command_flag::REQ_ONE != 0;
+                let contexts = self.contexts;
+                (Kind::Status { contexts, one }, usize::MAX)
+            }
+            command::FLUSH => (Kind::Plain(Command::Flush), usize::MAX),
+            command::TRIM => (Kind::Plain(Command::Trim), ZERO_BYTES_MAX),
+            command::CACHE => (Kind::Plain(Command::Cache), REQUEST_BYTES_MAX),
+            command::WRITE_ZEROES => {
+                let no_hole = flags & command_flag::NO_HOLE != 0;
+                (
+                    Kind::Plain(Command::WriteZeroes { no_hole }),
+                    ZERO_BYTES_MAX,
+                )
+            }
+            _ => unreachable!("check() knows every other command"),
+        }
     }
 
     /// Whether a request makes sense, by itself and for this export.
@@ -363,23 +645,35 @@ impl Transmission {
         Ok(())
     }
 
-    /// Occupy a slot.
-    fn open(&mut self, header: &RequestHeader, kind: Kind, pieces: u16) -> u16 {
-        let index = self.free.pop().expect("checked before a request is taken");
+    /// Occupy a slot, for a request that is cut into pieces of so many bytes.
+    fn open(&mut self, header: &RequestHeader, kind: Kind, piece_bytes: usize) -> Cut {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u16
+        });
         let slot = &mut self.slots[usize::from(index)];
         slot.kind = kind;
         slot.cookie = header.cookie.get();
         slot.offset = header.offset.get();
         slot.length = header.length.get();
         slot.fua = header.flags.get() & command_flag::FUA != 0;
-        slot.pieces = pieces;
+        slot.pieces = match kind {
+            Kind::Status { contexts, .. } => contexts.iter().count() as u16,
+            Kind::Plain(Command::Flush) => 1,
+            _ => piece_count(header, piece_bytes),
+        };
+        slot.piece_bytes = piece_bytes;
         slot.error = None;
-        if kind == Kind::ReadWhole {
+        if matches!(kind, Kind::ReadWhole | Kind::ReadStream) {
             slot.data.clear();
-            slot.data.resize(usize::from(pieces), None);
+            slot.data.resize(usize::from(slot.pieces), None);
         }
-        self.bytes_in_flight += slot.data_bytes();
-        index
+        self.in_flight.heap_bytes += slot.reply_bytes();
+        Cut {
+            slot: index,
+            piece: 0,
+            pieces: slot.pieces,
+        }
     }
 
     fn submit(&mut self, slot: u16, piece: u16, request: Request, host: &mut dyn Host) {
@@ -389,72 +683,37 @@ impl Transmission {
         host.submit(self.export.number, RequestId(id), request);
     }
 
-    fn read(&mut self, header: &RequestHeader, host: &mut dyn Host) {
-        let whole = !self.structured || header.flags.get() & command_flag::DF != 0;
-        let kind = if whole {
-            Kind::ReadWhole
-        } else {
-            Kind::ReadFragmented
-        };
-        let pieces = piece_count(header);
-        let index = self.open(header, kind, pieces);
-        for piece in 0..pieces {
-            let range = self.slots[usize::from(index)].piece(piece);
-            self.submit(index, piece, Request::Read { range }, host);
-        }
-    }
-
-    fn status(&mut self, header: &RequestHeader, host: &mut dyn Host) {
-        let contexts = self.contexts;
-        let one = header.flags.get() & command_flag::REQ_ONE != 0;
-        let pieces = contexts.iter().count() as u16;
-        let index = self.open(header, Kind::Status { contexts, one }, pieces);
-        let range = self.slots[usize::from(index)].range();
-        for (piece, context) in contexts.iter().enumerate() {
-            let kind = context.kind();
-            self.submit(index, piece as u16, Request::Extents { range, kind }, host);
-        }
-    }
-
-    /// The commands without data in either direction.
-    fn plain(&mut self, kind: u16, header: &RequestHeader, host: &mut dyn Host) {
-        let index = self.open(header, Kind::Plain, 1);
-        let slot = &self.slots[usize::from(index)];
-        let (range, fua) = (slot.range(), slot.fua);
-        let request = match kind {
-            command::FLUSH => Request::Flush,
-            command::TRIM => Request::Discard { range, fua },
-            command::CACHE => Request::Promote { range },
-            command::WRITE_ZEROES => Request::WriteZeroes {
-                range,
-                fua,
-                no_hole: header.flags.get() & command_flag::NO_HOLE != 0,
-            },
-            _ => unreachable!("check() knows every other command"),
-        };
-        self.submit(index, 0, request, host);
-    }
-
     /// Move a write's payload into buffers, and submit each piece as it is whole.
     fn gather(&mut self, inbox: &mut Inbox, host: &mut dyn Host) -> Step {
         loop {
-            if let Some(wanted) = self.wanted()
+            if let Some(wanted) = self.wanted(inbox.capacity())
                 && inbox.unread().len() < wanted
             {
                 return Step::More;
             }
-            let Some(payload) = &mut self.payload else {
+            let Some(payload) = &self.payload else {
                 return Step::More;
             };
             let slot = &self.slots[usize::from(payload.slot)];
             let range = slot.piece(payload.piece);
-            let mut buf = match payload.buf.take() {
-                Some(buf) => buf,
-                None => match host.alloc(range) {
-                    Some(buf) => buf,
-                    None => return Step::Blocked,
-                },
+            let bytes = held_bytes(range);
+            let is_new = payload.buf.is_none();
+            if is_new
+                && (self.pieces_in_flight >= PIECES_MAX
+                    || host.allowance().work == 0
+                    || !self.may_hold(bytes, host))
+            {
+                return Step::Blocked;
+            }
+            let Some(payload) = &mut self.payload else {
+                return Step::More;
             };
+            let Some(mut buf) = payload.buf.take().or_else(|| host.alloc(range)) else {
+                return Step::Blocked;
+            };
+            if is_new {
+                self.in_flight.data_bytes += bytes;
+            }
             let unread = inbox.unread();
             let copied = unread.len().min(buf.len() - payload.filled);
             buf[payload.filled..payload.filled + copied].copy_from_slice(&unread[..copied]);
@@ -481,24 +740,70 @@ impl Transmission {
     }
 }
 
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            generation: 0,
+            kind: Kind::Plain(Command::Flush),
+            cookie: 0,
+            offset: 0,
+            length: 0,
+            piece_bytes: 0,
+            pieces: 0,
+            fua: false,
+            error: None,
+            data: Vec::new(),
+        }
+    }
+}
+
 impl Slot {
     fn range(&self) -> SectorRange {
-        let sector = SECTOR_BYTES as u64;
-        SectorRange::new(self.offset / sector, u64::from(self.length) / sector)
+        slot_range(self.offset, self.length)
     }
 
-    /// The part of the request's range that its `piece` covers.
+    /// The part of the request's range that its `piece` covers; all of it, if it is not cut.
     fn piece(&self, piece: u16) -> SectorRange {
-        let sectors = (REQUEST_BYTES_MAX / SECTOR_BYTES) as u64;
-        let start = (self.range().start / sectors + u64::from(piece)) * sectors;
-        SectorRange::new(start, sectors).intersect(self.range())
+        if self.piece_bytes == usize::MAX {
+            return self.range();
+        }
+        slot_piece(self.offset, self.length, piece, self.piece_bytes)
     }
 
-    /// Bytes of buffers that the request occupies.
-    fn data_bytes(&self) -> usize {
+    /// Memory for all of its data.
+    fn whole_bytes(&self) -> usize {
+        (0..self.data.len() as u16)
+            .map(|piece| held_bytes(self.piece(piece)))
+            .sum()
+    }
+
+    /// Memory that its reply takes up at most, data left out.
+    fn reply_bytes(&self) -> usize {
         match self.kind {
-            Kind::ReadFragmented | Kind::ReadWhole | Kind::Write => self.length as usize,
-            Kind::Plain | Kind::Status { .. } => 0,
+            Kind::Status { contexts, .. } => STATUS_BYTES * contexts.iter().count(),
+            _ => REPLY_BYTES,
+        }
+    }
+
+    /// What one piece asks of the core.
+    fn request(&self, range: SectorRange, piece: u16) -> Request {
+        let fua = self.fua;
+        match self.kind {
+            Kind::ReadFragmented | Kind::ReadWhole | Kind::ReadStream => Request::Read { range },
+            Kind::Status { contexts, .. } => {
+                let context = contexts.iter().nth(usize::from(piece));
+                let kind = context.expect("one piece for each context").kind();
+                Request::Extents { range, kind }
+            }
+            Kind::Plain(Command::Flush) => Request::Flush,
+            Kind::Plain(Command::Trim) => Request::Discard { range, fua },
+            Kind::Plain(Command::Cache) => Request::Promote { range },
+            Kind::Plain(Command::WriteZeroes { no_hole }) => Request::WriteZeroes {
+                range,
+                fua,
+                no_hole,
+            },
+            Kind::Write => unreachable!("a write's pieces come with their data"),
         }
     }
 
@@ -511,7 +816,7 @@ impl Slot {
                 data_chunk(self.cookie, done, range.byte_offset(), data.len(), output);
                 output.data(data);
             }
-            (Kind::ReadWhole, Reply::Data(data)) => {
+            (Kind::ReadWhole | Kind::ReadStream, Reply::Data(data)) => {
                 let range = self.piece(piece);
                 assert_eq!(data.len(), range.bytes(), "a read returns what was asked");
                 self.data[usize::from(piece)] = Some(data);
@@ -526,7 +831,7 @@ impl Slot {
                 output.bytes(&header);
                 output.bytes(&payload);
             }
-            (Kind::Write | Kind::Plain, Reply::Done) => {}
+            (Kind::Write | Kind::Plain(_), Reply::Done) => {}
             (kind, reply) => panic!("{reply:?} does not answer {kind:?}"),
         }
     }
@@ -551,13 +856,14 @@ impl Slot {
     /// Send what follows the last completion, for the kinds that wait for it.
     fn finish(&mut self, structured: bool, output: &mut Output) {
         match (self.kind, self.error) {
+            (Kind::ReadStream, _) => unreachable!("a stream ends by itself"),
             (Kind::ReadFragmented, _) | (Kind::Status { .. }, None) => {}
             (_, Some(error)) => {
                 self.data.clear();
                 let reason = error.to_string();
                 error_reply(self.cookie, errno(error), &reason, structured, output);
             }
-            (Kind::Write | Kind::Plain, None) => output.bytes(&simple_reply(self.cookie, 0)),
+            (Kind::Write | Kind::Plain(_), None) => output.bytes(&simple_reply(self.cookie, 0)),
             (Kind::ReadWhole, None) => {
                 if structured {
                     data_chunk(self.cookie, true, self.offset, self.length as usize, output);
@@ -573,10 +879,27 @@ impl Slot {
 }
 
 /// Number of pieces of a request whose range was checked.
-fn piece_count(header: &RequestHeader) -> u16 {
+fn piece_count(header: &RequestHeader, piece_bytes: usize) -> u16 {
     let (offset, length) = (header.offset.get(), u64::from(header.length.get()));
-    let bytes = REQUEST_BYTES_MAX as u64;
+    let bytes = piece_bytes as u64;
     ((offset + length).div_ceil(bytes) - offset / bytes) as u16
+}
+
+fn slot_range(offset: u64, length: u32) -> SectorRange {
+    let sector = SECTOR_BYTES as u64;
+    SectorRange::new(offset / sector, u64::from(length) / sector)
+}
+
+fn slot_piece(offset: u64, length: u32, piece: u16, piece_bytes: usize) -> SectorRange {
+    let range = slot_range(offset, length);
+    let sectors = (piece_bytes / SECTOR_BYTES) as u64;
+    let start = (range.start / sectors + u64::from(piece)) * sectors;
+    SectorRange::new(start, sectors).intersect(range)
+}
+
+/// Memory for the data of a range: whole blocks, as many as a buffer of the pool has.
+fn held_bytes(range: SectorRange) -> usize {
+    (range.block_count() as usize).next_power_of_two() * BLOCK_BYTES
 }
 
 fn data_chunk(cookie: u64, done: bool, offset: u64, bytes: usize, output: &mut Output) {
@@ -627,7 +950,10 @@ fn error_chunk(
 const fn errno(error: RequestError) -> Errno {
     match error {
         RequestError::BadRange => Errno::Inval,
-        RequestError::Io | RequestError::Corrupt | RequestError::Fenced => Errno::Io,
+        RequestError::Io
+        | RequestError::Corrupt
+        | RequestError::Inconsistent
+        | RequestError::Fenced => Errno::Io,
         RequestError::LogFull => Errno::NoSpace,
         RequestError::ReadOnly | RequestError::Policy => Errno::Perm,
         RequestError::Closing => Errno::Shutdown,

@@ -159,7 +159,7 @@ fn cache_damage_is_found_wherever_it_is() {
     let good = Rig::sample();
     let places = [
         (0, "superblock 0"),
-        (4096 + 50, "superblock 1"),
+        (16 * 4096 + 50, "superblock 1"),
         (
             layout().journal_offset(1, 0) + 70,
             "journal: epoch 1, block 0",

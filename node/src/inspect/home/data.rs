@@ -10,7 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use hdcs_core::format::{LOG_UNFLUSHED, block_checksum};
-use hdcs_core::home::format::{HomePage, HomeSuperblock, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS};
+use hdcs_core::home::format::{
+    HomePage, HomeSuperblock, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS, data_offset, sums_offset,
+};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use uuid::Uuid;
@@ -29,7 +31,7 @@ pub fn logged(log: &Path, uuid: Uuid, encryption: Option<&Encryption>) -> Option
         return None;
     }
     let cipher = Encryption::of_log(encryption, superblock).ok()?;
-    let log = replay(&file, superblock, cipher.as_ref()).ok()?;
+    let (log, _) = replay(&file, superblock, cipher.as_ref()).ok()?;
     let mut ranges: Vec<_> = packed::entries(&log).map(|entry| entry.range).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<SectorRange> = Vec::new();
@@ -65,8 +67,7 @@ impl Compared {
         logged: Option<&[SectorRange]>,
         problems: &mut Vec<String>,
     ) -> io::Result<()> {
-        let (layout, volume_bytes) = (superblock.layout(), superblock.bytes.get());
-        let blocks = (volume_bytes / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
+        let blocks = (superblock.bytes.get() / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
         let mut data = vec![0; (READ_BLOCKS * BLOCK) as usize];
         let mut sums = vec![0; READ_BLOCKS as usize * BLOCK_SECTORS as usize * SUM_BYTES];
         let mut bad: Option<Range<u64>> = None;
@@ -83,7 +84,7 @@ impl Compared {
             }
             let data = &mut data[..here.len() * BLOCK_BYTES];
             let sums = &mut sums[..here.len() * BLOCK_SECTORS as usize * SUM_BYTES];
-            if let Err(error) = file.read_exact_at(data, layout.data_offset(first * BLOCK)) {
+            if let Err(error) = file.read_exact_at(data, data_offset(first * BLOCK)) {
                 let at = first * BLOCK;
                 problems.push(format!(
                     "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them \
@@ -93,7 +94,7 @@ impl Compared {
                 continue;
             }
             let first_sector = first * BLOCK_SECTORS;
-            let place = layout.sums_offset(volume_bytes, first_sector / SUMS_SECTORS)
+            let place = sums_offset(first_sector / SUMS_SECTORS)
                 + first_sector % SUMS_SECTORS * SUM_BYTES as u64;
             file.read_exact_at(sums, place)?;
             for (index, _) in here.iter().enumerate().filter(|(_, is_here)| **is_here) {

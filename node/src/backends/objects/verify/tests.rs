@@ -117,7 +117,11 @@ impl Store for Files {
             let name = format!("{prefix}{}", entry.file_name().to_str().unwrap());
             let bytes = entry.metadata().unwrap().len();
             if *name > *after {
-                objects.push(Object { name, bytes });
+                objects.push(Object {
+                    name,
+                    bytes,
+                    modified_ms: 0,
+                });
             }
         }
         objects.sort_by(|a, b| a.name.cmp(&b.name));

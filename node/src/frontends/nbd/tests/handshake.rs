@@ -164,7 +164,9 @@ fn export_that_is_not_open_is_refused_with_the_reason() {
     let mut wire = Wire::greeted(8);
     // Longer than a reply may be, and cut within a character.
     let why = format!("x{}", "µ".repeat(4000));
-    wire.host.not_open.push(("away".to_owned(), why));
+    let allow = Allow::default();
+    let away = Unopened { why, allow };
+    wire.host.not_open.push(("away".to_owned(), away));
     wire.send_option(option::GO, &info_query("away", &[]));
     let replies = wire.option_replies(option::GO);
     let [(option_reply::ERR_UNKNOWN, message)] = &replies[..] else {
@@ -355,8 +357,8 @@ fn starttls_without_certificates_is_refused() {
 #[test]
 fn tls_required_tells_nothing_in_the_clear() {
     let config = NbdConfig {
-        tls: None,
         require_tls: true,
+        ..NbdConfig::default()
     };
     let mut wire = Wire::new(config.clone(), 22);
     wire.greet(0b11);
@@ -419,4 +421,27 @@ fn peer_end_during_the_handshake_closes() {
     let mut wire = Wire::greeted(27);
     wire.send(&option_bytes(option::GO, b"disk")[..9]);
     wire.hang_up();
+}
+
+#[test]
+fn options_wait_for_the_next_turn_when_the_work_of_this_one_is_done() {
+    let mut wire = Wire::greeted(40);
+    let lists: Vec<u8> = (0..64)
+        .flat_map(|_| option_bytes(option::LIST, &[]))
+        .collect();
+    wire.host.allowance.work = 5;
+    let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+        panic!("an idle session takes bytes");
+    };
+    place[..lists.len()].copy_from_slice(&lists);
+    wire.session.received(lists.len(), &mut wire.host);
+    assert!(matches!(
+        wire.session.receive(&mut wire.host),
+        Receive::Wait
+    ));
+    // A list costs one at least.
+    assert!((1..=5).contains(&wire.host.charged));
+    wire.host.allowance.work = usize::MAX;
+    wire.settle();
+    assert!(wire.host.charged >= 64 && !wire.closed);
 }

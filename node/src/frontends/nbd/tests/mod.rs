@@ -15,11 +15,15 @@ use super::protocol::{
     STRUCTURED_REPLY_MAGIC, chunk, command, option, option_reply,
 };
 use super::{NbdConfig, NbdSession};
+use crate::access::{Allow, Peer};
 use crate::frontends::memory::{MemoryHost, MemoryVolume};
-use crate::frontends::{Chunk, Export, Owed, Receive, Session, VolumeNumber};
+use crate::frontends::{Chunk, Export, Owed, Receive, Session, Unopened, VolumeNumber};
 
 /// Size of the volume `disk`: not a multiple of the piece size, nor of 4096.
 const DISK_BYTES: u64 = (40 << 20) + 512;
+
+/// What a session may hold beyond its allowance besides data: itself, and the queue's own memory.
+const REPLIES_SLACK_BYTES: usize = 512 << 10;
 
 /// A session, its host, and what its client received.
 struct Wire {
@@ -49,6 +53,7 @@ impl Wire {
                 bytes,
                 read_only,
                 discards: true,
+                allow: Allow::any(),
             })
         };
         let disk = volume(1, "disk", DISK_BYTES, false);
@@ -156,6 +161,12 @@ impl Wire {
         assert_eq!(self.session.in_flight(), self.host.submitted.len());
         assert!(!self.closed || self.session.in_flight() == 0);
         self.in_flight_max = self.in_flight_max.max(self.session.in_flight());
+        let (held, allowed) = (self.session.held(), self.host.allowance.held);
+        assert!(held.data_bytes <= allowed.data_bytes, "{held:?}");
+        assert!(
+            held.heap_bytes <= allowed.heap_bytes + REPLIES_SLACK_BYTES,
+            "{held:?}"
+        );
     }
 
     /// Complete one request, whichever; whether there was one.

@@ -1,7 +1,7 @@
 //! STARTTLS with a real TLS client in memory, and certificates that cannot be used.
 
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustls::pki_types::pem::PemObject;
@@ -10,28 +10,40 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use tempfile::TempDir;
 
 use super::*;
-use crate::frontends::nbd::tls::{ConfigError, load};
+use crate::frontends::Ending;
+use crate::frontends::nbd::tls::{ConfigError, Files, load};
 
 /// Certificates made by the script that the black-box tests use, too.
 fn certificates() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testenv/tls.sh");
-    let made = Command::new(script).arg(directory.path()).output().unwrap();
-    assert!(made.status.success(), "{made:?}");
+    tls_sh(directory.path(), &[]);
     directory
 }
 
+/// Run that script.
+fn tls_sh(directory: &Path, arguments: &[&str]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testenv/tls.sh");
+    let made = Command::new(script).arg(directory).args(arguments).output();
+    let made = made.unwrap();
+    assert!(made.status.success(), "{made:?}");
+}
+
+fn files(directory: &Path, authority: Option<&str>, revocations: Option<&str>) -> Files {
+    let path = |name: &str| directory.join(name);
+    Files {
+        certificate: path("server-cert.pem"),
+        key: path("server-key.pem"),
+        client_authority: authority.map(path),
+        client_revocations: revocations.map(path),
+    }
+}
+
 fn server_config(directory: &Path, authority: Option<&str>) -> NbdConfig {
-    let authority = authority.map(|name| directory.join(name));
-    let (certificate, key) = ("server-cert.pem", "server-key.pem");
-    let config = load(
-        &directory.join(certificate),
-        &directory.join(key),
-        authority.as_deref(),
-    );
+    let material = load(&files(directory, authority, None)).unwrap();
     NbdConfig {
-        tls: Some(config.unwrap()),
+        tls: Some(material.config),
         require_tls: true,
+        ..NbdConfig::default()
     }
 }
 
@@ -215,7 +227,7 @@ fn a_broken_record_closes_once_what_is_in_flight_ended() {
     let client = client_config(directory.path(), None);
     let mut secure = Secure::start(server, client, 8);
     secure.send(&option_bytes(option::GO, &info_query("disk", &[])));
-    let request = request_bytes(command::READ, 0, 2, 0, 8 << 20);
+    let request = request_bytes(command::READ, 0, 2, 0, 1 << 20).repeat(8);
     secure.client.writer().write_all(&request).unwrap();
     let mut cipher = Vec::new();
     secure.client.write_tls(&mut cipher).unwrap();
@@ -290,58 +302,240 @@ fn load_says_which_file_and_what() {
         "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
     )
     .unwrap();
-    let cases: [(&str, &str, Option<&str>, &str, &str); 8] = [
-        (
-            "missing",
-            "server-key.pem",
-            None,
-            "missing",
-            "cannot read a certificate",
-        ),
-        (
-            "server-cert.pem",
-            "missing",
-            None,
-            "missing",
-            "cannot read a private key",
-        ),
-        (
-            "empty",
-            "server-key.pem",
-            None,
-            "empty",
-            "holds no certificate",
-        ),
-        ("server-cert.pem", "empty", None, "empty", "a private key"),
-        ("broken", "server-key.pem", None, "broken", "server-key.pem"),
-        (
-            "server-cert.pem",
-            "client-key.pem",
-            None,
-            "client-key.pem",
-            "server-cert.pem",
-        ),
-        (
-            "server-cert.pem",
-            "server-key.pem",
-            Some("empty"),
-            "empty",
-            "holds no certificate",
-        ),
-        (
-            "server-cert.pem",
-            "server-key.pem",
-            Some("broken"),
-            "broken",
-            "authority of clients",
-        ),
+    let file = |field: fn(&mut Files) -> &mut PathBuf, name: &str| {
+        let mut files = files(directory.path(), Some("ca-cert.pem"), Some("crl.pem"));
+        *field(&mut files) = path(name);
+        files
+    };
+    let certificate: fn(&mut Files) -> &mut PathBuf = |files| &mut files.certificate;
+    let key: fn(&mut Files) -> &mut PathBuf = |files| &mut files.key;
+    let authority: fn(&mut Files) -> &mut PathBuf =
+        |files| files.client_authority.as_mut().unwrap();
+    let revocations: fn(&mut Files) -> &mut PathBuf =
+        |files| files.client_revocations.as_mut().unwrap();
+    std::fs::write(
+        path("broken-crl"),
+        "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n",
+    )
+    .unwrap();
+    tls_sh(directory.path(), &["revoke"]);
+    load(&file(key, "server-key.pem")).unwrap();
+    let cases = [
+        (certificate, "missing", "cannot read a certificate"),
+        (key, "missing", "cannot read a private key"),
+        (certificate, "empty", "holds no certificate"),
+        (key, "empty", "a private key"),
+        (certificate, "broken", "server-key.pem"),
+        (key, "client-key.pem", "server-cert.pem"),
+        (authority, "empty", "holds no certificate"),
+        (authority, "broken", "authority of clients"),
+        (revocations, "missing", "cannot read a list of revoked"),
+        (revocations, "empty", "holds no list of revoked"),
+        (revocations, "broken-crl", "as list of revoked"),
     ];
-    for (certificate, key, authority, file, what) in cases {
-        let authority = authority.map(path);
-        let error: ConfigError =
-            load(&path(certificate), &path(key), authority.as_deref()).unwrap_err();
+    for (field, name, what) in cases {
+        let error: ConfigError = load(&file(field, name)).unwrap_err();
         let message = error.to_string();
-        assert!(message.contains(path(file).to_str().unwrap()), "{message}");
+        assert!(message.contains(path(name).to_str().unwrap()), "{message}");
         assert!(message.contains(what), "{message}");
+    }
+}
+
+/// What a client may open of `disk` (allowed to any), `frozen` (to nobody) and two more.
+#[test]
+fn client_sees_and_opens_only_what_its_certificate_may_open() {
+    let directory = certificates();
+    for (name, names) in [
+        ("a", "DNS:A.example,URI:spiffe://x/a"),
+        ("b", "email:b@example.org"),
+    ] {
+        tls_sh(directory.path(), &["client", name, names]);
+    }
+    let volumes = || {
+        let volume = |number, name: &str, allow: &[&str]| {
+            MemoryVolume::new(Export {
+                number: VolumeNumber(number),
+                name: name.to_owned(),
+                bytes: 1 << 20,
+                read_only: false,
+                discards: true,
+                allow: Allow::parse(allow.iter().copied()).unwrap(),
+            })
+        };
+        vec![
+            volume(1, "everyones", &["any"]),
+            volume(2, "nobodys", &[]),
+            volume(3, "of-a", &["dns:other", "dns:a.example"]),
+            volume(4, "of-both", &["spiffe://x/a", "b@Example.org"]),
+        ]
+    };
+    let cases: [(Option<&str>, &[&str]); 3] = [
+        (Some("a"), &["everyones", "of-a", "of-both"]),
+        (Some("b"), &["everyones", "of-both"]),
+        // Without a name, only what is allowed to any.
+        (Some("."), &["everyones"]),
+    ];
+    for (own, expected) in cases {
+        let own = own.map(|own| directory.path().join(own));
+        for name in ["everyones", "nobodys", "of-a", "of-both", "away"] {
+            for kind in [
+                option::EXPORT_NAME,
+                option::INFO,
+                option::GO,
+                option::LIST_META_CONTEXT,
+            ] {
+                let server = server_config(directory.path(), Some("ca-cert.pem"));
+                let client = client_config(directory.path(), own.as_deref());
+                let mut secure = Secure::start(server, client, 13);
+                secure.wire.host = MemoryHost::new(1 << 20, volumes());
+                let (why, allow) = ("a secret".to_owned(), Allow::default());
+                secure
+                    .wire
+                    .host
+                    .not_open
+                    .push(("away".to_owned(), Unopened { why, allow }));
+                secure.send(&option_bytes(option::LIST, &[]));
+                let listed = secure.plain.split_off(0);
+                for name in ["everyones", "nobodys", "of-a", "of-both"] {
+                    let is_listed = listed
+                        .windows(name.len())
+                        .any(|part| part == name.as_bytes());
+                    assert_eq!(is_listed, expected.contains(&name), "{name}");
+                }
+                secure.send(&option_bytes(option::STRUCTURED_REPLY, &[]));
+                secure.plain.clear();
+                let data = match kind {
+                    option::EXPORT_NAME => name.as_bytes().to_vec(),
+                    option::LIST_META_CONTEXT => meta_query(name, &[]),
+                    _ => info_query(name, &[]),
+                };
+                secure.send(&option_bytes(kind, &data));
+                let told = &secure.plain;
+                assert!(!told.windows(8).any(|part| part == b"a secret"));
+                let is_refused = if kind == option::EXPORT_NAME {
+                    told.is_empty() && secure.wire.closed
+                } else {
+                    told[12..16] == option_reply::ERR_UNKNOWN.to_be_bytes()
+                };
+                assert_eq!(
+                    is_refused,
+                    !expected.contains(&name),
+                    "{own:?} {name} {kind}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn revoked_certificate_is_refused() {
+    let directory = certificates();
+    for name in ["a", "b"] {
+        tls_sh(directory.path(), &["client", name, "DNS:x"]);
+    }
+    tls_sh(directory.path(), &["client", "late", "DNS:x", "expired"]);
+    tls_sh(directory.path(), &["revoke", "a"]);
+    let material = load(&files(
+        directory.path(),
+        Some("ca-cert.pem"),
+        Some("crl.pem"),
+    ))
+    .unwrap();
+    for (name, refusal) in [
+        (
+            "a",
+            Some("TLS: its certificate is revoked (it says that it is of dns:x)"),
+        ),
+        ("b", None),
+        (
+            "late",
+            Some("TLS: its certificate has expired (it says that it is of dns:x)"),
+        ),
+    ] {
+        let is_good = refusal.is_none();
+        let server = NbdConfig {
+            tls: Some(Arc::clone(&material.config)),
+            require_tls: true,
+            ..NbdConfig::default()
+        };
+        let own = directory.path().join(name);
+        let secure = Secure::start(server, client_config(directory.path(), Some(&own)), 14);
+        assert_eq!(!secure.wire.closed, is_good, "{name}");
+        assert_eq!(
+            matches!(secure.wire.session.peer(), Peer::Named(_)),
+            is_good
+        );
+        let refusal = refusal.map(|why| Ending::Violation(why.into()));
+        assert_eq!(secure.wire.session.ending(), refusal.as_ref());
+    }
+}
+
+#[test]
+fn handshake_is_made_in_one_session_and_what_follows_in_another() {
+    let directory = certificates();
+    for seed in 0..40 {
+        let server = server_config(directory.path(), Some("ca-cert.pem"));
+        let client = client_config(directory.path(), Some(directory.path()));
+        let mut wire = Wire::new(NbdConfig::default(), seed);
+        wire.inbound.clear();
+        wire.session = NbdSession::for_handshake(server);
+        wire.feed_bytes_max = [usize::MAX, 1, 700, 5000][seed as usize % 4];
+        wire.collect();
+        wire.greet(0b11);
+        assert_eq!(
+            wire.option_error(option::GO, &info_query("disk", &[])),
+            option_reply::ERR_TLS_REQD
+        );
+        assert_eq!(wire.option_error(option::STARTTLS, &[]), option_reply::ACK);
+        assert!(wire.session.has_started_tls());
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut client = ClientConnection::new(Arc::new(client), name).unwrap();
+        // What a client sends behind the end of its handshake comes with it, or not.
+        if seed % 2 == 0 {
+            let go = option_bytes(option::GO, &info_query("disk", &[]));
+            client.writer().write_all(&go).unwrap();
+        }
+        // Some bytes at a time, until the first session takes no more.
+        let mut cipher = VecDeque::new();
+        loop {
+            let mut flight = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut flight).unwrap();
+            }
+            cipher.extend(flight);
+            wire.collect();
+            let told: Vec<u8> = wire.inbound.drain(..).collect();
+            client.read_tls(&mut &told[..]).unwrap();
+            client.process_new_packets().unwrap();
+            let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+                break;
+            };
+            let bytes = cipher.len().min(place.len()).min(wire.feed_bytes_max);
+            for (place, byte) in place.iter_mut().zip(cipher.drain(..bytes)) {
+                *place = byte;
+            }
+            if bytes > 0 {
+                wire.session.received(bytes, &mut wire.host);
+            }
+        }
+        let session = NbdSession::new(NbdConfig::default());
+        let session = std::mem::replace(&mut wire.session, session);
+        assert_eq!(session.volume(), None);
+        let admitted = session.into_admitted().expect("its handshake is over");
+        assert!(matches!(admitted.peer(), Peer::Named(_)));
+        wire.session = NbdSession::admitted(admitted);
+        wire.send(cipher.make_contiguous());
+        let plain = Vec::new();
+        let mut secure = Secure {
+            wire,
+            client,
+            plain,
+        };
+        if seed % 2 == 1 {
+            secure.send(&option_bytes(option::GO, &info_query("disk", &[])));
+        }
+        secure.exchange();
+        assert!(secure.wire.session.volume().is_some(), "seed {seed}");
+        assert!(matches!(secure.wire.session.peer(), Peer::Named(_)));
     }
 }

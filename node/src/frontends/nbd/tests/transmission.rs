@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::frontends::nbd::protocol::command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
-use crate::frontends::nbd::transmission::{BYTES_MAX, PIECES_MAX};
+use crate::frontends::nbd::transmission::PIECES_MAX;
 use hdcs_core::io::Request;
+use hdcs_core::limits::CONNECTION_DATA_BYTES_MAX;
 
 const MIB: u64 = 1 << 20;
 const EPERM: u32 = 1;
@@ -157,12 +158,10 @@ fn fua_is_allowed_on_every_command() {
 #[test]
 fn cache_and_flush_reach_the_volume() {
     let mut wire = Wire::structured(6);
-    wire.send(&request_bytes(command::CACHE, 0, 1, 0, DISK_BYTES as u32));
+    wire.send(&request_bytes(command::CACHE, 0, 1, 0, 8192));
     wire.send(&request_bytes(command::FLUSH, 0, 2, 0, 0));
     let submitted = &wire.host.submitted;
-    assert!(
-        matches!(submitted[0].2, Request::Promote { range } if range.count == DISK_BYTES / 512)
-    );
+    assert!(matches!(submitted[0].2, Request::Promote { range } if range.count == 16));
     assert!(matches!(submitted[1].2, Request::Flush));
     wire.settle();
     wire.inbound.clear();
@@ -261,6 +260,7 @@ fn errors_of_the_volume_have_their_numbers() {
         (RequestError::BadRange, EINVAL),
         (RequestError::Io, EIO),
         (RequestError::Corrupt, EIO),
+        (RequestError::Inconsistent, EIO),
         (RequestError::Fenced, EIO),
         (RequestError::LogFull, ENOSPC),
         (RequestError::ReadOnly, EPERM),
@@ -350,7 +350,7 @@ fn block_status_bounds_its_extents() {
     }
     let answer = wire.request(command::BLOCK_STATUS, 0, 0, 20 << 20, &[]);
     for (_, runs) in answer.extents {
-        assert_eq!(runs.len(), 1024);
+        assert_eq!(runs.len(), 256);
         assert!(runs.iter().all(|run| run.0 == 4096));
     }
 }
@@ -471,8 +471,7 @@ fn bytes_in_flight_are_bounded() {
         assert!(taken < 100);
     }
     let reads = wire.host.submitted.len();
-    let bound = BYTES_MAX >> 20;
-    assert!((bound..=bound + 8).contains(&reads));
+    assert_eq!(reads, CONNECTION_DATA_BYTES_MAX >> 20, "piece by piece");
     // Completing alone does not help: the data waits for a client that does not read.
     while wire.complete_one() {}
     let receive = wire.session.receive(&mut wire.host);
@@ -482,6 +481,222 @@ fn bytes_in_flight_are_bounded() {
     let receive = wire.session.receive(&mut wire.host);
     assert!(matches!(receive, Receive::Into(_)));
     assert!(!wire.host.submitted.is_empty());
+    wire.settle();
+}
+
+#[test]
+fn data_is_bounded_by_what_may_be_held_until_the_client_takes_it() {
+    for mut wire in both(25) {
+        wire.host.allowance.held.data_bytes = 3 << 20;
+        let mut bytes = Vec::new();
+        for cookie in 0..20u64 {
+            bytes.extend(request_bytes(command::READ, 0, cookie, MIB, 5 << 20));
+        }
+        let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+            panic!("an idle session takes bytes");
+        };
+        place[..bytes.len()].copy_from_slice(&bytes);
+        wire.session.received(bytes.len(), &mut wire.host);
+        let mut given = 0;
+        while wire.complete_one() {
+            given += 1;
+            let receive = wire.session.receive(&mut wire.host);
+            assert!(matches!(receive, Receive::Wait));
+            wire.watch();
+            assert!(given < 100);
+        }
+        // What completed waits for the client, so nothing more is asked for.
+        assert_eq!(given, 3);
+        assert_eq!(wire.session.held().data_bytes, 3 << 20);
+        let mut read = 0;
+        while read < 20 * 5 * MIB as usize {
+            assert!(
+                wire.collect(),
+                "each time that the client takes, more comes"
+            );
+            read += std::mem::take(&mut wire.inbound).len();
+            let receive = wire.session.receive(&mut wire.host);
+            assert!(!matches!(receive, Receive::Close));
+            while wire.complete_one() {
+                wire.session.receive(&mut wire.host);
+                wire.watch();
+            }
+        }
+    }
+}
+
+#[test]
+fn unanswered_reads_of_little_data_are_bounded_by_their_replies() {
+    let mut wire = Wire::structured(26);
+    let mut taken = 0;
+    loop {
+        while wire.complete_one() {}
+        let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+            break;
+        };
+        place[..28].copy_from_slice(&request_bytes(command::READ, 0, taken, 0, 512));
+        wire.session.received(28, &mut wire.host);
+        taken += 1;
+        assert!(taken < 2000);
+    }
+    assert!(wire.session.held().heap_bytes < 512 << 10);
+    wire.settle();
+}
+
+#[test]
+fn unanswered_block_status_is_bounded_by_its_replies() {
+    let mut wire = Wire::structured(27);
+    // Every other block differs, so that replies are long.
+    for block in 0..600 {
+        wire.write(block * 8192, &[1; 4096]).unwrap();
+    }
+    wire.host.allowance.held.heap_bytes = 512 << 10;
+    let (before, mut taken) = (wire.session.held().heap_bytes, 0);
+    loop {
+        while wire.complete_one() {}
+        let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+            break;
+        };
+        let request = request_bytes(command::BLOCK_STATUS, 0, taken, 0, DISK_BYTES as u32);
+        place[..28].copy_from_slice(&request);
+        wire.session.received(28, &mut wire.host);
+        taken += 1;
+        assert!(taken < 500);
+        wire.watch();
+    }
+    assert!(taken > 4, "{taken}");
+    let after = wire.session.held().heap_bytes;
+    assert!(before < 256 << 10, "{before}");
+    // What its queue has grown by.
+    assert!(after <= (512 << 10) + (64 << 10), "{after}");
+    wire.settle();
+    wire.inbound.clear();
+}
+
+#[test]
+fn long_simple_read_is_sent_in_order_and_alone() {
+    let mut wire = Wire::simple(28, "disk");
+    let data = pattern(8 << 20, 28);
+    wire.write(0, &data).unwrap();
+    wire.host.allowance.held.data_bytes = 3 << 20;
+    // A flush before it is answered before it, and what follows waits.
+    wire.send(&request_bytes(command::FLUSH, 0, 1, 0, 0));
+    wire.send(&request_bytes(command::READ, 0, 2, 512, (6 << 20) - 512));
+    let Receive::Wait = wire.session.receive(&mut wire.host) else {
+        panic!("nothing is taken beside it");
+    };
+    let flush = wire.host.submitted.remove(0);
+    while wire.complete_one() {}
+    wire.collect();
+    assert!(wire.inbound.is_empty(), "the flush is not answered yet");
+    wire.host.submitted.push(flush);
+    wire.settle();
+    assert_eq!(wire.answer(0, 0).0, 1);
+    let (cookie, answer) = wire.answer(512, (6 << 20) - 512);
+    assert!(cookie == 2 && answer.data().unwrap() == data[512..6 << 20]);
+    assert_eq!(wire.read(0, 1024), Ok(data[..1024].to_vec()));
+    assert_eq!(wire.session.held().data_bytes, 0);
+}
+
+#[test]
+fn long_simple_read_that_fails_is_refused_or_ends_the_connection() {
+    for after in 0..6 {
+        let mut wire = Wire::simple(29, "disk");
+        wire.host.allowance.held.data_bytes = 2 << 20;
+        wire.send(&request_bytes(command::READ, 0, 3, 0, 6 << 20));
+        for _ in 0..after {
+            let (id, result) = wire.host.perform(0);
+            wire.session.completed(id, result);
+            wire.collect();
+            let receive = wire.session.receive(&mut wire.host);
+            assert!(matches!(receive, Receive::Wait));
+        }
+        wire.failures.push_back(RequestError::Io);
+        wire.settle();
+        let (magic, error, cookie) = (wire.u32(), wire.u32(), wire.u64());
+        assert_eq!((magic, cookie), (SIMPLE_REPLY_MAGIC, 3));
+        if wire.closed {
+            assert_eq!(error, 0);
+            assert!(wire.inbound.len() < 6 << 20, "the client knows by the end");
+        } else {
+            assert_eq!((error, wire.inbound.len()), (EIO, 0));
+            assert!(wire.read(0, 512).is_ok());
+        }
+        assert_eq!(after > 0, wire.closed);
+        assert_eq!(wire.session.held().data_bytes, 0);
+    }
+}
+
+#[test]
+fn cache_is_cut_and_little_of_it_is_in_flight() {
+    let mut wire = Wire::structured(30);
+    let header = request_bytes(command::CACHE, 0, 1, 512, (40 << 20) - 512);
+    wire.send(&header);
+    assert_eq!(wire.session.in_flight(), 4);
+    let mut next = 1;
+    let mut pieces = 0;
+    while !wire.host.submitted.is_empty() {
+        for (_, _, request) in &wire.host.submitted {
+            let Request::Promote { range } = request else {
+                panic!("{request:?}");
+            };
+            assert!(range.bytes() <= 1 << 20);
+        }
+        let Request::Promote { range } = wire.host.submitted[0].2 else {
+            panic!("a promotion");
+        };
+        assert_eq!(range.start, next, "in order");
+        next = range.end();
+        pieces += 1;
+        let (id, result) = wire.host.perform(0);
+        // In order, for the check above.
+        wire.host
+            .submitted
+            .sort_by_key(|(_, _, request)| match request {
+                Request::Promote { range } => range.start,
+                other => panic!("{other:?}"),
+            });
+        wire.session.completed(id, result);
+        wire.session.receive(&mut wire.host);
+        wire.host
+            .submitted
+            .sort_by_key(|(_, _, request)| match request {
+                Request::Promote { range } => range.start,
+                other => panic!("{other:?}"),
+            });
+    }
+    assert_eq!((pieces, next), (40, (40 << 20) / 512));
+    wire.collect();
+    assert_eq!(wire.answer(0, 0).1.error(), 0);
+    // After a failure the rest is not begun.
+    wire.send(&header);
+    wire.failures.push_back(RequestError::Io);
+    let mut performed = 0;
+    while wire.complete_one() {
+        performed += 1;
+        wire.session.receive(&mut wire.host);
+    }
+    assert_eq!(performed, 4);
+    wire.collect();
+    assert_eq!(wire.answer(0, 0).1.error(), EIO);
+    assert_eq!(wire.session.held().data_bytes, 0);
+}
+
+#[test]
+fn nothing_is_submitted_beyond_the_work_of_a_turn() {
+    let mut wire = Wire::structured(31);
+    wire.host.allowance.work = 0;
+    let bytes = request_bytes(command::READ, 0, 1, 0, 4096);
+    let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+        panic!("an idle session takes bytes");
+    };
+    place[..28].copy_from_slice(&bytes);
+    wire.session.received(28, &mut wire.host);
+    let receive = wire.session.receive(&mut wire.host);
+    assert!(matches!(receive, Receive::Wait) && wire.host.submitted.is_empty());
+    wire.host.allowance.work = 1;
+    let receive = wire.session.receive(&mut wire.host);
+    assert!(matches!(receive, Receive::Into(_)) && wire.host.submitted.len() == 1);
     wire.settle();
 }
 

@@ -1,0 +1,114 @@
+//! Dirty blocks of the log that do not match their checksums.
+//!
+//! ```text
+//!            a block is read bad, and again                every bad block was read well, or is not needed
+//!  Healthy ────────────────────────────────► Inconsistent ────────────────────────────────────────────────► Healthy
+//!                                                 └── the volume is opened again ──► what is bad still: refused
+//! ```
+//!
+//! Invariants:
+//! 1. A block that is read bad is read again, [`LOG_READ_TRIES_MAX`] times in all, before it counts as bad.
+//! 2. While one is bad, the volume refuses writes and flushes. Nothing of the span that holds the first bad block,
+//!    or behind it, is taken up by destage; a generation that was taken up before is written but for that, and neither
+//!    flushed nor retired. So the backend gets all that lies before the damage, and stays a prefix.
+//! 3. A block that is read well is not bad any more, whatever it was.
+//!
+//! Memory is bounded: of more than [`LOG_BAD_BLOCKS_MAX`] bad blocks the first ones are known. A read that
+//! fails is another matter: destage tries it again, see [`super::health`].
+
+use alloc::collections::BTreeSet;
+use core::ops::Range;
+
+use super::{Context, Volume};
+use crate::destage::Stage;
+use crate::error::RequestError;
+use crate::extent_index::Sequence;
+use crate::format::block_checksum;
+use crate::limits::{BLOCK_BYTES, LOG_BAD_BLOCKS_MAX};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Damage {
+    /// Positions of the bad blocks.
+    bad: BTreeSet<u64>,
+}
+
+impl Volume {
+    /// Whether dirty data in the log is bad.
+    pub(super) fn is_damaged(&self) -> bool {
+        !self.damage.bad.is_empty()
+    }
+
+    /// Blocks of the log from `position` on were read, and read again: those that do not match are bad. If all
+    /// match, they cannot be unpacked, and all are bad.
+    pub(super) fn found_bad(&mut self, position: u64, data: &[u8], cx: &mut Context<'_>) {
+        let blocks = (position..).zip(data.chunks_exact(BLOCK_BYTES));
+        let is_bad = |(at, block): &(u64, &[u8])| block_checksum(block) != self.log().checksum(*at);
+        let mut bad: BTreeSet<u64> = blocks.filter(is_bad).map(|(at, _)| at).collect();
+        if bad.is_empty() {
+            bad = (position..).take(data.len() / BLOCK_BYTES).collect();
+        }
+        self.note_bad(bad, cx);
+    }
+
+    /// The only copy of these blocks is bad.
+    pub(super) fn note_bad(&mut self, bad: impl IntoIterator<Item = u64>, cx: &mut Context<'_>) {
+        // What was retired meanwhile is not needed any more.
+        let front = self.log().spans().front().map(|span| span.position);
+        let is_needed = |at: &u64| front.is_some_and(|front| front <= *at);
+        for position in bad.into_iter().filter(is_needed) {
+            let is_new = self.damage.bad.insert(position);
+            self.stats.log_corrupt_blocks += u64::from(is_new);
+        }
+        while self.damage.bad.len() > LOG_BAD_BLOCKS_MAX {
+            self.damage.bad.pop_last();
+        }
+        if self.is_damaged() {
+            self.refuse_waiting_writes(RequestError::Inconsistent, cx);
+        }
+    }
+
+    /// These blocks were read well.
+    pub(super) fn found_good(&mut self, positions: &Range<u64>) {
+        if self.is_damaged() {
+            let is_other = |position: &u64| !positions.contains(position);
+            self.damage.bad.retain(is_other);
+        }
+    }
+
+    /// What lies before the log's tail is not needed any more.
+    pub(super) fn forget_bad(&mut self) {
+        if self.is_damaged() {
+            let front = self.log().spans().front();
+            let tail = front.map_or(u64::MAX, |span| span.position);
+            self.damage.bad = self.damage.bad.split_off(&tail);
+        }
+    }
+
+    /// The first bad block, and the first entry of the span that holds it: what destage stops before.
+    pub(super) fn destage_end(&self) -> Option<(u64, Sequence)> {
+        let position = *self.damage.bad.first()?;
+        let spans = self.log().spans();
+        let before = spans.partition_point(|span| span.end() <= position);
+        let last = before.checked_sub(1).map(|last| &spans[last]);
+        let sequence = last.map_or(self.log().first_sequence(), |span| span.end_sequence);
+        Some((position, sequence))
+    }
+
+    /// Whether destage waits for what is bad: it has done what it can, or is about to.
+    pub(super) fn destage_is_stuck(&self) -> bool {
+        let waits = self.destage.stage() == Stage::Writing && self.destaging.meets_damage;
+        self.destage_is_blocked() || (self.is_damaged() && waits)
+    }
+
+    /// Whether nothing is left that destage may take up, for the sake of what is bad. An atomic backend that was
+    /// given a part of a generation gets no shorter one.
+    pub(super) fn destage_is_blocked(&self) -> bool {
+        let Some((_, sequence)) = self.destage_end() else {
+            return false;
+        };
+        let is_partial = self.config.backend_atomic && self.destage.has_unflushed();
+        self.destage.stage() == Stage::Idle
+            && (is_partial || sequence == self.log().first_sequence())
+    }
+}

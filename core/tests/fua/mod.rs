@@ -1,0 +1,133 @@
+//! A write with FUA that was acknowledged is in the backend before what was sent after that.
+
+use hdcs_core::error::RequestError;
+use hdcs_core::io::{Completion, Done, Reply, Request, RequestId, SectorRange};
+use hdcs_core::volume::{Event, Persist};
+
+use crate::world::{BYTES, World};
+
+/// The three kinds of write that may have FUA, onto one block.
+fn kinds(world: &World) -> [Request; 3] {
+    let range = SectorRange::new(0, 8);
+    let fua = true;
+    [
+        world.write_request(0, &[1; 4096], fua),
+        Request::WriteZeroes {
+            range,
+            fua,
+            no_hole: false,
+        },
+        Request::Discard { range, fua },
+    ]
+}
+
+/// A backend full of ones over a log that is empty.
+fn world(persist: Persist) -> World {
+    let mut world = World::new(persist);
+    world.backend = vec![0xff; BYTES];
+    world
+}
+
+fn destage(world: &mut World) {
+    world.step(Event::DestageAll);
+    for _ in 0..10 {
+        world.step(Event::Poll);
+    }
+}
+
+#[test]
+fn fua_write_reaches_the_backend_before_what_follows_its_acknowledgement() {
+    for persist in [Persist::OnWrite, Persist::OnFlush] {
+        for kind in 0..3 {
+            let mut world = world(persist);
+            let [write, zeroes, discard] = kinds(&world);
+            world.ask([write, zeroes, discard].into_iter().nth(kind).unwrap());
+            // Beside it in the volume, where destage would gather it, and far away.
+            world.write(8, &[2; 4096]);
+            world.write(4096, &[2; 4096]);
+            world.flush_silent = Some(Vec::new());
+            destage(&mut world);
+            assert_ne!(world.backend[..4096], [0xff; 4096], "{persist:?} {kind}");
+            assert_eq!(
+                world.backend[4096..8192],
+                [0xff; 4096],
+                "{persist:?} {kind}"
+            );
+            assert_eq!(world.backend[4096 * 512], 0xff, "{persist:?} {kind}");
+            let flushes = world.flush_silent.take().expect("none is answered");
+            assert_eq!(flushes.len(), 1);
+            let result = Ok(Done::Written);
+            world.step(Event::Completed(Completion {
+                token: flushes[0],
+                result,
+            }));
+            destage(&mut world);
+            assert_eq!(world.backend[4096..8192], [2; 4096]);
+        }
+    }
+}
+
+/// What a later write covers is left out only if nothing was sent in between that may rely on it.
+#[test]
+fn fua_write_that_is_overwritten_is_not_left_out() {
+    let mut world = world(Persist::OnWrite);
+    let journal = world.write_request(0, &[1; 4096], true);
+    world.ask(journal);
+    world.write(4096, &[2; 4096]);
+    world.write(0, &[3; 4096]);
+    world.flush_silent = Some(Vec::new());
+    destage(&mut world);
+    assert_eq!(world.backend[0], 1);
+    assert_eq!(world.backend[4096 * 512], 0xff);
+}
+
+/// What was sent before the acknowledgement need not wait, and many acknowledgements are one boundary.
+#[test]
+fn fua_writes_acknowledged_together_make_one_sync_point() {
+    let mut world = world(Persist::OnWrite);
+    world.log_silent = Some(Vec::new());
+    let mut number = 0;
+    let mut send = |world: &mut World, fua| {
+        number += 1;
+        let request = world.write_request(number * 64, &[1; 4096], fua);
+        let id = RequestId(number);
+        world.step(Event::Request { id, request });
+    };
+    send(&mut world, false);
+    for index in 0..6 {
+        send(&mut world, index % 2 == 0);
+    }
+    for _ in 0..2 {
+        let tokens = world.log_silent.replace(Vec::new()).expect("silent");
+        assert_eq!(
+            tokens.len(),
+            1,
+            "one span is written, and then all that waited"
+        );
+        for token in tokens {
+            let result = Ok(Done::Written);
+            world.step(Event::Completed(Completion { token, result }));
+        }
+    }
+    let replies: Vec<Result<Reply, RequestError>> =
+        world.replies.drain(..).map(|(_, result)| result).collect();
+    assert!(replies.len() == 7 && replies.iter().all(Result::is_ok));
+    let sync_points = |world: &World| world.volume.stats(world.now).sync_points;
+    assert_eq!(sync_points(&world), 0, "nothing follows yet");
+    for _ in 0..3 {
+        send(&mut world, false);
+    }
+    assert_eq!(sync_points(&world), 1);
+}
+
+/// A write with FUA that nothing follows costs what another one costs.
+#[test]
+fn fua_write_alone_is_a_generation_like_any_other() {
+    let mut world = world(Persist::OnFlush);
+    let journal = world.write_request(0, &[1; 4096], true);
+    world.ask(journal);
+    world.ask(Request::Flush);
+    destage(&mut world);
+    assert_eq!(world.backend_flushes, 1);
+    assert_eq!(world.volume.stats(world.now).sync_points, 0);
+}

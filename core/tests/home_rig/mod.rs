@@ -1,0 +1,284 @@
+//! A home on memory, as a test drives it: what it wants done is done in order, when that is asked for.
+
+#![allow(dead_code, reason = "each test uses a part of this")]
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hdcs_core::buf::{Buf, Pool};
+use hdcs_core::cipher::BlockCipher;
+use hdcs_core::home::format::{self, HOME_HEADER_BLOCKS, HomeSuperblock, choose_page};
+use hdcs_core::home::map::Map;
+use hdcs_core::home::{Action, Ask, Config, Event, Home};
+use hdcs_core::io::{Completion, Done, Nanos, Token};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use zerocopy::IntoBytes;
+
+pub const BYTES: u64 = 16 << 20;
+pub const KEY: [u8; 16] = [3; 16];
+pub const UUID: [u8; 16] = [7; 16];
+pub const HOME: u64 = 99;
+pub const LOG: u64 = 5;
+
+/// Adds the number to every byte: enough to tell sectors apart.
+#[derive(Debug)]
+pub struct Toy;
+
+impl BlockCipher for Toy {
+    fn encrypt(&self, number: u64, unit: &mut [u8]) {
+        assert_eq!(unit.len(), SECTOR_BYTES, "a home encrypts sectors");
+        for byte in unit {
+            *byte = byte.wrapping_add(number as u8 | 1);
+        }
+    }
+
+    fn decrypt(&self, number: u64, unit: &mut [u8]) {
+        for byte in unit {
+            *byte = byte.wrapping_sub(number as u8 | 1);
+        }
+    }
+}
+
+/// A home on memory. What it wants done is done in order, when that is asked for.
+pub struct Rig {
+    pub home: Home,
+    pub store: Vec<u8>,
+    pub backend: Vec<u8>,
+    pub actions: VecDeque<Action>,
+    pub ended: Vec<Completion>,
+    pub damaged: Vec<u64>,
+    /// Where a scrub goes on.
+    pub next: Option<u64>,
+    pub pool: Rc<Pool>,
+    next_token: u64,
+}
+
+pub fn cipher(key: [u8; 16]) -> Option<Arc<dyn BlockCipher>> {
+    (key == KEY).then(|| Arc::new(Toy) as Arc<dyn BlockCipher>)
+}
+
+pub fn superblock(store: &[u8]) -> HomeSuperblock {
+    let blocks = [&store[..BLOCK_BYTES], &store[BLOCK_BYTES..2 * BLOCK_BYTES]];
+    HomeSuperblock::newest(blocks).unwrap()
+}
+
+pub fn open(store: &mut [u8]) -> Home {
+    let mut superblock = superblock(store);
+    if let Some(begun) = superblock.begin(LOG, true) {
+        store[begun.place() as usize..][..BLOCK_BYTES].copy_from_slice(begun.as_bytes());
+        superblock = begun;
+    }
+    let page = &store[HOME_HEADER_BLOCKS as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
+    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0).unwrap();
+    let config = Config {
+        bytes: BYTES,
+        volume: UUID,
+        home: HOME,
+        log: LOG,
+        data_key: superblock.data_key,
+        sequence: superblock.sequence.get(),
+        between: false,
+        sums_log: superblock.sums_log.get(),
+        sums_bytes: 1 << 20,
+        backend_atomic: false,
+        flush_every_blocks: 1 << 20,
+        turn_blocks: 1 << 20,
+    };
+    let map = Map::load(vec![page.page], BYTES / BLOCK_BYTES as u64, LOG, true);
+    Home::new(config, map, cipher(superblock.data_key))
+}
+
+impl Rig {
+    pub fn new(key: [u8; 16]) -> Self {
+        let mut store = vec![0; format::store_bytes(BYTES) as usize];
+        let head = format::format_head(UUID, HOME, BYTES, key);
+        store[..head.len()].copy_from_slice(&head);
+        let page = format::format_page(HOME, 0);
+        for copy in [0, 1] {
+            let place = format::page_offset(0, copy) as usize;
+            store[place..place + BLOCK_BYTES].copy_from_slice(page.as_bytes());
+        }
+        Self {
+            home: open(&mut store),
+            store,
+            backend: (0..BYTES).map(|at| (at / 512) as u8 ^ 0x5a).collect(),
+            actions: VecDeque::new(),
+            ended: Vec::new(),
+            damaged: Vec::new(),
+            next: None,
+            pool: Pool::new(32 << 20),
+            next_token: 0,
+        }
+    }
+
+    /// Open what the store holds.
+    pub fn reopen(&mut self) {
+        self.home = open(&mut self.store);
+    }
+
+    pub fn event(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.home.step(Nanos(0), event, &mut actions);
+        self.actions.extend(actions);
+    }
+
+    pub fn ask(&mut self, ask: Ask) {
+        self.next_token += 1;
+        let token = Token(self.next_token);
+        self.event(Event::Submit { token, ask });
+    }
+
+    pub fn buf(&self, data: &[u8]) -> Buf {
+        let mut buf = self.pool.alloc(data.len()).unwrap();
+        buf.copy_from_slice(data);
+        buf.freeze()
+    }
+
+    /// Do the first of what is to be done; false if that is nothing.
+    pub fn act(&mut self) -> bool {
+        let Some(action) = self.actions.pop_front() else {
+            return false;
+        };
+        let (token, done) = match action {
+            Action::End(completion) => {
+                self.ended.push(completion);
+                return true;
+            }
+            Action::Verified(_, found) => {
+                let found = found.unwrap();
+                self.damaged.extend(found.damaged);
+                self.next = found.next;
+                return true;
+            }
+            Action::Damaged { offset, .. } => {
+                self.damaged.push(offset / BLOCK_BYTES as u64);
+                return true;
+            }
+            Action::StoreRead {
+                token,
+                offset,
+                mut buf,
+            } => {
+                let bytes = buf.len();
+                buf.copy_from_slice(&self.store[offset as usize..][..bytes]);
+                (token, Done::Read(buf))
+            }
+            Action::StoreWrite {
+                token,
+                offset,
+                data,
+            } => {
+                let mut at = offset as usize;
+                for buf in data {
+                    self.store[at..at + buf.len()].copy_from_slice(&buf);
+                    at += buf.len();
+                }
+                (token, Done::Written)
+            }
+            Action::BackendRead {
+                token,
+                offset,
+                mut buf,
+            } => {
+                let bytes = buf.len();
+                buf.copy_from_slice(&self.backend[offset as usize..][..bytes]);
+                (token, Done::Read(buf))
+            }
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => {
+                self.backend[offset as usize..][..data.len()].copy_from_slice(&data);
+                (token, Done::Written)
+            }
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+            } => {
+                self.backend[offset as usize..][..bytes as usize].fill(0);
+                (token, Done::Written)
+            }
+            Action::StoreSync { token } | Action::BackendFlush { token } => (token, Done::Written),
+            Action::StoreResize { token, bytes } => {
+                self.store.resize(bytes as usize, 0);
+                (token, Done::Written)
+            }
+            Action::BackendResize { token, bytes } => {
+                self.backend.resize(bytes as usize, 0);
+                (token, Done::Written)
+            }
+        };
+        let result = Ok(done);
+        self.event(Event::Completed(Completion { token, result }));
+        true
+    }
+
+    pub fn settle(&mut self) {
+        while self.act() {}
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let data = vec![self.buf(data)];
+        self.ask(Ask::Write { offset, data });
+    }
+
+    pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
+        let buf = self.pool.alloc(bytes).unwrap();
+        self.ask(Ask::Read { offset, buf });
+        self.settle();
+        match self.ended.pop() {
+            Some(Completion {
+                result: Ok(Done::Read(buf)),
+                ..
+            }) => buf.to_vec(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn scrub(&mut self) {
+        self.next = Some(0);
+        while let Some(block) = self.next.take() {
+            let token = Token(0);
+            self.event(Event::Verify { token, block });
+            self.settle();
+        }
+    }
+
+    /// Nothing of what is here is in the store as it reads, and it reads as `expected`.
+    pub fn expect(&mut self, offset: u64, expected: &[u8]) {
+        assert!(self.read(offset, expected.len()) == expected, "at {offset}");
+        let stored = &self.store[format::data_offset(offset) as usize..][..expected.len()];
+        let sectors = stored
+            .chunks(SECTOR_BYTES)
+            .zip(expected.chunks(SECTOR_BYTES));
+        for (index, (stored, plain)) in sectors.enumerate() {
+            assert_ne!(stored, plain, "sector {index} from {offset} on is plain");
+        }
+    }
+}
+
+/// The blocks of a store that hold anything, each behind its number.
+pub fn packed(store: &[u8]) -> Vec<u8> {
+    let mut image = Vec::new();
+    for (number, block) in (0u64..).zip(store.chunks(BLOCK_BYTES)) {
+        if block.iter().any(|&byte| byte != 0) {
+            image.extend_from_slice(&number.to_le_bytes());
+            image.extend_from_slice(block);
+        }
+    }
+    image
+}
+
+/// The store of such an image.
+pub fn unpacked(image: &[u8]) -> Vec<u8> {
+    let mut store = vec![0; format::store_bytes(BYTES) as usize];
+    for part in image.chunks_exact(8 + BLOCK_BYTES) {
+        let (number, block) = part.split_at(8);
+        let number = u64::from_le_bytes(number.try_into().unwrap());
+        store[number as usize * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(block);
+    }
+    store
+}

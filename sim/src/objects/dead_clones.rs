@@ -1,0 +1,133 @@
+//! Creations of clones that die or are slow, and a sweeper who removes the references of dead ones: a
+//! clone that comes to be has its reference for good, and that of one that died goes.
+
+use std::rc::Rc;
+
+use hdcs_core::objects::format::{Manifest, Reference};
+use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotName};
+use hdcs_core::objects::references::{Fate, fate, tombstone};
+use hdcs_core::objects::{Access, ObjectVolume};
+
+use super::plant::Plant;
+use super::reader;
+use super::world::{PLACE, UUID, World};
+use crate::content::Content;
+use crate::violation::Violation;
+
+/// Where the clone is to be, and which it is.
+pub(super) const DEAD_PLACE: &str = "bucket/dead/";
+pub(super) const DEAD_UUID: [u8; 16] = [5; 16];
+/// The number of its reference.
+pub(super) const DEAD_NUMBER: u64 = 0x0505_0505_0505_0505;
+
+impl World {
+    /// Begin a clone of a snapshot, with faults; let it die or be slow; sweep.
+    pub(super) fn dead_clone(
+        &mut self,
+        snapshot: SnapshotName,
+        contents: &[Content],
+    ) -> Result<(), Violation> {
+        let uuid = DEAD_UUID;
+        let clone = self.start(Access::Clone { uuid, snapshot }, None, DEAD_PLACE);
+        self.calm = false;
+        self.poll(clone)?;
+        // Usually until the reference is there, and the clone is not.
+        for _ in 0..self.choices.u32(0..100) {
+            let is_between = self.dead_reference().is_some() && self.choices.bool();
+            if is_between || !self.advance()? {
+                break;
+            }
+        }
+        if self.choices.bool() {
+            self.kill(clone);
+        }
+        self.sweep()?;
+        // Whatever comes late comes.
+        self.calm = true;
+        while self.machine(clone).map(ObjectVolume::phase) == Some(Phase::Opening) {
+            if !self.advance()? {
+                return Err(Violation::new("stall", "opening goes on for ever"));
+            }
+        }
+        self.kill(clone);
+        while self.schedule.next_time().is_some() {
+            self.advance()?;
+        }
+        self.sweep()?;
+        let there = reader::newest(&self.store, DEAD_PLACE).ok().flatten();
+        let is_alive = there.is_some_and(|manifest| !manifest.gone);
+        if is_alive && self.bucket(DEAD_PLACE)? != contents {
+            return Err(Violation::new("clone", "it differs from its snapshot"));
+        }
+        if is_alive != self.dead_reference().is_some() {
+            let message =
+                format!("a clone is there: {is_alive}, and its reference is not as it should be");
+            return Err(Violation::new("dead-clone", message));
+        }
+        self.coverage.dead_clones += u64::from(!is_alive);
+        self.coverage.slow_clones += u64::from(is_alive);
+        Ok(())
+    }
+
+    fn dead_reference(&self) -> Option<Reference> {
+        let references = reader::clones(&self.store, PLACE, &UUID);
+        references.into_iter().find(|it| it.clone == DEAD_UUID)
+    }
+
+    /// What a node does about references, one request after another, while everything else goes on.
+    fn sweep(&mut self) -> Result<(), Violation> {
+        loop {
+            let Some(reference) = self.dead_reference() else {
+                return Ok(());
+            };
+            self.meanwhile()?;
+            let there = reader::newest(&self.store, DEAD_PLACE).ok().flatten();
+            self.meanwhile()?;
+            match fate(&reference, there.as_ref()) {
+                Fate::Keep => return Ok(()),
+                Fate::Remove => {}
+                Fate::Bury if self.plant == Some(Plant::NoTombstone) => {}
+                Fate::Bury => {
+                    let grave = tombstone(&reference, UUID, PLACE.into());
+                    let name = Name::own(Kind::Manifest, grave.sequence);
+                    let name = format!("{DEAD_PLACE}{name}");
+                    if self.store.get(&name).is_some() {
+                        continue;
+                    }
+                    let mut bytes = vec![0; grave.encoded_bytes()];
+                    grave.write(&mut bytes);
+                    self.store.put(&name, Rc::new(bytes));
+                    self.needed = None;
+                    self.log("buried", [0; 4]);
+                    self.meanwhile()?;
+                }
+            }
+            let name = format!("{PLACE}{}", Name::own(Kind::Clone, DEAD_NUMBER));
+            self.log("swept", [0; 4]);
+            self.check_delete(&name)?;
+            self.store.delete(&name);
+            self.needed = None;
+            return Ok(());
+        }
+    }
+
+    fn meanwhile(&mut self) -> Result<(), Violation> {
+        for _ in 0..self.choices.u32(0..4) {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// The first manifest of a clone comes to be: its parent knows of it.
+    pub(super) fn check_reference(
+        &self,
+        place: &str,
+        manifest: &Manifest,
+    ) -> Result<(), Violation> {
+        if place == DEAD_PLACE && !manifest.gone && self.dead_reference().is_none() {
+            let message = "a clone comes to be that its parent does not know of";
+            return Err(Violation::new("dead-clone", message));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Logs that rot under dirty data, and reads of them that bring wrong bytes.
+//!
+//! Checker:
+//! 1. A volume whose log is damaged takes no write while it is inconsistent.
+//! 2. A read of the log that brings wrong bytes once has no effect.
+
+use hdcs_core::volume::State;
+
+use super::{BLOCK_BYTES, BufMut, Phase, Plant, Violation, Volume, World, WriteId};
+
+impl World {
+    /// Remember since when a volume is inconsistent.
+    pub(super) fn notice_damage(&mut self, unit: usize) {
+        let state = self.volume(unit).map(Volume::state);
+        let of = &mut self.units[unit];
+        if state != Some(State::Inconsistent) {
+            of.inconsistent_since = None;
+        } else if of.inconsistent_since.is_none() {
+            of.inconsistent_since = Some(of.history.tick());
+            self.coverage.inconsistent += 1;
+        }
+    }
+
+    /// A write was acknowledged.
+    pub(super) fn check_consistent(&self, unit: usize, id: WriteId) -> Result<(), Violation> {
+        let state = &self.units[unit];
+        let issued = state.history.write(id).issued;
+        if state.inconsistent_since.is_none_or(|since| issued < since) {
+            return Ok(());
+        }
+        Err(Violation::new(
+            "inconsistent-writes",
+            format!("volume {unit} has taken write {id}, though it is inconsistent"),
+        ))
+    }
+
+    /// What a read of an open volume's log has brought may be wrong, once.
+    pub(super) fn spoil_log_read(&mut self, unit: usize, offset: u64, buf: &mut BufMut) {
+        let one_in = self.scenario.faults.log_spoils_one_in;
+        if one_in == 0
+            || self.calm_since.is_some()
+            || self.phase(unit) != Some(Phase::Open)
+            || self.random.u32(..one_in) > 0
+        {
+            return;
+        }
+        let block = offset / BLOCK_BYTES as u64;
+        // A planted bug reads no better the second time.
+        if !self.units[unit].spoiled.insert(block) && !self.planted.is(Plant::StuckRead) {
+            return;
+        }
+        let at = self.random.usize(..BLOCK_BYTES);
+        buf[at] ^= 1 << self.random.u8(..8);
+        self.coverage.spoiled_reads += 1;
+        self.note("log read spoiled", [unit as u64, offset, 0, 0]);
+    }
+}
