@@ -26,7 +26,7 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	cargo fmt --all --check
 	timeout 1500 cargo clippy --workspace --all-targets -- -D warnings
 	timeout 2400 cargo test --workspace
-	timeout 1500 cargo build --release --workspace --bins --examples
+	timeout 2400 cargo build --release --workspace --bins --examples
 	timeout 300 target/release/hdcs-sim --seeds 300 --time 60 & node=$$!; \
 	timeout 300 target/release/hdcs-sim --world objects --seeds 1000 --time 30 && \
 	timeout 300 target/release/hdcs-sim --world home --seeds 1000 --time 10 && \

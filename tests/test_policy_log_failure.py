@@ -214,6 +214,31 @@ def test_policy_log_failure_for_good_needs_a_new_log_and_loses_nothing(daemon, d
     daemon.stop()
 
 
+def test_policy_log_failure_in_storage_mode_is_a_home_whose_sums_may_be_old(daemon, device):
+    """What went past the log is in the home's data, and the sums of it that were not committed went with the node."""
+    create(daemon, device, "--mode", "storage", "--store-path", daemon.home / "home", "--store-size", "64M")
+    client = Client(daemon)
+    for block in range(200):
+        client.write(block)
+    client.handle.flush()
+    device.break_from(4 * MIB, 28 * MIB)
+    for block in range(200, 1200):
+        client.write(block)
+    client.handle.flush()
+    daemon.until(lambda: is_given_up(daemon))
+    for block in range(0, 1200, 3):
+        client.write(block)
+    daemon.kill()
+    device.mend()
+    daemon.start()
+    client = Client(daemon, client.model)
+    client.check()
+    client.handle.flush()
+    client.close()
+    assert daemon.volume("v")["state"] == "healthy"
+    daemon.stop()
+
+
 def test_policy_log_failure_superblock_beside_the_log_is_not_done_without(daemon, device):
     """A damaged one is not taken for none: the old log could be replayed."""
     backend = create(daemon, device)

@@ -866,6 +866,36 @@ fn cache_that_lost_its_newest_journal_block_serves_nothing_of_a_newer_log() {
 }
 
 #[test]
+fn cache_that_drops_all_at_its_start_ties_no_log_before_that_is_durable() {
+    let mut rig = shared_by_two();
+    let missed = Tie {
+        stamp: rig.cache.tie_of(1).stamp + (1 << 20),
+        ..rig.cache.tie_of(1)
+    };
+    rig.actions.clear();
+    let pool = Rc::clone(&rig.pool);
+    rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
+    rig.cache.tie(1, missed);
+    while !rig.actions.iter().any(is_write) {
+        let action = rig.actions.remove(0);
+        rig.perform(action);
+    }
+    // While the start is being noted, more is forgotten than can be recorded.
+    for line in 0..=CACHE_INVALIDATIONS_MAX as u64 {
+        rig.cache.invalidate(key(2 * line), 4);
+    }
+    while !rig.cache.is_ready() {
+        let action = rig.actions.remove(0);
+        rig.perform(action);
+    }
+    assert_eq!(rig.cache.tie_of(1), Tie::UNKNOWN);
+    rig.cache.barrier();
+    rig.run();
+    assert_ne!(rig.cache.tie_of(1), Tie::UNKNOWN);
+    assert_eq!(lines_of(&mut rig, 1), 0);
+}
+
+#[test]
 fn cache_knows_what_a_start_has_missed_though_its_numbers_are_used_again() {
     let mut rig = shared_by_two();
     let before = rig.medium.clone();

@@ -276,6 +276,11 @@ impl ImagePlace {
         cluster
             .connect()
             .map_err(|e| fail(&format!("connecting to the cluster as client.{id}"), e))?;
+        self.pool_in(&Arc::new(cluster))
+    }
+
+    /// Its pool, over a connection that is there.
+    fn pool_in(&self, cluster: &Arc<Cluster>) -> Result<Arc<Pool>, BackendError> {
         let pool = cluster.pool(&self.pool, &self.namespace);
         pool.map(Arc::new).map_err(|errno| {
             let pool = &self.pool;
@@ -285,7 +290,7 @@ impl ImagePlace {
                     "{why}; make it: ceph osd pool create {pool}"
                 ));
             }
-            fail(&format!("opening pool {pool}"), errno)
+            self.fail(&format!("opening pool {pool}"), errno)
         })
     }
 

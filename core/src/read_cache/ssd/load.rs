@@ -10,7 +10,7 @@
 
 use super::{
     Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root,
-    SegmentState, Ssd, SsdFailure, Stream, Vec,
+    SegmentState, Ssd, SsdFailure, Stream, Tied, Vec,
 };
 use crate::error::FormatError;
 use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
@@ -431,7 +431,11 @@ impl Ssd {
             let root = self.root;
             self.forget_all();
             self.root = root;
-            self.ties.clear();
+            // The medium holds what their logs know better until the superblocks say that all of it is void.
+            let upto = self.queue.queued();
+            for tied in self.ties.values_mut() {
+                *tied = Tied::Forgotten(upto);
+            }
             self.began_empty = true;
             return;
         }

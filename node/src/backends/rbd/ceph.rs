@@ -154,7 +154,7 @@ impl Cluster {
     }
 
     /// A pool of it, and a namespace in the pool (empty: the default one).
-    pub fn pool(self, name: &str, namespace: &str) -> Result<Pool, Errno> {
+    pub fn pool(self: &Arc<Self>, name: &str, namespace: &str) -> Result<Pool, Errno> {
         let (name, namespace) = (c_text(name), c_text(namespace));
         let (rados, mut handle) = (&self.ceph.rados, null_mut());
         // SAFETY: the name is valid during the call.
@@ -166,7 +166,7 @@ impl Cluster {
             rados.rados_set_pool_full_try(handle);
         }
         Ok(Pool {
-            cluster: self,
+            cluster: Arc::clone(self),
             handle,
         })
     }
@@ -182,7 +182,7 @@ impl Drop for Cluster {
 /// A pool. Dropping it blocks.
 pub struct Pool {
     /// Its cluster.
-    pub cluster: Cluster,
+    pub cluster: Arc<Cluster>,
     handle: rados::rados_ioctx_t,
 }
 
