@@ -18,6 +18,7 @@ pub mod command;
 mod connection;
 mod control;
 mod heat;
+mod husks;
 mod identity;
 mod jobs;
 mod keeping;

@@ -418,7 +418,7 @@ impl Shard {
                     served.cache_reads -= 1;
                     self.works.step(slot, Event::Completed(completion));
                 } else {
-                    self.works.step_husk(slot, completion);
+                    self.works.cache_ended_late(slot, completion);
                 }
             }
             (Owner::Cache, Outcome::Device(result)) => {

@@ -22,6 +22,7 @@ use hdcs_core::volume::{Context, Event, Volume};
 
 use super::ciphered_log::Write;
 use super::command::Transport;
+use super::husks::Husk;
 use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use super::turn::NEVER;
@@ -36,13 +37,6 @@ use crate::frontends::{Allowance, Export, Held, Host, Unopened, VolumeNumber, wo
 
 /// Between two lines in the log about clients that were refused a volume.
 const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
-
-/// A volume that has left its slot while the cache device owes it the end of reads. It takes them,
-/// and does nothing else.
-pub struct Husk {
-    pub volume: Volume,
-    pub cache_reads: usize,
-}
 
 /// What sessions and volumes share: everything but the connections.
 pub struct Works {
@@ -413,22 +407,24 @@ impl Works {
 
     /// An operation on a volume's log ended.
     pub fn log_finished(&mut self, slot: u32, token: Token, mut result: Result<Done, IoError>) {
-        if let Some(served) = self.volumes.get_mut(slot) {
-            served.log_operations -= 1;
-            if let Some(cipher) = &mut served.log_cipher {
-                cipher.ended(token, &mut result);
-                self.write_ciphered(slot);
-            }
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.log_ended_late(slot, token, result);
+        };
+        served.log_operations -= 1;
+        if let Some(cipher) = &mut served.log_cipher {
+            cipher.ended(token, &mut result);
+            self.write_ciphered(slot);
         }
         self.step(slot, Event::Completed(Completion { token, result }));
     }
 
     /// A superblock was kept beside a volume's log, or could not be.
     pub fn superblock_kept(&mut self, slot: u32, token: Token, result: Result<(), Errno>) {
-        if let Some(served) = self.volumes.get_mut(slot) {
-            served.log_operations -= 1;
-        }
         let result = result.map(|()| Done::Written).map_err(IoError::from);
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.log_ended_late(slot, token, result);
+        };
+        served.log_operations -= 1;
         self.step(slot, Event::Completed(Completion { token, result }));
     }
 
@@ -500,36 +496,11 @@ impl Works {
         self.perform_cache();
     }
 
-    /// The cache device has brought a volume what it waits for no longer.
-    pub fn step_husk(&mut self, slot: u32, completion: Completion) {
-        let Some(husk) = self.husks.get_mut(&slot) else {
-            return;
-        };
-        let mut context = Context {
-            cache: &mut self.cache,
-            pool: &self.pool,
-            actions: &mut self.actions,
-        };
-        let event = Event::Completed(completion);
-        husk.volume.step(self.now, event, &mut context);
-        assert!(
-            self.actions.is_empty(),
-            "a volume that is closed does nothing"
-        );
-        husk.cache_reads -= 1;
-        if husk.cache_reads == 0
-            && let Some(husk) = self.husks.remove(&slot)
-        {
-            self.volumes.release(slot);
-            self.forget_ciphers(&husk.volume);
-        }
-    }
-
     /// A volume has gone: so does what encrypts it in the cache, and its origin, if it was the last one.
     pub fn forget_ciphers(&mut self, volume: &Volume) {
         self.cache.set_cipher(volume.config().number, None);
         let served = self.volumes.iter().map(|(_, served)| &served.volume);
-        let mut others = served.chain(self.husks.values().map(|husk| &husk.volume));
+        let mut others = served.chain(self.husks.values().map(Husk::volume));
         if let Some(origin) = volume.origin()
             && !others.any(|other| other.origin() == Some(origin))
         {

@@ -424,7 +424,8 @@ impl World {
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
                 let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
-                log || (!writes && backend_trouble) || past_log
+                let hung = self.silent_log_excuses(unit);
+                log || hung || (!writes && backend_trouble) || past_log
             }
             RequestError::Corrupt => state.log_rotten,
             RequestError::Inconsistent => {
@@ -438,7 +439,10 @@ impl World {
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
                     && (backend_trouble || silent || state.log_rotten || state.log_trouble)
             }
-            RequestError::ReadOnly => self.log_excuses(unit) || state.log_rotten,
+            RequestError::ReadOnly => {
+                let hung = self.silent_log_refuses(unit, error);
+                hung || self.log_excuses(unit) || state.log_rotten
+            }
             RequestError::Policy => {
                 let refused = state.read_only_since.is_some() || state.read_only_until >= since.0;
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Ignored);
