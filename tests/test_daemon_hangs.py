@@ -14,6 +14,7 @@ import time
 import nbd
 import pytest
 from daemon import DIRTY, HDCS, MIB, Daemon, samples
+from raw_client import DISC, READ, Client
 from test_daemon_cache import served_disk
 
 F_SETPIPE_SZ = 1031
@@ -267,4 +268,40 @@ def test_volume_whose_log_hangs_is_detached_and_keeps_its_log_until_that_answers
         hanging_log.process.send_signal(signal.SIGCONT)
         daemon.until(lambda: not is_locked(hanging_log / "mount/disk"))
         assert daemon.read("w", 4096) == b"w" * 4096
+        daemon.stop()
+
+
+@pytest.mark.parametrize("how", ["closed", "left", "half-closed"])
+def test_clients_of_a_volume_that_hangs_keep_no_places(tmp_path, how):
+    """They go while their requests hang, more of them than there are places; each gives its place back."""
+    hangs = tmp_path / "hangs"
+    config = {"nbd_connections_max": 3, "nbd_handshake_max_ms": 1000, "cache_total_size_mib": 0}
+    with Daemon(tmp_path, config) as daemon:
+        daemon.create("v", "--backend", f"file:{tmp_path}/b?error_file={hangs}&error_kind=hang", size="16M")
+        daemon.create("w")
+        hangs.touch()
+        left = []
+        for count in range(1, 9):
+            client = Client(daemon).open("v")
+            client.ask(READ, count << 20, 4096)
+            daemon.until(lambda: daemon.volume("v")["counters"]["requests_in_flight"] == count)
+            if how == "left":
+                client.ask(DISC, 0, 0)
+            if how == "half-closed":
+                client.socket.shutdown(socket.SHUT_WR)
+                left.append(client)
+            else:
+                client.socket.close()
+            daemon.until(lambda: daemon.json("status")["connections"] == 0)
+        with Client(daemon) as other:
+            assert other.open("w").read(0, 4096) == bytes(4096)
+        assert daemon.volume("v")["counters"]["requests_in_flight"] == 8, "they are under way without a client"
+        hangs.unlink()
+        daemon.until(lambda: daemon.volume("v")["counters"]["requests_in_flight"] == 0)
+        with Client(daemon) as client:
+            assert client.open("v").read(0, 4096) == bytes(4096)
+        for client in left:
+            client.socket.close()
+        memory = daemon.json("status")["memory"]
+        assert memory["pool_free_bytes"] > 0
         daemon.stop()

@@ -22,6 +22,7 @@ mod husks;
 mod identity;
 mod jobs;
 mod keeping;
+mod leavers;
 mod pinning;
 pub mod places;
 mod readmission;

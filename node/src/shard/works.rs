@@ -3,7 +3,7 @@
 //! Invariants: see [`super::turn`].
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -192,6 +192,11 @@ impl Works {
             // So much is kept for it.
             held.heap_bytes = held.heap_bytes.max(CONNECTION_HEAP_BYTES_MIN);
         }
+        self.count_exactly(volume, counted, held);
+    }
+
+    /// The same of what is held and nothing beside it.
+    pub fn count_exactly(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, held: Held) {
         let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
         self.data.update(before, after);
         self.heap
@@ -602,14 +607,18 @@ impl Works {
     /// Take back what waits for its turn and came from a connection that is of no more use.
     pub fn withdraw(&mut self, connection: u32, volume: Option<VolumeNumber>) {
         let slot = volume.and_then(|number| self.numbers.get(&number));
-        let Some(served) = slot.and_then(|&slot| self.volumes.get(slot)) else {
+        let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) else {
             return;
         };
         let is_its = |one: &Submitted| match one.origin {
             Origin::Connection(slot, _) => slot == connection,
             Origin::Job(_) | Origin::Scrub(_) => false,
         };
-        for one in self.scheduler.withdraw(served.flow, is_its) {
+        let of_turn = self.scheduler.withdraw(served.flow, is_its);
+        let before = std::mem::take(&mut served.waiting);
+        let (of_volume, left): (VecDeque<_>, VecDeque<_>) = before.into_iter().partition(is_its);
+        served.waiting = left;
+        for one in of_turn.into_iter().chain(of_volume) {
             self.refuse(one);
         }
     }
