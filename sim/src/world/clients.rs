@@ -372,7 +372,8 @@ impl World {
         let Some(volume) = self.volume(unit) else {
             return Ok(());
         };
-        if matches!(volume.trouble(), Some((Trouble::LogEmptying, _))) {
+        let trouble = volume.trouble().map(|(trouble, _)| trouble);
+        if let Some(Trouble::LogEmptying | Trouble::LogSilent) = trouble {
             // It takes nothing any more, and what is written past it waits for the backend.
             return Ok(());
         }
@@ -435,7 +436,10 @@ impl World {
             RequestError::LogFull => {
                 // Whether it says so with reason is checked on its own.
                 let trouble = volume.and_then(Volume::trouble);
-                let silent = matches!(trouble, Some((Trouble::BackendSilent, _)));
+                let silent = matches!(
+                    trouble,
+                    Some((Trouble::BackendSilent | Trouble::LogSilent, _))
+                );
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
                     && (backend_trouble || silent || state.log_rotten || state.log_trouble)
             }
