@@ -2,6 +2,7 @@
 directory, the thread of its data path."""
 
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -10,8 +11,11 @@ import socket
 import subprocess
 import time
 
+import nbd
 import pytest
-from daemon import HDCS, Daemon
+from daemon import DIRTY, HDCS, MIB, Daemon, samples
+from raw_client import DISC, READ, Client
+from test_daemon_cache import served_disk
 
 F_SETPIPE_SZ = 1031
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
@@ -148,3 +152,156 @@ def test_shard_that_hangs_shows_and_the_stop_ends(tmp_path):
         assert "the data path, which does not answer" in daemon.log()
     with Daemon(tmp_path, config) as daemon:
         assert daemon.volume("v")["state"] == "healthy"
+
+
+@pytest.fixture
+def hanging_log(tmp_path):
+    """A disk for a write log, which answers nothing while its process is stopped."""
+    with served_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+def create_on(daemon, disk, name):
+    """A volume whose write log lies on that disk."""
+    place = daemon.home / "write-log"
+    daemon.create(name, "--log-path", place, *DIRTY)
+    daemon.stop()
+    with open(disk / "mount/disk", "r+b") as medium:
+        medium.write(place.read_bytes())
+    place.unlink()
+    place.symlink_to(disk / "mount/disk")
+    daemon.start()
+
+
+def is_locked(path):
+    with open(path, "r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def problem_of(daemon, name):
+    problems = daemon.json("status")["problems"]
+    return next((one for one in problems if one["part"] == f"volume {name}"), None)
+
+
+def hung(daemon, disk, name):
+    """Stop the disk below a volume's log, and have a write meet that; the client, which waits for it."""
+    client = daemon.nbd(name)
+    client.pwrite(b"a" * 4096, 0)
+    client.flush()
+    disk.process.send_signal(signal.SIGSTOP)
+    cookie = client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b"b" * 4096)), 0)
+    daemon.until(lambda: problem_of(daemon, name))
+    return client, cookie
+
+
+@pytest.mark.parametrize("when_full", ["wait", "error"])
+def test_log_that_hangs_shows_and_is_waited_for_or_not(tmp_path, hanging_log, when_full):
+    config = {"log_answer_max_ms": 300, "persist": "on-write"}
+    with Daemon(tmp_path, config) as daemon:
+        create_on(daemon, hanging_log, "v")
+        daemon.create("w")
+        daemon.ok("volume", "set", "v", f"when_full={when_full}")
+        client, cookie = hung(daemon, hanging_log, "v")
+        shown = problem_of(daemon, "v")
+        assert shown["state"] == "degraded" and shown["for_ms"] >= 300
+        assert "write log: its device has not answered" in shown["reason"]
+        page = samples(daemon.api("GET", "/metrics")[1])
+        assert page['hdcs_volume_state{volume="v",state="degraded"}'] == 1
+        daemon.until(lambda: "has not answered" in daemon.ok("events", "v"))
+        # The other volume has nothing to do with it, nor has what needs no log.
+        daemon.write("w", b"w" * 4096)
+        assert daemon.read("v", 4096, MIB) == bytes(4096)
+        if when_full == "error":
+            while not client.aio_peek_command_completed():
+                client.poll(1000)
+            with pytest.raises(nbd.Error) as error:
+                client.aio_command_completed(cookie)
+            assert error.value.errnum == errno.EIO
+            other = daemon.nbd("v")
+            with pytest.raises(nbd.Error):
+                other.pwrite(b"c" * 4096, 0)
+        else:
+            client.poll(1000)
+            assert not client.aio_peek_command_completed()
+        hanging_log.process.send_signal(signal.SIGCONT)
+        daemon.until(lambda: daemon.volume("v")["state"] == "healthy")
+        if when_full == "wait":
+            while not client.aio_peek_command_completed():
+                client.poll(1000)
+            assert client.aio_command_completed(cookie)
+        daemon.kill()
+        daemon.start()
+        # What waited has its answer; what was told of an error may be there or not, and here it is.
+        assert daemon.read("v", 4096) == b"b" * 4096
+
+
+def test_stop_does_not_wait_for_a_log_that_hangs(tmp_path, hanging_log):
+    with Daemon(tmp_path, {"log_answer_max_ms": 300, "persist": "on-write"}) as daemon:
+        create_on(daemon, hanging_log, "v")
+        client, _ = hung(daemon, hanging_log, "v")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 1
+        last = daemon.log().strip().splitlines()[-1]
+        assert "the logs of these volumes failed or were not answered: v" in last, daemon.log()
+        del client
+        hanging_log.process.send_signal(signal.SIGCONT)
+        daemon.start()
+        assert daemon.volume("v")["state"] == "healthy"
+        assert daemon.read("v", 4096) in (b"a" * 4096, b"b" * 4096)
+
+
+def test_volume_whose_log_hangs_is_detached_and_keeps_its_log_until_that_answers(tmp_path, hanging_log):
+    with Daemon(tmp_path, {"log_answer_max_ms": 300, "persist": "on-write"}) as daemon:
+        create_on(daemon, hanging_log, "v")
+        client, _ = hung(daemon, hanging_log, "v")
+        detached = daemon.json("volume", "detach", "v", "--discard-dirty")
+        assert detached["dirty_bytes_left"] >= 4096
+        assert "closed while the device of its write log does not answer" in daemon.log()
+        daemon.create("w")
+        daemon.write("w", b"w" * 4096)
+        # Its log is in use until the device has answered.
+        del client
+        hanging_log.process.send_signal(signal.SIGCONT)
+        daemon.until(lambda: not is_locked(hanging_log / "mount/disk"))
+        assert daemon.read("w", 4096) == b"w" * 4096
+        daemon.stop()
+
+
+@pytest.mark.parametrize("how", ["closed", "left", "half-closed"])
+def test_clients_of_a_volume_that_hangs_keep_no_places(tmp_path, how):
+    """They go while their requests hang, more of them than there are places; each gives its place back."""
+    hangs = tmp_path / "hangs"
+    config = {"nbd_connections_max": 3, "nbd_handshake_max_ms": 1000, "cache_total_size_mib": 0}
+    with Daemon(tmp_path, config) as daemon:
+        daemon.create("v", "--backend", f"file:{tmp_path}/b?error_file={hangs}&error_kind=hang", size="16M")
+        daemon.create("w")
+        hangs.touch()
+        left = []
+        for count in range(1, 9):
+            client = Client(daemon).open("v")
+            client.ask(READ, count << 20, 4096)
+            daemon.until(lambda: daemon.volume("v")["counters"]["requests_in_flight"] == count)
+            if how == "left":
+                client.ask(DISC, 0, 0)
+            if how == "half-closed":
+                client.socket.shutdown(socket.SHUT_WR)
+                left.append(client)
+            else:
+                client.socket.close()
+            daemon.until(lambda: daemon.json("status")["connections"] == 0)
+        with Client(daemon) as other:
+            assert other.open("w").read(0, 4096) == bytes(4096)
+        assert daemon.volume("v")["counters"]["requests_in_flight"] == 8, "they are under way without a client"
+        hangs.unlink()
+        daemon.until(lambda: daemon.volume("v")["counters"]["requests_in_flight"] == 0)
+        with Client(daemon) as client:
+            assert client.open("v").read(0, 4096) == bytes(4096)
+        for client in left:
+            client.socket.close()
+        memory = daemon.json("status")["memory"]
+        assert memory["pool_free_bytes"] > 0
+        daemon.stop()

@@ -9,6 +9,7 @@ mod promote_hits;
 mod ranges;
 mod resize;
 mod scrub;
+mod silent_log;
 mod world;
 
 use hdcs_core::error::IoError;

@@ -4,7 +4,9 @@
 //!    answered with that; and the log's superblock, which holds its tail, is not written.
 //! 2. While a backend operation is under way for longer than the volume's bound, the volume is not
 //!    healthy; once all is well again and destaged, it is.
-//! 3. A cache device that keeps an operation for longer than the cache's bound is given up. It is
+//! 3. The same holds of the log's device. While it has not answered for longer than its bound, no close waits for it,
+//!    nor does a write or a flush of a volume whose clients are to be told of an error.
+//! 4. A cache device that keeps an operation for longer than the cache's bound is given up. It is
 //!    used again only when nothing of before is under way on it.
 
 use hdcs_core::error::RequestError;
@@ -84,14 +86,36 @@ impl Fence {
     }
 }
 
-/// The oldest backend operation of an open volume has been under way for so long.
+/// The oldest operation of the backend or of the log of an open volume has been under way for so long.
 pub fn check_shown(unit: usize, age: Nanos, max: Nanos, state: State) -> Result<(), Violation> {
     if age < max || state != State::Healthy {
         return Ok(());
     }
     Err(Violation::new(
         "hang-not-shown",
-        format!("volume {unit} is healthy, though its backend has not answered for {age:?}"),
+        format!("volume {unit} is healthy, though it was not answered for {age:?}"),
+    ))
+}
+
+/// A volume whose log has not answered for too long is still closing, or not, with nothing else to wait for.
+pub fn check_close(unit: usize, age: Nanos, is_closing: bool) -> Result<(), Violation> {
+    if !is_closing {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "silent-log-close",
+        format!("volume {unit} does not close, as its log has not answered for {age:?}"),
+    ))
+}
+
+/// A client that is to be told of an error still waits for such a log, or none does.
+pub fn check_told(unit: usize, age: Nanos, waits: bool) -> Result<(), Violation> {
+    if !waits {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "silent-log-waits",
+        format!("clients of volume {unit} wait for its log, which has not answered for {age:?}"),
     ))
 }
 
@@ -170,6 +194,15 @@ mod tests {
         assert_eq!(check_given_up(long, long, SsdState::Offline), Ok(()));
         let kept = check_given_up(long, long, SsdState::Online);
         assert_eq!(kept.unwrap_err().rule, "cache-hang-not-noticed");
+        assert!(check_close(0, long, false).is_ok() && check_told(0, long, false).is_ok());
+        assert_eq!(
+            check_close(0, long, true).unwrap_err().rule,
+            "silent-log-close"
+        );
+        assert_eq!(
+            check_told(0, long, true).unwrap_err().rule,
+            "silent-log-waits"
+        );
         assert!(check_readmitted(0).is_ok() && check_readmitted(1).is_err());
         assert!(check_healthy(0, State::Healthy).is_ok());
         assert!(check_healthy(0, State::Degraded).is_err());

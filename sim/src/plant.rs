@@ -116,6 +116,14 @@ pub enum Plant {
     StarvedRead,
     /// A read of the log that has brought wrong bytes once does so again.
     StuckRead,
+    /// Nobody watches how long a log's device takes.
+    UnwatchedLog,
+    /// Clients wait for a log that does not answer, though they are to be told of an error.
+    UntoldWaiters,
+    /// A volume that closes waits for its log however long that takes.
+    PatientClose,
+    /// A volume is opened again while its log's device owes answers.
+    HastyReopen,
 }
 
 impl Plant {
@@ -161,6 +169,10 @@ impl Plant {
             | Self::KeptCut
             | Self::StarvedRead
             | Self::StuckRead
+            | Self::UnwatchedLog
+            | Self::UntoldWaiters
+            | Self::PatientClose
+            | Self::HastyReopen
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

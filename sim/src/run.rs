@@ -31,6 +31,9 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
         Some(Plant::StuckRead) => Scenario::draw_for_spoiled_reads(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
+        Some(
+            Plant::UnwatchedLog | Plant::UntoldWaiters | Plant::PatientClose | Plant::HastyReopen,
+        ) => Scenario::draw_for_silent_logs(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),

@@ -67,6 +67,8 @@ pub struct Faults {
     pub cache_hang: bool,
     /// The backend does not answer, for a while.
     pub backend_hang: bool,
+    /// The logs' devices do not answer, for a while or until all is well.
+    pub log_hang: bool,
     /// Another owner takes the backend over.
     pub backend_fence: bool,
 }
@@ -318,7 +320,40 @@ impl Scenario {
         if random.u32(..4) == 0 && scenario.origin.is_none() {
             scenario.faults.cache_lie = Some(draw_lie(random, 3));
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(23)));
+        if random.u32(..8) == 0 {
+            scenario.hang_logs(random);
+        }
         scenario
+    }
+
+    /// A scenario of a seed in which logs do not answer, whoever waits is told of an error, and a volume is closed and
+    /// opened again beside that.
+    pub fn draw_for_silent_logs(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_volumes(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults = Faults::default();
+        scenario.hang_logs(random);
+        let ending = |random: &mut Rng| draw_ending(random, &[2000, 20_000]);
+        scenario.endings = (0..4).map(|_| ending(random)).collect();
+        scenario.reopens = true;
+        scenario.shrinks = false;
+        scenario.director_pause = Nanos::from_millis(5);
+        for volume in &mut scenario.volumes {
+            volume.config.log_answer_max = Nanos::from_millis(200);
+            volume.config.when_full = WhenFull::Error;
+        }
+        scenario
+    }
+
+    fn hang_logs(&mut self, random: &mut Rng) {
+        self.faults.log_hang = true;
+        for volume in &mut self.volumes {
+            let millis = pick(random, &[200, 1000, 5000]);
+            volume.config.log_answer_max = Nanos::from_millis(millis);
+        }
     }
 
     /// A scenario of a seed in which the device of the cache lies once, and what comes back from it after power cuts
@@ -750,6 +785,7 @@ impl Scenario {
             log_failure: LogFailure::ReadOnly,
             discard: Discard::Pass,
             backend_answer_max: Nanos(0),
+            log_answer_max: Nanos(u64::MAX),
         };
         draw_behaviour(random, &mut config);
         VolumeScenario {

@@ -2,7 +2,8 @@
 
 use hdcs_sim::outcome;
 use hdcs_sim::plant::Plant;
-use hdcs_sim::run::run;
+use hdcs_sim::run::{Options, run, run_scenario};
+use hdcs_sim::scenario::Scenario;
 
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 300;
@@ -300,6 +301,43 @@ fn plant_of_a_scrub_that_looks_at_nothing_is_caught() {
 fn plant_of_a_discard_that_is_not_ignored_is_caught() {
     let rules = ["backend-goes-back", "read-stale", "backend-fua-order"];
     assert_caught(Plant::ForcedDiscard, &rules);
+}
+
+#[test]
+fn plant_of_a_log_that_nobody_watches_is_caught() {
+    assert_caught(Plant::UnwatchedLog, &["hang-not-shown"]);
+}
+
+#[test]
+fn plant_of_waiters_that_are_not_told_is_caught() {
+    assert_caught(Plant::UntoldWaiters, &["silent-log-waits"]);
+}
+
+#[test]
+fn plant_of_a_close_that_waits_for_its_log_is_caught() {
+    assert_caught(Plant::PatientClose, &["silent-log-close"]);
+}
+
+#[test]
+fn plant_of_a_log_that_is_opened_before_it_has_answered_is_caught() {
+    let overlap = [&["effect-overlap"][..], LOG_RULES].concat();
+    assert_caught(Plant::HastyReopen, &overlap);
+}
+
+#[test]
+fn silent_logs_hold_up_nobody_for_longer_than_they_may() {
+    let (mut rounds, mut closes) = (0, 0);
+    for seed in 0..60 {
+        let scenario = Scenario::draw_for_silent_logs(seed);
+        let outcome = run_scenario(&scenario, Options::default());
+        outcome.assert_held(" (with silent logs)");
+        rounds += outcome.coverage.log_silent_rounds;
+        closes += outcome.coverage.late_closes;
+    }
+    assert!(
+        rounds > 1000 && closes > 10,
+        "{rounds} rounds, {closes} closes"
+    );
 }
 
 /// What a log that is replayed though it was given up shows.

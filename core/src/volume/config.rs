@@ -14,12 +14,14 @@ pub enum Persist {
     Auto,
 }
 
-/// What a write gets when the log is full and the backend takes no data.
+/// What a write gets when the log is full and the backend takes no data, and what everybody who waits for the log gets
+/// while its device does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
     /// It waits.
     Wait,
-    /// It fails with [`crate::error::RequestError::LogFull`].
+    /// It fails: with [`crate::error::RequestError::LogFull`], or with [`crate::error::RequestError::Io`] if it is the
+    /// log's device that does not answer.
     Error,
 }
 
@@ -124,4 +126,7 @@ pub struct VolumeConfig {
     pub backend_atomic: bool,
     /// The volume counts as degraded while a backend operation has taken longer than this.
     pub backend_answer_max: Nanos,
+    /// The same of an operation of the log's device. A volume that closes waits for none of them longer than this, and
+    /// under [`WhenFull::Error`] no client does. The largest time is none.
+    pub log_answer_max: Nanos,
 }

@@ -11,7 +11,7 @@ use super::read::{block_of, whole_blocks_of};
 use super::{Context, Op, Policy, Volume};
 use crate::buf::{Buf, BufMut, Pool};
 use crate::destage::{Part, Planned, Stage};
-use crate::error::IoError;
+use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::EntryKind;
 use crate::io::{Action, Done, Nanos, SectorRange};
@@ -449,8 +449,12 @@ impl Volume {
 
     /// The log's device does not give what only it has. The item is tried again after a pause.
     fn dirty_is_unreadable(&mut self, cx: &mut Context<'_>) {
-        self.health.log_unreadable = true;
+        let again = core::mem::replace(&mut self.health.log_unreadable, true);
         self.failed_log_is_unreadable(cx);
+        if again {
+            // It may never be read: whoever waits for the generation to be whole is told.
+            self.refuse_flushes_behind_destage(RequestError::Io, cx);
+        }
     }
 
     fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {

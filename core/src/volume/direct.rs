@@ -644,8 +644,29 @@ impl Volume {
         }
     }
 
-    /// Refuse what the backend was not asked for yet.
-    pub(super) fn refuse_direct(&mut self, error: RequestError, cx: &mut Context<'_>) {
+    /// Refuse what waits for the log, which does not answer: writes before it says that they go past it, and flushes
+    /// behind a generation of destage that is still to be read from it.
+    pub(super) fn refuse_what_log_delays(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        if self.direct.mark != Mark::Set {
+            self.refuse_unsubmitted(error, cx);
+        }
+        self.refuse_flushes_behind_destage(error, cx);
+    }
+
+    /// Refuse the flushes that wait for a generation of which the backend has a part, and destage not all yet.
+    pub(super) fn refuse_flushes_behind_destage(
+        &mut self,
+        error: RequestError,
+        cx: &mut Context<'_>,
+    ) {
+        if self.awaits_destage_flush() && self.destage.stage() != Stage::Flushing {
+            for flusher in core::mem::take(&mut self.direct.flushers) {
+                self.reply(flusher.id, flusher.kind, Err(error), cx);
+            }
+        }
+    }
+
+    fn refuse_unsubmitted(&mut self, error: RequestError, cx: &mut Context<'_>) {
         let submitted = |write: &Write| write.stage == WriteStage::Submitted;
         let writes = core::mem::take(&mut self.direct.writes);
         let (kept, refused): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -655,6 +676,11 @@ impl Volume {
         for write in refused.into_values() {
             self.reply(write.id, write.kind, Err(error), cx);
         }
+    }
+
+    /// Refuse what the backend was not asked for yet.
+    pub(super) fn refuse_direct(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        self.refuse_unsubmitted(error, cx);
         for flusher in core::mem::take(&mut self.direct.flushers) {
             let error = match (flusher.kind, error) {
                 (Kind::Flush, _) | (_, RequestError::Fenced) => error,

@@ -1,7 +1,8 @@
 //! What is wrong with a volume, and since when.
 //!
 //! A backend is *silent* while one of its operations has been under way for longer than
-//! [`VolumeConfig::backend_answer_max`]; its writes *fail* from the first one that fails until a
+//! [`VolumeConfig::backend_answer_max`], and a log while one of its device's has been for longer than
+//! [`VolumeConfig::log_answer_max`] (`silent_log` says what follows from that); a backend's writes *fail* from the first one that fails until a
 //! flush succeeds after all were repeated, for only then the backend holds what it refused; its
 //! reads fail until one succeeds or a flush does, or for a while, since nobody may read again. The log is *unreadable*
 //! from the first read for destage that fails until the backend has flushed the generation that needs it.
@@ -10,6 +11,7 @@
 //! end: a look costs as much as there is under way, and comes once in the time allowed.
 //!
 //! [`VolumeConfig::backend_answer_max`]: super::VolumeConfig::backend_answer_max
+//! [`VolumeConfig::log_answer_max`]: super::VolumeConfig::log_answer_max
 
 use super::{Context, Nanos, Op, Phase, RequestError, Volume};
 use crate::error::IoError;
@@ -22,8 +24,8 @@ const READ_TROUBLE_SHOWN: Nanos = Nanos::from_millis(30_000);
 pub enum State {
     /// All is well.
     Healthy,
-    /// Serving with the backend failing or not answering: data is kept in the log; with a log that cannot be read
-    /// for destage, or without one.
+    /// Serving with the backend failing or not answering: data is kept in the log; with a log that does not answer or
+    /// cannot be read for destage, or without one.
     Degraded,
     /// A log write failed: reads and destage go on, writes are refused until it is reopened.
     ReadOnly,
@@ -43,6 +45,8 @@ pub enum Trouble {
     LogCorrupt,
     /// A log write failed.
     LogFailed,
+    /// The log's device has not answered for too long.
+    LogSilent,
     /// The log's device failed: what it holds is on its way to the backend, and writes wait.
     LogEmptying,
     /// The log's device failed: the volume goes on without it.
@@ -55,6 +59,14 @@ pub enum Trouble {
     BackendWrites(IoError),
     /// The backend does not give what is read.
     BackendReads(IoError),
+}
+
+/// Who performs an operation that is watched.
+#[derive(Clone, Copy, Debug)]
+enum Performer {
+    Ssd,
+    Backend,
+    Log,
 }
 
 /// A backend that fails.
@@ -75,6 +87,8 @@ pub(super) struct Health {
     pub(super) watch_at: Option<Nanos>,
     /// Since when the operation is under way that is too old.
     pub(super) silent: Option<Nanos>,
+    /// The same of the log's operations.
+    pub(super) log_silent: Option<Nanos>,
     /// Destage could not read what it needs of the log, and has not got there since.
     pub(super) log_unreadable: bool,
     writes: Option<Failing>,
@@ -126,12 +140,20 @@ impl Op {
 impl Volume {
     /// An action begins: from now on it may come to take too long.
     pub(super) fn watch_from_now(&mut self, op: &Op) {
-        let limit = match op {
-            Op::ReadSsd { .. } | Op::ScrubCache { .. } => self.health.ssd_answer_max,
-            _ if op.is_of_backend() => self.config.backend_answer_max,
-            _ => return,
-        };
-        hasten(&mut self.health.watch_at, self.now.plus(limit));
+        if let Some((_, limit)) = self.answer_max(op) {
+            hasten(&mut self.health.watch_at, self.now.plus(limit));
+        }
+    }
+
+    /// Who performs an operation, and how long that may take.
+    fn answer_max(&self, op: &Op) -> Option<(Performer, Nanos)> {
+        match op {
+            Op::ReadSsd { .. } | Op::ScrubCache { .. } => {
+                Some((Performer::Ssd, self.health.ssd_answer_max))
+            }
+            _ if op.is_of_backend() => Some((Performer::Backend, self.config.backend_answer_max)),
+            _ => Some((Performer::Log, self.log_answer_max(op)?)),
+        }
     }
 
     /// Look through what is under way, if something may have become too old.
@@ -139,21 +161,27 @@ impl Volume {
         if self.health.watch_at.is_none_or(|at| at > self.now) {
             return;
         }
-        let (backend_max, ssd_max) = (self.config.backend_answer_max, self.health.ssd_answer_max);
-        let (mut next, mut silent, mut late) = (None, None, alloc::vec::Vec::new());
+        let (mut next, mut silent, mut log_silent) = (None, None, None);
+        let mut late = alloc::vec::Vec::new();
         for (key, running) in &self.ops {
-            let is_ssd = matches!(running.op, Op::ReadSsd { .. } | Op::ScrubCache { .. });
-            if !is_ssd && !running.op.is_of_backend() {
+            let Some((performer, limit)) = self.answer_max(&running.op) else {
                 continue;
-            }
-            let limit = if is_ssd { ssd_max } else { backend_max };
+            };
             let deadline = running.since.plus(limit);
             if deadline > self.now {
                 hasten(&mut next, deadline);
-            } else if is_ssd {
-                late.push(key);
-            } else {
-                hasten(&mut silent, running.since);
+                continue;
+            }
+            match performer {
+                Performer::Ssd => late.push((key, performer)),
+                Performer::Backend => hasten(&mut silent, running.since),
+                Performer::Log if self.is_abandoned(&running.op) => late.push((key, performer)),
+                Performer::Log => {
+                    hasten(&mut log_silent, running.since);
+                    if self.is_given_up_when_late(&running.op) {
+                        late.push((key, performer));
+                    }
+                }
             }
         }
         if let Some(reads) = self.health.reads {
@@ -165,9 +193,13 @@ impl Volume {
             }
         }
         self.health.silent = silent;
+        self.health.log_silent = log_silent;
         self.health.watch_at = next;
-        for key in late {
-            self.give_up_ssd_read(key, cx);
+        for (key, performer) in late {
+            match performer {
+                Performer::Log => self.give_up_log_operation(key, cx),
+                _ => self.give_up_ssd_read(key, cx),
+            }
         }
     }
 
@@ -228,6 +260,8 @@ impl Volume {
             Some((Trouble::LogCorrupt, None))
         } else if self.refuses_writes() {
             Some((Trouble::LogFailed, None))
+        } else if let Some(since) = health.log_silent {
+            Some((Trouble::LogSilent, Some(since)))
         } else if self.is_emptying_failed_log() {
             Some((Trouble::LogEmptying, None))
         } else if health.log_unreadable {
@@ -269,7 +303,8 @@ impl Volume {
             Some(Trouble::LogCorrupt) => State::Inconsistent,
             Some(Trouble::LogFailed) => State::ReadOnly,
             Some(
-                Trouble::LogEmptying
+                Trouble::LogSilent
+                | Trouble::LogEmptying
                 | Trouble::LogGivenUp
                 | Trouble::LogUnreadable
                 | Trouble::BackendSilent

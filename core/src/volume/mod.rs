@@ -20,13 +20,15 @@
 //! A failed log write latches: writes are refused, reads and destage of what is durable go on; or, if so
 //! configured, the log is given up and writes go past it. Dirty data that is bad on the log's device stops
 //! writes, and destage before it.
-//! A backend that does not answer is waited for, and shows; a cache device that does not answer is
-//! waited for no longer than the cache allows, and then read around.
+//! A backend or a log's device that does not answer is waited for, and shows, but a close waits for the log's device
+//! no longer than it is allowed to take; a cache device that does not answer is waited for no longer than the cache
+//! allows, and then read around.
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
-//! past the log, and the way there and back), `failed_log` (going on without the log), `damage` (a log that rots),
+//! past the log, and the way there and back), `failed_log` (going on without the log), `silent_log` (a log that does
+//! not answer), `damage` (a log that rots),
 //! `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side), `heat` (what the cache knows of it),
 //! `inherited` (what is cached under the number of an origin), `health` (what is wrong,
 //! and since when), `scrub` (verifying what lies on the node's devices).
@@ -46,6 +48,7 @@ mod log_chunks;
 mod promotion;
 mod read;
 mod scrub;
+mod silent_log;
 mod stats;
 mod write;
 
@@ -200,6 +203,8 @@ enum Op {
     LateSsd {
         permission: SsdRead,
     },
+    /// An operation of the log that was given up.
+    LateLog,
     Fetch {
         fetch: usize,
     },
@@ -258,8 +263,8 @@ pub struct Volume {
     index: ExtentIndex,
     inherited: Option<Inherited>,
     ops: Slab<Running>,
-    /// Of them, reads that nobody waits for.
-    late_reads: usize,
+    /// Of them, those that were given up: nobody waits for them.
+    late_operations: usize,
     /// Requests that came while the log was being replayed.
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
@@ -307,7 +312,7 @@ impl Volume {
             index: ExtentIndex::default(),
             inherited: None,
             ops: Slab::new(),
-            late_reads: 0,
+            late_operations: 0,
             early: VecDeque::new(),
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
@@ -480,6 +485,8 @@ impl Volume {
         let Running { op, since } = self.ops.remove(token.0 as usize);
         if op.is_of_backend() {
             self.backend_answered(&op, result.as_ref().err().copied(), cx);
+        } else if op.is_of_log() {
+            self.note_log_answer();
         }
         if result.is_ok() {
             self.note_cost(&op, now.since(since), cx);
@@ -506,9 +513,10 @@ impl Volume {
                 self.ssd_was_read(read, range, permission, result, cx);
             }
             Op::LateSsd { permission } => {
-                self.late_reads -= 1;
+                self.late_operations -= 1;
                 cx.cache.cancel_ssd_read(permission);
             }
+            Op::LateLog => self.late_operations -= 1,
             Op::Fetch { fetch } => self.fetched(fetch, result, cx),
             Op::FetchPart { read, part } => self.part_was_fetched(read, part, result, cx),
             Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
@@ -548,19 +556,37 @@ impl Volume {
     /// Group work: what many events together allow.
     fn poll(&mut self, now: Nanos, cx: &mut Context<'_>) {
         match self.phase {
-            Phase::Opening if self.close.is_some() && self.ops.is_empty() => {
-                self.refuse_early(RequestError::Closing, cx);
-                self.phase = Phase::Closed;
+            Phase::Opening => {
+                self.watch(cx);
+                self.answer_for_silent_log(cx);
+                if self.close.is_some() {
+                    self.part_from_silent_log(cx);
+                }
+                if self.close.is_some() && self.awaits_nothing() {
+                    self.refuse_early(RequestError::Closing, cx);
+                    self.phase = Phase::Closed;
+                } else {
+                    self.read_log_ahead(cx);
+                }
             }
-            Phase::Opening => self.read_log_ahead(cx),
-            Phase::Failed(_) if self.close.is_some() => self.phase = Phase::Closed,
-            Phase::Failed(_) | Phase::Closed => {}
+            Phase::Failed(_) => {
+                self.watch(cx);
+                self.part_from_silent_log(cx);
+                if self.close.is_some() && self.awaits_nothing() {
+                    self.phase = Phase::Closed;
+                }
+            }
+            Phase::Closed => {}
             Phase::Open | Phase::Closing => {
                 if self.close.is_some() {
                     self.begin_close(cx);
                 }
                 self.relieve_pool(cx);
                 self.watch(cx);
+                self.answer_for_silent_log(cx);
+                if self.close.is_some() {
+                    self.part_from_silent_log(cx);
+                }
                 self.index.settle(STEP_WORK_MAX);
                 self.switch_path();
                 self.poll_direct(cx);
@@ -753,7 +779,7 @@ impl Volume {
         let destage = self.close == Some(true) && !stuck;
         let idle = self.destage.stage() == Stage::Idle || stuck;
         let answered = self.stats.requests_in_flight == 0;
-        let ended = self.ops.len() == self.late_reads;
+        let ended = self.awaits_nothing();
         if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
             return;
         }
@@ -827,8 +853,16 @@ impl Volume {
 
     /// When [`Event::Poll`] is due at the latest, if nothing happens before.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if !matches!(self.phase, Phase::Open | Phase::Closing) {
-            return self.memory_wait;
+        match self.phase {
+            Phase::Open | Phase::Closing => {}
+            Phase::Opening | Phase::Failed(_) => {
+                return self
+                    .memory_wait
+                    .into_iter()
+                    .chain(self.health.watch_at)
+                    .min();
+            }
+            Phase::Closed => return self.memory_wait,
         }
         let wakeups = [
             self.write_wakeup(),
@@ -848,8 +882,8 @@ impl Volume {
         self.phase
     }
 
-    /// Whether nothing of it is under way, so that it may be dropped once it is closed. Reads of a
-    /// cache device that does not answer may outlast the close.
+    /// Whether nothing of it is under way, so that it may be dropped once it is closed, and its log opened again.
+    /// Operations of devices that do not answer may outlast the close.
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty()
     }

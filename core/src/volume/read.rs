@@ -619,7 +619,7 @@ impl Volume {
         let op = Op::LateSsd { permission };
         let same = self.ops.insert(Running { op, since });
         assert_eq!(same, key, "a token names one action until it ends");
-        self.late_reads += 1;
+        self.late_operations += 1;
         cx.cache.ssd_read_is_late();
         let (read, range) = match waiting {
             Ok(waiting) => waiting,
@@ -630,12 +630,30 @@ impl Volume {
         self.finish_read(read, cx);
     }
 
-    /// Everything that waits before its first action, and everything under way once it ends, is
-    /// refused.
-    pub(super) fn refuse_waiting_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
+    /// A piece of a read will not come.
+    pub(super) fn fail_read(&mut self, read: usize, error: RequestError, cx: &mut Context<'_>) {
+        self.reads.active[read].error = Some(error);
+        self.finish_read(read, cx);
+    }
+
+    /// Refuse the reads of what is not durable; those that still wait for something else, once that is there.
+    pub(super) fn refuse_undurable_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        let durable = self.log().durable_sequence();
+        let active = self.reads.active.iter_mut().map(|(_, read)| read);
+        for read in active.chain(&mut self.reads.kept) {
+            if read.until > durable {
+                read.error.get_or_insert(error);
+            }
+        }
         for Read { id, range, .. } in core::mem::take(&mut self.reads.undurable) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
+    }
+
+    /// Everything that waits before its first action, and everything under way once it ends, is
+    /// refused.
+    pub(super) fn refuse_waiting_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        self.refuse_undurable_reads(error, cx);
         if let Some(Read { id, range, .. }) = self.reads.kept.take() {
             self.reads.keeper = None;
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);

@@ -84,6 +84,12 @@ impl Volume {
         self.scrubbed(id, Scrubbed::default(), cx);
     }
 
+    /// The log's device has not answered for too long: nothing more of the log is scrubbed.
+    pub(super) fn give_up_scrub(&mut self, piece: &LogPiece, cx: &mut Context<'_>) {
+        self.unpin(piece.position);
+        self.reply(piece.id, Kind::Other, Err(RequestError::Io), cx);
+    }
+
     fn scrub_log(
         &mut self,
         id: RequestId,

@@ -94,6 +94,10 @@ impl Volume {
         if self.config.policy == Policy::ReadOnly {
             return self.reply(id, Kind::Other, Err(RequestError::Policy), cx);
         }
+        if self.refuses_for_silent_log() && !self.direct.is_direct() {
+            // It would fill the log, and be told of an error all the same.
+            return self.reply(id, Kind::Other, Err(RequestError::Io), cx);
+        }
         if self.direct.is_direct() && self.writes.admission.is_empty() {
             return self.write_directly(id, request, cx);
         }
@@ -491,7 +495,7 @@ impl Volume {
         self.wake_durable_reads(Sequence::MAX, cx);
     }
 
-    fn refuse_acknowledgements(&mut self, error: RequestError, cx: &mut Context<'_>) {
+    pub(super) fn refuse_acknowledgements(&mut self, error: RequestError, cx: &mut Context<'_>) {
         for waiter in core::mem::take(&mut self.writes.waiters) {
             self.reply(waiter.id, waiter.kind, Err(error), cx);
         }

@@ -34,6 +34,8 @@ pub struct World {
     pub flush_silent: Option<Vec<Token>>,
     /// Writes of the log, in the same way.
     pub log_silent: Option<Vec<Token>>,
+    /// Reads of the log, in the same way.
+    pub log_reads_silent: Option<Vec<Token>>,
     /// Reads of the log fail.
     pub log_mute: bool,
     /// So many reads of the log bring wrong bytes.
@@ -86,6 +88,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
         log_failure: hdcs_core::volume::LogFailure::ReadOnly,
         discard: hdcs_core::volume::Discard::Pass,
         backend_answer_max: Nanos::from_millis(5_000),
+        log_answer_max: Nanos::from_millis(5_000),
     }
 }
 
@@ -133,6 +136,7 @@ impl World {
             backend_silent: None,
             flush_silent: None,
             log_silent: None,
+            log_reads_silent: None,
             log_mute: false,
             log_spoils: 0,
             backend_flushes: 0,
@@ -203,6 +207,11 @@ impl World {
         while let Some(action) = queue.pop_front() {
             self.now = self.now.plus(Nanos::from_micros(10));
             let (token, result) = match action {
+                Action::LogRead { token, .. } if self.log_reads_silent.is_some() => {
+                    let silent = self.log_reads_silent.as_mut();
+                    silent.expect("looked at").push(token);
+                    continue;
+                }
                 Action::LogRead {
                     token,
                     offset,

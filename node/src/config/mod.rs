@@ -254,7 +254,7 @@ settings! {
     persist: Persist = Persist::Auto, ();
     /// Whether data is compressed in the write log, in the SSD tier and in the objects of a bucket, and how.
     compression: Option<Method> = None, ();
-    /// What a write gets when the log is full and the backend takes no data.
+    /// What a write gets when the log is full and the backend takes no data, or the log's device does not answer.
     when_full: WhenFull = WhenFull::Wait, ();
     /// What becomes of the volume when its log's device takes no writes any more: it refuses writes; or what the log holds is
     /// written to the backend, and from then on what clients write, which the backend acknowledges.
@@ -273,6 +273,10 @@ settings! {
     /// How long the backend may take for one operation before the volume counts as degraded. The
     /// operation is waited for all the same.
     backend_answer_max_ms: u64 = 5_000, 10..=600_000;
+    /// How long the device of the write log may take for one operation before the volume counts as degraded. The
+    /// operation is waited for all the same; but a volume that closes waits no longer, and with `when_full = "error"`
+    /// no client does: it gets EIO.
+    log_answer_max_ms: u64 = 5_000, 10..=600_000;
     /// In storage mode, how often what is dirty is tiered out by itself; 0: only when a flush is asked for.
     tier_interval_s: u64 = 0, 0..=31_536_000;
     /// How often everything that the volume has is read and verified, in hours; 0: only by

@@ -5,7 +5,7 @@ use hdcs_core::io::Nanos;
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::qos::QosStats;
 use hdcs_core::read_cache::{CacheStats, SsdFailure, SsdState};
-use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats};
+use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats, WhenFull};
 use hdrhistogram::Histogram;
 
 use super::api::{
@@ -173,6 +173,14 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
         Trouble::LogFailed => format!(
             "write log: a write to its device failed {time} ago: reads and destage go on; put the \
              device right and restart the daemon"
+        ),
+        Trouble::LogSilent => format!(
+            "write log: its device has not answered for {time}: {}; it heals by itself when the device answers",
+            match report.config.when_full {
+                WhenFull::Wait => "writes and flushes wait, and so do reads of what it alone has",
+                WhenFull::Error =>
+                    "writes, flushes and reads of what it alone has fail, as when_full is error",
+            }
         ),
         Trouble::LogEmptying => format!(
             "write log: a write to its device failed {time} ago: {} bytes are on their way to the backend, and \

@@ -340,6 +340,11 @@ impl Device {
         self.bytes
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.opened.path
+    }
+
     /// How its writes are made durable.
     pub fn durability(&self) -> Durability {
         self.durability

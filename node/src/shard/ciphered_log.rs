@@ -80,6 +80,11 @@ impl CipheredLog {
         self.waiting.push_back(write);
     }
 
+    /// The writes that have not begun, of a volume that is closed.
+    pub fn into_unwritten(self) -> Vec<Token> {
+        self.waiting.into_iter().map(|write| write.token).collect()
+    }
+
     /// The next write, encrypted, if there is one and memory for it.
     pub fn next(&mut self) -> Option<Write> {
         let write = self.waiting.front()?;

@@ -4,8 +4,8 @@
 //! 1. The place that the session named for receiving is untouched until that has finished: the
 //!    session is not dropped, and asked for no other place, before.
 //! 2. Chunks that are being sent stay where they are until the send has finished.
-//! 3. A connection is dropped only when nothing is under way on its socket and every request it
-//!    submitted is answered.
+//! 3. A connection is dropped only when nothing is under way on its socket and every request it submitted is answered,
+//!    or nobody takes the answers any more ([`super::leavers`]).
 //! 4. What it is said to hold ([`Connection::held`]) includes what waits in the socket's queue, so a
 //!    client that takes nothing is allowed nothing more.
 //!
@@ -24,6 +24,7 @@ use hdcs_core::turns::Account;
 use rustix::net::sockopt;
 
 use super::command::{Process, Transport};
+use super::leavers::Presence;
 use super::places;
 use crate::access::Peer;
 use crate::device::Errno;
@@ -140,6 +141,8 @@ pub struct Connection {
     sends: u64,
     sent_bytes: u64,
     seen: Option<Seen>,
+    /// Since when its client has sent nothing any more, and may have gone.
+    silent_since: Option<Nanos>,
     /// What its shard has counted of what it holds.
     pub counted: Held,
     /// What it has submitted.
@@ -178,6 +181,7 @@ impl Connection {
             sends: 0,
             sent_bytes: 0,
             seen: None,
+            silent_since: None,
             counted: Held::default(),
             account: Account::default(),
             listed: false,
@@ -211,7 +215,13 @@ impl Connection {
         self.receiving = None;
         match result {
             _ if self.stage != Stage::Open => {}
-            Ok(bytes) => self.session.received(bytes, host),
+            Ok(bytes) => {
+                self.session.received(bytes, host);
+                let is_owed = self.session.in_flight() > 0;
+                if bytes == 0 && is_owed && Presence::of(&self.socket) == Presence::Gone {
+                    self.abort(Ending::Gone);
+                }
+            }
             Err(Errno(libc::ECANCELED)) => {}
             Err(errno) => self.abort(Ending::Failed(errno.to_string())),
         }
@@ -381,6 +391,33 @@ impl Connection {
             _ if is_slow => Some("it took its replies too slowly"),
             _ => None,
         }
+    }
+
+    /// Whether its client has gone while requests of it hang, as far as that can be told; then it is broken off. One
+    /// that sends nothing any more may still take answers, for as long as it may take for a handshake.
+    pub fn has_departed(&mut self, now: Nanos, limits: &ConnectionLimits) -> bool {
+        let may_tell = self.stage != Stage::Broken && self.receiving.is_none() && self.requests > 0;
+        let presence = if may_tell {
+            Presence::of(&self.socket)
+        } else {
+            Presence::Here
+        };
+        if presence == Presence::Here {
+            self.silent_since = None;
+            return false;
+        }
+        let since = *self.silent_since.get_or_insert(now);
+        let is_gone = presence == Presence::Gone || now.since(since) >= limits.handshake_max;
+        if is_gone {
+            self.abort(Ending::Gone);
+        }
+        is_gone
+    }
+
+    /// Whether nothing of it is left but requests whose answers nobody takes.
+    pub fn is_left(&self) -> bool {
+        let is_quiet = self.receiving.is_none() && !self.sending;
+        self.stage == Stage::Broken && is_quiet && self.requests > 0
     }
 
     /// Whether it can be dropped.

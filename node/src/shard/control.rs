@@ -28,7 +28,7 @@ use super::places::Places;
 use super::served::{self, ResizeStep, Resizing, Served};
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
-use super::works::{Husk, Works};
+use super::works::Works;
 use crate::backends::home::{self, HomeBackend};
 use crate::backends::{self, Ask, Capabilities, Operation};
 use crate::crypt::Unlocked;
@@ -201,6 +201,9 @@ impl Shard {
         if self.stopping.is_some() {
             return refuse(answer, STOPPING.to_owned());
         }
+        if let Some(why) = self.works.hindrance(&spec) {
+            return refuse(answer, why);
+        }
         let (for_thread, durability) = (spec.clone(), self.config.durability);
         let token = Token(u64::from(self.openings.insert((spec, answer))));
         let remote = self.works.ring.remote(Owner::Shard);
@@ -289,8 +292,8 @@ impl Shard {
     /// A volume is closed or could not be opened, and nothing of it is under way.
     pub fn drop_volume(&mut self, slot: u32) {
         let removed = match self.works.volumes.get(slot) {
-            // What the cache device brings in the end must not meet another volume.
-            Some(served) if served.cache_reads > 0 => self.works.volumes.vacate(slot),
+            // What a device brings in the end must not meet another volume.
+            Some(served) if served.is_owed() => self.works.volumes.vacate(slot),
             _ => self.works.volumes.remove(slot),
         };
         let Some(mut served) = removed else {
@@ -331,15 +334,17 @@ impl Shard {
                 log_failed: served.volume.log_failed(),
             });
         }
-        for answer in served.closing {
+        if served.log_operations > 0 {
+            tracing::warn!(
+                volume = served.name,
+                "closed while the device of its write log does not answer: its log is in use until it does"
+            );
+        }
+        for answer in std::mem::take(&mut served.closing) {
             tell(answer, Ok(left));
         }
-        if served.cache_reads > 0 {
-            let husk = Husk {
-                volume: served.volume,
-                cache_reads: served.cache_reads,
-            };
-            self.works.husks.insert(slot, husk);
+        if served.is_owed() {
+            self.works.keep_husk(slot, served);
         } else {
             self.works.forget_ciphers(&served.volume);
         }
@@ -568,8 +573,8 @@ impl Shard {
             let names = names.join(", ");
             tracing::warn!(volumes = names, "stopped without closing volumes that hang");
             Err(format!(
-                "these volumes did not close in time: {names}; their backend hangs, and their logs \
-                 are replayed at the next start"
+                "these volumes did not close in time: {names}; their backend hangs, or the device of \
+                 their write log, and their logs are replayed at the next start"
             ))
         } else {
             return false;

@@ -302,10 +302,14 @@ impl Served {
         histogram.saturating_record(took.0);
     }
 
-    /// Whether nothing is left that could still concern it, but perhaps reads of a cache device that
-    /// does not answer.
+    /// Whether nothing is left that could still concern it, but perhaps operations of devices that do not answer.
     pub fn is_idle(&self) -> bool {
-        self.log_operations == 0 && self.backend.under_way() == 0 && self.requests == 0
+        self.volume.awaits_nothing() && self.backend.under_way() == 0 && self.requests == 0
+    }
+
+    /// Whether a device owes it the end of an operation.
+    pub fn is_owed(&self) -> bool {
+        self.log_operations > 0 || self.cache_reads > 0
     }
 
     /// What its log holds that the backend does not have; `None` if the log was never read.

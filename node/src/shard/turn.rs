@@ -39,6 +39,7 @@ use super::connection::{Connection, introduce};
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
+use super::leavers::Leaver;
 use super::places::{NO_PLACE, Places};
 use super::readmission::{self, Readmission};
 use super::scrub::Scrub;
@@ -142,6 +143,8 @@ pub struct Stopping {
 pub struct Shard {
     pub works: Works,
     pub connections: Slots<Connection>,
+    /// By the slots of their connections.
+    pub leavers: HashMap<u32, Leaver>,
     /// Connections to be served in this turn.
     pub listed: Vec<u32>,
     /// Connections that wait for buffers, for what they have in flight or for their turn, in the order in which they
@@ -249,6 +252,7 @@ impl Shard {
         Ok(Self {
             works,
             connections: Slots::default(),
+            leavers: HashMap::new(),
             listed: Vec::new(),
             waiters: VecDeque::new(),
             held: Vec::new(),
@@ -418,7 +422,7 @@ impl Shard {
                     served.cache_reads -= 1;
                     self.works.step(slot, Event::Completed(completion));
                 } else {
-                    self.works.step_husk(slot, completion);
+                    self.works.cache_ended_late(slot, completion);
                 }
             }
             (Owner::Cache, Outcome::Device(result)) => {
@@ -535,8 +539,10 @@ impl Shard {
                     if let Some(connection) = self.connections.get_mut(slot) {
                         connection.requests -= 1;
                         connection.session().completed(id, result);
+                        self.list(slot);
+                    } else {
+                        self.request_of_leaver_ended(slot);
                     }
-                    self.list(slot);
                 }
                 Origin::Job(slot) => {
                     if let Some(job) = self.jobs.get_mut(slot) {
@@ -606,6 +612,8 @@ impl Shard {
                 let none = Held::default();
                 self.works.count(number, &mut connection.counted, none);
                 self.connections.remove(slot);
+            } else if connection.is_left() {
+                self.part_from(slot);
             } else if connection.waits() || flooded {
                 self.waiters.push_back(slot);
             }
@@ -704,6 +712,7 @@ impl Shard {
         if now < self.look_at {
             return;
         }
+        self.look_for_leavers();
         for slot in 0..self.connections.end() {
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;

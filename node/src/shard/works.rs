@@ -3,7 +3,7 @@
 //! Invariants: see [`super::turn`].
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ use hdcs_core::volume::{Context, Event, Volume};
 
 use super::ciphered_log::Write;
 use super::command::Transport;
+use super::husks::Husk;
 use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use super::turn::NEVER;
@@ -36,13 +37,6 @@ use crate::frontends::{Allowance, Export, Held, Host, Unopened, VolumeNumber, wo
 
 /// Between two lines in the log about clients that were refused a volume.
 const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
-
-/// A volume that has left its slot while the cache device owes it the end of reads. It takes them,
-/// and does nothing else.
-pub struct Husk {
-    pub volume: Volume,
-    pub cache_reads: usize,
-}
 
 /// What sessions and volumes share: everything but the connections.
 pub struct Works {
@@ -198,6 +192,11 @@ impl Works {
             // So much is kept for it.
             held.heap_bytes = held.heap_bytes.max(CONNECTION_HEAP_BYTES_MIN);
         }
+        self.count_exactly(volume, counted, held);
+    }
+
+    /// The same of what is held and nothing beside it.
+    pub fn count_exactly(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, held: Held) {
         let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
         self.data.update(before, after);
         self.heap
@@ -413,22 +412,24 @@ impl Works {
 
     /// An operation on a volume's log ended.
     pub fn log_finished(&mut self, slot: u32, token: Token, mut result: Result<Done, IoError>) {
-        if let Some(served) = self.volumes.get_mut(slot) {
-            served.log_operations -= 1;
-            if let Some(cipher) = &mut served.log_cipher {
-                cipher.ended(token, &mut result);
-                self.write_ciphered(slot);
-            }
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.log_ended_late(slot, token, result);
+        };
+        served.log_operations -= 1;
+        if let Some(cipher) = &mut served.log_cipher {
+            cipher.ended(token, &mut result);
+            self.write_ciphered(slot);
         }
         self.step(slot, Event::Completed(Completion { token, result }));
     }
 
     /// A superblock was kept beside a volume's log, or could not be.
     pub fn superblock_kept(&mut self, slot: u32, token: Token, result: Result<(), Errno>) {
-        if let Some(served) = self.volumes.get_mut(slot) {
-            served.log_operations -= 1;
-        }
         let result = result.map(|()| Done::Written).map_err(IoError::from);
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.log_ended_late(slot, token, result);
+        };
+        served.log_operations -= 1;
         self.step(slot, Event::Completed(Completion { token, result }));
     }
 
@@ -500,36 +501,11 @@ impl Works {
         self.perform_cache();
     }
 
-    /// The cache device has brought a volume what it waits for no longer.
-    pub fn step_husk(&mut self, slot: u32, completion: Completion) {
-        let Some(husk) = self.husks.get_mut(&slot) else {
-            return;
-        };
-        let mut context = Context {
-            cache: &mut self.cache,
-            pool: &self.pool,
-            actions: &mut self.actions,
-        };
-        let event = Event::Completed(completion);
-        husk.volume.step(self.now, event, &mut context);
-        assert!(
-            self.actions.is_empty(),
-            "a volume that is closed does nothing"
-        );
-        husk.cache_reads -= 1;
-        if husk.cache_reads == 0
-            && let Some(husk) = self.husks.remove(&slot)
-        {
-            self.volumes.release(slot);
-            self.forget_ciphers(&husk.volume);
-        }
-    }
-
     /// A volume has gone: so does what encrypts it in the cache, and its origin, if it was the last one.
     pub fn forget_ciphers(&mut self, volume: &Volume) {
         self.cache.set_cipher(volume.config().number, None);
         let served = self.volumes.iter().map(|(_, served)| &served.volume);
-        let mut others = served.chain(self.husks.values().map(|husk| &husk.volume));
+        let mut others = served.chain(self.husks.values().map(Husk::volume));
         if let Some(origin) = volume.origin()
             && !others.any(|other| other.origin() == Some(origin))
         {
@@ -631,14 +607,18 @@ impl Works {
     /// Take back what waits for its turn and came from a connection that is of no more use.
     pub fn withdraw(&mut self, connection: u32, volume: Option<VolumeNumber>) {
         let slot = volume.and_then(|number| self.numbers.get(&number));
-        let Some(served) = slot.and_then(|&slot| self.volumes.get(slot)) else {
+        let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) else {
             return;
         };
         let is_its = |one: &Submitted| match one.origin {
             Origin::Connection(slot, _) => slot == connection,
             Origin::Job(_) | Origin::Scrub(_) => false,
         };
-        for one in self.scheduler.withdraw(served.flow, is_its) {
+        let of_turn = self.scheduler.withdraw(served.flow, is_its);
+        let before = std::mem::take(&mut served.waiting);
+        let (of_volume, left): (VecDeque<_>, VecDeque<_>) = before.into_iter().partition(is_its);
+        served.waiting = left;
+        for one in of_turn.into_iter().chain(of_volume) {
             self.refuse(one);
         }
     }

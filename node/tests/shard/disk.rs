@@ -44,7 +44,7 @@ impl Drop for Loop {
     }
 }
 
-/// A block device whose writes fail while a file exists.
+/// A block device whose writes fail while a file exists, and that answers nothing while its process is stopped.
 pub struct FaultyDisk {
     // Taken down in this order.
     device: Option<Loop>,
@@ -105,8 +105,19 @@ impl FaultyDisk {
     }
 }
 
+impl FaultyDisk {
+    /// Answer nothing from now on, or answer again.
+    pub fn hang(&self, hangs: bool) {
+        let signal = if hangs { libc::SIGSTOP } else { libc::SIGCONT };
+        // SAFETY: a system call on a child that has not been waited for.
+        let result = unsafe { libc::kill(self.nbdkit.id() as libc::pid_t, signal) };
+        assert_eq!(result, 0);
+    }
+}
+
 impl Drop for FaultyDisk {
     fn drop(&mut self) {
+        self.hang(false);
         drop(self.device.take());
         run("fusermount3", &["-u", "-z", self.mount.to_str().unwrap()]);
         // nbdfuse ends when it is unmounted, nbdkit when it is told to.

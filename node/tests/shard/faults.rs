@@ -1,14 +1,15 @@
 //! What faults of devices and backends lead to.
 
-use hdcs_core::volume::{Phase, State, Volume, WhenFull};
+use hdcs_core::io::Nanos;
+use hdcs_core::volume::{Phase, State, Trouble, Volume, WhenFull};
 use hdcs_node::device::create::{create_region, zero_region};
 use hdcs_node::device::file::Device;
 use hdcs_node::frontends::VolumeNumber;
-use hdcs_node::shard::command::{Command, DeviceRegion};
+use hdcs_node::shard::command::{Command, DeviceRegion, VolumeSpec};
 
 use crate::client::{self, noise};
 use crate::disk::{FaultyDisk, Loop, SmallFs};
-use crate::node::{BYTES, LOG_BYTES, Node, make_log, spec, wait};
+use crate::node::{BYTES, LOG_BYTES, Node, PATIENCE, make_log, spec, wait};
 
 const ONE: VolumeNumber = VolumeNumber(1);
 
@@ -83,12 +84,9 @@ fn full_log_over_a_dead_backend_fails_writes_if_the_volume_says_so() {
     node.stop(false);
 }
 
-#[test]
-fn log_device_error_makes_the_volume_read_only_until_reopened() {
-    let directory = tempfile::tempdir().unwrap();
-    let disk = FaultyDisk::new(directory.path(), 64 << 20);
-    let mut on_disk = spec(directory.path(), 1, "");
-    // A region in the middle: what is before it is somebody else's.
+/// A volume whose log lies on such a disk, in the middle: what is before it is somebody else's.
+fn spec_on(directory: &std::path::Path, disk: &FaultyDisk) -> VolumeSpec {
+    let mut on_disk = spec(directory, 1, "");
     on_disk.log.path = disk.path();
     on_disk.log.offset = 8 << 20;
     zero_region(&on_disk.log, &mut |_| ()).unwrap();
@@ -99,7 +97,74 @@ fn log_device_error_makes_the_volume_read_only_until_reopened() {
     let superblock = Volume::format_log(&on_disk.config, 5);
     std::os::unix::fs::FileExt::write_all_at(&device, &superblock, on_disk.log.offset).unwrap();
     device.sync_all().unwrap();
-    drop(device);
+    on_disk
+}
+
+#[test]
+fn log_device_that_hangs_holds_up_no_close_and_no_opening_comes_before_its_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new(directory.path(), 64 << 20);
+    let mut on_disk = spec_on(directory.path(), &disk);
+    on_disk.config.log_answer_max = Nanos::from_millis(200);
+    let node = Node::start(directory.path());
+    node.open(on_disk.clone()).unwrap();
+    let mut client = node.connect(1);
+    client.write(0, &noise(1, 4096)).unwrap();
+    disk.hang(true);
+    client
+        .send(client::WRITE, 0, 4096, &noise(2, 4096))
+        .unwrap();
+    let silent = node.until("degraded", |report| report.state == State::Degraded);
+    assert!(matches!(silent.trouble, Some((Trouble::LogSilent, _))));
+    node.close(1, true).unwrap();
+    let refused = node.open(on_disk.clone()).unwrap_err();
+    assert!(refused.contains("has not answered"), "{refused}");
+    // Another volume has nothing to do with it.
+    let other = spec(directory.path(), 2, "");
+    make_log(&other);
+    node.open(other).unwrap();
+    node.connect(2).write(0, &noise(3, 4096)).unwrap();
+    disk.hang(false);
+    let started = std::time::Instant::now();
+    while let Err(refused) = node.open(on_disk.clone()) {
+        assert!(refused.contains("has not answered"), "{refused}");
+        assert!(started.elapsed() < PATIENCE, "it answers now");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let mut client = node.connect(1);
+    let found = client.read(0, 4096).unwrap();
+    assert!(found == noise(1, 4096) || found == noise(2, 4096));
+    client.write(0, &noise(4, 4096)).unwrap();
+    node.stop(true);
+}
+
+#[test]
+fn log_device_that_hangs_holds_up_no_stop() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new(directory.path(), 64 << 20);
+    let mut on_disk = spec_on(directory.path(), &disk);
+    on_disk.config.log_answer_max = Nanos::from_millis(200);
+    let node = Node::start(directory.path());
+    node.open(on_disk).unwrap();
+    let mut client = node.connect(1);
+    disk.hang(true);
+    client
+        .send(client::WRITE, 0, 4096, &noise(2, 4096))
+        .unwrap();
+    node.until("degraded", |report| report.state == State::Degraded);
+    let destage = true;
+    let closed = node
+        .ask(|answer| Command::Stop { destage, answer })
+        .unwrap();
+    assert!(closed.iter().all(|one| one.log_failed));
+    disk.hang(false);
+}
+
+#[test]
+fn log_device_error_makes_the_volume_read_only_until_reopened() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new(directory.path(), 64 << 20);
+    let on_disk = spec_on(directory.path(), &disk);
     let node = Node::start(directory.path());
     node.open(on_disk.clone()).unwrap();
     let mut client = node.connect(1);

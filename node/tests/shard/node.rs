@@ -70,6 +70,7 @@ pub fn config(number: u32) -> VolumeConfig {
         log_failure: hdcs_core::volume::LogFailure::ReadOnly,
         discard: hdcs_core::volume::Discard::Pass,
         backend_answer_max: Nanos::from_millis(5_000),
+        log_answer_max: Nanos::from_millis(5_000),
     }
 }
 

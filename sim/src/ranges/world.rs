@@ -152,6 +152,7 @@ impl World {
             log_failure: LogFailure::ReadOnly,
             discard: Discard::Pass,
             backend_answer_max: Nanos::from_millis(1 << 40),
+            log_answer_max: Nanos(u64::MAX),
         };
         draw_behaviour(&mut random, &mut config);
         config.persist = Persist::OnWrite;

@@ -372,7 +372,8 @@ impl World {
         let Some(volume) = self.volume(unit) else {
             return Ok(());
         };
-        if matches!(volume.trouble(), Some((Trouble::LogEmptying, _))) {
+        let trouble = volume.trouble().map(|(trouble, _)| trouble);
+        if let Some(Trouble::LogEmptying | Trouble::LogSilent) = trouble {
             // It takes nothing any more, and what is written past it waits for the backend.
             return Ok(());
         }
@@ -424,7 +425,8 @@ impl World {
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
                 let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
-                log || (!writes && backend_trouble) || past_log
+                let hung = self.silent_log_excuses(unit);
+                log || hung || (!writes && backend_trouble) || past_log
             }
             RequestError::Corrupt => state.log_rotten,
             RequestError::Inconsistent => {
@@ -434,11 +436,17 @@ impl World {
             RequestError::LogFull => {
                 // Whether it says so with reason is checked on its own.
                 let trouble = volume.and_then(Volume::trouble);
-                let silent = matches!(trouble, Some((Trouble::BackendSilent, _)));
+                let silent = matches!(
+                    trouble,
+                    Some((Trouble::BackendSilent | Trouble::LogSilent, _))
+                );
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
                     && (backend_trouble || silent || state.log_rotten || state.log_trouble)
             }
-            RequestError::ReadOnly => self.log_excuses(unit) || state.log_rotten,
+            RequestError::ReadOnly => {
+                let hung = self.silent_log_refuses(unit, error);
+                hung || self.log_excuses(unit) || state.log_rotten
+            }
             RequestError::Policy => {
                 let refused = state.read_only_since.is_some() || state.read_only_until >= since.0;
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Ignored);

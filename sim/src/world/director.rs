@@ -24,6 +24,7 @@ impl World {
         let unit = self.random.usize(..self.volumes());
         self.begin_scrub(unit);
         self.log_dies(unit);
+        self.log_falls_silent(unit);
         self.begin_resize(unit)?;
         self.repin(unit)?;
         if self.scenario.switches && self.random.u8(..4) == 0 {

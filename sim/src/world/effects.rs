@@ -503,6 +503,9 @@ impl World {
         if io.is_of_cache() {
             return self.cache_silent;
         }
+        if let Some(unit) = io.log() {
+            return self.units[unit].log_silent;
+        }
         io.backend()
             .map_or(Nanos(0), |unit| self.units[unit].backend_silent)
     }
@@ -513,7 +516,10 @@ impl World {
         };
         let silent = self.silent_until(&in_flight.io);
         if silent > self.now {
-            let late = Nanos(self.random.u64(..1_000_000));
+            // A log's device does not answer in order: one of before may come after those of the next opening.
+            let is_slow = in_flight.io.log().is_some() && self.random.bool();
+            let late_max = if is_slow { 200_000_000 } else { 1_000_000 };
+            let late = Nanos(self.random.u64(..late_max));
             self.queue.add(silent.plus(late), Happening::Io(number));
             return Ok(());
         }

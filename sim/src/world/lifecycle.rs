@@ -50,6 +50,7 @@ impl World {
         for unit in 0..self.units.len() {
             self.set_policy_offline(unit);
             self.units[unit].log_dead = None;
+            self.revive_log(unit);
             self.flip_compression(unit);
             self.forget_kept(unit);
             self.units[unit].begin_opening();
@@ -95,7 +96,7 @@ impl World {
 
     /// A volume that begins to open, in a node that was started, and what it asks for first.
     fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
-        let config = self.units[unit].config.clone();
+        let config = self.config_to_open(unit);
         let inherited = self.inherited(unit);
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
@@ -185,6 +186,7 @@ impl World {
             unit.backend_silent = Nanos(0);
             unit.shrink = None;
         }
+        self.end_silence_of_logs();
         self.queue
             .retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
     }
@@ -278,6 +280,7 @@ impl World {
         self.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
         self.units[unit].snapshot_asked = None;
+        self.prepare_close(unit)?;
         self.step_volume(unit, Event::Close { destage: false })?;
         self.tick();
         Ok(())
@@ -285,9 +288,10 @@ impl World {
 
     /// Open it again, once it is closed.
     pub fn end_reopen(&mut self, unit: usize) -> Result<(), Violation> {
-        if self.phase(unit) != Some(Phase::Closed) {
+        if !self.is_unit_closed(unit) {
             return Ok(());
         }
+        self.note_closed_late(unit);
         let state = &mut self.units[unit];
         state.settle_close(unit, false)?;
         state.part_from_backend();
@@ -299,8 +303,9 @@ impl World {
         let mut actions = Vec::new();
         let volume = self.begin_volume(unit, &mut actions);
         let node = self.node.as_mut().expect("one of its volumes is closed");
-        let husk = std::mem::replace(&mut node.volumes[unit], volume);
+        let mut husk = std::mem::replace(&mut node.volumes[unit], volume);
         if !husk.is_idle() {
+            husk.shed();
             // Of another volume in its place, the end of its reads would be taken for another's.
             let owner = Owner::Husk(node.husks.len());
             node.husks.push(husk);
@@ -316,9 +321,10 @@ impl World {
         Ok(())
     }
 
-    /// Whether one volume is closed.
+    /// Whether one volume is closed, and its log may be opened again.
     pub fn is_unit_closed(&self, unit: usize) -> bool {
-        self.phase(unit) == Some(Phase::Closed)
+        let may_hasten = self.planted.is(Plant::HastyReopen);
+        self.phase(unit) == Some(Phase::Closed) && (may_hasten || !self.owes_log_answers(unit))
     }
 
     /// Ask every volume to close.
@@ -326,6 +332,7 @@ impl World {
         self.note("close", [u64::from(destage), 0, 0, 0]);
         for unit in 0..self.volumes() {
             self.units[unit].asks_left = 0;
+            self.prepare_close(unit)?;
             self.step_volume(unit, Event::Close { destage })?;
         }
         self.tick();
@@ -355,6 +362,7 @@ impl World {
     /// Everything is closed: check what that promises, and drop the node.
     pub fn stop(&mut self, destaged: bool) -> Result<(), Violation> {
         self.note("stopped", [0; 4]);
+        self.leave_silent_logs();
         for (index, unit) in self.units.iter_mut().enumerate() {
             unit.settle_close(index, destaged)?;
             unit.part_from_backend();
@@ -373,7 +381,8 @@ impl World {
         self.coverage.crashes += 1;
         for unit in 0..self.units.len() {
             let state = &mut self.units[unit];
-            if !state.log_trouble && !state.log_slow && state.opened {
+            let is_timely = !state.log_slow && !state.log_hung;
+            if !state.log_trouble && is_timely && state.opened {
                 let config = &state.config;
                 let age =
                     config.unpersisted_age_max.0 + AGE_SLACK.0 + state.log_latency.longest().0 * 8;

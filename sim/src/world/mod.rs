@@ -189,6 +189,11 @@ struct Unit {
     /// What a planted bug keeps late.
     kept_late: Option<LogSuperblock>,
     log_slow: bool,
+    /// Until when its device does not answer, and whether it has not in this opening.
+    log_silent: Nanos,
+    log_hung: bool,
+    /// Clients were told of an error because of that.
+    log_told: bool,
     log_rotten: bool,
     /// What an independent reader made of a log with rot when its opening began.
     rot: Option<check_log::LogView>,
@@ -334,6 +339,10 @@ pub struct Coverage {
     pub kept_superblocks: u64,
     /// Devices that have lied.
     pub lies: u64,
+    /// Rounds in which the device of a log had not answered for too long.
+    pub log_silent_rounds: u64,
+    /// Volumes that were closed without an answer of it.
+    pub late_closes: u64,
 }
 
 impl Coverage {
@@ -382,6 +391,8 @@ impl Coverage {
         self.flushes_beside += other.flushes_beside;
         self.kept_superblocks += other.kept_superblocks;
         self.lies += other.lies;
+        self.log_silent_rounds += other.log_silent_rounds;
+        self.late_closes += other.late_closes;
     }
 }
 
@@ -395,7 +406,7 @@ impl std::fmt::Display for Coverage {
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} spoiled reads, {} lies",
+             {} times inconsistent, {} spoiled reads, {} lies, {} rounds with silent logs, {} closes without them",
             self.steps,
             self.replies,
             self.errors,
@@ -438,6 +449,8 @@ impl std::fmt::Display for Coverage {
             self.inconsistent,
             self.spoiled_reads,
             self.lies,
+            self.log_silent_rounds,
+            self.late_closes,
         )
     }
 }
@@ -526,6 +539,9 @@ impl World {
                     postponed: None,
                     log_trouble: false,
                     log_dead: None,
+                    log_silent: Nanos(0),
+                    log_hung: false,
+                    log_told: false,
                     log_stuck: false,
                     kept: None,
                     kept_late: None,
@@ -885,7 +901,7 @@ impl World {
             check_trouble::check_shown(unit, age, max, volume.state())?;
             self.coverage.silent_rounds += u64::from(age > max);
         }
-        Ok(())
+        (0..self.volumes()).try_for_each(|unit| self.check_silent_log(unit))
     }
 
     /// Whatever an atomic backend has made durable is a state that the client could have seen.
@@ -944,5 +960,6 @@ mod pins;
 mod policies;
 mod resizes;
 mod scrubs;
+mod silent_logs;
 mod snapshots;
 mod starvation;

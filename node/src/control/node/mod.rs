@@ -330,6 +330,7 @@ impl Node {
             backend_extents: true,
             backend_atomic: false,
             backend_answer_max: Nanos::from_millis(settings.backend_answer_max_ms),
+            log_answer_max: Nanos::from_millis(settings.log_answer_max_ms),
         })
     }
 
@@ -465,7 +466,7 @@ impl Node {
             return Ok(());
         }
         Err(failed(format!(
-            "writes to the logs of these volumes failed: {}; what was acknowledged as durable before is \
+            "writes to the logs of these volumes failed or were not answered: {}; what was acknowledged as durable before is \
              in them: put their devices right before the next start",
             failed_logs.join(", ")
         )))

@@ -1,0 +1,172 @@
+//! Logs whose devices do not answer, for a time or for ever.
+
+use hdcs_core::volume::WhenFull;
+
+use super::{
+    DiskId, Event, Happening, Io, Nanos, Owner, Phase, Plant, RequestError, Violation, Volume,
+    VolumeConfig, Waiting, World, check_trouble,
+};
+
+impl Io {
+    /// The volume whose log it reads or writes, on its device or beside it.
+    pub(super) fn log(&self) -> Option<usize> {
+        match self {
+            Self::DiskRead(DiskId::Log(unit), ..)
+            | Self::DiskWrite {
+                disk: DiskId::Log(unit),
+                ..
+            }
+            | Self::Keep(unit, _) => Some(*unit),
+            _ => None,
+        }
+    }
+}
+
+impl World {
+    /// A log's device does not answer, for a while or until all is well.
+    pub(super) fn log_falls_silent(&mut self, unit: usize) {
+        if !self.scenario.faults.log_hang
+            || self.units[unit].log_silent > self.now
+            || self.random.u8(..8) > 0
+        {
+            return;
+        }
+        let patience = self.units[unit].config.log_answer_max.0;
+        let pause = match self.random.u8(..4) {
+            0 => Nanos(u64::MAX),
+            1 => Nanos::from_micros(self.random.u64(100..10_000_000)),
+            _ => Nanos(self.random.u64(patience / 2..patience * 2)),
+        };
+        self.note("log silent", [unit as u64, pause.0, 0, 0]);
+        self.units[unit].log_silent = self.now.plus(pause);
+        self.units[unit].log_hung = true;
+    }
+
+    /// The node starts: a log's device that did not answer may do so again.
+    pub(super) fn revive_log(&mut self, unit: usize) {
+        let is_silent = self.units[unit].log_silent > self.now;
+        if is_silent && self.random.bool() {
+            self.units[unit].log_silent = Nanos(0);
+        }
+        self.units[unit].log_hung = self.units[unit].log_silent > self.now;
+        self.units[unit].log_told = false;
+    }
+
+    /// All is well: what logs' devices have not answered they answer now.
+    pub(super) fn end_silence_of_logs(&mut self) {
+        for unit in 0..self.units.len() {
+            if std::mem::take(&mut self.units[unit].log_silent) != Nanos(u64::MAX) {
+                continue;
+            }
+            let theirs = self.in_flight.iter();
+            let theirs = theirs.filter(|(_, one)| one.io.log() == Some(unit));
+            let owed: Vec<u64> = theirs.map(|(&number, _)| number).collect();
+            for number in owed {
+                self.queue.add(self.now, Happening::Io(number));
+            }
+        }
+    }
+
+    /// Whether a log's device has not answered what a volume asked of it that is closed.
+    pub(super) fn owes_log_answers(&self, unit: usize) -> bool {
+        let mut under_way = self.in_flight.values();
+        under_way.any(|one| one.io.log() == Some(unit))
+    }
+
+    /// The volumes are closed: what a log's device has not answered it may still do, or not.
+    pub(super) fn leave_silent_logs(&mut self) {
+        for unit in 0..self.units.len() {
+            self.note_closed_late(unit);
+            if self.owes_log_answers(unit) {
+                self.units[unit].log.process_kill();
+                self.crash_keeping(unit);
+            }
+        }
+    }
+
+    /// A volume is closed. One that has let go of its log has closed it no better than a crash.
+    pub(super) fn note_closed_late(&mut self, unit: usize) {
+        let is_late = self.volume(unit).is_some_and(Volume::log_failed);
+        if self.units[unit].log_hung && is_late {
+            self.units[unit].log_trouble = true;
+            self.coverage.late_closes += 1;
+        }
+    }
+
+    /// Whether a log that is silent, or was, is a reason to fail a request.
+    pub(super) fn silent_log_excuses(&self, unit: usize) -> bool {
+        let state = &self.units[unit];
+        let is_told = state.config.when_full == WhenFull::Error;
+        state.log_told || state.log_hung && (is_told || self.phase(unit) != Some(Phase::Open))
+    }
+
+    /// The same of writes that are refused before they reach the log.
+    pub(super) fn silent_log_refuses(&self, unit: usize, error: RequestError) -> bool {
+        let is_closing = self.phase(unit) != Some(Phase::Open);
+        error == RequestError::ReadOnly && is_closing && self.units[unit].log_hung
+    }
+
+    /// What a volume is opened with, as planted bugs have it.
+    pub(super) fn config_to_open(&self, unit: usize) -> VolumeConfig {
+        let mut config = self.units[unit].config.clone();
+        if self.planted.is(Plant::UnwatchedLog) {
+            config.log_answer_max = Nanos(u64::MAX);
+        }
+        if self.planted.is(Plant::UntoldWaiters) {
+            config.when_full = WhenFull::Wait;
+        }
+        config
+    }
+
+    /// A volume is about to be asked to close; a planted bug has it wait for its log.
+    pub(super) fn prepare_close(&mut self, unit: usize) -> Result<(), Violation> {
+        if !self.planted.is(Plant::PatientClose) || self.phase(unit) != Some(Phase::Open) {
+            return Ok(());
+        }
+        let mut config = self.units[unit].config.clone();
+        config.log_answer_max = Nanos(u64::MAX);
+        self.step_volume(unit, Event::Reconfigure(config))
+    }
+
+    /// What must hold while a log's device does not answer.
+    pub(super) fn check_silent_log(&mut self, unit: usize) -> Result<(), Violation> {
+        if !self.scenario.faults.log_hang {
+            return Ok(());
+        }
+        let Some(volume) = self.volume(unit) else {
+            return Ok(());
+        };
+        let state = &self.units[unit];
+        let max = state.config.log_answer_max;
+        let (phase, health) = (volume.phase(), volume.state());
+        let mut theirs = self.in_flight.values();
+        let of_others = theirs.any(|one| one.io.is_of_cache() || one.io.backend() == Some(unit));
+        let of_log = self
+            .in_flight
+            .values()
+            .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit));
+        let since = of_log.map(|one| one.since).min();
+        let age = since.map_or(Nanos(0), |since| self.now.since(since));
+        if age < max {
+            return Ok(());
+        }
+        self.coverage.log_silent_rounds += 1;
+        let state = &self.units[unit];
+        if phase == Phase::Open {
+            check_trouble::check_shown(unit, age, max, health)?;
+        }
+        let is_told = state.config.when_full == WhenFull::Error && phase == Phase::Open;
+        // Then it is something else that is waited for.
+        let waits_for_others = of_others || state.resizing.is_some() || !state.held.is_empty();
+        if waits_for_others {
+            self.units[unit].log_told |= is_told;
+            return Ok(());
+        }
+        check_trouble::check_close(unit, age, phase == Phase::Closing)?;
+        // Reads that meet that fail once all else has come, perhaps under another configuration.
+        self.units[unit].log_told |= is_told;
+        let state = &self.units[unit];
+        let waits = |what: &Waiting| matches!(what, Waiting::Write(..) | Waiting::Flush(_));
+        check_trouble::check_told(unit, age, is_told && state.requests.any(waits))
+    }
+}
