@@ -90,6 +90,11 @@ pub enum FormatError {
         /// What it says.
         found: u16,
     },
+    /// What was acknowledged last is not there.
+    #[error(
+        "it is older than another structure says: the device has lost a write that it had acknowledged"
+    )]
+    Stale,
     /// It belongs to another volume or device.
     #[error("identity does not match: it belongs to another volume or device")]
     Identity,

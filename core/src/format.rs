@@ -76,6 +76,11 @@
 //! page only when the copy is. What a page calls clean is absent if its `log` is not the log that
 //! the volume has.
 //!
+//! A commit that changes pages writes a superblock together with their copies. Its `map_digest` is the sum, modulo
+//! 2^64, of `mix(generation ^ mix(number + 1))` of all pages, where `mix` is the finalizer of SplitMix64. Of each page
+//! the newest copy up to `commits` has to make up that sum, unless both copies of one are newer; none is newer by more
+//! than one commit. Otherwise a page or a superblock is older than what was flushed, and the home is refused.
+//!
 //! The checksums are the CRC-32C of each sector of the page's blocks, as it is stored, four bytes each in
 //! the order of the sectors. Those of sectors that the map calls neither clean nor dirty mean nothing.
 //! There is no copy: what a flush has made durable matches, and what was written since is in the write

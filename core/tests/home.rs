@@ -53,6 +53,7 @@ impl Rig {
             home: HOME,
             log: 1,
             sequence: 1,
+            commits: 1,
             between: false,
             sums_log: 1,
             sums_bytes: 1 << 20,

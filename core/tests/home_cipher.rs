@@ -2,7 +2,7 @@
 
 mod home_rig;
 
-use hdcs_core::home::format::{self, HomeSuperblock, SUMS_UNTRUSTED};
+use hdcs_core::home::format::{self, HomeSuperblock, MapCheck, SUMS_UNTRUSTED, choose_page};
 use hdcs_core::home::{Action, Ask, Event};
 use hdcs_core::limits::{BLOCK_BYTES, HOME_CIPHER_BYTES, REQUEST_BYTES_MAX};
 use home_rig::{BYTES, HOME, KEY, LOG, Rig, UUID, open, superblock};
@@ -97,8 +97,12 @@ fn home_cipher_waits_for_memory_in_order_and_goes_on() {
 fn home_keeps_its_data_key_whatever_else_of_its_superblock_changes() {
     let head = format::format_head(UUID, HOME, BYTES, KEY);
     let made = HomeSuperblock::parse(&head[BLOCK_BYTES..2 * BLOCK_BYTES]).unwrap();
-    let begun = made.begin(LOG, true).unwrap();
-    let lost = begun.begin(LOG + 1, true).unwrap();
+    let page = format::format_page(HOME, 0);
+    let found = choose_page([page.as_bytes(); 2], HOME, 0).unwrap();
+    let mut map = MapCheck::new(&made);
+    map.add(&found);
+    let begun = made.begin(LOG, true, &map).unwrap();
+    let lost = begun.begin(LOG + 1, true, &map).unwrap();
     assert_eq!(lost.sums_log.get(), SUMS_UNTRUSTED);
     assert_eq!([made, begun, lost].map(|one| one.data_key), [KEY; 3]);
 }
@@ -109,7 +113,9 @@ fn home_that_is_encrypted_is_not_opened_without_its_cipher() {
     let mut store = Rig::new(KEY).store;
     let place = superblock(&store).place() as usize;
     // As if it were of another key.
-    let other = HomeSuperblock::sealed(UUID, HOME, 9, BYTES, 0, LOG).encrypted([4; 16]);
+    let other = HomeSuperblock::sealed(UUID, HOME, 9, BYTES, 0, LOG)
+        .encrypted([4; 16])
+        .counting(1, format::page_digest(0, 1));
     store[place..place + BLOCK_BYTES].copy_from_slice(other.as_bytes());
     open(&mut store);
 }

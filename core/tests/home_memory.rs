@@ -42,6 +42,7 @@ impl Rig {
             log: 1,
             data_key: [0; 16],
             sequence: 1,
+            commits: 1,
             between: false,
             sums_log: 1,
             sums_bytes: 1 << 20,

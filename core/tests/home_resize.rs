@@ -7,7 +7,8 @@ use std::rc::Rc;
 use hdcs_core::buf::Pool;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
+    self, FoundPage, HOME_BETWEEN, HomePage, HomeSuperblock, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
+    choose_page,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
@@ -74,17 +75,34 @@ fn superblock(store: &Sectors) -> HomeSuperblock {
     HomeSuperblock::newest([&one, &two]).unwrap()
 }
 
+/// The pages of a home, and what its superblock says of them.
+fn map_of(store: &Sectors, superblock: &HomeSuperblock) -> (Vec<FoundPage>, MapCheck) {
+    let mut check = MapCheck::new(superblock);
+    let pages = (0..format::pages(superblock.bytes.get())).map(|page| {
+        let [one, two] = store.two_blocks(format::page_offset(page, 0));
+        let found = choose_page([&one, &two], HOME, page).unwrap();
+        check.add(&found);
+        found
+    });
+    (pages.collect(), check)
+}
+
 fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> Home {
     let mut superblock = superblock(store);
-    if let Some(begun) = superblock.begin(LOG, true) {
+    let (pages, check) = map_of(store, &superblock);
+    check.end().unwrap();
+    for found in &pages {
+        if let Some(copy) = found.repair {
+            let place = format::page_offset(found.page.page.get(), copy);
+            store.write(place, found.page.as_bytes());
+        }
+    }
+    if let Some(begun) = superblock.begin(LOG, true, &check) {
         store.write(begun.place(), begun.as_bytes());
         superblock = begun;
     }
     let bytes = superblock.bytes.get();
-    let pages = (0..format::pages(bytes)).map(|page| {
-        let [one, two] = store.two_blocks(format::page_offset(page, 0));
-        choose_page([&one, &two], HOME, page).unwrap().page
-    });
+    let pages = pages.into_iter().map(|found| found.page);
     let map = Map::load(pages.collect(), bytes / BLOCK, LOG, true);
     let config = Config {
         bytes,
@@ -93,6 +111,7 @@ fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> H
         log: LOG,
         data_key: [0; 16],
         sequence: superblock.sequence.get(),
+        commits: superblock.commits.get(),
         between: false,
         sums_log: superblock.sums_log.get(),
         sums_bytes: 1 << 20,
@@ -382,6 +401,7 @@ fn home_that_grows_has_made_its_last_page_durable_before() {
         0,
         found.sums_log.get(),
     );
+    let cut = cut.counting(found.commits.get(), found.map_digest.get());
     rig.store.write(cut.place(), cut.as_bytes());
     rig.open_again();
     assert_eq!(rig.home.status().dirty_bytes, BLOCK);
@@ -618,7 +638,8 @@ fn home_that_shrinks_while_its_checksums_are_made_anew_has_them() {
     rig.settle();
     let found = superblock(&rig.store);
     let sequence = found.sequence.get() + 1;
-    let lost = HomeSuperblock::sealed(UUID, HOME, sequence, 100 * BLOCK, 0, SUMS_UNTRUSTED);
+    let lost = HomeSuperblock::sealed(UUID, HOME, sequence, 100 * BLOCK, 0, SUMS_UNTRUSTED)
+        .counting(found.commits.get(), found.map_digest.get());
     rig.store.write(lost.place(), lost.as_bytes());
     rig.open_again();
     rig.poll();

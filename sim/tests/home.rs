@@ -22,10 +22,10 @@ fn home_seeds_hold_and_cover() {
         coverage.flushes > 5000
             && coverage.tiers > 1200
             && coverage.tiers_given_up > 700
-            && coverage.waits > 3000
+            && coverage.waits > 2500
             && coverage.fills > 12_000
             && coverage.crashes > 900
-            && coverage.repairs > 350
+            && coverage.repairs > 90
             && coverage.betweens > 300
             && coverage.lost_logs > 25
             && coverage.failed > 15
@@ -33,7 +33,10 @@ fn home_seeds_hold_and_cover() {
             && coverage.grown > 250
             && coverage.shrunk > 150
             && coverage.resizes_cut > 80
-            && coverage.lingered > 20,
+            && coverage.lingered > 20
+            && coverage.lost_map_writes_survived > 60
+            && coverage.lost_map_writes_noticed > 0
+            && coverage.lost_map_writes_noticed < coverage.lost_map_writes_survived / 3,
         "{coverage}"
     );
 }
@@ -229,4 +232,30 @@ fn home_plant_of_a_resize_that_shows_a_part_of_a_tier_is_caught() {
 #[test]
 fn home_plant_of_a_home_that_is_not_woken_is_caught() {
     assert_caught(Plant::SleepsThrough, &["read-wrong", "tier-state"]);
+}
+
+#[test]
+fn home_plant_of_a_flush_that_is_answered_before_its_copies_is_caught() {
+    assert_caught(
+        Plant::AnsweredBeforeCopies,
+        &[
+            "read-wrong",
+            "tier-state",
+            "between-unsaid",
+            "between-shown",
+        ],
+    );
+}
+
+#[test]
+fn home_plant_of_pages_that_nobody_counts_is_caught() {
+    assert_caught(
+        Plant::MapUnchecked,
+        &[
+            "read-wrong",
+            "tier-state",
+            "between-unsaid",
+            "between-shown",
+        ],
+    );
 }

@@ -743,6 +743,7 @@ mod tests {
             home: 1,
             log: 5,
             sequence: 1,
+            commits: 1,
             between: false,
             sums_log: 5,
             sums_bytes: 16 * BLOCK_BYTES,

@@ -1,12 +1,19 @@
 //! Making what was written durable: data and its checksums, then the map, then its copies.
 //!
 //! ```text
-//!   idle ──► writing checksums ──► syncing ──► writing pages ──► syncing pages ──► (answered) writing copies ──► idle
-//!                                     └── no page changed: answered ──► idle
+//!   idle ──► writing checksums ──► syncing ──► writing pages ──► syncing pages ──► writing copies and superblock
+//!                                     │ └── only the superblock changes ──────────────────────────────┘  │
+//!                                     └── nothing changed: answered ──► idle                             ▼
+//!                                                                             idle ◄── answered ◄── syncing copies
 //! ```
 //!
-//! A page is written as it was when the commit began. The copies are not waited for: the next commit
-//! begins with a sync, and only then writes a page whose copy that made durable.
+//! A page is written as it was when the commit began. Its copy is written when the page is durable, so that a power cut
+//! tears one of them at most, and the flush is answered when both are, so that a write that the device has
+//! acknowledged and lost takes back neither. The superblock that goes with the copies knows which pages there are: if a
+//! power cut tears the one of a page whose other one was lost so, the next opening notices.
+//!
+//! What the superblock says of the backend, the checksums and the size is durable when two of them say it, for the
+//! same reason.
 //!
 //! A commit begins with a flush, with what else wants one (a tier, a change of size), and when the map has changed for
 //! [`HOME_UNCOMMITTED_AGE_MS`] and nobody has flushed: so what a kill of the process takes back is young.
@@ -41,6 +48,7 @@ enum Stage {
     Pages,
     SyncingPages,
     Copies,
+    SyncingCopies,
 }
 
 /// What changes in the superblock.
@@ -77,10 +85,13 @@ pub(super) struct Commit {
     changed_since: Option<Nanos>,
     ages: bool,
     sequence: u64,
-    /// What the superblock says durably, what it is to say, and what is being written.
+    /// Of the last commit that has written a superblock.
+    pub number: u64,
+    /// What both superblocks say, what the last one says, what it is to say, and what is being written.
     durable: Root,
+    said: Root,
     wants: Root,
-    superblock: Option<Root>,
+    root: Root,
     superblock_written: bool,
 }
 
@@ -105,16 +116,18 @@ impl Commit {
             changed_since: None,
             ages: true,
             sequence: config.sequence,
+            number: config.commits,
             durable: root,
+            said: root,
             wants: root,
-            superblock: None,
+            root,
             superblock_written: false,
         }
     }
 
     /// Whether the superblock says durably that the backend is between two states.
     pub fn is_between(&self) -> bool {
-        self.durable.between
+        self.durable.between && self.said.between
     }
 
     /// Have it say so, or not any more.
@@ -147,9 +160,9 @@ impl Commit {
         self.stage == Stage::Idle && !self.waiting.is_empty()
     }
 
-    /// Whether everything before it is durable, and nothing of it is under way but copies.
-    pub fn is_quiet(&self) -> bool {
-        matches!(self.stage, Stage::Idle | Stage::Copies)
+    /// Whether the superblock has to be written, whatever pages change.
+    fn changes_root(&self) -> bool {
+        self.wants != self.durable || self.wants != self.said
     }
 
     /// A block is about to change; what is being written has it as it was.
@@ -203,7 +216,7 @@ impl Home {
         }
         if self.commit.stage == Stage::Idle {
             let commit = &self.commit;
-            let is_wanted = commit.wanted || commit.wants != commit.durable;
+            let is_wanted = commit.wanted || commit.changes_root();
             if (commit.waiting.is_empty() && !is_wanted) || self.awaits_writes() {
                 return;
             }
@@ -219,7 +232,7 @@ impl Home {
             }
             let commit = &mut self.commit;
             commit.pages = core::mem::take(&mut self.map.changed);
-            commit.superblock = (commit.wants != commit.durable).then_some(commit.wants);
+            commit.root = commit.wants;
             self.sums.begin_commit();
             self.sums_are_written(actions);
         }
@@ -262,15 +275,14 @@ impl Home {
                 data: vec![buf.freeze()],
             });
         }
-        if copy == 0
-            && let Some(root) = self.commit.superblock
+        if copy == 1
             && !self.commit.superblock_written
             && let Some(mut buf) = self.pool.alloc(BLOCK_BYTES)
         {
             self.commit.superblock_written = true;
             self.commit.in_flight += 1;
             self.commit.sequence += 1;
-            let sequence = self.commit.sequence;
+            let (sequence, root) = (self.commit.sequence, self.commit.root);
             let flags = if root.between { HOME_BETWEEN } else { 0 };
             let super::Config {
                 volume,
@@ -281,8 +293,13 @@ impl Home {
             let Root {
                 sums_log, bytes, ..
             } = root;
+            // Those that it is about to have, or to cut off, as well.
+            let blocks = bytes / BLOCK_BYTES as u64;
+            let new = self.resize.as_ref().map_or(0, |resize| resize.generation);
+            let digest = self.map.digest_of(blocks, new);
             let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
-                .encrypted(data_key);
+                .encrypted(data_key)
+                .counting(self.commit.number, digest);
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);
@@ -306,40 +323,44 @@ impl Home {
             Stage::Idle | Stage::Sums => unreachable!("nothing of a commit is under way"),
             Stage::Syncing => {
                 let commit = &mut self.commit;
-                for &page in &commit.pages {
-                    self.map.begin_write(page);
-                }
-                commit.superblock_written = false;
-                commit.to_write = commit.pages.iter().rev().copied().collect();
-                if commit.to_write.is_empty() && commit.superblock.is_none() {
+                let root = commit.root;
+                if commit.pages.is_empty() && root == commit.durable && root == commit.said {
                     commit.stage = Stage::Idle;
                     return self.answer_flushes(actions);
                 }
-                commit.stage = Stage::Pages;
+                commit.number += 1;
+                for &page in &commit.pages {
+                    self.map.begin_write(page, commit.number);
+                }
+                commit.superblock_written = false;
+                commit.to_write = commit.pages.iter().rev().copied().collect();
+                commit.stage = if commit.pages.is_empty() {
+                    Stage::Copies
+                } else {
+                    Stage::Pages
+                };
             }
-            Stage::Pages => {
+            Stage::Pages | Stage::Copies => {
                 self.commit.in_flight -= 1;
                 self.pages_are_written(actions);
             }
             Stage::SyncingPages => {
                 let commit = &mut self.commit;
-                if let Some(root) = commit.superblock.take() {
-                    commit.durable = root;
-                }
                 commit.to_write = commit.pages.iter().rev().copied().collect();
                 commit.stage = Stage::Copies;
-                if commit.to_write.is_empty() {
-                    commit.stage = Stage::Idle;
-                }
-                self.answer_flushes(actions);
             }
-            Stage::Copies => {
-                self.commit.in_flight -= 1;
-                if self.commit.in_flight == 0 && self.commit.to_write.is_empty() {
-                    self.commit.stage = Stage::Idle;
-                    self.commit.pages.clear();
-                    self.commit.kept.clear();
+            Stage::SyncingCopies => {
+                let commit = &mut self.commit;
+                let root = commit.root;
+                let before = core::mem::replace(&mut commit.said, root);
+                if before == root {
+                    commit.durable = root;
                 }
+                commit.durable.between &= root.between;
+                commit.pages.clear();
+                commit.kept.clear();
+                commit.stage = Stage::Idle;
+                self.answer_flushes(actions);
             }
         }
     }
@@ -361,9 +382,13 @@ impl Home {
 
     fn pages_are_written(&mut self, actions: &mut Vec<Action>) {
         let commit = &mut self.commit;
-        let superblock = commit.superblock.is_none() || commit.superblock_written;
-        if commit.in_flight == 0 && commit.to_write.is_empty() && superblock {
-            commit.stage = Stage::SyncingPages;
+        let next = match commit.stage {
+            Stage::Copies if commit.superblock_written => Stage::SyncingCopies,
+            Stage::Pages => Stage::SyncingPages,
+            _ => return,
+        };
+        if commit.in_flight == 0 && commit.to_write.is_empty() {
+            commit.stage = next;
             let token = self.token(Purpose::Commit);
             actions.push(Action::StoreSync { token });
         }

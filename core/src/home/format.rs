@@ -63,8 +63,12 @@ on_disk! {
         sums_log: U64,
         /// Which data key data is encrypted with; zeroes: it is plain.
         data_key: [u8; 16],
+        /// Commits that have changed pages of the map, or this. No page that is older than it was then may count.
+        commits: U64,
+        /// Sum of what [`page_digest`] makes of each page's number and `generation`.
+        map_digest: U64,
         /// Zero.
-        reserved_b: [u8; 4000],
+        reserved_b: [u8; 3984],
     }
 }
 
@@ -83,7 +87,7 @@ on_disk! {
         home: U64,
         /// Random number of the write log in front of it when this was written.
         log: U64,
-        /// Counts writes of this page; the copy with the higher one counts.
+        /// Number of the commit that wrote it (`commits` of the superblock); the copy with the higher one counts.
         generation: U64,
         /// Number of the page.
         page: U64,
@@ -127,6 +131,15 @@ impl HomeSuperblock {
         self
     }
 
+    /// The same of a map with this digest after so many commits, sealed.
+    #[must_use]
+    pub fn counting(mut self, commits: u64, map_digest: u64) -> Self {
+        self.commits = U64::new(commits);
+        self.map_digest = U64::new(map_digest);
+        self.seal();
+        self
+    }
+
     fn seal(&mut self) {
         seal(self.as_mut_bytes());
     }
@@ -142,13 +155,21 @@ impl HomeSuperblock {
     }
 
     /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that
-    /// log writes again what was not flushed: so not under another one, nor if it let writes past it.
-    pub fn begin(&self, log: u64, is_log_whole: bool) -> Option<Self> {
+    /// log writes again what was not flushed: so not under another one, nor if it let writes past it. Pages that a
+    /// commit wrote which a crash has cut short count from now on.
+    pub fn begin(&self, log: u64, is_log_whole: bool, map: &MapCheck) -> Option<Self> {
         let sums_log = match self.sums_log.get() {
             0 => log,
-            found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => return None,
+            found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => found,
             _ => SUMS_UNTRUSTED,
         };
+        let (commits, map_digest) = (map.commits.max(map.newest), map.chosen);
+        let is_same = sums_log == self.sums_log.get()
+            && commits == self.commits.get()
+            && map_digest == self.map_digest.get();
+        if is_same {
+            return None;
+        }
         let begun = Self::sealed(
             self.volume,
             self.home.get(),
@@ -157,7 +178,8 @@ impl HomeSuperblock {
             self.flags.get(),
             sums_log,
         );
-        Some(begun.encrypted(self.data_key))
+        let begun = begun.encrypted(self.data_key);
+        Some(begun.counting(commits, map_digest))
     }
 
     /// Where in the store a superblock lies.
@@ -211,13 +233,86 @@ pub struct FoundPage {
     /// The copy that is older or torn: it is written and made durable before anything else is, or a
     /// torn write of the other copy would leave none.
     pub repair: Option<usize>,
+    /// The commits that wrote each copy, of those that are whole.
+    generations: [Option<u64>; 2],
+}
+
+/// What a page adds to the digest of a map.
+pub const fn page_digest(page: u64, generation: u64) -> u64 {
+    mix(generation ^ mix(page.wrapping_add(1)))
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
+const fn mix(value: u64) -> u64 {
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+/// Whether the pages that were found are those that the superblock knows. A page is older if the device has lost a
+/// write that it had acknowledged; a commit that a crash has cut short leaves newer ones.
+///
+/// The superblock of a commit is written with the copies of its pages, once the pages are durable. So of each page
+/// the newest copy up to that commit has to make up the digest. If both copies of a page are newer, copies of the next
+/// commit were being written: its pages are durable, and what of it is older is that of no answered flush.
+#[derive(Clone, Copy, Debug)]
+pub struct MapCheck {
+    commits: u64,
+    expected: u64,
+    /// The digest of what is there of up to that commit, and of the pages that count.
+    found: u64,
+    chosen: u64,
+    /// The newest commit that wrote one of them.
+    newest: u64,
+    /// Whether a page has no copy of up to that commit.
+    is_ahead: bool,
+}
+
+impl MapCheck {
+    /// Nothing was found yet.
+    pub fn new(superblock: &HomeSuperblock) -> Self {
+        Self {
+            commits: superblock.commits.get(),
+            expected: superblock.map_digest.get(),
+            found: 0,
+            chosen: 0,
+            newest: 0,
+            is_ahead: false,
+        }
+    }
+
+    /// A page was found.
+    pub fn add(&mut self, found: &FoundPage) {
+        let (page, generation) = (found.page.page.get(), found.page.generation.get());
+        let generations = found.generations.into_iter().flatten();
+        match generations.filter(|&one| one <= self.commits).max() {
+            Some(known) => self.found = self.found.wrapping_add(page_digest(page, known)),
+            None => self.is_ahead = true,
+        }
+        self.chosen = self.chosen.wrapping_add(page_digest(page, generation));
+        self.newest = self.newest.max(generation);
+    }
+
+    /// All of them were.
+    ///
+    /// # Errors
+    /// [`FormatError::Stale`] if one is older than the superblock says, or the superblock than they are.
+    pub fn end(&self) -> Result<(), FormatError> {
+        let is_superblock_lost = self.newest > self.commits.saturating_add(1);
+        if is_superblock_lost || (!self.is_ahead && self.found != self.expected) {
+            return Err(FormatError::Stale);
+        }
+        Ok(())
+    }
 }
 
 /// Choose between both copies of a page.
 pub fn choose_page(blocks: [&[u8]; 2], home: u64, page: u64) -> Result<FoundPage, FormatError> {
     refuse_newer(&blocks, HOME_PAGE_MAGIC, HOME_VERSION)?;
     let generation = |page: &HomePage| page.generation.get();
-    let (chosen, repair) = match blocks.map(|block| HomePage::parse(block, home, page)) {
+    let copies = blocks.map(|block| HomePage::parse(block, home, page));
+    let generations = [&copies[0], &copies[1]].map(|copy| copy.as_ref().ok().map(generation));
+    let (chosen, repair) = match copies {
         [Ok(one), Ok(two)] if generation(&one) == generation(&two) => (one, None),
         [Ok(one), Ok(two)] if generation(&one) < generation(&two) => (two, Some(0)),
         [Ok(one), _] => (one, Some(1)),
@@ -227,6 +322,7 @@ pub fn choose_page(blocks: [&[u8]; 2], home: u64, page: u64) -> Result<FoundPage
     Ok(FoundPage {
         page: Box::new(chosen),
         repair,
+        generations,
     })
 }
 
@@ -265,12 +361,20 @@ pub const fn data_offset(offset: u64) -> u64 {
 /// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain.
 pub fn format_head(volume: [u8; 16], home: u64, bytes: u64, data_key: [u8; 16]) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, 0).encrypted(data_key);
+    let terms = (0..pages(bytes)).map(|page| page_digest(page, 1));
+    let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, 0)
+        .encrypted(data_key)
+        .counting(1, terms.fold(0, u64::wrapping_add));
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }
 
 /// A page of a new home's map: nothing is there.
 pub fn format_page(home: u64, page: u64) -> HomePage {
-    HomePage::sealed(home, 0, 1, page, &[0; PAGE_STATE_BYTES])
+    empty_page(home, 1, page)
+}
+
+/// A page that a home grows by in the commit with this number.
+pub fn empty_page(home: u64, generation: u64, page: u64) -> HomePage {
+    HomePage::sealed(home, 0, generation, page, &[0; PAGE_STATE_BYTES])
 }

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::{HomePage, PAGE_BLOCKS, PAGE_STATE_BYTES};
+use super::format::{HomePage, PAGE_BLOCKS, PAGE_STATE_BYTES, page_digest};
 
 /// The lower bits of the four states in a byte.
 const LOW_BITS: u8 = 0x55;
@@ -68,6 +68,8 @@ pub struct Map {
     pages: Vec<Page>,
     blocks: u64,
     counts: [u64; 4],
+    /// What the superblock says of these pages.
+    digest: u64,
     /// Pages that differ from what was written, or is being written, last.
     pub changed: BTreeSet<u32>,
 }
@@ -93,6 +95,7 @@ impl Map {
             pages: Vec::with_capacity(pages.len()),
             blocks,
             counts: [0; 4],
+            digest: 0,
             changed: BTreeSet::new(),
         };
         for (page, number) in pages.into_iter().zip(0..) {
@@ -106,8 +109,11 @@ impl Map {
             if states != page.states && !is_log_whole {
                 this.changed.insert(number);
             }
+            let generation = page.generation.get();
+            let term = page_digest(number.into(), generation);
+            this.digest = this.digest.wrapping_add(term);
             this.pages.push(Page {
-                generation: page.generation.get(),
+                generation,
                 states: Arc::new(states),
                 owed: 0,
             });
@@ -184,13 +190,14 @@ impl Map {
         self.changed.insert(number as u32);
     }
 
-    /// Have more blocks, of which nothing is here. Both copies of new pages are as [`format_page`] makes them.
+    /// Have more blocks, of which nothing is here. Both copies of new pages are as [`empty_page`] makes them.
     ///
-    /// [`format_page`]: super::format::format_page
-    pub fn grow(&mut self, blocks: u64) {
+    /// [`empty_page`]: super::format::empty_page
+    pub fn grow(&mut self, blocks: u64, generation: u64) {
         let empty = Arc::new([0; PAGE_STATE_BYTES]);
+        self.digest = self.digest_of(blocks, generation);
         let page = || Page {
-            generation: 1,
+            generation,
             states: Arc::clone(&empty),
             owed: 0,
         };
@@ -211,6 +218,7 @@ impl Map {
             self.counts[BlockState::Absent as usize] -= gone.end - gone.start;
             self.blocks = gone.start;
             if gone.start == page * PAGE_BLOCKS {
+                self.digest = self.digest_of(gone.start, 0);
                 self.pages.pop();
                 self.changed.remove(&(page as u32));
             }
@@ -246,14 +254,29 @@ impl Map {
         &self.pages[page as usize].states
     }
 
-    /// The number of the last write of a page.
+    /// The number of the commit that wrote a page last.
     pub fn generation(&self, page: u32) -> u64 {
         self.pages[page as usize].generation
     }
 
-    /// A page is being written once more.
-    pub fn begin_write(&mut self, page: u32) {
-        self.pages[page as usize].generation += 1;
+    /// A page is being written by the commit with this number.
+    pub fn begin_write(&mut self, page: u32, commit: u64) {
+        let before = core::mem::replace(&mut self.pages[page as usize].generation, commit);
+        let term = |generation| page_digest(page.into(), generation);
+        let others = self.digest.wrapping_sub(term(before));
+        self.digest = others.wrapping_add(term(commit));
+    }
+
+    /// What a superblock says of the pages of so many blocks; those that are not there yet are of this generation. Takes
+    /// time by how many pages more or less these are.
+    pub fn digest_of(&self, blocks: u64, generation: u64) -> u64 {
+        let (has, needs) = (self.pages.len(), blocks.div_ceil(PAGE_BLOCKS));
+        let term = |page: u64, generation| page_digest(page, generation);
+        let gone = (needs.min(has as u64)..).zip(&self.pages[has.min(needs as usize)..]);
+        let gone = gone.map(|(number, page)| term(number, page.generation));
+        let added = (has as u64..needs).map(|number| term(number, generation));
+        let without = gone.fold(self.digest, u64::wrapping_sub);
+        added.fold(without, u64::wrapping_add)
     }
 }
 

@@ -16,14 +16,16 @@
 //! Each sector of data has a checksum (see [`sums`]). It is compared with what is read for a client, for the
 //! backend and for a scrub.
 //!
-//! A flush makes data and checksums durable, then the pages of the map that changed, then answers, then writes the
-//! copies of these pages. Tiering out copies the state of one moment: it begins when nothing was written
+//! A flush makes data and checksums durable, then the pages of the map that changed, then their copies and a superblock
+//! that knows which pages there are, then answers. So one write that the device acknowledges and loses takes nothing of
+//! the map back without a sign (see [`format::MapCheck`]). Tiering out copies the state of one moment: it begins when nothing was written
 //! since a flush, a write to a block that is still to be copied waits until that was read, and blocks
 //! become clean only when all of it is in the backend, which was flushed.
 //!
 //! Invariants:
 //! 1. A page of the map never names data that is not durable. One of its two copies is whole at all
-//!    times, and nothing is written to a page while its other copy is not durable.
+//!    times, and nothing is written to a page while its other copy is not durable. When a flush is answered both
+//!    copies are, and the superblock that knows them.
 //! 2. What is dirty is given up by nobody: it becomes clean only after a flush of the backend that began
 //!    when all blocks of the tier had been written there.
 //! 3. The backend is written only while the superblock says durably that it is between two states,
@@ -95,6 +97,8 @@ pub struct Config {
     pub data_key: [u8; 16],
     /// Sequence of the superblock.
     pub sequence: u64,
+    /// Commits that the superblock counts.
+    pub commits: u64,
     /// Whether the superblock says that the backend is between two states.
     pub between: bool,
     /// The write log under which its checksums hold ([`format::SUMS_UNTRUSTED`]: none).

@@ -13,8 +13,9 @@
 //!   with a resize what it was given ends first. Else one that would copy what is cut off is given up, and begins anew
 //!   afterwards; no other begins until then.
 //! * *Pages*, *durable*: both copies of new pages say that nothing is there, whatever an earlier, larger home has left
-//!   in their place. The same of the last page that there is: what was cut off in it is absent ([`Map::load`], and
-//!   when this home has shrunk), and that is durable before a superblock is larger.
+//!   in their place; they are of a newer commit than that, and the superblock of the new size knows them. The same of
+//!   the last page that there is: what was cut off in it is absent ([`Map::load`], and when this home has shrunk), and
+//!   that is durable before a superblock is larger.
 //! * *Backend cut*: to the size of the home, since a shrink that was interrupted may have left it larger. Only then
 //!   what it grows by reads as zeroes.
 //! * *Recording*: the superblock gets the new size, once a commit has brought everything before it.
@@ -32,7 +33,7 @@ use alloc::vec::Vec;
 
 use zerocopy::IntoBytes;
 
-use super::format::{self, PAGE_BLOCKS, format_page, pages};
+use super::format::{self, PAGE_BLOCKS, empty_page, pages};
 use super::{Action, Home, Purpose, end};
 use crate::error::IoError;
 use crate::io::{Done, Token};
@@ -71,6 +72,8 @@ pub(super) struct Resize {
     from: u64,
     to: u64,
     stage: Stage,
+    /// Which commit new pages are of: newer than whatever lies in their places.
+    pub(super) generation: u64,
     /// Whether no tier begins until it has ended.
     keeps_tiers_off: bool,
     /// Why it cannot settle.
@@ -104,6 +107,7 @@ impl Home {
             from,
             to,
             stage: Stage::Settling,
+            generation: 0,
             keeps_tiers_off: false,
             trouble: None,
         });
@@ -177,6 +181,7 @@ impl Home {
             && let Some(resize) = &self.resize
         {
             let (from, to, trouble) = (resize.from, resize.to, resize.trouble);
+            let generation = resize.generation;
             let stage = resize.stage;
             let next = match stage {
                 Stage::Settling => match trouble {
@@ -203,7 +208,7 @@ impl Home {
                 Stage::Recording if self.commit.has_bytes(to * BLOCK) => {
                     self.config.bytes = to * BLOCK;
                     if to > from {
-                        self.map.grow(to);
+                        self.map.grow(to, generation);
                         return self.end_resize(Ok(Done::Written), actions);
                     }
                     Stage::Cutting
@@ -310,7 +315,8 @@ impl Home {
             let page = *next;
             *next += 1;
             *in_flight += 1;
-            buf.copy_from_slice(format_page(self.config.home, page).as_bytes());
+            let generation = self.resize.as_ref()?.generation;
+            buf.copy_from_slice(empty_page(self.config.home, generation, page).as_bytes());
             let copy = buf.freeze();
             self.status.map_written_bytes += 2 * BLOCK;
             let token = self.token(Purpose::Resize);
@@ -369,11 +375,14 @@ impl Home {
                 self.give_back(actions);
                 Stage::GivingBack(error)
             }
-            (Stage::Reserving, Ok(())) => Stage::Pages {
-                next: first,
-                in_flight: 0,
-                error: None,
-            },
+            (Stage::Reserving, Ok(())) => {
+                resize.generation = self.commit.number + 1;
+                Stage::Pages {
+                    next: first,
+                    in_flight: 0,
+                    error: None,
+                }
+            }
             (Stage::BackendEnds, Ok(())) => {
                 self.resize_backend(to, actions);
                 Stage::BackendGrows

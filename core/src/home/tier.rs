@@ -336,7 +336,7 @@ impl Home {
 
     /// Take the state of this moment, if it is one that a flush has left.
     fn try_moment(&mut self) {
-        if self.awaits_moment() && !self.is_changed && self.commit.is_quiet() {
+        if self.awaits_moment() && !self.is_changed && self.commit.is_idle() {
             self.take_moment();
         }
     }

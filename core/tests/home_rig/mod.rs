@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, Pool};
 use hdcs_core::cipher::BlockCipher;
-use hdcs_core::home::format::{self, HOME_HEADER_BLOCKS, HomeSuperblock, choose_page};
+use hdcs_core::error::FormatError;
+use hdcs_core::home::format::{self, HOME_HEADER_BLOCKS, HomeSuperblock, MapCheck, choose_page};
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home};
 use hdcs_core::io::{Completion, Done, Nanos, Token};
@@ -64,13 +65,24 @@ pub fn superblock(store: &[u8]) -> HomeSuperblock {
 }
 
 pub fn open(store: &mut [u8]) -> Home {
+    try_open(store).unwrap()
+}
+
+pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
     let mut superblock = superblock(store);
-    if let Some(begun) = superblock.begin(LOG, true) {
+    let page = &store[HOME_HEADER_BLOCKS as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
+    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0)?;
+    let mut check = MapCheck::new(&superblock);
+    check.add(&page);
+    check.end()?;
+    if let Some(copy) = page.repair {
+        let place = format::page_offset(0, copy) as usize;
+        store[place..place + BLOCK_BYTES].copy_from_slice(page.page.as_bytes());
+    }
+    if let Some(begun) = superblock.begin(LOG, true, &check) {
         store[begun.place() as usize..][..BLOCK_BYTES].copy_from_slice(begun.as_bytes());
         superblock = begun;
     }
-    let page = &store[HOME_HEADER_BLOCKS as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
-    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0).unwrap();
     let config = Config {
         bytes: BYTES,
         volume: UUID,
@@ -78,6 +90,7 @@ pub fn open(store: &mut [u8]) -> Home {
         log: LOG,
         data_key: superblock.data_key,
         sequence: superblock.sequence.get(),
+        commits: superblock.commits.get(),
         between: false,
         sums_log: superblock.sums_log.get(),
         sums_bytes: 1 << 20,
@@ -86,7 +99,7 @@ pub fn open(store: &mut [u8]) -> Home {
         turn_blocks: 1 << 20,
     };
     let map = Map::load(vec![page.page], BYTES / BLOCK_BYTES as u64, LOG, true);
-    Home::new(config, map, cipher(superblock.data_key))
+    Ok(Home::new(config, map, cipher(superblock.data_key)))
 }
 
 impl Rig {

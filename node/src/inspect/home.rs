@@ -12,8 +12,8 @@ use std::path::Path;
 
 use hdcs_core::error::FormatError;
 use hdcs_core::home::format::{
-    HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, PAGE_BLOCKS, SUMS_UNTRUSTED, choose_page,
-    page_offset, pages,
+    self, HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, MapCheck, PAGE_BLOCKS,
+    SUMS_UNTRUSTED, choose_page, page_offset, pages,
 };
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_BYTES;
@@ -87,7 +87,7 @@ type Visit<'a> = dyn FnMut(u64, &HomePage, &mut Vec<String>) -> io::Result<bool>
 /// What was found of a page.
 struct FoundPage {
     /// The copy that counts.
-    chosen: Result<Box<HomePage>, FormatError>,
+    chosen: Result<format::FoundPage, FormatError>,
     /// What is wrong with each copy that is no page.
     wrong: Vec<String>,
 }
@@ -105,7 +105,6 @@ fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::
         let wrong: Vec<_> = wrong.collect();
         if wrong.is_empty() || left == 0 {
             let chosen = choose_page([&found[0], &found[1]], home, number);
-            let chosen = chosen.map(|found| found.page);
             return Ok(FoundPage { chosen, wrong });
         }
         std::thread::sleep(LIVE_PAUSE);
@@ -180,10 +179,13 @@ fn walk(
     summary.checksums_believed = superblock.sums_log.get() != SUMS_UNTRUSTED;
     summary.pages = pages(summary.bytes);
     let blocks = summary.bytes / BLOCK;
+    let mut map = MapCheck::new(&superblock);
+    let mut is_whole = true;
     for number in 0..summary.pages {
         let found = page(file, &superblock, number, how);
         let is_good = found.as_ref().is_ok_and(|found| found.wrong.is_empty());
         if !is_good && how == Use::Live && is_cut_off(file, number)? {
+            is_whole = false;
             break;
         }
         let FoundPage { chosen, wrong } = found?;
@@ -194,9 +196,12 @@ fn walk(
                     "both copies of page {number} of its map: {error}: what is dirty below it is lost; restore it \
                      from a backup"
                 ));
+                is_whole = false;
                 continue;
             }
         };
+        map.add(&chosen);
+        let chosen = chosen.page;
         summary.damaged_copies += wrong.len() as u64;
         summary.problems.extend(wrong.into_iter().map(|why| {
             format!("{why}: the other copy is good, and the next opening writes this one anew")
@@ -212,8 +217,19 @@ fn walk(
             *bytes += BLOCK;
         }
         if !visit(number, &chosen, &mut summary.problems)? {
+            is_whole = false;
             break;
         }
+    }
+    // One that is in use commits meanwhile.
+    if is_whole
+        && how == Use::Offline
+        && let Err(error) = map.end()
+    {
+        let why = format!(
+            "its map: {error}, so that what was flushed last is gone: restore it from a backup"
+        );
+        summary.problems.push(why);
     }
     Ok(summary)
 }
@@ -389,7 +405,9 @@ mod tests {
         let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
         let file = File::create(&path).unwrap();
         file.set_len(store_bytes(BYTES)).unwrap();
-        let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, 9);
+        let digest = (0..pages(BYTES)).map(|page| format::page_digest(page, 1));
+        let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, 9)
+            .counting(1, digest.fold(0, u64::wrapping_add));
         file.write_all_at(superblock.as_bytes(), superblock.place())
             .unwrap();
         for number in 0..pages(BYTES) {

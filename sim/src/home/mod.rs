@@ -7,13 +7,14 @@
 //! Data and checksums rot: a read is then refused, and only then.
 //! Half of them are encrypted, by a toy.
 //!
-//! Many get other sizes meanwhile.
+//! Many get other sizes meanwhile. The device of some loses a write that it has acknowledged.
 //!
 //! * [`world`] drives one home after another on one store, and checks every rule as things happen.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 mod encryption;
 mod hold;
+mod lies;
 pub mod plant;
 mod size;
 mod sums;
@@ -71,6 +72,12 @@ pub struct Coverage {
     pub resizes_cut: u64,
     /// Processes that were killed some time after writes past the log that nobody had flushed.
     pub lingered: u64,
+    /// Writes of the map that the device has acknowledged and lost, homes that then opened, and those that were refused.
+    pub lost_map_writes: u64,
+    /// See [`Self::lost_map_writes`].
+    pub lost_map_writes_survived: u64,
+    /// See [`Self::lost_map_writes`].
+    pub lost_map_writes_noticed: u64,
     /// Whether the short variant's power was cut.
     pub cut: bool,
 }
@@ -97,6 +104,9 @@ impl Coverage {
         self.resizes_refused += other.resizes_refused;
         self.resizes_cut += other.resizes_cut;
         self.lingered += other.lingered;
+        self.lost_map_writes += other.lost_map_writes;
+        self.lost_map_writes_survived += other.lost_map_writes_survived;
+        self.lost_map_writes_noticed += other.lost_map_writes_noticed;
         self.cut |= other.cut;
     }
 }
@@ -108,7 +118,7 @@ impl fmt::Display for Coverage {
             "{} flushes, {} tiers ({} given up), {} waits for copies, {} fills, {} crashes, {} repairs, \
              {} times between, {} lost logs, {} failed stores, {} rotten sectors, {} reads refused, \
              {} rebuilds of checksums, {} backends held, grown {} times, shrunk {} times ({} changes of size refused, \
-             {} interrupted), {} killed with writes past the log",
+             {} interrupted), {} killed with writes past the log, {} writes of the map lost ({} survived, {} noticed)",
             self.flushes,
             self.tiers,
             self.tiers_given_up,
@@ -127,7 +137,10 @@ impl fmt::Display for Coverage {
             self.shrunk,
             self.resizes_refused,
             self.resizes_cut,
-            self.lingered
+            self.lingered,
+            self.lost_map_writes,
+            self.lost_map_writes_survived,
+            self.lost_map_writes_noticed
         )
     }
 }

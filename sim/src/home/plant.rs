@@ -55,6 +55,10 @@ pub enum Plant {
     ResizeShowsPart,
     /// A home that nobody asks for anything is not woken.
     SleepsThrough,
+    /// A flush is answered when the pages are durable, and their copies are written later.
+    AnsweredBeforeCopies,
+    /// Nobody compares the pages of the map with what the superblock knows of them.
+    MapUnchecked,
 }
 
 impl Plant {
@@ -72,6 +76,11 @@ impl Plant {
                 | Self::BackendKeepsTail
                 | Self::ResizeShowsPart
         )
+    }
+
+    /// Whether a write that the device has lost shows it.
+    pub fn is_of_lies(self) -> bool {
+        matches!(self, Self::AnsweredBeforeCopies | Self::MapUnchecked)
     }
 
     /// Whether it is in snapshots.

@@ -12,7 +12,7 @@ use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, PAGE_BLOCKS, choose_page,
+    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, MapCheck, PAGE_BLOCKS, choose_page,
 };
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
@@ -70,6 +70,8 @@ pub(super) enum Request {
 enum Happening {
     StoreRead(Token, OpId, BufMut),
     StoreWrite(Token, OpId),
+    /// It is acknowledged, and never happens.
+    StoreWriteLost(Token, OpId),
     StoreSync(Token),
     /// Nothing was done, and it is said to be.
     Nothing(Token),
@@ -128,6 +130,7 @@ pub struct World {
     pub(super) sums: super::sums::Sums,
     pub(super) holding: super::hold::Holding,
     pub(super) sizing: super::size::Sizing,
+    pub(super) lies: super::lies::Lies,
     /// What encrypts the home, if something does.
     pub(super) cipher: Option<Arc<dyn BlockCipher>>,
     /// The step at which the power goes.
@@ -209,6 +212,7 @@ impl World {
             sums,
             holding: super::hold::Holding::new(seed, options),
             sizing,
+            lies: super::lies::Lies::new(seed, options),
             cipher,
             cut_at: None,
             actions: Vec::new(),
@@ -226,6 +230,9 @@ impl World {
                 self.cut_at = Some(self.step + self.random.u64(1..400));
             }
             self.open()?;
+            if self.lies.is_refused {
+                return Ok(());
+            }
             let generations = if is_short { 4 } else { self.random.u32(1..12) };
             for _ in 0..generations {
                 if !self.generation()? {
@@ -241,6 +248,9 @@ impl World {
         // A crash at a step may be here.
         loop {
             self.open()?;
+            if self.lies.is_refused {
+                return Ok(());
+            }
             let is_good = self.generation()? && self.wait(|world| world.sizing.is_settled())?;
             if is_good && self.scrub()? && self.tier_to_the_end()? {
                 return self.read_all();
@@ -269,6 +279,7 @@ impl World {
         let mut superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
         let bytes = superblock.bytes.get();
         self.check_size(bytes)?;
+        let mut check = MapCheck::new(&superblock);
         let mut pages = Vec::new();
         let mut repairs = Vec::new();
         for page in 0..format::pages(bytes) {
@@ -276,18 +287,25 @@ impl World {
             self.store.peek(format::page_offset(page, 0), &mut both);
             let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
             let found = found.map_err(|e| refused(format!("page {page}: {e}")))?;
+            check.add(&found);
             if let Some(copy) = found.repair {
                 repairs.push((format::page_offset(page, copy), found.page.clone()));
             }
             pages.push(found.page);
         }
+        if let Err(error) = check.end()
+            && !self.is_planted(Plant::MapUnchecked)
+        {
+            return self.refused_for_lost_write(&error);
+        }
+        self.has_survived_lie();
         self.store.sync();
         self.coverage.repairs += u64::from(!repairs.is_empty());
         for (offset, page) in repairs {
             self.store.put(offset, page.as_bytes());
         }
         let is_log_whole = self.sums.is_log_whole || self.is_planted(Plant::TrustSums);
-        if let Some(begun) = superblock.begin(self.log, is_log_whole) {
+        if let Some(begun) = superblock.begin(self.log, is_log_whole, &check) {
             self.store.put(begun.place(), begun.as_bytes());
             superblock = begun;
         }
@@ -313,6 +331,7 @@ impl World {
             log,
             data_key: superblock.data_key,
             sequence: superblock.sequence.get(),
+            commits: superblock.commits.get(),
             between,
             sums_log: superblock.sums_log.get(),
             sums_bytes: self.sums.memory_bytes,
@@ -615,8 +634,13 @@ impl World {
                     self.schedule.add(at, Happening::Nothing(token));
                     return Ok(());
                 }
-                let durable = self.is_planted(Plant::MapBeforeData) && Self::is_of_map(offset);
-                Happening::StoreWrite(token, self.store.submit_write(offset, &data, durable))
+                let durable = self.is_planted(Plant::MapBeforeData) && Self::is_of_root(offset);
+                let op = self.store.submit_write(offset, &data, durable);
+                if self.loses_map(offset) {
+                    Happening::StoreWriteLost(token, op)
+                } else {
+                    Happening::StoreWrite(token, op)
+                }
             }
             Action::StoreSync { token } => {
                 // It promises nothing of what ends while it is under way.
@@ -705,6 +729,10 @@ impl World {
                     self.store.complete_write(op);
                     (token, Ok(Done::Written))
                 }
+            }
+            Happening::StoreWriteLost(token, op) => {
+                self.store.drop_write(op);
+                (token, Ok(Done::Written))
             }
             Happening::Nothing(token) => (token, Ok(Done::Written)),
             Happening::StoreSync(token) => {

@@ -13,7 +13,9 @@ use hdcs_core::buf::Arena;
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::error::{FormatError, IoError};
 use hdcs_core::home::Config;
-use hdcs_core::home::format::{self, HOME_BETWEEN, HomePage, HomeSuperblock, SUMS_UNTRUSTED};
+use hdcs_core::home::format::{
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, MapCheck, SUMS_UNTRUSTED,
+};
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
     BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES,
@@ -50,6 +52,14 @@ pub enum StoreError {
         /// What is wrong.
         source: FormatError,
     },
+    /// A write of its map is gone that the device had acknowledged.
+    #[error("home: {}: its map: {source}", path.display())]
+    Map {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong.
+        source: FormatError,
+    },
     /// It is encrypted and the volume is not, or the other way round, or with another key.
     #[error("home: {}: {what}: put the right home back", path.display())]
     Key {
@@ -78,7 +88,7 @@ impl StoreError {
             Self::Format { source, .. } | Self::Page { source, .. } => {
                 !matches!(source, FormatError::Newer { .. })
             }
-            Self::Device(_) | Self::Size { .. } | Self::Key { .. } => true,
+            Self::Device(_) | Self::Map { .. } | Self::Size { .. } | Self::Key { .. } => true,
         }
     }
 }
@@ -303,6 +313,7 @@ pub fn open(
     }
     let (home, bytes) = (superblock.home.get(), has);
     let mut pages = Vec::new();
+    let mut check = MapCheck::new(&superblock);
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
         let found = read(format::page_offset(page, 0))?;
@@ -312,11 +323,16 @@ pub fn open(
             page,
             source,
         })?;
+        check.add(&found);
         if let Some(copy) = found.repair {
             repairs.push((format::page_offset(page, copy), found.page.clone()));
         }
         pages.push(found.page);
     }
+    check.end().map_err(|source| StoreError::Map {
+        path: path.to_owned(),
+        source,
+    })?;
     // What an earlier process wrote and did not make durable was read here and is trusted.
     let sync = || {
         let synced = opened.file.sync_all();
@@ -332,7 +348,7 @@ pub fn open(
     for (offset, page) in &repairs {
         write(page.as_bytes(), *offset)?;
     }
-    if let Some(begun) = superblock.begin(log, is_log_whole) {
+    if let Some(begun) = superblock.begin(log, is_log_whole, &check) {
         write(begun.as_bytes(), begun.place())?;
         sync()?;
         superblock = begun;
@@ -352,6 +368,7 @@ pub fn open(
         log,
         data_key: superblock.data_key,
         sequence: superblock.sequence.get(),
+        commits: superblock.commits.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
         sums_log: superblock.sums_log.get(),
         sums_bytes: HOME_SUMS_BYTES,
@@ -405,12 +422,15 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     let file = File::open(path).ok()?;
     let superblock = superblock_of(&file, volume)?;
     let (home, bytes) = (superblock.home.get(), superblock.bytes.get());
+    let mut check = MapCheck::new(&superblock);
     let mut pages = Vec::new();
     for page in 0..format::pages(bytes) {
         let found = pair(&file, format::page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
+        check.add(&found);
         pages.push(found.page);
     }
+    check.end().ok()?;
     let map = Map::load(pages, bytes / BLOCK_BYTES as u64, 0, true);
     let (dirty, zero) = (map.count(BlockState::Dirty), map.count(BlockState::Zero));
     Some((dirty * BLOCK_BYTES as u64, dirty + zero == 0))

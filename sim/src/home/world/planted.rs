@@ -1,7 +1,7 @@
 //! What planted bugs do to what the home wants done.
 
 use hdcs_core::buf::Buf;
-use hdcs_core::home::format;
+use hdcs_core::home::format::{self, HomeSuperblock};
 use hdcs_core::io::{Nanos, SectorRange, Token};
 use hdcs_core::limits::BLOCK_BYTES;
 
@@ -31,7 +31,10 @@ impl World {
         }
         if self.is_planted(Plant::BetweenUnsaid) && offset < 2 * BLOCK_BYTES as u64 {
             let mut buf = self.pool.alloc(BLOCK_BYTES).expect("the pool is large");
-            self.store.peek(offset, &mut buf);
+            buf.copy_from_slice(&data[0]);
+            let flags = core::mem::offset_of!(HomeSuperblock, flags);
+            buf[flags..flags + 8].fill(0);
+            hdcs_core::format::seal(&mut buf);
             return (offset, vec![buf.freeze()]);
         }
         (offset, data)
@@ -57,8 +60,13 @@ impl World {
         }
     }
 
+    /// Whether a place in the store is one of the map's first copies, or of a superblock.
+    pub(super) fn is_of_root(offset: u64) -> bool {
+        Self::is_of_map(offset) || offset < 2 * BLOCK_BYTES as u64
+    }
+
     /// Whether a place in the store is one of the map's first copies.
-    pub(super) fn is_of_map(offset: u64) -> bool {
+    pub(in crate::home) fn is_of_map(offset: u64) -> bool {
         let first = format::page_offset(0, 0);
         let group = format::page_offset(1, 0) - first;
         offset >= first && (offset - first).is_multiple_of(group)
