@@ -312,8 +312,6 @@ pub struct ObjectVolume {
     gathering: Gathering,
     /// How what is sealed from now on is compressed.
     compression: Option<Method>,
-    /// Whether it has, or had, compressed objects, from the next manifest on.
-    compressed: bool,
     frames: FrameCache,
     /// Gets that wait for the frames of an object to be known, and those that did.
     waiting: BTreeMap<u64, Vec<read::Waiting>>,
@@ -401,7 +399,6 @@ impl ObjectVolume {
             next_number: 0,
             gathering,
             compression: None,
-            compressed: false,
             frames: FrameCache::default(),
             waiting: BTreeMap::new(),
             ready: Vec::new(),
