@@ -149,8 +149,8 @@ fn objects_commit_looks_at_a_bounded_part_of_them() {
     assert!(stats.stored_bytes < live * 2, "{stats:?}");
 }
 
-/// However many pages the map has: a turn looks at a bounded part of them, and what is written meanwhile is in the map or
-/// in the tail.
+/// However many pages the map has: a turn looks at a bounded part of them, and what is written meanwhile is in the map
+/// or in the tail.
 #[test]
 fn objects_map_is_stored_in_turns_of_bounded_work() {
     const PAGES: u64 = 1500;
@@ -191,7 +191,8 @@ fn objects_map_is_stored_in_turns_of_bounded_work() {
     bucket.volume.check_map();
 }
 
-/// Objects that died since the map was stored are in the tail, and stay: a commit does not look at them again and again.
+/// Objects that died since the map was stored are in the tail, and stay: a commit does not look at them again and
+/// again.
 #[test]
 fn objects_commit_does_not_look_at_the_dead_that_must_stay() {
     const ROUNDS: u64 = 4096;
