@@ -15,7 +15,7 @@ use hdcs_core::codec::Method;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION};
 use hdcs_core::io::{Request, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::objects::format::{Manifest, OBJECT_VERSION, OBJECT_VERSION_PLAIN};
+use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::io::{Ask, SnapshotName};
 use hdcs_core::objects::{Access, Config};
 use hdcs_core::volume::{Event, Persist, VolumeConfig};
@@ -109,9 +109,9 @@ fn config(access: Access) -> Config {
     }
 }
 
-/// A volume with every kind of object: batches, a map, a snapshot, and a clone that has written. From
-/// version 2 on, batches that are large enough are compressed.
-fn write_every_object(version: u16) -> Objects {
+/// A volume with every kind of object: batches, plain ones and compressed ones, a map, a snapshot, and a clone that
+/// has written.
+fn write_every_object() -> Objects {
     let objects = Objects::default();
     let pool = Pool::new(1 << 20);
     let new = Config {
@@ -119,11 +119,10 @@ fn write_every_object(version: u16) -> Objects {
         ..config(Access::Create { uuid: [7; 16] })
     };
     let mut parent = Bucket::open(&objects, PARENT, new, "");
-    if version >= 2 {
-        parent.volume.set_compression(Some(Method::Zstd));
-    }
+    parent.volume.set_compression(Some(Method::Zstd));
     for round in 0..40 {
-        if version >= 2 {
+        // Every other batch is too small to be compressed.
+        if round % 2 == 1 {
             parent.fill(&pool, 8, 6, round);
         }
         parent.fill(&pool, 0, 1, round);
@@ -183,13 +182,7 @@ fn unpacked(mut bytes: &[u8]) -> Objects {
 
 #[test]
 fn golden_objects_are_still_written_the_same() {
-    for version in [OBJECT_VERSION_PLAIN, OBJECT_VERSION] {
-        golden_objects_are_written(version);
-    }
-}
-
-fn golden_objects_are_written(version: u16) {
-    let objects = write_every_object(version);
+    let objects = write_every_object();
     for kind in ["data", "map", "manifest", "snapshot", "clone"] {
         let prefix = format!("{PARENT}{kind}/");
         let mut names = objects
@@ -200,7 +193,7 @@ fn golden_objects_are_written(version: u16) {
             .into_iter();
         assert!(names.any(|name| name.starts_with(&prefix)), "no {kind}");
     }
-    let path = objects_path(version);
+    let path = objects_path(OBJECT_VERSION);
     if std::env::var_os("HDCS_UPDATE").is_some() {
         std::fs::write(&path, packed(&objects)).unwrap();
     }
@@ -239,7 +232,6 @@ fn golden_objects_of_every_version_open() {
             .iter()
             .rfind(|(name, _)| name.starts_with("bucket/parent/manifest/"));
         let manifest = Manifest::parse(newest.unwrap().1).unwrap();
-        assert_eq!(manifest.compressed, version >= 2);
         assert_eq!(manifest.snapshots[0].made_ms, 1_700_000_000_123);
     }
 }

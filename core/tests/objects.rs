@@ -148,3 +148,72 @@ fn objects_commit_looks_at_a_bounded_part_of_them() {
     let live = stats.live_blocks * 4100;
     assert!(stats.stored_bytes < live * 2, "{stats:?}");
 }
+
+/// However many pages the map has: a turn looks at a bounded part of them, and what is written meanwhile is in the map
+/// or in the tail.
+#[test]
+fn objects_map_is_stored_in_turns_of_bounded_work() {
+    const PAGES: u64 = 1500;
+    let mut bucket = volume_of_batches(PAGES << 24, OBJECT_BATCH_BLOCKS_MIN);
+    let pool = Pool::new(1 << 20);
+    let mut longest = 0;
+    let mut looked_at = 0;
+    for round in 0..4_u64 {
+        for page in 0..PAGES {
+            // A run of one object in each page.
+            bucket.fill(&pool, page * 4096 + round, 1, 1 + (page % 200) as u8);
+            longest = longest.max(bucket.longest_look);
+        }
+        bucket.ask(Ask::Flush);
+        looked_at = bucket.volume.stats().pages_looked_at;
+    }
+    assert!(
+        looked_at > 2 * PAGES,
+        "the map was stored, and more than once"
+    );
+    assert!(
+        longest > 0 && longest <= 2 * 256,
+        "{longest} pages in a turn"
+    );
+    let objects = std::rc::Rc::clone(&bucket.objects);
+    drop(bucket);
+    let config = Config {
+        batch_blocks: OBJECT_BATCH_BLOCKS_MIN,
+        ..Config::new(Access::Existing, 8)
+    };
+    let mut bucket = Bucket::open(&objects, "", config, "");
+    for page in (0..PAGES).step_by(7) {
+        for round in 0..4 {
+            let data = bucket.read(&pool, page * 4096 + round);
+            assert_eq!(data[0], 1 + (page % 200) as u8, "page {page}");
+        }
+    }
+    bucket.volume.check_map();
+}
+
+/// Objects that died since the map was stored are in the tail, and stay: a commit does not look at them again and
+/// again.
+#[test]
+fn objects_commit_does_not_look_at_the_dead_that_must_stay() {
+    const ROUNDS: u64 = 4096;
+    let batch = OBJECT_BATCH_BLOCKS_MIN;
+    let mut bucket = volume_of_batches(64 << 20, batch);
+    let pool = Pool::new(1 << 20);
+    bucket.holds_map = true;
+    for round in 0..ROUNDS {
+        // Each of them kills the one before.
+        bucket.fill(&pool, 0, batch, 7);
+        if round % 16 == 0 {
+            bucket.ask(Ask::Flush);
+        }
+    }
+    bucket.release_map();
+    for _ in 0..256 {
+        bucket.fill(&pool, 0, batch, 7);
+        bucket.ask(Ask::Flush);
+    }
+    let stats = bucket.volume.stats();
+    assert!(stats.deletes > ROUNDS, "they go in the end: {stats:?}");
+    // Each of them once, more or less, when it may go.
+    assert!(stats.dead_looked_at <= 2 * ROUNDS, "{stats:?}");
+}

@@ -1,8 +1,11 @@
 //! Storing the map, so that the tail may begin anew.
 //!
 //! ```text
-//!  Idle ─tail long enough─► Writing ─every page put─► Ready ─manifest names it─► Idle
+//!  Idle ─tail long enough─► Looking ─every page seen─► Writing ─every page put─► Ready ─manifest names it─► Idle
 //! ```
+//!
+//! Looking goes over the pages of the map in steps of [`SCAN_PAGES_MAX`], so that no turn takes time by the size of the
+//! volume. A page that changes behind it is newer than `begin`: the tail has what changed.
 //!
 //! Pages are stored one after another while the volume goes on, so they are of different moments:
 //! none older than the `begin` of the checkpoint, none newer than its `upto`. A manifest whose state is
@@ -16,7 +19,7 @@ use alloc::vec::Vec;
 
 use super::format::MapWriter;
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
-use super::{MapObject, ObjectVolume, Purpose};
+use super::{MapObject, ObjectVolume, Purpose, SCAN_PAGES_MAX};
 use crate::buf::Buf;
 use crate::limits::{
     OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_CHUNKS_MAX, OBJECT_TAIL_MAX, OBJECT_TAIL_UNFLUSHED_MAX,
@@ -34,10 +37,26 @@ const TAIL_OBJECTS_PER_MAP: usize = 8;
 const SMALL_MAPS_MAX: usize = 8;
 const SMALL_MAP_BYTES: u32 = (OBJECT_MAP_CHUNK_BYTES * OBJECT_MAP_CHUNKS_MAX / 4) as u32;
 
+impl MapObject {
+    fn is_small(&self) -> bool {
+        self.bytes < SMALL_MAP_BYTES
+    }
+}
+
 /// How far the storing of the map is.
 #[derive(Debug)]
 pub(super) enum Checkpoint {
     Idle,
+    /// Finding the pages that are to be stored.
+    Looking {
+        begin: u64,
+        /// The next one to look at.
+        next: u64,
+        /// Whether small objects of the map are stored again.
+        crowd: bool,
+        /// In ascending order.
+        pages: Vec<u64>,
+    },
     Writing {
         begin: u64,
         upto: u64,
@@ -75,6 +94,7 @@ impl ObjectVolume {
             }
             _ => {}
         }
+        self.look_for_pages();
         if let Checkpoint::Writing { .. } = self.checkpoint {
             self.store_pages(actions);
         }
@@ -89,24 +109,50 @@ impl ObjectVolume {
     }
 
     fn begin_checkpoint(&mut self) {
-        let small = |map: &MapObject| map.bytes < SMALL_MAP_BYTES;
-        let crowd = self.maps.values().filter(|map| small(map)).count() > SMALL_MAPS_MAX;
+        let crowd = self.maps.values().filter(|map| map.is_small()).count() > SMALL_MAPS_MAX;
+        self.checkpoint = Checkpoint::Looking {
+            begin: self.last_sealed,
+            next: 0,
+            crowd,
+            pages: Vec::new(),
+        };
+    }
+
+    /// Look at some more pages: which differ from what is stored, or are stored in an object that is mostly of no use?
+    fn look_for_pages(&mut self) {
         let own = self.own_first();
-        let again = |number: &u64| {
-            self.maps.get(number).is_some_and(|map| {
+        let Checkpoint::Looking {
+            begin,
+            next,
+            crowd,
+            pages,
+        } = &mut self.checkpoint
+        else {
+            return;
+        };
+        let again = |number: u64| {
+            self.maps.get(&number).is_some_and(|map| {
                 let sparse = map.live * 2 < map.pages;
-                *number >= own && (sparse || (crowd && small(map)))
+                number >= own && (sparse || (*crowd && map.is_small()))
             })
         };
-        let due = self
-            .map
-            .pages(0)
-            .filter(|(_, page)| page.dirty || again(&page.stored_in));
-        let mut pages: Vec<u64> = due.map(|(number, _)| number).collect();
+        let mut seen = 0;
+        for (number, page) in self.map.pages(*next).take(SCAN_PAGES_MAX) {
+            seen += 1;
+            *next = number + 1;
+            if page.dirty || again(page.stored_in) {
+                pages.push(number);
+            }
+        }
+        self.stats.pages_looked_at += seen as u64;
+        if seen == SCAN_PAGES_MAX {
+            return;
+        }
+        let (begin, mut pages) = (*begin, core::mem::take(pages));
         pages.reverse();
         self.checkpoint = Checkpoint::Writing {
-            begin: self.last_sealed,
-            upto: self.last_sealed,
+            begin,
+            upto: begin,
             pages,
             put: None,
         };

@@ -15,7 +15,7 @@ use super::io::{Action, Kind, Listed, Name, StoreError, Stored};
 use super::map::Place;
 use super::read::{FETCH_BLOCKS_MAX, slot};
 use super::turns;
-use super::{DELETES_IN_FLIGHT_MAX, Object, ObjectVolume, Purpose};
+use super::{DELETES_IN_FLIGHT_MAX, Object, ObjectVolume, Purpose, SCAN_PAGES_MAX};
 use crate::buf::BufMut;
 use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP};
 
@@ -27,8 +27,6 @@ const GARBAGE_BATCHES_MIN: u64 = 2;
 const VICTIM_LIVE_PERCENT_MAX: u64 = 85;
 /// Objects of less than an eighth of a batch, beyond which they are copied together.
 const SMALL_OBJECTS_MAX: usize = 64;
-/// Pages of the map that one step looks at.
-const SCAN_PAGES_MAX: usize = 256;
 /// Gets for copies at once: clients come first.
 const COPIES_IN_FLIGHT_MAX: usize = 2;
 /// Slots between two of a get that nobody wants.
@@ -251,6 +249,7 @@ impl ObjectVolume {
                 next = Some(number);
                 break;
             }
+            self.stats.pages_looked_at += 1;
             let first = number * u64::from(super::map::PAGE_BLOCKS);
             for run in content.runs() {
                 let place = run.place();
@@ -402,12 +401,13 @@ impl ObjectVolume {
         let pin = self.pin();
         let tail = self.tail.front().map_or(u64::MAX, |tail| tail.entry.number);
         let committed = self.committed;
+        // What is in the tail stays: only what may go is looked at, not all that died since the map was stored.
         let gone: Vec<u64> = self
             .dead
-            .range(pin..)
+            .range(pin.min(tail)..tail)
             .filter(|&(number, &by)| {
+                self.stats.dead_looked_at += 1;
                 by <= committed
-                    && *number < tail
                     && !self.batches.contains_key(number)
                     && self.objects.get(number).is_some_and(|o| o.readers == 0)
             })

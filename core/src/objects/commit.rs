@@ -123,7 +123,6 @@ impl ObjectVolume {
         let manifest = Manifest {
             begins: false,
             gone: self.gone,
-            compressed: self.compressed,
             nonce: self.config.nonce,
             sequence: self.manifest.sequence + 1,
             number_limit: (self.next_number + OBJECT_NUMBERS_AHEAD).min(OBJECT_NUMBER_MAX),

@@ -29,10 +29,8 @@ pub const MAP_MAGIC: [u8; 8] = *b"HDCSOMAP";
 pub const MANIFEST_MAGIC: [u8; 8] = *b"HDCSOMAN";
 /// First bytes of the reference of a clone.
 pub const CLONE_MAGIC: [u8; 8] = *b"HDCSOCLN";
-/// The newest version of all of these.
-pub const OBJECT_VERSION: u16 = 2;
-/// What is written where nothing is compressed: older programs read it.
-pub const OBJECT_VERSION_PLAIN: u16 = 1;
+/// The version of all of these.
+pub const OBJECT_VERSION: u16 = 1;
 
 /// Bytes of a slot: a block and its checksum.
 pub const SLOT_BYTES: usize = BLOCK_BYTES + 4;
@@ -52,10 +50,12 @@ on_disk! {
     DataFooter: 64 bytes {
         /// `HDCSODAT`.
         magic: [u8; 8],
-        /// Format version: 1; 2 if the object is compressed.
+        /// Format version, 1.
         version: U16,
+        /// 1 if the object is compressed.
+        compressed: u8,
         /// Zero.
-        reserved_a: [u8; 2],
+        reserved_a: u8,
         /// DataRuns before this footer.
         runs: U32,
         /// CRC-64/NVME of the runs and this footer with this field zero.
@@ -90,7 +90,7 @@ on_disk! {
     MapHeader: 64 bytes {
         /// `HDCSOMAP`.
         magic: [u8; 8],
-        /// Format version: 1; 2 if a place is that of a compressed object.
+        /// Format version, 1.
         version: U16,
         /// MapPages in this piece.
         pages: U16,
@@ -138,7 +138,7 @@ on_disk! {
     ManifestHeader: 128 bytes {
         /// `HDCSOMAN`.
         magic: [u8; 8],
-        /// Format version: 1; 2 if the volume has, or had, compressed objects.
+        /// Format version, 1.
         version: U16,
         /// 1 if it begins an epoch: then it is never deleted.
         begins: u8,
@@ -196,11 +196,11 @@ on_disk! {
         number: U64,
         /// Its slots.
         slots: U16,
-        /// Version 1: zero. Version 2: the lower half of where its runs begin, if it is compressed.
+        /// The lower half of where its runs begin, if it is compressed; else zero.
         table_low: U16,
         /// Its runs.
         runs: U16,
-        /// Version 1: zero. Version 2: the upper half.
+        /// The upper half.
         table_high: U16,
     }
 }
@@ -259,19 +259,10 @@ on_disk! {
     }
 }
 
-/// The version of what does or does not tell of compressed objects.
-const fn version(is_compressed: bool) -> u16 {
-    if is_compressed {
-        OBJECT_VERSION
-    } else {
-        OBJECT_VERSION_PLAIN
-    }
-}
-
 impl DataFooter {
     /// Whether its object is compressed.
     pub fn is_compressed(&self) -> bool {
-        self.version.get() != OBJECT_VERSION_PLAIN
+        self.compressed == 1
     }
 }
 
@@ -306,7 +297,8 @@ pub fn write_table(
     head.copy_from_slice(runs.as_bytes());
     let mut footer = DataFooter::new_zeroed();
     footer.magic = DATA_MAGIC;
-    footer.version.set(version(is_compressed));
+    footer.version.set(OBJECT_VERSION);
+    footer.compressed = u8::from(is_compressed);
     footer.runs.set(runs.len() as u32);
     footer.volume = volume;
     footer.number.set(number);
@@ -339,6 +331,9 @@ pub fn parse_table<'a>(
     if slots > OBJECT_BATCH_BLOCKS_MAX {
         return Err(FormatError::Field("slots"));
     }
+    if footer.compressed > 1 {
+        return Err(FormatError::Field("compressed"));
+    }
     let mut mapping = false;
     for run in runs {
         let (count, slot) = (run.count.get(), run.slot.get());
@@ -366,7 +361,6 @@ pub struct MapWriter<'a> {
     out: &'a mut [u8],
     used: usize,
     pages: u16,
-    is_compressed: bool,
 }
 
 impl<'a> MapWriter<'a> {
@@ -376,7 +370,6 @@ impl<'a> MapWriter<'a> {
             out,
             used: size_of::<MapHeader>(),
             pages: 0,
-            is_compressed: false,
         }
     }
 
@@ -401,7 +394,6 @@ impl<'a> MapWriter<'a> {
         }
         self.used = end;
         self.pages += 1;
-        self.is_compressed |= runs.iter().any(|run| run.place().is_compressed());
         true
     }
 
@@ -409,7 +401,7 @@ impl<'a> MapWriter<'a> {
     pub fn finish(self, volume: [u8; 16], number: u64, index: u32) -> usize {
         let mut header = MapHeader::new_zeroed();
         header.magic = MAP_MAGIC;
-        header.version.set(version(self.is_compressed));
+        header.version.set(OBJECT_VERSION);
         header.pages.set(self.pages);
         header.bytes.set(self.used as u32);
         header.volume = volume;
@@ -457,12 +449,7 @@ pub fn parse_map(
             .filter(|&first| first < blocks)
             .ok_or(FormatError::Field("page"))?;
         let limit = (blocks - first).min(u64::from(PAGE_BLOCKS)) as u32;
-        let runs = parse_runs(runs, limit)?;
-        let is_compressed = runs.iter().any(|run| run.place().is_compressed());
-        if is_compressed && header.version.get() == OBJECT_VERSION_PLAIN {
-            return Err(FormatError::Field("place"));
-        }
-        page(head.page.get(), runs);
+        page(head.page.get(), parse_runs(runs, limit)?);
     }
     Ok(())
 }
@@ -582,8 +569,6 @@ pub struct Manifest {
     pub begins: bool,
     /// Whether the volume was given up.
     pub gone: bool,
-    /// Whether the volume has, or had, compressed objects: older programs refuse it then.
-    pub compressed: bool,
     /// UUID of the volume.
     pub volume: [u8; 16],
     /// Of its writer.
@@ -629,7 +614,7 @@ impl Manifest {
     pub fn write(&self, out: &mut [u8]) {
         let mut header = ManifestHeader::new_zeroed();
         header.magic = MANIFEST_MAGIC;
-        header.version.set(version(self.compressed));
+        header.version.set(OBJECT_VERSION);
         header.begins = u8::from(self.begins);
         header.gone = u8::from(self.gone);
         header.length.set(out.len() as u32);
@@ -716,7 +701,6 @@ impl Manifest {
         let this = Self {
             begins: header.begins == 1,
             gone: header.gone == 1,
-            compressed: header.version.get() != OBJECT_VERSION_PLAIN,
             volume: header.volume,
             nonce: header.nonce.get(),
             sequence: header.sequence.get(),
@@ -788,8 +772,7 @@ impl Manifest {
                     numbers(tail.number)
                         && tail.slots as usize <= OBJECT_BATCH_BLOCKS_MAX
                         && tail.runs as usize <= OBJECT_RUNS_MAX
-                        && (tail.compressed_bytes == 0
-                            || self.compressed && tail.is_compressed_well())
+                        && (tail.compressed_bytes == 0 || tail.is_compressed_well())
                 }),
             "tail",
         )?;
@@ -876,7 +859,7 @@ impl Reference {
     pub fn write(&self, volume: [u8; 16], out: &mut [u8]) {
         let mut head = CloneReference::new_zeroed();
         head.magic = CLONE_MAGIC;
-        head.version.set(OBJECT_VERSION_PLAIN);
+        head.version.set(OBJECT_VERSION);
         head.location_bytes.set(self.location.len() as u32);
         head.volume = volume;
         head.clone = self.clone;

@@ -61,7 +61,7 @@ on_disk! {
     FrameHeader: 64 bytes {
         /// `HDCSOFRM`.
         magic: [u8; 8],
-        /// Format version, 2.
+        /// Format version, 1.
         version: U16,
         /// 1: LZ4 blocks; 2: Zstandard.
         method: u8,

@@ -82,6 +82,8 @@ const PAUSE_MIN: Nanos = Nanos::from_millis(100);
 const PAUSE_MAX: Nanos = Nanos::from_millis(5000);
 /// Deletes under way at most: they are never urgent.
 const DELETES_IN_FLIGHT_MAX: usize = 4;
+/// Pages of the map that one step looks at.
+const SCAN_PAGES_MAX: usize = 256;
 
 /// Which volume is opened, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +173,10 @@ pub struct Stats {
     pub copied_blocks: u64,
     /// Objects that were looked at in search of garbage.
     pub objects_looked_at: u64,
+    /// Objects without a live block that were looked at after commits: may they go?
+    pub dead_looked_at: u64,
+    /// Pages of the map that were looked at, for such that are to be stored and for blocks of garbage.
+    pub pages_looked_at: u64,
     /// Blocks that the map has.
     pub live_blocks: u64,
     /// Bytes of data objects that are known to be in the store.
@@ -312,8 +318,6 @@ pub struct ObjectVolume {
     gathering: Gathering,
     /// How what is sealed from now on is compressed.
     compression: Option<Method>,
-    /// Whether it has, or had, compressed objects, from the next manifest on.
-    compressed: bool,
     frames: FrameCache,
     /// Gets that wait for the frames of an object to be known, and those that did.
     waiting: BTreeMap<u64, Vec<read::Waiting>>,
@@ -401,7 +405,6 @@ impl ObjectVolume {
             next_number: 0,
             gathering,
             compression: None,
-            compressed: false,
             frames: FrameCache::default(),
             waiting: BTreeMap::new(),
             ready: Vec::new(),
@@ -509,8 +512,10 @@ impl ObjectVolume {
 
     /// When [`Self::poll`] is due, if nothing else happens.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if let collect::Collect::Searching { .. } = self.collect {
-            // One step looks at a part of the map.
+        // One step looks at a part of the map.
+        let searches = matches!(self.collect, collect::Collect::Searching { .. });
+        let looks = matches!(self.checkpoint, checkpoint::Checkpoint::Looking { .. });
+        if searches || looks {
             return Some(self.now);
         }
         self.retry_at

@@ -803,7 +803,7 @@ impl ObjectVolume {
             return Err(damaged(name, FormatError::Field("slots")));
         }
         if footer.is_compressed() != (entry.compressed_bytes > 0) {
-            return Err(damaged(name, FormatError::Field("version")));
+            return Err(damaged(name, FormatError::Field("compressed")));
         }
         let is_own = entry.number >= self.own_first();
         for run in runs {
@@ -861,7 +861,6 @@ impl ObjectVolume {
         self.last_sealed = self.next_number - 1;
         self.committed = self.last_sealed;
         self.snapshots = self.manifest.snapshots.clone();
-        self.compressed = self.manifest.compressed;
         self.phase = Phase::Open;
         self.again = true;
         for (token, ask) in core::mem::take(&mut self.early) {

@@ -431,7 +431,6 @@ impl ObjectVolume {
         let mut object = Object::default();
         let mut origin = entry.origin();
         if method.is_some() {
-            self.compressed = true;
             object.compressed = true;
             object.slots = entry.slots;
             origin = origin.compressed();

@@ -9,7 +9,6 @@ fn manifest() -> Manifest {
     Manifest {
         begins: true,
         gone: false,
-        compressed: false,
         volume: VOLUME,
         nonce: 3,
         sequence: 9,
@@ -97,13 +96,13 @@ fn manifest_out_of_bounds_is_refused() {
 #[test]
 fn manifest_of_a_newer_program_is_told() {
     let mut bytes = encode(&manifest());
-    bytes[8] = 3;
+    bytes[8] = 2;
     seal(&mut bytes);
     assert_eq!(
         Manifest::parse(&bytes),
         Err(FormatError::Newer {
-            found: 3,
-            supported: 2
+            found: 2,
+            supported: 1
         })
     );
 }
