@@ -262,6 +262,17 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(group))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """What a test that passed has left on the disk goes at once: all of them together would take some 40 GB."""
+    report = (yield).get_result()
+    if report.when == "call":
+        item.has_passed = report.passed
+    directory = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.when == "teardown" and directory and report.passed and getattr(item, "has_passed", False):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
     """A failure is told at once: a run that is cut short would keep it to itself."""

@@ -124,6 +124,8 @@ pub enum Plant {
     PatientClose,
     /// A volume is opened again while its log's device owes answers.
     HastyReopen,
+    /// A read of an opening that has brought wrong bytes once does so again: the first look is believed.
+    StuckReplay,
 }
 
 impl Plant {
@@ -173,6 +175,7 @@ impl Plant {
             | Self::UntoldWaiters
             | Self::PatientClose
             | Self::HastyReopen
+            | Self::StuckReplay
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

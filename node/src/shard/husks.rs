@@ -7,6 +7,7 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Token};
 use hdcs_core::volume::{Context, Event, Volume};
 
+use super::ciphered_log::CipheredLog;
 use super::command::VolumeSpec;
 use super::served::Served;
 use super::works::Works;
@@ -65,7 +66,7 @@ impl Works {
     pub fn keep_husk(&mut self, slot: u32, mut served: Served) {
         // What has not reached the device never will.
         let cipher = served.log_cipher.take();
-        let unwritten = cipher.map_or_else(Vec::new, |cipher| cipher.into_unwritten());
+        let unwritten = cipher.map_or_else(Vec::new, CipheredLog::into_unwritten);
         self.husks.insert(slot, Husk::new(served));
         for token in unwritten {
             self.log_ended_late(slot, token, Err(IoError::Failed));

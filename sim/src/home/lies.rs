@@ -22,6 +22,7 @@ const SKIP_MAX: u64 = 30;
 
 /// What is lost. Its randomness is a stream of its own.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct Lies {
     random: Rng,
     /// Writes of the map before the one that is lost, while none was.

@@ -313,6 +313,8 @@ pub struct Coverage {
     pub inconsistent: u64,
     /// Reads of a log that have brought wrong bytes.
     pub spoiled_reads: u64,
+    /// The same while an opening replays it.
+    pub spoiled_replays: u64,
     /// Snapshots that were taken.
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
@@ -378,6 +380,7 @@ impl Coverage {
         self.lost_logs += other.lost_logs;
         self.inconsistent += other.inconsistent;
         self.spoiled_reads += other.spoiled_reads;
+        self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
         self.resizes += other.resizes;
@@ -406,7 +409,8 @@ impl std::fmt::Display for Coverage {
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} spoiled reads, {} lies, {} rounds with silent logs, {} closes without them",
+             {} times inconsistent, {} spoiled reads ({} of replays), {} lies, {} rounds with silent logs, \
+             {} closes without them",
             self.steps,
             self.replies,
             self.errors,
@@ -448,6 +452,7 @@ impl std::fmt::Display for Coverage {
             self.kept_superblocks,
             self.inconsistent,
             self.spoiled_reads,
+            self.spoiled_replays,
             self.lies,
             self.log_silent_rounds,
             self.late_closes,
