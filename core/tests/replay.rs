@@ -353,7 +353,7 @@ fn bad_way(at: usize, times: u8) -> impl FnMut(usize, &mut [u8]) {
 fn replay_believes_no_single_bad_read() {
     let mut closed = world_with_ten_spans();
     closed.close(false);
-    for world in [world_with_ten_spans(), closed] {
+    for world in [Box::new(world_with_ten_spans()), Box::new(closed)] {
         let ring = (0..20).map(|block| RING_START + block * BLOCK_BYTES);
         for block in [0, SECOND].into_iter().chain(ring) {
             for at in [block + 40, block + 100] {

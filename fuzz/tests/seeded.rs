@@ -132,7 +132,7 @@ fn replay_survives_mutations() {
 
 /// A manifest with something of everything.
 fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
-    let compressed = random.bool();
+    let is_compressed = random.bool();
     let manifest = Manifest {
         volume: [7; 16],
         sequence: 9,
@@ -140,7 +140,6 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
         number_first: 100,
         number_limit: 500,
         bytes: 1 << 20,
-        compressed,
         maps: (1..random.u64(2..5))
             .map(|number| MapEntry { number, bytes: 200 })
             .collect(),
@@ -149,7 +148,7 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
                 number,
                 slots: 8,
                 runs: 2,
-                compressed_bytes: if compressed {
+                compressed_bytes: if is_compressed {
                     random.u32(600..30_000)
                 } else {
                     0

@@ -235,9 +235,10 @@ fn silent_log_keeps_no_write_that_waits_for_its_mark() {
     world.reopen();
     world.log_silent = Some(Vec::new());
     send_write(&mut world, 1, 1);
-    if world.log_silent.as_ref().is_some_and(Vec::is_empty) {
-        panic!("the log is marked before the write");
-    }
+    assert!(
+        !world.log_silent.as_ref().is_some_and(Vec::is_empty),
+        "the log is marked before the write"
+    );
     pass(&mut world, TOO_LONG);
     assert_eq!(errors(&mut world), [(1, Some(RequestError::Io))]);
     assert_eq!(world.backend[4096..8192], [0; 4096]);
