@@ -270,7 +270,12 @@ def pytest_runtest_makereport(item):
         item.has_passed = report.passed
     directory = getattr(item, "funcargs", {}).get("tmp_path")
     if report.when == "teardown" and directory and report.passed and getattr(item, "has_passed", False):
-        shutil.rmtree(directory, ignore_errors=True)
+        # The directory itself stays: another test of the same name would get it, and some name volumes by it.
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 @pytest.hookimpl(trylast=True)

@@ -216,7 +216,7 @@ def test_policy_log_failure_for_good_needs_a_new_log_and_loses_nothing(daemon, d
 
 def test_policy_log_failure_in_storage_mode_is_a_home_whose_sums_may_be_old(daemon, device):
     """What went past the log is in the home's data, and the sums of it that were not committed went with the node."""
-    create(daemon, device, "--mode", "storage", "--store-path", daemon.home / "home", "--store-size", "64M")
+    create(daemon, device, "--mode", "storage", "--store-path", daemon.home / "home")
     client = Client(daemon)
     for block in range(200):
         client.write(block)
