@@ -585,8 +585,9 @@ impl Replay {
     }
 }
 
-/// Whether what was read of the superblocks holds: each is valid in its place, or was never written.
-fn superblocks_hold(copies: &[&[u8]]) -> bool {
+/// Whether what was read of the superblocks holds: each is valid in its place, or was never written. If not, they are
+/// to be read again, [`LOG_READ_TRIES_MAX`] times in all.
+pub fn superblocks_hold(copies: &[&[u8]]) -> bool {
     let sequence = |copy| LogSuperblock::parse(copy).map(|found| found.sequence.get());
     let is_first = copies.iter().any(|copy| sequence(copy) == Ok(0));
     (0..).zip(copies).all(|(index, copy)| match sequence(copy) {

@@ -410,6 +410,13 @@ impl Volume {
             }
         };
         if let Source::Log { position, packed } = source {
+            if self.refuses_for_silent_log() {
+                // Each read that is given up holds its memory until the device answers.
+                self.reads.active[read]
+                    .error
+                    .get_or_insert(RequestError::Io);
+                return;
+            }
             let blocks = packed.map_or(piece.block_count(), |packed| packed.stored.block_count());
             let bytes = blocks as usize * BLOCK_BYTES;
             let Some(buf) = cx.pool.alloc(bytes) else {

@@ -101,6 +101,9 @@ impl Volume {
         if self.log_is_given_up() {
             return self.end_scrub(id, cx);
         }
+        if self.refuses_for_silent_log() {
+            return self.reply(id, Kind::Other, Err(RequestError::Io), cx);
+        }
         let end = end.min(self.log().durable());
         let Some(mut piece) = self.log_piece(id, position, end) else {
             return self.end_scrub(id, cx);

@@ -80,10 +80,11 @@ impl Volume {
         self.refuse_what_log_delays(RequestError::Io, cx);
     }
 
-    /// Whether a client waits for this operation alone, and is not to wait for a silent log.
+    /// Whether a client waits for this operation alone, and is not to wait for a silent log. A write to the ring is
+    /// waited for: where it lies nothing else may be written before.
     pub(super) fn is_given_up_when_late(&self, op: &Op) -> bool {
         self.config.when_full == WhenFull::Error
-            && matches!(op, Op::ReadLog { .. } | Op::ScrubLog(_) | Op::ScrubHeal(_))
+            && matches!(op, Op::ReadLog { .. } | Op::ScrubLog(_))
     }
 
     /// The volume closes, and its log is silent: let go of it, as if a write to it had failed.

@@ -123,6 +123,11 @@ fn silent_log_does_not_keep_a_read_that_is_not_to_wait() {
         let token = world.log_reads_silent.take().expect("set").remove(0);
         if when_full == WhenFull::Error {
             assert_eq!(errors(&mut world), [(1, Some(RequestError::Io))]);
+            // The next one holds no memory until the device answers.
+            let free = world.pool.free_bytes();
+            send(&mut world, 2, Request::Read { range: BLOCK });
+            assert_eq!(errors(&mut world), [(2, Some(RequestError::Io))]);
+            assert_eq!(world.pool.free_bytes(), free);
         } else {
             assert!(world.replies.is_empty());
         }

@@ -561,7 +561,7 @@ async fn stop(node: &Node, told: &mut Told) -> Result<(), ServeError> {
         tracing::info!("stopping: what is dirty stays in the write logs");
     }
     let cache = Duration::from_millis(settings.cache_answer_max_ms);
-    let time_max = shard::STOP_TIME_MAX + cache + HANG_TIME_MAX;
+    let time_max = shard::STOP_TIME_MAX + cache + node.log_patience() + HANG_TIME_MAX;
     let again = told.times.borrow().0.max(first) + 1;
     tokio::select! {
         stopped = node.stop(false) => stopped.map_err(unclean),

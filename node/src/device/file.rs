@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock};
 use hdcs_core::io::Token;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, LOG_READ_TRIES_MAX};
+use hdcs_core::replay::superblocks_hold;
 use thiserror::Error;
 
 use super::durability::{self, Durability};
@@ -370,6 +371,20 @@ impl Device {
             block.copy_from_slice(&read.0);
         }
         Ok(blocks)
+    }
+
+    /// The same, and again while what was read does not hold; blocks.
+    pub fn read_superblocks_again(
+        &self,
+    ) -> Result<[[u8; BLOCK_BYTES]; LOG_SUPERBLOCKS as usize], DeviceError> {
+        let mut found = self.read_superblocks()?;
+        for _ in 1..LOG_READ_TRIES_MAX {
+            if superblocks_hold(&found.each_ref().map(|block| &block[..])) {
+                break;
+            }
+            found = self.read_superblocks()?;
+        }
+        Ok(found)
     }
 
     /// Read a block and write it back durably; blocks. A device that cannot do that is of no use.

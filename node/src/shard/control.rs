@@ -535,7 +535,8 @@ impl Shard {
             stopping.volumes_closing = true;
             let destage = stopping.destage;
             if !destage {
-                stopping.give_up = self.works.now.plus(CLOSE_PATIENCE);
+                let patience = self.works.log_patience().plus(CLOSE_PATIENCE);
+                stopping.give_up = self.works.now.plus(patience);
             }
             for slot in 0..self.works.volumes.end() {
                 self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
@@ -873,7 +874,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     // Measured only once it is known to be ours: that writes to it.
     let unmeasured = durability.unwrap_or(Durability::Fdatasync);
     let mut log = Device::open(&spec.log, Some(unmeasured)).map_err(log_fails)?;
-    let superblocks = log.read_superblocks().map_err(log_fails)?;
+    let superblocks = log.read_superblocks_again().map_err(log_fails)?;
     let (log_identity, log_key, is_log_whole) = identify(&superblocks, spec.config.uuid)
         .map_err(|error| not_replayed(name, OpenError::Superblock(error)))?;
     let prefixed = |failure: OpenFailure| fail(failure.kind, &failure.message);

@@ -4,9 +4,10 @@
 //! they name, and the device of the write log with its lock, which no second opening of that log gets past.
 
 use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Done, Token};
+use hdcs_core::io::{Completion, Done, Nanos, Token};
 use hdcs_core::volume::{Context, Event, Volume};
 
+use super::LOG_PATIENCE_MAX;
 use super::ciphered_log::CipheredLog;
 use super::command::VolumeSpec;
 use super::served::Served;
@@ -60,6 +61,16 @@ impl Works {
         let mut husks = self.husks.values();
         let is_hindered = husks.any(|husk| husk.is_in_the_way_of(spec));
         is_hindered.then(|| format!("volume `{}`: {LOG_HANGS}", spec.name))
+    }
+
+    /// How long a stop waits for write logs whose devices do not answer: as long as one of them may take.
+    pub fn log_patience(&self) -> Nanos {
+        let open = self.volumes.iter();
+        let longest = open
+            .map(|(_, served)| served.volume.config().log_answer_max)
+            .max();
+        let most = Nanos(LOG_PATIENCE_MAX.as_nanos() as u64);
+        longest.map_or(Nanos(0), |longest| longest.min(most))
     }
 
     /// A volume has left its slot, which was vacated for what is under way on devices.

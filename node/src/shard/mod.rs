@@ -61,7 +61,11 @@ pub const ACCEPT_FAULT_PERIOD: Duration = Duration::from_secs(10);
 /// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
 const COMMANDS_MAX: usize = 256;
 
-/// How long a stop without destage takes at most, beside the cache's device: then volumes are given up.
+/// How long a stop waits at most for the device of a write log that does not answer, whatever it may take otherwise.
+pub const LOG_PATIENCE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a stop without destage takes at most, beside the devices of the cache and the write logs: then volumes are
+/// given up.
 pub const STOP_TIME_MAX: Duration =
     Duration::from_nanos(control::STOP_PATIENCE.0 + control::CLOSE_PATIENCE.0);
 

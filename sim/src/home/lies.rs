@@ -31,7 +31,7 @@ pub(super) struct Lies {
     /// Planted: whether nothing but copies is lost, and their pages are torn.
     is_sought: bool,
     /// Whether nobody has opened the home since.
-    is_news: bool,
+    pub is_news: bool,
     /// The page whose copy was lost, if the power goes when it is written next, which tears it perhaps.
     tears: Option<u64>,
     /// Planted: whether the rest of the commit is lost with it.

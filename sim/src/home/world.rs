@@ -286,7 +286,12 @@ impl World {
             let mut both = vec![0; 2 * BLOCK_BYTES];
             self.store.peek(format::page_offset(page, 0), &mut both);
             let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
-            let found = found.map_err(|e| refused(format!("page {page}: {e}")))?;
+            let found = match found {
+                Ok(found) => found,
+                // A copy was lost, and then its page was torn.
+                Err(error) if self.lies.is_news => return self.refused_for_lost_write(&error),
+                Err(error) => return Err(refused(format!("page {page}: {error}"))),
+            };
             check.add(&found);
             if let Some(copy) = found.repair {
                 repairs.push((format::page_offset(page, copy), found.page.clone()));

@@ -162,7 +162,12 @@ impl World {
             self.units[unit].log_told |= is_told;
             return Ok(());
         }
-        check_trouble::check_close(unit, age, phase == Phase::Closing)?;
+        // What was given up before is not what a close waits for.
+        let of_log = (self.in_flight.values())
+            .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit));
+        let newest = of_log.map(|one| one.since).max();
+        let all_old = newest.is_some_and(|newest| self.now.since(newest) >= max);
+        check_trouble::check_close(unit, age, all_old && phase == Phase::Closing)?;
         // Reads that meet that fail once all else has come, perhaps under another configuration.
         self.units[unit].log_told |= is_told;
         let state = &self.units[unit];

@@ -220,12 +220,27 @@ impl Node {
         }
         *leaving = self.give_up_place(name, number, *leaving).await?;
         let destage = !options.discard_dirty;
-        self.command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
+        let close = |answer| Command::Close {
             volume: number,
             destage,
             answer,
-        })
-        .await?;
+        };
+        let left = (self.command(name, "closing it", MOVE_TIME_MAX, close)).await?;
+        if let Some(left) = left.filter(|left| destage && !left.nothing) {
+            self.records.closed(entry.number, Some(left)).await;
+            let why = format!(
+                "its write log failed or did not answer while it was closed, and the backend may lack {} bytes",
+                left.dirty_bytes
+            );
+            let refused = NotOpen::Refused { why: why.clone() };
+            self.put(entry.clone(), Some(refused));
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {why}: put it right and open it, or lose that with --discard-dirty"
+                ),
+            ));
+        }
         self.records.untrack(entry.number).await;
         self.forget_scrubs(entry.number);
         self.forget_heat(entry.number).await;

@@ -46,6 +46,7 @@ use crate::data_dir::{DataDir, Layout};
 use crate::events::{Event, Events, Outcome};
 use crate::frontends::nbd::tls::Certificates;
 use crate::frontends::{Unopened, VolumeNumber};
+use crate::shard::LOG_PATIENCE_MAX;
 use crate::shard::command::{
     Admission, Answer, Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec,
 };
@@ -298,6 +299,14 @@ impl Node {
             .and_then(|()| self.budget.check_unpersisted(&settings))
             .map_err(|error| invalid(error.to_string()))?;
         Ok(settings)
+    }
+
+    /// How long a stop waits at most for write logs whose devices do not answer.
+    pub fn log_patience(&self) -> Duration {
+        let settings = self.entries().into_iter();
+        let settings = settings.filter_map(|entry| self.settings_of(&entry.settings).ok());
+        let longest = settings.map(|settings| settings.log_answer_max_ms).max();
+        Duration::from_millis(longest.unwrap_or(0)).min(LOG_PATIENCE_MAX)
     }
 
     fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
