@@ -214,6 +214,14 @@ fn world_with_one_span() -> World {
 }
 
 fn replayed(world: &World) -> Result<(WriteLog, Vec<Record>), OpenError> {
+    replayed_through(world, |_, _| ())
+}
+
+/// The same, with what each read has brought passed through `way`, which is told its offset.
+fn replayed_through(
+    world: &World,
+    mut way: impl FnMut(usize, &mut [u8]),
+) -> Result<(WriteLog, Vec<Record>), OpenError> {
     let mut replay = Replay::new(world.config.uuid, world.config.log_bytes);
     let pool = Pool::new(8 << 20);
     let (mut done, mut records) = (false, Vec::new());
@@ -222,6 +230,7 @@ fn replayed(world: &World) -> Result<(WriteLog, Vec<Record>), OpenError> {
         let bytes = read.buf.len();
         read.buf
             .copy_from_slice(&world.log[read.offset as usize..][..bytes]);
+        way(read.offset as usize, &mut read.buf);
         replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
             Found::Entries(_) => {}
             Found::Record(record) => records.push(record),
@@ -326,4 +335,70 @@ fn superblocks_share_no_unit_of_a_drive_with_anything() {
     assert!(LogSuperblock::offset_of(1) >= unit && SECOND as u64 == LogSuperblock::offset_of(1));
     assert!(RING_START as u64 - LogSuperblock::offset_of(1) >= unit);
     assert!((RING_START as u64).is_multiple_of(unit));
+}
+
+/// A way on which the byte at `at` is wrong the first `times` times that it is read, each time differently.
+fn bad_way(at: usize, times: u8) -> impl FnMut(usize, &mut [u8]) {
+    let mut met = 0;
+    move |offset, buf| {
+        let byte = at.checked_sub(offset).and_then(|at| buf.get_mut(at));
+        if let Some(byte) = byte.filter(|_| met < times) {
+            met += 1;
+            *byte ^= met;
+        }
+    }
+}
+
+#[test]
+fn replay_believes_no_single_bad_read() {
+    let mut closed = world_with_ten_spans();
+    closed.close(false);
+    for world in [world_with_ten_spans(), closed] {
+        let ring = (0..20).map(|block| RING_START + block * BLOCK_BYTES);
+        for block in [0, SECOND].into_iter().chain(ring) {
+            for at in [block + 40, block + 100] {
+                for times in 1..=2 {
+                    let (log, _) = replayed_through(&world, bad_way(at, times)).unwrap();
+                    assert_eq!(log.spans().len(), 10, "byte {at} read badly {times} times");
+                }
+            }
+        }
+    }
+}
+
+/// What a read brings from elsewhere is bytes that were written, too.
+#[test]
+fn replay_believes_no_single_misdirected_read() {
+    let mut world = world_with_ten_spans();
+    // Both superblocks were written: one that was not reads as zeroes.
+    world.reopen();
+    let blocks = (0..20).map(|block| RING_START + block * BLOCK_BYTES);
+    for block in [0, SECOND].into_iter().chain(blocks) {
+        for other in [0, SECOND, RING_START + 40 * BLOCK_BYTES, RING_START] {
+            let mut met = false;
+            let way = |offset: usize, buf: &mut [u8]| {
+                let at = block.checked_sub(offset);
+                let to = at.and_then(|at| buf.get_mut(at..at + BLOCK_BYTES));
+                if let Some(to) = to.filter(|_| !met) {
+                    met = true;
+                    to.copy_from_slice(&world.log[other..][..BLOCK_BYTES]);
+                }
+            };
+            let (log, _) = replayed_through(&world, way).unwrap();
+            assert_eq!(log.spans().len(), 10, "{block} read as {other}");
+        }
+    }
+}
+
+/// Where nothing says otherwise, two reads that bring the same are enough, so that an opening is not slowed down.
+#[test]
+fn replay_reads_the_end_of_the_log_twice() {
+    let world = world_with_ten_spans();
+    let end = RING_START + 10 * SPAN_BYTES;
+    let mut reads = 0;
+    let way = |offset: usize, buf: &mut [u8]| {
+        reads += u32::from((offset..offset + buf.len()).contains(&end));
+    };
+    replayed_through(&world, way).unwrap();
+    assert_eq!(reads, 2);
 }

@@ -116,6 +116,8 @@ pub enum Plant {
     StarvedRead,
     /// A read of the log that has brought wrong bytes once does so again.
     StuckRead,
+    /// A read of an opening that has brought wrong bytes once does so again: the first look is believed.
+    StuckReplay,
 }
 
 impl Plant {
@@ -161,6 +163,7 @@ impl Plant {
             | Self::KeptCut
             | Self::StarvedRead
             | Self::StuckRead
+            | Self::StuckReplay
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

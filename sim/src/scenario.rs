@@ -39,6 +39,8 @@ pub struct Faults {
     pub log_rot: bool,
     /// Reads of the log that bring wrong bytes, once.
     pub log_spoils_one_in: u32,
+    /// The same while an opening replays it.
+    pub replay_spoils_one_in: u32,
     /// A log's device dies, until the node starts again.
     pub log_death: bool,
     /// Superblocks that cannot be kept beside the log's device.
@@ -318,6 +320,10 @@ impl Scenario {
         if random.u32(..4) == 0 && scenario.origin.is_none() {
             scenario.faults.cache_lie = Some(draw_lie(random, 3));
         }
+        let random = &mut Rng::with_seed(mix(seed ^ mix(20)));
+        if random.u32(..8) == 0 && !scenario.faults.log_rot {
+            scenario.faults.replay_spoils_one_in = pick(random, &[1, 3]);
+        }
         scenario
     }
 
@@ -487,6 +493,21 @@ impl Scenario {
         for volume in &mut scenario.volumes {
             volume.config.resident_bytes_max = 0;
         }
+        scenario
+    }
+
+    /// A scenario of a seed in which logs are replayed much, and some of the reads for it bring wrong bytes.
+    pub fn draw_for_spoiled_replays(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed ^ mix(20)));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_volumes(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults = Faults {
+            replay_spoils_one_in: pick(random, &[1, 2]),
+            ..Faults::default()
+        };
+        let cut = |random: &mut Rng| Ending::PowerCut(random.u64(50..1500));
+        scenario.endings = (0..5).map(|_| cut(random)).collect();
         scenario
     }
 

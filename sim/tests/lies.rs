@@ -35,3 +35,12 @@ fn lies_about_the_newest_write_of_the_cache_device_never_show() {
     let coverage = hold(0..60, Scenario::draw_for_undone_writes);
     assert!(coverage.lies > 20 && coverage.ssd_hits > 4000, "{coverage}");
 }
+
+#[test]
+fn reads_of_a_replay_that_lie_once_never_show() {
+    let coverage = hold(0..100, Scenario::draw_for_spoiled_replays);
+    assert!(
+        coverage.spoiled_replays > 300 && coverage.replayed > 10_000,
+        "{coverage}"
+    );
+}

@@ -122,6 +122,11 @@ fn plant_of_a_read_of_the_log_that_stays_wrong_is_caught() {
 }
 
 #[test]
+fn plant_of_a_replay_that_believes_its_first_look_is_caught() {
+    assert_caught(Plant::StuckReplay, LOG_RULES);
+}
+
+#[test]
 fn plant_of_a_starved_read_is_caught() {
     assert_caught(Plant::StarvedRead, &["read-starved"]);
 }

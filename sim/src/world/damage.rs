@@ -2,11 +2,16 @@
 //!
 //! Checker:
 //! 1. A volume whose log is damaged takes no write while it is inconsistent.
-//! 2. A read of the log that brings wrong bytes once has no effect.
+//! 2. A read of the log that brings wrong bytes once has no effect, neither while the volume is open nor while an
+//!    opening replays the log.
 
 use hdcs_core::volume::State;
 
-use super::{BLOCK_BYTES, BufMut, Phase, Plant, Violation, Volume, World, WriteId};
+use super::{BLOCK_BYTES, BufMut, Phase, Plant, Rng, Violation, Volume, World, WriteId, mix};
+
+/// Reads of an opening that bring wrong bytes at most: one at each of the two looks at the end of the log, before a
+/// third is asked for.
+const REPLAY_SPOILS_MAX: usize = 2;
 
 impl World {
     /// Remember since when a volume is inconsistent.
@@ -34,8 +39,11 @@ impl World {
         ))
     }
 
-    /// What a read of an open volume's log has brought may be wrong, once.
+    /// What a read of a volume's log has brought may be wrong, once.
     pub(super) fn spoil_log_read(&mut self, unit: usize, offset: u64, buf: &mut BufMut) {
+        if self.phase(unit) == Some(Phase::Opening) {
+            return self.spoil_replay(unit, offset, buf);
+        }
         let one_in = self.scenario.faults.log_spoils_one_in;
         if one_in == 0
             || self.calm_since.is_some()
@@ -53,5 +61,37 @@ impl World {
         buf[at] ^= 1 << self.random.u8(..8);
         self.coverage.spoiled_reads += 1;
         self.note("log read spoiled", [unit as u64, offset, 0, 0]);
+    }
+
+    /// The same while its log is replayed: any block of what was read.
+    fn spoil_replay(&mut self, unit: usize, offset: u64, buf: &mut BufMut) {
+        let one_in = self.scenario.faults.replay_spoils_one_in;
+        if one_in == 0 || self.calm_since.is_some() {
+            return;
+        }
+        let first = offset / BLOCK_BYTES as u64;
+        let blocks = (buf.len() / BLOCK_BYTES) as u64;
+        // A planted bug reads no better the second time.
+        let is_stuck = self.planted.is(Plant::StuckReplay);
+        let spoiled = &self.units[unit].spoiled;
+        let again = spoiled.range(first..first + blocks).next().copied();
+        let block = match again.filter(|_| is_stuck) {
+            Some(block) => block - first,
+            None if self.random.u32(..one_in) > 0 || spoiled.len() >= REPLAY_SPOILS_MAX => return,
+            // Few blocks of what is read ahead matter, most of them at its beginning.
+            None => {
+                let among = if self.random.bool() { 8 } else { blocks };
+                self.random.u64(..among.min(blocks))
+            }
+        };
+        if !self.units[unit].spoiled.insert(first + block) && !is_stuck {
+            return;
+        }
+        // What is stuck is wrong in the same way every time.
+        let mut way = Rng::with_seed(mix(self.scenario.seed ^ mix(first + block)));
+        let at = block as usize * BLOCK_BYTES + way.usize(..BLOCK_BYTES);
+        buf[at] ^= 1 << way.u8(..8);
+        self.coverage.spoiled_replays += 1;
+        self.note("replay spoiled", [unit as u64, first + block, 0, 0]);
     }
 }

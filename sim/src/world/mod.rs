@@ -308,6 +308,8 @@ pub struct Coverage {
     pub inconsistent: u64,
     /// Reads of a log that have brought wrong bytes.
     pub spoiled_reads: u64,
+    /// The same while an opening replays it.
+    pub spoiled_replays: u64,
     /// Snapshots that were taken.
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
@@ -369,6 +371,7 @@ impl Coverage {
         self.lost_logs += other.lost_logs;
         self.inconsistent += other.inconsistent;
         self.spoiled_reads += other.spoiled_reads;
+        self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
         self.shrinks += other.shrinks;
         self.resizes += other.resizes;
@@ -395,7 +398,7 @@ impl std::fmt::Display for Coverage {
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} spoiled reads, {} lies",
+             {} times inconsistent, {} spoiled reads ({} of replays), {} lies",
             self.steps,
             self.replies,
             self.errors,
@@ -437,6 +440,7 @@ impl std::fmt::Display for Coverage {
             self.kept_superblocks,
             self.inconsistent,
             self.spoiled_reads,
+            self.spoiled_replays,
             self.lies,
         )
     }

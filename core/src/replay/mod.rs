@@ -1,9 +1,9 @@
 //! Opening a write log: choose a superblock, read the ring from its tail, rebuild [`WriteLog`].
 //!
 //! ```text
-//!  superblocks ──► spans ──(a span is not valid here)──► next lap? ──no──► evidence ──► done
-//!                    ▲ │ valid: take it                     │ valid there        │
-//!                    └─┴──────────────────────────────────◄─┘                    └──► corrupt
+//!  superblocks ──► spans ──(a span is not valid here)──► next lap? ──no──► evidence, and a second look ──► done
+//!                    ▲ │ valid: take it                     │ valid there        │         │
+//!                    └─┴──────────────────────────────────◄─┴────────────────────┘         └──► corrupt
 //! ```
 //!
 //! Blocks are parsed one by one in order of position, from chunks that are read ahead in parallel.
@@ -20,8 +20,13 @@
 //! 5. Of a span that counts, what nobody here can read, a kind of entry or a compression, is no reason to forget it:
 //!    the log refuses to open. Records are told, and are for who asked to judge.
 //! 6. A newer superblock that was kept beside the device says where replay begins, whatever the device holds.
+//! 7. No single bad read decides anything. Where the spans end is looked at twice, each time from the device: a span
+//!    that is whole at either look counts. If the looks differ, or if the log would be refused, both are taken again,
+//!    [`LOG_READ_TRIES_MAX`] times in all. So are the superblocks while one is not valid.
 //!
 //! It must not write: a failed opening leaves the device as it was.
+
+mod looks;
 
 use alloc::collections::VecDeque;
 use alloc::rc::Rc;
@@ -30,6 +35,7 @@ use core::ops::Range;
 
 use zerocopy::FromBytes;
 
+use self::looks::{Looks, Next, Seen};
 use crate::buf::{BufMut, Pool};
 use crate::codec::Method;
 use crate::error::{FormatError, IoError, OpenError};
@@ -40,8 +46,8 @@ use crate::format::{
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES,
-    VOLUME_BYTES_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX,
+    SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::packing::Stored;
 use crate::write_log::{SPAN_BLOCKS_MAX, WriteLog};
@@ -104,7 +110,7 @@ enum Mode {
     Control { end: Option<u64> },
     /// Checking the data blocks of the span in `control`.
     Data { end: Option<u64>, index: usize },
-    /// Looking for proof that the end at `end` had been durable.
+    /// Looking for proof that the end at `end` had been durable, and once more for a span there.
     Evidence { end: u64 },
     /// Collecting the control part of a possible proof.
     EvidenceControl { end: u64 },
@@ -130,6 +136,10 @@ pub struct Replay {
     chain: u64,
     control: Vec<u8>,
     checksums: Vec<u32>,
+    /// Where the spans seem to end.
+    looks: Looks,
+    /// Times that the superblocks were read.
+    superblock_tries: u8,
 }
 
 impl Replay {
@@ -151,6 +161,8 @@ impl Replay {
             chain: 0,
             control: Vec::new(),
             checksums: Vec::new(),
+            looks: Looks::default(),
+            superblock_tries: 0,
         }
     }
 
@@ -266,6 +278,10 @@ impl Replay {
             .iter()
             .filter_map(|chunk| Some(&chunk.data.as_ref()?[..]))
             .collect();
+        self.superblock_tries += 1;
+        if self.superblock_tries < LOG_READ_TRIES_MAX && !superblocks_hold(&copies) {
+            return Ok(());
+        }
         LogSuperblock::refuse_newer(&copies).map_err(OpenError::Superblock)?;
         for block in blocks.iter().filter_map(|chunk| chunk.data.as_ref()) {
             let parsed = LogSuperblock::parse(block)
@@ -284,7 +300,7 @@ impl Replay {
         let superblock = newer.unwrap_or(found);
         self.cursor = superblock.tail.get();
         self.ahead = self.cursor;
-        self.limit = self.cursor + superblock.ring_blocks.get();
+        self.limit = end_of_ring(&superblock);
         self.chain = superblock.tail_chain.get();
         self.log = Some(WriteLog::new(superblock));
         self.superblock = Some(superblock);
@@ -321,7 +337,7 @@ impl Replay {
         match self.mode {
             Mode::Span { end } => {
                 if !self.is_next(block) {
-                    return self.not_a_span(self.cursor, end);
+                    return self.not_a_span(self.cursor, end, Seen::block(block));
                 }
                 self.control.clear();
                 self.mode = Mode::Control { end };
@@ -334,12 +350,13 @@ impl Replay {
                 if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
                     return Ok(false);
                 }
+                let position = header.position.get();
                 if SpanHeader::verify(&self.control).is_err() {
-                    return self.not_a_span(header.position.get(), end);
+                    return self.not_a_span(position, end, Seen::control(&self.control));
                 }
-                self.entries_are_known()?;
-                if !self.entries_fit() {
-                    return self.not_a_span(header.position.get(), end);
+                entries_are_known(&self.control)?;
+                if !entries_fit(&self.control) {
+                    return self.not_a_span(position, end, Seen::control(&self.control));
                 }
                 if header.data_blocks.get() == 0 {
                     return Ok(self.accept(now, found));
@@ -350,7 +367,8 @@ impl Replay {
             }
             Mode::Data { end, index } => {
                 if block_checksum(block) != self.checksums[index] {
-                    return self.not_a_span(self.header().position.get(), end);
+                    let position = self.header().position.get();
+                    return self.not_a_span(position, end, Seen::data(index, block));
                 }
                 self.cursor += 1;
                 self.mode = Mode::Data {
@@ -360,37 +378,104 @@ impl Replay {
                 Ok(index + 1 == self.checksums.len() && self.accept(now, found))
             }
             Mode::Evidence { end } => {
+                if self.look_again(block)? {
+                    return Ok(self.accept_next(now, found));
+                }
                 if self.may_prove(block) {
                     self.control.clear();
                     self.mode = Mode::EvidenceControl { end };
-                    return self.block(now, block, found);
+                    return self.evidence_control(block, end);
                 }
                 self.cursor += 1;
-                Ok(self.evidence_ends())
+                self.evidence_ends(end)
             }
             Mode::EvidenceControl { end } => {
-                self.control.extend_from_slice(block);
-                self.cursor += 1;
-                let header = self.header();
-                if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
-                    return Ok(self.evidence_ends());
+                if self.look_again(block)? {
+                    return Ok(self.accept_next(now, found));
                 }
-                let incarnation = self.superblock().incarnation.get();
-                if SpanHeader::verify(&self.control).is_ok()
-                    && (header.durable.get() > end || header.incarnation.get() > incarnation)
-                {
-                    return Err(OpenError::CorruptLog { position: end });
-                }
-                self.mode = Mode::Evidence { end };
-                Ok(self.evidence_ends())
+                self.evidence_control(block, end)
             }
         }
     }
 
+    /// One more block of the control part of a possible proof.
+    fn evidence_control(&mut self, block: &[u8], end: u64) -> Result<bool, OpenError> {
+        self.control.extend_from_slice(block);
+        self.cursor += 1;
+        let header = self.header();
+        if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
+            return self.evidence_ends(end);
+        }
+        let incarnation = self.superblock().incarnation.get();
+        if SpanHeader::verify(&self.control).is_ok()
+            && (header.durable.get() > end || header.incarnation.get() > incarnation)
+        {
+            return self.judge(end, true);
+        }
+        self.mode = Mode::Evidence { end };
+        self.evidence_ends(end)
+    }
+
+    /// Look once more for a span at the places where there was none, with the block at the cursor. Returns whether
+    /// there is one, which ends with this block.
+    fn look_again(&mut self, block: &[u8]) -> Result<bool, OpenError> {
+        let cursor = self.cursor;
+        if self.looks.is_place(cursor) {
+            if !self.is_next(block) {
+                self.looks.next = None;
+                self.looks.note_second(cursor, Seen::block(block));
+                return Ok(false);
+            }
+            self.looks.next = Some(Next {
+                position: cursor,
+                control: Vec::new(),
+                checksums: None,
+                data_blocks: 0,
+            });
+        }
+        let Some(mut next) = self.looks.next.take() else {
+            return Ok(false);
+        };
+        if let Some(checksums) = &next.checksums {
+            let index = next.data_blocks;
+            if block_checksum(block) != checksums[index] {
+                (self.looks).note_second(next.position, Seen::data(index, block));
+                return Ok(false);
+            }
+            next.data_blocks += 1;
+        } else {
+            next.control.extend_from_slice(block);
+            let header = header_of(&next.control);
+            if next.control.len() == usize::from(header.control_blocks.get()) * BLOCK_BYTES {
+                let is_whole = SpanHeader::verify(&next.control).is_ok();
+                if is_whole {
+                    entries_are_known(&next.control)?;
+                }
+                if !is_whole || !entries_fit(&next.control) {
+                    (self.looks).note_second(next.position, Seen::control(&next.control));
+                    return Ok(false);
+                }
+                next.checksums = Some(stored_checksums(&next.control, &header));
+            }
+        }
+        let checksums = next.checksums.as_ref();
+        let is_whole = checksums.is_some_and(|checksums| checksums.len() == next.data_blocks);
+        self.looks.next = Some(next);
+        Ok(is_whole)
+    }
+
+    /// Take the span that the second look has found, and go on behind it.
+    fn accept_next(&mut self, now: Nanos, found: &mut impl FnMut(&WriteLog, Found)) -> bool {
+        let next = self.looks.next.take().expect("it was found whole");
+        self.cursor += 1;
+        self.control = next.control;
+        self.checksums = next.checksums.expect("it was found whole");
+        self.limit = end_of_ring(self.superblock());
+        self.accept(now, found)
+    }
+
     fn header(&self) -> SpanHeader {
-        SpanHeader::read_from_prefix(&self.control)
-            .expect("a control part has a header")
-            .0
+        header_of(&self.control)
     }
 
     /// Whether `block` begins the span that follows in the chain.
@@ -422,54 +507,6 @@ impl Replay {
         })
     }
 
-    /// What nobody here can unpack or read is no reason to forget it.
-    fn entries_are_known(&self) -> Result<(), OpenError> {
-        let header = self.header();
-        let position = header.position.get();
-        for entry in entries(&self.control, &header) {
-            let SpanEntry { kind, method, .. } = *entry;
-            if EntryKind::from_code(kind).is_none() {
-                return Err(OpenError::Kind { position, kind });
-            }
-            if method != 0 && Method::of_number(method).is_none() {
-                return Err(OpenError::Method { position, method });
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether every entry of the control part is within bounds.
-    fn entries_fit(&self) -> bool {
-        let header = self.header();
-        let data_blocks = u64::from(header.data_blocks.get());
-        entries(&self.control, &header)
-            .iter()
-            .enumerate()
-            .all(|(index, entry)| {
-                let range = SectorRange::new(entry.start.get(), entry.sectors.get());
-                let in_volume = range
-                    .start
-                    .checked_add(range.count)
-                    .is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64);
-                match EntryKind::from_code(entry.kind) {
-                    Some(EntryKind::SyncPoint) => index == 0,
-                    Some(EntryKind::Record) => record_fits(entry, data_blocks),
-                    Some(EntryKind::Write) if entry.method != 0 => {
-                        in_volume && !range.is_empty() && packed_fits(entry, range, data_blocks)
-                    }
-                    Some(EntryKind::Write) => {
-                        in_volume
-                            && !range.is_empty()
-                            && range.count <= data_blocks * BLOCK_SECTORS
-                            && u64::from(entry.data_block.get()) + range.block_count()
-                                <= data_blocks
-                    }
-                    Some(_) => in_volume && !range.is_empty(),
-                    None => false,
-                }
-            })
-    }
-
     fn accept(&mut self, now: Nanos, found: &mut impl FnMut(&WriteLog, Found)) -> bool {
         let header = self.header();
         let data_position = header.position.get() + u64::from(header.control_blocks.get());
@@ -496,12 +533,19 @@ impl Replay {
         self.chain = header.checksum.get();
         self.incarnation = header.incarnation.get();
         self.mode = Mode::Span { end: None };
+        self.looks = Looks::default();
         self.cursor == self.limit
     }
 
     /// No valid span begins at `position`: try the next lap, then take the end for the end.
-    fn not_a_span(&mut self, position: u64, end: Option<u64>) -> Result<bool, OpenError> {
+    fn not_a_span(
+        &mut self,
+        position: u64,
+        end: Option<u64>,
+        seen: Seen,
+    ) -> Result<bool, OpenError> {
         self.checksums.clear();
+        self.looks.note_first(position, seen);
         let ring_blocks = self.superblock().ring_blocks.get();
         let lap = position.next_multiple_of(ring_blocks);
         if end.is_none() && lap != position && lap < self.limit {
@@ -513,18 +557,101 @@ impl Replay {
         }
         let end = end.unwrap_or(position);
         let clean_head = self.superblock().clean_head.get();
-        if clean_head != u64::MAX && clean_head != end {
-            return Err(OpenError::CorruptLog { position: end });
-        }
+        self.looks.more = clean_head != u64::MAX && clean_head != end;
         self.mode = Mode::Evidence { end };
         self.cursor = end;
         self.limit = self.limit.min(end + EVIDENCE_BLOCKS_MAX);
-        Ok(self.evidence_ends())
+        Ok(false)
     }
 
-    fn evidence_ends(&self) -> bool {
-        self.cursor >= self.limit
+    fn evidence_ends(&mut self, end: u64) -> Result<bool, OpenError> {
+        if self.cursor < self.limit {
+            return Ok(false);
+        }
+        let more = self.looks.more;
+        self.judge(end, more)
     }
+
+    /// Everything was looked at twice: the end at `end` is the end, or it is not, if that is `proven`.
+    fn judge(&mut self, end: u64, proven: bool) -> Result<bool, OpenError> {
+        if self.looks.again(proven) {
+            self.cursor = end;
+            self.limit = end_of_ring(self.superblock());
+            self.mode = Mode::Span { end: None };
+            return Ok(false);
+        }
+        if proven {
+            return Err(OpenError::CorruptLog { position: end });
+        }
+        Ok(true)
+    }
+}
+
+/// Whether what was read of the superblocks holds: each is valid in its place, or was never written.
+fn superblocks_hold(copies: &[&[u8]]) -> bool {
+    let sequence = |copy| LogSuperblock::parse(copy).map(|found| found.sequence.get());
+    let is_first = copies.iter().any(|copy| sequence(copy) == Ok(0));
+    (0..).zip(copies).all(|(index, copy)| match sequence(copy) {
+        Ok(sequence) => sequence % LOG_SUPERBLOCKS == index,
+        Err(_) => is_first && copy.iter().all(|&byte| byte == 0),
+    })
+}
+
+/// No span lies at or after this position.
+fn end_of_ring(superblock: &LogSuperblock) -> u64 {
+    superblock.tail.get() + superblock.ring_blocks.get()
+}
+
+fn header_of(control: &[u8]) -> SpanHeader {
+    let (header, _) = SpanHeader::read_from_prefix(control).expect("a control part has a header");
+    header
+}
+
+/// What nobody here can unpack or read is no reason to forget it.
+fn entries_are_known(control: &[u8]) -> Result<(), OpenError> {
+    let header = header_of(control);
+    let position = header.position.get();
+    for entry in entries(control, &header) {
+        let SpanEntry { kind, method, .. } = *entry;
+        if EntryKind::from_code(kind).is_none() {
+            return Err(OpenError::Kind { position, kind });
+        }
+        if method != 0 && Method::of_number(method).is_none() {
+            return Err(OpenError::Method { position, method });
+        }
+    }
+    Ok(())
+}
+
+/// Whether every entry of the control part is within bounds.
+fn entries_fit(control: &[u8]) -> bool {
+    let header = header_of(control);
+    let data_blocks = u64::from(header.data_blocks.get());
+    entries(control, &header)
+        .iter()
+        .enumerate()
+        .all(|(index, entry)| {
+            let range = SectorRange::new(entry.start.get(), entry.sectors.get());
+            let in_volume = range
+                .start
+                .checked_add(range.count)
+                .is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64);
+            match EntryKind::from_code(entry.kind) {
+                Some(EntryKind::SyncPoint) => index == 0,
+                Some(EntryKind::Record) => record_fits(entry, data_blocks),
+                Some(EntryKind::Write) if entry.method != 0 => {
+                    in_volume && !range.is_empty() && packed_fits(entry, range, data_blocks)
+                }
+                Some(EntryKind::Write) => {
+                    in_volume
+                        && !range.is_empty()
+                        && range.count <= data_blocks * BLOCK_SECTORS
+                        && u64::from(entry.data_block.get()) + range.block_count() <= data_blocks
+                }
+                Some(_) => in_volume && !range.is_empty(),
+                None => false,
+            }
+        })
 }
 
 /// Whether a record is within bounds.
