@@ -4,14 +4,14 @@
 mod world;
 
 use hdcs_core::buf::Pool;
-use hdcs_core::error::{FormatError, OpenError};
+use hdcs_core::error::{FormatError, OpenError, RequestError};
 use hdcs_core::format::{
     EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum, seal,
 };
-use hdcs_core::io::{Nanos, SectorRange};
+use hdcs_core::io::{ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::replay::{Found, Record, Replay};
-use hdcs_core::volume::{Persist, Phase};
+use hdcs_core::volume::{Event, Persist, Phase, State};
 use hdcs_core::write_log::WriteLog;
 use world::World;
 use zerocopy::FromBytes;
@@ -69,20 +69,150 @@ fn replay_ends_at_a_torn_last_span() {
 }
 
 #[test]
-fn replay_refuses_rot_in_what_was_durable() {
-    for rotten in [
-        RING_START + 4 * SPAN_BYTES + 40,
-        RING_START + 4 * SPAN_BYTES + 5000,
-    ] {
-        let mut world = world_with_ten_spans();
-        world.log[rotten] ^= 1;
-        world.try_reopen();
-        let expected = Phase::Failed(OpenError::CorruptLog { position: 8 });
-        assert_eq!(world.volume.phase(), expected);
-        world.log[rotten] ^= 1;
+fn replay_refuses_rot_in_a_control_part_that_was_durable() {
+    let rotten = RING_START + 4 * SPAN_BYTES + 40;
+    let mut world = world_with_ten_spans();
+    world.log[rotten] ^= 1;
+    world.try_reopen();
+    let expected = Phase::Failed(OpenError::CorruptLog { position: 8 });
+    assert_eq!(world.volume.phase(), expected);
+    world.log[rotten] ^= 1;
+    world.reopen();
+    holds(&mut world, 9, 10);
+}
+
+fn is_lost(world: &mut World, block: u64) -> bool {
+    let (id, range) = (RequestId(7), SectorRange::new(block * 8, 8));
+    let request = Request::Read { range };
+    world.step(Event::Request { id, request });
+    loop {
+        match world.replies.pop() {
+            Some((_, Err(RequestError::Corrupt))) => return true,
+            Some((_, Ok(Reply::Data(_)))) => return false,
+            Some((_, other)) => panic!("a read is answered with {other:?}"),
+            None => {
+                world.now = world
+                    .now
+                    .max(world.volume.next_wakeup().expect("a read waits"));
+                world.step(Event::Poll);
+            }
+        }
+    }
+}
+
+/// The block of the log that holds the data of the i-th of the ten spans.
+fn data_of(span: usize) -> usize {
+    RING_START + span * SPAN_BYTES + BLOCK_BYTES
+}
+
+#[test]
+fn replay_saves_all_but_a_damaged_block() {
+    let mut world = world_with_ten_spans();
+    world.write(4 * 8, &[77; BLOCK_BYTES]);
+    // What is written again later is not lost with its first version.
+    for span in [2, 4, 5] {
+        world.log[data_of(span) + 1000] ^= 1;
+    }
+    // It is in the cache and in the backend as it was before: neither is shown.
+    world.backend.fill(0x55);
+    for _ in 0..2 {
         world.reopen();
+        assert_eq!(world.volume.state(), State::Degraded);
+        let stats = world.volume.stats(world.now);
+        assert_eq!((stats.lost_ranges, stats.lost_bytes), (2, 8192));
+        for block in 0..10 {
+            assert_eq!(is_lost(&mut world, block), [2, 5].contains(&block));
+        }
+        holds(&mut world, 4, 77);
         holds(&mut world, 9, 10);
     }
+    // Destaged, and read from the backend: they still are lost.
+    world.close(true);
+    assert_eq!(
+        world.backend[2 * BLOCK_BYTES..][..BLOCK_BYTES],
+        [0x55; BLOCK_BYTES]
+    );
+    assert_eq!(
+        world.backend[9 * BLOCK_BYTES..][..BLOCK_BYTES],
+        [10; BLOCK_BYTES]
+    );
+    world.reopen();
+    assert!(is_lost(&mut world, 2) && is_lost(&mut world, 5));
+    holds(&mut world, 4, 77);
+    // Sector by sector they come back, and stay.
+    world.write(2 * 8, &[7; BLOCK_BYTES]);
+    world.write(5 * 8, &[8; 512]);
+    world.reopen();
+    holds(&mut world, 2, 7);
+    assert!(is_lost(&mut world, 5));
+    let first = world.read(SectorRange::new(5 * 8, 1));
+    assert!(first.iter().all(|&byte| byte == 8));
+    world.ask(Request::Discard {
+        range: SectorRange::new(5 * 8 + 1, 7),
+        fua: true,
+    });
+    assert_eq!(world.volume.state(), State::Healthy);
+    world.close(true);
+    world.reopen();
+    assert_eq!(world.volume.state(), State::Healthy);
+    assert!(!is_lost(&mut world, 5));
+    holds(&mut world, 2, 7);
+}
+
+/// What is lost is recorded as of the tail: a write that a crash takes leaves it lost.
+#[test]
+fn replay_keeps_what_is_lost_until_the_write_over_it_is_durable() {
+    let mut world = world_with_ten_spans();
+    world.log[data_of(3) + 9] ^= 1;
+    world.reopen();
+    let before = world.log.clone();
+    world.write(3 * 8, &[7; BLOCK_BYTES]);
+    holds(&mut world, 3, 7);
+    // The power goes before it is durable.
+    let ring = RING_START + 10 * SPAN_BYTES;
+    world.log[ring..].copy_from_slice(&before[ring..]);
+    world.reopen();
+    assert!(is_lost(&mut world, 3));
+}
+
+#[test]
+fn replay_saves_what_is_good_of_a_damaged_span() {
+    let mut world = World::new(Persist::OnWrite);
+    // One span of one write, which begins and ends within a block.
+    let data: Vec<u8> = (0..30u8).flat_map(|sector| [sector + 1; 512]).collect();
+    world.write(4, &data);
+    world.write(80, &[9; BLOCK_BYTES]);
+    world.write(88, &[9; BLOCK_BYTES]);
+    world.log[RING_START + 2 * BLOCK_BYTES + 9] ^= 1;
+    world.reopen();
+    let lost: Vec<_> = world.volume.lost().iter().collect();
+    assert_eq!(lost, [SectorRange::new(8, 8)]);
+    for (start, count) in [(4, 4), (16, 18)] {
+        let read = world.read(SectorRange::new(start, count));
+        let from = (start as usize - 4) * 512;
+        assert_eq!(read[..], data[from..from + count as usize * 512]);
+    }
+    world.close(true);
+    assert_eq!(world.backend[4 * 512..8 * 512], data[..4 * 512]);
+    assert_eq!(world.backend[8 * 512..16 * 512], [0; 8 * 512]);
+    assert_eq!(world.backend[16 * 512..34 * 512], data[12 * 512..]);
+}
+
+/// Extents may not call a hole what cannot be read.
+#[test]
+fn replay_calls_what_is_lost_data() {
+    let mut world = world_with_ten_spans();
+    world.log[data_of(3) + 9] ^= 1;
+    world.reopen();
+    let (range, kind) = (SectorRange::new(0, 80), ExtentKind::Allocation);
+    let Reply::Extents(extents) = world.ask(Request::Extents { range, kind }) else {
+        panic!("extents are answered with extents");
+    };
+    assert!(
+        extents
+            .iter()
+            .all(|extent| extent.state == ExtentState::Data)
+    );
 }
 
 #[test]
@@ -173,7 +303,13 @@ fn replay_refuses_what_is_not_its_log() {
 fn replay_after_a_clean_close_expects_the_whole_log() {
     let mut world = world_with_ten_spans();
     world.close(false);
+    let closed = world.log.clone();
     world.log[RING_START + 9 * SPAN_BYTES + 4200] ^= 1;
+    world.reopen();
+    assert!(is_lost(&mut world, 9));
+    world.close(false);
+    world.log.copy_from_slice(&closed);
+    world.log[RING_START + 9 * SPAN_BYTES + 40] ^= 1;
     world.try_reopen();
     let expected = Phase::Failed(OpenError::CorruptLog { position: 18 });
     assert_eq!(world.volume.phase(), expected);

@@ -26,7 +26,7 @@ use hdcs_core::format::{
     LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock,
 };
 use hdcs_core::io::Nanos;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::replay::{Found as Replayed, Replay};
 use hdcs_core::write_log::WriteLog;
 use serde::Serialize;
@@ -420,6 +420,15 @@ fn summarize(
             summary.head = log.durable();
             if records > 0 {
                 let why = "it holds records, which are not a volume's".to_owned();
+                summary.problem.get_or_insert(why);
+            }
+            let lost = log.lost();
+            if !lost.is_empty() {
+                let (bytes, places) = (lost.sectors() * SECTOR_BYTES as u64, lost.count());
+                let why = format!(
+                    "data blocks of it are, or were, damaged: {bytes} bytes of the volume in {places} places are lost; \
+                     an opening saves all else"
+                );
                 summary.problem.get_or_insert(why);
             }
         }

@@ -118,6 +118,10 @@ pub enum Plant {
     StuckRead,
     /// A read of an opening that has brought wrong bytes once does so again: the first look is believed.
     StuckReplay,
+    /// A log moves its tail past what is damaged and does not record what was lost.
+    ForgottenLoss,
+    /// A read of what is lost is answered with what the backend has.
+    ShownLoss,
 }
 
 impl Plant {
@@ -164,6 +168,8 @@ impl Plant {
             | Self::StarvedRead
             | Self::StuckRead
             | Self::StuckReplay
+            | Self::ForgottenLoss
+            | Self::ShownLoss
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

@@ -30,6 +30,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
         Some(Plant::StuckRead) => Scenario::draw_for_spoiled_reads(seed),
+        Some(Plant::ForgottenLoss | Plant::ShownLoss) => Scenario::draw_for_damaged_logs(seed),
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),

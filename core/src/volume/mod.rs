@@ -72,6 +72,7 @@ use crate::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
+use crate::lost::LostSectors;
 use crate::read_cache::{ReadCache, SsdRead};
 use crate::replay::{Found, Replay};
 use crate::scrub::ScrubAt;
@@ -274,6 +275,8 @@ pub struct Volume {
     log_pins: BTreeMap<u64, u32>,
     log_failed: bool,
     damage: damage::Damage,
+    /// What is lost, as of the last write that was accepted.
+    lost: LostSectors,
     close: Option<bool>,
     closing_superblock: bool,
     /// Work waits for memory that others will give back: poll again then.
@@ -320,6 +323,7 @@ impl Volume {
             log_pins: BTreeMap::new(),
             log_failed: false,
             damage: damage::Damage::default(),
+            lost: LostSectors::default(),
             close: None,
             closing_superblock: false,
             memory_wait: None,
@@ -708,6 +712,8 @@ impl Volume {
                 log.sync_point();
                 self.stats.replayed_bytes = log.bytes().appended;
                 log.set_entries_max(self.config.log_entries_max);
+                log.forget_lost(beyond(self.config.bytes));
+                self.know_lost(log.lost().clone());
                 cx.cache.tie(self.config.number, log.tie());
                 let (offset, block) = log.superblock_for_opening();
                 self.log = Some(log);
@@ -798,6 +804,8 @@ impl Volume {
         if let Some(inherited) = &mut self.inherited {
             inherited.remove(first, blocks);
         }
+        self.lost.remove(beyond);
+        self.log_mut().forget_lost(beyond);
         self.config.bytes = bytes;
         self.refuse_writes_beyond(self.sectors(), cx);
     }

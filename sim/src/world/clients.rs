@@ -166,7 +166,15 @@ impl World {
             Ask::Bad(range, false) => (Waiting::Bad, Request::Discard { range, fua: false }, 9),
         };
         let number = match &waiting {
-            Waiting::Write(id, _) => u64::from(*id),
+            Waiting::Write(id, _) => {
+                let range = history.write(*id).range;
+                let is_other = |sector: &u64| !(range.start..range.end()).contains(sector);
+                state.lost.retain(is_other);
+                if !state.opened {
+                    state.asked_early.extend(range.start..range.end());
+                }
+                u64::from(*id)
+            }
             _ => 0,
         };
         let range = match ask {
@@ -225,6 +233,10 @@ impl World {
         let result = match result {
             _ if is_deaf => Ok(Reply::Done),
             Ok(_) if failed_before => Err(RequestError::Io),
+            Err(RequestError::Corrupt) => match self.shown_lost(unit, &waiting) {
+                Some(reply) => Ok(reply),
+                None => Err(RequestError::Corrupt),
+            },
             result => result,
         };
         match result {
@@ -243,6 +255,7 @@ impl World {
         let now = self.now;
         match (waiting, reply) {
             (Waiting::Read(read), Reply::Data(data)) => {
+                self.check_not_lost(unit, read.range)?;
                 if self.planted.strikes(Plant::LeakBuffer) {
                     self.leaked.push(data.clone());
                 }
@@ -424,7 +437,7 @@ impl World {
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
                 let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
-                log || (!writes && backend_trouble) || past_log
+                log || (!writes && backend_trouble) || past_log || (writes && state.has_lost)
             }
             RequestError::Corrupt => state.log_rotten,
             RequestError::Inconsistent => {

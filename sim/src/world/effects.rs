@@ -305,7 +305,8 @@ impl World {
             Plant::LateInvalidation,
         ];
         let unties = unties.into_iter().any(|plant| self.planted.is(plant));
-        if !unmarks && !unties {
+        let forgets_loss = !is_opening && self.planted.is(Plant::ForgottenLoss);
+        if !unmarks && !unties && !forgets_loss {
             return held;
         }
         let mut superblock = LogSuperblock::parse(&held[0]).expect("a superblock is written");
@@ -315,6 +316,9 @@ impl World {
         if unties {
             superblock.cache = Tie::NONE.cache.into();
             superblock.cache_stamp = Tie::NONE.stamp.into();
+        }
+        if forgets_loss {
+            superblock.lost_ranges = 0.into();
         }
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
