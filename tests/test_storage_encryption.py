@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from daemon import MIB, Daemon, hdcs
-from home_layouts import BLOCK, DATA, change_superblocks
+from home_layouts import BLOCK, DATA, HEAD_BLOCKS, change_superblocks, crc64_nvme
 from object_stores import Model
 from test_encryption_volumes import encrypted, key_file, marked, marks
 from test_storage_checksums import BAD, flip, is_told_and_refused
@@ -174,3 +174,47 @@ def test_storage_encryption_makes_an_encrypted_home_for_a_lost_one(tmp_path):
         daemon.stop()
         inspected = json.loads(hdcs("inspect", home_path(daemon), "--json").stdout)
         assert inspected["home"]["data_key"] == before
+
+
+def forge_page(path):
+    """Somebody without the key says in both copies of the first page that its blocks are zeroes."""
+    with open(path, "r+b") as file:
+        for copy in range(2):
+            file.seek((HEAD_BLOCKS + copy) * BLOCK)
+            block = bytearray(file.read(BLOCK))
+            assert block[:8] == b"HDCSHMAP"
+            block[64:128] = b"\xff" * 64
+            block[16:24] = bytes(8)
+            block[16:24] = crc64_nvme(block).to_bytes(8, "little")
+            file.seek((HEAD_BLOCKS + copy) * BLOCK)
+            file.write(block)
+
+
+def forge_superblocks(path):
+    """The same of the superblocks: the backend is between two states."""
+    def change(block):
+        block[64] ^= 1
+
+    change_superblocks(path, change)
+
+
+@pytest.mark.parametrize("forge", [forge_page, forge_superblocks])
+def test_storage_encryption_refuses_a_forged_map(tmp_path, forge):
+    data = marked(MIB, 7)
+    with Daemon(tmp_path) as daemon:
+        create(daemon, tmp_path, *encrypted(key_file(tmp_path)))
+        write(daemon, data)
+        daemon.stop()
+        kept = tmp_path / "kept"
+        shutil.copy(home_path(daemon), kept)
+        forge(home_path(daemon))
+        daemon.ok("check", daemon.data, "--no-backend")
+        daemon.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+        reason = daemon.volume("v")["reason"]
+        assert "does not authenticate" in reason and "put the right one back" in reason, reason
+        daemon.stop()
+        shutil.copy(kept, home_path(daemon))
+        daemon.start()
+        assert daemon.read("v", MIB) == data
+        daemon.stop()

@@ -20,3 +20,14 @@ pub trait BlockCipher: Debug + Send + Sync {
     /// Decrypt the unit `number` of the volume.
     fn decrypt(&self, number: u64, unit: &mut [u8]);
 }
+
+/// One that also tells what a holder of its key has written from what anybody else has put in its place.
+///
+/// Invariant: nobody without the key makes the tag of bytes that no holder has tagged, but by guessing.
+pub trait KeyedCipher: BlockCipher {
+    /// The tag of these bytes, all parts one after another; a part of it serves as well, as far as it is long.
+    fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES];
+}
+
+/// Bytes of a tag.
+pub const TAG_BYTES: usize = 16;

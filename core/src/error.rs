@@ -95,6 +95,12 @@ pub enum FormatError {
         "it is older than another structure says: the device has lost a write that it had acknowledged"
     )]
     Stale,
+    /// Its checksum is right, and nobody who has the key has written it.
+    #[error(
+        "it does not authenticate: somebody without the volume's key has written it: put the right one back, or \
+         restore it from a backup"
+    )]
+    Forged,
     /// It belongs to another volume or device.
     #[error("identity does not match: it belongs to another volume or device")]
     Identity,

@@ -88,7 +88,8 @@
 //!
 //! With a `data_key` each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for homes
 //! from that data key, its tweak the number of the sector on the volume and, in the upper eight bytes, that of the
-//! home.
+//! home. The `tag` of superblocks and pages is then the beginning of HMAC-SHA-256 over the block, under the key that
+//! HKDF-SHA-512 derives from the data key with the info "home tags". It is made before the checksum.
 //!
 //! # Volumes over object stores
 //!

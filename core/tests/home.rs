@@ -62,7 +62,8 @@ impl Rig {
             data_key: [0; 16],
             turn_blocks: 1 << 20,
         };
-        let pages = (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page)));
+        let pages =
+            (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page, None)));
         Self {
             home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(4 << 20),

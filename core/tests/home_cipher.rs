@@ -2,10 +2,13 @@
 
 mod home_rig;
 
-use hdcs_core::home::format::{self, HomeSuperblock, MapCheck, SUMS_UNTRUSTED, choose_page};
+use hdcs_core::error::FormatError;
+use hdcs_core::home::format::{
+    self, HomePage, HomeSuperblock, MapCheck, SUMS_UNTRUSTED, choose_page,
+};
 use hdcs_core::home::{Action, Ask, Event};
 use hdcs_core::limits::{BLOCK_BYTES, HOME_CIPHER_BYTES, REQUEST_BYTES_MAX};
-use home_rig::{BYTES, HOME, KEY, LOG, Rig, UUID, open, superblock};
+use home_rig::{BYTES, HOME, KEY, LOG, Rig, UUID, open, superblock, try_open};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -95,14 +98,14 @@ fn home_cipher_waits_for_memory_in_order_and_goes_on() {
 
 #[test]
 fn home_keeps_its_data_key_whatever_else_of_its_superblock_changes() {
-    let head = format::format_head(UUID, HOME, BYTES, KEY);
+    let head = format::format_head(UUID, HOME, BYTES, KEY, None);
     let made = HomeSuperblock::parse(&head[BLOCK_BYTES..2 * BLOCK_BYTES]).unwrap();
-    let page = format::format_page(HOME, 0);
-    let found = choose_page([page.as_bytes(); 2], HOME, 0).unwrap();
+    let page = format::format_page(HOME, 0, None);
+    let found = choose_page([page.as_bytes(); 2], HOME, 0, None).unwrap();
     let mut map = MapCheck::new(&made);
     map.add(&found);
-    let begun = made.begin(LOG, true, &map).unwrap();
-    let lost = begun.begin(LOG + 1, true, &map).unwrap();
+    let begun = made.begin(LOG, true, &map, None).unwrap();
+    let lost = begun.begin(LOG + 1, true, &map, None).unwrap();
     assert_eq!(lost.sums_log.get(), SUMS_UNTRUSTED);
     assert_eq!([made, begun, lost].map(|one| one.data_key), [KEY; 3]);
 }
@@ -118,4 +121,49 @@ fn home_that_is_encrypted_is_not_opened_without_its_cipher() {
         .counting(1, format::page_digest(0, 1));
     store[place..place + BLOCK_BYTES].copy_from_slice(other.as_bytes());
     open(&mut store);
+}
+
+/// A block is changed by somebody who makes its checksum right again.
+fn forge(rig: &mut Rig, place: u64, at: usize) {
+    let block = &mut rig.store[place as usize..][..BLOCK_BYTES];
+    block[at] ^= 0x55;
+    hdcs_core::format::seal(block);
+}
+
+#[test]
+fn home_that_is_encrypted_refuses_a_forged_map() {
+    let states = core::mem::offset_of!(HomePage, states);
+    let log = core::mem::offset_of!(HomePage, log);
+    let flags = core::mem::offset_of!(HomeSuperblock, flags);
+    let digest = core::mem::offset_of!(HomeSuperblock, map_digest);
+    for (key, expected) in [(KEY, Err(FormatError::Forged)), ([0; 16], Ok(()))] {
+        for (copy, at) in [(0, states), (1, states + 9), (0, log)] {
+            let mut rig = Rig::new(key);
+            rig.write(0, &[1; BLOCK_BYTES]);
+            rig.ask(Ask::Flush);
+            rig.settle();
+            forge(&mut rig, format::page_offset(0, copy), at);
+            assert_eq!(try_open(&mut rig.store).map(drop), expected, "{copy}, {at}");
+        }
+    }
+    for at in [flags, digest] {
+        let mut rig = Rig::new(KEY);
+        let place = superblock(&rig.store).place();
+        forge(&mut rig, place, at);
+        let refused = try_open(&mut rig.store).map(drop);
+        assert_eq!(refused, Err(FormatError::Forged), "{at}");
+    }
+}
+
+#[test]
+fn home_that_is_encrypted_tags_what_it_writes() {
+    let mut rig = Rig::new(KEY);
+    rig.write(0, &[1; BLOCK_BYTES]);
+    rig.ask(Ask::Flush);
+    rig.settle();
+    rig.event(Event::Tier);
+    rig.settle();
+    rig.reopen();
+    rig.expect(0, &[1; BLOCK_BYTES]);
+    assert_ne!(superblock(&rig.store).tag, [0; 16]);
 }

@@ -80,7 +80,7 @@ fn map_of(store: &Sectors, superblock: &HomeSuperblock) -> (Vec<FoundPage>, MapC
     let mut check = MapCheck::new(superblock);
     let pages = (0..format::pages(superblock.bytes.get())).map(|page| {
         let [one, two] = store.two_blocks(format::page_offset(page, 0));
-        let found = choose_page([&one, &two], HOME, page).unwrap();
+        let found = choose_page([&one, &two], HOME, page, None).unwrap();
         check.add(&found);
         found
     });
@@ -97,7 +97,7 @@ fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> H
             store.write(place, found.page.as_bytes());
         }
     }
-    if let Some(begun) = superblock.begin(LOG, true, &check) {
+    if let Some(begun) = superblock.begin(LOG, true, &check, None) {
         store.write(begun.place(), begun.as_bytes());
         superblock = begun;
     }
@@ -131,10 +131,13 @@ impl Rig {
     /// The same, whose tiers flush the backend after so many blocks, unless they show as a whole.
     fn with_flushes(blocks: u64, backend_atomic: bool, flush_every_blocks: u64) -> Self {
         let mut store = Sectors::default();
-        store.write(0, &format::format_head(UUID, HOME, blocks * BLOCK, [0; 16]));
+        store.write(
+            0,
+            &format::format_head(UUID, HOME, blocks * BLOCK, [0; 16], None),
+        );
         for page in 0..format::pages(blocks * BLOCK) {
             for copy in [0, 1] {
-                let empty = format::format_page(HOME, page);
+                let empty = format::format_page(HOME, page, None);
                 store.write(format::page_offset(page, copy), empty.as_bytes());
             }
         }

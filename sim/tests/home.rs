@@ -36,6 +36,7 @@ fn home_seeds_hold_and_cover() {
             && coverage.lingered > 20
             && coverage.lost_map_writes_survived > 60
             && coverage.lost_map_writes_noticed > 0
+            && coverage.forged > 80
             && coverage.lost_map_writes_noticed < coverage.lost_map_writes_survived / 3,
         "{coverage}"
     );
@@ -258,4 +259,9 @@ fn home_plant_of_pages_that_nobody_counts_is_caught() {
             "between-shown",
         ],
     );
+}
+
+#[test]
+fn home_plant_of_forged_pages_that_are_taken_is_caught() {
+    assert_caught(Plant::ForgedTaken, &["forged-taken"]);
 }

@@ -752,7 +752,7 @@ mod tests {
             turn_blocks: TURN_BLOCKS,
             data_key: [0; 16],
         };
-        let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page)));
+        let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page, None)));
         Home::new(config, Map::load(pages.collect(), blocks, 5, true), None)
     }
 

@@ -266,6 +266,7 @@ impl Home {
             let (home, log) = (self.config.home, self.config.log);
             let generation = self.map.generation(page);
             let sealed = HomePage::sealed(home, log, generation, page.into(), states);
+            let sealed = sealed.tagged(self.keys());
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Commit);
@@ -299,7 +300,8 @@ impl Home {
             let digest = self.map.digest_of(blocks, new);
             let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
                 .encrypted(data_key)
-                .counting(self.commit.number, digest);
+                .counting(self.commit.number, digest)
+                .tagged(self.keys());
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);

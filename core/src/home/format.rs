@@ -6,6 +6,7 @@ use alloc::vec;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::cipher::{KeyedCipher, TAG_BYTES};
 use crate::error::FormatError;
 use crate::format::{Field, Structure, on_disk, refuse_newer, seal, verify};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -67,8 +68,10 @@ on_disk! {
         commits: U64,
         /// Sum of what [`page_digest`] makes of each page's number and `generation`.
         map_digest: U64,
+        /// Of encrypted data: the tag of the block with this field and `checksum` zero.
+        tag: [u8; 16],
         /// Zero.
-        reserved_b: [u8; 3984],
+        reserved_b: [u8; 3968],
     }
 }
 
@@ -91,8 +94,8 @@ on_disk! {
         generation: U64,
         /// Number of the page.
         page: U64,
-        /// Zero.
-        reserved_b: [u8; 8],
+        /// Of encrypted data: the first bytes of the tag of the block with this field and `checksum` zero.
+        tag: [u8; 8],
         /// Two bits for each block, the lowest bits first: 0 absent, 1 clean, 2 dirty, 3 zero.
         states: [u8; 4032],
     }
@@ -140,6 +143,31 @@ impl HomeSuperblock {
         self
     }
 
+    /// The same with the tag of these keys, sealed; without any, nothing changes. Whatever is changed afterwards takes
+    /// its tag from it.
+    #[must_use]
+    pub fn tagged(mut self, keys: Option<&dyn KeyedCipher>) -> Self {
+        if let Some(keys) = keys {
+            self.tag = self.tag_by(keys);
+            self.seal();
+        }
+        self
+    }
+
+    fn tag_by(mut self, keys: &dyn KeyedCipher) -> [u8; TAG_BYTES] {
+        self.checksum = U64::new(0);
+        self.tag = [0; TAG_BYTES];
+        keys.tag(&[self.as_bytes()])
+    }
+
+    /// Whether a holder of these keys has written it; without any that is not asked.
+    ///
+    /// # Errors
+    /// [`FormatError::Forged`] if nobody has.
+    pub fn authenticate(&self, keys: Option<&dyn KeyedCipher>) -> Result<(), FormatError> {
+        authentic(&self.tag, keys.map(|keys| self.tag_by(keys)))
+    }
+
     fn seal(&mut self) {
         seal(self.as_mut_bytes());
     }
@@ -156,8 +184,14 @@ impl HomeSuperblock {
 
     /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that
     /// log writes again what was not flushed: so not under another one, nor if it let writes past it. Pages that a
-    /// commit wrote which a crash has cut short count from now on.
-    pub fn begin(&self, log: u64, is_log_whole: bool, map: &MapCheck) -> Option<Self> {
+    /// commit wrote which a crash has cut short count from now on. It is tagged with the keys of the home, if it has any.
+    pub fn begin(
+        &self,
+        log: u64,
+        is_log_whole: bool,
+        map: &MapCheck,
+        keys: Option<&dyn KeyedCipher>,
+    ) -> Option<Self> {
         let sums_log = match self.sums_log.get() {
             0 => log,
             found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => found,
@@ -179,7 +213,7 @@ impl HomeSuperblock {
             sums_log,
         );
         let begun = begun.encrypted(self.data_key);
-        Some(begun.counting(commits, map_digest))
+        Some(begun.counting(commits, map_digest).tagged(keys))
     }
 
     /// Where in the store a superblock lies.
@@ -214,6 +248,31 @@ impl HomePage {
         this
     }
 
+    /// The same with the tag of these keys, sealed; without any, nothing changes.
+    #[must_use]
+    pub fn tagged(mut self, keys: Option<&dyn KeyedCipher>) -> Self {
+        if let Some(keys) = keys {
+            let tag = self.tag_by(keys);
+            self.tag.copy_from_slice(&tag[..size_of_val(&self.tag)]);
+            seal(self.as_mut_bytes());
+        }
+        self
+    }
+
+    fn tag_by(mut self, keys: &dyn KeyedCipher) -> [u8; TAG_BYTES] {
+        self.checksum = U64::new(0);
+        self.tag = [0; 8];
+        keys.tag(&[self.as_bytes()])
+    }
+
+    /// Whether a holder of these keys has written it; without any that is not asked.
+    ///
+    /// # Errors
+    /// [`FormatError::Forged`] if nobody has.
+    pub fn authenticate(&self, keys: Option<&dyn KeyedCipher>) -> Result<(), FormatError> {
+        authentic(&self.tag, keys.map(|keys| self.tag_by(keys)))
+    }
+
     /// The page `page` of a home in `block`.
     pub fn parse(block: &[u8], home: u64, page: u64) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
@@ -223,6 +282,18 @@ impl HomePage {
         }
         Ok(this)
     }
+}
+
+/// Whether a tag is the beginning of what it should be, if that is known.
+fn authentic(found: &[u8], expected: Option<[u8; TAG_BYTES]>) -> Result<(), FormatError> {
+    let differs = |expected: [u8; TAG_BYTES]| {
+        let bytes = found.iter().zip(expected);
+        bytes.fold(0, |differs, (one, other)| differs | (one ^ other)) != 0
+    };
+    if expected.is_some_and(differs) {
+        return Err(FormatError::Forged);
+    }
+    Ok(())
 }
 
 /// A page of the map as it was found, and which copy of it must be written anew first.
@@ -306,11 +377,19 @@ impl MapCheck {
     }
 }
 
-/// Choose between both copies of a page.
-pub fn choose_page(blocks: [&[u8]; 2], home: u64, page: u64) -> Result<FoundPage, FormatError> {
+/// Choose between both copies of a page, of which neither may be forged if there are keys to tell.
+pub fn choose_page(
+    blocks: [&[u8]; 2],
+    home: u64,
+    page: u64,
+    keys: Option<&dyn KeyedCipher>,
+) -> Result<FoundPage, FormatError> {
     refuse_newer(&blocks, HOME_PAGE_MAGIC, HOME_VERSION)?;
     let generation = |page: &HomePage| page.generation.get();
     let copies = blocks.map(|block| HomePage::parse(block, home, page));
+    for copy in copies.iter().flatten() {
+        copy.authenticate(keys)?;
+    }
     let generations = [&copies[0], &copies[1]].map(|copy| copy.as_ref().ok().map(generation));
     let (chosen, repair) = match copies {
         [Ok(one), Ok(two)] if generation(&one) == generation(&two) => (one, None),
@@ -358,20 +437,28 @@ pub const fn data_offset(offset: u64) -> u64 {
     offset + (HOME_HEADER_BLOCKS + GROUP_HEAD * (page + 1)) * BLOCK_BYTES as u64
 }
 
-/// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain.
-pub fn format_head(volume: [u8; 16], home: u64, bytes: u64, data_key: [u8; 16]) -> Box<[u8]> {
+/// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain, and else `keys` are
+/// those of the home.
+pub fn format_head(
+    volume: [u8; 16],
+    home: u64,
+    bytes: u64,
+    data_key: [u8; 16],
+    keys: Option<&dyn KeyedCipher>,
+) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
     let terms = (0..pages(bytes)).map(|page| page_digest(page, 1));
     let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, 0)
         .encrypted(data_key)
-        .counting(1, terms.fold(0, u64::wrapping_add));
+        .counting(1, terms.fold(0, u64::wrapping_add))
+        .tagged(keys);
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }
 
 /// A page of a new home's map: nothing is there.
-pub fn format_page(home: u64, page: u64) -> HomePage {
-    empty_page(home, 1, page)
+pub fn format_page(home: u64, page: u64, keys: Option<&dyn KeyedCipher>) -> HomePage {
+    empty_page(home, 1, page).tagged(keys)
 }
 
 /// A page that a home grows by in the commit with this number.

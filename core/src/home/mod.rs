@@ -37,7 +37,7 @@
 //! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number,
 //!    however much is discarded or tiered out at once.
 //! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
-//! 9. With a cipher, no plaintext is written to the store.
+//! 9. With a cipher, no plaintext is written to the store, and no superblock or page of the map without its tag.
 //! 10. The superblock never says a size that store or backend lack, and what a page says about blocks behind the end
 //!     is not there once the home has grown.
 //!
@@ -63,7 +63,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::buf::{Arena, Buf, BufMut, Pool};
-use crate::cipher::BlockCipher;
+use crate::cipher::KeyedCipher;
 use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, SectorRange, Token};
 use crate::limits::{
@@ -400,7 +400,7 @@ impl Home {
     ///
     /// # Panics
     /// Panics if only one of the superblock and the caller says that it is encrypted.
-    pub fn new(config: Config, map: Map, cipher: Option<Arc<dyn BlockCipher>>) -> Self {
+    pub fn new(config: Config, map: Map, cipher: Option<Arc<dyn KeyedCipher>>) -> Self {
         assert_eq!(
             cipher.is_some(),
             config.data_key != [0; 16],
@@ -430,6 +430,11 @@ impl Home {
             status: Status::default(),
             now: Nanos(0),
         }
+    }
+
+    /// What tags the map and the superblock, if something does.
+    fn keys(&self) -> Option<&dyn KeyedCipher> {
+        self.encryption.as_ref().map(Encryption::keys)
     }
 
     /// The write log of the volume, which is being opened, writes these sectors again. To be said before anything is

@@ -316,7 +316,8 @@ impl Home {
             *next += 1;
             *in_flight += 1;
             let generation = self.resize.as_ref()?.generation;
-            buf.copy_from_slice(empty_page(self.config.home, generation, page).as_bytes());
+            let empty = empty_page(self.config.home, generation, page).tagged(self.keys());
+            buf.copy_from_slice(empty.as_bytes());
             let copy = buf.freeze();
             self.status.map_written_bytes += 2 * BLOCK;
             let token = self.token(Purpose::Resize);

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::{BlockCipher, KeyedCipher, TAG_BYTES};
 use hdcs_core::error::FormatError;
 use hdcs_core::home::format::{self, HOME_HEADER_BLOCKS, HomeSuperblock, MapCheck, choose_page};
 use hdcs_core::home::map::Map;
@@ -41,6 +41,16 @@ impl BlockCipher for Toy {
     }
 }
 
+impl KeyedCipher for Toy {
+    fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u128;
+        for byte in parts.iter().copied().flatten() {
+            state = (state ^ u128::from(*byte)).wrapping_mul(0x0100_0000_01b3_0000_0000_013b_u128);
+        }
+        state.to_le_bytes()
+    }
+}
+
 /// A home on memory. What it wants done is done in order, when that is asked for.
 pub struct Rig {
     pub home: Home,
@@ -55,8 +65,8 @@ pub struct Rig {
     next_token: u64,
 }
 
-pub fn cipher(key: [u8; 16]) -> Option<Arc<dyn BlockCipher>> {
-    (key == KEY).then(|| Arc::new(Toy) as Arc<dyn BlockCipher>)
+pub fn cipher(key: [u8; 16]) -> Option<Arc<dyn KeyedCipher>> {
+    (key == KEY).then(|| Arc::new(Toy) as Arc<dyn KeyedCipher>)
 }
 
 pub fn superblock(store: &[u8]) -> HomeSuperblock {
@@ -71,7 +81,10 @@ pub fn open(store: &mut [u8]) -> Home {
 pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
     let mut superblock = superblock(store);
     let page = &store[HOME_HEADER_BLOCKS as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
-    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0)?;
+    let cipher = cipher(superblock.data_key);
+    let keys = cipher.as_deref();
+    superblock.authenticate(keys)?;
+    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0, keys)?;
     let mut check = MapCheck::new(&superblock);
     check.add(&page);
     check.end()?;
@@ -79,7 +92,7 @@ pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
         let place = format::page_offset(0, copy) as usize;
         store[place..place + BLOCK_BYTES].copy_from_slice(page.page.as_bytes());
     }
-    if let Some(begun) = superblock.begin(LOG, true, &check) {
+    if let Some(begun) = superblock.begin(LOG, true, &check, keys) {
         store[begun.place() as usize..][..BLOCK_BYTES].copy_from_slice(begun.as_bytes());
         superblock = begun;
     }
@@ -99,15 +112,15 @@ pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
         turn_blocks: 1 << 20,
     };
     let map = Map::load(vec![page.page], BYTES / BLOCK_BYTES as u64, LOG, true);
-    Ok(Home::new(config, map, cipher(superblock.data_key)))
+    Ok(Home::new(config, map, cipher))
 }
 
 impl Rig {
     pub fn new(key: [u8; 16]) -> Self {
         let mut store = vec![0; format::store_bytes(BYTES) as usize];
-        let head = format::format_head(UUID, HOME, BYTES, key);
+        let head = format::format_head(UUID, HOME, BYTES, key, cipher(key).as_deref());
         store[..head.len()].copy_from_slice(&head);
-        let page = format::format_page(HOME, 0);
+        let page = format::format_page(HOME, 0, cipher(key).as_deref());
         for copy in [0, 1] {
             let place = format::page_offset(0, copy) as usize;
             store[place..place + BLOCK_BYTES].copy_from_slice(page.as_bytes());

@@ -24,12 +24,12 @@ pub mod xts;
 
 use std::sync::Arc;
 
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::{BlockCipher, KeyedCipher, TAG_BYTES};
 use hdcs_core::format::LogSuperblock;
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames::{Part, Unit};
-use ring::hkdf;
+use ring::{hkdf, hmac};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -63,6 +63,10 @@ impl Encryption {
             log: Arc::new(Xts::new(&data_key.derive(b"log"))),
             cache: Arc::new(CacheCipher(Xts::new(&data_key.derive(b"cache")))),
             home: Arc::new(Xts::new(&data_key.derive(b"home"))),
+            home_tags: Arc::new(hmac::Key::new(
+                hmac::HMAC_SHA256,
+                &*data_key.derive(b"home tags"),
+            )),
             objects: ObjectKey {
                 cipher: Arc::new(Xts::new(&data_key.derive(b"objects"))),
                 wrapped: (*self.key).clone(),
@@ -164,6 +168,7 @@ impl DataKey {
 pub struct Unlocked {
     log: Arc<Xts>,
     home: Arc<Xts>,
+    home_tags: Arc<hmac::Key>,
     /// The SSD tier.
     pub cache: Arc<dyn BlockCipher>,
     /// Objects, if that is where its backend keeps it.
@@ -179,10 +184,11 @@ impl Unlocked {
         }
     }
 
-    /// What encrypts the data of the home with this random number, by sectors of the volume.
-    pub fn home(&self, number: u64) -> Arc<dyn BlockCipher> {
+    /// What encrypts the data of the home with this random number, by sectors of the volume, and tags its map.
+    pub fn home(&self, number: u64) -> Arc<dyn KeyedCipher> {
         Arc::new(HomeCipher {
             xts: Arc::clone(&self.home),
+            tags: Arc::clone(&self.home_tags),
             number,
         })
     }
@@ -193,6 +199,7 @@ impl Unlocked {
 #[derive(Debug)]
 struct HomeCipher {
     xts: Arc<Xts>,
+    tags: Arc<hmac::Key>,
     number: u64,
 }
 
@@ -209,6 +216,18 @@ impl BlockCipher for HomeCipher {
 
     fn decrypt(&self, number: u64, sector: &mut [u8]) {
         self.xts.decrypt(self.tweak(number), sector);
+    }
+}
+
+impl KeyedCipher for HomeCipher {
+    fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
+        let mut context = hmac::Context::with_key(&self.tags);
+        for part in parts {
+            context.update(part);
+        }
+        let tag = context.sign();
+        let first = tag.as_ref().first_chunk::<TAG_BYTES>();
+        *first.expect("HMAC-SHA-256 has 32 bytes")
     }
 }
 

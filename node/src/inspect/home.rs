@@ -104,7 +104,7 @@ fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::
         });
         let wrong: Vec<_> = wrong.collect();
         if wrong.is_empty() || left == 0 {
-            let chosen = choose_page([&found[0], &found[1]], home, number);
+            let chosen = choose_page([&found[0], &found[1]], home, number, None);
             return Ok(FoundPage { chosen, wrong });
         }
         std::thread::sleep(LIVE_PAUSE);

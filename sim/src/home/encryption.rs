@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::{BlockCipher, KeyedCipher, TAG_BYTES};
 use hdcs_core::home::format::{PAGE_BLOCKS, data_offset, page_offset};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
@@ -20,16 +20,16 @@ use crate::violation::Violation;
 pub(super) const DATA_KEY: [u8; 16] = [5; 16];
 
 /// What encrypts the home of a seed, in half of them. Its randomness is a stream of its own.
-pub(super) fn cipher_of(seed: u64) -> Option<Arc<dyn BlockCipher>> {
+pub(super) fn cipher_of(seed: u64) -> Option<Arc<dyn KeyedCipher>> {
     let mut random = Rng::with_seed(mix(seed ^ mix(16)));
     let is_encrypted = random.bool();
-    is_encrypted.then(|| Arc::new(ToyCipher(random.u64(..))) as Arc<dyn BlockCipher>)
+    is_encrypted.then(|| Arc::new(ToyCipher(random.u64(..))) as Arc<dyn KeyedCipher>)
 }
 
 /// A cipher that is not applied to some sectors, or as if they were others.
 #[derive(Debug)]
 struct Planted {
-    cipher: Arc<dyn BlockCipher>,
+    cipher: Arc<dyn KeyedCipher>,
     plant: Plant,
 }
 
@@ -55,6 +55,12 @@ impl BlockCipher for Planted {
     }
 }
 
+impl KeyedCipher for Planted {
+    fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
+        self.cipher.tag(parts)
+    }
+}
+
 /// The sector of the volume that lies at an offset of the store, if one does.
 fn sector_at(offset: u64, bytes: u64) -> Option<u64> {
     let group = page_offset(1, 0) - page_offset(0, 0);
@@ -66,7 +72,7 @@ fn sector_at(offset: u64, bytes: u64) -> Option<u64> {
 
 impl World {
     /// What the home gets to encrypt with.
-    pub(super) fn cipher_for_home(&self) -> Option<Arc<dyn BlockCipher>> {
+    pub(super) fn cipher_for_home(&self) -> Option<Arc<dyn KeyedCipher>> {
         let cipher = self.cipher.clone()?;
         let is_of_ciphers =
             |plant: &Plant| matches!(plant, Plant::StoredPlain | Plant::DecryptedAsAnother);

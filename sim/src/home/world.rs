@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::KeyedCipher;
 use hdcs_core::error::IoError;
-use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, MapCheck, PAGE_BLOCKS, choose_page,
-};
+use hdcs_core::home::format::{self, HOME_BETWEEN, PAGE_BLOCKS};
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
 use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
@@ -21,6 +19,7 @@ use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use zerocopy::IntoBytes;
 
 use super::encryption::DATA_KEY;
+use super::forgery::Found;
 use super::plant::Plant;
 use super::{Coverage, Options};
 use crate::backend::Backend;
@@ -34,7 +33,7 @@ pub(super) const VOLUME: u32 = 1;
 /// A flush that is planted.
 const OF_NOBODY: Token = Token(u64::MAX);
 const UUID: [u8; 16] = [7; 16];
-const HOME: u64 = 99;
+pub(super) const HOME: u64 = 99;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 /// Something that waits longer is stalled.
 const PATIENCE: Nanos = Nanos::from_millis(120_000);
@@ -131,8 +130,9 @@ pub struct World {
     pub(super) holding: super::hold::Holding,
     pub(super) sizing: super::size::Sizing,
     pub(super) lies: super::lies::Lies,
+    pub(super) forgery: super::forgery::Forgery,
     /// What encrypts the home, if something does.
-    pub(super) cipher: Option<Arc<dyn BlockCipher>>,
+    pub(super) cipher: Option<Arc<dyn KeyedCipher>>,
     /// The step at which the power goes.
     pub(super) cut_at: Option<u64>,
     actions: Vec<Action>,
@@ -168,10 +168,13 @@ impl World {
         sizing.durable_bytes = store_bytes;
         let cipher = super::encryption::cipher_of(seed);
         let data_key = cipher.as_ref().map_or([0; 16], |_| DATA_KEY);
-        store.put(0, &format::format_head(UUID, HOME, bytes, data_key));
+        store.put(
+            0,
+            &format::format_head(UUID, HOME, bytes, data_key, cipher.as_deref()),
+        );
         for page in 0..format::pages(bytes) {
             for copy in [0, 1] {
-                let empty = format::format_page(HOME, page);
+                let empty = format::format_page(HOME, page, cipher.as_deref());
                 store.put(format::page_offset(page, copy), empty.as_bytes());
             }
         }
@@ -213,6 +216,7 @@ impl World {
             holding: super::hold::Holding::new(seed, options),
             sizing,
             lies: super::lies::Lies::new(seed, options),
+            forgery: super::forgery::Forgery::new(seed),
             cipher,
             cut_at: None,
             actions: Vec::new(),
@@ -272,27 +276,16 @@ impl World {
 
     /// Open the home, as the node does.
     fn open(&mut self) -> Result<(), Violation> {
-        let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-        self.store.peek(0, &mut head);
-        let blocks = [&head[..BLOCK_BYTES], &head[BLOCK_BYTES..2 * BLOCK_BYTES]];
-        let refused = |why: String| Violation::new("open-refused", why);
-        let mut superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
+        self.forge_sometimes()?;
+        let found = self.find_map();
+        let found = found.map_err(|e| Violation::new("open-refused", e.to_string()))?;
+        let Found {
+            mut superblock,
+            pages,
+            check,
+        } = found;
         let bytes = superblock.bytes.get();
         self.check_size(bytes)?;
-        let mut check = MapCheck::new(&superblock);
-        let mut pages = Vec::new();
-        let mut repairs = Vec::new();
-        for page in 0..format::pages(bytes) {
-            let mut both = vec![0; 2 * BLOCK_BYTES];
-            self.store.peek(format::page_offset(page, 0), &mut both);
-            let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
-            let found = found.map_err(|e| refused(format!("page {page}: {e}")))?;
-            check.add(&found);
-            if let Some(copy) = found.repair {
-                repairs.push((format::page_offset(page, copy), found.page.clone()));
-            }
-            pages.push(found.page);
-        }
         if let Err(error) = check.end()
             && !self.is_planted(Plant::MapUnchecked)
         {
@@ -300,12 +293,17 @@ impl World {
         }
         self.has_survived_lie();
         self.store.sync();
-        self.coverage.repairs += u64::from(!repairs.is_empty());
-        for (offset, page) in repairs {
-            self.store.put(offset, page.as_bytes());
+        let mut is_repaired = false;
+        for found in &pages {
+            if let Some(copy) = found.repair {
+                let place = format::page_offset(found.page.page.get(), copy);
+                self.store.put(place, found.page.as_bytes());
+                is_repaired = true;
+            }
         }
+        self.coverage.repairs += u64::from(is_repaired);
         let is_log_whole = self.sums.is_log_whole || self.is_planted(Plant::TrustSums);
-        if let Some(begun) = superblock.begin(self.log, is_log_whole, &check) {
+        if let Some(begun) = superblock.begin(self.log, is_log_whole, &check, self.keys()) {
             self.store.put(begun.place(), begun.as_bytes());
             superblock = begun;
         }
@@ -340,6 +338,7 @@ impl World {
             turn_blocks: self.turn_blocks,
         };
         let blocks = bytes / BLOCK_BYTES as u64;
+        let pages = pages.into_iter().map(|found| found.page).collect();
         let map = Map::load(pages, blocks, log, self.sums.is_log_whole);
         self.home = Some(Home::new(config, map, self.cipher_for_home()));
         self.tiers = 0;

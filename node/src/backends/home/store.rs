@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hdcs_core::buf::Arena;
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::KeyedCipher;
 use hdcs_core::error::{FormatError, IoError};
 use hdcs_core::home::Config;
 use hdcs_core::home::format::{
@@ -133,17 +133,17 @@ pub struct Store {
     /// What it has.
     pub map: Map,
     /// What encrypts its data, if something does.
-    pub cipher: Option<Arc<dyn BlockCipher>>,
+    pub cipher: Option<Arc<dyn KeyedCipher>>,
 }
 
-/// Make a store with nothing in it, whose data is encrypted if there is a key, and reserve all of its room. A file
+/// Make a store with nothing in it, whose data is encrypted if there are keys, and reserve all of its room. A file
 /// must be new.
 pub fn create(
     path: &Path,
     volume: Uuid,
     bytes: u64,
     is_device: bool,
-    data_key: Option<Uuid>,
+    keys: Option<&Unlocked>,
 ) -> Result<(), DeviceError> {
     let needs = format::store_bytes(bytes);
     let opened = OpenOptions::new()
@@ -175,11 +175,14 @@ pub fn create(
     };
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let home = high ^ low;
+    let data_key = keys.map(|keys| keys.objects.wrapped.id());
     let data_key = data_key.unwrap_or_default().into_bytes();
-    let head = format::format_head(volume.into_bytes(), home, bytes, data_key);
+    let keys = keys.map(|keys| keys.home(home));
+    let keys = keys.as_deref();
+    let head = format::format_head(volume.into_bytes(), home, bytes, data_key, keys);
     let made = reserved.and_then(|()| {
         for page in 0..format::pages(bytes) {
-            let empty = format::format_page(home, page);
+            let empty = format::format_page(home, page, keys);
             for copy in [0, 1] {
                 let place = format::page_offset(page, copy);
                 file.write_all_at(empty.as_bytes(), place)?;
@@ -312,12 +315,14 @@ pub fn open(
         return Err(StoreError::Key { path, what });
     }
     let (home, bytes) = (superblock.home.get(), has);
+    let cipher = keys.map(|keys| keys.home(home));
+    superblock.authenticate(cipher.as_deref()).map_err(wrong)?;
     let mut pages = Vec::new();
     let mut check = MapCheck::new(&superblock);
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
         let found = read(format::page_offset(page, 0))?;
-        let found = format::choose_page([&found[0], &found[1]], home, page);
+        let found = format::choose_page([&found[0], &found[1]], home, page, cipher.as_deref());
         let found = found.map_err(|source| StoreError::Page {
             path: path.to_owned(),
             page,
@@ -348,7 +353,7 @@ pub fn open(
     for (offset, page) in &repairs {
         write(page.as_bytes(), *offset)?;
     }
-    if let Some(begun) = superblock.begin(log, is_log_whole, &check) {
+    if let Some(begun) = superblock.begin(log, is_log_whole, &check, cipher.as_deref()) {
         write(begun.as_bytes(), begun.place())?;
         sync()?;
         superblock = begun;
@@ -396,7 +401,7 @@ pub fn open(
         opened,
         config,
         map,
-        cipher: keys.map(|keys| keys.home(home)),
+        cipher,
     })
 }
 
@@ -426,7 +431,7 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     let mut pages = Vec::new();
     for page in 0..format::pages(bytes) {
         let found = pair(&file, format::page_offset(page, 0))?;
-        let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
+        let found = format::choose_page([&found[0], &found[1]], home, page, None).ok()?;
         check.add(&found);
         pages.push(found.page);
     }

@@ -15,6 +15,7 @@ use super::{ANSWER_TIME_MAX, Node, in_time, invalid, lock};
 use crate::backends::{self, home::store};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::control::api::{ApiError, CreateVolume, ErrorKind, Mode};
+use crate::crypt::Encryption;
 use crate::device::file::DeviceError;
 use crate::frontends::VolumeNumber;
 use crate::inspect;
@@ -193,8 +194,15 @@ pub(super) fn make_home(
         let why = format!("its home: {}: there is no such device", path.display());
         return Err(ApiError::new(ErrorKind::Conflict, why));
     }
-    let data_key = entry.encryption.as_ref().map(|one| one.key.id());
-    store::create(path, entry.uuid, entry.bytes, is_device, data_key).map_err(|error| {
+    let keys = entry
+        .encryption
+        .as_ref()
+        .map(Encryption::unlock)
+        .transpose();
+    let keys = keys.map_err(|error| {
+        ApiError::new(ErrorKind::Conflict, format!("its home: {error}: {advice}"))
+    })?;
+    store::create(path, entry.uuid, entry.bytes, is_device, keys.as_ref()).map_err(|error| {
         let kind = match error {
             DeviceError::NoSpace { .. } | DeviceError::TooSmall { .. } => ErrorKind::NoSpace,
             DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,

@@ -4,6 +4,7 @@ use hdcs_core::buf::Buf;
 use hdcs_core::home::format::{self, HomeSuperblock};
 use hdcs_core::io::{Nanos, SectorRange, Token};
 use hdcs_core::limits::BLOCK_BYTES;
+use zerocopy::IntoBytes;
 
 use super::{Happening, World};
 use crate::content::Content;
@@ -31,10 +32,10 @@ impl World {
         }
         if self.is_planted(Plant::BetweenUnsaid) && offset < 2 * BLOCK_BYTES as u64 {
             let mut buf = self.pool.alloc(BLOCK_BYTES).expect("the pool is large");
-            buf.copy_from_slice(&data[0]);
-            let flags = core::mem::offset_of!(HomeSuperblock, flags);
-            buf[flags..flags + 8].fill(0);
-            hdcs_core::format::seal(&mut buf);
+            let mut unsaid = HomeSuperblock::parse(&data[0]).expect("the home has written it");
+            unsaid.flags = 0.into();
+            let unsaid = unsaid.counting(unsaid.commits.get(), unsaid.map_digest.get());
+            buf.copy_from_slice(unsaid.tagged(self.cipher.as_deref()).as_bytes());
             return (offset, vec![buf.freeze()]);
         }
         (offset, data)
