@@ -14,6 +14,9 @@ pub enum IoError {
     /// No space left on the device or in the quota.
     #[error("no space left on device")]
     NoSpace,
+    /// What it would take to know where the data is does not fit the memory for that.
+    #[error("no memory is left for the map of where data is")]
+    NoMemory,
     /// The device or backend is not there at present.
     #[error("device or backend is not reachable")]
     Unreachable,

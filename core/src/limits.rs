@@ -235,6 +235,9 @@ const _: () = assert!(
 /// Memory of a volume for the lengths of frames of compressed objects: those of some 100 GiB in large
 /// objects. Whose are not there are fetched again, 576 bytes each.
 pub const OBJECT_FRAMES_MEMORY_BYTES: usize = 4 << 20;
+/// Of the memory for its map, a volume leaves so much to what unmaps blocks: when writes are refused for want of memory,
+/// discards still get it back.
+pub const OBJECT_UNMAP_RESERVE_BYTES: usize = 64 << 10;
 /// Memory for what is neither gathered nor read: tables, one map object, manifests.
 pub const OBJECT_CONTROL_BYTES: usize = 8 << 20;
 /// The least memory for objects that are read: two pieces of the map.

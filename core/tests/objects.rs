@@ -2,13 +2,16 @@
 
 mod bucket;
 
+use std::cell::RefCell;
+
 use bucket::{Bucket, Objects};
 use hdcs_core::buf::Pool;
 use hdcs_core::limits::{
     OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_LAP_STEP, OBJECT_TAIL_MAX,
 };
+use hdcs_core::memory::Share;
 use hdcs_core::objects::format::Manifest;
-use hdcs_core::objects::io::{Ask, Kind};
+use hdcs_core::objects::io::{Ask, Kind, OpenError, Phase};
 use hdcs_core::objects::{Access, Config};
 
 /// A new volume.
@@ -215,4 +218,69 @@ fn objects_commit_does_not_look_at_the_dead_that_must_stay() {
     assert!(stats.deletes > ROUNDS, "they go in the end: {stats:?}");
     // Each of them once, more or less, when it may go.
     assert!(stats.dead_looked_at <= 2 * ROUNDS, "{stats:?}");
+}
+
+/// A map never takes more than there is for it: writes are refused, reads and flushes are not, and what is discarded makes
+/// room. What was written opens again with as much, and not with less.
+#[test]
+fn objects_map_stays_within_its_memory() {
+    const BYTES: u64 = 2 << 20;
+    const BLOCKS: u64 = 1 << 20;
+    let share = Share::new(BYTES);
+    let config = |access| Config {
+        batch_blocks: 256,
+        bytes: matches!(access, Access::Create { .. }).then_some(BLOCKS * 4096),
+        ..Config::new(access, 7)
+    };
+    let access = Access::Create { uuid: [1; 16] };
+    let mut bucket = Bucket::begin(&Objects::default(), "", config(access), "", Some(&share));
+    let pool = Pool::new(1 << 20);
+    let mut random = fastrand::Rng::with_seed(12);
+    let written = RefCell::new(Vec::new());
+    let mut write = |bucket: &mut Bucket, count: usize| {
+        for index in 0..count {
+            let block = random.u64(0..BLOCKS);
+            let refused = bucket.refused;
+            bucket.fill(&pool, block, 1, block as u8 | 1);
+            if bucket.refused == refused {
+                written.borrow_mut().push(block);
+            }
+            if index % 512 == 0 {
+                bucket.ask(Ask::Flush);
+            }
+            let stats = bucket.volume.stats();
+            assert!(stats.leased_memory_bytes <= stats.lease_bytes, "{stats:?}");
+            assert!(share.leased_bytes() <= BYTES);
+        }
+    };
+    write(&mut bucket, 200_000);
+    assert!(bucket.refused > 10_000, "it was full long ago");
+    let live = bucket.volume.stats().live_blocks;
+    assert!(live * 12 > BYTES / 2, "{live} blocks are in the map");
+    let block = written.borrow()[7];
+    assert_eq!(bucket.read(&pool, block)[0], block as u8 | 1);
+    // Half of it goes, and there is room again.
+    bucket.ask(Ask::Zero {
+        offset: 0,
+        bytes: BLOCKS / 2 * 4096,
+    });
+    bucket.ask(Ask::Flush);
+    let refused = bucket.refused;
+    write(&mut bucket, 1000);
+    assert_eq!(bucket.refused, refused);
+    write(&mut bucket, 100_000);
+    assert!(bucket.refused > refused);
+    bucket.ask(Ask::Flush);
+    bucket.volume.check_map();
+    let needs = bucket.volume.stats().leased_memory_bytes;
+    let objects = std::rc::Rc::clone(&bucket.objects);
+    drop(bucket);
+    assert_eq!(share.leased_bytes(), 0, "nothing is kept");
+    let open = |share| Bucket::begin(&objects, "", config(Access::Existing), "", Some(share));
+    let small = open(&Share::new(needs / 2));
+    assert_eq!(small.volume.phase(), Phase::Failed(OpenError::NoMemory));
+    let mut bucket = open(&share);
+    assert_eq!(bucket.volume.phase(), Phase::Open);
+    let last = *written.borrow().last().expect("something was written");
+    assert_eq!(bucket.read(&pool, last)[0], last as u8 | 1);
 }

@@ -623,6 +623,8 @@ fn memory(page: &mut Page, status: &Status) {
         ("frames", memory.frames_bytes),
         ("cache_index", memory.cache_index_bytes),
         ("log_index", memory.log_index_bytes),
+        ("tables", memory.tables_bytes),
+        ("tables_used", memory.tables_used_bytes),
         ("resident", memory.resident_bytes),
     ] {
         page.sample("", &[&label("part", part)], bytes as f64);

@@ -37,7 +37,9 @@ fn objects_seeds_hold_and_cover() {
             && coverage.frame_gets > 1000
             && coverage.flushes_beside_readers > 100
             && coverage.dead_clones > 5
-            && coverage.slow_clones > 1,
+            && coverage.slow_clones > 1
+            && coverage.no_room > 100
+            && coverage.short_of_memory > 0,
         "{coverage}"
     );
 }
@@ -191,4 +193,14 @@ fn objects_plant_of_fills_that_come_last_is_caught() {
 #[test]
 fn objects_plant_of_a_reference_removed_without_a_tombstone_is_caught() {
     assert_caught(Plant::NoTombstone, &["dead-clone", "delete-needed"]);
+}
+
+#[test]
+fn objects_plant_of_a_map_beyond_its_memory_is_caught() {
+    assert_caught(Plant::MemoryBeyondShare, &["memory-share"]);
+}
+
+#[test]
+fn objects_plant_of_memory_that_an_owner_keeps_is_caught() {
+    assert_caught(Plant::MemoryKept, &["memory-lost"]);
 }

@@ -83,6 +83,12 @@ impl Gathering {
         }
     }
 
+    /// Changes that it makes to pages of the map, at most.
+    pub fn changes(&self) -> usize {
+        // Each end of a range may lie within a run.
+        self.slots.len() + 2 * self.unmapped.len()
+    }
+
     /// Whether there is nothing to seal.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty() && self.unmapped.is_empty()

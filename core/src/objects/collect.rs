@@ -15,7 +15,9 @@ use super::io::{Action, Kind, Listed, Name, StoreError, Stored};
 use super::map::Place;
 use super::read::{FETCH_BLOCKS_MAX, slot};
 use super::turns;
-use super::{DELETES_IN_FLIGHT_MAX, Object, ObjectVolume, Purpose, SCAN_PAGES_MAX};
+use super::{
+    DELETES_IN_FLIGHT_MAX, OBJECT_ENTRY_BYTES, Object, ObjectVolume, Purpose, SCAN_PAGES_MAX,
+};
 use crate::buf::BufMut;
 use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP};
 
@@ -195,7 +197,9 @@ impl ObjectVolume {
     fn collect_from(&mut self, mut victims: BTreeSet<u64>) {
         // What a lap has seen may be gone since.
         victims.retain(|number| self.objects.get(number).is_some_and(|o| o.live > 0));
-        if !victims.is_empty() {
+        // A copy may be one more run.
+        let room = self.has_room(self.config.batch_blocks, self.config.unmap_reserve_bytes);
+        if !victims.is_empty() && room {
             self.again = true;
             self.collect = Collect::Searching {
                 victims,
@@ -375,6 +379,10 @@ impl ObjectVolume {
             if self.gathering.is_full() && !self.seal() {
                 return false;
             }
+            if !self.has_room(1, self.config.unmap_reserve_bytes) {
+                // The rest stays where it is, for the next time.
+                return true;
+            }
             let current = self.map.find(block, 1).0 == Some(place) && !self.gathering.holds(block);
             if current {
                 let bytes = slot(buf, (place.0 - copy.first.0) as u32);
@@ -544,7 +552,7 @@ impl ObjectVolume {
                     if let Some(object) = self.objects.get_mut(&number) {
                         object.count_slots();
                     }
-                } else if stray {
+                } else if stray && self.has_room(0, OBJECT_ENTRY_BYTES) {
                     self.insert_object(number, Object::default());
                     self.set_object_bytes(number, listed.bytes);
                     self.dead.insert(number, 0);

@@ -271,6 +271,7 @@ impl ObjectVolume {
         }
         self.end_flushes(actions);
         self.bury();
+        self.shrink_lease();
         self.consider_collecting();
     }
 

@@ -448,6 +448,9 @@ pub enum OpenError {
     /// A clone of a clone of … too often.
     #[error("the snapshot is of a clone of too many generations; copy it instead")]
     TooManyGenerations,
+    /// Its map does not fit the memory for that.
+    #[error("its map does not fit the memory for the maps of all volumes")]
+    NoMemory,
     /// Others took it over again and again while this opened it.
     #[error("another owner keeps taking the volume over")]
     Contended,

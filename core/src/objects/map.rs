@@ -157,8 +157,9 @@ impl Page {
         let added = parts.iter().flatten().count();
         let needed = self.runs.len() - (end - begin) + added;
         if needed > self.runs.capacity() {
-            // Growing by an eighth keeps the memory of a full page near that of its runs.
-            let more = needed - self.runs.len() + needed / 8;
+            // Growing by an eighth keeps the memory of a full page near that of its runs; by no more than some runs, it
+            // is known before a change what it can cost.
+            let more = needed - self.runs.len() + (needed / 8).min(SLACK_RUNS_MAX);
             self.runs.reserve_exact(more);
         }
         self.runs.splice(begin..end, parts.into_iter().flatten());
@@ -179,6 +180,10 @@ pub struct Map {
 
 /// Memory of a page beside its runs, about: its entry in a tree.
 const PAGE_OVERHEAD_BYTES: usize = 72;
+/// Runs that a page that grows gets more room for than it needs, at most.
+const SLACK_RUNS_MAX: usize = 32;
+/// Memory that one change of one page can cost at most: the page, two runs more than there were, and room for others.
+pub const CHANGE_BYTES_MAX: usize = PAGE_OVERHEAD_BYTES + (SLACK_RUNS_MAX + 2) * size_of::<Run>();
 
 impl Map {
     /// Let `count` blocks from `block` be at `place` on, or nowhere. What they were at before goes
@@ -274,6 +279,11 @@ impl Map {
                 .get(index)
                 .is_none_or(|run| u32::from(run.first) >= to)
         })
+    }
+
+    /// Memory that [`Self::load`] of a page with so many runs takes at most.
+    pub const fn load_bytes(runs: usize) -> usize {
+        PAGE_OVERHEAD_BYTES + runs * size_of::<Run>()
     }
 
     /// Take over a page that is stored in object `number`, unless a later one has it.
@@ -428,6 +438,24 @@ mod tests {
         }
         let bytes = map.memory_bytes() as u64;
         assert!(bytes <= 14 * map.live_blocks(), "{bytes} bytes");
+    }
+
+    #[test]
+    fn map_grows_by_no_more_than_it_is_said_to() {
+        let mut random = fastrand::Rng::with_seed(6);
+        let mut map = Map::default();
+        for number in 1..40_000_u64 {
+            let block = random.u64(0..2 * u64::from(PAGE_BLOCKS));
+            let count = random.u64(1..=3);
+            let place = (random.u8(0..5) > 0).then(|| Place::new(number, 0));
+            let before = map.memory_bytes();
+            map.set(block, count, place, |_, _| {});
+            let pages =
+                block / u64::from(PAGE_BLOCKS)..=(block + count - 1) / u64::from(PAGE_BLOCKS);
+            let most = pages.count() * CHANGE_BYTES_MAX;
+            assert!(map.memory_bytes() <= before + most, "change {number}");
+        }
+        map.check_invariants();
     }
 
     #[test]

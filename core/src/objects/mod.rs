@@ -32,7 +32,8 @@
 //!    is read: our own bytes mean success, others that we are fenced.
 //! 6. Every byte that is read was checked against a checksum that knows its volume, object and block.
 //! 7. Memory is bounded: three pools, the lengths of frames, and the map with at most 13.5 bytes for each
-//!    block that is mapped. When the pool of writes is used up, writes wait.
+//!    block that is mapped. When the pool of writes is used up, writes wait. The map and the table of objects never
+//!    take more than is leased for them ([`ObjectVolume::set_memory`]): a write that might make them do so is refused.
 //! 8. Nothing starves: reads, fills and copies have their shares of the gets, whatever clients keep
 //!    asking for ([`turns`]).
 //!
@@ -58,6 +59,7 @@ mod write;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::rc::Rc;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::buf::Pool;
@@ -66,14 +68,15 @@ use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, Token};
 use crate::limits::{
     BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_CONTROL_BYTES,
-    OBJECT_READ_MEMORY_BYTES_MIN,
+    OBJECT_READ_MEMORY_BYTES_MIN, OBJECT_UNMAP_RESERVE_BYTES,
 };
+use crate::memory::{Lease, Share};
 use batch::{Batch, Gathering};
 use format::{Manifest, SLOT_BYTES, Snapshot, TailEntry};
 use frames::FrameCache;
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
 pub use lineage::Parent;
-use map::Map;
+use map::{CHANGE_BYTES_MAX, Map};
 use snapshots::What;
 use turns::Turns;
 
@@ -129,6 +132,8 @@ pub struct Config {
     pub puts_in_flight_max: usize,
     /// Gets in flight at most.
     pub gets_in_flight_max: usize,
+    /// Memory for the map that writes leave to what unmaps blocks.
+    pub unmap_reserve_bytes: usize,
 }
 
 impl Config {
@@ -144,6 +149,7 @@ impl Config {
             read_memory_bytes: 16 << 20,
             puts_in_flight_max: 4,
             gets_in_flight_max: 32,
+            unmap_reserve_bytes: OBJECT_UNMAP_RESERVE_BYTES,
         }
     }
 }
@@ -183,6 +189,10 @@ pub struct Stats {
     pub stored_bytes: u64,
     /// Memory of the map and of the tables beside it.
     pub map_memory_bytes: u64,
+    /// The part of that which grows with what is stored, and has to be leased.
+    pub leased_memory_bytes: u64,
+    /// What is leased for it, and for what is gathered.
+    pub lease_bytes: u64,
     /// Number of manifests since the volume was made.
     pub sequence: u64,
     /// Fencing number: it grows with every opening.
@@ -233,6 +243,9 @@ impl Object {
         }
     }
 }
+
+/// Memory of an object in the tables, about: it may be among the dead as well.
+const OBJECT_ENTRY_BYTES: usize = (size_of::<(u64, Object)>() + size_of::<(u64, u64)>()) * 3 / 2;
 
 /// An object of the map.
 #[derive(Debug, Default)]
@@ -304,6 +317,8 @@ pub struct ObjectVolume {
     changes: u64,
     bytes: u64,
     map: Map,
+    /// For the map and the objects.
+    lease: Lease,
     objects: BTreeMap<u64, Object>,
     /// Their bytes together.
     stored_bytes: u64,
@@ -394,6 +409,7 @@ impl ObjectVolume {
             changes: 0,
             bytes: 0,
             map: Map::default(),
+            lease: Lease::of(Share::unlimited()),
             objects: BTreeMap::new(),
             stored_bytes: 0,
             dead: BTreeMap::new(),
@@ -449,6 +465,12 @@ impl ObjectVolume {
     pub fn clone_of(&mut self, parent: String, own: String) {
         self.opening.parent = parent;
         self.opening.own = own;
+    }
+
+    /// Lease memory for the map and the table of objects from this share, before the first [`Self::poll`]. Without it
+    /// they grow as they need to.
+    pub fn set_memory(&mut self, share: &Arc<Share>) {
+        self.lease = Lease::of(Arc::clone(share));
     }
 
     /// Compress objects from the next one on, or stop that. What there is stays as it is.
@@ -550,14 +572,35 @@ impl ObjectVolume {
         Stats {
             live_blocks: self.map.live_blocks(),
             stored_bytes: self.stored_bytes,
-            map_memory_bytes: (self.map.memory_bytes()
-                + self.frames.memory_bytes()
-                + self.objects.len() * (size_of::<(u64, Object)>() * 3 / 2))
-                as u64,
+            map_memory_bytes: (self.table_bytes() + self.frames.memory_bytes()) as u64,
+            leased_memory_bytes: self.table_bytes() as u64,
+            lease_bytes: self.lease.bytes(),
             sequence: self.manifest.sequence,
             epoch: self.manifest.epoch,
             ..self.stats
         }
+    }
+
+    /// Memory of the map and of the table of objects.
+    fn table_bytes(&self) -> usize {
+        self.map.memory_bytes() + self.objects.len() * OBJECT_ENTRY_BYTES
+    }
+
+    /// Have memory for so many changes of pages beside those that are gathered, and so many bytes more; false if there
+    /// is none.
+    fn has_room(&mut self, changes: usize, more: usize) -> bool {
+        let changes = self.gathering.changes() + changes;
+        // The next object, and one more if it is sealed before the next question.
+        let bytes = self.table_bytes() + changes * CHANGE_BYTES_MAX + 2 * OBJECT_ENTRY_BYTES + more;
+        self.lease.reach(bytes as u64)
+    }
+
+    /// Give back what is leased and not needed.
+    fn shrink_lease(&mut self) {
+        let changes = self.gathering.changes();
+        let bytes = self.table_bytes() + changes * CHANGE_BYTES_MAX + 2 * OBJECT_ENTRY_BYTES;
+        self.lease
+            .shrink((bytes + self.config.unmap_reserve_bytes) as u64);
     }
 
     /// Bytes of the memory that the configuration bounds, in use now.
@@ -856,6 +899,10 @@ impl ObjectVolume {
         assert!(self.gets_in_flight <= self.config.gets_in_flight_max);
         if cfg!(debug_assertions) {
             self.gathering.check_invariants();
+            debug_assert!(
+                self.table_bytes() as u64 <= self.lease.bytes(),
+                "tables have no more memory than is leased"
+            );
             let bytes: u64 = self.objects.values().map(|object| object.bytes).sum();
             debug_assert_eq!(bytes, self.stored_bytes, "stored bytes are counted");
             debug_assert!(

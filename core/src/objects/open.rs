@@ -30,8 +30,9 @@ use super::io::{
     Action, Condition, KEY_PREFIX, Kind, Listed, Name, OpenError, Phase, SnapshotName, StoreError,
     Stored,
 };
+use super::map::{CHANGE_BYTES_MAX, Map, PAGE_BLOCKS};
 use super::snapshots::clone_number;
-use super::{Access, MapObject, Object, ObjectVolume, Purpose, Tail};
+use super::{Access, MapObject, OBJECT_ENTRY_BYTES, Object, ObjectVolume, Purpose, Tail};
 use crate::buf::{Buf, BufMut};
 use crate::error::{FormatError, IoError};
 use crate::limits::{
@@ -329,6 +330,7 @@ impl ObjectVolume {
         self.opening.stage = Stage::Done;
         let io = match error {
             OpenError::Io(error) => error,
+            OpenError::NoMemory => IoError::NoMemory,
             _ => IoError::Failed,
         };
         self.end_all(io, actions);
@@ -696,7 +698,9 @@ impl ObjectVolume {
                 return;
             };
             if loading.pieces_left == 0 && loading.applied == loading.tail.len() {
-                self.finish_open(actions);
+                if let Err(error) = self.finish_open(actions) {
+                    self.fail_open(error, actions);
+                }
                 return;
             }
             let action = if let Some(&piece) = loading.pieces.front() {
@@ -743,20 +747,21 @@ impl ObjectVolume {
             }
         };
         let writer = self.writer(piece.number);
-        let map = &mut self.map;
-        let mut pages = 0;
+        let mut found = Vec::new();
         let parsed = parse_map(
             &writer,
             piece.number,
             piece.index,
             BLOCKS_MAX,
             &buf,
-            |page, runs| {
-                map.load(page, runs, piece.number);
-                pages += 1;
-            },
+            |page, runs| found.push((page, runs)),
         );
         parsed.map_err(|reason| damaged(name, reason))?;
+        let pages = found.len() as u32;
+        for (page, runs) in found {
+            self.lease(Map::load_bytes(runs.len()))?;
+            self.map.load(page, runs, piece.number);
+        }
         if let Stage::Loading(loading) = &mut self.opening.stage {
             loading.pieces_left -= 1;
             *loading.pages.entry(piece.number).or_insert(0) += pages;
@@ -808,6 +813,8 @@ impl ObjectVolume {
         let is_own = entry.number >= self.own_first();
         for run in runs {
             let (block, count) = (run.block.get(), run.count.get());
+            // Pages in between have fewer runs afterwards, unless they are new.
+            self.lease((count.div_ceil(PAGE_BLOCKS) as usize + 1) * CHANGE_BYTES_MAX)?;
             self.apply(entry.origin(), block, count, run.slot.get());
             if is_own {
                 self.map.mark_changed(block, u64::from(count));
@@ -816,12 +823,22 @@ impl ObjectVolume {
         Ok(())
     }
 
+    /// Have memory for so much more.
+    fn lease(&mut self, more: usize) -> Result<(), OpenError> {
+        if self.lease.reach((self.table_bytes() + more) as u64) {
+            Ok(())
+        } else {
+            Err(OpenError::NoMemory)
+        }
+    }
+
     /// Everything is there: count what lives where, and serve.
-    fn finish_open(&mut self, actions: &mut Vec<Action>) {
+    fn finish_open(&mut self, actions: &mut Vec<Action>) -> Result<(), OpenError> {
         let stage = core::mem::replace(&mut self.opening.stage, Stage::Done);
         let Stage::Loading(loading) = stage else {
-            return;
+            return Ok(());
         };
+        self.lease(self.manifest.tail.len() * OBJECT_ENTRY_BYTES)?;
         for entry in self.manifest.tail.clone() {
             let object = Object {
                 bytes: entry.bytes(),
@@ -846,6 +863,11 @@ impl ObjectVolume {
             }
             for run in page.runs() {
                 let place = run.place();
+                // One more than there may be.
+                let bytes = self.map.memory_bytes() + (self.objects.len() + 1) * OBJECT_ENTRY_BYTES;
+                if !self.lease.reach(bytes as u64) {
+                    return Err(OpenError::NoMemory);
+                }
                 let object = self.objects.entry(place.number()).or_default();
                 object.live += u32::from(run.count);
                 object.compressed = place.is_compressed();
@@ -866,6 +888,7 @@ impl ObjectVolume {
         for (token, ask) in core::mem::take(&mut self.early) {
             self.submit(token, ask, actions);
         }
+        Ok(())
     }
 }
 

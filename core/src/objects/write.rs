@@ -147,12 +147,18 @@ impl ObjectVolume {
                 self.write_queue.pop_front();
                 continue;
             };
-            let whole = self.gather(id, &mut write, actions);
-            self.writes.insert(id, write);
+            let gathered = self.gather(id, &mut write, actions);
+            let token = write.token;
+            if gathered.is_ok() {
+                self.writes.insert(id, write);
+            }
             let writers = core::mem::take(&mut self.whole_writers);
             self.release(writers, actions);
-            if !whole {
-                break;
+            match gathered {
+                Ok(true) => {}
+                Ok(false) => break,
+                // What of it is gathered stays: nobody was told.
+                Err(error) => end(token, Err(error), actions),
             }
             self.write_queue.pop_front();
             self.end_write_if_done(id, actions);
@@ -173,12 +179,17 @@ impl ObjectVolume {
         self.gathering.user || sealed.any(|tail| tail.user)
     }
 
-    /// Gather what is left of a write; false if it has to wait.
-    fn gather(&mut self, id: u64, write: &mut Write, actions: &mut Vec<Action>) -> bool {
+    /// Gather what is left of a write; false if it has to wait. An error ends it.
+    fn gather(
+        &mut self,
+        id: u64,
+        write: &mut Write,
+        actions: &mut Vec<Action>,
+    ) -> Result<bool, IoError> {
         let block_bytes = BLOCK_BYTES as u64;
         while write.at < write.end {
             if self.gathering.is_full() && !self.seal() {
-                return false;
+                return Ok(false);
             }
             let block = write.at / block_bytes;
             let within = (write.at % block_bytes) as usize;
@@ -189,6 +200,9 @@ impl ObjectVolume {
                 && (rest >= block_bytes || to_end)
                 && !matches!(write.what, What::Data(..))
             {
+                if !self.has_room(2, 0) {
+                    return Err(IoError::NoMemory);
+                }
                 let count = if to_end {
                     rest.div_ceil(block_bytes)
                 } else {
@@ -198,18 +212,21 @@ impl ObjectVolume {
                 write.at = write.end.min(write.at + count * block_bytes);
                 continue;
             }
+            if !self.has_room(1, self.config.unmap_reserve_bytes) {
+                return Err(IoError::NoMemory);
+            }
             let bytes = ((block_bytes as usize - within) as u64).min(rest) as usize;
             let to_end = write.at + bytes as u64 == self.bytes;
             let waits = match self.gather_block(id, block, within, bytes, to_end, &mut write.what) {
                 Ok(waits) => waits,
                 Err(Refused::Full) if self.seal() => continue,
                 Err(Refused::Memory) if self.batches.is_empty() && self.seal() => continue,
-                Err(_) => return false,
+                Err(_) => return Ok(false),
             };
             write.waits += u32::from(waits);
             write.at += bytes as u64;
         }
-        true
+        Ok(true)
     }
 
     fn unmap(&mut self, block: u64, count: u64, actions: &mut Vec<Action>) {

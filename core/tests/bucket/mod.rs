@@ -3,10 +3,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::buf::Pool;
 use hdcs_core::codec::{Codec, Method};
+use hdcs_core::error::IoError;
 use hdcs_core::io::{Done, Nanos, Token};
+use hdcs_core::memory::Share;
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames;
 use hdcs_core::objects::io::{Action, Ask, Event, Kind, Listed, Name, Phase, StoreError, Stored};
@@ -31,6 +34,9 @@ pub struct Bucket {
     pub bytes_got: u64,
     /// Pages of the map that the longest turn has looked at.
     pub longest_look: u64,
+    /// Memory for the map, if that is bounded, and requests that were refused for want of it.
+    share: Option<Arc<Share>>,
+    pub refused: u64,
 }
 
 /// Compresses slots whose blocks hold one byte each, and tells the methods apart.
@@ -67,6 +73,19 @@ impl Codec for OneByte {
 impl Bucket {
     /// The volume at a place, which has to open; `parent` is where the one is that it is a clone of.
     pub fn open(objects: &Objects, place: &str, config: Config, parent: &str) -> Self {
+        let this = Self::begin(objects, place, config, parent, None);
+        assert_eq!(this.volume.phase(), Phase::Open);
+        this
+    }
+
+    /// The same with memory of a share for the map. It may be refused.
+    pub fn begin(
+        objects: &Objects,
+        place: &str,
+        config: Config,
+        parent: &str,
+        share: Option<&Arc<Share>>,
+    ) -> Self {
         let mut this = Self {
             volume: ObjectVolume::new(config),
             objects: Rc::clone(objects),
@@ -77,10 +96,14 @@ impl Bucket {
             held: Vec::new(),
             bytes_got: 0,
             longest_look: 0,
+            share: share.cloned(),
+            refused: 0,
         };
+        if let Some(share) = share {
+            this.volume.set_memory(share);
+        }
         this.volume.clone_of(parent.to_owned(), place.to_owned());
         this.go();
-        assert_eq!(this.volume.phase(), Phase::Open);
         this
     }
 
@@ -253,10 +276,12 @@ impl Bucket {
                 (token, Ok(Stored::Listed { objects, more }))
             }
             Action::End(completion) => {
-                if let Done::Read(buf) = completion.result.expect("the store never fails") {
-                    self.read = Some(buf.to_vec());
-                }
                 self.ended += 1;
+                match completion.result {
+                    Ok(Done::Read(buf)) => self.read = Some(buf.to_vec()),
+                    Err(IoError::NoMemory) if self.share.is_some() => self.refused += 1,
+                    result => drop(result.expect("the store never fails")),
+                }
                 return None;
             }
             Action::SnapshotEnd { result, .. } => {

@@ -32,6 +32,7 @@ pub mod copying;
 pub mod file;
 pub mod hdfs;
 pub mod home;
+pub mod memory;
 pub mod objects;
 #[cfg(feature = "rbd")]
 pub mod rbd;

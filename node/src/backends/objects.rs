@@ -46,6 +46,7 @@ use self::contents::{delete_all, kept, newest_manifest, references, refuse_unles
 use self::joining::{How, Joining};
 use super::compression::Compression;
 use super::copying::Copying;
+use super::memory;
 use super::url::{Given, OptionList, UrlError};
 use super::{
     Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, Opened, Operation,
@@ -139,7 +140,8 @@ impl ObjectsPlace {
         Ok(Client::over(store, patience))
     }
 
-    fn drive(&self, machine: ObjectVolume) -> Result<Driver, BackendError> {
+    fn drive(&self, mut machine: ObjectVolume) -> Result<Driver, BackendError> {
+        machine.set_memory(memory::tables());
         let reach = Arc::clone(&self.reach);
         let patience = self.patience.min(OPEN_PATIENCE);
         Driver::open(machine, reach, self.client()?, patience, self.key.clone())
@@ -519,6 +521,9 @@ impl Driver {
             (OpenError::Io(_), Some(trouble)) => backend_error(trouble),
             (OpenError::Io(IoError::Unreachable), None) => {
                 BackendError::Unreachable(format!("{place}: it is not reachable"))
+            }
+            (OpenError::NoMemory, _) => {
+                BackendError::Refused(format!("{place}: {error}: {}", memory::REMEDY))
             }
             (OpenError::Absent, _) => BackendError::Absent(place),
             (OpenError::OtherVolume, _) => BackendError::Exists(place),

@@ -419,9 +419,11 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     row(
         "  indexes",
         format!(
-            "{} cache, {} logs",
+            "{} cache, {} logs, {} of {} tables of backends",
             show(memory.cache_index_bytes),
-            show(memory.log_index_bytes)
+            show(memory.log_index_bytes),
+            show(memory.tables_used_bytes),
+            show(memory.tables_bytes)
         ),
     );
     let cache = &status.cache;

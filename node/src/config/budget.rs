@@ -2,7 +2,7 @@
 //! the cap is kept by construction and not by watching.
 //!
 //! ```text
-//! memory_max = fixed + connections + pool + cache index + log indexes + DRAM frames
+//! memory_max = fixed + connections + pool + cache index + log indexes + tables of backends + DRAM frames
 //! ```
 //!
 //! Invariants:
@@ -46,6 +46,8 @@ pub struct Budget {
     pub cache_index_bytes: u64,
     /// Indexes of all write logs together, at most.
     pub log_index_bytes: u64,
+    /// Tables of backends ([`crate::backends::memory`]) together, at most.
+    pub tables_bytes: u64,
     /// Frames of the DRAM tier, their index included.
     pub frames_bytes: u64,
 }
@@ -62,13 +64,21 @@ impl Budget {
         let one_log = log_index_bytes(node.log_size_mib * MIB);
         let log_index_bytes = (cap / 8).max(one_log);
         let connections_bytes = (cap / 16).clamp(CONNECTIONS_BYTES_MIN, CONNECTIONS_BYTES_MAX);
-        let taken =
+        let others =
             FIXED_BYTES + connections_bytes + pool_bytes + cache_index_bytes + log_index_bytes;
+        let tables_bytes = match node.tables_memory_mib {
+            0 => {
+                (cap.saturating_sub(others) / 4).min(cap.saturating_sub(others + FRAMES_BYTES_MIN))
+            }
+            mib => mib * MIB,
+        };
+        let taken = others + tables_bytes;
         if taken + FRAMES_BYTES_MIN > cap {
             return Err(ConfigError::Relation(format!(
                 "`memory_max_mib` is {}, but {} MiB are needed: {} for the program, {} for connections, \
                  {} for buffers, {} to index the SSD tier (cache_total_size_mib), {} to index write logs \
-                 (log_size_mib), {} for the DRAM tier: raise it, or lower the others",
+                 (log_size_mib), {} for the tables of backends (tables_memory_mib), {} for the DRAM tier: raise it, or \
+                 lower the others",
                 node.memory_max_mib,
                 (taken + FRAMES_BYTES_MIN).div_ceil(MIB),
                 FIXED_BYTES / MIB,
@@ -76,6 +86,7 @@ impl Budget {
                 pool_bytes / MIB,
                 cache_index_bytes.div_ceil(MIB),
                 log_index_bytes.div_ceil(MIB),
+                tables_bytes.div_ceil(MIB),
                 FRAMES_BYTES_MIN / MIB,
             )));
         }
@@ -85,6 +96,7 @@ impl Budget {
             pool_bytes,
             cache_index_bytes,
             log_index_bytes,
+            tables_bytes,
             frames_bytes: cap - taken,
         };
         budget.check_unpersisted(volume)?;
@@ -160,6 +172,7 @@ mod tests {
                 + budget.pool_bytes
                 + budget.cache_index_bytes
                 + budget.log_index_bytes
+                + budget.tables_bytes
                 + budget.frames_bytes;
             assert_eq!(sum, memory * MIB);
             assert!(budget.frames_bytes >= FRAMES_BYTES_MIN);
@@ -174,6 +187,27 @@ mod tests {
             error.to_string().contains("4096 to index the SSD tier"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn budget_has_the_tables_that_were_asked_for() {
+        let mut settings = node(1024, 0, 16);
+        let of = |settings: &NodeSettings| Budget::of(settings, &VolumeSettings::default());
+        let before = of(&settings).unwrap();
+        assert_eq!(
+            before.tables_bytes,
+            (before.tables_bytes + before.frames_bytes) / 4
+        );
+        settings.tables_memory_mib = 256;
+        let asked = of(&settings).unwrap();
+        assert_eq!(asked.tables_bytes, 256 * MIB);
+        assert_eq!(
+            asked.tables_bytes + asked.frames_bytes,
+            before.tables_bytes + before.frames_bytes
+        );
+        settings.tables_memory_mib = 1000;
+        let error = of(&settings).unwrap_err().to_string();
+        assert!(error.contains("1000 for the tables of backends"), "{error}");
     }
 
     #[test]

@@ -155,8 +155,11 @@ settings! {
     /// What belongs to the node as a whole.
     NodeSettings
     /// Hard cap of the memory of the whole process. It is split at start into the buffer pool, the
-    /// DRAM tier, and the indexes of the SSD tier and the write logs.
+    /// DRAM tier, the indexes of the SSD tier and the write logs, and the tables of backends.
     memory_max_mib: u64 = 512, 128..=(1 << 20);
+    /// Memory for the maps of volumes on S3 and HDFS, and for the maps and checksums of homes. 0: a quarter of what
+    /// the other parts of `memory_max_mib` leave to the DRAM tier.
+    tables_memory_mib: u64 = 0, 0..=(1 << 20);
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
     /// Size of the SSD tier; 0 turns it off, else at least 16.

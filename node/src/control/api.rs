@@ -819,6 +819,10 @@ pub struct Memory {
     pub cache_index_bytes: u64,
     /// Indexes of the write logs.
     pub log_index_bytes: u64,
+    /// Tables of backends, at most: maps of volumes on S3 and HDFS, maps and checksums of homes.
+    pub tables_bytes: u64,
+    /// What of that they have taken.
+    pub tables_used_bytes: u64,
     /// Recently logged data, held in the pool.
     pub resident_bytes: u64,
 }

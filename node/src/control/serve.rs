@@ -38,6 +38,7 @@ use super::node::{Node, lock};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
 use crate::acceptor;
 use crate::access::Peer;
+use crate::backends;
 use crate::config::budget::Budget;
 use crate::config::value::Listen;
 use crate::config::{Config, ConfigError, NodeSettings};
@@ -261,6 +262,7 @@ fn prepare(
     let control = bind_unix(&layout.control_socket(), true)?;
     let metrics = config.node.metrics_listen.map(bind_metrics).transpose()?;
     let budget = Budget::of(&config.node, &config.volume)?;
+    backends::memory::tables().set_bytes(budget.tables_bytes);
     if config.node.cache_total_size_mib == 0 {
         // A cache that is left out misses what is written now: what it holds must never count again.
         lock(dir).renew_cache_uuid()?;

@@ -150,6 +150,13 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
         Trouble::BackendWrites(IoError::NoSpace) => {
             format!("backend: no space left for {time} {}", kept())
         }
+        Trouble::BackendWrites(IoError::NoMemory) => {
+            format!(
+                "backend: no memory is left for the map of what it holds for {time} {}: {}",
+                kept(),
+                crate::backends::memory::REMEDY
+            )
+        }
         Trouble::BackendWrites(IoError::Unreachable) => {
             format!("backend: not reachable for {time} {}", kept())
         }

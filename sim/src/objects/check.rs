@@ -183,6 +183,7 @@ impl World {
     }
     pub(super) fn ended(&mut self, owner: usize, completion: Completion) -> Result<(), Violation> {
         let owns = self.owns(owner);
+        let short = self.is_short_of_memory();
         let entry = &mut self.owners[owner];
         let Some((since, op)) = entry.ops.remove(&completion.token.0) else {
             return Err(Violation::new("reply-unexpected", "a request ended twice"));
@@ -194,6 +195,11 @@ impl World {
         // What an owner of before needs may be gone. A full bucket is a reason for what has to put.
         let excused = match (&op, completion.result.as_ref()) {
             (Op::Read(..) | Op::Extents(_), Err(IoError::NoSpace)) => false,
+            (Op::Write(..) | Op::Resize(_), Err(IoError::NoMemory)) => {
+                self.coverage.no_room += 1;
+                short
+            }
+            (_, Err(IoError::NoMemory)) => false,
             (_, Err(IoError::NoSpace)) => since <= self.last_refusal.plus(REFUSAL_TELLS),
             _ => since <= self.last_fault || !owns,
         };

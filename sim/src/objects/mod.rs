@@ -11,6 +11,7 @@
 //! * [`world`] drives owners and checks every rule as things happen.
 //! * [`compressed`] is what the driver does with compressed objects.
 //! * `busy` are clients that keep every get busy.
+//! * `memory` is what there is for maps.
 //! * `dead_clones` are creations of clones that die or are slow.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
@@ -20,6 +21,7 @@ pub mod compressed;
 mod dead_clones;
 mod effects;
 mod lineage;
+mod memory;
 pub mod model;
 pub mod plant;
 pub mod reader;

@@ -52,6 +52,10 @@ pub enum Plant {
     FillsLast,
     /// The reference of a clone that is not there is removed without a tombstone.
     NoTombstone,
+    /// The map grows, however little memory there is.
+    MemoryBeyondShare,
+    /// An owner that ends keeps its memory.
+    MemoryKept,
 }
 
 impl Plant {

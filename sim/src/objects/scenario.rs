@@ -53,6 +53,10 @@ pub struct Coverage {
     pub dead_clones: u64,
     /// See [`Self::dead_clones`].
     pub slow_clones: u64,
+    /// Writes that were refused for want of memory for the map.
+    pub no_room: u64,
+    /// Openings that were.
+    pub short_of_memory: u64,
 }
 
 impl Coverage {
@@ -81,6 +85,8 @@ impl Coverage {
         self.flushes_beside_readers += other.flushes_beside_readers;
         self.dead_clones += other.dead_clones;
         self.slow_clones += other.slow_clones;
+        self.no_room += other.no_room;
+        self.short_of_memory += other.short_of_memory;
     }
 }
 
@@ -92,7 +98,7 @@ impl fmt::Display for Coverage {
              {} take-overs, {} fenced, {} faults, {} late, {} refused, {} freed when full, \
              {} snapshots, {} clones, {} given up, {} blocks inherited, {} objects compressed, \
              {} frames, {} gets of frames, {} flushes beside busy readers, \
-             {} dead clones, {} slow ones",
+             {} dead clones, {} slow ones, {} writes and {} openings without memory",
             self.requests,
             self.commits,
             self.deletes,
@@ -114,7 +120,9 @@ impl fmt::Display for Coverage {
             self.frame_gets,
             self.flushes_beside_readers,
             self.dead_clones,
-            self.slow_clones
+            self.slow_clones,
+            self.no_room,
+            self.short_of_memory
         )
     }
 }

@@ -13,6 +13,7 @@ use hdcs_core::objects::io::{
 };
 use hdcs_core::objects::{Access, Config, ObjectVolume};
 
+use super::memory::{Memory, UNMAP_RESERVE_BYTES};
 use super::model::{Before, Model};
 use super::plant::Plant;
 use super::scenario::{Coverage, Scenario};
@@ -173,6 +174,8 @@ pub struct World {
     pub(super) steps_without_time: u32,
     pub(super) schedule: Schedule<Happening>,
     pub(super) store: Store,
+    /// For the maps of all owners.
+    pub(super) memory: Memory,
     pub(super) owners: Vec<Owner>,
     pub(super) pool: Rc<Pool>,
     pub(super) calm: bool,
@@ -217,6 +220,7 @@ impl World {
             steps_without_time: 0,
             schedule: Schedule::default(),
             store: Store::default(),
+            memory: Memory::draw(&mut Rng::with_seed(seed ^ 0x6d65_6d6f_7279_6d61)),
             owners: Vec::new(),
             pool: Pool::new(8 << 20),
             calm: false,
@@ -284,6 +288,7 @@ impl World {
             read_memory_bytes: 2 << 20,
             puts_in_flight_max: self.scenario.puts,
             gets_in_flight_max: self.scenario.gets,
+            unmap_reserve_bytes: UNMAP_RESERVE_BYTES,
         }
     }
 
@@ -302,6 +307,7 @@ impl World {
         let config = self.config(access, bytes);
         let mut machine = ObjectVolume::new(config);
         machine.set_compression(self.draw_compression());
+        self.lend(&mut machine);
         if let Access::Clone { .. } = access {
             machine.clone_of(PLACE.into(), place.into());
         }
@@ -339,6 +345,9 @@ impl World {
             self.coverage.copied_blocks += machine.stats().copied_blocks;
             self.coverage.maps += machine.stats().puts_map;
             self.coverage.fenced += u64::from(machine.phase() == Phase::Fenced);
+            if self.plant == Some(Plant::MemoryKept) {
+                std::mem::forget(machine);
+            }
         }
         self.owners[owner].ops.clear();
         self.log("kill", [owner as u64, 0, 0, 0]);
@@ -383,6 +392,9 @@ impl World {
                     }
                     Some(Phase::Failed(error)) => {
                         self.judge_refusal(error)?;
+                        if error == OpenError::NoMemory {
+                            self.lend_more();
+                        }
                         break;
                     }
                     Some(Phase::Fenced) | None => {
@@ -404,6 +416,7 @@ impl World {
     pub(super) fn judge_refusal(&self, error: OpenError) -> Result<(), Violation> {
         let excused = match error {
             OpenError::Io(_) => !self.calm,
+            OpenError::NoMemory => self.has_little_memory(),
             OpenError::Damaged { .. } | OpenError::Newer { .. } => {
                 self.scenario.corrupts && !self.calm
             }
@@ -734,6 +747,7 @@ impl World {
                 action => self.perform(owner, action)?,
             }
         }
+        self.check_memory()?;
         self.check_fenced(owner)
     }
 
@@ -781,6 +795,8 @@ impl World {
     pub(super) fn finish(&mut self, owner: usize) -> Result<(), Violation> {
         self.kill(owner);
         self.calm = true;
+        // What is dead is found and freed once there is room for copies.
+        self.lend_enough();
         // Whatever comes late has come.
         while self.schedule.next_time().is_some() {
             self.advance()?;

@@ -655,7 +655,9 @@ impl World {
         if let Some(error) = fails {
             match error {
                 // What was not reached, or had no room, is as it was.
-                IoError::Unreachable | IoError::NoSpace | IoError::Fenced => backend.cancel(op),
+                IoError::Unreachable | IoError::NoSpace | IoError::NoMemory | IoError::Fenced => {
+                    backend.cancel(op);
+                }
                 IoError::Failed | IoError::Corrupt => backend.fail_write(op),
             }
             return Err(error);

@@ -25,10 +25,12 @@ use hdcs_core::home::map::BlockState;
 use hdcs_core::home::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
 use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::limits::BLOCK_SECTORS;
+use hdcs_core::memory::Lease;
 
 use tokio::sync::oneshot;
 
 use super::{Ask, Backend, Capabilities, Keep, Operation, Port, Stack};
+use crate::backends::memory;
 use crate::device::file::Opened;
 use crate::device::ring::Outcome;
 use crate::device::worker::JobOutput;
@@ -81,6 +83,9 @@ pub struct HomeBackend {
     /// Size of the volume. The home may be larger.
     volume_bytes: u64,
     resizing: Option<Resizing>,
+    /// Memory for map and checksums; for the latter so many bytes of it.
+    lease: Lease,
+    sums_bytes: u64,
     /// Why the last resize failed, if that can be told better than by an error.
     resize_trouble: Option<String>,
     /// What waits until the home is cut; none once it is.
@@ -104,6 +109,8 @@ impl HomeBackend {
         store.config.backend_atomic = inner.capabilities().atomic_flush;
         let is_larger = store.config.bytes > bytes;
         Self {
+            sums_bytes: store.config.sums_bytes as u64,
+            lease: store.lease,
             home: Home::new(store.config, store.map, store.cipher),
             opened: store.opened,
             inner,
@@ -235,6 +242,14 @@ impl HomeBackend {
 
     /// Have the store hold so many bytes, on a thread of its own: reserving room may take long.
     fn resize_store(&mut self, token: Token, bytes: u64, port: &mut Port<'_>) {
+        let needs = memory::home_map_bytes(bytes) + self.sums_bytes;
+        if !self.lease.reach(needs) {
+            let trouble = store::ResizeError::Memory;
+            let result = Err(IoError::from(&trouble));
+            self.resize_trouble = Some(trouble.to_string());
+            self.ended.push(Completion { token, result });
+            return;
+        }
         let opened = self.opened.clone();
         let job = move || {
             let resized = store::resize(&opened.file, &opened.path, opened.block_device, bytes);

@@ -16,13 +16,14 @@ use hdcs_core::home::Config;
 use hdcs_core::home::format::{self, HOME_BETWEEN, HomePage, HomeSuperblock, SUMS_UNTRUSTED};
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
-    BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES,
-    VOLUME_BYTES_MAX,
+    BLOCK_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
+use hdcs_core::memory::Lease;
 use thiserror::Error;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
+use crate::backends::memory;
 use crate::crypt::Unlocked;
 use crate::device::file::{self as device, DeviceError, Direct};
 
@@ -50,6 +51,17 @@ pub enum StoreError {
         /// What is wrong.
         source: FormatError,
     },
+    /// Its map does not fit the memory for that.
+    #[error(
+        "home: {}: it needs at least {needs} bytes of memory for its map and checksums, and that much is not left: {}",
+        path.display(), memory::REMEDY
+    )]
+    Memory {
+        /// Where.
+        path: PathBuf,
+        /// What it needs at least.
+        needs: u64,
+    },
     /// It is encrypted and the volume is not, or the other way round, or with another key.
     #[error("home: {}: {what}: put the right home back", path.display())]
     Key {
@@ -74,7 +86,7 @@ impl StoreError {
     /// Whether what it held is lost, as far as anybody can tell now.
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Device(DeviceError::Locked(_)) => false,
+            Self::Device(DeviceError::Locked(_)) | Self::Memory { .. } => false,
             Self::Format { source, .. } | Self::Page { source, .. } => {
                 !matches!(source, FormatError::Newer { .. })
             }
@@ -98,6 +110,12 @@ pub enum ResizeError {
         /// How much of that is not to be had.
         missing: u64,
     },
+    /// There is no memory for its map.
+    #[error(
+        "the map of its home would not fit the memory that is left: {}",
+        memory::REMEDY
+    )]
+    Memory,
     /// Its device is too small, or its file cannot be changed.
     #[error("its home: {0}")]
     Device(#[from] DeviceError),
@@ -106,6 +124,7 @@ pub enum ResizeError {
 impl From<&ResizeError> for IoError {
     fn from(error: &ResizeError) -> Self {
         match error {
+            ResizeError::Memory => Self::NoMemory,
             ResizeError::NoSpace { .. } | ResizeError::Device(DeviceError::TooSmall { .. }) => {
                 Self::NoSpace
             }
@@ -124,6 +143,8 @@ pub struct Store {
     pub map: Map,
     /// What encrypts its data, if something does.
     pub cipher: Option<Arc<dyn BlockCipher>>,
+    /// Memory for its map and its checksums.
+    pub lease: Lease,
 }
 
 /// Make a store with nothing in it, whose data is encrypted if there is a key, and reserve all of its room. A file
@@ -302,6 +323,11 @@ pub fn open(
         return Err(StoreError::Key { path, what });
     }
     let (home, bytes) = (superblock.home.get(), has);
+    let (lease, sums_bytes) =
+        memory::lease_home(memory::tables(), bytes).map_err(|needs| StoreError::Memory {
+            path: path.to_owned(),
+            needs,
+        })?;
     let mut pages = Vec::new();
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
@@ -354,7 +380,7 @@ pub fn open(
         sequence: superblock.sequence.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
         sums_log: superblock.sums_log.get(),
-        sums_bytes: HOME_SUMS_BYTES,
+        sums_bytes,
         backend_atomic: false,
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
         turn_blocks: HOME_TURN_BLOCKS,
@@ -379,6 +405,7 @@ pub fn open(
         opened,
         config,
         map,
+        lease,
         cipher: keys.map(|keys| keys.home(home)),
     })
 }

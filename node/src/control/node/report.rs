@@ -11,6 +11,7 @@ use hdcs_core::volume::State;
 
 use super::record::Asked;
 use super::{Node, Sample, Slot, find, in_time, lock};
+use crate::backends::memory;
 use crate::backends::url::BackendUrl;
 use crate::catalogue::Found;
 use crate::control::api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
@@ -225,6 +226,8 @@ impl Node {
                 frames_bytes: report.cache.dram_blocks * BLOCK_BYTES as u64,
                 cache_index_bytes: report.cache.index_bytes,
                 log_index_bytes: sum(|v| v.stats.index_bytes),
+                tables_bytes: memory::tables().bytes(),
+                tables_used_bytes: memory::tables().leased_bytes(),
                 resident_bytes: sum(|v| v.stats.resident_bytes),
             },
             cache,
