@@ -61,6 +61,24 @@ def test_log_that_nobody_reads_stops_nothing(tmp_path):
         assert daemon.wait() == 0
 
 
+def test_abort_says_where_it_was(tmp_path):
+    """As when a library's assertion fails; and it ends although nobody reads what it says."""
+    with Daemon(tmp_path) as daemon:
+        daemon.signal(signal.SIGABRT)
+        assert daemon.wait() == -signal.SIGABRT
+        told = daemon.log().split("hdcs: aborted (SIGABRT) in thread ")[1].splitlines()
+        assert "acknowledged writes are in the write logs" in told[0]
+        assert any("libc" in frame for frame in told[1:]), told
+    with StalledReader(tmp_path) as daemon:
+        fill = os.open(f"/proc/{daemon.process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(fill, b"x")
+        os.close(fill)
+        daemon.signal(signal.SIGABRT)
+        assert daemon.wait() == -signal.SIGALRM
+
+
 def test_log_is_whole_at_the_end(tmp_path):
     with Daemon(tmp_path) as daemon:
         daemon.stop()

@@ -1,6 +1,7 @@
 //! The effects of HDCS: thin drivers around the state machines of `hdcs-core`, the frontends that
 //! clients speak to, and the control plane. Decisions are in `core`; nothing here makes one.
 
+pub mod abort_report;
 pub mod acceptor;
 pub mod access;
 pub mod backends;

@@ -36,6 +36,7 @@ use super::cache_at::CacheAt;
 use super::link::{DataPath, ask};
 use super::node::{Node, lock};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
+use crate::abort_report;
 use crate::acceptor;
 use crate::access::Peer;
 use crate::config::budget::Budget;
@@ -172,6 +173,7 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
         Some(path) => Config::load(path)?,
         None => Config::default(),
     };
+    abort_report::install();
     share_descriptors(&mut config.node)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
