@@ -57,6 +57,16 @@ def refused(done, status, *parts):
         assert part in text, f"{part!r} is not in {text!r}"
 
 
+def freeze(process):
+    """Stop a process, and return once each of its threads has stopped: the signal alone does not wait for that."""
+    os.kill(process, signal.SIGSTOP)
+    end = time.monotonic() + COMMAND_SECONDS
+    # What follows the name, which stands in brackets, begins with the state.
+    while any(") T " not in (task / "stat").read_text() for task in Path(f"/proc/{process}/task").iterdir()):
+        assert time.monotonic() < end, f"process {process} does not stop"
+        time.sleep(0.01)
+
+
 class UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from daemon import MIB, Daemon, samples
+from daemon import MIB, Daemon, freeze, samples
 
 CACHE = {"memory_max_mib": 192, "cache_total_size_mib": 64}
 CONTENT_BYTES = 8 * MIB
@@ -270,7 +270,7 @@ def test_cache_device_that_hangs_holds_up_nothing_and_comes_back(tmp_path, faili
     with Daemon(tmp_path, config) as daemon:
         filled(daemon, old)
         # DRAM must not hide the device from reads.
-        failing_disk.process.send_signal(signal.SIGSTOP)
+        freeze(failing_disk.process.pid)
         assert daemon.read("v", CONTENT_BYTES) == old
         write_through(daemon, new)
         assert daemon.volume("v")["counters"]["dirty_bytes"] == 0
@@ -282,7 +282,7 @@ def test_cache_device_that_hangs_holds_up_nothing_and_comes_back(tmp_path, faili
         failing_disk.process.send_signal(signal.SIGCONT)
         assert daemon.online()["ssd_readmissions"] == 1
         assert daemon.read("v", CONTENT_BYTES) == new
-        failing_disk.process.send_signal(signal.SIGSTOP)
+        freeze(failing_disk.process.pid)
         write_through(daemon, old)
         assert daemon.read("v", CONTENT_BYTES) == old
         daemon.stop()
@@ -302,7 +302,7 @@ def test_cache_device_that_hangs_at_the_start_is_done_without(tmp_path, failing_
     with Daemon(tmp_path, config) as daemon:
         filled(daemon, old)
         daemon.stop()
-        failing_disk.process.send_signal(signal.SIGSTOP)
+        freeze(failing_disk.process.pid)
         daemon.start()
         assert "no answer for" in daemon.log()
         write_through(daemon, new)

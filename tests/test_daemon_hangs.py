@@ -13,7 +13,7 @@ import time
 
 import nbd
 import pytest
-from daemon import DIRTY, HDCS, MIB, Daemon, samples
+from daemon import DIRTY, HDCS, MIB, Daemon, freeze, samples
 from raw_client import DISC, READ, Client
 from test_daemon_cache import served_disk
 
@@ -210,7 +210,7 @@ def hung(daemon, disk, name):
     client = daemon.nbd(name)
     client.pwrite(b"a" * 4096, 0)
     client.flush()
-    disk.process.send_signal(signal.SIGSTOP)
+    freeze(disk.process.pid)
     cookie = client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b"b" * 4096)), 0)
     daemon.until(lambda: problem_of(daemon, name))
     return client, cookie

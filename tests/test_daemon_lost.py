@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from daemon import DIRTY, MIB, Daemon, freeze, hdcs, refused
 from test_daemon_cache import served_disk
 
 LOG_BYTES = 16 * MIB
@@ -304,7 +304,7 @@ def test_opening_that_hangs_is_told_and_can_be_given_up(tmp_path):
             place.symlink_to(disks[b])
             before = recorded(daemon)
             for one in disks:
-                one.process.send_signal(signal.SIGSTOP)
+                freeze(one.process.pid)
             daemon.start()
             assert daemon.read("w", MIB) == b"w" * MIB
             shown = {one["part"]: one for one in daemon.json("status")["problems"]}
