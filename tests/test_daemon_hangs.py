@@ -257,6 +257,42 @@ def test_log_that_hangs_shows_and_is_waited_for_or_not(tmp_path, hanging_log, wh
         assert daemon.read("v", 4096) == b"b" * 4096
 
 
+def test_log_that_hangs_holds_up_no_other_log(tmp_path, hanging_log):
+    """After stalls a few threads write for all logs; none of them may be kept by one."""
+    with Daemon(tmp_path, {"log_answer_max_ms": 300, "persist": "on-write"}) as daemon:
+        create_on(daemon, hanging_log, "v")
+        daemon.create("w", "--set", "when_full=error")
+        client = daemon.nbd("v")
+
+        def send(mark):
+            return client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(mark * 4096)), 0)
+
+        def finish(cookies):
+            for cookie in cookies:
+                while not client.aio_command_completed(cookie):
+                    client.poll(1000)
+
+        for _ in range(2):
+            freeze(hanging_log.process.pid)
+            cookie = send(b"a")
+            time.sleep(0.05)
+            hanging_log.process.send_signal(signal.SIGCONT)
+            finish([cookie])
+        freeze(hanging_log.process.pid)
+        cookies = []
+        for _ in range(8):
+            cookies.append(send(b"b"))
+            time.sleep(0.02)
+        for mark in (b"w", b"x"):
+            daemon.write("w", mark * 4096)
+        assert problem_of(daemon, "w") is None
+        assert daemon.read("w", 4096) == b"x" * 4096
+        hanging_log.process.send_signal(signal.SIGCONT)
+        finish(cookies)
+        assert daemon.read("v", 4096) == b"b" * 4096
+        daemon.stop()
+
+
 def test_stop_does_not_wait_for_a_log_that_hangs(tmp_path, hanging_log):
     with Daemon(tmp_path, {"log_answer_max_ms": 300, "persist": "on-write"}) as daemon:
         create_on(daemon, hanging_log, "v")

@@ -120,6 +120,8 @@ pub enum Plant {
     UnwatchedLog,
     /// Clients wait for a log that does not answer, though they are to be told of an error.
     UntoldWaiters,
+    /// While the reads of a log are not answered, its writes are not either, and clients are told of an error.
+    ReadsHoldWrites,
     /// A volume that closes waits for its log however long that takes.
     PatientClose,
     /// A volume is opened again while its log's device owes answers.
@@ -173,6 +175,7 @@ impl Plant {
             | Self::StuckRead
             | Self::UnwatchedLog
             | Self::UntoldWaiters
+            | Self::ReadsHoldWrites
             | Self::PatientClose
             | Self::HastyReopen
             | Self::StuckReplay

@@ -33,7 +33,11 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
         Some(
-            Plant::UnwatchedLog | Plant::UntoldWaiters | Plant::PatientClose | Plant::HastyReopen,
+            Plant::UnwatchedLog
+            | Plant::UntoldWaiters
+            | Plant::ReadsHoldWrites
+            | Plant::PatientClose
+            | Plant::HastyReopen,
         ) => Scenario::draw_for_silent_logs(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),

@@ -319,6 +319,11 @@ fn plant_of_waiters_that_are_not_told_is_caught() {
 }
 
 #[test]
+fn plant_of_slow_reads_of_a_log_that_fail_writes_is_caught() {
+    assert_caught(Plant::ReadsHoldWrites, &["error-without-cause"]);
+}
+
+#[test]
 fn plant_of_a_close_that_waits_for_its_log_is_caught() {
     assert_caught(Plant::PatientClose, &["silent-log-close"]);
 }

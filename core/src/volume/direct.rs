@@ -410,7 +410,7 @@ impl Volume {
 
     /// Whether the log is being emptied, and can be.
     pub(super) fn drains(&self) -> bool {
-        self.direct.is_draining() && !self.is_damaged() && !self.backend_takes_nothing()
+        self.direct.is_draining() && !self.is_damaged() && !self.destage_gets_nowhere()
     }
 
     /// Whether a write for so many log blocks has to wait for the policy to change.
@@ -644,13 +644,11 @@ impl Volume {
         }
     }
 
-    /// Refuse what waits for the log, which does not answer: writes before it says that they go past it, and flushes
-    /// behind a generation of destage that is still to be read from it.
-    pub(super) fn refuse_what_log_delays(&mut self, error: RequestError, cx: &mut Context<'_>) {
+    /// Refuse the writes that wait until the log says that they go past it.
+    pub(super) fn refuse_what_mark_delays(&mut self, error: RequestError, cx: &mut Context<'_>) {
         if self.direct.mark != Mark::Set {
             self.refuse_unsubmitted(error, cx);
         }
-        self.refuse_flushes_behind_destage(error, cx);
     }
 
     /// Refuse the flushes that wait for a generation of which the backend has a part, and destage not all yet.

@@ -89,6 +89,8 @@ pub(super) struct Health {
     pub(super) silent: Option<Nanos>,
     /// The same of the log's operations.
     pub(super) log_silent: Option<Nanos>,
+    /// Whether what is too old of the log is what writes wait for, too.
+    pub(super) log_writes_silent: bool,
     /// Destage could not read what it needs of the log, and has not got there since.
     pub(super) log_unreadable: bool,
     writes: Option<Failing>,
@@ -162,6 +164,7 @@ impl Volume {
             return;
         }
         let (mut next, mut silent, mut log_silent) = (None, None, None);
+        let mut log_writes_silent = false;
         let mut late = alloc::vec::Vec::new();
         for (key, running) in &self.ops {
             let Some((performer, limit)) = self.answer_max(&running.op) else {
@@ -178,6 +181,7 @@ impl Volume {
                 Performer::Log if self.is_abandoned(&running.op) => late.push((key, performer)),
                 Performer::Log => {
                     hasten(&mut log_silent, running.since);
+                    log_writes_silent |= !running.op.is_read_of_log();
                     if self.is_given_up_when_late(&running.op) {
                         late.push((key, performer));
                     }
@@ -194,6 +198,7 @@ impl Volume {
         }
         self.health.silent = silent;
         self.health.log_silent = log_silent;
+        self.health.log_writes_silent = log_writes_silent;
         self.health.watch_at = next;
         for (key, performer) in late {
             match performer {

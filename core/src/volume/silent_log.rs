@@ -7,6 +7,8 @@
 //!
 //! The device is waited for, as a silent backend is. Whoever waits for the log waits too under
 //! [`WhenFull::Wait`], and is told of an error under [`WhenFull::Error`]. A close does not wait for it.
+//! Writes and flushes are told only once something is too old that is not a read: a bad sector may be
+//! read for a minute by a device that goes on to write.
 //!
 //! Invariants:
 //! 1. Nothing is acknowledged as durable before the device has acknowledged it, however late that is.
@@ -46,6 +48,18 @@ impl Op {
                 | Self::LateLog
         )
     }
+
+    /// Whether it is a read of the log's device for what is served or destaged, or was one before it was given up.
+    pub(super) fn is_read_of_log(&self) -> bool {
+        matches!(
+            self,
+            Self::ReadLog { .. }
+                | Self::DestageRead { .. }
+                | Self::DestageChunk { .. }
+                | Self::ScrubLog(_)
+                | Self::LateLog
+        )
+    }
 }
 
 impl Volume {
@@ -54,6 +68,11 @@ impl Volume {
         // The largest time is none.
         let is_watched = op.is_of_log() && self.config.log_answer_max < Nanos(u64::MAX);
         is_watched.then_some(self.config.log_answer_max)
+    }
+
+    /// Whether whoever waits for writes to the log is told of an error.
+    pub(super) fn refuses_writes_for_silent_log(&self) -> bool {
+        self.health.log_writes_silent && self.refuses_for_silent_log()
     }
 
     /// Whether an operation of the log is of no use any more, since the log was given up.
@@ -74,10 +93,13 @@ impl Volume {
         if self.phase == Phase::Opening {
             return self.refuse_early(RequestError::Io, cx);
         }
-        self.refuse_undurable_reads(RequestError::Io, cx);
-        self.refuse_acknowledgements(RequestError::Io, cx);
-        self.refuse_waiting_writes(RequestError::Io, cx);
-        self.refuse_what_log_delays(RequestError::Io, cx);
+        if self.refuses_writes_for_silent_log() {
+            self.refuse_undurable_reads(RequestError::Io, cx);
+            self.refuse_acknowledgements(RequestError::Io, cx);
+            self.refuse_waiting_writes(RequestError::Io, cx);
+            self.refuse_what_mark_delays(RequestError::Io, cx);
+        }
+        self.refuse_flushes_behind_destage(RequestError::Io, cx);
     }
 
     /// Whether a client waits for this operation alone, and is not to wait for a silent log. A write to the ring is

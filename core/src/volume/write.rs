@@ -94,7 +94,7 @@ impl Volume {
         if self.config.policy == Policy::ReadOnly {
             return self.reply(id, Kind::Other, Err(RequestError::Policy), cx);
         }
-        if self.refuses_for_silent_log() && !self.direct.is_direct() {
+        if self.refuses_writes_for_silent_log() && !self.direct.is_direct() {
             // It would fill the log, and be told of an error all the same.
             return self.reply(id, Kind::Other, Err(RequestError::Io), cx);
         }
@@ -127,7 +127,7 @@ impl Volume {
                 Admission::Now => {}
                 Admission::At(_) | Admission::Blocked => break,
                 Admission::Full => {
-                    if self.config.when_full == WhenFull::Error && self.backend_takes_nothing() {
+                    if self.config.when_full == WhenFull::Error && self.destage_gets_nowhere() {
                         self.refuse_waiting_writes(RequestError::LogFull, cx);
                     }
                     break;
@@ -143,6 +143,11 @@ impl Volume {
     /// Whether the backend fails what is destaged, or gives no answer.
     pub(super) fn backend_takes_nothing(&self) -> bool {
         self.destage.is_failing() || self.health.silent.is_some()
+    }
+
+    /// The same, or the log does not give what is to be destaged.
+    pub(super) fn destage_gets_nowhere(&self) -> bool {
+        self.backend_takes_nothing() || self.health.log_silent.is_some()
     }
 
     pub(super) fn refuse_waiting_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {

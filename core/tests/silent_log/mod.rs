@@ -145,6 +145,24 @@ fn silent_log_does_not_keep_a_read_that_is_not_to_wait() {
     }
 }
 
+/// A device may try a bad sector for a minute, and go on to write beside that.
+#[test]
+fn silent_read_of_a_log_fails_no_write() {
+    let mut world = world(WhenFull::Error);
+    world.write(8, &[1; 4096]);
+    world.reopen();
+    world.log_reads_silent = Some(Vec::new());
+    send(&mut world, 1, Request::Read { range: BLOCK });
+    pass(&mut world, TOO_LONG);
+    assert_eq!(errors(&mut world), [(1, Some(RequestError::Io))]);
+    assert_eq!(trouble(&world), Some(Trouble::LogSilent));
+    send_write(&mut world, 2, 2);
+    send(&mut world, 3, Request::Flush);
+    pass(&mut world, TOO_LONG);
+    assert_eq!(errors(&mut world), [(2, None), (3, None)]);
+    assert_eq!(world.read(BLOCK)[..], [2; 4096]);
+}
+
 #[test]
 fn silent_log_does_not_keep_a_volume_from_closing() {
     for destage in [false, true] {

@@ -177,9 +177,9 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
         Trouble::LogSilent => format!(
             "write log: its device has not answered for {time}: {}; it heals by itself when the device answers",
             match report.config.when_full {
-                WhenFull::Wait => "writes and flushes wait, and so do reads of what it alone has",
+                WhenFull::Wait => "writes, flushes and reads that need it wait",
                 WhenFull::Error =>
-                    "writes, flushes and reads of what it alone has fail, as when_full is error",
+                    "writes, flushes and reads that need it fail, as when_full is error",
             }
         ),
         Trouble::LogEmptying => format!(

@@ -210,6 +210,8 @@ pub struct Ring {
     /// Urgent writes since the last stall, and when that ended.
     since_stall: u32,
     stalled_at: Option<Instant>,
+    /// Tasks of the writer threads that have brought no result.
+    writing: usize,
     written: Vec<(u64, Result<u64, Errno>)>,
     woken: Box<u64>,
     config: RingConfig,
@@ -244,6 +246,7 @@ impl Ring {
             evade_until: None,
             since_stall: STALL_WINDOW,
             stalled_at: None,
+            writing: 0,
             written: Vec::new(),
             woken: Box::new(0),
             config,
@@ -314,7 +317,8 @@ impl Ring {
         self.begin_write(owner, token, fd, offset, data, durable, Way::Ring);
     }
 
-    /// Like [`Self::write`], for what clients wait for: after a stall, a writer thread performs it.
+    /// Like [`Self::write`], for what clients wait for: after a stall, a writer thread performs it if one is free. A
+    /// write never queues behind others, whose device may hang.
     pub fn write_urgently(
         &mut self,
         owner: Owner,
@@ -329,7 +333,8 @@ impl Ring {
             Way::Ring
         } else {
             let now = Instant::now();
-            if self.evade_until.is_some_and(|until| now < until) {
+            let evades = self.evade_until.is_some_and(|until| now < until);
+            if evades && self.has_free_writer() {
                 Way::Writer
             } else {
                 Way::Timed(now)
@@ -591,6 +596,7 @@ impl Ring {
         if operation.by_writer
             && let Some(writers) = &self.writers
         {
+            self.writing += 1;
             writers.submit(key, operation.fd, task(operation));
             return Key(key);
         }
@@ -674,6 +680,10 @@ impl Ring {
         }
     }
 
+    fn has_free_writer(&self) -> bool {
+        self.writing < self.config.writer_threads
+    }
+
     /// Take over what the writer threads have done.
     fn take_written(&mut self) {
         let Some(writers) = &self.writers else {
@@ -682,6 +692,7 @@ impl Ring {
         let mut written = std::mem::take(&mut self.written);
         writers.take(&mut written);
         for (key, result) in written.drain(..) {
+            self.writing -= 1;
             self.ended(key, result, false);
         }
         self.written = written;

@@ -94,7 +94,10 @@ enum Stage {
     /// Sending what is left.
     Draining,
     /// Of no more use: waiting for what is under way.
-    Broken,
+    Broken {
+        /// Whether [`Connection::breaks_off`] has said so.
+        is_told: bool,
+    },
 }
 
 /// Who says why it ends.
@@ -275,7 +278,7 @@ impl Connection {
             // called it since, and it outlives the operation (invariant 1).
             self.receiving = Some(unsafe { ring.receive(owner, fd, address, bytes) });
         }
-        if self.stage == Stage::Broken {
+        if self.is_broken() {
             self.session.output().clear();
             if !self.sending {
                 self.chunks.clear();
@@ -331,9 +334,16 @@ impl Connection {
         self.waits && self.stage == Stage::Open
     }
 
-    /// Whether nobody takes its answers any more.
-    pub fn is_broken(&self) -> bool {
-        self.stage == Stage::Broken
+    /// Whether nobody takes its answers any more; true once.
+    pub fn breaks_off(&mut self) -> bool {
+        match &mut self.stage {
+            Stage::Broken { is_told } => !std::mem::replace(is_told, true),
+            Stage::Open | Stage::Draining => false,
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        matches!(self.stage, Stage::Broken { .. })
     }
 
     /// The volume that it has open.
@@ -348,7 +358,7 @@ impl Connection {
 
     /// What its client has owed for too long.
     pub fn look(&mut self, now: Nanos, limits: &ConnectionLimits) -> Option<&'static str> {
-        if self.stage == Stage::Broken {
+        if self.is_broken() {
             return None;
         }
         // What is not being received now is not the client's fault.
@@ -396,7 +406,7 @@ impl Connection {
     /// Whether its client has gone while requests of it hang, as far as that can be told; then it is broken off. One
     /// that sends nothing any more may still take answers, for as long as it may take for a handshake.
     pub fn has_departed(&mut self, now: Nanos, limits: &ConnectionLimits) -> bool {
-        let may_tell = self.stage != Stage::Broken && self.receiving.is_none() && self.requests > 0;
+        let may_tell = !self.is_broken() && self.receiving.is_none() && self.requests > 0;
         let presence = if may_tell {
             Presence::of(&self.socket)
         } else {
@@ -417,7 +427,7 @@ impl Connection {
     /// Whether nothing of it is left but requests whose answers nobody takes.
     pub fn is_left(&self) -> bool {
         let is_quiet = self.receiving.is_none() && !self.sending;
-        self.stage == Stage::Broken && is_quiet && self.requests > 0
+        self.is_broken() && is_quiet && self.requests > 0
     }
 
     /// Whether it can be dropped.
@@ -425,7 +435,7 @@ impl Connection {
         let drained = match self.stage {
             Stage::Open => return false,
             Stage::Draining => self.chunks.is_empty() && self.session.output().is_empty(),
-            Stage::Broken => true,
+            Stage::Broken { .. } => true,
         };
         drained
             && self.receiving.is_none()
@@ -452,7 +462,9 @@ impl Connection {
         if self.session.ending().is_none() && matches!(self.end, End::OfSession) {
             self.end = End::Because(why);
         }
-        self.stage = Stage::Broken;
+        if !self.is_broken() {
+            self.stage = Stage::Broken { is_told: false };
+        }
         // SAFETY: a system call on a descriptor that is held. It fails if the peer is gone,
         // which is as well.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };

@@ -2,7 +2,7 @@
 //! tiers out. A volume in cache mode is destaged, and that is all.
 
 use hdcs_core::home::{TierState, Verified};
-use hdcs_core::volume::Event;
+use hdcs_core::volume::{Event, Trouble};
 
 use super::command::Answer;
 use super::served::Tiering;
@@ -96,6 +96,13 @@ impl Works {
         let (Some(tiering), Some(home)) = (&mut served.tiering, home) else {
             return;
         };
+        let log_is_silent = matches!(served.volume.trouble(), Some((Trouble::LogSilent, _)));
+        if tiering.then_close && log_is_silent {
+            // What is to be destaged first cannot be had: a close does not wait for it.
+            served.tiering = None;
+            self.ask_home(slot, Tiers::Cancel);
+            return self.step(slot, Event::Close { destage: true });
+        }
         if !tiering.asked {
             if stats.destage_all_remaining_bytes == 0 {
                 tiering.asked = true;

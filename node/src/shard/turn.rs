@@ -53,7 +53,7 @@ use crate::device::Errno;
 use crate::device::ring::{Finished, Key, Outcome, Owner, Ring};
 use crate::device::worker::{JobOutput, Waker};
 use crate::device::writers::raise_priority;
-use crate::frontends::{Ending, Held, Host};
+use crate::frontends::{Ending, Held, Host, VolumeNumber};
 use crate::log_limit::LogLimit;
 
 /// Between two lines in the log about connections that were too many.
@@ -152,6 +152,8 @@ pub struct Shard {
     waiters: VecDeque<u32>,
     /// Connections that nothing is received from until the log is written, or this time has come.
     held: Vec<u32>,
+    /// Connections that broke off, whose requests are still to be withdrawn.
+    broken: Vec<(VolumeNumber, u32)>,
     held_until: Nanos,
     /// How much work connections may submit. See [`crate::frontends::work_of`].
     turns: Turns,
@@ -256,6 +258,7 @@ impl Shard {
             listed: Vec::new(),
             waiters: VecDeque::new(),
             held: Vec::new(),
+            broken: Vec::new(),
             held_until: NEVER,
             turns: Turns::default(),
             longest_turn: LongestTurn::default(),
@@ -351,6 +354,7 @@ impl Shard {
         }
         for _ in 0..ROUNDS_MAX {
             self.works.step_submitted();
+            self.withdraw();
             self.works.poll();
             self.settle();
             self.deliver();
@@ -360,6 +364,9 @@ impl Shard {
             if !self.works.has_more() {
                 break;
             }
+        }
+        if self.works.submitted.is_empty() {
+            self.withdraw();
         }
         self.run_gatherings();
         self.go_on_stopping();
@@ -577,6 +584,16 @@ impl Shard {
         }
     }
 
+    /// Take back what waits for its turn and came from connections that broke off: once for each of them, and for all
+    /// of a volume's together, since each time costs as much as there waits. What they submitted has been taken in.
+    fn withdraw(&mut self) {
+        let mut broken = std::mem::take(&mut self.broken);
+        broken.sort_unstable_by_key(|&(volume, slot)| (volume.0, slot));
+        for theirs in broken.chunk_by(|one, other| one.0 == other.0) {
+            self.works.withdraw(theirs);
+        }
+    }
+
     /// Send and receive on the listed connections; drop those that are over.
     fn serve(&mut self) {
         let mut listed = std::mem::take(&mut self.listed);
@@ -605,8 +622,8 @@ impl Shard {
             };
             let (number, held) = (connection.volume(), connection.held());
             self.works.count(number, &mut connection.counted, held);
-            if connection.is_broken() && connection.requests > 0 {
-                self.works.withdraw(slot, number);
+            if connection.breaks_off() && connection.requests > 0 {
+                self.broken.extend(number.map(|number| (number, slot)));
             }
             if connection.is_over() {
                 let none = Held::default();

@@ -604,19 +604,23 @@ impl Works {
         })
     }
 
-    /// Take back what waits for its turn and came from a connection that is of no more use.
-    pub fn withdraw(&mut self, connection: u32, volume: Option<VolumeNumber>) {
-        let slot = volume.and_then(|number| self.numbers.get(&number));
+    /// Take back what waits for its turn and came from these connections, in order, to one volume.
+    pub fn withdraw(&mut self, connections: &[(VolumeNumber, u32)]) {
+        let slot = connections
+            .first()
+            .and_then(|(number, _)| self.numbers.get(number));
         let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) else {
             return;
         };
-        let is_its = |one: &Submitted| match one.origin {
-            Origin::Connection(slot, _) => slot == connection,
+        let is_theirs = |one: &Submitted| match one.origin {
+            Origin::Connection(slot, _) => connections
+                .binary_search_by_key(&slot, |&(_, slot)| slot)
+                .is_ok(),
             Origin::Job(_) | Origin::Scrub(_) => false,
         };
-        let of_turn = self.scheduler.withdraw(served.flow, is_its);
+        let of_turn = self.scheduler.withdraw(served.flow, is_theirs);
         let before = std::mem::take(&mut served.waiting);
-        let (of_volume, left): (VecDeque<_>, VecDeque<_>) = before.into_iter().partition(is_its);
+        let (of_volume, left): (VecDeque<_>, VecDeque<_>) = before.into_iter().partition(is_theirs);
         served.waiting = left;
         for one in of_turn.into_iter().chain(of_volume) {
             self.refuse(one);

@@ -425,7 +425,7 @@ impl World {
                 let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
                 let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
-                let hung = self.silent_log_excuses(unit);
+                let hung = self.silent_log_excuses(unit, waiting);
                 log || hung || (!writes && backend_trouble) || past_log
             }
             RequestError::Corrupt => state.log_rotten,

@@ -504,7 +504,12 @@ impl World {
             return self.cache_silent;
         }
         if let Some(unit) = io.log() {
-            return self.units[unit].log_silent;
+            let answers = self.units[unit].log_reads_only && !self.is_held_like_log_reads(io);
+            return if answers {
+                Nanos(0)
+            } else {
+                self.units[unit].log_silent
+            };
         }
         io.backend()
             .map_or(Nanos(0), |unit| self.units[unit].backend_silent)

@@ -192,8 +192,13 @@ struct Unit {
     /// Until when its device does not answer, and whether it has not in this opening.
     log_silent: Nanos,
     log_hung: bool,
+    /// Only reads of the log are not answered.
+    log_reads_only: bool,
+    /// As `log_hung`, of what writes wait for.
+    log_writes_hung: bool,
     /// Clients were told of an error because of that.
     log_told: bool,
+    log_writes_told: bool,
     log_rotten: bool,
     /// What an independent reader made of a log with rot when its opening began.
     rot: Option<check_log::LogView>,
@@ -546,7 +551,10 @@ impl World {
                     log_dead: None,
                     log_silent: Nanos(0),
                     log_hung: false,
+                    log_reads_only: false,
+                    log_writes_hung: false,
                     log_told: false,
+                    log_writes_told: false,
                     log_stuck: false,
                     kept: None,
                     kept_late: None,

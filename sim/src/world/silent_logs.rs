@@ -20,6 +20,10 @@ impl Io {
             _ => None,
         }
     }
+
+    fn is_read_of_log(&self) -> bool {
+        matches!(self, Self::DiskRead(DiskId::Log(_), ..))
+    }
 }
 
 impl World {
@@ -39,7 +43,15 @@ impl World {
         };
         self.note("log silent", [unit as u64, pause.0, 0, 0]);
         self.units[unit].log_silent = self.now.plus(pause);
-        self.units[unit].log_hung = true;
+        let state = &mut self.units[unit];
+        state.log_hung = true;
+        state.log_reads_only = pause.0 % 3 == 1;
+        state.log_writes_hung |= !state.log_reads_only;
+    }
+
+    /// Whether a silence of the log's reads holds this effect back, too.
+    pub(super) fn is_held_like_log_reads(&self, io: &Io) -> bool {
+        io.is_read_of_log() || self.planted.is(Plant::ReadsHoldWrites)
     }
 
     /// The node starts: a log's device that did not answer may do so again.
@@ -48,8 +60,10 @@ impl World {
         if is_silent && self.random.bool() {
             self.units[unit].log_silent = Nanos(0);
         }
-        self.units[unit].log_hung = self.units[unit].log_silent > self.now;
-        self.units[unit].log_told = false;
+        let state = &mut self.units[unit];
+        state.log_hung = state.log_silent > self.now;
+        state.log_writes_hung = state.log_hung && !state.log_reads_only;
+        (state.log_told, state.log_writes_told) = (false, false);
     }
 
     /// All is well: what logs' devices have not answered they answer now.
@@ -93,11 +107,15 @@ impl World {
         }
     }
 
-    /// Whether a log that is silent, or was, is a reason to fail a request.
-    pub(super) fn silent_log_excuses(&self, unit: usize) -> bool {
+    /// Whether a log that is silent, or was, is a reason to fail a request. Slow reads are none to fail a write.
+    pub(super) fn silent_log_excuses(&self, unit: usize, waiting: &Waiting) -> bool {
         let state = &self.units[unit];
         let is_told = state.config.when_full == WhenFull::Error;
-        state.log_told || state.log_hung && (is_told || self.phase(unit) != Some(Phase::Open))
+        let is_open = self.phase(unit) == Some(Phase::Open);
+        if matches!(waiting, Waiting::Write(..)) && is_open && !state.was_direct {
+            return state.log_writes_told || state.log_writes_hung && is_told;
+        }
+        state.log_told || state.log_hung && (is_told || !is_open)
     }
 
     /// The same of writes that are refused before they reach the log.
@@ -151,6 +169,11 @@ impl World {
             return Ok(());
         }
         self.coverage.log_silent_rounds += 1;
+        let writes = (self.in_flight.values())
+            .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit))
+            .filter(|one| !one.io.is_read_of_log());
+        let since = writes.map(|one| one.since).min();
+        let writes_late = since.is_some_and(|since| self.now.since(since) >= max);
         let state = &self.units[unit];
         if phase == Phase::Open {
             check_trouble::check_shown(unit, age, max, health)?;
@@ -159,7 +182,7 @@ impl World {
         // Then it is something else that is waited for.
         let waits_for_others = of_others || state.resizing.is_some() || !state.held.is_empty();
         if waits_for_others {
-            self.units[unit].log_told |= is_told;
+            self.note_told(unit, is_told, writes_late);
             return Ok(());
         }
         // What was given up before is not what a close waits for.
@@ -169,9 +192,19 @@ impl World {
         let all_old = newest.is_some_and(|newest| self.now.since(newest) >= max);
         check_trouble::check_close(unit, age, all_old && phase == Phase::Closing)?;
         // Reads that meet that fail once all else has come, perhaps under another configuration.
-        self.units[unit].log_told |= is_told;
+        self.note_told(unit, is_told, writes_late);
         let state = &self.units[unit];
         let waits = |what: &Waiting| matches!(what, Waiting::Write(..) | Waiting::Flush(_));
-        check_trouble::check_told(unit, age, is_told && state.requests.any(waits))
+        check_trouble::check_told(
+            unit,
+            age,
+            is_told && writes_late && state.requests.any(waits),
+        )
+    }
+
+    fn note_told(&mut self, unit: usize, is_told: bool, writes_late: bool) {
+        let state = &mut self.units[unit];
+        state.log_told |= is_told;
+        state.log_writes_told |= is_told && writes_late;
     }
 }

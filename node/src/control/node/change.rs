@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::volume::Trouble;
 
 use super::{
     COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed, find, invalid,
@@ -217,6 +218,13 @@ impl Node {
                 moved_at = Instant::now();
             } else if moved_at.elapsed() > STALL_TIME_MAX {
                 self.cancel_flush(name).await?;
+                let dirty = volume.stats.dirty_bytes;
+                if let Some(Trouble::LogSilent) = volume.trouble.map(|(trouble, _)| trouble) {
+                    return Err(failed(format!(
+                        "volume {name}: the device of its write log does not answer, and {dirty} dirty bytes are \
+                         left: put the device right"
+                    )));
+                }
                 return Err(ApiError::new(
                     ErrorKind::Failed,
                     format!(
