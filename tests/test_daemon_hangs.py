@@ -264,8 +264,8 @@ def test_log_that_hangs_holds_up_no_other_log(tmp_path, hanging_log):
         daemon.create("w", "--set", "when_full=error")
         client = daemon.nbd("v")
 
-        def send(mark):
-            return client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(mark * 4096)), 0)
+        def send(mark, size=4096):
+            return client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(mark * size)), 0)
 
         def finish(cookies):
             for cookie in cookies:
@@ -281,8 +281,9 @@ def test_log_that_hangs_holds_up_no_other_log(tmp_path, hanging_log):
         freeze(hanging_log.process.pid)
         cookies = []
         for _ in range(8):
-            cookies.append(send(b"b"))
-            time.sleep(0.02)
+            # More than a span that waits for another takes up.
+            cookies.append(send(b"b", 256 << 10))
+            client.poll(50)
         for mark in (b"w", b"x"):
             daemon.write("w", mark * 4096)
         assert problem_of(daemon, "w") is None
@@ -290,6 +291,28 @@ def test_log_that_hangs_holds_up_no_other_log(tmp_path, hanging_log):
         hanging_log.process.send_signal(signal.SIGCONT)
         finish(cookies)
         assert daemon.read("v", 4096) == b"b" * 4096
+        daemon.stop()
+
+
+def test_backend_that_hangs_holds_up_no_other_volume(tmp_path, hanging_log):
+    """However many of its reads hang, there are threads in the kernel for the others' writes."""
+    with Daemon(tmp_path, {"cache_total_size_mib": 0, "persist": "on-write"}) as daemon:
+        daemon.create("v", "--backend", f"file:{hanging_log / 'mount/disk'}", size="64M")
+        daemon.create("w")
+        client = daemon.nbd("v")
+        freeze(hanging_log.process.pid)
+        cookies = []
+        for count in range(100):
+            cookies.append(client.aio_pread(nbd.Buffer(4096), count * (512 << 10)))
+        daemon.until(lambda: daemon.volume("v")["counters"]["requests_in_flight"] == 100)
+        for mark in (b"w", b"x"):
+            daemon.write("w", mark * 4096)
+        assert daemon.read("w", 4096) == b"x" * 4096
+        assert daemon.volume("w")["state"] == "healthy"
+        hanging_log.process.send_signal(signal.SIGCONT)
+        for cookie in cookies:
+            while not client.aio_command_completed(cookie):
+                client.poll(1000)
         daemon.stop()
 
 

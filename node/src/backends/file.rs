@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ use super::{
 };
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
-use crate::device::ring::Outcome;
+use crate::device::ring::{Outcome, Target};
 use crate::device::worker::{JobOutput, Remote};
 use copier::Copier;
 use lineage::Origin;
@@ -323,6 +323,8 @@ struct Zeroing {
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct FileBackend {
     file: Arc<File>,
+    /// The same for transfers.
+    target: Target,
     block_device: bool,
     /// Cleared once `fallocate` was refused.
     can_punch: bool,
@@ -356,6 +358,7 @@ impl FileBackend {
             .expect("a new arena is free")
             .freeze();
         Self {
+            target: prepared.opened.target(),
             file: prepared.opened.file,
             block_device: prepared.opened.block_device,
             can_punch: true,
@@ -445,13 +448,9 @@ impl FileBackend {
         port.end(token, result);
     }
 
-    fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
-    }
-
     /// Begin or go on with a zero request by the best way that is left.
     fn zero(&mut self, index: usize, port: &mut Port<'_>) {
-        let fd = self.fd();
+        let fd = self.target.fd;
         let (zeroing, way) = &mut self.zeroing[index];
         if *way == Way::Punch && !self.can_punch {
             *way = Way::ZeroRange;
@@ -480,7 +479,8 @@ impl FileBackend {
                 if !piece.is_multiple_of(whole) {
                     data.push(self.zeroes.slice(0..(piece % whole) as usize));
                 }
-                port.ring.write(port.owner, token, fd, offset, data, None);
+                port.ring
+                    .write(port.owner, token, self.target, offset, data, None);
             }
         }
     }
@@ -519,11 +519,12 @@ impl Backend for FileBackend {
         let Some(Operation { token, ask }) = self.hold(operation, port) else {
             return;
         };
-        let fd = self.fd();
+        let (target, fd) = (self.target, self.target.fd);
         match ask {
-            Ask::Read { offset, buf } => port.ring.read(port.owner, token, fd, offset, buf),
+            Ask::Read { offset, buf } => port.ring.read(port.owner, token, target, offset, buf),
             Ask::Write { offset, data } => {
-                port.ring.write(port.owner, token, fd, offset, data, None);
+                port.ring
+                    .write(port.owner, token, target, offset, data, None);
             }
             Ask::Flush => port.ring.sync(port.owner, token, fd),
             Ask::Zero { bytes: 0, .. } => port.end(token, Ok(Done::Written)),

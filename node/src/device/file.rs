@@ -11,7 +11,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use hdcs_core::replay::superblocks_hold;
 use thiserror::Error;
 
 use super::durability::{self, Durability};
-use super::ring::{Owner, Ring};
+use super::ring::{Owner, Ring, Target};
 use crate::shard::command::DeviceRegion;
 
 /// Why a file or device could not be used.
@@ -112,6 +112,18 @@ pub struct Opened {
     pub block_device: bool,
     /// The offset alignment of direct I/O, or `None` where everything is buffered.
     pub direct_align: Option<u64>,
+    /// Whether the kernel may wait while it takes an operation on it. See [`Target`].
+    pub may_wait: bool,
+}
+
+impl Opened {
+    /// For transfers.
+    pub fn target(&self) -> Target {
+        Target {
+            fd: self.file.as_raw_fd(),
+            may_wait: self.may_wait,
+        }
+    }
 }
 
 /// Whether to try direct I/O.
@@ -181,13 +193,25 @@ fn open_for(path: &Path, direct: Direct, writes: bool) -> Result<Opened, DeviceE
     } else {
         metadata.len()
     };
+    let may_wait = is_on_fuse(&file);
     Ok(Opened {
+        may_wait,
         file: Arc::new(file),
         path: path.to_path_buf(),
         bytes,
         block_device,
         direct_align,
     })
+}
+
+/// Whether FUSE serves it, which says to io_uring that it never waits, and does: for the lock of the file while a write
+/// is under way, and for its queue (seen with Linux 6.18).
+fn is_on_fuse(file: &File) -> bool {
+    // SAFETY: all zeroes are a valid value; the call fills it.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` lives until the call returns.
+    let told = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) };
+    told == 0 && found.f_type == libc::FUSE_SUPER_MAGIC
 }
 
 /// How long a lock is waited for. The kernel closes a killed program's files only after their
@@ -390,7 +414,7 @@ impl Device {
     /// Read a block and write it back durably; blocks. A device that cannot do that is of no use.
     pub fn prove(&self) -> Result<(), DeviceError> {
         let last = self.base + self.bytes - BLOCK_BYTES as u64;
-        let proof = durability::probe(self.fd(), last);
+        let proof = durability::probe(self.opened.file.as_raw_fd(), last);
         proof.map(drop).map_err(|errno| {
             let source = io::Error::from_raw_os_error(errno.0);
             DeviceError::io("write durably to", &self.opened.path, source)
@@ -400,7 +424,7 @@ impl Device {
     /// Fill `buf` from `offset` of the region.
     pub fn read(&self, ring: &mut Ring, owner: Owner, token: Token, offset: u64, buf: BufMut) {
         self.check(offset, buf.len());
-        ring.read(owner, token, self.fd(), self.base + offset, buf);
+        ring.read(owner, token, self.opened.target(), self.base + offset, buf);
     }
 
     /// Write at `offset` of the region.
@@ -415,7 +439,14 @@ impl Device {
     ) {
         self.check(offset, data.iter().map(|buf| buf.len()).sum());
         let durable = durable.then_some(self.durability);
-        ring.write(owner, token, self.fd(), self.base + offset, data, durable);
+        ring.write(
+            owner,
+            token,
+            self.opened.target(),
+            self.base + offset,
+            data,
+            durable,
+        );
     }
 
     /// Write durably at `offset` of the region, for a client that waits for it.
@@ -428,8 +459,8 @@ impl Device {
         data: Vec<Buf>,
     ) {
         self.check(offset, data.iter().map(|buf| buf.len()).sum());
-        let (fd, offset) = (self.fd(), self.base + offset);
-        ring.write_urgently(owner, token, fd, offset, data, self.durability);
+        let (file, offset) = (self.opened.target(), self.base + offset);
+        ring.write_urgently(owner, token, file, offset, data, self.durability);
     }
 
     fn check(&self, offset: u64, bytes: usize) {
@@ -439,10 +470,6 @@ impl Device {
                 .is_some_and(|end| end <= self.bytes),
             "transfer beyond the region"
         );
-    }
-
-    fn fd(&self) -> RawFd {
-        self.opened.file.as_raw_fd()
     }
 }
 

@@ -28,6 +28,9 @@ use super::writers::{Task, Writers};
 
 /// How often an operation that made no progress is repeated before it fails.
 const RETRIES_MAX: u32 = 1000;
+/// Workers of the kernel's for transfers that it cannot begin without waiting. By default there are four for a processor,
+/// and a device that hangs would keep them all.
+const WORKERS_MAX: u32 = 1024;
 /// A transfer that moved too little to continue behind it counts as so many repetitions.
 const NO_PROGRESS_COST: u32 = 100;
 /// Vectors in one transfer at most: the kernel's `UIO_MAXIOV`.
@@ -141,6 +144,23 @@ pub struct Finished {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64);
 
+/// A file that transfers go to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The open file.
+    pub fd: RawFd,
+    /// Whether the kernel may wait for the file's device while it takes an operation: then a worker of the kernel's has to
+    /// take it, since this thread waits for nothing.
+    pub may_wait: bool,
+}
+
+impl From<RawFd> for Target {
+    fn from(fd: RawFd) -> Self {
+        let may_wait = false;
+        Self { fd, may_wait }
+    }
+}
+
 #[derive(Debug)]
 enum Kind {
     Free,
@@ -185,6 +205,8 @@ struct Operation {
     bytes: u64,
     done: u64,
     durable: Option<Durability>,
+    /// Whether a worker of the kernel's takes it. See [`Target`].
+    may_wait: bool,
     /// Whether a writer thread performs it.
     by_writer: bool,
     /// When an urgent write was handed to io_uring.
@@ -224,6 +246,10 @@ impl Ring {
     /// A ring; the calling thread is the only one that may use it.
     pub fn new(config: RingConfig) -> io::Result<Self> {
         let uring = Self::build(config)?;
+        let mut workers = [WORKERS_MAX, 0];
+        if let Err(error) = uring.submitter().register_iowq_max_workers(&mut workers) {
+            tracing::info!(%error, "the kernel keeps its limit of workers: a device that hangs may hold up others");
+        }
         let worker = Worker::start()?;
         let writers = if config.writer_threads > 0 {
             Some(Writers::start(
@@ -290,7 +316,15 @@ impl Ring {
     }
 
     /// Fill `buf` from `offset`.
-    pub fn read(&mut self, owner: Owner, token: Token, fd: RawFd, offset: u64, mut buf: BufMut) {
+    pub fn read(
+        &mut self,
+        owner: Owner,
+        token: Token,
+        file: impl Into<Target>,
+        offset: u64,
+        mut buf: BufMut,
+    ) {
+        let Target { fd, may_wait } = file.into();
         let bytes = buf.len() as u64;
         let vector = libc::iovec {
             iov_base: buf.as_mut_ptr().cast(),
@@ -298,6 +332,7 @@ impl Ring {
         };
         let slot = self.take(Kind::Read(buf), owner, token, fd);
         let operation = &mut self.operations[slot as usize];
+        operation.may_wait = may_wait;
         operation.offset = offset;
         operation.bytes = bytes;
         operation.vectors.push(vector);
@@ -309,12 +344,12 @@ impl Ring {
         &mut self,
         owner: Owner,
         token: Token,
-        fd: RawFd,
+        file: impl Into<Target>,
         offset: u64,
         data: Vec<Buf>,
         durable: Option<Durability>,
     ) {
-        self.begin_write(owner, token, fd, offset, data, durable, Way::Ring);
+        self.begin_write(owner, token, file.into(), offset, data, durable, Way::Ring);
     }
 
     /// Like [`Self::write`], for what clients wait for: after a stall, a writer thread performs it if one is free. A
@@ -323,7 +358,7 @@ impl Ring {
         &mut self,
         owner: Owner,
         token: Token,
-        fd: RawFd,
+        file: impl Into<Target>,
         offset: u64,
         data: Vec<Buf>,
         durability: Durability,
@@ -340,7 +375,7 @@ impl Ring {
                 Way::Timed(now)
             }
         };
-        self.begin_write(owner, token, fd, offset, data, durable, way);
+        self.begin_write(owner, token, file.into(), offset, data, durable, way);
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a write consists of")]
@@ -348,12 +383,13 @@ impl Ring {
         &mut self,
         owner: Owner,
         token: Token,
-        fd: RawFd,
+        file: Target,
         offset: u64,
         data: Vec<Buf>,
         durable: Option<Durability>,
         way: Way,
     ) {
+        let Target { fd, may_wait } = file;
         let slot = self.take(Kind::Write { _data: Vec::new() }, owner, token, fd);
         let operation = &mut self.operations[slot as usize];
         let mut bytes = 0;
@@ -376,6 +412,7 @@ impl Ring {
         operation.offset = offset;
         operation.bytes = bytes;
         operation.durable = durable;
+        operation.may_wait = may_wait;
         operation.by_writer = matches!(way, Way::Writer);
         operation.urgent_since = match way {
             Way::Timed(since) => Some(since),
@@ -541,6 +578,7 @@ impl Ring {
                 bytes: 0,
                 done: 0,
                 durable: None,
+                may_wait: false,
                 by_writer: false,
                 urgent_since: None,
                 retries: 0,
@@ -557,6 +595,7 @@ impl Ring {
         operation.bytes = 0;
         operation.done = 0;
         operation.durable = None;
+        operation.may_wait = false;
         operation.by_writer = false;
         operation.urgent_since = None;
         operation.retries = 0;
@@ -649,7 +688,12 @@ impl Ring {
             Kind::Wake => opcode::Read::new(fd, woken.cast(), 8).build(),
             Kind::Free => unreachable!("a free slot is never started"),
         };
-        self.push(entry.user_data(key));
+        let flags = if operation.may_wait {
+            squeue::Flags::ASYNC
+        } else {
+            squeue::Flags::empty()
+        };
+        self.push(entry.flags(flags).user_data(key));
         Key(key)
     }
 

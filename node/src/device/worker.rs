@@ -1,10 +1,12 @@
-//! A thread for what would block: opening, truncating, seeking holes.
+//! Threads for what would block: opening, truncating, seeking holes.
 //!
-//! Jobs run one after another in the order of submission. Results return through a queue and an
+//! Jobs of an owner run one after another in the order of submission, on a thread that starts with the first of them:
+//! a device that hangs keeps no job of another owner waiting. Results return through a queue and an
 //! eventfd that the ring reads; the same eventfd wakes the ring for other threads' messages.
 //! Threads that are not the worker's end operations through a [`Remote`], over the same queue.
-//! Dropping the worker lets the running job end and drops the others.
+//! Dropping the worker lets the running jobs end and drops the others.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -73,51 +75,66 @@ pub struct Remote {
 impl Remote {
     /// End an operation. If the ring has gone, nobody waits for it.
     pub fn end(&self, token: Token, output: JobOutput) {
-        if self.results.send((self.owner, token, output)).is_ok() {
+        self.ends(token, output);
+    }
+
+    /// The same; whether the ring is there.
+    fn ends(&self, token: Token, output: JobOutput) -> bool {
+        let is_taken = self.results.send((self.owner, token, output)).is_ok();
+        if is_taken {
             self.waker.wake();
         }
+        is_taken
     }
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Worker {
-    jobs: Sender<(Owner, Token, Job)>,
+    threads: HashMap<Owner, Sender<(Token, Job)>>,
     sender: Sender<(Owner, Token, JobOutput)>,
     results: Receiver<(Owner, Token, JobOutput)>,
     waker: Waker,
 }
 
 impl Worker {
-    /// Start the thread.
+    /// No thread yet.
     pub fn start() -> io::Result<Self> {
-        let waker = Waker::new()?;
-        let (jobs, queue) = channel::<(Owner, Token, Job)>();
         let (sender, results) = channel();
-        let (wake, sending) = (waker.clone(), sender.clone());
-        std::thread::Builder::new()
-            .name("hdcs-worker".into())
-            .spawn(move || {
-                while let Ok((owner, token, job)) = queue.recv() {
-                    if sending.send((owner, token, job())).is_err() {
-                        return;
-                    }
-                    wake.wake();
-                }
-            })?;
         Ok(Self {
-            jobs,
+            threads: HashMap::new(),
             sender,
             results,
-            waker,
+            waker: Waker::new()?,
         })
     }
 
-    /// Queue a job.
-    pub fn submit(&self, owner: Owner, token: Token, job: Job) {
-        self.jobs
-            .send((owner, token, job))
-            .expect("the worker lives as long as its queue");
+    /// Queue a job. Without a thread for it, it runs at once, on this one.
+    pub fn submit(&mut self, owner: Owner, token: Token, job: Job) {
+        if let Some(thread) = self.threads.get(&owner) {
+            // A thread ends with its queue.
+            let _ = thread.send((token, job));
+            return;
+        }
+        let (queue, jobs) = channel::<(Token, Job)>();
+        let remote = self.remote(owner);
+        let thread = std::thread::Builder::new().name("hdcs-worker".into());
+        let started = thread.spawn(move || {
+            while let Ok((token, job)) = jobs.recv()
+                && remote.ends(token, job())
+            {}
+        });
+        match started {
+            Ok(_) => {
+                // It has just begun to wait for it.
+                let _ = queue.send((token, job));
+                self.threads.insert(owner, queue);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread for what blocks: the data path does it itself");
+                self.remote(owner).end(token, job());
+            }
+        }
     }
 
     /// How other threads end operations of `owner`.

@@ -341,6 +341,7 @@ impl ImagePath {
                 bytes: 0,
                 block_device: false,
                 direct_align: None,
+                may_wait: false,
             };
             Ok(device::lock(&locked, 0, 0)?)
         };

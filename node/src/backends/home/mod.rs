@@ -18,7 +18,6 @@ pub mod store;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
 
 use hdcs_core::error::IoError;
 use hdcs_core::home::map::BlockState;
@@ -320,7 +319,7 @@ impl HomeBackend {
     }
 
     fn perform(&mut self, now: Nanos, action: Action, port: &mut Port<'_>) {
-        let (owner, fd) = (port.owner, self.opened.file.as_raw_fd());
+        let (owner, file) = (port.owner, self.opened.target());
         let of_store = |token: Token| Token(token.0 | STORE);
         let (token, ask) = match action {
             Action::End(Completion { token, result }) if token == RESIZE => {
@@ -344,7 +343,7 @@ impl HomeBackend {
                 );
             }
             Action::StoreRead { token, offset, buf } => {
-                return port.ring.read(owner, of_store(token), fd, offset, buf);
+                return port.ring.read(owner, of_store(token), file, offset, buf);
             }
             Action::StoreWrite {
                 token,
@@ -352,9 +351,9 @@ impl HomeBackend {
                 data,
             } => {
                 let token = of_store(token);
-                return port.ring.write(owner, token, fd, offset, data, None);
+                return port.ring.write(owner, token, file, offset, data, None);
             }
-            Action::StoreSync { token } => return port.ring.sync(owner, of_store(token), fd),
+            Action::StoreSync { token } => return port.ring.sync(owner, of_store(token), file.fd),
             Action::StoreResize { token, bytes } => return self.resize_store(token, bytes, port),
             Action::BackendRead { token, offset, buf } => (token, Ask::Read { offset, buf }),
             Action::BackendWrite {

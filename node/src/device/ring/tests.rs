@@ -8,6 +8,7 @@ use hdcs_core::buf::Pool;
 use hdcs_core::error::IoError;
 
 use super::*;
+use crate::device::worker::Job;
 
 const OWNER: Owner = Owner::Volume(3);
 
@@ -240,6 +241,24 @@ fn dropped_ring_gives_buffers_back() {
     assert!(pool.free_bytes() < pool.total_bytes());
     drop(ring);
     assert_eq!(pool.free_bytes(), pool.total_bytes());
+}
+
+#[test]
+fn job_that_hangs_keeps_only_those_of_its_owner_waiting() {
+    let mut ring = ring(8, Submit::Batch, false);
+    let (go, hangs) = std::sync::mpsc::channel::<()>();
+    let job = || -> Job { Box::new(|| JobOutput::Unit(Ok(()))) };
+    let hung = move || {
+        hangs.recv().unwrap();
+        JobOutput::Unit(Ok(()))
+    };
+    ring.job(Owner::Backend(1), Token(1), Box::new(hung));
+    ring.job(Owner::Backend(1), Token(2), job());
+    ring.job(Owner::Backend(2), Token(3), job());
+    assert_eq!(ended(&mut ring, 1)[0].token, Token(3));
+    go.send(()).unwrap();
+    let tokens: Vec<Token> = ended(&mut ring, 2).iter().map(|one| one.token).collect();
+    assert_eq!(tokens, [Token(1), Token(2)]);
 }
 
 #[test]
