@@ -302,8 +302,8 @@ def test_corrupt_log_costs_one_volume_and_says_what_is_lost(tmp_path):
         daemon.stop()
         log = daemon.data / "volumes/bad/log"
         content = bytearray(log.read_bytes())
-        # The second span: what is before the ring, then a span of one control and one data block.
-        content[(32 + 3) * 4096] ^= 1
+        # The control part of the second span: what is before the ring, then a span of one control and one data block.
+        content[(32 + 2) * 4096 + 40] ^= 1
         log.write_bytes(content)
         refused(daemon.cli("check", daemon.data), 1, "1 problem")
         assert daemon.cli("check", daemon.data / "volumes/good").returncode == 0

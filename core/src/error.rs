@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::limits::LOST_RANGES_MAX;
+
 /// How a device or backend failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum IoError {
@@ -111,6 +113,15 @@ pub enum OpenError {
     CorruptLog {
         /// Log position in blocks of the first span that is lost.
         position: u64,
+    },
+    /// So much of the log is damaged that what was lost cannot be recorded.
+    #[error(
+        "write log: its data is damaged in too many places: {ranges} ranges of sectors are lost, of which {max} can be \
+         recorded", max = LOST_RANGES_MAX
+    )]
+    LostTooMuch {
+        /// How many.
+        ranges: usize,
     },
     /// A newer program has written to the log.
     #[error(

@@ -168,7 +168,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::FormatError;
 use crate::heat;
 use crate::home::format as home;
-use crate::limits::{BLOCK_BYTES, CACHE_STARTS_KEPT, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+use crate::limits::{
+    BLOCK_BYTES, CACHE_STARTS_KEPT, LOST_RANGES_MAX, SECTOR_BYTES, SPAN_DATA_BLOCKS_MAX,
+    SPAN_ENTRIES_MAX, VOLUME_BYTES_MAX,
+};
 use crate::objects::format as objects;
 use crate::objects::frames;
 use crate::read_cache::packed;
@@ -333,8 +336,16 @@ on_disk! {
         cache_stamp: U64,
         /// What the backend's last commit is known by; zeroes: nothing is known of it.
         backend_commit: [u8; 64],
+        /// Position before which the log was known to be durable when it was opened: one that seems to end before it
+        /// has lost something.
+        known_head: U64,
         /// Zero.
-        reserved_b: [u8; 3880],
+        reserved_b: [u8; 1816],
+        /// How many of `lost` count.
+        lost_ranges: U64,
+        /// Sectors whose data the log has lost, as of the tail, and of what was in the ring when it was opened: first
+        /// sector and number of each range, in order. What the ring holds of them counts.
+        lost: [[U64; 2]; 128],
     }
 }
 
@@ -549,8 +560,29 @@ impl LogSuperblock {
         if ring_blocks < 4 * SPAN_DATA_BLOCKS_MAX as u64 || ring_blocks > u64::from(u32::MAX) {
             return Err(FormatError::Field("ring_blocks"));
         }
+        let ranges = this.lost_ranges.get();
+        if ranges > LOST_RANGES_MAX as u64 {
+            return Err(FormatError::Field("lost_ranges"));
+        }
+        if !lost_is_in_order(&this.lost[..ranges as usize]) {
+            return Err(FormatError::Field("lost"));
+        }
         Ok(this)
     }
+}
+
+/// Whether ranges are within the largest volume, in order, apart from one another, and none is empty.
+fn lost_is_in_order(ranges: &[[U64; 2]]) -> bool {
+    let mut before = None;
+    ranges.iter().all(|[start, sectors]| {
+        let (start, sectors) = (start.get(), sectors.get());
+        let end = start.checked_add(sectors);
+        let follows = before.is_none_or(|before| before < start);
+        before = end;
+        follows
+            && sectors > 0
+            && end.is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64)
+    })
 }
 
 impl SpanHeader {
@@ -597,6 +629,7 @@ impl SpanHeader {
 }
 
 const _: () = assert!(size_of::<LogSuperblock>() == BLOCK_BYTES);
+const _: () = assert!(LOST_RANGES_MAX == 128, "the superblock has room for them");
 const _: () = assert!(SPAN_ENTRIES_MAX <= u16::MAX as usize);
 const _: () = assert!(
     SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) * BLOCK_BYTES

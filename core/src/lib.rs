@@ -21,6 +21,7 @@ pub mod heat;
 pub mod home;
 pub mod io;
 pub mod limits;
+pub mod lost;
 pub mod objects;
 pub mod packing;
 pub mod qos;

@@ -59,6 +59,9 @@ pub const LOG_READ_TRIES_MAX: u8 = 3;
 /// Bad blocks of a log that are remembered at most: destage stops before the first one.
 pub const LOG_BAD_BLOCKS_MAX: usize = 1024;
 
+/// Ranges of sectors that a log records as lost at most: half of its superblock.
+pub const LOST_RANGES_MAX: usize = 128;
+
 /// Requests of one volume in flight at most; more wait in their frontend.
 pub const VOLUME_REQUESTS_MAX: usize = 1024;
 

@@ -17,7 +17,7 @@
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -34,9 +34,10 @@ use crate::format::{
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX,
-    SPANS_IN_FLIGHT_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX,
+    SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
 };
+use crate::lost::LostSectors;
 use crate::packing::{Compressed, Packing, Stored};
 use crate::read_cache::Tie;
 
@@ -84,6 +85,8 @@ impl Entry {
 pub struct Span {
     /// Position of its first block.
     pub position: u64,
+    /// Position of its first data block.
+    pub data_position: u64,
     /// Its blocks.
     pub blocks: u64,
     /// Checksum of its control part.
@@ -166,6 +169,14 @@ pub struct WriteLog {
     bytes_durable: u64,
     /// CRC-32C of each ring block that holds live data.
     checksums: Vec<u32>,
+    /// What is lost, as of the tail that the last superblock names; but of what replay found, as of its end.
+    lost: LostSectors,
+    /// Entries from this one on take from that when they are retired.
+    lost_from: Sequence,
+    /// Data blocks that replay found damaged in the spans that it took.
+    damaged_blocks: u64,
+    /// The older superblock on the device does not say yet what this opening found.
+    is_told_once: bool,
     /// Control parts and superblocks come from here, so that a full pool cannot stop the log.
     control_pool: Rc<Pool>,
 }
@@ -195,7 +206,10 @@ impl WriteLog {
             cache: U64::new(Tie::NONE.cache),
             cache_stamp: U64::new(Tie::NONE.stamp),
             backend_commit: [0; 64],
-            reserved_b: [0; 3880],
+            known_head: U64::new(0),
+            reserved_b: [0; 1816],
+            lost_ranges: U64::new(0),
+            lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
         };
         superblock.seal();
         superblock
@@ -226,22 +240,28 @@ impl WriteLog {
             bytes_retired: 0,
             bytes_durable: 0,
             checksums: vec![0; ring_blocks as usize],
+            lost: LostSectors::recorded(&superblock),
+            lost_from: 0,
+            damaged_blocks: 0,
+            is_told_once: false,
             control_pool: Pool::new(REQUEST_BYTES_MAX),
         }
     }
 
-    /// Take a span that replay found valid, with the checksums of its data blocks. Returns the
-    /// sequences of its entries.
+    /// Take a span that replay found valid, with the checksums of its data blocks, but for what lies in the blocks
+    /// at the positions `bad`: that is lost. Returns the sequences of its entries; there is none for what is lost.
     pub fn replay_span(
         &mut self,
         now: Nanos,
         header: &SpanHeader,
         entries: &[SpanEntry],
         checksums: &[u32],
+        bad: &BTreeSet<u64>,
     ) -> core::ops::Range<Sequence> {
         let position = header.position.get();
         let data_position = position + u64::from(header.control_blocks.get());
         let from = self.next_sequence();
+        self.damaged_blocks += bad.len() as u64;
         self.sync_points = header.sync_points.get();
         for entry in entries {
             let kind = EntryKind::from_code(entry.kind).expect("replay checked the kind");
@@ -254,20 +274,20 @@ impl WriteLog {
                 EntryKind::Write | EntryKind::WriteZeroes | EntryKind::Discard => {}
             }
             let range = SectorRange::new(entry.start.get(), entry.sectors.get());
-            if kind == EntryKind::Write {
-                self.bytes_appended += range.bytes() as u64;
-            }
-            self.entries.push_back(Entry {
-                range,
-                kind,
-                no_hole: entry.flags & ENTRY_NO_HOLE != 0,
-                position: data_position + u64::from(entry.data_block.get()),
-                stored: (kind == EntryKind::Write)
-                    .then(|| Stored::of(entry))
-                    .flatten(),
-                data: None,
-                held_blocks: 0,
-            });
+            self.replay_entry(
+                Entry {
+                    range,
+                    kind,
+                    no_hole: entry.flags & ENTRY_NO_HOLE != 0,
+                    position: data_position + u64::from(entry.data_block.get()),
+                    stored: (kind == EntryKind::Write)
+                        .then(|| Stored::of(entry))
+                        .flatten(),
+                    data: None,
+                    held_blocks: 0,
+                },
+                bad,
+            );
         }
         for (block, checksum) in (data_position..).zip(checksums) {
             let slot = self.slot(block);
@@ -275,6 +295,7 @@ impl WriteLog {
         }
         let span = Span {
             position,
+            data_position,
             blocks: u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get()),
             checksum: header.checksum.get(),
             end_sequence: self.next_sequence(),
@@ -289,6 +310,49 @@ impl WriteLog {
         self.chain = span.checksum;
         self.spans.push_back(span);
         from..self.next_sequence()
+    }
+
+    /// Take an entry of a replayed span, as far as it is not in the blocks at the positions `bad`.
+    fn replay_entry(&mut self, entry: Entry, bad: &BTreeSet<u64>) {
+        let (range, has_data) = (entry.range, entry.kind == EntryKind::Write);
+        let positions = entry.positions(range);
+        if !has_data || bad.range(positions.clone()).next().is_none() {
+            return self.replay_piece(entry);
+        }
+        if entry.stored.is_some() {
+            return self.lost.add(range);
+        }
+        let mut at = range.first_block();
+        while at < range.first_block() + range.block_count() {
+            let position = positions.start + at - range.first_block();
+            let is_bad = bad.contains(&position);
+            let alike = (position..positions.end).take_while(|at| bad.contains(at) == is_bad);
+            let blocks = alike.count() as u64;
+            let piece = SectorRange::new(at * BLOCK_SECTORS, blocks * BLOCK_SECTORS);
+            let range = piece.intersect(range);
+            if is_bad {
+                self.lost.add(range);
+            } else {
+                self.replay_piece(Entry {
+                    range,
+                    kind: entry.kind,
+                    no_hole: entry.no_hole,
+                    position,
+                    stored: None,
+                    data: None,
+                    held_blocks: 0,
+                });
+            }
+            at += blocks;
+        }
+    }
+
+    fn replay_piece(&mut self, entry: Entry) {
+        if entry.kind == EntryKind::Write {
+            self.bytes_appended += entry.range.bytes() as u64;
+        }
+        self.lost.remove(entry.range);
+        self.entries.push_back(entry);
     }
 
     /// Have the next entries, of so many data blocks, go into one span: they are one write.
@@ -426,6 +490,7 @@ impl WriteLog {
         });
         self.spans.push_back(Span {
             position,
+            data_position: position + control_blocks as u64,
             blocks,
             checksum: self.chain,
             end_sequence,
@@ -513,6 +578,7 @@ impl WriteLog {
     /// A superblock that names `tail` as the tail, to be written durably at the returned offset
     /// before [`Self::retire`]. With `clean`, it says that the log ends at its head.
     pub fn superblock_for(&mut self, tail: &Tail, clean: bool) -> (u64, Buf) {
+        self.find_written(tail.position);
         self.superblock.tail = U64::new(tail.position);
         self.superblock.tail_chain = U64::new(tail.chain);
         self.superblock.sync_points = U64::new(tail.sync_points);
@@ -520,13 +586,58 @@ impl WriteLog {
         self.next_superblock()
     }
 
-    /// The superblock of a new opening, to be written durably before the first append.
+    /// Replay has found that all before this position had been durable.
+    pub(crate) fn know_head(&mut self, known: u64) {
+        assert!(known <= self.head, "a log that ends before it is refused");
+        self.superblock.known_head = U64::new(known);
+    }
+
+    /// The superblock of a new opening, to be written durably before the first append, and before
+    /// [`Self::superblock_beside_opening`].
     pub fn superblock_for_opening(&mut self) -> (u64, Buf) {
+        self.is_told_once = self.damaged_blocks > 0 || !self.lost.is_empty();
         self.superblock
             .incarnation
             .set(self.superblock.incarnation.get() + 1);
+        self.lost_from = self.next_sequence();
         self.superblock.clean_head = U64::new(u64::MAX);
         self.next_superblock()
+    }
+
+    /// The other superblock of an opening, if the first one is to be told twice: of a log that is damaged, no older
+    /// superblock may come into force which knows less of that. To be written durably before the first append.
+    pub fn superblock_beside_opening(&mut self) -> Option<(u64, Buf)> {
+        core::mem::take(&mut self.is_told_once).then(|| self.next_superblock())
+    }
+
+    /// What is lost, of the sectors that the log had when it was opened, and of what its superblock recorded.
+    pub fn lost(&self) -> &LostSectors {
+        &self.lost
+    }
+
+    /// Data blocks that replay found damaged, whether something newer takes the place of what they held or not.
+    pub fn damaged_blocks(&self) -> u64 {
+        self.damaged_blocks
+    }
+
+    /// What lies there is not needed: nothing is recorded of it any more.
+    pub fn forget_lost(&mut self, range: SectorRange) {
+        self.lost.remove(range);
+    }
+
+    /// What lies before `tail` and was written since the opening is not lost any more.
+    fn find_written(&mut self, tail: u64) {
+        if self.lost.is_empty() {
+            return;
+        }
+        let spans = self.spans.partition_point(|span| span.end() <= tail);
+        let last = spans.checked_sub(1).map(|last| &self.spans[last]);
+        let end = last.map_or(self.first, |last| last.end_sequence);
+        for sequence in self.lost_from.max(self.first)..end {
+            let range = self.entry(sequence).range;
+            self.lost.remove(range);
+        }
+        self.lost_from = self.lost_from.max(end);
     }
 
     /// Hold so many entries at most from now on, but no fewer than there are blocks.
@@ -572,6 +683,7 @@ impl WriteLog {
 
     /// A superblock that says what the last one did, but for the mark.
     pub fn next_superblock(&mut self) -> (u64, Buf) {
+        self.lost.record(&mut self.superblock);
         let sequence = self.superblock.sequence.get() + 1;
         self.superblock.sequence = U64::new(sequence);
         self.superblock.seal();

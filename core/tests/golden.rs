@@ -95,6 +95,39 @@ fn golden_logs_of_every_version_open() {
     }
 }
 
+/// What a log says that has lost something: blocks 1 and 3 of five, each of which has a span of its own.
+#[test]
+fn golden_log_with_losses_is_still_written_and_read_the_same() {
+    let path = image_path(1).with_file_name("log-losses-v1.bin");
+    let mut world = World::new(Persist::OnWrite);
+    for block in 0..5 {
+        world.write(block * 8, &[block as u8 + 1; BLOCK_BYTES]);
+    }
+    for block in [1, 3] {
+        world.log[RING_START + (2 * block + 1) * BLOCK_BYTES] ^= 1;
+    }
+    world.reopen();
+    if std::env::var_os("HDCS_UPDATE").is_some() {
+        std::fs::write(&path, &world.log[..KEPT_BYTES]).unwrap();
+    }
+    let golden = std::fs::read(&path).unwrap();
+    assert!(
+        golden == world.log[..KEPT_BYTES],
+        "the log's format has changed"
+    );
+    let mut world = World::new(Persist::OnWrite);
+    world.log.fill(0);
+    world.log[..golden.len()].copy_from_slice(&golden);
+    // With what was damaged gone, the superblocks alone say it.
+    world.reopen();
+    world.close(true);
+    world.log[RING_START..].fill(0);
+    world.reopen();
+    let lost: Vec<_> = world.volume.lost().iter().collect();
+    assert_eq!(lost, [SectorRange::new(8, 8), SectorRange::new(24, 8)]);
+    assert_eq!(world.read(SectorRange::new(16, 8))[0], 3);
+}
+
 const PARENT: &str = "bucket/parent/";
 const CLONE: &str = "bucket/clone/";
 

@@ -37,6 +37,12 @@ pub fn formats(data: &[u8]) {
 fn superblock(data: &[u8]) {
     if let Ok(superblock) = LogSuperblock::parse(data) {
         assert!(superblock.ring_blocks.get() >= 4 * SPAN_DATA_BLOCKS_MAX as u64);
+        let lost = &superblock.lost[..superblock.lost_ranges.get() as usize];
+        let ends = lost
+            .iter()
+            .map(|[start, sectors]| start.get() + sectors.get());
+        let starts = lost.iter().skip(1).map(|[start, _]| start.get());
+        assert!(ends.zip(starts).all(|(end, start)| end < start));
         let mut again = superblock;
         again.seal();
         assert_eq!(again.as_bytes(), data);

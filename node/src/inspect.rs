@@ -26,7 +26,7 @@ use hdcs_core::format::{
     LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock,
 };
 use hdcs_core::io::Nanos;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::replay::{Found as Replayed, Replay};
 use hdcs_core::write_log::WriteLog;
 use serde::Serialize;
@@ -422,6 +422,9 @@ fn summarize(
                 let why = "it holds records, which are not a volume's".to_owned();
                 summary.problem.get_or_insert(why);
             }
+            if let Some(why) = lost_with(&log) {
+                summary.problem.get_or_insert(why);
+            }
         }
         Err(error) => {
             if let OpenError::CorruptLog { position } = error {
@@ -431,6 +434,23 @@ fn summarize(
         }
     }
     Ok(Some(summary))
+}
+
+/// What is damaged of a log, and what of its volume was lost with it, in words.
+fn lost_with(log: &WriteLog) -> Option<String> {
+    let (lost, damaged) = (log.lost(), log.damaged_blocks());
+    let (bytes, places) = (lost.sectors() * SECTOR_BYTES as u64, lost.count());
+    if !lost.is_empty() {
+        return Some(format!(
+            "data blocks of it are, or were, damaged: {bytes} bytes of the volume in {places} places are lost; an \
+             opening saves all else"
+        ));
+    }
+    (damaged > 0).then(|| {
+        format!(
+            "{damaged} data blocks of it are damaged: all that they held was written again since, and nothing is lost"
+        )
+    })
 }
 
 fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> SuperblockSummary {
@@ -524,6 +544,9 @@ fn check_once(
             report.spans = log.spans().len() as u64;
             report.blocks = log.spans().iter().map(|span| span.blocks).sum();
             packed::check(&file, &log, cipher.as_ref()).map_err(|why| format!("{shown}: {why}"))?;
+            if let Some(why) = lost_with(&log) {
+                return Err(format!("{shown}: {why}"));
+            }
         }
         Err(NoCipher::Keyless(why)) => {
             let note =

@@ -111,6 +111,11 @@ const OF_COUNTERS: &[Family<Counters>] = &[
         ],
     ),
     gauge(
+        "hdcs_volume_lost_bytes",
+        "Bytes that were lost with a damaged write log and not written since.",
+        &[("", |c| c.lost_bytes as f64)],
+    ),
+    gauge(
         "hdcs_volume_log_used_bytes",
         "Bytes of the write log in use.",
         &[("", |c| c.log_used_bytes as f64)],

@@ -116,7 +116,7 @@ impl BackendOrder {
         let mut failed = None;
         self.behind.retain(|&sector| {
             let has = history.matches(sector, durable(sector)).next();
-            let required = history.required(sector, enforced);
+            let required = history.required_in_order(sector, enforced);
             if has.unwrap_or(0) < required && failed.is_none() {
                 failed = Some((sector, required));
             }
@@ -166,7 +166,7 @@ impl BackendOrder {
     ) -> Result<WriteId, Violation> {
         let of_fua = self.fua_required.get(&sector).copied();
         let of_fua = of_fua.filter(|&id| is_ordered(history, id, sector));
-        let required = history.required(sector, self.enforced);
+        let required = history.required_in_order(sector, self.enforced);
         let required = required.max(of_fua.unwrap_or(0));
         let before = self.submitted.get(&sector).copied().unwrap_or(0);
         let candidates: Vec<_> = history.matches(sector, content).collect();
@@ -200,7 +200,7 @@ impl BackendOrder {
 
 /// Whether a write with FUA that was acknowledged still has to be there.
 fn is_ordered(history: &History, id: WriteId, sector: u64) -> bool {
-    history.covers(id, sector) && history.is_present(id, Seq::MAX)
+    history.covers(id, sector) && !history.is_gap(id, sector) && history.is_present(id, Seq::MAX)
 }
 
 /// The sectors in which it has to be.
@@ -291,7 +291,7 @@ fn holds(
     rule: &'static str,
 ) -> Result<(), Violation> {
     for sector in 0..sectors {
-        let required = history.required(sector, seq);
+        let required = history.required_in_order(sector, seq);
         let has = history.matches(sector, content(sector)).next();
         if has.unwrap_or(0) < required {
             return Err(Violation::new(

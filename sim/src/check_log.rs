@@ -1,14 +1,19 @@
-//! Checker: rot in the log is refused where the log itself proves it, never forgotten.
+//! Checker: rot in the log is told where the log itself proves it, never forgotten.
 //!
 //! Reads a log's image with nothing but the documented format, apart from the code under test: the
 //! superblock with the higher sequence, then span after span as long as each is whole, and linked
 //! to the one before. Beyond the end, a valid span that says that the end was durable, or a
-//! superblock of a clean close that says that the log went on, is proof that data was lost.
+//! superblock of a clean close that says that the log went on, is proof that data was lost. Then a span that follows
+//! and of which only data is damaged is taken but for that; without one, the log is to be refused.
+
+use std::collections::BTreeSet;
 
 use hdcs_core::format::{
-    LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanEntry, SpanHeader, block_checksum,
+    EntryKind, LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanEntry, SpanHeader,
+    block_checksum,
 };
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS};
+use zerocopy::FromBytes;
 
 use crate::disk::Disk;
 
@@ -16,12 +21,22 @@ use crate::disk::Disk;
 const SUPERBLOCKS: [u64; 2] = [0, 16];
 
 /// What a log's image says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogView {
-    /// Position after the last valid span.
+    /// Position after the last span that was taken.
     pub end: u64,
     /// Something beyond the end proves that there was more.
     pub proof: bool,
+    /// Position before which something says that the log had been durable.
+    pub known: u64,
+    /// Whatever rots lies in spans that were taken: but for what is lost, all that was durable is there.
+    pub accounted: bool,
+    /// The sectors that it has lost, and does not hold in a later span.
+    pub lost: BTreeSet<u64>,
+    /// The sectors of which it has lost anything, whatever it holds in later spans.
+    pub gaps: BTreeSet<u64>,
+    /// Spans that were taken though some of their data is damaged.
+    pub damaged: usize,
 }
 
 /// The newest of those on the device, and of what is kept of the same log beside it.
@@ -35,6 +50,23 @@ pub(crate) fn superblock(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<Lo
     Some(kept.copied().unwrap_or(found))
 }
 
+/// Whether both superblocks on the device record the same losses, and the same end.
+pub(crate) fn superblocks_agree(disk: &Disk) -> bool {
+    let [one, other] = SUPERBLOCKS.map(|block| LogSuperblock::parse(&read(disk, block, 1)));
+    let (Ok(one), Ok(other)) = (one, other) else {
+        return false;
+    };
+    let said = |superblock: &LogSuperblock| (superblock.lost_ranges, superblock.known_head);
+    said(&one) == said(&other) && one.lost == other.lost
+}
+
+/// Whether a superblock on the device is not what was written.
+pub(crate) fn superblock_rots(disk: &Disk) -> bool {
+    let bytes = BLOCK_BYTES as u64;
+    let mut places = SUPERBLOCKS.into_iter();
+    places.any(|block| disk.rots_within(block * bytes, bytes))
+}
+
 /// Whether the image on `disk` says that the backend may hold writes past the log which are not flushed.
 pub fn is_marked(disk: &Disk, kept: Option<&LogSuperblock>) -> bool {
     superblock(disk, kept).is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
@@ -45,20 +77,79 @@ pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
     let superblock = superblock(disk, kept)?;
     let ring = Ring::of(disk, &superblock);
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
+    let (mut lost, mut gaps, mut damaged) = (BTreeSet::new(), BTreeSet::new(), 0);
+    for [start, sectors] in &superblock.lost[..superblock.lost_ranges.get() as usize] {
+        lost.extend(start.get()..start.get() + sectors.get());
+    }
+    let clean_head = Some(superblock.clean_head.get()).filter(|&head| head != u64::MAX);
+    let known = clean_head
+        .max(Some(superblock.known_head.get()))
+        .max(ring.durable());
+    let known = known.unwrap_or_default();
     while let Some(span) = ring.next(end, chain) {
+        if !span.bad.is_empty() {
+            if end >= known {
+                break;
+            }
+            damaged += 1;
+        }
+        span.apply(&mut lost, &mut gaps);
         (end, chain) = (span.end, span.checksum);
     }
-    let clean_head = superblock.clean_head.get();
-    let cut_short = clean_head != u64::MAX && end < clean_head;
     Some(LogView {
         end,
-        proof: cut_short || ring.proves_more_than(end),
+        proof: end < known,
+        known,
+        accounted: !superblock_rots(disk) && !ring.rots_beyond(superblock.tail.get(), end),
+        lost,
+        gaps,
+        damaged,
     })
 }
 
 struct Span {
     end: u64,
     checksum: u64,
+    entries: Vec<SpanEntry>,
+    /// Which of its data blocks do not match their checksums.
+    bad: BTreeSet<u64>,
+}
+
+impl Span {
+    /// What it holds is not lost any more, and what is damaged of it is.
+    fn apply(&self, lost: &mut BTreeSet<u64>, gaps: &mut BTreeSet<u64>) {
+        for entry in &self.entries {
+            let (start, end) = (entry.start.get(), entry.start.get() + entry.sectors.get());
+            let first = u64::from(entry.data_block.get());
+            let block = |sector: u64| first + sector / BLOCK_SECTORS - start / BLOCK_SECTORS;
+            let stored = u64::from(entry.stored_offset.get()) + u64::from(entry.stored_bytes.get());
+            let stored = first..first + stored.div_ceil(BLOCK_BYTES as u64);
+            match EntryKind::from_code(entry.kind) {
+                Some(EntryKind::Write) if entry.method != 0 => {
+                    if self.bad.range(stored).next().is_some() {
+                        lost.extend(start..end);
+                        gaps.extend(start..end);
+                    } else {
+                        lost.retain(|sector| !(start..end).contains(sector));
+                    }
+                }
+                Some(EntryKind::Write) => {
+                    for sector in start..end {
+                        if self.bad.contains(&block(sector)) {
+                            lost.insert(sector);
+                            gaps.insert(sector);
+                        } else {
+                            lost.remove(&sector);
+                        }
+                    }
+                }
+                Some(EntryKind::WriteZeroes | EntryKind::Discard) => {
+                    lost.retain(|sector| !(start..end).contains(sector));
+                }
+                Some(EntryKind::SyncPoint | EntryKind::Record) | None => {}
+            }
+        }
+    }
 }
 
 struct Ring<'a> {
@@ -84,7 +175,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// The whole span that follows one that ends at `end` and has checksum `chain`.
+    /// The span that follows one that ends at `end` and has checksum `chain`; its data may be damaged.
     fn next(&self, end: u64, chain: u64) -> Option<Span> {
         let wrapped = end.next_multiple_of(self.blocks);
         let mut places = [end, wrapped].into_iter();
@@ -108,7 +199,7 @@ impl<'a> Ring<'a> {
         ours.then_some((header, control))
     }
 
-    /// The whole span at `position` that follows one with checksum `chain`.
+    /// The span at `position` that follows one with checksum `chain`.
     fn span(&self, position: u64, chain: u64) -> Option<Span> {
         let slot = position % self.blocks;
         let (header, control) = self.control(slot)?;
@@ -124,24 +215,38 @@ impl<'a> Ring<'a> {
         );
         let checksums =
             size_of::<SpanHeader>() + usize::from(header.entries.get()) * size_of::<SpanEntry>();
-        for (index, block) in data.chunks(BLOCK_BYTES).enumerate() {
-            let stored = &control[checksums + index * 4..][..4];
-            if stored != block_checksum(block).to_le_bytes() {
-                return None;
-            }
-        }
+        let is_bad = |(index, block): &(usize, &[u8])| {
+            control[checksums + index * 4..][..4] != block_checksum(block).to_le_bytes()
+        };
+        let blocks = data.chunks(BLOCK_BYTES).enumerate();
+        let entries = control[size_of::<SpanHeader>()..checksums].chunks(size_of::<SpanEntry>());
         Some(Span {
             end: position + control_blocks + data_blocks as u64,
             checksum: header.checksum.get(),
+            entries: entries
+                .map(|entry| SpanEntry::read_from_bytes(entry).expect("an entry has no alignment"))
+                .collect(),
+            bad: blocks
+                .filter(is_bad)
+                .map(|(index, _)| index as u64)
+                .collect(),
         })
     }
 
-    fn proves_more_than(&self, end: u64) -> bool {
-        (0..self.blocks).any(|slot| {
-            self.control(slot).is_some_and(|(header, _)| {
-                header.position.get() > end && header.durable.get() > end
-            })
-        })
+    /// Before which position spans say that the log had been durable.
+    fn durable(&self) -> Option<u64> {
+        let controls = (0..self.blocks).filter_map(|slot| self.control(slot));
+        controls.map(|(header, _)| header.durable.get()).max()
+    }
+
+    /// Whether anything rots but what lies between two positions.
+    fn rots_beyond(&self, tail: u64, end: u64) -> bool {
+        let bytes = BLOCK_BYTES as u64;
+        let rots = |position: u64| {
+            let slot = LOG_HEADER_BLOCKS + position % self.blocks;
+            self.disk.rots_within(slot * bytes, bytes)
+        };
+        (end..tail + self.blocks).any(rots)
     }
 }
 
@@ -177,7 +282,10 @@ mod tests {
             cache: 0.into(),
             cache_stamp: 0.into(),
             backend_commit: [0; 64],
-            reserved_b: [0; 3880],
+            known_head: 0.into(),
+            reserved_b: [0; 1816],
+            lost_ranges: 0.into(),
+            lost: [[0.into(); 2]; 128],
         };
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
@@ -227,49 +335,59 @@ mod tests {
         disk
     }
 
+    /// The second span says that the first one was durable.
+    fn view(end: u64, proof: bool) -> LogView {
+        LogView {
+            end,
+            proof,
+            known: 2,
+            accounted: true,
+            lost: BTreeSet::new(),
+            gaps: BTreeSet::new(),
+            damaged: 0,
+        }
+    }
+
     fn offset(position: u64) -> u64 {
         (LOG_HEADER_BLOCKS + position) * BLOCK_BYTES as u64
     }
 
     #[test]
     fn log_view_reads_a_whole_log() {
-        let view = LogView {
-            end: 4,
-            proof: false,
-        };
-        assert_eq!(read_log(&log(), None), Some(view));
+        assert_eq!(read_log(&log(), None), Some(view(4, false)));
     }
 
     #[test]
     fn log_view_finds_proof_of_rot_in_the_middle_only() {
-        for rotten in [offset(0) + 100, offset(1) + 5] {
-            let mut disk = log();
-            assert!(disk.rot(rotten, 3));
-            assert_eq!(
-                read_log(&disk, None),
-                Some(LogView {
-                    end: 0,
-                    proof: true
-                })
-            );
-            disk.heal();
-            assert_eq!(
-                read_log(&disk, None),
-                Some(LogView {
-                    end: 4,
-                    proof: false
-                })
-            );
-        }
+        let mut disk = log();
+        assert!(disk.rot(offset(0) + 100, 3));
+        let forgotten = LogView {
+            accounted: false,
+            ..view(0, true)
+        };
+        assert_eq!(read_log(&disk, None), Some(forgotten));
+        disk.heal();
+        assert_eq!(read_log(&disk, None), Some(view(4, false)));
         let mut disk = log();
         assert!(disk.rot(offset(3) + 5, 3));
-        assert_eq!(
-            read_log(&disk, None),
-            Some(LogView {
-                end: 2,
-                proof: false
-            })
-        );
+        let torn = LogView {
+            accounted: false,
+            ..view(2, false)
+        };
+        assert_eq!(read_log(&disk, None), Some(torn));
+    }
+
+    #[test]
+    fn log_view_takes_what_is_good_of_a_damaged_span() {
+        let mut disk = log();
+        assert!(disk.rot(offset(1) + 5, 3));
+        let saved = LogView {
+            gaps: (0..8).collect(),
+            damaged: 1,
+            ..view(4, false)
+        };
+        // The second span has written the same sectors.
+        assert_eq!(read_log(&disk, None), Some(saved));
     }
 
     #[test]

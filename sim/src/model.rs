@@ -116,6 +116,10 @@ pub(crate) struct Sector {
     pub seen: [(WriteId, Seq); 2],
     /// The backend has lost some of it, and the cache need not know: what is seen may change.
     pub loose: bool,
+    /// Versions below this one were lost with the log, which has said so: none of them has to be there.
+    pub lost_below: WriteId,
+    /// One of those below this one was lost with the log: none has to get to the backend, though a newer one is there.
+    pub gap_below: WriteId,
 }
 
 /// Everything that a client did to one volume.
@@ -385,6 +389,14 @@ impl History {
         }
     }
 
+    /// The log has lost some of what was written, and says so: all else has survived as far as it was promised, and the
+    /// backend was given it without that.
+    pub fn mix_all(&mut self) {
+        for epoch in &mut self.epochs {
+            epoch.mixed = true;
+        }
+    }
+
     /// The evidence is gone with the data: no survival can be demanded of any past epoch, and what has
     /// survived is what is left of the log over a backend that was given half a generation of the rest.
     pub fn forgive(&mut self) {
@@ -443,6 +455,36 @@ impl History {
         }
     }
 
+    /// The newest version of `sector` that the backend must be given in order; 0 if there is none.
+    pub fn required_in_order(&self, sector: u64, seq: Seq) -> WriteId {
+        let required = self.required(sector, seq);
+        if self.is_gap(required, sector) {
+            0
+        } else {
+            required
+        }
+    }
+
+    /// Whether a log that was damaged may not have had this version of `sector` for the backend.
+    pub fn is_gap(&self, id: WriteId, sector: u64) -> bool {
+        id < self.sectors[sector as usize].gap_below
+    }
+
+    /// The log has lost a version of `sector`.
+    pub fn skip(&mut self, sector: u64) {
+        self.sectors[sector as usize].gap_below = self.next_write();
+    }
+
+    /// Whether the log has said that it has lost this version of `sector`.
+    fn is_lost(&self, id: WriteId, sector: u64) -> bool {
+        id < self.sectors[sector as usize].lost_below
+    }
+
+    /// The log says that it has lost what `sector` held.
+    pub fn lose(&mut self, sector: u64) {
+        self.sectors[sector as usize].lost_below = self.next_write();
+    }
+
     /// The newest version of `sector` that must be there if everything acknowledged before `seq`
     /// is; 0 if none must.
     pub fn required(&self, sector: u64, seq: Seq) -> WriteId {
@@ -455,6 +497,7 @@ impl History {
             .iter()
             .rev()
             .find(|&&id| acked_before(id) && self.is_present(id, seq));
+        let found = found.filter(|&&id| !self.is_lost(id, sector));
         found.copied().unwrap_or(0)
     }
 
@@ -464,6 +507,7 @@ impl History {
         let versions = &self.sectors[sector as usize].versions;
         let logged = |id: WriteId| !self.write(id).direct && self.is_present(id, Seq::MAX);
         let found = versions.iter().rev().find(|&&id| logged(id));
+        let found = found.filter(|&&id| !self.is_lost(id, sector));
         found.copied().unwrap_or(0)
     }
 
@@ -495,6 +539,8 @@ impl Sector {
             versions: Vec::new(),
             seen: [(0, 0); 2],
             loose: false,
+            lost_below: 0,
+            gap_below: 0,
         }
     }
 }

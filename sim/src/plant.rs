@@ -128,6 +128,14 @@ pub enum Plant {
     HastyReopen,
     /// A read of an opening that has brought wrong bytes once does so again: the first look is believed.
     StuckReplay,
+    /// A log moves its tail past what is damaged and does not record what was lost.
+    ForgottenLoss,
+    /// Only one of the superblocks of an opening records what its damaged log has lost.
+    LoneLoss,
+    /// The opening of a damaged log does not record how far it is known to reach.
+    ForgottenHead,
+    /// A read of what is lost is answered with what the backend has.
+    ShownLoss,
 }
 
 impl Plant {
@@ -179,6 +187,10 @@ impl Plant {
             | Self::PatientClose
             | Self::HastyReopen
             | Self::StuckReplay
+            | Self::ForgottenLoss
+            | Self::ShownLoss
+            | Self::LoneLoss
+            | Self::ForgottenHead
             | Self::ForgottenMark
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,

@@ -30,6 +30,10 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::KeptNumber) => Scenario::draw_for_lost_logs(seed),
         Some(Plant::ForgottenMark | Plant::HastyUnmark) => Scenario::draw_for_direct_crashes(seed),
         Some(Plant::StuckRead) => Scenario::draw_for_spoiled_reads(seed),
+        Some(Plant::ForgottenLoss | Plant::ShownLoss | Plant::LoneLoss) => {
+            Scenario::draw_for_damaged_logs(seed)
+        }
+        Some(Plant::ForgottenHead) => Scenario::draw_for_damaged_ends(seed),
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
         Some(

@@ -546,6 +546,44 @@ impl Scenario {
         scenario
     }
 
+    /// A scenario of a seed in which logs rot under much dirty data, and are opened again.
+    pub fn draw_for_damaged_logs(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed ^ mix(21)));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_volumes(seed, random);
+        scenario.draw_silence(random);
+        scenario.faults = Faults {
+            log_rot: true,
+            ..Faults::default()
+        };
+        scenario.director_pause = Nanos::from_micros(300);
+        scenario.requests = scenario.requests.max(100);
+        let kill = |random: &mut Rng| Ending::Kill(random.u64(200..3000));
+        let pairs = (0..4).map(|_| [kill(random), Ending::Close { destage: true }]);
+        scenario.endings = pairs.flatten().collect();
+        for volume in &mut scenario.volumes {
+            volume.config.resident_bytes_max = 0;
+            volume.config.dirty_age_max = Nanos::from_millis(pick(random, &[50, 30_000]));
+            volume.behaviour.read_percent = volume.behaviour.read_percent.clamp(20, 60);
+        }
+        scenario
+    }
+
+    /// A scenario of a seed in which logs rot at their ends, and are opened again and again before anything is written.
+    pub fn draw_for_damaged_ends(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed ^ mix(24)));
+        let random = &mut random;
+        let mut scenario = Self::draw_for_damaged_logs(seed);
+        scenario.requests = 20;
+        let kill = |random: &mut Rng| Ending::Kill(random.u64(3..60));
+        let rounds = (0..6).map(|_| [Ending::Close { destage: false }, kill(random), kill(random)]);
+        scenario.endings = rounds.flatten().collect();
+        for volume in &mut scenario.volumes {
+            volume.config.dirty_age_max = Nanos::from_millis(30_000);
+        }
+        scenario
+    }
+
     /// A scenario of a seed in which a block is rewritten all the time.
     pub fn draw_for_hot_blocks(seed: u64) -> Self {
         let mut random = Rng::with_seed(mix(seed));

@@ -1,4 +1,4 @@
-//! Devices that lie once: whatever they do, no client is ever given what it did not write.
+//! Devices that lie once, and logs that rot: no client is ever given what it did not write.
 
 use hdcs_sim::run::{Options, run_scenario};
 use hdcs_sim::scenario::Scenario;
@@ -41,6 +41,24 @@ fn reads_of_a_replay_that_lie_once_never_show() {
     let coverage = hold(0..100, Scenario::draw_for_spoiled_replays);
     assert!(
         coverage.spoiled_replays > 300 && coverage.replayed > 10_000,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn damaged_logs_lose_no_more_than_what_is_damaged() {
+    let coverage = hold(0..100, Scenario::draw_for_damaged_logs);
+    assert!(
+        coverage.saved_logs > 50 && coverage.lost_sectors > 200,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn damaged_ends_of_logs_lose_no_more_when_they_are_opened_again() {
+    let coverage = hold(0..100, Scenario::draw_for_damaged_ends);
+    assert!(
+        coverage.saved_logs > 50 && coverage.lost_sectors > 100,
         "{coverage}"
     );
 }

@@ -128,6 +128,26 @@ fn plant_of_a_replay_that_believes_its_first_look_is_caught() {
 }
 
 #[test]
+fn plant_of_a_tail_past_damage_that_is_not_recorded_is_caught() {
+    assert_caught(Plant::ForgottenLoss, &["lost-forgotten", "lost-shown"]);
+}
+
+#[test]
+fn plant_of_a_loss_that_only_one_superblock_records_is_caught() {
+    assert_caught(Plant::LoneLoss, &["lost-told-once"]);
+}
+
+#[test]
+fn plant_of_an_end_that_is_not_recorded_is_caught() {
+    assert_caught(Plant::ForgottenHead, &["saved-forgotten"]);
+}
+
+#[test]
+fn plant_of_a_lost_sector_that_is_shown_is_caught() {
+    assert_caught(Plant::ShownLoss, &["lost-shown"]);
+}
+
+#[test]
 fn plant_of_a_starved_read_is_caught() {
     assert_caught(Plant::StarvedRead, &["read-starved"]);
 }

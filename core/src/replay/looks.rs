@@ -50,6 +50,8 @@ pub(super) struct Looks {
     rounds: u8,
     /// Something other than a span says that there was more.
     pub(super) more: bool,
+    /// There is a span of an opening that the superblock does not know.
+    pub(super) newer: bool,
     /// A span that seems to begin at one of the places, at the second look.
     pub(super) next: Option<Next>,
 }
@@ -101,8 +103,16 @@ impl Looks {
         self.next = None;
         if again {
             self.places = [None; 2];
-            self.more = false;
+            (self.more, self.newer) = (false, false);
         }
         again
+    }
+
+    /// Where a span lies of which both looks have found the control part good and data bad.
+    pub(super) fn damaged(&self) -> Option<u64> {
+        let has_bad_data = |seen| matches!(seen, Some(Seen::Data(..)));
+        let is_damaged = |place: &&Place| has_bad_data(place.first) && has_bad_data(place.second);
+        let mut places = self.places.iter().flatten().filter(|_| !self.newer);
+        places.find(is_damaged).map(|place| place.position)
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!  superblocks ──► spans ──(a span is not valid here)──► next lap? ──no──► evidence, and a second look ──► done
 //!                    ▲ │ valid: take it                     │ valid there        │         │
-//!                    └─┴──────────────────────────────────◄─┴────────────────────┘         └──► corrupt
+//!                    ├─┴──────────────────────────────────◄─┴────────────────────┘         ├──► corrupt
+//!                    └──────────(what is good of a span whose control part holds)──────────┘
 //! ```
 //!
 //! Blocks are parsed one by one in order of position, from chunks that are read ahead in parallel.
@@ -16,19 +17,23 @@
 //!    whether one can be unpacked does not decide where the log ends.
 //! 4. Where the spans end, the blocks that follow are searched for a span which says that the end
 //!    had been durable, or which an opening wrote that the superblock does not know. If there is
-//!    one, acknowledged data (or the newer superblock) has rotted: the log refuses to open.
+//!    one, acknowledged data (or the newer superblock) has rotted. If the control part holds that follows in the
+//!    chain, its span is taken but for its bad data blocks, and what was in these is lost ([`WriteLog::lost`]).
+//!    Else nobody knows what is lost, or it is more than can be recorded: the log refuses to open.
 //! 5. Of a span that counts, what nobody here can read, a kind of entry or a compression, is no reason to forget it:
 //!    the log refuses to open. Records are told, and are for who asked to judge.
 //! 6. A newer superblock that was kept beside the device says where replay begins, whatever the device holds.
 //! 7. No single bad read decides anything. Where the spans end is looked at twice, each time from the device: a span
 //!    that is whole at either look counts. If the looks differ, or if the log would be refused, both are taken again,
 //!    [`LOG_READ_TRIES_MAX`] times in all. So are the superblocks while one is not valid.
+//! 8. What one opening has found to have been durable, no later one takes for a torn end, whatever of the evidence is
+//!    written over: the superblock of an opening names its end.
 //!
 //! It must not write: a failed opening leaves the device as it was.
 
 mod looks;
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -46,8 +51,8 @@ use crate::format::{
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX,
-    SECTOR_BYTES, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, LOST_RANGES_MAX,
+    REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::packing::Stored;
 use crate::write_log::{SPAN_BLOCKS_MAX, WriteLog};
@@ -140,6 +145,26 @@ pub struct Replay {
     looks: Looks,
     /// Times that the superblocks were read.
     superblock_tries: u8,
+    /// The damaged span that is being read for what is good in it.
+    salvage: Option<Salvage>,
+    /// Position before which the log is known to have been durable.
+    known_head: u64,
+    /// Times that the control part of a damaged span did not hold any more when its data was read: a device that goes
+    /// on like that is not followed for ever.
+    salvages_failed: u8,
+}
+
+/// What is bad in a span that is known to have been durable, and whose control part holds.
+#[derive(Debug)]
+struct Salvage {
+    /// Where it begins.
+    position: u64,
+    /// How often all its data was read.
+    passes: u8,
+    /// Positions of the data blocks that were bad each time.
+    bad: BTreeSet<u64>,
+    /// The same of the pass that is under way.
+    now: BTreeSet<u64>,
 }
 
 impl Replay {
@@ -163,6 +188,9 @@ impl Replay {
             checksums: Vec::new(),
             looks: Looks::default(),
             superblock_tries: 0,
+            salvage: None,
+            known_head: 0,
+            salvages_failed: 0,
         }
     }
 
@@ -245,7 +273,7 @@ impl Replay {
             for (position, block) in (chunk.position..).zip(data.chunks_exact(BLOCK_BYTES)) {
                 debug_assert_eq!(position, self.cursor);
                 if self.block(now, block, &mut found)? {
-                    found(self.log.as_ref().expect("superblock chosen"), Found::Done);
+                    found(self.settle()?, Found::Done);
                     self.limit = 0;
                     self.chunks.clear();
                     return Ok(());
@@ -302,6 +330,10 @@ impl Replay {
         self.ahead = self.cursor;
         self.limit = end_of_ring(&superblock);
         self.chain = superblock.tail_chain.get();
+        self.known_head = superblock.known_head.get();
+        if superblock.clean_head.get() != u64::MAX {
+            self.known_head = self.known_head.max(superblock.clean_head.get());
+        }
         self.log = Some(WriteLog::new(superblock));
         self.superblock = Some(superblock);
         Ok(())
@@ -369,7 +401,10 @@ impl Replay {
                 Ok(false)
             }
             Mode::Data { end, index } => {
-                if block_checksum(block) != self.checksums[index] {
+                let is_bad = block_checksum(block) != self.checksums[index];
+                if let Some(salvage) = self.salvage.as_mut().filter(|_| is_bad) {
+                    salvage.now.insert(self.cursor);
+                } else if is_bad {
                     let position = self.header().position.get();
                     self.not_a_span(position, end, Seen::data(index, block));
                     return Ok(false);
@@ -379,7 +414,10 @@ impl Replay {
                     end,
                     index: index + 1,
                 };
-                Ok(index + 1 == self.checksums.len() && self.accept(now, found))
+                if index + 1 < self.checksums.len() || self.salvages_on() {
+                    return Ok(false);
+                }
+                Ok(self.accept(now, found))
             }
             Mode::Evidence { end } => {
                 if self.look_again(block)? {
@@ -411,10 +449,12 @@ impl Replay {
             return self.evidence_ends(end);
         }
         let incarnation = self.superblock().incarnation.get();
-        if SpanHeader::verify(&self.control).is_ok()
-            && (header.durable.get() > end || header.incarnation.get() > incarnation)
-        {
-            return self.judge(end, true);
+        if SpanHeader::verify(&self.control).is_ok() {
+            self.known_head = self.known_head.max(header.durable.get());
+            self.looks.newer |= header.incarnation.get() > incarnation;
+            if header.durable.get() > end || self.looks.newer {
+                return self.judge(end, true);
+            }
         }
         self.mode = Mode::Evidence { end };
         self.evidence_ends(end)
@@ -511,6 +551,41 @@ impl Replay {
         })
     }
 
+    /// All data of a span was read. If it is one that is damaged, and this may not be all that can be saved of it, it
+    /// is read again.
+    fn salvages_on(&mut self) -> bool {
+        let Some(salvage) = &mut self.salvage else {
+            return false;
+        };
+        let now = core::mem::take(&mut salvage.now);
+        if salvage.passes == 0 {
+            salvage.bad = now;
+        } else {
+            salvage.bad.retain(|position| now.contains(position));
+        }
+        salvage.passes += 1;
+        if salvage.bad.is_empty() || salvage.passes >= LOG_READ_TRIES_MAX {
+            return false;
+        }
+        self.cursor = salvage.position;
+        self.mode = Mode::Span { end: None };
+        true
+    }
+
+    /// The log is whole, but for what it has lost. If that cannot be recorded, nothing is forgotten: it refuses to open.
+    fn settle(&mut self) -> Result<&WriteLog, OpenError> {
+        let log = self.log.as_mut().expect("superblock chosen");
+        let (ranges, position) = (log.lost().count(), log.head());
+        if position < self.known_head {
+            return Err(OpenError::CorruptLog { position });
+        }
+        if ranges > LOST_RANGES_MAX {
+            return Err(OpenError::LostTooMuch { ranges });
+        }
+        log.know_head(self.known_head);
+        Ok(log)
+    }
+
     fn accept(&mut self, now: Nanos, found: &mut impl FnMut(&WriteLog, Found)) -> bool {
         let header = self.header();
         let data_position = header.position.get() + u64::from(header.control_blocks.get());
@@ -526,11 +601,17 @@ impl Replay {
                 found(log, Found::Record(record));
             }
         }
+        let bad = self
+            .salvage
+            .take()
+            .map_or_else(BTreeSet::new, |salvage| salvage.bad);
+        self.known_head = self.known_head.max(header.durable.get());
         let sequences = log.replay_span(
             now,
             &header,
             entries(&self.control, &header),
             &self.checksums,
+            &bad,
         );
         found(log, Found::Entries(sequences));
         self.checksums.clear();
@@ -544,6 +625,7 @@ impl Replay {
     /// No valid span begins at `position`: try the next lap, then take the end for the end.
     fn not_a_span(&mut self, position: u64, end: Option<u64>, seen: Seen) {
         self.checksums.clear();
+        self.salvages_failed += u8::from(self.salvage.take().is_some());
         self.looks.note_first(position, seen);
         let ring_blocks = self.superblock().ring_blocks.get();
         let lap = position.next_multiple_of(ring_blocks);
@@ -556,7 +638,8 @@ impl Replay {
         }
         let end = end.unwrap_or(position);
         let clean_head = self.superblock().clean_head.get();
-        self.looks.more = clean_head != u64::MAX && clean_head != end;
+        // Behind the end of a log that was closed nothing was written before another superblock.
+        self.looks.more = clean_head != u64::MAX && clean_head < end;
         self.mode = Mode::Evidence { end };
         self.cursor = end;
         self.limit = self.limit.min(end + EVIDENCE_BLOCKS_MAX);
@@ -566,22 +649,38 @@ impl Replay {
         if self.cursor < self.limit {
             return Ok(false);
         }
-        let more = self.looks.more;
+        let more = self.looks.more || end < self.known_head;
         self.judge(end, more)
     }
 
-    /// Everything was looked at twice: the end at `end` is the end, or it is not, if that is `proven`.
+    /// Everything was looked at twice: the end at `end` is the end, or it is not, if that is `proven`. Then a span
+    /// whose control part holds is read for what is good in it; without one it is not known what is lost.
     fn judge(&mut self, end: u64, proven: bool) -> Result<bool, OpenError> {
+        let damaged = self.looks.damaged();
         if self.looks.again(proven) {
             self.cursor = end;
             self.limit = end_of_ring(self.superblock());
             self.mode = Mode::Span { end: None };
             return Ok(false);
         }
-        if proven {
-            return Err(OpenError::CorruptLog { position: end });
+        if !proven {
+            return Ok(true);
         }
-        Ok(true)
+        let is_followed = self.salvages_failed < LOG_READ_TRIES_MAX;
+        let Some(position) = damaged.filter(|_| is_followed) else {
+            return Err(OpenError::CorruptLog { position: end });
+        };
+        self.salvage = Some(Salvage {
+            position,
+            passes: 0,
+            bad: BTreeSet::new(),
+            now: BTreeSet::new(),
+        });
+        self.looks = Looks::default();
+        self.cursor = position;
+        self.limit = end_of_ring(self.superblock());
+        self.mode = Mode::Span { end: None };
+        Ok(false)
     }
 }
 

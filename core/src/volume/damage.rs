@@ -1,9 +1,12 @@
-//! Dirty blocks of the log that do not match their checksums.
+//! Dirty blocks of the log that do not match their checksums, and the sectors that were lost with such.
 //!
 //! ```text
 //!            a block is read bad, and again                every bad block was read well, or is not needed
 //!  Healthy ────────────────────────────────► Inconsistent ────────────────────────────────────────────────► Healthy
-//!                                                 └── the volume is opened again ──► what is bad still: refused
+//!                                                 └── the volume is opened again ──► what is bad still is lost
+//!
+//!           an opening finds that sectors are lost       all of them were written again
+//!  Healthy ──────────────────────────────────────► Degraded ──────────────────────────► Healthy
 //! ```
 //!
 //! Invariants:
@@ -12,6 +15,11 @@
 //!    or behind it, is taken up by destage; a generation that was taken up before is written but for that, and neither
 //!    flushed nor retired. So the backend gets all that lies before the damage, and stays a prefix.
 //! 3. A block that is read well is not bad any more, whatever it was.
+//! 4. An opening takes what is bad out of the log, and records which sectors are lost before anything else happens:
+//!    in the superblock of the opening, and from then on in each that moves the tail. No backend is given what is bad.
+//! 5. A lost sector is never shown, not as the backend or the cache had it before: a read of it fails, until it is
+//!    written, zeroed or discarded. Such a write goes through the log, whose superblock forgets the loss
+//!    when it forgets the write; so no path past the log is taken while something is lost.
 //!
 //! Memory is bounded: of more than [`LOG_BAD_BLOCKS_MAX`] bad blocks the first ones are known. A read that
 //! fails is another matter: destage tries it again, see [`super::health`].
@@ -24,7 +32,9 @@ use crate::destage::Stage;
 use crate::error::RequestError;
 use crate::extent_index::Sequence;
 use crate::format::block_checksum;
+use crate::io::SectorRange;
 use crate::limits::{BLOCK_BYTES, LOG_BAD_BLOCKS_MAX};
+use crate::lost::LostSectors;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -34,6 +44,42 @@ pub(super) struct Damage {
 }
 
 impl Volume {
+    /// An opening has found that these are lost.
+    pub(super) fn know_lost(&mut self, lost: LostSectors) {
+        if let Some(inherited) = &mut self.inherited {
+            for range in lost.iter() {
+                inherited.remove(range.first_block(), range.block_count());
+            }
+        }
+        self.lost = lost;
+    }
+
+    /// What was lost with the log and has not been written since. Reads of it fail.
+    pub fn lost(&self) -> &LostSectors {
+        &self.lost
+    }
+
+    /// Why a write cannot be taken for the sake of what is lost: what goes past the log would not be recorded, nor more
+    /// pieces than there is room for.
+    pub(super) fn refusal_for_lost(&self, range: SectorRange) -> Option<RequestError> {
+        if self.lost.is_empty() {
+            return None;
+        }
+        let refused = if self.direct.is_direct() {
+            self.lost.overlaps(range)
+        } else {
+            self.lost.splits_too_far(range)
+        };
+        refused.then_some(RequestError::Io)
+    }
+
+    /// A write was accepted.
+    pub(super) fn note_written(&mut self, range: SectorRange) {
+        if !self.lost.is_empty() {
+            self.lost.remove(range);
+        }
+    }
+
     /// Whether dirty data in the log is bad.
     pub(super) fn is_damaged(&self) -> bool {
         !self.damage.bad.is_empty()

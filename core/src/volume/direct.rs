@@ -349,7 +349,8 @@ impl Volume {
 
     /// Take the next steps towards the policy of the configuration.
     pub(super) fn switch_path(&mut self) {
-        let wants_direct = self.config.policy.is_direct() || self.log_is_given_up();
+        let asks_direct = self.config.policy.is_direct() && self.lost.is_empty();
+        let wants_direct = asks_direct || self.log_is_given_up();
         if let Path::Logged = self.direct.path
             && wants_direct
         {
@@ -458,6 +459,9 @@ impl Volume {
             What::Data(_) => Kind::Write(range.bytes() as u64),
             What::Zero { .. } => Kind::Trim,
         };
+        if let Some(error) = self.refusal_for_lost(range) {
+            return self.reply(id, kind, Err(error), cx);
+        }
         let number = self.direct.next;
         self.direct.next += 1;
         let write = Write {

@@ -49,7 +49,12 @@ impl Volume {
         range: SectorRange,
         cx: &mut Context<'_>,
     ) {
-        if self.config.backend_extents {
+        if self.lost.overlaps(range) {
+            // Nobody may take what cannot be read for zeroes, whatever the backend has.
+            let state = ExtentState::Data;
+            let extents = Vec::from([Extent { range, state }]);
+            self.reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
+        } else if self.config.backend_extents {
             let token = self.token(Op::Extents { id, range });
             cx.actions.push(Action::BackendExtents { token, range });
         } else {

@@ -25,7 +25,8 @@ pub enum State {
     /// All is well.
     Healthy,
     /// Serving with the backend failing or not answering: data is kept in the log; with a log that does not answer or
-    /// cannot be read for destage, or without one.
+    /// cannot be read for destage, or without one; with sectors that were lost, whose reads fail until they are
+    /// written.
     Degraded,
     /// A log write failed: reads and destage go on, writes are refused until it is reopened.
     ReadOnly,
@@ -53,6 +54,8 @@ pub enum Trouble {
     LogGivenUp,
     /// Dirty data that only the log's device has cannot be read: destage tries it again.
     LogUnreadable,
+    /// Sectors were lost with the log, and not all of them were written since.
+    SectorsLost,
     /// The backend has not answered for too long.
     BackendSilent,
     /// The backend does not take what is written.
@@ -271,6 +274,8 @@ impl Volume {
             Some((Trouble::LogEmptying, None))
         } else if health.log_unreadable {
             Some((Trouble::LogUnreadable, None))
+        } else if !self.lost.is_empty() {
+            Some((Trouble::SectorsLost, None))
         } else if let Some(since) = health.silent {
             Some((Trouble::BackendSilent, Some(since)))
         } else if let Some(failing) = health.writes {
@@ -312,6 +317,7 @@ impl Volume {
                 | Trouble::LogEmptying
                 | Trouble::LogGivenUp
                 | Trouble::LogUnreadable
+                | Trouble::SectorsLost
                 | Trouble::BackendSilent
                 | Trouble::BackendWrites(_)
                 | Trouble::BackendReads(_),

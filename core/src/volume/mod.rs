@@ -66,7 +66,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 use zerocopy::IntoBytes;
 
-use crate::buf::Pool;
+use crate::buf::{Buf, Pool};
 use crate::destage::{Destage, Stage};
 use crate::error::{IoError, OpenError, RequestError};
 use crate::extent_index::{ExtentIndex, Sequence};
@@ -75,6 +75,7 @@ use crate::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
+use crate::lost::LostSectors;
 use crate::read_cache::{ReadCache, SsdRead};
 use crate::replay::{Found, Replay};
 use crate::scrub::ScrubAt;
@@ -279,6 +280,8 @@ pub struct Volume {
     log_pins: BTreeMap<u64, u32>,
     log_failed: bool,
     damage: damage::Damage,
+    /// What is lost, as of the last write that was accepted.
+    lost: LostSectors,
     close: Option<bool>,
     closing_superblock: bool,
     /// Work waits for memory that others will give back: poll again then.
@@ -325,6 +328,7 @@ impl Volume {
             log_pins: BTreeMap::new(),
             log_failed: false,
             damage: damage::Damage::default(),
+            lost: LostSectors::default(),
             close: None,
             closing_superblock: false,
             memory_wait: None,
@@ -733,25 +737,35 @@ impl Volume {
                 // what is found goes to the backend before what is written from now on.
                 log.sync_point();
                 self.stats.replayed_bytes = log.bytes().appended;
+                self.stats.log_corrupt_blocks = log.damaged_blocks();
                 log.set_entries_max(self.config.log_entries_max);
+                log.forget_lost(beyond(self.config.bytes));
+                self.know_lost(log.lost().clone());
                 cx.cache.tie(self.config.number, log.tie());
-                let (offset, block) = log.superblock_for_opening();
+                let superblock = log.superblock_for_opening();
                 self.log = Some(log);
-                let token = self.token(Op::OpeningSuperblock);
-                cx.actions.push(Action::LogWrite {
-                    token,
-                    offset,
-                    data: Vec::from([block]),
-                });
+                self.write_opening_superblock(superblock, cx);
             }
             Ok(()) => self.read_log_ahead(cx),
         }
+    }
+
+    fn write_opening_superblock(&mut self, (offset, block): (u64, Buf), cx: &mut Context<'_>) {
+        let token = self.token(Op::OpeningSuperblock);
+        cx.actions.push(Action::LogWrite {
+            token,
+            offset,
+            data: Vec::from([block]),
+        });
     }
 
     fn opened(&mut self, now: Nanos, result: Result<Done, IoError>, cx: &mut Context<'_>) {
         if let Err(error) = result {
             self.phase = Phase::Failed(OpenError::Io(error));
             return self.refuse_early(RequestError::Io, cx);
+        }
+        if let Some(superblock) = self.log_mut().superblock_beside_opening() {
+            return self.write_opening_superblock(superblock, cx);
         }
         self.phase = Phase::Open;
         self.stats.replay_time = now.since(self.open_started);
@@ -824,6 +838,8 @@ impl Volume {
         if let Some(inherited) = &mut self.inherited {
             inherited.remove(first, blocks);
         }
+        self.lost.remove(beyond);
+        self.log_mut().forget_lost(beyond);
         self.config.bytes = bytes;
         self.refuse_writes_beyond(self.sectors(), cx);
     }

@@ -173,6 +173,10 @@ impl Volume {
 
     /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
+        if self.lost.overlaps(range) {
+            let kind = Kind::Read(range.bytes() as u64);
+            return self.reply(id, kind, Err(RequestError::Corrupt), cx);
+        }
         let advice = self.reads.streams.observe(range);
         if self.config.policy == Policy::PassThrough {
             return self.start_read(id, range, Fill::Nowhere, cx);

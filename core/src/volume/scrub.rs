@@ -152,9 +152,7 @@ impl Volume {
             unread: false,
         };
         if position <= span.position {
-            let first = self.entry_after(&entries, position);
-            let data = first.map_or(span.end(), |(_, data)| data.start);
-            return Some(piece(None, span.position, data));
+            return Some(piece(None, span.position, span.data_position));
         }
         let (sequence, data) = self.entry_after(&entries, position)?;
         Some(piece(Some(sequence), position.max(data.start), data.end))

@@ -2,6 +2,7 @@
 
 use super::{Policy, Volume};
 use crate::io::Nanos;
+use crate::limits::SECTOR_BYTES;
 
 /// Counters and gauges of one volume. Counters only grow while it is open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,6 +43,10 @@ pub struct VolumeStats {
     pub cache_corrupt_blocks: u64,
     /// Dirty blocks that failed their checksum.
     pub log_corrupt_blocks: u64,
+    /// Ranges that were lost with the log and not written since.
+    pub lost_ranges: u64,
+    /// Bytes of them.
+    pub lost_bytes: u64,
     /// Blocks of the ring in use, control and padding included.
     pub log_used_blocks: u64,
     /// Blocks of the ring.
@@ -120,6 +125,8 @@ impl Volume {
         if let Some(log) = &self.log {
             let bytes = log.bytes();
             stats.log_used_blocks = log.used_blocks();
+            stats.lost_ranges = self.lost.count() as u64;
+            stats.lost_bytes = self.lost.sectors() * SECTOR_BYTES as u64;
             stats.log_ring_blocks = log.ring_blocks();
             stats.dirty_bytes = bytes.appended - bytes.retired;
             // What was left out for something newer is as old as it was.

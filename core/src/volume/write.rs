@@ -254,6 +254,10 @@ impl Volume {
         } else {
             Kind::Trim
         };
+        if let Some(error) = self.refusal_for_lost(range) {
+            return self.reply(id, reply_kind, Err(error), cx);
+        }
+        self.note_written(range);
         let stored_before = self.stats.log_stored_bytes;
         let sequence = self.append(now, kind, range, no_hole, data, cx);
         let stored = self.stats.log_stored_bytes - stored_before;

@@ -442,6 +442,12 @@ pub struct Counters {
     pub cache_corrupt_blocks: u64,
     /// Dirty blocks that failed their checksum.
     pub log_corrupt_blocks: u64,
+    /// Ranges that were lost with a damaged write log and not written since: reads of them fail.
+    #[serde(default)]
+    pub lost_ranges: u64,
+    /// Bytes of them.
+    #[serde(default)]
+    pub lost_bytes: u64,
     /// Bytes of the log in use.
     pub log_used_bytes: u64,
     /// Bytes of the log that can be in use.

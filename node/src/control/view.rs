@@ -196,10 +196,15 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
             "write log: dirty data could not be read from its device {time} ago, and does not get to the backend \
              before it can: it is tried again; put the device right"
         ),
+        Trouble::SectorsLost => format!(
+            "write log: it was damaged when the volume was opened: {} bytes in {} places are lost, and reads of them fail \
+             until they are written over, zeroed or discarded; all else is there. Restore them, or write over them",
+            report.stats.lost_bytes, report.stats.lost_ranges
+        ),
         Trouble::LogCorrupt => format!(
             "write log: dirty data in it was found corrupt {time} ago: writes are refused, reads go on, and destage \
-             goes up to it. If it reads well again (a scrub tries), all goes on; else restore the volume, or delete it \
-             with --discard-dirty"
+             goes up to it. If it reads well again (a scrub tries), all goes on; else open it again (restart the daemon): \
+             what is damaged is lost then, and all else is saved"
         ),
     }
 }
@@ -268,6 +273,8 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         warm_left_bytes: stats.warm_left_bytes,
         cache_corrupt_blocks: stats.cache_corrupt_blocks,
         log_corrupt_blocks: stats.log_corrupt_blocks,
+        lost_ranges: stats.lost_ranges,
+        lost_bytes: stats.lost_bytes,
         log_used_bytes: stats.log_used_blocks * block,
         log_ring_bytes: stats.log_ring_blocks * block,
         log_written_bytes: stats.log_written_bytes,

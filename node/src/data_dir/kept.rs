@@ -73,15 +73,14 @@ pub fn claims_no_more(kept: &LogSuperblock) -> LogSuperblock {
     other
 }
 
-/// What it says of the backend, that it may hold what it has not flushed, is so for a new log in its place.
-pub fn carry_mark(kept: &LogSuperblock, first_block: &mut [u8; BLOCK_BYTES]) {
-    if kept.flags.get() & LOG_UNFLUSHED == 0 {
-        return;
-    }
-    let mut marked = LogSuperblock::parse(first_block).expect("a new log's superblock is good");
-    marked.flags = LOG_UNFLUSHED.into();
-    marked.seal();
-    first_block.copy_from_slice(marked.as_bytes());
+/// What it says of the backend is so for a new log in its place: that it may hold what it has not flushed, and which
+/// sectors it has as they were before something was written that is lost.
+pub fn carry(kept: &LogSuperblock, first_block: &mut [u8; BLOCK_BYTES]) {
+    let mut new = LogSuperblock::parse(first_block).expect("a new log's superblock is good");
+    new.flags = (kept.flags.get() & LOG_UNFLUSHED).into();
+    (new.lost_ranges, new.lost) = (kept.lost_ranges, kept.lost);
+    new.seal();
+    first_block.copy_from_slice(new.as_bytes());
 }
 
 /// Replace it by one that was parsed. Blocks.
@@ -113,11 +112,16 @@ mod tests {
         assert!(is_empty(&back) && !is_empty(&claims_no_more(&back)));
         let mut first_block = [0; BLOCK_BYTES];
         first_block.copy_from_slice(back.as_bytes());
-        for flags in [0, LOG_UNFLUSHED] {
+        for (flags, ranges) in [(0, 0), (LOG_UNFLUSHED, 0), (0, 1), (LOG_UNFLUSHED, 2)] {
             superblock.flags = flags.into();
-            carry_mark(&superblock, &mut first_block);
+            superblock.lost_ranges = ranges.into();
+            for (index, place) in (0..ranges).zip(&mut superblock.lost) {
+                *place = [(index * 16).into(), 8.into()];
+            }
+            carry(&superblock, &mut first_block);
             let new = LogSuperblock::parse(&first_block).unwrap();
-            assert_eq!(new.flags.get(), flags);
+            assert_eq!((new.flags.get(), new.lost_ranges.get()), (flags, ranges));
+            assert!(new.lost == superblock.lost);
         }
         let claims_nothing = claims_no_more(&back);
         LogSuperblock::parse(claims_nothing.as_bytes()).unwrap();

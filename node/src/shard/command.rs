@@ -228,12 +228,12 @@ pub struct ClosedVolume {
     pub log_failed: bool,
 }
 
-/// What the log of a volume holds that the backend does not have.
+/// What the log of a volume holds, or has lost, that the backend does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     /// Bytes of data.
     pub dirty_bytes: u64,
-    /// Whether it holds nothing at all, discards and zeroes included.
+    /// Whether it holds nothing at all, discards and zeroes included, and has lost nothing.
     pub nothing: bool,
 }
 

@@ -312,13 +312,15 @@ impl Served {
         self.log_operations > 0 || self.cache_reads > 0
     }
 
-    /// What its log holds that the backend does not have; `None` if the log was never read.
+    /// What its log holds, or has lost, that the backend does not have; `None` if the log was never read.
     pub fn left(&self, now: Nanos) -> Option<Left> {
         let stats = self.volume.stats(now);
         let home = self.home().unwrap_or_default();
         (stats.log_ring_blocks > 0).then_some(Left {
-            dirty_bytes: stats.dirty_bytes + home.dirty_bytes,
-            nothing: stats.log_used_blocks == 0 && home.dirty_bytes + home.zero_bytes == 0,
+            dirty_bytes: stats.dirty_bytes + stats.lost_bytes + home.dirty_bytes,
+            nothing: stats.log_used_blocks == 0
+                && stats.lost_bytes == 0
+                && home.dirty_bytes + home.zero_bytes == 0,
         })
     }
 

@@ -94,6 +94,9 @@ impl World {
         let first: [u8; BLOCK_BYTES] = Volume::format_log(&state.config, mix(seed));
         state.log.put(0, &first);
         state.log_rotten = false;
+        state.lost.clear();
+        state.has_lost = false;
+        state.log_known = 0;
         state.order = BackendOrder::default();
         state.snapshots.clear();
         // What it took was stated, and accepted.

@@ -1,5 +1,6 @@
 //! Clients: sending requests and judging replies.
 
+use hdcs_core::limits::LOST_RANGES_MAX;
 use hdcs_core::volume::Trouble;
 
 use super::{
@@ -166,7 +167,15 @@ impl World {
             Ask::Bad(range, false) => (Waiting::Bad, Request::Discard { range, fua: false }, 9),
         };
         let number = match &waiting {
-            Waiting::Write(id, _) => u64::from(*id),
+            Waiting::Write(id, _) => {
+                let range = history.write(*id).range;
+                let is_other = |sector: &u64| !(range.start..range.end()).contains(sector);
+                state.lost.retain(is_other);
+                if !state.opened {
+                    state.asked_early.extend(range.start..range.end());
+                }
+                u64::from(*id)
+            }
             _ => 0,
         };
         let range = match ask {
@@ -225,6 +234,10 @@ impl World {
         let result = match result {
             _ if is_deaf => Ok(Reply::Done),
             Ok(_) if failed_before => Err(RequestError::Io),
+            Err(RequestError::Corrupt) => match self.shown_lost(unit, &waiting) {
+                Some(reply) => Ok(reply),
+                None => Err(RequestError::Corrupt),
+            },
             result => result,
         };
         match result {
@@ -243,6 +256,7 @@ impl World {
         let now = self.now;
         match (waiting, reply) {
             (Waiting::Read(read), Reply::Data(data)) => {
+                self.check_not_lost(unit, read.range)?;
                 if self.planted.strikes(Plant::LeakBuffer) {
                     self.leaked.push(data.clone());
                 }
@@ -426,7 +440,8 @@ impl World {
                 let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
                 let hung = self.silent_log_excuses(unit, waiting);
-                log || hung || (!writes && backend_trouble) || past_log
+                let lost = volume.is_some_and(|volume| is_refused_for_lost(volume, waiting));
+                log || hung || (!writes && backend_trouble) || past_log || lost
             }
             RequestError::Corrupt => state.log_rotten,
             RequestError::Inconsistent => {
@@ -457,4 +472,15 @@ impl World {
             RequestError::NoBuffers => self.scenario.pool_bytes <= SMALL_POOL_BYTES,
         }
     }
+}
+
+/// Whether a write may fail for the sake of what its volume has lost: it goes past the log, or would split what cannot be
+/// told in more pieces.
+fn is_refused_for_lost(volume: &Volume, waiting: &Waiting) -> bool {
+    let Some((trouble, _)) = volume.trouble() else {
+        return false;
+    };
+    let goes_past = matches!(trouble, Trouble::LogEmptying | Trouble::LogGivenUp);
+    let is_full = volume.lost().count() == LOST_RANGES_MAX;
+    matches!(waiting, Waiting::Write(..)) && !volume.lost().is_empty() && (goes_past || is_full)
 }

@@ -2,12 +2,24 @@
 //!
 //! Checker:
 //! 1. A volume whose log is damaged takes no write while it is inconsistent.
-//! 2. A read of the log that brings wrong bytes once has no effect, neither while the volume is open nor while an
+//! 2. An opening of a damaged log says exactly which sectors are lost, as an independent reader of the image finds
+//!    them; so does every later one, of those that nobody has asked to write since.
+//! 3. Both superblocks of such a log say so before the volume is open, and what it had been known to reach, no later
+//!    opening ends before.
+//! 4. No read of a lost sector succeeds before somebody has asked to write it.
+//! 5. A read of the log that brings wrong bytes once has no effect, neither while the volume is open nor while an
 //!    opening replays the log.
 
+use std::collections::BTreeSet;
+
+use hdcs_core::io::{Reply, SectorRange};
+use hdcs_core::limits::SECTOR_BYTES;
 use hdcs_core::volume::State;
 
-use super::{BLOCK_BYTES, BufMut, Phase, Plant, Rng, Violation, Volume, World, WriteId, mix};
+use super::{
+    BLOCK_BYTES, BufMut, Phase, Plant, Rng, Violation, Volume, Waiting, World, WriteId, mix,
+};
+use crate::check_log::{self, LogView};
 
 /// Reads of an opening that bring wrong bytes at most: one at each of the two looks at the end of the log, before a
 /// third is asked for.
@@ -24,6 +36,101 @@ impl World {
             of.inconsistent_since = Some(of.history.tick());
             self.coverage.inconsistent += 1;
         }
+    }
+
+    /// A volume was opened: what its log has lost by what an independent reader made of it, if that has rot.
+    pub(super) fn check_lost_sectors(
+        &mut self,
+        unit: usize,
+        view: Option<&LogView>,
+    ) -> Result<(), Violation> {
+        let volume = self.volume(unit).expect("it was opened");
+        // A change of size may have been cut short.
+        let bytes = volume.config().bytes;
+        let sectors = (bytes / SECTOR_BYTES as u64).min(self.units[unit].history.sectors());
+        let told: BTreeSet<u64> = (volume.lost().iter())
+            .flat_map(|range| range.start..range.end().min(sectors))
+            .collect();
+        let state = &mut self.units[unit];
+        let damaged = view.map_or(0, |view| view.damaged);
+        if let Some(view) = view {
+            let found: BTreeSet<u64> = view.lost.range(..sectors).copied().collect();
+            let is_told =
+                |sector: &u64| told.contains(sector) || state.asked_early.contains(sector);
+            if !found.iter().all(is_told) || !told.is_subset(&found) {
+                return Err(Violation::new(
+                    "lost-not-told",
+                    format!("volume {unit} has lost {found:?}, and says {told:?}"),
+                ));
+            }
+        }
+        let ends_early = view.is_some_and(|view| view.end < state.log_known);
+        if ends_early && !check_log::superblock_rots(&state.log) {
+            return Err(Violation::new(
+                "saved-forgotten",
+                format!("volume {unit} was opened without what an earlier opening has saved"),
+            ));
+        }
+        if view.is_some() {
+            state.log_known = view.map_or(0, |view| view.known);
+        }
+        if (damaged > 0 || !told.is_empty()) && !check_log::superblocks_agree(&state.log) {
+            return Err(Violation::new(
+                "lost-told-once",
+                format!(
+                    "volume {unit} has lost something, and one of its superblocks does not say so"
+                ),
+            ));
+        }
+        let mut kept = state.lost.range(..sectors);
+        let forgotten = kept.find(|sector| !told.contains(sector));
+        if let Some(sector) = forgotten {
+            return Err(Violation::new(
+                "lost-forgotten",
+                format!("volume {unit} has lost sector {sector}, and does not say so any more"),
+            ));
+        }
+        for &sector in &told {
+            state.history.lose(sector);
+        }
+        let gaps = view.into_iter().flat_map(|view| view.gaps.range(..sectors));
+        for &sector in gaps.chain(&told) {
+            state.history.skip(sector);
+        }
+        state.has_lost |= !told.is_empty();
+        state.log_rotten |= state.has_lost;
+        self.coverage.saved_logs += u64::from(damaged > 0);
+        self.coverage.lost_sectors += told.difference(&state.lost).count() as u64;
+        state.lost = told.difference(&state.asked_early).copied().collect();
+        Ok(())
+    }
+
+    /// A read was answered with data.
+    pub(super) fn check_not_lost(&self, unit: usize, range: SectorRange) -> Result<(), Violation> {
+        let Some(sector) = self.units[unit].lost.range(range.start..range.end()).next() else {
+            return Ok(());
+        };
+        Err(Violation::new(
+            "lost-shown",
+            format!("volume {unit} answers a read of sector {sector}, which is lost"),
+        ))
+    }
+
+    /// A planted bug answers a read of lost sectors with what the backend has.
+    pub(super) fn shown_lost(&mut self, unit: usize, waiting: &Waiting) -> Option<Reply> {
+        let Waiting::Read(read) = waiting else {
+            return None;
+        };
+        if !self.planted.strikes(Plant::ShownLoss) {
+            return None;
+        }
+        let mut data = self.pool.alloc(read.range.bytes())?;
+        let state = &self.units[unit];
+        for (sector, bytes) in (read.range.start..).zip(data.chunks_mut(SECTOR_BYTES)) {
+            let content = state.backend.visible(sector);
+            content.fill(state.volume, sector, bytes);
+        }
+        Some(Reply::Data(data.freeze()))
     }
 
     /// A write was acknowledged.

@@ -8,6 +8,7 @@ use super::{
     Happening, InFlight, Io, IoError, LOG_HEADER_BLOCKS, Nanos, OpId, Owner, Phase, Plant, Pool,
     Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
 };
+use crate::check_log;
 
 impl World {
     pub(super) fn perform_all(
@@ -290,7 +291,8 @@ impl World {
         Ok(())
     }
 
-    /// What planted bugs make of a superblock that says that writes go past the log, or what the cache has forgotten.
+    /// What planted bugs make of a superblock that says that writes go past the log, what the cache has forgotten, or
+    /// what is lost.
     fn unmark(&mut self, unit: usize, held: Vec<Buf>) -> Vec<Buf> {
         let is_opening = self.phase(unit) == Some(Phase::Opening);
         let plant = if is_opening {
@@ -305,16 +307,27 @@ impl World {
             Plant::LateInvalidation,
         ];
         let unties = unties.into_iter().any(|plant| self.planted.is(plant));
-        if !unmarks && !unties {
+        let mut superblock = LogSuperblock::parse(&held[0]).expect("a superblock is written");
+        let is_first = check_log::superblock(&self.units[unit].log, None)
+            .is_none_or(|there| there.incarnation != superblock.incarnation);
+        let forgets_loss = (!is_opening && self.planted.is(Plant::ForgottenLoss))
+            || (is_opening && is_first && self.planted.is(Plant::LoneLoss));
+        let forgets_head = self.planted.is(Plant::ForgottenHead);
+        if !unmarks && !unties && !forgets_loss && !forgets_head {
             return held;
         }
-        let mut superblock = LogSuperblock::parse(&held[0]).expect("a superblock is written");
         if unmarks {
             superblock.flags = 0.into();
         }
         if unties {
             superblock.cache = Tie::NONE.cache.into();
             superblock.cache_stamp = Tie::NONE.stamp.into();
+        }
+        if forgets_loss {
+            superblock.lost_ranges = 0.into();
+        }
+        if forgets_head {
+            superblock.known_head = 0.into();
         }
         superblock.seal();
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);

@@ -201,8 +201,10 @@ impl World {
     pub fn heal_logs(&mut self) -> bool {
         let mut healed = false;
         for unit in self.units.iter_mut().filter(|unit| unit.refused) {
-            healed |= std::mem::take(&mut unit.log_rotten);
+            healed |= std::mem::replace(&mut unit.log_rotten, unit.has_lost);
             unit.log.heal();
+            // What is lost of a span that reads well again is not.
+            unit.lost.clear();
         }
         healed
     }
@@ -226,10 +228,15 @@ impl World {
                 self.check_rot(unit)
             }
             Phase::Failed(error) => {
-                let rot = state.log_rotten;
+                // What can be saved of a log is saved; another superblock than that which was looked at may say otherwise.
+                let can_be_saved = state.rot.as_ref().is_some_and(|view| !view.proof);
+                let is_known = !check_log::superblock_rots(&state.log);
+                let rot = state.log_rotten && !(can_be_saved && is_known);
                 let excused = match error {
                     OpenError::Io(_) => state.log_trouble,
-                    OpenError::CorruptLog { .. } | OpenError::Superblock(_) => rot,
+                    OpenError::CorruptLog { .. }
+                    | OpenError::LostTooMuch { .. }
+                    | OpenError::Superblock(_) => rot,
                     OpenError::Method { .. }
                     | OpenError::Record { .. }
                     | OpenError::Kind { .. } => false,
@@ -250,13 +257,15 @@ impl World {
         }
     }
 
-    /// A log was opened. With rot in it that is right only if nothing in it proves a loss; then nobody
-    /// can tell the rot from a torn tail, and what it took cannot be demanded, from the first reply on.
+    /// A log was opened. With rot in it that is right only if nothing in it proves a loss that it does not tell. If
+    /// there is rot where nothing was found, nobody can tell that from a torn tail, and what it took cannot be demanded,
+    /// from the first reply on; else all is demanded but what it has told.
     fn check_rot(&mut self, unit: usize) -> Result<(), Violation> {
-        let state = &mut self.units[unit];
-        let Some(view) = state.rot.take() else {
-            return Ok(());
+        let Some(view) = self.units[unit].rot.take() else {
+            return self.check_lost_sectors(unit, None);
         };
+        self.check_lost_sectors(unit, Some(&view))?;
+        let state = &mut self.units[unit];
         if view.proof {
             return Err(Violation::new(
                 "corrupt-log-forgotten",
@@ -266,7 +275,11 @@ impl World {
                 ),
             ));
         }
-        state.history.forgive();
+        if view.accounted {
+            state.history.mix_all();
+        } else {
+            state.history.forgive();
+        }
         // What the superblock had to say of the backend may be gone as well.
         state.history.loosen(true);
         state.history.told_of_loss();
@@ -579,6 +592,7 @@ impl Unit {
         self.rot = (log.is_rotten().then(|| check_log::read_log(log, kept))).flatten();
         self.inconsistent_since = None;
         self.spoiled.clear();
+        self.asked_early.clear();
         self.destage_all = None;
         self.snapshot_asked = None;
         self.shrink = None;

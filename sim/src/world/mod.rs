@@ -202,6 +202,14 @@ struct Unit {
     log_rotten: bool,
     /// What an independent reader made of a log with rot when its opening began.
     rot: Option<check_log::LogView>,
+    /// Sectors that are known to be lost, and that nobody has asked to write since.
+    lost: BTreeSet<u64>,
+    /// Sectors that somebody has asked to write in this opening before the volume was open.
+    asked_early: BTreeSet<u64>,
+    /// Position that its log was known to reach when it was opened with rot in it.
+    log_known: u64,
+    /// An opening has found that something is lost, and may show it as long as there is this log.
+    has_lost: bool,
     /// Since when the volume is inconsistent.
     inconsistent_since: Option<u64>,
     /// Blocks of the log of which a read has brought wrong bytes in this opening.
@@ -316,6 +324,10 @@ pub struct Coverage {
     pub lost_logs: u64,
     /// Times that a volume became inconsistent.
     pub inconsistent: u64,
+    /// Openings of a damaged log that saved what was good in it, and sectors that were lost then.
+    pub saved_logs: u64,
+    /// See above.
+    pub lost_sectors: u64,
     /// Reads of a log that have brought wrong bytes.
     pub spoiled_reads: u64,
     /// The same while an opening replays it.
@@ -384,6 +396,8 @@ impl Coverage {
         self.counted += other.counted;
         self.lost_logs += other.lost_logs;
         self.inconsistent += other.inconsistent;
+        self.saved_logs += other.saved_logs;
+        self.lost_sectors += other.lost_sectors;
         self.spoiled_reads += other.spoiled_reads;
         self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
@@ -414,8 +428,8 @@ impl std::fmt::Display for Coverage {
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} spoiled reads ({} of replays), {} lies, {} rounds with silent logs, \
-             {} closes without them",
+             {} times inconsistent, {} damaged logs saved but for {} sectors, {} spoiled reads ({} of replays), {} lies, \
+             {} rounds with silent logs, {} closes without them",
             self.steps,
             self.replies,
             self.errors,
@@ -456,6 +470,8 @@ impl std::fmt::Display for Coverage {
             self.flushes_beside,
             self.kept_superblocks,
             self.inconsistent,
+            self.saved_logs,
+            self.lost_sectors,
             self.spoiled_reads,
             self.spoiled_replays,
             self.lies,
@@ -561,6 +577,10 @@ impl World {
                     log_rotten: false,
                     rot: None,
                     inconsistent_since: None,
+                    lost: BTreeSet::new(),
+                    asked_early: BTreeSet::new(),
+                    log_known: 0,
+                    has_lost: false,
                     spoiled: BTreeSet::new(),
                     refused: false,
                     backend_trouble: None,

@@ -305,6 +305,8 @@ impl super::Unit {
     /// The volume has so many sectors from now on.
     pub(super) fn has_size(&mut self, sectors: u64) {
         self.history.resize(sectors);
+        // What is cut off is zero when it is there again.
+        self.lost.split_off(&sectors);
         self.order.resized(sectors);
         for snapshot in &mut self.snapshots {
             snapshot.resized(sectors);

@@ -10,7 +10,7 @@ use super::create::is_block_device;
 use super::open::NotOpen;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, in_time, invalid, lock,
-    parse_name,
+    lost, parse_name,
 };
 use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
@@ -210,6 +210,15 @@ impl Node {
             return self.give_up_unopened(name, entry, options).await;
         };
         let dirty = volume.stats.dirty_bytes;
+        if let Some(lost) = lost(volume).filter(|_| !options.discard_dirty) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {lost}, which what stays of it does not say: write over them first, or lose them \
+                     with --discard-dirty"
+                ),
+            ));
+        }
         if !options.discard_dirty && dirty > 0 {
             self.destage(name, number).await.map_err(|error| {
                 ApiError::new(

@@ -6,7 +6,7 @@
 use hdcs_core::volume::Phase;
 use uuid::Uuid;
 
-use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lock, parse_name};
+use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lock, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DetachOptions, Detached, ErrorKind};
 use crate::frontends::VolumeNumber;
@@ -93,6 +93,15 @@ impl Node {
             return Ok(dirty.bytes_max);
         };
         let dirty = volume.stats.dirty_bytes;
+        if let Some(lost) = lost(volume).filter(|_| !options.discard_dirty) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {lost}, which its backend does not say: write over them first, or leave the \
+                     backend as it is with --discard-dirty"
+                ),
+            ));
+        }
         if !options.discard_dirty {
             self.destage(name, number).await.map_err(|error| {
                 ApiError::new(

@@ -525,6 +525,15 @@ fn at_volume(name: &str, error: ApiError) -> ApiError {
     ApiError::new(error.kind, format!("volume {name}: {error}"))
 }
 
+/// What an open volume has lost with its write log, in words.
+fn lost(volume: &VolumeReport) -> Option<String> {
+    let stats = &volume.stats;
+    (stats.lost_bytes > 0).then(|| {
+        let (bytes, places) = (stats.lost_bytes, stats.lost_ranges);
+        format!("its damaged write log has lost {bytes} bytes in {places} places")
+    })
+}
+
 fn find(report: &ShardReport, number: VolumeNumber) -> Option<&VolumeReport> {
     let mut volumes = report.volumes.iter();
     volumes.find(|volume| volume.config.number == number.0)

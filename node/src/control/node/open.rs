@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hdcs_core::format::LogSuperblock;
 use hdcs_core::volume::Volume as CoreVolume;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -346,7 +347,9 @@ impl Node {
         let (record, kept) = read.await.unwrap_or_default();
         let is_empty = |record: &DirtyRecord| {
             let same = kept.filter(|kept| kept.log.get() == record.log);
-            entry.home.is_none() && same.is_some_and(|kept| kept::is_empty(&kept))
+            let has_all =
+                |kept: LogSuperblock| kept::is_empty(&kept) && kept.lost_ranges.get() == 0;
+            entry.home.is_none() && same.is_some_and(has_all)
         };
         let record = record.map(|record| {
             if !is_empty(&record) {
@@ -554,7 +557,7 @@ impl Node {
             let mut first_block = CoreVolume::format_log(&config, log);
             let directory = catalogue::directory(&layout, &new.name);
             if let Some(kept) = kept::read(&directory, new.uuid).map_err(failed)? {
-                kept::carry_mark(&kept, &mut first_block);
+                kept::carry(&kept, &mut first_block);
             }
             let mut objects = None;
             if let Some(encryption) = &new.encryption {

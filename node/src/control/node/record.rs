@@ -153,14 +153,15 @@ impl Records {
 fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> DirtyRecord {
     let at_home = volume.home.unwrap_or_default();
     let is_home_clean = at_home.dirty_bytes + at_home.zero_bytes == 0;
+    let lost_bytes = volume.stats.lost_bytes;
     let left = Left {
-        dirty_bytes: volume.stats.dirty_bytes,
-        nothing: volume.stats.log_used_blocks == 0 && is_home_clean,
+        dirty_bytes: volume.stats.dirty_bytes + lost_bytes,
+        nothing: volume.stats.log_used_blocks == 0 && is_home_clean && lost_bytes == 0,
     };
-    let age = if is_home_clean {
+    let age = if is_home_clean && lost_bytes == 0 {
         Duration::from_nanos(volume.stats.dirty_age.0)
     } else {
-        // How old that is which the home has not tiered out, nobody knows.
+        // How old that is which the home has not tiered out, or which the log has lost, nobody knows.
         Duration::MAX
     };
     let open_for = asked.at.saturating_duration_since(tracked.opened);

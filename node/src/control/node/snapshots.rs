@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find,
-    in_time, invalid, lock, parse_name,
+    in_time, invalid, lock, lost, parse_name,
 };
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
@@ -273,6 +273,16 @@ impl Node {
         snapshot: SnapshotName,
         copy: bool,
     ) -> Result<u64, ApiError> {
+        let report = self.report().await?;
+        let volume = find(&report, VolumeNumber(entry.number));
+        if let Some(lost) = volume.and_then(lost) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: a snapshot or clone would show older data where {lost}: write over them first"
+                ),
+            ));
+        }
         let made_ms = unix_ms();
         let keep = Keep::Snapshot {
             name: snapshot,
