@@ -189,6 +189,15 @@ class Daemon:
             assert time.monotonic() < end, f"it did not come about\n{self.log()}"
             time.sleep(0.01)
 
+    def tells(self, text):
+        """Wait until its log has a text: it is written a moment after what it tells of."""
+        end = time.monotonic() + COMMAND_SECONDS
+        while text not in self.log():
+            ended = self.process.poll() is not None
+            assert not ended or text in self.log(), f"{text!r} is not in\n{self.log()}"
+            assert time.monotonic() < end, f"{text!r} is not in\n{self.log()}"
+            time.sleep(0.01)
+
     def volume(self, name):
         return self.json("volume", "show", name)
 

@@ -103,7 +103,8 @@ def test_cache_device_that_is_not_there_is_done_without(tmp_path):
     path = "/dev/hdcs-no-such-device"
     data = content(1)
     with Daemon(tmp_path, {**CACHE, "cache_path": path, "cache_retry_ms": 20}) as daemon:
-        assert "starts without its SSD tier" in daemon.log() and path in daemon.log()
+        daemon.tells("starts without its SSD tier")
+        daemon.tells(path)
         daemon.create("v")
         write_through(daemon, data)
         assert daemon.read("v", CONTENT_BYTES) == data
@@ -209,7 +210,7 @@ def test_cache_device_that_dies_is_told_and_holds_up_nothing(tmp_path, failing_d
         shown = " ".join(daemon.ok("status").split())
         assert "failed too often in a row" in shown and "SSD tier: offline for" in shown
         assert state_of(daemon.api("GET", "/metrics")[1]) == "offline"
-        assert "new identity" in daemon.log()
+        daemon.tells("new identity")
         assert daemon.read("v", CONTENT_BYTES) == new
         daemon.stop()
     (failing_disk / "fail").unlink()
@@ -304,7 +305,7 @@ def test_cache_device_that_hangs_at_the_start_is_done_without(tmp_path, failing_
         daemon.stop()
         freeze(failing_disk.process.pid)
         daemon.start()
-        assert "no answer for" in daemon.log()
+        daemon.tells("no answer for")
         write_through(daemon, new)
         assert daemon.read("v", CONTENT_BYTES) == new
         failing_disk.process.send_signal(signal.SIGCONT)

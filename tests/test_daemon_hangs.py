@@ -167,7 +167,7 @@ def test_shard_that_hangs_shows_and_the_stop_ends(tmp_path):
         # A thread that is traced dies for whoever traces it first.
         daemon.until(lambda: os.waitpid(thread, WALL | os.WNOHANG) != (0, 0))
         assert daemon.wait() == 1
-        assert "the data path, which does not answer" in daemon.log()
+        daemon.tells("the data path, which does not answer")
     with Daemon(tmp_path, config) as daemon:
         assert daemon.volume("v")["state"] == "healthy"
 
@@ -337,7 +337,7 @@ def test_volume_whose_log_hangs_is_detached_and_keeps_its_log_until_that_answers
         client, _ = hung(daemon, hanging_log, "v")
         detached = daemon.json("volume", "detach", "v", "--discard-dirty")
         assert detached["dirty_bytes_left"] >= 4096
-        assert "closed while the device of its write log does not answer" in daemon.log()
+        daemon.tells("closed while the device of its write log does not answer")
         daemon.create("w")
         daemon.write("w", b"w" * 4096)
         # Its log is in use until the device has answered.

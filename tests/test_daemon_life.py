@@ -57,10 +57,10 @@ def test_second_signal_settles_for_the_log(tmp_path):
         daemon.create("v", *DIRTY, "--backend", f"file:{tmp_path}/b?delay_us=1000000&rate_mib=1")
         daemon.write("v", os.urandom(8 * MIB))
         daemon.signal(signal.SIGTERM)
-        daemon.until(lambda: "writing what is dirty" in daemon.log())
+        daemon.tells("writing what is dirty")
         daemon.signal(signal.SIGTERM)
         assert daemon.wait() == 0, daemon.log()
-        assert "told again" in daemon.log()
+        daemon.tells("told again")
         daemon.start()
         assert daemon.volume("v")["counters"]["dirty_bytes"] > 0
 
@@ -202,8 +202,8 @@ def test_interrupted_creation_and_deletion_are_cleaned_up_and_named(tmp_path):
         shutil.copytree(volumes / "v", volumes / ".gone-x-1")
         daemon.start()
         assert [path.name for path in volumes.iterdir()] == ["v"]
-        assert f"{volumes}/.new-w" in daemon.log()
-        assert f"{volumes}/.gone-x-1" in daemon.log()
+        daemon.tells(f"{volumes}/.new-w")
+        daemon.tells(f"{volumes}/.gone-x-1")
         assert [volume["name"] for volume in daemon.json("volume", "list")] == ["v"]
 
 

@@ -68,7 +68,7 @@ def test_clients_leave_descriptors_for_files(tmp_path):
     key = tmp_path / "key"
     key.write_bytes(os.urandom(32))
     with LimitedDaemon(tmp_path, 300, 300) as daemon:
-        assert "the limit of 300 open files has room for 75 connections" in daemon.log()
+        daemon.tells("the limit of 300 open files has room for 75 connections")
         daemon.create("v")
         with clients(daemon.port, 300, EXPORT_V), clients(daemon.port, 300):
             for number in range(5):

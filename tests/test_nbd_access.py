@@ -66,7 +66,7 @@ def test_client_opens_what_its_certificate_may_open(daemon):
     for own, name in [("a", "nobodys"), ("b", "of-a"), (".", "of-both"), ("b", "not-there")]:
         done = run("nbdinfo", daemon.tls_uri(name, own), check=False)
         assert done.returncode != 0 and "No such file or directory for export" in done.stderr
-    assert "denied to client dns:a.example (and 1 more names)" in daemon.log()
+    daemon.tells("denied to client dns:a.example (and 1 more names)")
     # Over the unix socket whoever may open that opens everything.
     assert daemon.nbd("nobodys").pread(512, 0) == bytes(512)
 
@@ -106,7 +106,7 @@ def test_clients_that_nobody_vouches_for_get_nothing(daemon, authority, tmp_path
         input=b"", capture_output=True, timeout=SECONDS, check=False,
     )
     assert b"no peer certificate available" in done.stdout, "TLS starts only when it is asked for"
-    assert "did not get through its TLS handshake" in daemon.log()
+    daemon.tells("did not get through its TLS handshake")
     daemon.open("v", "a").shutdown()
 
 
@@ -258,7 +258,7 @@ def test_reload_without_tls_changes_nothing(tmp_path):
     with Daemon(tmp_path) as daemon:
         daemon.create("v", size="16M")
         daemon.signal(signal.SIGHUP)
-        daemon.until(lambda: "SIGHUP" in daemon.log())
+        daemon.tells("SIGHUP")
         refused(daemon.cli("node", "reload"), 1, "nbd_tls_cert_file")
         assert daemon.nbd("v").pread(512, 0) == bytes(512)
         daemon.stop()
@@ -353,7 +353,7 @@ def test_idle_clients_leave_the_unix_socket_served(tmp_path):
         export = struct.pack(">I", 3) + struct.pack(">QII", OPTION, 1, 1) + b"v"
         with strangers(port, 900, export), strangers(port, 900):
             assert daemon.nbd("v").pread(512, 0) == bytes(512)
-            assert "too many connections" in daemon.log()
+            daemon.tells("too many connections")
             daemon.create("w", size="16M")
 
 

@@ -47,7 +47,7 @@ def test_client_that_stops_in_a_payload_is_ended(daemon, size):
         if size < 32 << 10:
             assert pool_free(daemon) == free, "no buffer is held for it"
         stalled.is_ended()
-        daemon.until(lambda: "it did not send a write's data" in daemon.log())
+        daemon.tells("it did not send a write's data")
         daemon.until(lambda: pool_free(daemon) == free)
         assert idle.read(0, 4096) == bytes(4096)
 
@@ -69,7 +69,7 @@ def test_client_that_sends_a_payload_byte_by_byte_is_ended(daemon):
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            daemon.until(lambda: "it did not send a write's data" in daemon.log())
+            daemon.tells("it did not send a write's data")
         finally:
             stop.set()
             thread.join()
@@ -83,7 +83,7 @@ def test_client_that_takes_no_replies_is_ended(daemon):
         deaf.open("v")
         for index in range(32):
             deaf.ask(READ, index * MIB, MIB)
-        daemon.until(lambda: "it took no replies" in daemon.log())
+        daemon.tells("it took no replies")
         assert len(idle.read(0, 4096)) == 4096
     daemon.until(lambda: pool_free(daemon) >= free - MIB)
 
@@ -105,8 +105,8 @@ def test_client_that_takes_its_replies_slowly_is_ended(tmp_path):
                     time.sleep(0.01)
                     if index % 16 == 15:
                         slow.ask(READ, index % 64 * MIB, MIB)
-            daemon.until(lambda: "it took its replies too slowly" in daemon.log())
-            daemon.until(lambda: f"client=uid {os.getuid()}, pid {os.getpid()}" in daemon.log())
+            daemon.tells("it took its replies too slowly")
+            daemon.tells(f"client=uid {os.getuid()}, pid {os.getpid()}")
             assert idle.read(0, 4096) == bytes(4096)
 
 

@@ -126,7 +126,7 @@ def test_rbd_stop_while_the_cluster_is_away(cluster, tmp_path):
         cluster.kill_osd()
         try:
             daemon.stop()
-            assert "ended without closing backends" in daemon.log()
+            daemon.tells("ended without closing backends")
         finally:
             cluster.up()
         daemon.start()
@@ -138,8 +138,8 @@ def test_rbd_stop_while_the_cluster_is_away(cluster, tmp_path):
             assert daemon.api("POST", "/v1/volumes/v/flush", "{}")[0] < 300
             daemon.signal(signal.SIGTERM)
             assert daemon.wait() == 1
-            assert "stopped without closing volumes that hang" in daemon.log()
-            assert "left with operations under way" in daemon.log()
+            daemon.tells("stopped without closing volumes that hang")
+            daemon.tells("left with operations under way")
         finally:
             cluster.up()
         daemon.start()
@@ -196,7 +196,7 @@ def test_rbd_second_owner_is_refused_or_fences_the_first(cluster, tmp_path):
         two.write("v", b"3" * MIB, 8 * MIB)
         two.ok("volume", "flush", "v")
         one.ok("volume", "set", "v", "destage_age_max_ms=10", "dirty_ratio_min=0")
-        one.until(lambda: "another client has taken the image over" in one.log())
+        one.tells("another client has taken the image over")
         one.until(lambda: one.volume("v")["state"] == "error")
         refused(one.cli("volume", "flush", "v"), 1, "another owner took it over")
         assert one.volume("v")["counters"]["dirty_bytes"] >= MIB

@@ -367,7 +367,7 @@ def test_rbd_snapshot_that_is_deleted_underneath(cluster, tmp_path):
         shown = daemon.volume("v")
         assert shown["state"] == "error", shown
         assert "its snapshot was found deleted" in shown["reason"], shown
-        assert "the snapshot was deleted" in daemon.log()
+        daemon.tells("the snapshot was deleted")
         daemon.stop()
         for again in [False, True]:
             if again:

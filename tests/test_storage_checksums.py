@@ -69,7 +69,7 @@ def test_storage_checksums_find_a_flipped_byte(tmp_path):
         shown = daemon.volume("v")
         assert shown["state"] == "degraded" and f"byte {BAD + 512}" in shown["reason"], shown
         assert home(daemon)["damaged_sectors"] == 1
-        assert f"sector at byte {BAD + 512} of the volume does not match" in daemon.log()
+        daemon.tells(f"sector at byte {BAD + 512} of the volume does not match")
         done = daemon.cli("volume", "scrub", "v", "--rate", "1G")
         refused(done, 1, "1 problem")
         assert f"bytes {BAD} to {BAD + BLOCK} of the volume do not match" in done.stdout, done.stdout

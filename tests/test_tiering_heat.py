@@ -281,7 +281,7 @@ def test_heat_map_that_cannot_be_kept_or_read_stops_nothing(tmp_path):
         kept(daemon).write_bytes(b"HDCSHEAT and nothing that is one")
         (daemon.data / "cache").unlink()
         daemon.start()
-        daemon.until(lambda: "it is not warmed up" in daemon.log())
+        daemon.tells("it is not warmed up")
         assert read(daemon, HOT, data) == blocks(HOT)
         daemon.until(lambda: (daemon.volume("v")["heat"] or {}).get("saved_ms"))
         assert daemon.volume("v")["heat"]["trouble"] is None
