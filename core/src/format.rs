@@ -93,12 +93,13 @@
 //! # Volumes over object stores
 //!
 //! ```text
-//! manifest/N      ManifestHeader, then ManifestMap, ManifestTail, U64 (beginnings of epochs),
+//! manifest/N      ManifestHeader, then ManifestMap (of the map, then of usage tables), ManifestTail, U64 (beginnings of epochs),
 //!                 ManifestSnapshot, ManifestAncestor in the numbers that the header gives, then the
 //!                 ancestors' places as text; the highest N counts
 //! data/N          slots of 4100 bytes (a block of the volume, then its CRC-32C), DataRuns, DataFooter
 //!                 or, if it is compressed: FrameHeader, 256 lengths (U16), frames, zeroes, DataRuns, DataFooter
-//! map/N           pieces of 1 MiB (the last one shorter): MapHeader, then MapPages, each with MapRuns
+//! map/N           pages, each a MapPage with its MapRuns at a multiple of 64 bytes, then MapIndexEntries, MapFooter
+//!                 or a usage table: UsageHeader, then UsageEntries
 //! snapshot/N      a copy of a manifest
 //! clone/N         CloneReference, then the clone's place as text; N is the first eight bytes of the clone's UUID
 //! ```
@@ -107,9 +108,9 @@
 //! twice. A *place* is `N << 16 | slot`, with bit 15 set if the object is compressed. A slot's
 //! CRC-32C is taken over the UUID of the volume that wrote it, N (`U64`), the number of the block
 //! on the volume (`U64`) and the block itself, so a block that lies in another place than its own
-//! is not accepted. The state of a manifest is that of the pages of its map, later objects before
-//! earlier ones, and then of the objects of its tail in order: of each, first what is unmapped,
-//! then what is mapped.
+//! is not accepted. The state of a manifest is that of the pages of its map, of which those in objects that
+//! it names later count before those in earlier ones, and then of the objects of its tail in the order in which it
+//! names them: of each, first what is unmapped, then what is mapped. Numbers say nothing about order.
 //!
 //! Frame `i` of a compressed object is its slots from `16 * i` on, 16 of them or what is left,
 //! compressed as one piece, an LZ4 block or a Zstandard frame. A length is that of the stored
@@ -250,9 +251,12 @@ pub const STRUCTURES: &[Structure] = &[
     objects::DataFooter::STRUCTURE,
     objects::DataRun::STRUCTURE,
     frames::FrameHeader::STRUCTURE,
-    objects::MapHeader::STRUCTURE,
     objects::MapPage::STRUCTURE,
     objects::MapRun::STRUCTURE,
+    objects::MapIndexEntry::STRUCTURE,
+    objects::MapFooter::STRUCTURE,
+    objects::UsageHeader::STRUCTURE,
+    objects::UsageEntry::STRUCTURE,
     objects::ManifestHeader::STRUCTURE,
     objects::ManifestMap::STRUCTURE,
     objects::ManifestTail::STRUCTURE,

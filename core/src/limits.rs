@@ -168,8 +168,8 @@ const _: () = assert!(
     "lines and aliases are numbered in 32 bits"
 );
 
-/// The largest volume over an object store: its map is held in memory (12 bytes for a 4 KiB block
-/// at worst), and the manifest names every object of the map.
+/// The largest volume over an object store: 2^22 pages of the map at worst, with a directory of 32 MiB, and a
+/// manifest names every object of the map.
 pub const OBJECT_VOLUME_BYTES_MAX: u64 = 16 << 40;
 /// Stretches of 16 MiB of which a volume has inherited a part, at most: 2 MiB of memory. Of further
 /// ones nothing counts as inherited.
@@ -195,10 +195,31 @@ pub const OBJECT_UNMAPPED_MAX: usize = 1024;
 pub const OBJECT_RUNS_MAX: usize = OBJECT_BATCH_BLOCKS_MAX
     + OBJECT_UNMAPPED_MAX
     + ((OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64) >> 32) as usize;
-/// Bytes of one piece of a map object: read and checked at once.
+/// Blocks of a page of the map at most. A smaller page costs more directory, a larger one more to read for one block
+/// and to store for one change.
+pub const OBJECT_PAGE_BLOCKS_MAX: u32 = 1024;
+/// Blocks of a page of the map at least.
+pub const OBJECT_PAGE_BLOCKS_MIN: u32 = 8;
+/// Pages of the map at most: those of the largest volume, in a directory of 33 MiB.
+pub const OBJECT_PAGES_MAX: u64 =
+    OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64 / OBJECT_PAGE_BLOCKS_MAX as u64;
+/// Bytes of a page of the map at most: what is read for one block.
+pub const OBJECT_PAGE_BYTES_MAX: usize = 16 << 10;
+/// Bytes of the pages of one map object at most: few puts for a large map.
+pub const OBJECT_MAP_BYTES_MAX: usize = 4 << 20;
+/// Bytes of one buffer of a map object.
 pub const OBJECT_MAP_CHUNK_BYTES: usize = 1 << 20;
-/// Pieces of a map object at most: few puts for a large map.
-pub const OBJECT_MAP_CHUNKS_MAX: usize = 4;
+/// Pages of one map object at most: bounds its index, which is read at once.
+pub const OBJECT_MAP_PAGES_MAX: usize = 16 << 10;
+/// Objects of the map at most: twice those of the largest volume that was written at random.
+pub const OBJECT_MAPS_MAX: usize = 32 << 10;
+/// Data objects of one usage table at most: it has 256 KiB.
+pub const OBJECT_USAGE_ENTRIES_MAX: usize = 16_380;
+/// Usage tables at most: for four million objects.
+pub const OBJECT_USAGES_MAX: usize = 256;
+/// Changes that wait to be merged into the map, at which writes wait: 32 MiB of memory. With half of them
+/// a checkpoint begins.
+pub const OBJECT_CHANGES_MAX: usize = 1 << 20;
 /// The largest manifest: one buffer.
 pub const OBJECT_MANIFEST_BYTES_MAX: usize = 1 << 20;
 /// Data objects since the map was stored, at which writes wait for the map: bounds the manifest and
@@ -227,9 +248,10 @@ const _: () = assert!(
         + OBJECT_BEGINNINGS_MAX * 8
         + OBJECT_SNAPSHOTS_MAX * 96
         + OBJECT_ANCESTORS_MAX * (32 + OBJECT_LOCATION_BYTES_MAX)
-        + 400_000
+        + (OBJECT_MAPS_MAX + OBJECT_USAGES_MAX) * 16
+        + 128
         <= OBJECT_MANIFEST_BYTES_MAX,
-    "a manifest has room for twice the tail and 25,000 objects of the map, which is a full one twice"
+    "a manifest has room for twice the tail and every object of the map"
 );
 const _: () = assert!(
     OBJECT_BATCH_BLOCKS_MAX <= 1 << 16,

@@ -1,5 +1,5 @@
-//! What a store returns against the parsers of objects: manifests, tables, pieces of the map,
-//! references and names.
+//! What a store returns against the parsers of objects: manifests, tables, pages, indexes and usage
+//! tables of the map, references and names.
 //!
 //! Whatever a parser accepts must be within bounds, and a manifest must be the same when it is
 //! written again.
@@ -7,8 +7,9 @@
 use hdcs_core::format::{seal, seal_at};
 use hdcs_core::limits::OBJECT_BATCH_BLOCKS_MAX;
 use hdcs_core::objects::format::{
-    CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, Reference, SLOT_BYTES, SLOT_NONE,
-    parse_map, parse_table,
+    CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, PAGE_MAGIC, Reference,
+    SLOT_BYTES, SLOT_NONE, USAGE_MAGIC, page_bytes, parse_index, parse_page, parse_table,
+    parse_usage,
 };
 use hdcs_core::objects::frames::{FRAMES_MAGIC, FRAMES_OFFSET, Frames};
 use hdcs_core::objects::io::{Name, SnapshotName};
@@ -30,25 +31,29 @@ pub fn objects(data: &[u8]) {
         parse_all(&manifest);
     }
     if data.len() >= 64 {
-        let mut map = data.to_vec();
-        map[..8].copy_from_slice(&MAP_MAGIC);
-        map[8..10].copy_from_slice(&[1, 0]);
-        let length = map.len() as u32;
-        map[12..16].copy_from_slice(&length.to_le_bytes());
-        map[24..40].copy_from_slice(&VOLUME);
-        map[40..52].copy_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        seal(&mut map);
-        parse_all(&map);
-        let mut table = data.to_vec();
-        let footer = table.len() - 64;
-        let runs = (footer / 16) as u32;
-        table[footer..footer + 8].copy_from_slice(&DATA_MAGIC);
-        table[footer + 8..footer + 10].copy_from_slice(&[1, 0]);
-        table[footer + 12..footer + 16].copy_from_slice(&runs.to_le_bytes());
-        table[footer + 24..footer + 40].copy_from_slice(&VOLUME);
-        table[footer + 40..footer + 48].copy_from_slice(&1u64.to_le_bytes());
-        seal_at(&mut table, footer);
-        parse_all(&table);
+        let mut page = data.to_vec();
+        let runs = (page.len() - page_bytes(0)) / (page_bytes(1) - page_bytes(0));
+        page.truncate(page_bytes(runs));
+        name(&mut page, 0, PAGE_MAGIC);
+        page[10..12].copy_from_slice(&(runs as u16).to_le_bytes());
+        page[48..56].copy_from_slice(&0u64.to_le_bytes());
+        seal(&mut page);
+        parse_all(&page);
+        let mut usage = data.to_vec();
+        name(&mut usage, 0, USAGE_MAGIC);
+        let entries = (usage.len() - 64) / 16;
+        usage[12..16].copy_from_slice(&(entries as u32).to_le_bytes());
+        seal(&mut usage);
+        parse_all(&usage);
+        for magic in [DATA_MAGIC, MAP_MAGIC] {
+            let mut table = data.to_vec();
+            let footer = table.len() - 64;
+            name(&mut table, footer, magic);
+            let entries = (footer / 16) as u32;
+            table[footer + 12..footer + 16].copy_from_slice(&entries.to_le_bytes());
+            seal_at(&mut table, footer);
+            parse_all(&table);
+        }
         let mut frames = data.to_vec();
         frames.resize(frames.len().max(FRAMES_OFFSET), 0);
         frames[..8].copy_from_slice(&FRAMES_MAGIC);
@@ -88,6 +93,14 @@ fn unpack_all(frames: &Frames, object: &[u8]) {
     }
 }
 
+/// Let a structure that begins at `at` be what it has to be.
+fn name(bytes: &mut [u8], at: usize, magic: [u8; 8]) {
+    bytes[at..at + 8].copy_from_slice(&magic);
+    bytes[at + 8..at + 10].copy_from_slice(&[1, 0]);
+    bytes[at + 24..at + 40].copy_from_slice(&VOLUME);
+    bytes[at + 40..at + 48].copy_from_slice(&1u64.to_le_bytes());
+}
+
 fn parse_all(data: &[u8]) {
     if let Ok(manifest) = Manifest::parse(data) {
         let mut again = vec![0; manifest.encoded_bytes()];
@@ -101,15 +114,23 @@ fn parse_all(data: &[u8]) {
             assert!(slot == SLOT_NONE || slot + count <= footer.slots.get());
         }
     }
-    let _ = parse_map(&VOLUME, 1, 0, BLOCKS, data, |page, runs| {
-        assert!(page * 4096 < BLOCKS);
+    if let Ok(runs) = parse_page(&VOLUME, 1, 0, 1024, data) {
         let mut end = 0;
         for run in runs {
-            assert!(u32::from(run.first) >= end && run.end() <= 4096);
+            assert!(u32::from(run.first) >= end && run.end() <= 1024);
             assert!(run.place().slot() + u32::from(run.count) <= OBJECT_BATCH_BLOCKS_MAX as u32);
             end = run.end();
         }
-    });
+    }
+    let object_bytes = data.len() as u32 + 4096;
+    if let Ok(pages) = parse_index(&VOLUME, 1, object_bytes, BLOCKS, data) {
+        for page in pages {
+            assert!(page.page < BLOCKS && page.offset + page.bytes <= 4096);
+        }
+    }
+    if let Ok(entries) = parse_usage(&VOLUME, 1, data) {
+        assert!(entries.iter().all(|entry| entry.live > 0));
+    }
     if let Ok(frames) = Frames::parse(&VOLUME, 1, data) {
         assert!((1..=OBJECT_BATCH_BLOCKS_MAX as u32).contains(&frames.slots()));
         unpack_all(&frames, data);

@@ -3,7 +3,10 @@
 
 use hdcs_core::codec::Method;
 use hdcs_core::heat::{Gathering, Heat};
-use hdcs_core::objects::format::{Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry};
+use hdcs_core::objects::format::{
+    Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry, index_bytes, page_bytes,
+    usage_bytes,
+};
 use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
@@ -140,9 +143,19 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
         number_first: 100,
         number_limit: 500,
         bytes: 1 << 20,
+        page_blocks: 1024,
         maps: (1..random.u64(2..5))
-            .map(|number| MapEntry { number, bytes: 200 })
+            .map(|number| MapEntry {
+                number,
+                bytes: (index_bytes(2) + 2 * page_bytes(1)) as u32,
+                entries: 2,
+            })
             .collect(),
+        usages: vec![MapEntry {
+            number: 7,
+            bytes: usage_bytes(3) as u32,
+            entries: 3,
+        }],
         tail: (10..random.u64(11..15))
             .map(|number| TailEntry {
                 number,

@@ -23,6 +23,7 @@ fn objects_seeds_hold_and_cover() {
         coverage.commits > 2000
             && coverage.copied_blocks > 1000
             && coverage.maps > 300
+            && coverage.page_gets > 1000
             && coverage.crashes > 150
             && coverage.fenced > 10
             && coverage.late > 100
@@ -149,7 +150,12 @@ fn objects_plant_of_a_torn_block_is_caught() {
 fn objects_plant_of_a_refused_put_taken_for_done_is_caught() {
     assert_caught(
         Plant::FullIsDone,
-        &["manifest-dangling", "not-a-boundary", "read-lost"],
+        &[
+            "manifest-dangling",
+            "not-a-boundary",
+            "read-lost",
+            "delete-needed",
+        ],
     );
 }
 
@@ -191,4 +197,22 @@ fn objects_plant_of_fills_that_come_last_is_caught() {
 #[test]
 fn objects_plant_of_a_reference_removed_without_a_tombstone_is_caught() {
     assert_caught(Plant::NoTombstone, &["dead-clone", "delete-needed"]);
+}
+
+#[test]
+fn objects_plant_of_old_pages_is_caught() {
+    assert_caught(
+        Plant::OldPages,
+        &["manifest-dangling", "delete-needed", "not-a-boundary"],
+    );
+}
+
+#[test]
+fn objects_plant_of_a_wrong_usage_is_caught() {
+    assert_caught(Plant::WrongUsage, &["manifest-dangling", "delete-needed"]);
+}
+
+#[test]
+fn objects_plant_of_pages_that_come_last_is_caught() {
+    assert_caught(Plant::PagesLast, &["starved", "stall"]);
 }

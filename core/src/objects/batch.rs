@@ -42,8 +42,8 @@ pub enum Refused {
 pub struct Partial {
     /// Which sectors are valid.
     pub mask: u8,
-    /// Where the others are.
-    pub base: Place,
+    /// Where the others are, once that is known.
+    pub base: Option<Place>,
     /// Writes that wait for it.
     pub writers: Vec<u64>,
     /// Tells the fetch that was begun for it from those for earlier ones of the same block.
@@ -335,6 +335,8 @@ fn run(block: u64, count: u32, slot: u32) -> DataRun {
 /// A sealed batch until its put has ended well.
 #[derive(Debug)]
 pub struct Batch {
+    /// Its place in the order of sealed objects.
+    pub position: u64,
     /// What is put: the slots, then runs and footer.
     pub data: Vec<Buf>,
     /// How many bytes of that are slots.
@@ -436,7 +438,7 @@ mod tests {
         gathering.block_mut(3, &pool).unwrap()[512..1024].fill(7);
         let partial = Partial {
             mask: 2,
-            base: Place::new(1, 0),
+            base: None,
             writers: alloc::vec![42],
             fetch: None,
         };

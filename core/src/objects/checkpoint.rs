@@ -1,269 +1,804 @@
 //! Storing the map, so that the tail may begin anew.
 //!
 //! ```text
-//!  Idle ─tail long enough─► Looking ─every page seen─► Writing ─every page put─► Ready ─manifest names it─► Idle
+//!  Idle ─tail long enough─► Looking ─every page seen─► Merging ─every page put─► Tallying ─► Ready ─manifest names it─► Idle
+//!   changes freeze            pages of old objects                  usage tables are put     └─ too many changes ─► Looking
 //! ```
 //!
-//! Looking goes over the pages of the map in steps of [`SCAN_PAGES_MAX`], so that no turn takes time by the size of the
-//! volume. A page that changes behind it is newer than `begin`: the tail has what changed.
+//! A checkpoint merges what was sealed up to a position, its `begin`, into the pages of the map: of each page that has
+//! changed the stored one is fetched, changed, and stored in a new object. The frozen changes lie over the pages until all
+//! of them are stored, so it does not matter which of them a read finds. What is sealed meanwhile is for the next one.
 //!
-//! Pages are stored one after another while the volume goes on, so they are of different moments:
-//! none older than the `begin` of the checkpoint, none newer than its `upto`. A manifest whose state is
-//! at `upto` or later may name them, with a tail that starts after `begin`: the tail is applied in
-//! order over the pages, and whatever of it a page has already is said once more.
+//! Merging learns which blocks a page takes from which data objects. What is left of these is stored beside the map
+//! in usage tables, so that an opening need not read the map to know.
 //!
-//! Object and page are told apart by numbers that grow: of two copies of a page the one in the
-//! object with the higher number counts, so objects may be read in any order.
+//! A manifest whose state is at `begin` or later may name the new pages, with a tail that starts after `begin`. When nobody
+//! flushes, there is no such manifest for long, and a checkpoint may follow another one that no manifest ever names.
+//!
+//! Every turn does a bounded part of it.
 
+use alloc::boxed::Box;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use super::format::MapWriter;
+use super::format::{IndexEntry, MapEntry, Usage, index_bytes, page_bytes, parse_page};
+use super::format::{usage_bytes, write_index, write_page, write_usage};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
-use super::{MapObject, ObjectVolume, Purpose, SCAN_PAGES_MAX};
-use crate::buf::Buf;
+use super::map::Page;
+use super::map::changes::Changes;
+use super::map::directory::{Entry, PAGE_ALIGN};
+use super::maps::object_bytes;
+use super::{ObjectVolume, Purpose, turns};
+use crate::buf::{Buf, BufMut};
+use crate::error::IoError;
 use crate::limits::{
-    OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_CHUNKS_MAX, OBJECT_TAIL_MAX, OBJECT_TAIL_UNFLUSHED_MAX,
+    OBJECT_MAP_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_PAGES_MAX, OBJECT_TAIL_MAX,
+    OBJECT_TAIL_UNFLUSHED_MAX, OBJECT_USAGE_ENTRIES_MAX,
 };
 
 /// The map is stored when the tail has so many bytes for each byte of the map: the map costs this
 /// much less than the data.
 const TAIL_PER_MAP: u64 = 32;
 /// But not before so many batches ...
-const TAIL_BATCHES_MIN: u64 = 4;
+const TAIL_BATCHES_MIN: u64 = 6;
 /// ... or so many objects, small ones perhaps, and so many more for each object of the map.
 const TAIL_OBJECTS_MIN: usize = 64;
 const TAIL_OBJECTS_PER_MAP: usize = 8;
-/// Objects of the map that are less than a quarter full, beyond which they are stored again.
-const SMALL_MAPS_MAX: usize = 8;
-const SMALL_MAP_BYTES: u32 = (OBJECT_MAP_CHUNK_BYTES * OBJECT_MAP_CHUNKS_MAX / 4) as u32;
-
-impl MapObject {
-    fn is_small(&self) -> bool {
-        self.bytes < SMALL_MAP_BYTES
-    }
-}
+/// Pages that are fetched ahead of merging.
+const WINDOW_PAGES: usize = 64;
+/// Bytes of one get of pages that follow each other.
+const MERGE_GET_BYTES: usize = 256 << 10;
+const MERGE_GETS_MAX: usize = 4;
+/// Entries of the directory that one turn looks at.
+const LOOK_PAGES_MAX: usize = 4096;
+/// Pages that one turn merges.
+const MERGE_PAGES_MAX: usize = 64;
+/// Ranges without a page that one turn passes.
+const SKIPS_MAX: usize = 4096;
 
 /// How far the storing of the map is.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Checkpoint {
+    #[default]
     Idle,
-    /// Finding the pages that are to be stored.
-    Looking {
-        begin: u64,
-        /// The next one to look at.
-        next: u64,
-        /// Whether small objects of the map are stored again.
-        crowd: bool,
-        /// In ascending order.
-        pages: Vec<u64>,
-    },
-    Writing {
-        begin: u64,
-        upto: u64,
-        /// Pages to be stored, in descending order.
-        pages: Vec<u64>,
-        put: Option<Put>,
-    },
+    /// Finding pages that are stored again for the sake of their objects.
+    Looking(Looking),
+    Merging(Box<Merge>),
+    /// Storing how much of which data objects the map needs.
+    Tallying(Tally),
     Ready {
         begin: u64,
-        upto: u64,
+        maps: Vec<MapEntry>,
+        usages: Vec<MapEntry>,
     },
+}
+
+#[derive(Debug)]
+pub(super) struct Looking {
+    begin: u64,
+    /// The next page to look at.
+    next: u64,
+    /// Which objects are stored again, by slot.
+    crowd: Vec<bool>,
+    /// Their pages, ascending.
+    again: VecDeque<u64>,
+}
+
+/// A page that is to be merged.
+#[derive(Debug)]
+struct Wanted {
+    page: u64,
+    entry: Option<Entry>,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Wanted,
+    Fetching,
+    Here(Page),
+}
+
+#[derive(Debug)]
+pub(super) struct Merge {
+    begin: u64,
+    /// The block from which on changes were not looked at.
+    next: u64,
+    /// Pages that are stored whether they have changed or not, ascending.
+    again: VecDeque<u64>,
+    window: VecDeque<Wanted>,
+    /// Every page is in the window or merged.
+    is_seen: bool,
+    gets: usize,
+    object: MapBuilder,
+    put: Option<MapPut>,
+}
+
+/// A page in the object that is being built.
+#[derive(Debug)]
+struct Built {
+    place: IndexEntry,
+    /// What is in it, if that is to stay in the cache.
+    content: Option<Page>,
+}
+
+/// An object of the map while pages are added.
+#[derive(Debug, Default)]
+struct MapBuilder {
+    number: u64,
+    full: Vec<Buf>,
+    full_bytes: usize,
+    chunk: Option<BufMut>,
+    used: usize,
+    built: Vec<Built>,
+}
+
+/// Why a page is not added.
+enum NoRoom {
+    Full,
+    Memory,
+}
+
+impl MapBuilder {
+    /// Offset in the object of the next page.
+    fn offset(&self) -> usize {
+        self.full_bytes + self.used
+    }
+
+    fn close_chunk(&mut self) {
+        if let Some(chunk) = self.chunk.take() {
+            self.full_bytes += self.used;
+            self.full.push(chunk.narrow(0..self.used).freeze());
+            self.used = 0;
+        }
+    }
 }
 
 /// An object of the map on its way.
 #[derive(Debug)]
-pub(super) struct Put {
+struct MapPut {
     number: u64,
+    slot: u32,
     data: Vec<Buf>,
     in_flight: bool,
+    built: Vec<Built>,
+}
+
+#[derive(Debug)]
+pub(super) struct Tally {
+    begin: u64,
+    /// The next data object to look at.
+    next: u64,
+    is_seen: bool,
+    entries: Vec<Usage>,
+    usages: Vec<MapEntry>,
+    put: Option<(MapEntry, Vec<Buf>, bool)>,
 }
 
 impl ObjectVolume {
     pub(super) fn pump_checkpoint(&mut self, actions: &mut Vec<Action>) {
         match &self.checkpoint {
-            Checkpoint::Idle if self.is_checkpoint_due() => self.begin_checkpoint(),
-            Checkpoint::Ready { upto, .. }
+            Checkpoint::Idle if self.is_checkpoint_due() && self.may_freeze() => {
+                self.begin_checkpoint();
+            }
+            Checkpoint::Ready { begin, .. } => {
+                let begin = *begin;
                 if self.tail.len() >= OBJECT_TAIL_MAX
-                    && *upto > self.committed
+                    && begin > self.committed
                     && self.flushes.is_empty()
                     && (self.tail.len() >= OBJECT_TAIL_UNFLUSHED_MAX
-                        || !self.has_unflushed_writes()) =>
-            {
-                // Writes wait for it, so nobody may be left to flush.
-                self.begin_flush(None);
+                        || !self.has_unflushed_writes())
+                {
+                    // Writes wait for it, so nobody may be left to flush.
+                    self.begin_flush(None);
+                } else if self.has_many_changes()
+                    && begin > self.committed
+                    && self.commit.is_none()
+                    && self.may_freeze()
+                {
+                    // Nobody flushes: no manifest may name it yet, and there is no room for more changes.
+                    self.begin_checkpoint();
+                }
             }
             _ => {}
         }
-        self.look_for_pages();
-        if let Checkpoint::Writing { .. } = self.checkpoint {
-            self.store_pages(actions);
+        match core::mem::take(&mut self.checkpoint) {
+            Checkpoint::Looking(looking) => self.look_for_pages(looking),
+            Checkpoint::Merging(merge) => self.pump_merge(merge, actions),
+            Checkpoint::Tallying(tally) => self.pump_tally(tally, actions),
+            other => self.checkpoint = other,
         }
+    }
+
+    /// Whether there are so many changes that they should be merged, however large the map is.
+    pub(super) fn has_many_changes(&self) -> bool {
+        self.map.fresh.len() >= self.config.changes_max / 2
+    }
+
+    /// Whether there are so many changes that writes have to wait.
+    pub(super) fn has_too_many_changes(&self) -> bool {
+        self.map.fresh.len() + self.map.frozen.len() >= self.config.changes_max
+    }
+
+    /// Whether what a checkpoint under way merges is to be named by a manifest with this state: the tail would be
+    /// too long for the memory of whoever opens it.
+    pub(super) fn must_wait_for_checkpoint(&self, upto: u64) -> bool {
+        let begin = match &self.checkpoint {
+            Checkpoint::Looking(looking) => looking.begin,
+            Checkpoint::Merging(merge) => merge.begin,
+            Checkpoint::Tallying(tally) => tally.begin,
+            Checkpoint::Idle | Checkpoint::Ready { .. } => return false,
+        };
+        begin <= upto && self.tail_runs >= self.config.changes_max
+    }
+
+    /// Whether a checkpoint may begin: with many changes in the tail not before all flushes are done, since a state
+    /// before its beginning could not be named with a shorter tail.
+    fn may_freeze(&self) -> bool {
+        self.tail_runs < self.config.changes_max || self.flushes.is_empty()
     }
 
     fn is_checkpoint_due(&self) -> bool {
         let batch = (self.config.batch_blocks * super::format::SLOT_BYTES) as u64;
-        let map = self.map.memory_bytes() as u64;
-        let objects = TAIL_OBJECTS_MIN + self.maps.len() * TAIL_OBJECTS_PER_MAP;
+        let map = self.map.directory.stored_bytes() + page_bytes(self.map.fresh.len()) as u64;
+        let objects = TAIL_OBJECTS_MIN + self.map_objects.len() * TAIL_OBJECTS_PER_MAP;
         self.tail_bytes >= (TAIL_BATCHES_MIN * batch).max(TAIL_PER_MAP * map)
             || self.tail.len() >= objects.min(OBJECT_TAIL_MAX)
+            || self.has_many_changes()
     }
 
     fn begin_checkpoint(&mut self) {
-        let crowd = self.maps.values().filter(|map| map.is_small()).count() > SMALL_MAPS_MAX;
-        self.checkpoint = Checkpoint::Looking {
+        assert!(self.map.frozen.is_empty(), "one checkpoint at a time");
+        self.map.frozen = core::mem::take(&mut self.map.fresh);
+        self.checkpoint = Checkpoint::Looking(Looking {
             begin: self.last_sealed,
             next: 0,
-            crowd,
-            pages: Vec::new(),
-        };
+            crowd: self.map_objects.crowd(),
+            again: VecDeque::new(),
+        });
+        self.again = true;
     }
 
-    /// Look at some more pages: which differ from what is stored, or are stored in an object that is mostly of no use?
-    fn look_for_pages(&mut self) {
-        let own = self.own_first();
-        let Checkpoint::Looking {
-            begin,
-            next,
-            crowd,
-            pages,
-        } = &mut self.checkpoint
-        else {
-            return;
-        };
-        let again = |number: u64| {
-            self.maps.get(&number).is_some_and(|map| {
-                let sparse = map.live * 2 < map.pages;
-                number >= own && (sparse || (*crowd && map.is_small()))
-            })
-        };
-        let mut seen = 0;
-        for (number, page) in self.map.pages(*next).take(SCAN_PAGES_MAX) {
-            seen += 1;
-            *next = number + 1;
-            if page.dirty || again(page.stored_in) {
-                pages.push(number);
-            }
-        }
-        self.stats.pages_looked_at += seen as u64;
-        if seen == SCAN_PAGES_MAX {
-            return;
-        }
-        let (begin, mut pages) = (*begin, core::mem::take(pages));
-        pages.reverse();
-        self.checkpoint = Checkpoint::Writing {
-            begin,
-            upto: begin,
-            pages,
-            put: None,
-        };
-    }
-
-    fn store_pages(&mut self, actions: &mut Vec<Action>) {
-        let may_try = self.may_try();
-        let Checkpoint::Writing {
-            begin,
-            upto,
-            pages,
-            put,
-        } = &mut self.checkpoint
-        else {
-            return;
-        };
-        if put.is_none() {
-            if pages.is_empty() {
-                self.checkpoint = Checkpoint::Ready {
-                    begin: *begin,
-                    upto: *upto,
-                };
-                self.again = true;
+    /// Look for pages in objects that are stored again.
+    fn look_for_pages(&mut self, mut looking: Looking) {
+        if !looking.crowd.is_empty() {
+            if self.turn.is_spent() {
+                self.turn.has_more = true;
+                self.checkpoint = Checkpoint::Looking(looking);
                 return;
             }
-            if self.next_number >= self.manifest.number_limit {
-                return self.recommit();
+            self.turn.spend(MERGE_PAGES_MAX);
+            let mut next = None;
+            for (seen, (page, entry)) in self.map.directory.iter(looking.next).enumerate() {
+                if seen == LOOK_PAGES_MAX {
+                    next = Some(page);
+                    break;
+                }
+                self.stats.pages_looked_at += 1;
+                let slot = entry.slot() as usize;
+                if looking.crowd.get(slot).copied().unwrap_or(false) {
+                    looking.again.push_back(page);
+                }
             }
-            *upto = self.last_sealed;
-            let pages = core::mem::take(pages);
-            if self.fill_object(pages) {
-                self.store_pages(actions);
+            if let Some(next) = next {
+                looking.next = next;
+                self.turn.has_more = true;
+                self.checkpoint = Checkpoint::Looking(looking);
+                return;
             }
-            return;
         }
-        if let Some(put) = put
+        self.again = true;
+        self.checkpoint = Checkpoint::Merging(Box::new(Merge {
+            begin: looking.begin,
+            next: 0,
+            again: looking.again,
+            window: VecDeque::new(),
+            is_seen: false,
+            gets: 0,
+            object: MapBuilder::default(),
+            put: None,
+        }));
+    }
+
+    fn pump_merge(&mut self, mut merge: Box<Merge>, actions: &mut Vec<Action>) {
+        let done = self.go_on_merging(&mut merge, actions);
+        if done {
+            self.end_merge(merge.begin);
+        } else {
+            self.checkpoint = Checkpoint::Merging(merge);
+        }
+    }
+
+    /// Everything is in pages that are stored.
+    fn end_merge(&mut self, begin: u64) {
+        let _ = self.turns.set_waits(turns::Kind::Map, false);
+        self.map.frozen = Changes::default();
+        for tail in &self.tail {
+            if tail.position <= begin {
+                self.objects.merged(tail.entry.number, begin);
+            }
+        }
+        self.again = true;
+        self.checkpoint = Checkpoint::Tallying(Tally {
+            begin,
+            next: 0,
+            is_seen: false,
+            entries: Vec::new(),
+            usages: Vec::new(),
+            put: None,
+        });
+    }
+
+    /// Merge some more; true if that was all.
+    fn go_on_merging(&mut self, merge: &mut Merge, actions: &mut Vec<Action>) -> bool {
+        if merge.put.is_none() {
+            self.fill_window(merge);
+            self.fetch_pages(merge, actions);
+            while let Some(front) = merge.window.front_mut() {
+                let Content::Here(content) = &mut front.content else {
+                    break;
+                };
+                if self.turn.is_spent() {
+                    self.turn.has_more = true;
+                    break;
+                }
+                let (page, entry) = (front.page, front.entry);
+                let content = core::mem::take(content);
+                match self.merge_page(&mut merge.object, merge.begin, page, entry, &content) {
+                    Ok(()) => {
+                        merge.window.pop_front();
+                        self.turn.spend(1);
+                        self.again = true;
+                    }
+                    Err(reason) => {
+                        front.content = Content::Here(content);
+                        if let NoRoom::Full = reason {
+                            self.finish_object(merge);
+                        }
+                        break;
+                    }
+                }
+            }
+            if merge.put.is_none() && merge.is_seen && merge.window.is_empty() {
+                if merge.object.built.is_empty() {
+                    return true;
+                }
+                self.finish_object(merge);
+            }
+        }
+        if let Some(put) = &mut merge.put
             && !put.in_flight
-            && may_try
+            && self.retry_at.is_none()
         {
             put.in_flight = true;
-            let name = Name::own(Kind::Map, put.number);
-            let data = put.data.clone();
-            self.stats.puts_map += 1;
-            let token = self.issue(Purpose::PutMap);
-            actions.push(Action::Put {
-                token,
-                name,
-                data,
-                slot_bytes: 0,
-                condition: Condition::Always,
+            let (name, data) = (Name::own(Kind::Map, put.number), put.data.clone());
+            self.put_map(name, data, actions);
+        }
+        false
+    }
+
+    fn put_map(&mut self, name: Name, data: Vec<Buf>, actions: &mut Vec<Action>) {
+        self.stats.puts_map += 1;
+        let token = self.issue(Purpose::PutMap);
+        actions.push(Action::Put {
+            token,
+            name,
+            data,
+            slot_bytes: 0,
+            condition: Condition::Always,
+        });
+    }
+
+    /// Find the next pages to be merged.
+    fn fill_window(&mut self, merge: &mut Merge) {
+        let mut skips = 0;
+        while !merge.is_seen && merge.window.len() < WINDOW_PAGES {
+            let Ok(changed) = self.next_changed(&mut merge.next, &mut skips) else {
+                self.turn.has_more = true;
+                return;
+            };
+            let again = merge.again.front().copied();
+            let Some(page) = changed.into_iter().chain(again).min() else {
+                merge.is_seen = true;
+                self.again = true;
+                return;
+            };
+            merge.again.pop_front_if(|again| *again == page);
+            merge.next = merge.next.max((page + 1) * self.map.page_blocks());
+            let entry = self.map.directory.get(page);
+            let content = match entry.filter(|entry| !entry.is_empty()) {
+                None => Content::Here(Page::default()),
+                Some(entry) => match self.map.cache.get(page, entry) {
+                    Some(content) => Content::Here(content.clone()),
+                    None => Content::Wanted,
+                },
+            };
+            merge.window.push_back(Wanted {
+                page,
+                entry,
+                content,
             });
         }
     }
 
-    /// Write pages to the next object of the map, as many as fit; the rest goes back. False if there
-    /// is no memory for any at present.
-    fn fill_object(&mut self, mut pages: Vec<u64>) -> bool {
-        let number = self.next_number;
-        let mut data = Vec::new();
-        let mut bytes = 0;
-        let mut stored = Vec::new();
-        while data.len() < OBJECT_MAP_CHUNKS_MAX && !pages.is_empty() {
-            let Some(mut chunk) = self.control_pool.alloc(OBJECT_MAP_CHUNK_BYTES) else {
+    /// The next page that changes, from a block on. Pages that there are not are none where everything is unmapped.
+    fn next_changed(&self, from: &mut u64, skips: &mut usize) -> Result<Option<u64>, TooMany> {
+        let page_blocks = self.map.page_blocks();
+        loop {
+            let mut rest = self.map.frozen.range(*from, u64::MAX);
+            let Some((first, count, place)) = rest.next() else {
+                return Ok(None);
+            };
+            let page = first / page_blocks;
+            if place.is_some() {
+                return Ok(Some(page));
+            }
+            let end = first + count;
+            let there = self.map.directory.next(page);
+            if let Some(page) = there.filter(|page| page * page_blocks < end) {
+                return Ok(Some(page));
+            }
+            *from = end;
+            *skips += 1;
+            if *skips > SKIPS_MAX {
+                return Err(TooMany);
+            }
+        }
+    }
+
+    /// Ask for stored pages, those with one get that lie behind each other.
+    fn fetch_pages(&mut self, merge: &mut Merge, actions: &mut Vec<Action>) {
+        let mut waits = false;
+        while merge.gets < MERGE_GETS_MAX && self.retry_at.is_none() {
+            let mut wanted = merge.window.iter();
+            let Some(first) = wanted.position(|w| matches!(w.content, Content::Wanted)) else {
                 break;
             };
-            let mut writer = MapWriter::new(&mut chunk);
-            while let Some(&page) = pages.last() {
-                let runs = self.map.page(page).map_or(&[][..], |page| page.runs());
-                if !writer.add(page, runs) {
+            let mut pages: Vec<(u64, Entry)> = Vec::new();
+            let mut bytes = 0;
+            for wanted in merge.window.range(first..) {
+                let (Content::Wanted, Some(entry)) = (&wanted.content, wanted.entry) else {
+                    break;
+                };
+                let follows = pages
+                    .last()
+                    .is_none_or(|(_, before)| before.is_followed_by(entry));
+                if !follows || bytes + entry.bytes() > MERGE_GET_BYTES {
                     break;
                 }
-                pages.pop();
-                stored.push(page);
+                bytes += entry.bytes();
+                pages.push((wanted.page, entry));
             }
-            let used = writer.finish(self.manifest.volume, number, data.len() as u32);
-            let last = pages.is_empty() || data.len() + 1 == OBJECT_MAP_CHUNKS_MAX;
-            let length = if last { used } else { OBJECT_MAP_CHUNK_BYTES };
-            bytes += length;
-            data.push(chunk.narrow(0..length).freeze());
-        }
-        let count = stored.len() as u32;
-        for page in stored {
-            if let Some(page) = self.map.page_mut(page) {
-                if let Some(old) = self.maps.get_mut(&page.stored_in) {
-                    old.live -= 1;
-                }
-                page.stored_in = number;
-                page.dirty = false;
+            let count = pages.len();
+            if !self.get_pages(pages, turns::Kind::Map, Purpose::Merge, actions) {
+                waits = true;
+                break;
+            }
+            merge.gets += 1;
+            for wanted in merge.window.range_mut(first..first + count) {
+                wanted.content = Content::Fetching;
             }
         }
-        if let Checkpoint::Writing {
-            pages: rest, put, ..
-        } = &mut self.checkpoint
+        self.again |= self.turns.set_waits(turns::Kind::Map, waits);
+    }
+
+    /// Get pages that lie behind each other; false if that has to wait.
+    pub(super) fn get_pages(
+        &mut self,
+        pages: Vec<(u64, Entry)>,
+        kind: turns::Kind,
+        purpose: impl FnOnce(PageGet) -> Purpose,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        if self.gets_in_flight >= self.config.gets_in_flight_max || !self.turns.is_next(kind) {
+            return false;
+        }
+        let (Some(&(_, first)), Some(&(_, last))) = (pages.first(), pages.last()) else {
+            return false;
+        };
+        let bytes = last.offset() + last.bytes() - first.offset();
+        let Some(object) = self.map_objects.get(first.slot()) else {
+            return false;
+        };
+        let number = object.number;
+        let name = self.name(Kind::Map, number);
+        let Some(buf) = self.read_pool.alloc(bytes) else {
+            return false;
+        };
+        self.turns.begun(kind);
+        self.objects.begin_read(number);
+        self.gets_in_flight += 1;
+        self.stats.gets += 1;
+        self.stats.gets_of_pages += 1;
+        let token = self.issue(purpose(PageGet { number, pages }));
+        actions.push(Action::Get {
+            token,
+            name,
+            offset: first.offset() as u64,
+            slots: false,
+            buf,
+        });
+        true
+    }
+
+    /// The pages that a get has brought.
+    pub(super) fn parse_pages(
+        &mut self,
+        get: &PageGet,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) -> Result<Vec<Page>, IoError> {
+        self.gets_in_flight -= 1;
+        self.objects.end_read(get.number);
+        let buf = match result {
+            Ok(Stored::Read(buf)) => buf,
+            Ok(_) => return Err(IoError::Failed),
+            Err(StoreError::Io(error)) => return Err(error),
+            Err(_) => {
+                self.probe(actions);
+                return Err(IoError::Failed);
+            }
+        };
+        let (number, writer) = (get.number, self.writer(get.number));
+        let mut parsed = Vec::with_capacity(get.pages.len());
+        let begin = get.pages.first().map_or(0, |(_, entry)| entry.offset());
+        for &(page, entry) in &get.pages {
+            let bytes = buf.get(entry.offset() - begin..).unwrap_or(&[]);
+            let runs = parse_page(&writer, number, page, self.map.page_blocks(), bytes);
+            let Ok(runs) = runs else {
+                self.stats.damaged_pages += 1;
+                return Err(IoError::Failed);
+            };
+            parsed.push(Page::new(runs));
+        }
+        Ok(parsed)
+    }
+
+    pub(super) fn merge_ended(
+        &mut self,
+        get: &PageGet,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let parsed = self.parse_pages(get, result, actions);
+        let Checkpoint::Merging(merge) = &mut self.checkpoint else {
+            return;
+        };
+        merge.gets -= 1;
+        let (mut contents, error) = match parsed {
+            Ok(contents) => (contents, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let mut contents = contents.drain(..);
+        for &(page, _) in &get.pages {
+            if let Some(wanted) = merge.window.iter_mut().find(|wanted| wanted.page == page) {
+                wanted.content = contents.next().map_or(Content::Wanted, Content::Here);
+            }
+        }
+        if let Some(error) = error {
+            // It is needed: try again, and let those know who wait for it.
+            self.fail_waiting(error, actions);
+        }
+    }
+
+    /// Change a page and add it to the object that is being built.
+    fn merge_page(
+        &mut self,
+        object: &mut MapBuilder,
+        begin: u64,
+        page: u64,
+        entry: Option<Entry>,
+        before: &Page,
+    ) -> Result<(), NoRoom> {
+        if object.built.len() >= OBJECT_MAP_PAGES_MAX {
+            return Err(NoRoom::Full);
+        }
+        let page_blocks = self.map.page_blocks();
+        let (first, own_first) = (page * page_blocks, self.own_first());
+        let mut content = before.clone();
+        let (mut freed, mut used) = (Vec::new(), Vec::new());
+        let mut is_inherited =
+            own_first > 0 && entry.is_none_or(|entry| self.is_of_ancestor(entry));
+        for (block, count, place) in self.map.frozen.range(first, first + page_blocks) {
+            let from = (block - first) as u32;
+            content.set(from, from + count as u32, place, |place, blocks| {
+                freed.push((place.number(), blocks));
+            });
+            used.extend(place.map(|place| (place.number(), count as u32)));
+            is_inherited &= place.is_some_and(|place| place.number() < own_first);
+        }
+        let bytes = match content.runs().len() {
+            // An older object may have the page, so this one has to say that it is empty.
+            0 => 0,
+            runs => page_bytes(runs),
+        };
+        let offset = self.add_page(object, page, &content, bytes)?;
+        for (number, blocks) in used {
+            self.objects.use_more(number, blocks);
+        }
+        for (number, blocks) in freed {
+            self.objects.use_less(number, blocks, begin);
+        }
+        let stays = self.map.cache.holds(page) || self.map.cache.has_room();
+        self.stats.pages_merged += 1;
+        object.built.push(Built {
+            place: IndexEntry {
+                page,
+                offset: offset as u32,
+                bytes: bytes as u32,
+                is_full: content.blocks() == page_blocks,
+                is_inherited,
+            },
+            content: stays.then_some(content),
+        });
+        Ok(())
+    }
+
+    /// Whether a stored page is of an ancestor as a whole.
+    pub(super) fn is_of_ancestor(&self, entry: Entry) -> bool {
+        let number = self.map_objects.get(entry.slot());
+        entry.is_inherited() || number.is_some_and(|object| object.number < self.own_first())
+    }
+
+    /// Write a page to the object that is being built; its offset there.
+    fn add_page(
+        &mut self,
+        object: &mut MapBuilder,
+        page: u64,
+        content: &Page,
+        bytes: usize,
+    ) -> Result<usize, NoRoom> {
+        if object.number == 0 {
+            if self.next_number >= self.manifest.number_limit {
+                self.recommit();
+                return Err(NoRoom::Memory);
+            }
+            object.number = self.next_number;
+            self.next_number += 1;
+        }
+        let whole = bytes.next_multiple_of(PAGE_ALIGN);
+        if object.used + whole > OBJECT_MAP_CHUNK_BYTES {
+            object.close_chunk();
+        }
+        if object.offset() + whole > OBJECT_MAP_BYTES_MAX {
+            return Err(NoRoom::Full);
+        }
+        if bytes == 0 {
+            return Ok(object.offset());
+        }
+        if object.chunk.is_none() {
+            let chunk = self.control_pool.alloc(OBJECT_MAP_CHUNK_BYTES);
+            object.chunk = Some(chunk.ok_or(NoRoom::Memory)?);
+        }
+        let offset = object.offset();
+        if let Some(chunk) = &mut object.chunk {
+            let out = &mut chunk[object.used..object.used + whole];
+            out[bytes..].fill(0);
+            let (volume, runs) = (self.manifest.volume, content.runs());
+            write_page(volume, object.number, page, runs, &mut out[..bytes]);
+            object.used += whole;
+        }
+        Ok(offset)
+    }
+
+    /// Put what is built.
+    fn finish_object(&mut self, merge: &mut Merge) {
+        let pages: Vec<IndexEntry> = merge.object.built.iter().map(|b| b.place).collect();
+        let bytes = index_bytes(pages.len());
+        let Some(mut index) = self.control_pool.alloc(bytes) else {
+            return;
+        };
+        let mut object = core::mem::take(&mut merge.object);
+        object.close_chunk();
+        write_index(self.manifest.volume, object.number, &pages, &mut index);
+        let mut data = object.full;
+        data.push(index.freeze());
+        let slot = self.map_objects.insert(MapEntry {
+            number: object.number,
+            bytes: object_bytes(object.full_bytes, pages.len()) as u32,
+            entries: pages.len() as u32,
+        });
+        merge.put = Some(MapPut {
+            number: object.number,
+            slot,
+            data,
+            in_flight: false,
+            built: object.built,
+        });
+        self.again = true;
+    }
+
+    /// The directory points to what was built.
+    fn take_built(&mut self, slot: u32, built: Vec<Built>) {
+        for Built { place, content } in built {
+            let entry = Entry::new(slot, place.offset as usize, place.bytes as usize);
+            let entry = entry.with(place.is_full, place.is_inherited);
+            self.map_objects
+                .point(&mut self.map.directory, place.page, Some(entry));
+            match content {
+                Some(content) => self.map.cache.insert(place.page, entry, content),
+                // A later object may have the slot of the one where it was, so its entry would tell nothing.
+                None => self.map.cache.forget(place.page),
+            }
+        }
+    }
+
+    /// Store how much of which data objects the map needs.
+    fn pump_tally(&mut self, mut tally: Tally, actions: &mut Vec<Action>) {
+        if tally.put.is_none() && self.tally_some(&mut tally) {
+            self.again = true;
+            self.checkpoint = Checkpoint::Ready {
+                begin: tally.begin,
+                maps: self.map_objects.live(),
+                usages: tally.usages,
+            };
+            return;
+        }
+        if let Some((entry, data, in_flight)) = &mut tally.put
+            && !*in_flight
+            && self.retry_at.is_none()
         {
-            *rest = pages;
-            if count > 0 {
-                self.next_number += 1;
-                let object = MapObject {
-                    bytes: bytes as u32,
-                    pages: count,
-                    live: count,
-                };
-                self.maps.insert(number, object);
-                *put = Some(Put {
-                    number,
-                    data,
-                    in_flight: false,
-                });
-            }
+            *in_flight = true;
+            let (name, data) = (Name::own(Kind::Map, entry.number), data.clone());
+            self.put_map(name, data, actions);
         }
-        count > 0
+        self.checkpoint = Checkpoint::Tallying(tally);
+    }
+
+    /// Fill a usage table, or a part of it; true if there are no more.
+    fn tally_some(&mut self, tally: &mut Tally) -> bool {
+        if !tally.is_seen && tally.entries.len() < OBJECT_USAGE_ENTRIES_MAX {
+            if self.turn.is_spent() {
+                self.turn.has_more = true;
+                return false;
+            }
+            self.turn.spend(MERGE_PAGES_MAX);
+            let mut rest = self.objects.range(tally.next);
+            for _ in 0..LOOK_PAGES_MAX {
+                let Some((number, object)) = rest.next() else {
+                    tally.is_seen = true;
+                    break;
+                };
+                tally.next = number + 1;
+                if object.is_merged() && object.live > 0 {
+                    tally.entries.push(Usage {
+                        number,
+                        live: object.live,
+                        runs: object.runs,
+                        is_compressed: object.is_compressed(),
+                    });
+                    if tally.entries.len() == OBJECT_USAGE_ENTRIES_MAX {
+                        break;
+                    }
+                }
+            }
+            self.turn.has_more = true;
+        }
+        if !tally.is_seen && tally.entries.len() < OBJECT_USAGE_ENTRIES_MAX {
+            return false;
+        }
+        if tally.entries.is_empty() {
+            return true;
+        }
+        if self.next_number >= self.manifest.number_limit {
+            self.recommit();
+            return false;
+        }
+        let (number, bytes) = (self.next_number, usage_bytes(tally.entries.len()));
+        let Some(mut table) = self.control_pool.alloc(bytes) else {
+            return false;
+        };
+        self.next_number += 1;
+        write_usage(self.manifest.volume, number, &tally.entries, &mut table);
+        let entry = MapEntry {
+            number,
+            bytes: bytes as u32,
+            entries: tally.entries.len() as u32,
+        };
+        tally.entries.clear();
+        self.usages.insert(number);
+        tally.put = Some((entry, alloc::vec![table.freeze()], false));
+        false
     }
 
     pub(super) fn put_map_ended(
@@ -271,20 +806,31 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let Checkpoint::Writing { put, .. } = &mut self.checkpoint else {
-            return;
-        };
-        match result {
-            Ok(_) => {
-                *put = None;
-                self.went_well();
-            }
-            Err(error) => {
-                if let Some(put) = put {
+        let failed = result.err().map(StoreError::as_io);
+        match &mut self.checkpoint {
+            Checkpoint::Merging(merge) => {
+                if failed.is_none()
+                    && let Some(put) = merge.put.take()
+                {
+                    self.take_built(put.slot, put.built);
+                } else if let Some(put) = &mut merge.put {
                     put.in_flight = false;
                 }
-                self.fail_waiting(error.as_io(), actions);
             }
+            Checkpoint::Tallying(tally) => {
+                if failed.is_none()
+                    && let Some((entry, ..)) = tally.put.take()
+                {
+                    tally.usages.push(entry);
+                } else if let Some((_, _, in_flight)) = &mut tally.put {
+                    *in_flight = false;
+                }
+            }
+            _ => return,
+        }
+        match failed {
+            None => self.went_well(),
+            Some(error) => self.fail_waiting(error, actions),
         }
     }
 
@@ -294,15 +840,35 @@ impl ObjectVolume {
             return;
         };
         self.checkpoint = Checkpoint::Idle;
-        while let Some(tail) = self.tail.pop_front_if(|tail| tail.entry.number <= begin) {
+        self.adopted = begin;
+        while let Some(tail) = self.tail.pop_front_if(|tail| tail.position <= begin) {
             self.tail_bytes -= tail.entry.bytes();
+            self.tail_runs -= tail.entry.runs as usize;
         }
-        let maps = &mut self.maps;
-        let dropped = maps.extract_if(.., |_, map| map.live == 0);
-        self.dropped_maps.extend(dropped.map(|(number, _)| number));
+        let named = |maps: &[MapEntry]| maps.iter().map(|map| map.number).collect();
+        let maps: BTreeSet<u64> = named(&self.manifest.maps);
+        let usages: BTreeSet<u64> = named(&self.manifest.usages);
+        let gone = self
+            .map_objects
+            .forget_dead(|number| maps.contains(&number));
+        self.dropped_maps.extend(gone);
+        let gone = self
+            .usages
+            .extract_if(.., |number| !usages.contains(number));
+        self.dropped_maps.extend(gone);
         if self.clone_pin > 0 && self.scan.knows_clones() {
             // They may have been deleted since, and nobody tells.
             self.scan.again_for_clones();
         }
     }
 }
+
+/// Pages that lie behind each other in the object of the map with this number.
+#[derive(Debug)]
+pub(super) struct PageGet {
+    pub(super) number: u64,
+    pub(super) pages: Vec<(u64, Entry)>,
+}
+
+/// A turn has passed over as many ranges as it may.
+struct TooMany;

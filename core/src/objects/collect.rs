@@ -1,23 +1,27 @@
 //! Freeing objects: copying forward what is left of them, removing what nobody needs, and looking
 //! for what nobody knows.
 //!
-//! A dead object is removed after the commit of the state in which it died, when it is below the
-//! tail of the newest manifest, above every pin, and not being read. What a listing shows and nobody
-//! knows is removed if its number is below those of this epoch: it was never committed, or was put
-//! late, by an owner of before.
+//! A dead object is removed when a manifest names the pages of the map without it, if it is above every pin and not
+//! being read. What a listing shows and nobody knows is removed if its number is below those of this epoch: it was never
+//! committed, or was put late, by an owner of before.
+//!
+//! Which blocks an object held says its own table, and which of them it still holds the map: an object that is mostly
+//! dead costs one get for its table, and gets for the pages of its blocks that are not in memory.
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::format::{Reference, SLOT_BYTES};
+use super::data::Object;
+use super::format::{Reference, SLOT_BYTES, SLOT_NONE, parse_table, table_bytes};
 use super::io::{Action, Kind, Listed, Name, StoreError, Stored};
-use super::map::Place;
+use super::map::{Found, Place};
+use super::pages::Waiter;
 use super::read::{FETCH_BLOCKS_MAX, slot};
 use super::turns;
-use super::{DELETES_IN_FLIGHT_MAX, Object, ObjectVolume, Purpose, SCAN_PAGES_MAX};
+use super::{DELETES_IN_FLIGHT_MAX, ObjectVolume, Purpose};
 use crate::buf::BufMut;
-use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP};
+use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP, OBJECT_VOLUME_BYTES_MAX};
 
 /// Part of what is stored that may be dead, in percent.
 const GARBAGE_PERCENT_MAX: u64 = 40;
@@ -31,23 +35,33 @@ const SMALL_OBJECTS_MAX: usize = 64;
 const COPIES_IN_FLIGHT_MAX: usize = 2;
 /// Slots between two of a get that nobody wants.
 const GAP_SLOTS_MAX: u32 = 3;
+/// Blocks that one search finds, in batches: what it has found is in memory.
+const FOUND_BATCHES_MAX: usize = 8;
+/// Blocks ahead of the next one whose pages are asked for.
+const PAGES_AHEAD: usize = 16;
 
 /// What is being copied forward.
 #[derive(Debug)]
 pub(super) enum Collect {
     Idle,
-    /// Finding out which blocks the victims have.
+    /// Reading which blocks the victims hold.
     Searching {
-        victims: BTreeSet<u64>,
-        page: u64,
+        /// Those whose tables are to be read, the first one now.
+        victims: VecDeque<u64>,
+        asked: bool,
+        searched: Vec<u64>,
         found: Vec<(Place, u64)>,
     },
-    /// Fetching and gathering them, in the order of their places.
+    /// Fetching and gathering those that the map still has there, in the order of their places.
     Copying {
+        /// Of these objects.
+        searched: Vec<u64>,
         found: Vec<(Place, u64)>,
         next: usize,
         in_flight: usize,
         fetched: VecDeque<(Copy, BufMut)>,
+        /// Whether something was not copied.
+        has_failed: bool,
     },
 }
 
@@ -85,7 +99,7 @@ impl Best {
 
 impl Lap {
     /// Which objects are to be copied, if there is enough garbage in objects, or if enough are small.
-    fn victims(self, batch: u64) -> BTreeSet<u64> {
+    fn victims(self, batch: u64) -> VecDeque<u64> {
         let garbage = self.stored - self.live;
         let best = if garbage > GARBAGE_BATCHES_MIN * batch
             && garbage * 100 > self.stored * GARBAGE_PERCENT_MAX
@@ -162,26 +176,27 @@ impl ObjectVolume {
         if !matches!(self.collect, Collect::Idle) || !self.scan.todo.is_empty() {
             return;
         }
-        let (pin, committed) = (self.pin(), self.committed);
+        let pin = self.pin();
         let batch = (self.config.batch_blocks * SLOT_BYTES) as u64;
         let blocks_max = self.config.batch_blocks as u64;
         let lap = &mut self.lap;
-        let mut rest = self.objects.range(lap.next.max(pin)..);
+        let mut rest = self.objects.range(lap.next.max(pin));
         for _ in 0..OBJECT_LAP_STEP {
-            let Some((&number, object)) = rest.next().filter(|(number, _)| **number <= committed)
-            else {
-                let victims = core::mem::take(lap).victims(batch);
+            let Some((number, object)) = rest.next() else {
+                drop(rest);
+                let victims = core::mem::take(&mut self.lap).victims(batch);
                 return self.collect_from(victims);
             };
             lap.next = number + 1;
             self.stats.objects_looked_at += 1;
-            if object.live == 0 || object.bytes == 0 || object.damaged {
+            // It may be merged before it is put.
+            if !object.is_worth_a_look() || self.batches.contains_key(&number) {
                 continue;
             }
-            lap.stored += object.bytes;
+            lap.stored += u64::from(object.bytes);
             lap.live += object.live_bytes();
             let live = u64::from(object.live);
-            let percent = object.live_bytes() * 100 / object.bytes;
+            let percent = object.live_bytes() * 100 / u64::from(object.bytes);
             if percent <= VICTIM_LIVE_PERCENT_MAX {
                 lap.sparse.add((percent, number), live, blocks_max);
             }
@@ -192,41 +207,47 @@ impl ObjectVolume {
         }
     }
 
-    fn collect_from(&mut self, mut victims: BTreeSet<u64>) {
+    fn collect_from(&mut self, mut victims: VecDeque<u64>) {
         // What a lap has seen may be gone since.
-        victims.retain(|number| self.objects.get(number).is_some_and(|o| o.live > 0));
+        victims.retain(|&number| self.objects.get(number).is_some_and(|o| o.live > 0));
         if !victims.is_empty() {
             self.again = true;
             self.collect = Collect::Searching {
                 victims,
-                page: 0,
+                asked: false,
+                searched: Vec::new(),
                 found: Vec::new(),
             };
         }
     }
 
     pub(super) fn pump_collect(&mut self, actions: &mut Vec<Action>) {
-        self.search_pages();
-        let waits = self.fetch_copies(actions);
+        let waits = self.search(actions) || self.fetch_copies(actions);
         self.again |= self.turns.set_waits(turns::Kind::Copy, waits);
-        let done = |collect: &Collect| match collect {
-            Collect::Copying {
-                found,
-                next,
-                in_flight,
-                fetched,
-            } => *next == found.len() && *in_flight == 0 && fetched.is_empty(),
-            _ => false,
+        let Collect::Copying {
+            searched,
+            found,
+            next,
+            in_flight: 0,
+            fetched,
+            has_failed,
+        } = &self.collect
+        else {
+            return;
         };
-        if done(&self.collect) {
-            self.collect = Collect::Idle;
-            // With nothing else to be committed, the copies are no other state than that of before.
-            if !self.has_unflushed_writes()
-                && self.flushes.is_empty()
-                && self.last_sealed_or_gathered()
-            {
-                self.begin_flush(None);
+        if *next < found.len() || !fetched.is_empty() {
+            return;
+        }
+        if !has_failed {
+            for &number in searched {
+                self.objects.mark_copied(number);
             }
+        }
+        self.collect = Collect::Idle;
+        // With nothing else to be committed, the copies are no other state than that of before.
+        if !self.has_unflushed_writes() && self.flushes.is_empty() && self.last_sealed_or_gathered()
+        {
+            self.begin_flush(None);
         }
     }
 
@@ -234,45 +255,139 @@ impl ObjectVolume {
         self.last_sealed > self.committed || !self.gathering.is_empty()
     }
 
-    fn search_pages(&mut self) {
+    /// Ask which blocks the next victim holds; true if that waits for a get.
+    fn search(&mut self, actions: &mut Vec<Action>) -> bool {
+        let found_max = self.config.batch_blocks * FOUND_BATCHES_MAX;
         let Collect::Searching {
             victims,
-            page,
+            asked: false,
+            searched,
+            found,
+        } = &mut self.collect
+        else {
+            return false;
+        };
+        let next = victims.front().copied();
+        let Some(number) = next.filter(|_| found.len() < found_max) else {
+            let (searched, mut found) = (core::mem::take(searched), core::mem::take(found));
+            found.sort_unstable();
+            self.again = true;
+            self.collect = Collect::Copying {
+                searched,
+                found,
+                next: 0,
+                in_flight: 0,
+                fetched: VecDeque::new(),
+                has_failed: false,
+            };
+            return false;
+        };
+        let object = self.objects.get(number);
+        let table = object.and_then(|o| Some((o.table_offset()?, table_bytes(o.runs.into()))));
+        let Some((offset, bytes)) = table else {
+            // Nothing of it is needed any more, or the store has another one.
+            victims.pop_front();
+            self.again = true;
+            return false;
+        };
+        if self.gets_in_flight >= self.config.gets_in_flight_max
+            || !self.turns.is_next(turns::Kind::Copy)
+        {
+            return true;
+        }
+        let Some(buf) = self.read_pool.alloc(bytes) else {
+            return true;
+        };
+        self.turns.begun(turns::Kind::Copy);
+        self.objects.begin_read(number);
+        self.gets_in_flight += 1;
+        self.stats.gets += 1;
+        if let Collect::Searching { asked, .. } = &mut self.collect {
+            *asked = true;
+        }
+        let token = self.issue(Purpose::Table(number));
+        actions.push(Action::Get {
+            token,
+            name: self.name(Kind::Data, number),
+            offset,
+            slots: false,
+            buf,
+        });
+        false
+    }
+
+    /// What an object held, as its table says.
+    pub(super) fn victim_ended(
+        &mut self,
+        number: u64,
+        result: Result<Stored, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let result = self.unverified(number, result, actions);
+        let compressed = self.objects.get(number).is_some_and(Object::is_compressed);
+        let Collect::Searching {
+            victims,
+            asked,
+            searched,
             found,
         } = &mut self.collect
         else {
             return;
         };
-        let mut next = None;
-        for (seen, (number, content)) in self.map.pages(*page).enumerate() {
-            if seen == SCAN_PAGES_MAX {
-                next = Some(number);
-                break;
-            }
-            self.stats.pages_looked_at += 1;
-            let first = number * u64::from(super::map::PAGE_BLOCKS);
-            for run in content.runs() {
-                let place = run.place();
-                if victims.contains(&place.number()) {
-                    let block = first + u64::from(run.first);
-                    let blocks = 0..u32::from(run.count);
-                    found.extend(blocks.map(|i| (place.plus(i), block + u64::from(i))));
-                }
-            }
-        }
-        if let Some(next) = next {
-            *page = next;
-            return;
-        }
+        *asked = false;
         self.again = true;
-        let mut found = core::mem::take(found);
-        found.sort_unstable();
-        self.collect = Collect::Copying {
-            found,
-            next: 0,
-            in_flight: 0,
-            fetched: VecDeque::new(),
+        // One that cannot be read stays as it is, for the next time.
+        victims.pop_front();
+        let Ok(buf) = result else {
+            return;
         };
+        let writer = self.manifest.volume;
+        let blocks = OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64;
+        let Ok((_, runs)) = parse_table(&writer, number, blocks, &buf) else {
+            self.damaged(number);
+            return;
+        };
+        searched.push(number);
+        let origin = Place::new(number, 0);
+        let origin = if compressed {
+            origin.compressed()
+        } else {
+            origin
+        };
+        for run in runs.iter().filter(|run| run.slot.get() != SLOT_NONE) {
+            let (block, slot) = (run.block.get(), run.slot.get());
+            found.extend((0..run.count.get()).filter_map(|index| {
+                let (place, block) = (origin.plus(slot + index), block + u64::from(index));
+                let elsewhere = match self.map.find(block, 1) {
+                    Found::Here(at, _) => at != Some(place),
+                    Found::Page(_) => false,
+                };
+                (!elsewhere).then_some((place, block))
+            }));
+        }
+    }
+
+    /// A copy was not made.
+    fn fail_copy(&mut self) {
+        if let Collect::Copying { has_failed, .. } = &mut self.collect {
+            *has_failed = true;
+        }
+    }
+
+    /// A page or a block that is needed for copying could not be read: give up what is left, for the next time.
+    pub(super) fn fail_collecting(&mut self) {
+        if let Collect::Copying {
+            found,
+            next,
+            fetched,
+            has_failed,
+            ..
+        } = &mut self.collect
+        {
+            *next = found.len();
+            fetched.clear();
+            *has_failed = true;
+        }
     }
 
     /// Ask for what is to be copied; true if that waits for a get.
@@ -283,6 +398,7 @@ impl ObjectVolume {
                 next,
                 in_flight,
                 fetched,
+                ..
             } = &mut self.collect
             else {
                 return false;
@@ -296,10 +412,14 @@ impl ObjectVolume {
                 return true;
             }
             let (first, block) = found[*next];
-            if self.map.find(block, 1).0 != Some(first) {
-                // Written over meanwhile; its object may be gone.
-                *next += 1;
-                continue;
+            match self.map.find(block, 1) {
+                Found::Here(place, _) if place == Some(first) => {}
+                Found::Here(..) => {
+                    // Written over meanwhile; its object may be gone.
+                    *next += 1;
+                    continue;
+                }
+                Found::Page(_) => return !self.want_pages_ahead(actions),
             }
             let mut end = *next + 1;
             while let Some(&(place, _)) = found.get(end)
@@ -332,6 +452,23 @@ impl ObjectVolume {
         }
     }
 
+    /// Ask for the pages of the next blocks; false if that has to wait for a get.
+    fn want_pages_ahead(&mut self, actions: &mut Vec<Action>) -> bool {
+        let Collect::Copying { found, next, .. } = &self.collect else {
+            return true;
+        };
+        let end = found.len().min(*next + PAGES_AHEAD);
+        let blocks: Vec<u64> = found[*next..end].iter().map(|&(_, block)| block).collect();
+        for block in blocks {
+            if let Found::Page(page) = self.map.find(block, 1)
+                && !self.want_page(page, Waiter::Copy, actions)
+            {
+                return false;
+            }
+        }
+        true
+    }
+
     pub(super) fn copy_ended(
         &mut self,
         copy: Copy,
@@ -340,25 +477,29 @@ impl ObjectVolume {
     ) {
         let result = self.unverified(copy.first.number(), result, actions);
         if let Collect::Copying {
-            in_flight, fetched, ..
+            in_flight,
+            fetched,
+            has_failed,
+            ..
         } = &mut self.collect
         {
             *in_flight -= 1;
             // What could not be read stays where it is, for the next time.
-            if let Ok(buf) = result {
-                fetched.push_back((copy, buf));
+            match result {
+                Ok(buf) => fetched.push_back((copy, buf)),
+                Err(_) => *has_failed = true,
             }
         }
     }
 
     /// Gather what was fetched and is still where it was.
-    pub(super) fn gather_copies(&mut self) {
+    pub(super) fn gather_copies(&mut self, actions: &mut Vec<Action>) {
         let Collect::Copying { fetched, .. } = &mut self.collect else {
             return;
         };
         let mut fetched = core::mem::take(fetched);
         while let Some((copy, buf)) = fetched.front_mut() {
-            if self.seal_wanted || !self.gather_copy(copy, buf) {
+            if self.seal_wanted || !self.gather_copy(copy, buf, actions) {
                 break;
             }
             fetched.pop_front();
@@ -369,14 +510,21 @@ impl ObjectVolume {
         }
     }
 
-    /// Gather one; false if there is no room at present.
-    fn gather_copy(&mut self, copy: &mut Copy, buf: &BufMut) -> bool {
+    /// Gather one; false if there is no room at present, or if it has to be looked up first whether it is current.
+    fn gather_copy(&mut self, copy: &mut Copy, buf: &BufMut, actions: &mut Vec<Action>) -> bool {
         while let Some(&(place, block)) = copy.blocks.get(copy.done) {
             if self.gathering.is_full() && !self.seal() {
                 return false;
             }
-            let current = self.map.find(block, 1).0 == Some(place) && !self.gathering.holds(block);
-            if current {
+            let is_current = match self.map.find(block, 1) {
+                _ if self.gathering.holds(block) => false,
+                Found::Here(at, _) => at == Some(place),
+                Found::Page(page) => {
+                    self.want_page(page, Waiter::Copy, actions);
+                    return false;
+                }
+            };
+            if is_current {
                 let bytes = slot(buf, (place.0 - copy.first.0) as u32);
                 if self.is_good(place, block, bytes) {
                     match self.gathering.block_mut(block, &self.write_pool) {
@@ -386,6 +534,7 @@ impl ObjectVolume {
                     self.stats.copied_blocks += 1;
                 } else {
                     self.damaged(place.number());
+                    self.fail_copy();
                 }
             }
             copy.done += 1;
@@ -399,28 +548,29 @@ impl ObjectVolume {
             return;
         }
         let pin = self.pin();
-        let tail = self.tail.front().map_or(u64::MAX, |tail| tail.entry.number);
-        let committed = self.committed;
-        // What is in the tail stays: only what may go is looked at, not all that died since the map was stored.
+        let adopted = self.adopted;
         let gone: Vec<u64> = self
-            .dead
-            .range(pin.min(tail)..tail)
-            .filter(|&(number, &by)| {
+            .objects
+            .dead(pin)
+            .filter(|&(number, by)| {
                 self.stats.dead_looked_at += 1;
-                by <= committed
-                    && !self.batches.contains_key(number)
-                    && self.objects.get(number).is_some_and(|o| o.readers == 0)
+                by <= adopted
+                    && !self.batches.contains_key(&number)
+                    && !self.objects.is_being_read(number)
             })
-            .map(|(&number, _)| number)
+            .map(|(number, _)| number)
             .collect();
         for number in gone {
-            self.dead.remove(&number);
-            self.remove_object(number);
+            self.objects.remove(number);
             self.frames.remove(number);
             self.deletes.push_back(Name::own(Kind::Data, number));
         }
         for number in self.dropped_maps.split_off(&pin) {
-            self.deletes.push_back(Name::own(Kind::Map, number));
+            if self.objects.is_being_read(number) {
+                self.dropped_maps.insert(number);
+            } else {
+                self.deletes.push_back(Name::own(Kind::Map, number));
+            }
         }
     }
 
@@ -539,19 +689,15 @@ impl ObjectVolume {
         let stray = number < self.manifest.number_first && number >= self.own_first();
         match name.kind {
             Kind::Data => {
-                if self.objects.contains_key(&number) {
-                    self.set_object_bytes(number, listed.bytes);
-                    if let Some(object) = self.objects.get_mut(&number) {
-                        object.count_slots();
-                    }
+                if self.objects.contains(number) {
+                    self.objects.set_bytes(number, listed.bytes);
                 } else if stray {
-                    self.insert_object(number, Object::default());
-                    self.set_object_bytes(number, listed.bytes);
-                    self.dead.insert(number, 0);
+                    self.objects.insert_stray(number, listed.bytes);
                 }
             }
             Kind::Map => {
-                if stray && !self.maps.contains_key(&number) {
+                let known = self.map_objects.contains(number) || self.usages.contains(&number);
+                if stray && !known {
                     self.dropped_maps.insert(number);
                 }
             }

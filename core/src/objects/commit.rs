@@ -9,12 +9,15 @@
 //!
 //! One manifest is on its way at a time, and it stays the same until it is known to be there: it
 //! may be there already. Its state is that of a flush; what was written since is not in it.
+//!
+//! Sealed objects have positions, in the order in which they apply. States are told by them, never by the
+//! numbers of objects, which are names.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 use super::checkpoint::Checkpoint;
-use super::format::{Manifest, MapEntry};
+use super::format::Manifest;
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::{Flush, ObjectVolume, Purpose, end};
 use crate::buf::Buf;
@@ -26,7 +29,7 @@ use crate::limits::{OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_TAIL_MAX};
 pub(super) struct Commit {
     manifest: Manifest,
     data: Buf,
-    /// The last object of its state.
+    /// Position of the last object of its state.
     upto: u64,
     changes: u64,
     /// Whether its map is the one that was stored last.
@@ -80,43 +83,46 @@ impl ObjectVolume {
         });
     }
 
-    /// The last object of a state that is worth a manifest, and may have one: that of the latest
+    /// Position of the last object of a state that is worth a manifest, and may have one: that of the latest
     /// flush whose objects are all there.
     fn next_commit(&self) -> Option<u64> {
-        let first_unput = self.batches.keys().next().copied().unwrap_or(u64::MAX);
+        let unput = self.batches.values().map(|batch| batch.position);
+        let first_unput = unput.min().unwrap_or(u64::MAX);
         let flushed = self.flushes.iter().filter_map(|flush| flush.target);
-        let ready = flushed.filter(|&target| target < first_unput).max();
+        let ready = flushed.filter(|&target| {
+            target < first_unput
+                && (target <= self.committed || !self.must_wait_for_checkpoint(target))
+        });
         let adoptable = |upto: u64| match self.checkpoint {
-            Checkpoint::Ready { upto: pages, .. } => pages <= upto,
+            Checkpoint::Ready { begin, .. } => begin <= upto,
             _ => false,
         };
-        match ready {
+        match ready.max() {
             Some(upto) => Some(upto.max(self.committed)),
             // The same state again, with a shorter tail: the next flush would have done it without
             // another manifest, but writes may wait for it.
-            None => (self.tail.len() >= OBJECT_TAIL_MAX && adoptable(self.committed))
-                .then_some(self.committed),
+            None => ((self.tail.len() >= OBJECT_TAIL_MAX || self.has_many_changes())
+                && adoptable(self.committed))
+            .then_some(self.committed),
         }
     }
 
     fn prepare_commit(&mut self, upto: u64) {
-        let begin = match self.checkpoint {
-            Checkpoint::Ready { begin, upto: pages } if pages <= upto => Some(begin),
-            _ => None,
+        let (begin, maps, usages) = match &self.checkpoint {
+            Checkpoint::Ready {
+                begin,
+                maps,
+                usages,
+            } if *begin <= upto => (Some(*begin), maps.clone(), usages.clone()),
+            _ => {
+                let manifest = &self.manifest;
+                (None, manifest.maps.clone(), manifest.usages.clone())
+            }
         };
-        let maps = if begin.is_some() {
-            let live = self.maps.iter().filter(|(_, map)| map.live > 0);
-            live.map(|(&number, map)| MapEntry {
-                number,
-                bytes: map.bytes,
-            })
-            .collect()
-        } else {
-            self.manifest.maps.clone()
-        };
-        let tail = self.tail.iter().map(|tail| tail.entry);
-        let tail = tail
-            .filter(|entry| entry.number <= upto && begin.is_none_or(|begin| entry.number > begin));
+        let tail = self.tail.iter().filter(|tail| {
+            tail.position <= upto && begin.is_none_or(|begin| tail.position > begin)
+        });
+        let tail = tail.map(|tail| tail.entry).collect();
         let flushed = self.flushes.iter();
         let flushed = flushed.filter(|flush| flush.target.is_some_and(|target| target <= upto));
         let bytes = flushed.filter_map(|flush| flush.bytes).next_back();
@@ -128,7 +134,8 @@ impl ObjectVolume {
             number_limit: (self.next_number + OBJECT_NUMBERS_AHEAD).min(OBJECT_NUMBER_MAX),
             bytes: bytes.unwrap_or(self.manifest.bytes),
             maps,
-            tail: tail.collect(),
+            usages,
+            tail,
             snapshots: self.snapshots.clone(),
             ..self.manifest.clone()
         };

@@ -3,6 +3,8 @@
 //! Everything is parsed from bytes that a store returned, so nothing is trusted: a parser checks
 //! magic, version, checksum, identity and bounds, in this order, and never panics.
 
+mod map;
+
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -11,20 +13,22 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::frames::{COMPRESSED_SLOTS_MIN, FRAMES_OFFSET};
 use super::io::SnapshotName;
-use super::map::{PAGE_BLOCKS, Place, Run};
+use super::map::Place;
 use crate::error::FormatError;
 use crate::format::{Field, Structure, on_disk, seal, seal_at, verify, verify_at};
 use crate::limits::{
     BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BEGINNINGS_MAX,
-    OBJECT_LOCATION_BYTES_MAX, OBJECT_MANIFEST_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES,
-    OBJECT_MAP_CHUNKS_MAX, OBJECT_NUMBER_MAX, OBJECT_RUNS_MAX, OBJECT_SNAPSHOT_NAME_BYTES_MAX,
-    OBJECT_SNAPSHOTS_MAX, OBJECT_VOLUME_BYTES_MAX, SECTOR_BYTES,
+    OBJECT_LOCATION_BYTES_MAX, OBJECT_MANIFEST_BYTES_MAX, OBJECT_MAP_BYTES_MAX,
+    OBJECT_MAP_PAGES_MAX, OBJECT_MAPS_MAX, OBJECT_NUMBER_MAX, OBJECT_PAGE_BLOCKS_MAX,
+    OBJECT_PAGE_BLOCKS_MIN, OBJECT_PAGES_MAX, OBJECT_RUNS_MAX, OBJECT_SNAPSHOT_NAME_BYTES_MAX,
+    OBJECT_SNAPSHOTS_MAX, OBJECT_USAGE_ENTRIES_MAX, OBJECT_USAGES_MAX, OBJECT_VOLUME_BYTES_MAX,
+    SECTOR_BYTES,
 };
+
+pub use map::*;
 
 /// Last bytes but 56 of a data object.
 pub const DATA_MAGIC: [u8; 8] = *b"HDCSODAT";
-/// First bytes of a piece of the map.
-pub const MAP_MAGIC: [u8; 8] = *b"HDCSOMAP";
 /// First bytes of a manifest.
 pub const MANIFEST_MAGIC: [u8; 8] = *b"HDCSOMAN";
 /// First bytes of the reference of a clone.
@@ -86,54 +90,6 @@ on_disk! {
 }
 
 on_disk! {
-    /// The head of one piece of a map object.
-    MapHeader: 64 bytes {
-        /// `HDCSOMAP`.
-        magic: [u8; 8],
-        /// Format version, 1.
-        version: U16,
-        /// MapPages in this piece.
-        pages: U16,
-        /// Bytes in use, from the beginning of this header.
-        bytes: U32,
-        /// CRC-64/NVME of the bytes in use with this field zero.
-        checksum: U64,
-        /// UUID of the volume.
-        volume: [u8; 16],
-        /// Number of the object.
-        number: U64,
-        /// Place of this piece in its object.
-        index: U32,
-        /// Zero.
-        reserved: [u8; 12],
-    }
-}
-
-on_disk! {
-    /// 4096 blocks of the volume; followed by its runs.
-    MapPage: 16 bytes {
-        /// First block divided by 4096.
-        page: U64,
-        /// MapRuns that follow.
-        runs: U32,
-        /// Zero.
-        reserved: [u8; 4],
-    }
-}
-
-on_disk! {
-    /// Consecutive blocks in consecutive slots. Runs of a page ascend and do not overlap.
-    MapRun: 12 bytes {
-        /// First block, counted from the beginning of the page.
-        first: U16,
-        /// Number of blocks.
-        count: U16,
-        /// Place of the first one.
-        place: U64,
-    }
-}
-
-on_disk! {
     /// The root of a volume at one moment.
     ManifestHeader: 128 bytes {
         /// `HDCSOMAN`.
@@ -172,25 +128,29 @@ on_disk! {
         snapshots: U32,
         /// Number of ManifestAncestors.
         ancestors: U32,
+        /// Number of usage tables, ManifestMaps behind those of the map.
+        usages: U32,
+        /// Blocks of a page of the map.
+        page_blocks: U16,
         /// Zero.
-        reserved_b: [u8; 20],
+        reserved: [u8; 14],
     }
 }
 
 on_disk! {
-    /// An object of the map. They ascend.
+    /// An object of the map, or a usage table. Of two map objects with the same page the later one counts.
     ManifestMap: 16 bytes {
         /// Its number.
         number: U64,
         /// Its size.
         bytes: U32,
-        /// Zero.
-        reserved: [u8; 4],
+        /// Its MapIndexEntries or UsageEntries.
+        entries: U32,
     }
 }
 
 on_disk! {
-    /// A data object that is newer than the map. They ascend.
+    /// A data object that is newer than the map, in the order in which they apply.
     ManifestTail: 16 bytes {
         /// Its number.
         number: U64,
@@ -355,124 +315,6 @@ pub fn parse_table<'a>(
     Ok((footer, runs))
 }
 
-/// Writes one piece of a map object.
-#[derive(Debug)]
-pub struct MapWriter<'a> {
-    out: &'a mut [u8],
-    used: usize,
-    pages: u16,
-}
-
-impl<'a> MapWriter<'a> {
-    /// Write to `out`, which is [`OBJECT_MAP_CHUNK_BYTES`] long.
-    pub fn new(out: &'a mut [u8]) -> Self {
-        Self {
-            out,
-            used: size_of::<MapHeader>(),
-            pages: 0,
-        }
-    }
-
-    /// Add a page; false if there is no room for it.
-    pub fn add(&mut self, page: u64, runs: &[Run]) -> bool {
-        let end = self.used + size_of::<MapPage>() + runs.len() * size_of::<MapRun>();
-        if end > self.out.len() {
-            return false;
-        }
-        let mut head = MapPage::new_zeroed();
-        head.page.set(page);
-        head.runs.set(runs.len() as u32);
-        let (place, rest) = self.out[self.used..end].split_at_mut(size_of::<MapPage>());
-        place.copy_from_slice(head.as_bytes());
-        for (place, run) in rest.chunks_exact_mut(size_of::<MapRun>()).zip(runs) {
-            let run = MapRun {
-                first: U16::new(run.first),
-                count: U16::new(run.count),
-                place: U64::new(run.place().0),
-            };
-            place.copy_from_slice(run.as_bytes());
-        }
-        self.used = end;
-        self.pages += 1;
-        true
-    }
-
-    /// Finish the piece; returns the bytes in use. What is beyond is zero.
-    pub fn finish(self, volume: [u8; 16], number: u64, index: u32) -> usize {
-        let mut header = MapHeader::new_zeroed();
-        header.magic = MAP_MAGIC;
-        header.version.set(OBJECT_VERSION);
-        header.pages.set(self.pages);
-        header.bytes.set(self.used as u32);
-        header.volume = volume;
-        header.number.set(number);
-        header.index.set(index);
-        self.out[..size_of::<MapHeader>()].copy_from_slice(header.as_bytes());
-        seal(&mut self.out[..self.used]);
-        self.out[self.used..].fill(0);
-        self.used
-    }
-}
-
-/// Check one piece of a map object of a volume with `blocks` blocks; every page goes to `page`.
-pub fn parse_map(
-    volume: &[u8; 16],
-    number: u64,
-    index: u32,
-    blocks: u64,
-    bytes: &[u8],
-    mut page: impl FnMut(u64, Vec<Run>),
-) -> Result<(), FormatError> {
-    let length = FormatError::Field("length");
-    let (header, _) = MapHeader::read_from_prefix(bytes).map_err(|_| length)?;
-    if header.magic != MAP_MAGIC {
-        return Err(FormatError::Magic);
-    }
-    let used = header.bytes.get() as usize;
-    let used = bytes.get(..used).ok_or(length)?;
-    let mut rest = used.get(size_of::<MapHeader>()..).ok_or(length)?;
-    verify(used, MAP_MAGIC, OBJECT_VERSION)?;
-    let found = (header.volume, header.number.get(), header.index.get());
-    if found != (*volume, number, index) {
-        return Err(FormatError::Identity);
-    }
-    for _ in 0..header.pages.get() {
-        let (head, after) = MapPage::read_from_prefix(rest).map_err(|_| length)?;
-        let count = head.runs.get() as usize;
-        let (runs, after) =
-            <[MapRun]>::ref_from_prefix_with_elems(after, count).map_err(|_| length)?;
-        rest = after;
-        let first = head
-            .page
-            .get()
-            .checked_mul(u64::from(PAGE_BLOCKS))
-            .filter(|&first| first < blocks)
-            .ok_or(FormatError::Field("page"))?;
-        let limit = (blocks - first).min(u64::from(PAGE_BLOCKS)) as u32;
-        page(head.page.get(), parse_runs(runs, limit)?);
-    }
-    Ok(())
-}
-
-/// The runs of a page with `limit` blocks.
-fn parse_runs(runs: &[MapRun], limit: u32) -> Result<Vec<Run>, FormatError> {
-    let mut end = 0;
-    let mut out = Vec::with_capacity(runs.len());
-    for run in runs {
-        let (first, count) = (u32::from(run.first.get()), u32::from(run.count.get()));
-        let place = Place(run.place.get());
-        if first < end || count == 0 || first + count > limit {
-            return Err(FormatError::Field("first"));
-        }
-        if place.number() == 0 || place.slot() + count > OBJECT_BATCH_BLOCKS_MAX as u32 {
-            return Err(FormatError::Field("place"));
-        }
-        end = first + count;
-        out.push(Run::new(first as u16, count as u16, place));
-    }
-    Ok(out)
-}
-
 /// A snapshot, in a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -510,13 +352,36 @@ pub struct Ancestor {
     pub location: String,
 }
 
-/// An object of the map, in a manifest.
+/// An object of the map or a usage table, in a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
     /// Its number.
     pub number: u64,
     /// Its size.
     pub bytes: u32,
+    /// Its pages, or the data objects that it is about.
+    pub entries: u32,
+}
+
+impl MapEntry {
+    /// Where its index begins, if it is a map object.
+    pub const fn index_offset(&self) -> u64 {
+        self.bytes as u64 - index_bytes(self.entries as usize) as u64
+    }
+
+    fn is_map(&self) -> bool {
+        let pages = self.entries as usize;
+        let index = index_bytes(pages.min(OBJECT_MAP_PAGES_MAX));
+        let most = OBJECT_MAP_BYTES_MAX + index;
+        (1..=OBJECT_MAP_PAGES_MAX).contains(&pages)
+            && (index..=most).contains(&(self.bytes as usize))
+    }
+
+    fn is_usage(&self) -> bool {
+        let entries = self.entries as usize;
+        (1..=OBJECT_USAGE_ENTRIES_MAX).contains(&entries)
+            && self.bytes as usize == usage_bytes(entries)
+    }
 }
 
 /// A data object that is newer than the map, in a manifest.
@@ -583,9 +448,13 @@ pub struct Manifest {
     pub number_limit: u64,
     /// Size of the volume.
     pub bytes: u64,
-    /// Objects of the map, ascending.
+    /// Blocks of a page of the map.
+    pub page_blocks: u32,
+    /// Objects of the map: of two with the same page the later one counts.
     pub maps: Vec<MapEntry>,
-    /// Data objects that are newer than the map, ascending.
+    /// How much of which data objects the map needs.
+    pub usages: Vec<MapEntry>,
+    /// Data objects that are newer than the map, in the order in which they apply.
     pub tail: Vec<TailEntry>,
     /// Manifests that begin epochs: the newest ones, ascending.
     pub beginnings: Vec<u64>,
@@ -599,7 +468,7 @@ impl Manifest {
     /// Bytes that it takes.
     pub fn encoded_bytes(&self) -> usize {
         size_of::<ManifestHeader>()
-            + self.maps.len() * size_of::<ManifestMap>()
+            + (self.maps.len() + self.usages.len()) * size_of::<ManifestMap>()
             + self.tail.len() * size_of::<ManifestTail>()
             + self.beginnings.len() * size_of::<U64>()
             + self.snapshots.len() * size_of::<ManifestSnapshot>()
@@ -630,12 +499,16 @@ impl Manifest {
         header.beginnings.set(self.beginnings.len() as u32);
         header.snapshots.set(self.snapshots.len() as u32);
         header.ancestors.set(self.ancestors.len() as u32);
+        header.usages.set(self.usages.len() as u32);
+        header.page_blocks.set(self.page_blocks as u16);
         let mut writer = Writer { out, at: 0 };
         writer.put(header.as_bytes());
-        for map in &self.maps {
-            let mut entry = ManifestMap::new_zeroed();
-            entry.number.set(map.number);
-            entry.bytes.set(map.bytes);
+        for map in self.maps.iter().chain(&self.usages) {
+            let entry = ManifestMap {
+                number: U64::new(map.number),
+                bytes: U32::new(map.bytes),
+                entries: U32::new(map.entries),
+            };
             writer.put(entry.as_bytes());
         }
         for tail in &self.tail {
@@ -686,6 +559,9 @@ impl Manifest {
         let (maps, rest) =
             <[ManifestMap]>::ref_from_prefix_with_elems(rest, header.maps.get() as usize)
                 .map_err(|_| length)?;
+        let (usages, rest) =
+            <[ManifestMap]>::ref_from_prefix_with_elems(rest, header.usages.get() as usize)
+                .map_err(|_| length)?;
         let (tail, rest) =
             <[ManifestTail]>::ref_from_prefix_with_elems(rest, header.tail.get() as usize)
                 .map_err(|_| length)?;
@@ -708,13 +584,9 @@ impl Manifest {
             number_first: header.number_first.get(),
             number_limit: header.number_limit.get(),
             bytes: header.bytes.get(),
-            maps: maps
-                .iter()
-                .map(|map| MapEntry {
-                    number: map.number.get(),
-                    bytes: map.bytes.get(),
-                })
-                .collect(),
+            page_blocks: u32::from(header.page_blocks.get()),
+            maps: maps.iter().map(MapEntry::from).collect(),
+            usages: usages.iter().map(MapEntry::from).collect(),
             tail: tail
                 .iter()
                 .map(|tail| TailEntry {
@@ -758,24 +630,41 @@ impl Manifest {
         )?;
         let numbers = |number: u64| number > 0 && number < limit;
         field(
-            self.maps.is_sorted_by(|a, b| a.number < b.number)
-                && self.maps.iter().all(|map| {
-                    numbers(map.number)
-                        && map.bytes as usize >= size_of::<MapHeader>()
-                        && map.bytes as usize <= OBJECT_MAP_CHUNKS_MAX * OBJECT_MAP_CHUNK_BYTES
-                }),
+            self.page_blocks.is_power_of_two()
+                && (OBJECT_PAGE_BLOCKS_MIN..=OBJECT_PAGE_BLOCKS_MAX).contains(&self.page_blocks),
+            "page_blocks",
+        )?;
+        field(
+            pages(self.bytes, self.page_blocks) <= OBJECT_PAGES_MAX,
+            "bytes",
+        )?;
+        field(
+            self.maps.len() <= OBJECT_MAPS_MAX
+                && self.maps.iter().all(|m| numbers(m.number) && m.is_map()),
             "maps",
         )?;
         field(
-            self.tail.is_sorted_by(|a, b| a.number < b.number)
-                && self.tail.iter().all(|tail| {
-                    numbers(tail.number)
-                        && tail.slots as usize <= OBJECT_BATCH_BLOCKS_MAX
-                        && tail.runs as usize <= OBJECT_RUNS_MAX
-                        && (tail.compressed_bytes == 0 || tail.is_compressed_well())
-                }),
+            self.usages.len() <= OBJECT_USAGES_MAX
+                && self
+                    .usages
+                    .iter()
+                    .all(|m| numbers(m.number) && m.is_usage()),
+            "usages",
+        )?;
+        field(
+            self.tail.iter().all(|tail| {
+                numbers(tail.number)
+                    && tail.slots as usize <= OBJECT_BATCH_BLOCKS_MAX
+                    && tail.runs as usize <= OBJECT_RUNS_MAX
+                    && (tail.compressed_bytes == 0 || tail.is_compressed_well())
+            }),
             "tail",
         )?;
+        let maps = self.maps.iter().chain(&self.usages).map(|map| map.number);
+        let tail = self.tail.iter().map(|tail| tail.number);
+        let mut named: Vec<u64> = maps.chain(tail).collect();
+        named.sort_unstable();
+        field(named.is_sorted_by(|a, b| a < b), "numbers")?;
         field(
             self.beginnings.len() <= OBJECT_BEGINNINGS_MAX
                 && self.beginnings.is_sorted_by(|a, b| a < b)
@@ -796,6 +685,16 @@ impl Manifest {
                 && self.ancestors.iter().all(|a| a.below <= self.number_first),
             "ancestors",
         )
+    }
+}
+
+impl From<&ManifestMap> for MapEntry {
+    fn from(map: &ManifestMap) -> Self {
+        Self {
+            number: map.number.get(),
+            bytes: map.bytes.get(),
+            entries: map.entries.get(),
+        }
     }
 }
 

@@ -3,12 +3,16 @@
 //! A block lies at a place of an ancestor as long as the clone has not written, zeroed or cut it off:
 //! places of ancestors come into the map when it begins as a copy of theirs, and never later. What was
 //! a hole then has no place to tell it by. But a page of the map that no object of the clone has changed
-//! or stored is the ancestors' as a whole, holes included.
+//! is the ancestors' as a whole, holes included; whether the clone has stored it once more is no matter.
+//!
+//! Pages are not read for that: of one that the clone has changed and stored, nothing is told but what is in
+//! the cache.
 
 use alloc::vec::Vec;
 
 use super::io::Name;
-use super::map::PAGE_BLOCKS;
+use super::map::Place;
+use super::map::changes::Changes;
 use super::{Access, ObjectVolume};
 use crate::limits::BLOCK_BYTES;
 
@@ -40,25 +44,63 @@ impl ObjectVolume {
     /// asked for anything.
     pub fn inherited(&self, mut each: impl FnMut(u64, u64)) {
         let (own_first, blocks) = (self.own_first(), self.bytes / BLOCK_BYTES as u64);
-        for (number, page) in self.map.pages(0) {
-            let first = number * u64::from(PAGE_BLOCKS);
-            if first >= blocks {
-                break;
+        let page_blocks = self.map.page_blocks();
+        let mut run = |from: u64, to: u64| {
+            let to = to.min(blocks);
+            if from < to {
+                each(from, to - from);
             }
-            let mut run = |from: u64, count: u64| {
-                let count = count.min(blocks.saturating_sub(from));
-                if count > 0 {
-                    each(from, count);
-                }
+        };
+        let is_kept = |place: Place| place.number() < own_first;
+        let mut page = 0;
+        loop {
+            let stored = self.map.directory.next(page);
+            let newer = [&self.map.frozen, &self.map.fresh].into_iter();
+            let newer = newer.filter_map(|changes| changes.next(page * page_blocks));
+            let newer = newer.map(|block| block / page_blocks);
+            let Some(next) = stored.into_iter().chain(newer).min() else {
+                return;
             };
-            if !page.is_changed && page.stored_in < own_first {
-                run(first, u64::from(PAGE_BLOCKS));
-                continue;
+            page = next;
+            let (first, end) = (page * page_blocks, (page + 1) * page_blocks);
+            if first >= blocks {
+                return;
             }
-            let kept = page.runs().iter();
-            for kept in kept.filter(|run| run.place().number() < own_first) {
-                run(first + u64::from(kept.first), u64::from(kept.count));
+            let entry = self.map.directory.get(page);
+            // What the page says from a block on up to another one.
+            let mut page_says = |from: u64, to: u64| match entry {
+                Some(entry) if self.is_of_ancestor(entry) => run(from, to),
+                Some(entry) => {
+                    let content = self.map.cache.get(page, entry);
+                    let runs = content.map_or(&[][..], |content| content.runs()).iter();
+                    for kept in runs.filter(|run| is_kept(run.place())) {
+                        let kept_first = first + u64::from(kept.first);
+                        let kept_end = kept_first + u64::from(kept.count);
+                        run(from.max(kept_first), to.min(kept_end));
+                    }
+                }
+                None => {}
+            };
+            let mut changes = Changes::default();
+            for newer in [&self.map.frozen, &self.map.fresh] {
+                for (block, count, place) in newer.range(first, end) {
+                    changes.set(block, count, place);
+                }
             }
+            let mut at = first;
+            let mut kept = Vec::new();
+            for (block, count, place) in changes.range(first, end) {
+                page_says(at, block);
+                at = block + count;
+                if place.is_some_and(is_kept) {
+                    kept.push((block, at));
+                }
+            }
+            page_says(at, end);
+            for (from, to) in kept {
+                run(from, to);
+            }
+            page += 1;
         }
     }
 

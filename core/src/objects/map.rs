@@ -1,17 +1,32 @@
 //! Which slot of which object holds which block of the volume.
 //!
-//! The map is cut into pages of 4096 blocks; a page is a sorted list of runs of 12 bytes, so a block
-//! of a volume that was written at random costs 12 bytes (13.5 with the slack of growing), and one of
-//! a volume that was written in large pieces next to nothing.
+//! ```text
+//!            newest                                                            oldest
+//!  find ──► changes.fresh ──gap──► changes.frozen ──gap──► directory ──► page, from the cache or the store
+//!               ▲ sealed objects        │ merged into pages that are stored      ▲
+//!               └───────────────────────┴────────────────────────────────────────┘ a checkpoint
+//! ```
 //!
-//! Invariants: runs of a page ascend, do not overlap, and are not empty; neighbours that continue
-//! each other are one run.
+//! The map is cut into pages of consecutive blocks. A page is a sorted list of runs of 12 bytes, lies in an
+//! object of the map, and is read alone. In memory there are the directory, 8 bytes a page; pages that were
+//! used lately ([`cache`]); and what has changed since the pages were stored ([`changes`]).
+//!
+//! Invariants:
+//! 1. Runs of a page ascend, do not overlap, and are not empty; neighbours that continue each other are one run.
+//! 2. What the changes say counts, then what the page says to which the directory points.
+//! 3. A page in the cache is the one to which the directory points.
+//! 4. Memory is bounded: changes by their number, the cache by its bytes, the directory by the volume's size.
 
-use alloc::collections::BTreeMap;
+pub mod cache;
+pub mod changes;
+pub mod directory;
+
 use alloc::vec::Vec;
 
-/// Blocks of one page.
-pub const PAGE_BLOCKS: u32 = 4096;
+use crate::limits::OBJECT_PAGE_BLOCKS_MAX;
+use cache::PageCache;
+use changes::Changes;
+use directory::{Directory, Entry};
 
 /// Set in the places of compressed objects, above every slot.
 const COMPRESSED: u64 = 1 << 15;
@@ -92,32 +107,50 @@ impl Run {
     }
 }
 
-/// 4096 blocks of the volume.
-#[derive(Debug, Default)]
+/// The runs of one page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     runs: Vec<Run>,
-    /// Whether it differs from what is stored.
-    pub dirty: bool,
-    /// Number of the object that has it stored; 0: none has.
-    pub stored_in: u64,
-    /// Whether an object of the volume itself was found to change it when it was opened.
-    pub is_changed: bool,
 }
 
 impl Page {
+    /// A page with these runs, which are as invariant 1 says but for neighbours.
+    pub const fn new(runs: Vec<Run>) -> Self {
+        Self { runs }
+    }
+
     /// Its runs.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Let `from..to` name `place` on, or nothing; tells what was named there.
-    fn set(
+    /// Blocks that it maps.
+    pub fn blocks(&self) -> u64 {
+        self.runs.iter().map(|run| u64::from(run.count)).sum()
+    }
+
+    /// Where the block `at` of the page is, and how many blocks from it on are at consecutive places, or
+    /// nowhere; of a gap at the end, all that may be.
+    pub fn find(&self, at: u32) -> (Option<Place>, u64) {
+        let index = self.runs.partition_point(|run| run.end() <= at);
+        match self.runs.get(index) {
+            Some(run) if u32::from(run.first) <= at => {
+                let part = run.part(at, run.end());
+                (Some(part.place()), u64::from(part.count))
+            }
+            Some(run) => (None, u64::from(u32::from(run.first) - at)),
+            None => (None, u64::MAX),
+        }
+    }
+
+    /// Let `from..to` be at `place` on, or nowhere; tells where it was before, run by run.
+    pub fn set(
         &mut self,
         from: u32,
         to: u32,
         place: Option<Place>,
-        freed: &mut impl FnMut(Place, u32),
-    ) -> bool {
+        mut freed: impl FnMut(Place, u32),
+    ) {
         let mut begin = self.runs.partition_point(|run| run.end() <= from);
         let mut end = begin;
         let mut left = None;
@@ -135,9 +168,6 @@ impl Page {
             }
             end += 1;
         }
-        if place.is_none() && begin == end {
-            return false;
-        }
         let mut new = place.map(|place| Run::new(from as u16, (to - from) as u16, place));
         if let Some(run) = &mut new {
             if left.is_none() && begin > 0 && self.runs[begin - 1].continues(run) {
@@ -154,215 +184,127 @@ impl Page {
             }
         }
         let parts = [left, new, right];
-        let added = parts.iter().flatten().count();
-        let needed = self.runs.len() - (end - begin) + added;
-        if needed > self.runs.capacity() {
-            // Growing by an eighth keeps the memory of a full page near that of its runs.
-            let more = needed - self.runs.len() + needed / 8;
-            self.runs.reserve_exact(more);
-        }
         self.runs.splice(begin..end, parts.into_iter().flatten());
-        if self.runs.len() * 2 < self.runs.capacity() {
-            self.runs.shrink_to(self.runs.len() + self.runs.len() / 8);
-        }
-        true
     }
+
+    /// Stop at what cannot be.
+    pub fn check_invariants(&self) {
+        for pair in self.runs.windows(2) {
+            assert!(
+                pair[0].end() <= u32::from(pair[1].first) && !pair[0].continues(&pair[1]),
+                "runs of a page: {pair:?}"
+            );
+        }
+        assert!(self.runs.iter().all(|run| run.count > 0));
+    }
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It and so many blocks in all from it on are at consecutive places, or nowhere.
+    Here(Option<Place>, u64),
+    /// Its page has to be read first.
+    Page(u64),
 }
 
 /// The map of a volume.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Map {
-    pages: BTreeMap<u64, Page>,
-    live_blocks: u64,
-    memory_bytes: usize,
+    page_blocks: u64,
+    /// What was sealed since the last checkpoint began.
+    pub fresh: Changes,
+    /// What the checkpoint under way merges into the pages.
+    pub frozen: Changes,
+    /// Where the pages are.
+    pub directory: Directory,
+    /// Pages that were used lately.
+    pub cache: PageCache,
 }
 
-/// Memory of a page beside its runs, about: its entry in a tree.
-const PAGE_OVERHEAD_BYTES: usize = 72;
-
 impl Map {
-    /// Let `count` blocks from `block` be at `place` on, or nowhere. What they were at before goes
-    /// to `freed`, run by run.
-    pub fn set(
-        &mut self,
-        block: u64,
-        count: u64,
-        place: Option<Place>,
-        mut freed: impl FnMut(Place, u32),
-    ) {
-        let page_blocks = u64::from(PAGE_BLOCKS);
-        let end = block + count;
-        let mut live = self.live_blocks;
-        let mut freed = |place: Place, blocks: u32| {
-            live -= u64::from(blocks);
-            freed(place, blocks);
-        };
-        if let Some(place) = place {
-            let mut at = block;
-            while at < end {
-                let number = at / page_blocks;
-                let to = end.min((number + 1) * page_blocks);
-                let page = self.pages.entry(number).or_insert_with(|| {
-                    self.memory_bytes += PAGE_OVERHEAD_BYTES;
-                    Page::default()
-                });
-                let capacity = page.runs.capacity();
-                let first = number * page_blocks;
-                let place = place.plus((at - block) as u32);
-                page.set(
-                    (at - first) as u32,
-                    (to - first) as u32,
-                    Some(place),
-                    &mut freed,
-                );
-                page.dirty = true;
-                self.memory_bytes -= capacity * size_of::<Run>();
-                self.memory_bytes += page.runs.capacity() * size_of::<Run>();
-                at = to;
-            }
-            live += count;
-        } else {
-            let numbers = block / page_blocks..end.div_ceil(page_blocks);
-            for (&number, page) in self.pages.range_mut(numbers) {
-                let first = number * page_blocks;
-                let from = block.saturating_sub(first) as u32;
-                let to = (end - first).min(page_blocks) as u32;
-                let capacity = page.runs.capacity();
-                page.dirty |= page.set(from, to, None, &mut freed);
-                self.memory_bytes -= capacity * size_of::<Run>();
-                self.memory_bytes += page.runs.capacity() * size_of::<Run>();
-            }
+    /// An empty map whose cache has so much memory and never fewer than so many pages.
+    pub fn new(cache_bytes: usize, cache_pages_min: usize) -> Self {
+        Self {
+            page_blocks: u64::from(OBJECT_PAGE_BLOCKS_MAX),
+            fresh: Changes::default(),
+            frozen: Changes::default(),
+            directory: Directory::default(),
+            cache: PageCache::new(cache_bytes, cache_pages_min),
         }
-        self.live_blocks = live;
     }
 
-    /// Where `block` is, and how many blocks from it on, at most `limit`, are at consecutive places
-    /// (or nowhere).
-    pub fn find(&self, block: u64, limit: u64) -> (Option<Place>, u64) {
-        let page_blocks = u64::from(PAGE_BLOCKS);
-        let number = block / page_blocks;
-        let rest = (number + 1) * page_blocks - block;
-        let Some(page) = self.pages.get(&number) else {
+    /// Blocks of a page.
+    pub const fn page_blocks(&self) -> u64 {
+        self.page_blocks
+    }
+
+    /// Say how many blocks a page has, while the map is empty.
+    pub fn set_page_blocks(&mut self, blocks: u32) {
+        assert!(self.directory.is_empty() && blocks > 0);
+        self.page_blocks = u64::from(blocks);
+    }
+
+    /// Where `block` is, and how many blocks from it on, at most `limit`, are at consecutive places or nowhere.
+    pub fn find(&self, block: u64, limit: u64) -> Found {
+        let mut limit = limit;
+        for changes in [&self.fresh, &self.frozen] {
+            let (change, count) = changes.find(block, limit);
+            match change {
+                Some(place) => return Found::Here(place, count),
+                None => limit = count,
+            }
+        }
+        let page = block / self.page_blocks;
+        let Some(entry) = self.directory.get(page) else {
             // A gap may be many pages long.
-            let next = self.pages.range(number..).next();
-            let gap = next.map_or(limit, |(&next, _)| next * page_blocks - block);
-            return (None, gap.min(limit));
+            let next = self.directory.next(page);
+            let gap = next.map_or(limit, |next| next * self.page_blocks - block);
+            return Found::Here(None, gap.min(limit));
         };
-        let at = (block % page_blocks) as u32;
-        let index = page.runs.partition_point(|run| run.end() <= at);
-        match page.runs.get(index) {
-            Some(run) if u32::from(run.first) <= at => {
-                let part = run.part(at, run.end());
-                (Some(part.place()), u64::from(part.count).min(limit))
+        let rest = (page + 1) * self.page_blocks - block;
+        if entry.is_empty() {
+            return Found::Here(None, rest.min(limit));
+        }
+        match self.cache.get(page, entry) {
+            Some(content) => {
+                let (place, count) = content.find((block % self.page_blocks) as u32);
+                Found::Here(place, count.min(rest).min(limit))
             }
-            Some(run) => (None, u64::from(u32::from(run.first) - at).min(limit)),
-            None => (None, rest.min(limit)),
+            None => Found::Page(page),
         }
     }
 
-    /// Whether `count` blocks from `block` are nowhere.
+    /// Whether it is known without reading anything that `count` blocks from `block` are nowhere.
     pub fn is_clear(&self, block: u64, count: u64) -> bool {
-        let page_blocks = u64::from(PAGE_BLOCKS);
-        let end = block + count;
-        let numbers = block / page_blocks..end.div_ceil(page_blocks);
-        self.pages.range(numbers).all(|(&number, page)| {
-            let first = number * page_blocks;
-            let from = block.saturating_sub(first) as u32;
-            let to = (end - first).min(page_blocks) as u32;
-            let index = page.runs.partition_point(|run| run.end() <= from);
-            page.runs
-                .get(index)
-                .is_none_or(|run| u32::from(run.first) >= to)
-        })
+        self.find(block, count) == Found::Here(None, count)
     }
 
-    /// Take over a page that is stored in object `number`, unless a later one has it.
-    pub fn load(&mut self, page: u64, runs: Vec<Run>, number: u64) {
-        let entry = self.pages.entry(page).or_insert_with(|| {
-            self.memory_bytes += PAGE_OVERHEAD_BYTES;
-            Page::default()
-        });
-        if entry.stored_in > number {
-            return;
-        }
-        let blocks = |runs: &[Run]| runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
-        self.live_blocks -= blocks(&entry.runs);
-        self.live_blocks += blocks(&runs);
-        self.memory_bytes -= entry.runs.capacity() * size_of::<Run>();
-        self.memory_bytes += runs.capacity() * size_of::<Run>();
-        *entry = Page {
-            runs,
-            dirty: false,
-            stored_in: number,
-            is_changed: false,
-        };
+    /// How many blocks from `block` on, at most `limit`, are what their pages say.
+    pub fn unchanged(&self, block: u64, limit: u64) -> u64 {
+        let fresh = self.fresh.find(block, limit).1;
+        self.frozen.find(block, fresh).1
     }
 
-    /// Forget the pages from `page` on.
-    pub fn truncate(&mut self, page: u64) {
-        for gone in self.pages.split_off(&page).into_values() {
-            self.memory_bytes -= PAGE_OVERHEAD_BYTES + gone.runs.capacity() * size_of::<Run>();
-            self.live_blocks -= (gone.runs.iter())
-                .map(|run| u64::from(run.count))
-                .sum::<u64>();
-        }
-    }
-
-    /// The volume itself has changed what is within `count` blocks from `block`.
-    pub fn mark_changed(&mut self, block: u64, count: u64) {
-        let page_blocks = u64::from(PAGE_BLOCKS);
-        let numbers = block / page_blocks..(block + count).div_ceil(page_blocks);
-        for (_, page) in self.pages.range_mut(numbers) {
-            page.is_changed = true;
-        }
-    }
-
-    /// Every page from `first` on, in order.
-    pub fn pages(&self, first: u64) -> impl Iterator<Item = (u64, &Page)> {
-        self.pages
-            .range(first..)
-            .map(|(&number, page)| (number, page))
-    }
-
-    /// A page.
-    pub fn page(&self, number: u64) -> Option<&Page> {
-        self.pages.get(&number)
-    }
-
-    /// A page, to change what is known of how it is stored.
-    pub fn page_mut(&mut self, number: u64) -> Option<&mut Page> {
-        self.pages.get_mut(&number)
-    }
-
-    /// Blocks that are somewhere.
-    pub fn live_blocks(&self) -> u64 {
-        self.live_blocks
+    /// Whether it is known without reading its page that all blocks of a page are somewhere.
+    pub fn is_full(&self, page: u64) -> bool {
+        self.directory.get(page).is_some_and(Entry::is_full)
     }
 
     /// Approximate memory in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.memory_bytes
+        self.fresh.memory_bytes()
+            + self.frozen.memory_bytes()
+            + self.directory.memory_bytes()
+            + self.cache.memory_bytes()
     }
 
-    /// Stop at what cannot be. Costs the whole map.
+    /// Stop at what cannot be. Costs the directory and the cache.
     pub fn check_invariants(&self) {
-        let mut live = 0;
-        let mut memory = 0;
-        for page in self.pages.values() {
-            memory += PAGE_OVERHEAD_BYTES + page.runs.capacity() * size_of::<Run>();
-            for pair in page.runs.windows(2) {
-                assert!(
-                    pair[0].end() <= u32::from(pair[1].first) && !pair[0].continues(&pair[1]),
-                    "runs of a page: {pair:?}"
-                );
-            }
-            for run in &page.runs {
-                assert!(run.count > 0 && run.end() <= PAGE_BLOCKS, "a run: {run:?}");
-                live += u64::from(run.count);
-            }
-        }
-        assert_eq!(live, self.live_blocks, "live blocks are counted");
-        assert_eq!(memory, self.memory_bytes, "memory is counted");
+        self.fresh.check_invariants();
+        self.frozen.check_invariants();
+        self.directory.check_invariants();
+        self.cache.check_invariants();
     }
 }
 
@@ -372,88 +314,65 @@ mod tests {
     use alloc::vec;
 
     #[test]
-    fn map_agrees_with_an_array() {
+    fn page_agrees_with_an_array() {
         let mut random = fastrand::Rng::with_seed(4);
-        let blocks = 3 * PAGE_BLOCKS as usize;
+        let blocks = 1024;
         for round in 0..4 {
-            let mut map = Map::default();
+            let mut page = Page::default();
             let mut model = vec![None; blocks];
             for number in 1..600u64 {
-                let longest = if round % 2 == 0 { 40 } else { 3000 };
+                let longest = if round % 2 == 0 { 40 } else { 1000 };
                 let first = random.usize(0..blocks);
                 let count = random.usize(1..=longest).min(blocks - first);
                 let place =
                     (random.u8(0..4) > 0).then(|| Place::new(number / 3 + 1, random.u32(0..1000)));
                 let mut freed = Vec::new();
-                map.set(first as u64, count as u64, place, |place, blocks| {
-                    freed.extend((0..blocks).map(|slot| place.plus(slot)));
-                });
-                let old: Vec<_> = model[first..first + count]
-                    .iter()
-                    .flatten()
-                    .copied()
-                    .collect();
-                assert_eq!(freed, old);
+                page.set(
+                    first as u32,
+                    (first + count) as u32,
+                    place,
+                    |place, blocks| {
+                        freed.extend((0..blocks).map(|slot| place.plus(slot)));
+                    },
+                );
+                let old = model[first..first + count].iter().flatten();
+                assert_eq!(freed, old.copied().collect::<Vec<_>>());
                 for (index, slot) in model[first..first + count].iter_mut().enumerate() {
                     *slot = place.map(|place| place.plus(index as u32));
                 }
-                let (first, count) = (random.usize(0..blocks), random.usize(1..100));
-                let count = count.min(blocks - first);
-                let clear = model[first..first + count].iter().all(Option::is_none);
-                assert_eq!(map.is_clear(first as u64, count as u64), clear);
             }
-            map.check_invariants();
-            let mut at = 0;
-            while at < blocks as u64 {
-                let (place, count) = map.find(at, blocks as u64 - at);
+            page.check_invariants();
+            for (block, slot) in model.iter().enumerate() {
+                let (place, count) = page.find(block as u32);
+                assert_eq!(place, *slot, "block {block}");
                 assert!(count > 0);
-                for index in 0..count {
-                    let expected = model[(at + index) as usize];
-                    assert_eq!(place.map(|place| place.plus(index as u32)), expected);
-                }
-                at += count;
             }
+            assert_eq!(page.blocks(), model.iter().flatten().count() as u64);
         }
     }
 
     #[test]
-    fn map_of_random_writes_costs_at_most_14_bytes_a_block() {
-        let mut random = fastrand::Rng::with_seed(5);
-        let mut map = Map::default();
-        let mut order: Vec<u64> = (0..16 * u64::from(PAGE_BLOCKS)).collect();
-        random.shuffle(&mut order);
-        for (index, &block) in order.iter().enumerate() {
-            let place = Place::new(1 + index as u64 / 4096, index as u32 % 4096);
-            map.set(block, 1, Some(place), |_, _| {});
-        }
-        let bytes = map.memory_bytes() as u64;
-        assert!(bytes <= 14 * map.live_blocks(), "{bytes} bytes");
-    }
-
-    #[test]
-    fn map_takes_the_later_of_two_stored_pages() {
-        let mut map = Map::default();
-        let runs = |number| vec![Run::new(0, 2, Place::new(number, 0))];
-        map.load(1, runs(10), 8);
-        map.load(1, runs(5), 6);
-        assert_eq!(map.find(4096, 9), (Some(Place::new(10, 0)), 2));
-        map.load(1, Vec::new(), 9);
-        assert_eq!(map.find(4096, 9).0, None);
-        map.check_invariants();
-    }
-
-    #[test]
-    fn map_forgets_its_last_pages() {
-        let mut map = Map::default();
-        for page in 0..4 {
-            map.set(page * 4096 + 7, 3, Some(Place::new(5, 0)), |_, _| {});
-        }
-        map.truncate(2);
-        assert_eq!(
-            (map.find(4096 + 7, 9).1, map.find(8192 + 7, 9).0),
-            (3, None)
-        );
-        assert_eq!((map.live_blocks(), map.pages(0).count()), (6, 2));
+    fn map_finds_the_newest_first_and_asks_for_pages() {
+        let mut map = Map::new(1 << 20, 4);
+        map.set_page_blocks(64);
+        let entry = Entry::new(3, 0, 128);
+        map.directory.set(2, Some(entry));
+        let at = |number, slot| Some(Place::new(number, slot));
+        assert_eq!(map.find(0, 1000), Found::Here(None, 128), "up to the page");
+        assert_eq!(map.find(130, 1000), Found::Page(2));
+        let runs = vec![Run::new(0, 10, Place::new(5, 0))];
+        map.cache.insert(2, entry, Page::new(runs));
+        assert_eq!(map.find(130, 1000), Found::Here(at(5, 2), 8));
+        map.frozen.set(132, 2, at(6, 0));
+        map.fresh.set(133, 1, None);
+        assert_eq!(map.find(130, 1000), Found::Here(at(5, 2), 2));
+        assert_eq!(map.find(132, 1000), Found::Here(at(6, 0), 1));
+        assert_eq!(map.find(133, 1000), Found::Here(None, 1));
+        assert_eq!(map.find(134, 1000), Found::Here(at(5, 6), 4));
+        assert_eq!(map.find(138, 1000), Found::Here(None, 54));
+        assert!(map.is_clear(138, 54) && !map.is_clear(138, 55));
+        map.directory.set(2, Some(Entry::new(4, 0, 128)));
+        assert_eq!(map.find(138, 1000), Found::Page(2), "another page by now");
         map.check_invariants();
     }
 }

@@ -11,7 +11,7 @@
 //! puts what is sealed and then creates the next manifest: that is the commit. Reads are answered
 //! from what is gathered, from batches that are being put, or with one ranged get. Objects may be
 //! compressed ([`frames`]): then a get needs the lengths of the object's frames, which are kept for the
-//! objects that were read last and otherwise fetched first.
+//! objects that were read last and otherwise fetched first. So are pages of the map ([`map`]).
 //!
 //! | phase | what happens | next |
 //! |---|---|---|
@@ -31,8 +31,9 @@
 //! 5. A put whose end is not known is repeated with the same bytes. If a manifest exists already, it
 //!    is read: our own bytes mean success, others that we are fenced.
 //! 6. Every byte that is read was checked against a checksum that knows its volume, object and block.
-//! 7. Memory is bounded: three pools, the lengths of frames, and the map with at most 13.5 bytes for each
-//!    block that is mapped. When the pool of writes is used up, writes wait.
+//! 7. Memory is bounded: three pools, the lengths of frames, pages of the map, what was not merged into
+//!    these, and for the largest volume 33 MiB of directory and some 40 bytes for each of its data objects. When
+//!    the pool of writes is used up, or too much is not merged, writes wait.
 //! 8. Nothing starves: reads, fills and copies have their shares of the gets, whatever clients keep
 //!    asking for ([`turns`]).
 //!
@@ -43,12 +44,15 @@ mod batch;
 mod checkpoint;
 mod collect;
 mod commit;
+mod data;
 pub mod format;
 pub mod frames;
 pub mod io;
 mod lineage;
 pub mod map;
+mod maps;
 mod open;
+mod pages;
 mod read;
 pub mod references;
 mod snapshots;
@@ -65,15 +69,17 @@ use crate::codec::Method;
 use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, Token};
 use crate::limits::{
-    BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_CONTROL_BYTES,
-    OBJECT_READ_MEMORY_BYTES_MIN,
+    BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_CHANGES_MAX,
+    OBJECT_CONTROL_BYTES, OBJECT_PAGE_BLOCKS_MAX, OBJECT_READ_MEMORY_BYTES_MIN,
 };
 use batch::{Batch, Gathering};
-use format::{Manifest, SLOT_BYTES, Snapshot, TailEntry};
+use data::DataObjects;
+use format::{Manifest, Snapshot, TailEntry};
 use frames::FrameCache;
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
 pub use lineage::Parent;
 use map::Map;
+use maps::MapObjects;
 use snapshots::What;
 use turns::Turns;
 
@@ -82,8 +88,8 @@ const PAUSE_MIN: Nanos = Nanos::from_millis(100);
 const PAUSE_MAX: Nanos = Nanos::from_millis(5000);
 /// Deletes under way at most: they are never urgent.
 const DELETES_IN_FLIGHT_MAX: usize = 4;
-/// Pages of the map that one step looks at.
-const SCAN_PAGES_MAX: usize = 256;
+/// Pages of the map that one turn merges; looking for some costs as much as so many.
+const TURN_PAGES_MAX: usize = 64;
 
 /// Which volume is opened, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +131,12 @@ pub struct Config {
     pub write_memory_bytes: usize,
     /// Memory for objects that are being read.
     pub read_memory_bytes: usize,
+    /// Memory for pages of the map that were used lately.
+    pub map_cache_bytes: usize,
+    /// Changes that wait to be merged into the map, at which writes wait; some 32 bytes of memory each.
+    pub changes_max: usize,
+    /// Blocks of a page of the map of a volume that is made: a power of two.
+    pub page_blocks: u32,
     /// Puts of data in flight at most.
     pub puts_in_flight_max: usize,
     /// Gets in flight at most.
@@ -142,6 +154,9 @@ impl Config {
             batch_blocks: OBJECT_BATCH_BLOCKS_MAX,
             write_memory_bytes: 72 << 20,
             read_memory_bytes: 16 << 20,
+            map_cache_bytes: 32 << 20,
+            changes_max: OBJECT_CHANGES_MAX,
+            page_blocks: OBJECT_PAGE_BLOCKS_MAX,
             puts_in_flight_max: 4,
             gets_in_flight_max: 32,
         }
@@ -167,17 +182,23 @@ pub struct Stats {
     pub lists: u64,
     /// Actions that failed, and were or will be tried again.
     pub failures: u64,
+    /// Gets of pages of the map, which are counted among all gets.
+    pub gets_of_pages: u64,
     /// Blocks that differed from their checksum.
     pub damaged_blocks: u64,
+    /// Pages of the map that were not what they should be.
+    pub damaged_pages: u64,
     /// Blocks that were copied forward to free objects.
     pub copied_blocks: u64,
     /// Objects that were looked at in search of garbage.
     pub objects_looked_at: u64,
     /// Objects without a live block that were looked at after commits: may they go?
     pub dead_looked_at: u64,
-    /// Pages of the map that were looked at, for such that are to be stored and for blocks of garbage.
+    /// Pages of the map that were looked at, for such that are to be stored again.
     pub pages_looked_at: u64,
-    /// Blocks that the map has.
+    /// Pages of the map that changes were merged into, or that were stored again.
+    pub pages_merged: u64,
+    /// Blocks that the map has, as of the last time it was stored.
     pub live_blocks: u64,
     /// Bytes of data objects that are known to be in the store.
     pub stored_bytes: u64,
@@ -189,65 +210,12 @@ pub struct Stats {
     pub epoch: u64,
 }
 
-/// A data object that is known to be in the store, or on its way there.
-#[derive(Debug, Default)]
-struct Object {
-    /// Size in bytes; 0 while it is not known.
-    bytes: u64,
-    /// Blocks that the map has there.
-    live: u32,
-    /// Gets under way.
-    readers: u32,
-    /// A block of it is damaged: it is not copied forward any more.
-    damaged: bool,
-    /// Whether it is compressed.
-    compressed: bool,
-    /// Its slots, if it is compressed and that is known.
-    slots: u32,
-}
-
-impl Object {
-    /// Its size is known: so is the number of its slots, if it is compressed.
-    fn count_slots(&mut self) {
-        if self.compressed && self.bytes > 0 {
-            self.slots = frames::slots_of_size(self.bytes);
-            // The store has another object than the map speaks of.
-            self.damaged |= self.slots < self.live;
-        }
-    }
-
-    /// Bytes that it would have if it were not compressed.
-    fn plain_bytes(&self) -> u64 {
-        match self.slots {
-            0 => self.bytes,
-            slots => u64::from(slots) * SLOT_BYTES as u64,
-        }
-    }
-
-    /// Bytes of it that are needed: of a compressed one, its blocks count the same.
-    fn live_bytes(&self) -> u64 {
-        let live = u64::from(self.live);
-        match self.slots {
-            0 => (live * SLOT_BYTES as u64).min(self.bytes),
-            slots => (self.bytes * live / u64::from(slots)).min(self.bytes),
-        }
-    }
-}
-
-/// An object of the map.
-#[derive(Debug, Default)]
-struct MapObject {
-    bytes: u32,
-    /// Pages in it.
-    pages: u32,
-    /// Pages that no later object has.
-    live: u32,
-}
-
 /// A data object that was sealed since the map was stored.
 #[derive(Debug)]
 struct Tail {
     entry: TailEntry,
+    /// Its place in the order of sealed objects.
+    position: u64,
     /// Whether it has anything that was asked for from above.
     user: bool,
 }
@@ -257,7 +225,7 @@ struct Tail {
 struct Flush {
     /// Nobody waits for an internal one.
     token: Option<Token>,
-    /// The last object that it is about; not known before what is gathered is sealed.
+    /// Position of the last object that it is about; not known before what is gathered is sealed.
     target: Option<u64>,
     /// Changes other than of data that it is about.
     changes: u64,
@@ -276,9 +244,20 @@ enum Purpose {
     CheckLength,
     Probe,
     Snapshots(snapshots::Part),
-    Read { request: u64, fetch: read::Fetch },
-    Fill { block: u64, fetch: read::Fetch },
+    Read {
+        request: u64,
+        fetch: read::Fetch,
+    },
+    Fill {
+        block: u64,
+        fetch: read::Fetch,
+    },
     Copy(collect::Copy),
+    /// Which blocks a data object held.
+    Table(u64),
+    /// Pages of the map that somebody waits for, and such that are merged.
+    Page(checkpoint::PageGet),
+    Merge(checkpoint::PageGet),
     Frames(u64),
     Scan,
     Delete(Name),
@@ -297,22 +276,25 @@ pub struct ObjectVolume {
     opening: open::Opening,
     /// The newest manifest of ours.
     manifest: Manifest,
-    /// The last object of its state.
+    /// Position of the last object of its state.
     committed: u64,
+    /// And of the last one that is in the pages of its map.
+    adopted: u64,
     /// Changes other than of data that it has, and that there are.
     committed_changes: u64,
     changes: u64,
     bytes: u64,
     map: Map,
-    objects: BTreeMap<u64, Object>,
-    /// Their bytes together.
-    stored_bytes: u64,
-    /// Objects without a live block, and the object that took the last one.
-    dead: BTreeMap<u64, u64>,
-    maps: BTreeMap<u64, MapObject>,
+    objects: DataObjects,
+    map_objects: MapObjects,
+    /// Usage tables that are there, or on their way.
+    usages: BTreeSet<u64>,
+    /// Objects of the map and usage tables that nothing but a snapshot or a clone may need.
     dropped_maps: BTreeSet<u64>,
     tail: VecDeque<Tail>,
     tail_bytes: u64,
+    tail_runs: usize,
+    /// Position of the last object that was sealed.
     last_sealed: u64,
     next_number: u64,
     gathering: Gathering,
@@ -335,6 +317,10 @@ pub struct ObjectVolume {
     /// Writes that waited for blocks which are whole now.
     whole_writers: Vec<u64>,
     reads: BTreeMap<u64, read::Read>,
+    /// Questions for extents; they are in the queue of reads.
+    surveys: BTreeMap<u64, read::Survey>,
+    /// Who waits for which page of the map.
+    page_waiters: BTreeMap<u64, Vec<pages::Waiter>>,
     read_queue: VecDeque<u64>,
     flushes: VecDeque<Flush>,
     commit: Option<commit::Commit>,
@@ -359,6 +345,25 @@ pub struct ObjectVolume {
     now: Nanos,
     /// Something changed that the rest of the machine has to see.
     again: bool,
+    turn: Turn,
+}
+
+/// What may still be done in this turn of what is done in bounded pieces.
+#[derive(Debug, Default)]
+struct Turn {
+    pages_left: usize,
+    /// There is more for the next one.
+    has_more: bool,
+}
+
+impl Turn {
+    fn is_spent(&self) -> bool {
+        self.pages_left == 0
+    }
+
+    fn spend(&mut self, pages: usize) {
+        self.pages_left = self.pages_left.saturating_sub(pages);
+    }
 }
 
 impl ObjectVolume {
@@ -390,17 +395,18 @@ impl ObjectVolume {
             opening: open::Opening::default(),
             manifest: Manifest::default(),
             committed: 0,
+            adopted: 0,
             committed_changes: 0,
             changes: 0,
             bytes: 0,
-            map: Map::default(),
-            objects: BTreeMap::new(),
-            stored_bytes: 0,
-            dead: BTreeMap::new(),
-            maps: BTreeMap::new(),
+            map: Map::new(config.map_cache_bytes, config.gets_in_flight_max + 8),
+            objects: DataObjects::default(),
+            map_objects: MapObjects::default(),
+            usages: BTreeSet::new(),
             dropped_maps: BTreeSet::new(),
             tail: VecDeque::new(),
             tail_bytes: 0,
+            tail_runs: 0,
             last_sealed: 0,
             next_number: 0,
             gathering,
@@ -419,6 +425,8 @@ impl ObjectVolume {
             fill_queue: VecDeque::new(),
             whole_writers: Vec::new(),
             reads: BTreeMap::new(),
+            surveys: BTreeMap::new(),
+            page_waiters: BTreeMap::new(),
             read_queue: VecDeque::new(),
             flushes: VecDeque::new(),
             commit: None,
@@ -440,6 +448,7 @@ impl ObjectVolume {
             pause: PAUSE_MIN,
             now: Nanos::default(),
             again: false,
+            turn: Turn::default(),
         }
     }
 
@@ -478,6 +487,10 @@ impl ObjectVolume {
         if self.retry_at.is_some_and(|at| now >= at) {
             self.retry_at = None;
         }
+        self.turn = Turn {
+            pages_left: TURN_PAGES_MAX,
+            has_more: false,
+        };
         loop {
             let before = actions.len();
             self.again = false;
@@ -498,7 +511,7 @@ impl ObjectVolume {
         if self.is_read_only() {
             return;
         }
-        self.gather_copies();
+        self.gather_copies(actions);
         self.pump_writes(actions);
         self.pump_fills(actions);
         self.pump_puts(actions);
@@ -512,10 +525,7 @@ impl ObjectVolume {
 
     /// When [`Self::poll`] is due, if nothing else happens.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        // One step looks at a part of the map.
-        let searches = matches!(self.collect, collect::Collect::Searching { .. });
-        let looks = matches!(self.checkpoint, checkpoint::Checkpoint::Looking { .. });
-        if searches || looks {
+        if self.turn.has_more && self.phase == Phase::Open {
             return Some(self.now);
         }
         self.retry_at
@@ -536,24 +546,28 @@ impl ObjectVolume {
         self.early.is_empty()
             && self.writes.is_empty()
             && self.reads.is_empty()
+            && self.surveys.is_empty()
             && self.flushes.iter().all(|flush| flush.token.is_none())
             && self.snapshot_requests.is_empty()
     }
 
     /// Whether nothing at all is under way.
     pub fn is_at_rest(&self) -> bool {
-        self.is_idle() && self.in_flight.is_empty() && self.retry_at.is_none()
+        self.is_idle()
+            && self.in_flight.is_empty()
+            && self.retry_at.is_none()
+            && !self.turn.has_more
     }
 
     /// What it has done and holds.
     pub fn stats(&self) -> Stats {
         Stats {
-            live_blocks: self.map.live_blocks(),
-            stored_bytes: self.stored_bytes,
+            live_blocks: self.objects.live_blocks(),
+            stored_bytes: self.objects.stored_bytes(),
             map_memory_bytes: (self.map.memory_bytes()
                 + self.frames.memory_bytes()
-                + self.objects.len() * (size_of::<(u64, Object)>() * 3 / 2))
-                as u64,
+                + self.map_objects.memory_bytes()
+                + self.objects.memory_bytes()) as u64,
             sequence: self.manifest.sequence,
             epoch: self.manifest.epoch,
             ..self.stats
@@ -622,10 +636,7 @@ impl ObjectVolume {
             Ask::Write { offset, data } => self.begin_write(token, offset, data),
             Ask::Zero { offset, bytes } => self.begin_zero(token, offset, bytes),
             Ask::Flush => self.begin_flush(Some(token)),
-            Ask::Extents { range } => {
-                let extents = self.extents(range);
-                end(token, Ok(Done::Extents(extents)), actions);
-            }
+            Ask::Extents { range } => self.begin_survey(token, range),
             Ask::Resize { bytes } => self.begin_resize(token, bytes, actions),
             Ask::Snapshot { name, made_ms } => {
                 self.begin_snapshot(token, What::Make { name, made_ms });
@@ -664,6 +675,9 @@ impl ObjectVolume {
                 self.fill_ended(token, block, fetch, result, actions);
             }
             Purpose::Copy(copy) => self.copy_ended(copy, result, actions),
+            Purpose::Table(number) => self.victim_ended(number, result, actions),
+            Purpose::Page(get) => self.page_ended(&get, result, actions),
+            Purpose::Merge(get) => self.merge_ended(&get, result, actions),
             Purpose::Frames(number) => self.frames_ended(number, result, actions),
             Purpose::Scan => self.scanned(result),
             Purpose::Delete(name) => self.delete_ended(name, result),
@@ -729,6 +743,9 @@ impl ObjectVolume {
         for (_, read) in core::mem::take(&mut self.reads) {
             end(read.token, Err(error), actions);
         }
+        for (_, survey) in core::mem::take(&mut self.surveys) {
+            end(survey.token, Err(error), actions);
+        }
         for request in core::mem::take(&mut self.snapshot_requests) {
             let result = Err(error.into());
             actions.push(Action::SnapshotEnd {
@@ -742,6 +759,7 @@ impl ObjectVolume {
         self.flushes.clear();
         self.end_waiting_gets();
         self.read_queue.clear();
+        self.page_waiters.clear();
         self.fill_queue.clear();
         self.gathering.clear();
         self.batches.clear();
@@ -780,25 +798,6 @@ impl ObjectVolume {
             .any(|name| name.kind == Kind::Manifest && name.number > mine);
         if beyond {
             self.fence(actions);
-        }
-    }
-
-    /// An object is known.
-    fn insert_object(&mut self, number: u64, object: Object) {
-        self.stored_bytes += object.bytes;
-        let before = self.objects.insert(number, object);
-        self.stored_bytes -= before.map_or(0, |before| before.bytes);
-    }
-
-    fn remove_object(&mut self, number: u64) {
-        let gone = self.objects.remove(&number);
-        self.stored_bytes -= gone.map_or(0, |gone| gone.bytes);
-    }
-
-    fn set_object_bytes(&mut self, number: u64, bytes: u64) {
-        if let Some(object) = self.objects.get_mut(&number) {
-            self.stored_bytes = self.stored_bytes - object.bytes + bytes;
-            object.bytes = bytes;
         }
     }
 
@@ -856,35 +855,27 @@ impl ObjectVolume {
         assert!(self.gets_in_flight <= self.config.gets_in_flight_max);
         if cfg!(debug_assertions) {
             self.gathering.check_invariants();
-            let bytes: u64 = self.objects.values().map(|object| object.bytes).sum();
-            debug_assert_eq!(bytes, self.stored_bytes, "stored bytes are counted");
-            debug_assert!(
-                self.dead.keys().all(|number| self
-                    .objects
-                    .get(number)
-                    .is_some_and(|object| object.live == 0)),
-                "the dead are known and dead"
-            );
+            let runs = self.tail.iter().map(|tail| tail.entry.runs as usize);
+            debug_assert_eq!(runs.sum::<usize>(), self.tail_runs, "runs are counted");
         }
     }
 
-    /// Compare the map with what is counted beside it. Costs the whole map; for tests.
+    /// Compare the map with what is counted beside it. Costs the directory and all objects; for tests.
     pub fn check_map(&self) {
         self.map.check_invariants();
-        let mut live = BTreeMap::new();
-        for (_, page) in self.map.pages(0) {
-            for run in page.runs() {
-                *live.entry(run.place().number()).or_insert(0) += u32::from(run.count);
-            }
-        }
-        for (number, object) in &self.objects {
-            assert_eq!(
-                live.remove(number).unwrap_or(0),
-                object.live,
-                "object {number}"
-            );
-        }
-        assert!(live.is_empty(), "objects that nobody knows: {live:?}");
+        self.objects.check_invariants();
+        self.map_objects.check_invariants(&self.map.directory);
+    }
+
+    /// Blocks that the pages of the map have in each data object, if these are the pages that the newest manifest
+    /// names; for tests.
+    pub fn usage(&self) -> Option<Vec<(u64, u32)>> {
+        let is_idle = matches!(self.checkpoint, checkpoint::Checkpoint::Idle);
+        let live = self.objects.range(0).filter(|(_, object)| object.live > 0);
+        is_idle.then(|| {
+            live.map(|(number, object)| (number, object.live.into()))
+                .collect()
+        })
     }
 }
 
@@ -900,30 +891,5 @@ fn refuse(token: Token, ask: &Ask, error: IoError, actions: &mut Vec<Action>) {
         actions.push(Action::SnapshotEnd { token, result });
     } else {
         end(token, Err(error), actions);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn object_of_another_size_than_the_map_says_needs_no_more_than_it_has() {
-        let of = |live| {
-            let mut object = Object {
-                bytes: 8192,
-                live,
-                compressed: true,
-                ..Object::default()
-            };
-            object.count_slots();
-            object
-        };
-        let slots = of(0).slots;
-        assert!(slots > 0);
-        let whole = of(slots);
-        assert_eq!((whole.live_bytes(), whole.damaged), (8192, false));
-        let short = of(slots + 100);
-        assert_eq!((short.live_bytes(), short.damaged), (8192, true));
     }
 }

@@ -1,7 +1,7 @@
-//! Opening: the newest manifest, taking over, the map, the tail.
+//! Opening: the newest manifest, taking over, what is known of the map, the tail.
 //!
 //! ```text
-//!  Listing ─► Reading ─checked─► TakingOver ─created─► Confirming ─► Loading ─map, tail─► Open
+//!  Listing ─► Reading ─checked─► TakingOver ─created─► Confirming ─► Loading ─indexes, usages, tail─► Open
 //!    ▲  │none                        │ another one is there │ a later one is
 //!    │  └─► Looking ─empty─► TakingOver (a new volume)      │
 //!    └───────────────────────────────┴──────────────────────┘
@@ -17,26 +17,31 @@
 //!
 //! Taking over comes before loading: from then on whoever was the owner before can commit nothing,
 //! and so removes nothing that the manifest needs.
+//!
+//! Of the map only the indexes of its objects are read, which say where its pages are.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::data::Object;
 use super::format::{
-    Ancestor, Manifest, Reference, Snapshot, TailEntry, parse_map, parse_table, table_bytes,
+    Ancestor, Manifest, MapEntry, Reference, Snapshot, TailEntry, pages, parse_index, parse_table,
+    parse_usage, table_bytes,
 };
 use super::io::{
     Action, Condition, KEY_PREFIX, Kind, Listed, Name, OpenError, Phase, SnapshotName, StoreError,
     Stored,
 };
+use super::map::directory::Entry;
 use super::snapshots::clone_number;
-use super::{Access, MapObject, Object, ObjectVolume, Purpose, Tail};
+use super::{Access, ObjectVolume, Purpose};
 use crate::buf::{Buf, BufMut};
 use crate::error::{FormatError, IoError};
 use crate::limits::{
     BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_BEGINNINGS_MAX, OBJECT_LOCATION_BYTES_MAX,
-    OBJECT_MANIFEST_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD,
+    OBJECT_MANIFEST_BYTES_MAX, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_PAGES_MAX,
     OBJECT_VOLUME_BYTES_MAX, SECTOR_BYTES,
 };
 
@@ -117,33 +122,30 @@ enum Stage {
 pub(super) enum Part {
     /// What the stage asks for.
     Stage,
-    /// A piece of an object of the map.
-    Map(Piece),
+    /// The index of an object of the map, by its place in the manifest.
+    Index(usize),
+    /// A usage table, by its place in the manifest.
+    Usage(usize),
     /// Runs of an object of the tail, by its index.
     Table(usize),
-}
-
-/// A piece of an object of the map.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    number: u64,
-    index: u32,
-    bytes: usize,
 }
 
 /// Map and tail.
 #[derive(Debug, Default)]
 struct Loading {
-    pieces: VecDeque<Piece>,
-    pieces_left: usize,
+    /// Slots of the objects of the map, in the order of the manifest.
+    slots: Vec<u32>,
+    /// Places of indexes and usage tables that are to be asked for, and how many did not come yet.
+    indexes: VecDeque<usize>,
+    indexes_left: usize,
+    usages: VecDeque<usize>,
+    usages_left: usize,
     tail: Vec<TailEntry>,
     /// Indexes of tables that are to be asked for, ascending.
     tables: VecDeque<usize>,
     /// Tables that came before their turn.
     early: BTreeMap<usize, BufMut>,
     applied: usize,
-    /// Pages of each object of the map.
-    pages: BTreeMap<u64, u32>,
 }
 
 impl Default for Opening {
@@ -307,7 +309,8 @@ impl ObjectVolume {
                 self.opening.asked = false;
                 self.stage_ended(result)
             }
-            Part::Map(piece) => self.piece_ended(piece, result),
+            Part::Index(index) => self.index_ended(index, result),
+            Part::Usage(index) => self.usage_ended(index, result),
             Part::Table(index) => self.table_ended(index, result),
         };
         match outcome {
@@ -491,6 +494,7 @@ impl ObjectVolume {
                 if bytes == 0
                     || !bytes.is_multiple_of(SECTOR_BYTES as u64)
                     || bytes > OBJECT_VOLUME_BYTES_MAX
+                    || pages(bytes, self.config.page_blocks) > OBJECT_PAGES_MAX
                 {
                     return Err(OpenError::Size { bytes });
                 }
@@ -498,6 +502,7 @@ impl ObjectVolume {
                     volume: uuid,
                     number_limit: 1,
                     bytes,
+                    page_blocks: self.config.page_blocks,
                     ..Manifest::default()
                 };
                 self.take_over(&manifest)
@@ -659,29 +664,21 @@ impl ObjectVolume {
 
     /// The volume is ours: load what it names.
     fn taken_over(&mut self, manifest: Manifest) -> Stage {
-        let mut loading = Loading {
+        self.map.set_page_blocks(manifest.page_blocks);
+        let maps = manifest.maps.iter();
+        let slots = maps.map(|&map| self.map_objects.insert(map)).collect();
+        let usages = manifest.usages.iter().map(|usage| usage.number);
+        self.usages.extend(usages);
+        let loading = Loading {
+            slots,
+            indexes: (0..manifest.maps.len()).collect(),
+            indexes_left: manifest.maps.len(),
+            usages: (0..manifest.usages.len()).collect(),
+            usages_left: manifest.usages.len(),
             tail: manifest.tail.clone(),
             tables: (0..manifest.tail.len()).collect(),
             ..Loading::default()
         };
-        for map in &manifest.maps {
-            let mut left = map.bytes as usize;
-            let mut index = 0;
-            while left > 0 {
-                let bytes = left.min(OBJECT_MAP_CHUNK_BYTES);
-                let number = map.number;
-                let piece = Piece {
-                    number,
-                    index,
-                    bytes,
-                };
-                loading.pieces.push_back(piece);
-                left -= bytes;
-                index += 1;
-            }
-            loading.pages.insert(map.number, 0);
-        }
-        loading.pieces_left = loading.pieces.len();
         self.bytes = manifest.bytes;
         self.manifest = manifest;
         Stage::Loading(loading)
@@ -695,15 +692,20 @@ impl ObjectVolume {
             let Stage::Loading(loading) = &mut self.opening.stage else {
                 return;
             };
-            if loading.pieces_left == 0 && loading.applied == loading.tail.len() {
+            let parts_left = loading.indexes_left + loading.usages_left;
+            if parts_left == 0 && loading.applied == loading.tail.len() {
                 self.finish_open(actions);
                 return;
             }
-            let action = if let Some(&piece) = loading.pieces.front() {
-                let name = self.name(Kind::Map, piece.number);
-                let offset = u64::from(piece.index) * OBJECT_MAP_CHUNK_BYTES as u64;
-                self.get(name, offset, piece.bytes, Part::Map(piece))
-            } else if loading.pieces_left == 0
+            let action = if let Some(&index) = loading.indexes.front() {
+                let map = self.manifest.maps[index];
+                let bytes = u64::from(map.bytes) - map.index_offset();
+                let offset = map.index_offset();
+                self.get_of_map(map, offset, bytes as usize, Part::Index(index))
+            } else if let Some(&index) = loading.usages.front() {
+                let usage = self.manifest.usages[index];
+                self.get_of_map(usage, 0, usage.bytes as usize, Part::Usage(index))
+            } else if parts_left == 0
                 && let Some(&index) = loading.tables.front()
                 && index < loading.applied + TABLES_AHEAD_MAX
             {
@@ -717,49 +719,91 @@ impl ObjectVolume {
             let Some(action) = action else {
                 break;
             };
-            if let Stage::Loading(loading) = &mut self.opening.stage
-                && loading.pieces.pop_front().is_none()
-            {
-                loading.tables.pop_front();
+            if let Stage::Loading(loading) = &mut self.opening.stage {
+                let _ = loading
+                    .indexes
+                    .pop_front()
+                    .or_else(|| loading.usages.pop_front())
+                    .or_else(|| loading.tables.pop_front());
             }
             actions.push(action);
         }
     }
 
-    fn piece_ended(
+    fn get_of_map(
         &mut self,
-        piece: Piece,
+        map: MapEntry,
+        offset: u64,
+        bytes: usize,
+        part: Part,
+    ) -> Option<Action> {
+        let name = self.name(Kind::Map, map.number);
+        self.get(name, offset, bytes, part)
+    }
+
+    /// Where the pages of an object of the map are.
+    fn index_ended(
+        &mut self,
+        index: usize,
         result: Result<Stored, StoreError>,
     ) -> Result<(), OpenError> {
-        let name = self.name(Kind::Map, piece.number);
+        let map = self.manifest.maps[index];
+        let name = self.name(Kind::Map, map.number);
         let Stage::Loading(loading) = &mut self.opening.stage else {
             return Ok(());
         };
         let buf = match result {
             Ok(Stored::Read(buf)) => buf,
             other => {
-                loading.pieces.push_front(piece);
+                loading.indexes.push_front(index);
                 return Err(missing(name, other));
             }
         };
-        let writer = self.writer(piece.number);
-        let map = &mut self.map;
-        let mut pages = 0;
-        let parsed = parse_map(
-            &writer,
-            piece.number,
-            piece.index,
-            BLOCKS_MAX,
-            &buf,
-            |page, runs| {
-                map.load(page, runs, piece.number);
-                pages += 1;
-            },
-        );
-        parsed.map_err(|reason| damaged(name, reason))?;
-        if let Stage::Loading(loading) = &mut self.opening.stage {
-            loading.pieces_left -= 1;
-            *loading.pages.entry(piece.number).or_insert(0) += pages;
+        loading.indexes_left -= 1;
+        let slot = loading.slots[index];
+        let pages = BLOCKS_MAX / self.map.page_blocks();
+        let writer = self.writer(map.number);
+        let entries = parse_index(&writer, map.number, map.bytes, pages, &buf)
+            .map_err(|reason| damaged(name, reason))?;
+        if entries.len() != map.entries as usize {
+            return Err(damaged(name, FormatError::Field("pages")));
+        }
+        for page in entries {
+            let entry = Entry::new(slot, page.offset as usize, page.bytes as usize);
+            let entry = entry.with(page.is_full, page.is_inherited);
+            self.map_objects
+                .point_if_newer(&mut self.map.directory, page.page, entry);
+        }
+        if self.map.directory.len() > OBJECT_PAGES_MAX {
+            return Err(damaged(name, FormatError::Field("pages")));
+        }
+        Ok(())
+    }
+
+    /// How much of which data objects the map needs.
+    fn usage_ended(
+        &mut self,
+        index: usize,
+        result: Result<Stored, StoreError>,
+    ) -> Result<(), OpenError> {
+        let usage = self.manifest.usages[index];
+        let name = self.name(Kind::Map, usage.number);
+        let Stage::Loading(loading) = &mut self.opening.stage else {
+            return Ok(());
+        };
+        let buf = match result {
+            Ok(Stored::Read(buf)) => buf,
+            other => {
+                loading.usages.push_front(index);
+                return Err(missing(name, other));
+            }
+        };
+        loading.usages_left -= 1;
+        let writer = self.writer(usage.number);
+        let entries =
+            parse_usage(&writer, usage.number, &buf).map_err(|reason| damaged(name, reason))?;
+        for entry in entries {
+            self.objects.load(&entry);
         }
         Ok(())
     }
@@ -805,13 +849,9 @@ impl ObjectVolume {
         if footer.is_compressed() != (entry.compressed_bytes > 0) {
             return Err(damaged(name, FormatError::Field("compressed")));
         }
-        let is_own = entry.number >= self.own_first();
         for run in runs {
             let (block, count) = (run.block.get(), run.count.get());
             self.apply(entry.origin(), block, count, run.slot.get());
-            if is_own {
-                self.map.mark_changed(block, u64::from(count));
-            }
         }
         Ok(())
     }
@@ -822,43 +862,13 @@ impl ObjectVolume {
         let Stage::Loading(loading) = stage else {
             return;
         };
-        for entry in self.manifest.tail.clone() {
-            let object = Object {
-                bytes: entry.bytes(),
-                compressed: entry.compressed_bytes > 0,
-                ..Object::default()
-            };
-            self.insert_object(entry.number, object);
-            self.tail_bytes += entry.bytes();
-            self.tail.push_back(Tail { entry, user: true });
-        }
-        for map in &self.manifest.maps {
-            let object = MapObject {
-                bytes: map.bytes,
-                pages: loading.pages.get(&map.number).copied().unwrap_or(0),
-                live: 0,
-            };
-            self.maps.insert(map.number, object);
-        }
-        for (_, page) in self.map.pages(0) {
-            if let Some(map) = self.maps.get_mut(&page.stored_in) {
-                map.live += 1;
-            }
-            for run in page.runs() {
-                let place = run.place();
-                let object = self.objects.entry(place.number()).or_default();
-                object.live += u32::from(run.count);
-                object.compressed = place.is_compressed();
-            }
-        }
-        for (&number, object) in &mut self.objects {
-            object.count_slots();
-            if object.live == 0 {
-                self.dead.insert(number, 0);
-            }
+        for entry in loading.tail {
+            let object = Object::of(&entry, entry.compressed_bytes > 0);
+            self.objects.insert(entry.number, object);
+            self.last_sealed += 1;
+            self.push_tail(entry, self.last_sealed, true);
         }
         self.next_number = self.manifest.number_first;
-        self.last_sealed = self.next_number - 1;
         self.committed = self.last_sealed;
         self.snapshots = self.manifest.snapshots.clone();
         self.phase = Phase::Open;

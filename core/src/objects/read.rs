@@ -1,13 +1,15 @@
 //! Reads: from what is gathered, from batches that are being put, or with one ranged get for each
-//! run of consecutive slots. Of a compressed object, that get brings whole frames.
+//! run of consecutive slots. Of a compressed object, that get brings whole frames. A read whose page of the map
+//! is not in memory waits for it first ([`super::pages`]), as does a question for extents that knows nothing yet.
 
 use alloc::vec::Vec;
 
-use super::batch::Found;
+use super::batch;
 use super::format::{SLOT_BYTES, slot_checksum};
 use super::frames::{FRAME_SLOTS, FRAMES_OFFSET, Frames};
 use super::io::{Action, Kind, StoreError, Stored};
-use super::map::Place;
+use super::map::{Found, Place};
+use super::pages::Waiter;
 use super::turns;
 use super::{ObjectVolume, Purpose, end};
 use crate::buf::BufMut;
@@ -59,6 +61,26 @@ pub(super) struct Read {
     error: Option<IoError>,
 }
 
+/// A question for extents.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pub(super) token: Token,
+    range: SectorRange,
+    /// The next block to look at.
+    block: u64,
+    extents: Vec<Extent>,
+}
+
+/// How far a request at the front of the queue has come.
+enum Resolved {
+    /// It needs nothing more from the queue.
+    Done,
+    /// It waits for a page, and comes back.
+    Parked,
+    /// It needs a get, and waits for its turn.
+    Blocked,
+}
+
 impl Read {
     /// Where the bytes of `block` go that are not before `at`, and where they are in the block.
     fn part(&mut self, block: u64) -> (usize, &mut [u8]) {
@@ -103,36 +125,80 @@ impl ObjectVolume {
         actions.append(&mut self.ready);
         let mut waits = false;
         while let Some(&id) = self.read_queue.front() {
-            let Some(mut read) = self.reads.remove(&id) else {
-                self.read_queue.pop_front();
-                continue;
+            let resolved = if let Some(mut read) = self.reads.remove(&id) {
+                let resolved = self.resolve(id, &mut read, actions);
+                self.reads.insert(id, read);
+                resolved
+            } else if let Some(mut survey) = self.surveys.remove(&id) {
+                let resolved = self.survey(id, &mut survey, actions);
+                if let Resolved::Done = resolved {
+                    end(survey.token, Ok(Done::Extents(survey.extents)), actions);
+                } else {
+                    self.surveys.insert(id, survey);
+                }
+                resolved
+            } else {
+                Resolved::Done
             };
-            let resolved = self.resolve(id, &mut read, actions);
-            self.reads.insert(id, read);
-            if !resolved {
+            if let Resolved::Blocked = resolved {
                 waits = true;
                 break;
             }
             self.read_queue.pop_front();
-            self.end_read_if_done(id, actions);
+            if let Resolved::Done = resolved {
+                self.end_read_if_done(id, actions);
+            }
         }
         self.again |= self.turns.set_waits(turns::Kind::Read, waits);
     }
 
-    /// Find the rest of what a read asks for; false if it has to wait for a get.
-    fn resolve(&mut self, id: u64, read: &mut Read, actions: &mut Vec<Action>) -> bool {
+    pub(super) fn begin_survey(&mut self, token: Token, range: SectorRange) {
+        self.next_id += 1;
+        let survey = Survey {
+            token,
+            range,
+            block: range.first_block(),
+            extents: Vec::new(),
+        };
+        self.surveys.insert(self.next_id, survey);
+        self.read_queue.push_back(self.next_id);
+    }
+
+    /// A page that a read needs could not be read.
+    pub(super) fn fail_read(&mut self, id: u64, error: IoError, actions: &mut Vec<Action>) {
+        if let Some(survey) = self.surveys.remove(&id) {
+            return end(survey.token, Err(error), actions);
+        }
+        if let Some(read) = self.reads.get_mut(&id) {
+            read.error.get_or_insert(error);
+            read.at = read.end;
+        }
+        self.end_read_if_done(id, actions);
+    }
+
+    /// Wait for a page.
+    fn park(&mut self, id: u64, page: u64, actions: &mut Vec<Action>) -> Resolved {
+        if self.want_page(page, Waiter::Read(id), actions) {
+            Resolved::Parked
+        } else {
+            Resolved::Blocked
+        }
+    }
+
+    /// Find the rest of what a read asks for.
+    fn resolve(&mut self, id: u64, read: &mut Read, actions: &mut Vec<Action>) -> Resolved {
         let block_bytes = BLOCK_BYTES as u64;
         while read.at < read.end {
             let block = read.at / block_bytes;
             let rest = read.end.div_ceil(block_bytes) - block;
             let next = |blocks: u64| (block + blocks) * block_bytes;
             match self.gathering.find(block) {
-                Some(Found::Data(data)) => {
+                Some(batch::Found::Data(data)) => {
                     read.give(block, data);
                     read.at = next(1).min(read.end);
                     continue;
                 }
-                Some(Found::Zero) => {
+                Some(batch::Found::Zero) => {
                     read.part(block).1.fill(0);
                     read.at = next(1).min(read.end);
                     continue;
@@ -140,8 +206,10 @@ impl ObjectVolume {
                 None => {}
             }
             let limit = (self.gathering.next_held(block + 1) - block).min(rest);
-            let (place, count) = self.map.find(block, limit);
-            let mut count = count.min(limit);
+            let (place, mut count) = match self.map.find(block, limit) {
+                Found::Here(place, count) => (place, count.min(limit)),
+                Found::Page(page) => return self.park(id, page, actions),
+            };
             match place {
                 None => (block..block + count).for_each(|block| read.part(block).1.fill(0)),
                 Some(place) => {
@@ -160,7 +228,7 @@ impl ObjectVolume {
                         let purpose = Purpose::Read { request: id, fetch };
                         let kind = turns::Kind::Read;
                         if self.fetch(fetch, kind, purpose, actions).is_none() {
-                            return false;
+                            return Resolved::Blocked;
                         }
                         read.pending += 1;
                     }
@@ -168,7 +236,7 @@ impl ObjectVolume {
             }
             read.at = next(count).min(read.end);
         }
-        true
+        Resolved::Done
     }
 
     /// Get consecutive slots; `None` if that has to wait for its turn, for another get to end, or for
@@ -211,9 +279,7 @@ impl ObjectVolume {
             Some(None) => return Err(purpose),
             table => table.flatten(),
         };
-        if let Some(object) = self.objects.get_mut(&number) {
-            object.readers += 1;
-        }
+        self.objects.begin_read(number);
         self.gets_in_flight += 1;
         self.stats.gets += 1;
         let token = self.issue(purpose);
@@ -327,9 +393,7 @@ impl ObjectVolume {
         actions: &mut Vec<Action>,
     ) -> Result<BufMut, IoError> {
         self.gets_in_flight -= 1;
-        if let Some(object) = self.objects.get_mut(&number) {
-            object.readers -= 1;
-        }
+        self.objects.end_read(number);
         match result {
             Ok(Stored::Read(buf)) => Ok(buf),
             Ok(_) => Err(IoError::Failed),
@@ -353,9 +417,7 @@ impl ObjectVolume {
         self.stats.damaged_blocks += 1;
         // Where its frames are may be what was wrong.
         self.frames.remove(number);
-        if let Some(object) = self.objects.get_mut(&number) {
-            object.damaged = true;
-        }
+        self.objects.mark_damaged(number);
         IoError::Failed
     }
 
@@ -398,36 +460,48 @@ impl ObjectVolume {
         }
     }
 
-    /// What is mapped of `range`, from its start on; perhaps not all of it.
-    pub(super) fn extents(&self, range: SectorRange) -> Vec<Extent> {
-        let mut extents: Vec<Extent> = Vec::new();
+    /// What is mapped of a range, from its start on; perhaps not all of it. It waits for a page only while nothing is known
+    /// yet, and for none of a page all of whose blocks are somewhere.
+    fn survey(&mut self, id: u64, survey: &mut Survey, actions: &mut Vec<Action>) -> Resolved {
+        let range = survey.range;
         let blocks_end = range.end().div_ceil(BLOCK_SECTORS);
-        let mut block = range.first_block();
-        while block < blocks_end {
+        while survey.block < blocks_end {
+            let block = survey.block;
             let (state, count) = match self.gathering.find(block) {
-                Some(Found::Data(_)) => (ExtentState::Data, 1),
-                Some(Found::Zero) => (ExtentState::Hole, 1),
+                Some(batch::Found::Data(_)) => (ExtentState::Data, 1),
+                Some(batch::Found::Zero) => (ExtentState::Hole, 1),
                 None => {
-                    let limit = self.gathering.next_held(block + 1) - block;
-                    let (place, count) = self.map.find(block, limit.min(blocks_end - block));
-                    let state = place.map_or(ExtentState::Hole, |_| ExtentState::Data);
-                    (state, count)
+                    let held = self.gathering.next_held(block + 1);
+                    let limit = (held - block).min(blocks_end - block);
+                    match self.map.find(block, limit) {
+                        Found::Here(Some(_), count) => (ExtentState::Data, count),
+                        Found::Here(None, count) => (ExtentState::Hole, count),
+                        Found::Page(page) if self.map.is_full(page) => {
+                            let changed = self.map.unchanged(block, limit);
+                            let rest = (page + 1) * self.map.page_blocks() - block;
+                            (ExtentState::Data, rest.min(changed))
+                        }
+                        Found::Page(page) if survey.extents.is_empty() => {
+                            return self.park(id, page, actions);
+                        }
+                        Found::Page(_) => return Resolved::Done,
+                    }
                 }
             };
             let piece = SectorRange::new(block * BLOCK_SECTORS, count * BLOCK_SECTORS);
             let piece = piece.intersect(range);
-            let full = extents.len() == EXTENTS_MAX;
-            match extents.last_mut() {
+            let full = survey.extents.len() == EXTENTS_MAX;
+            match survey.extents.last_mut() {
                 Some(last) if last.state == state => last.range.count += piece.count,
                 _ if full => break,
-                _ => extents.push(Extent {
+                _ => survey.extents.push(Extent {
                     range: piece,
                     state,
                 }),
             }
-            block += count;
+            survey.block += count;
         }
-        extents
+        Resolved::Done
     }
 }
 

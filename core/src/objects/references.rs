@@ -18,7 +18,7 @@ use alloc::string::String;
 use alloc::vec;
 
 use super::format::{Ancestor, Manifest, Reference};
-use crate::limits::SECTOR_BYTES;
+use crate::limits::{OBJECT_PAGE_BLOCKS_MAX, SECTOR_BYTES};
 
 /// The sequence of the first manifest of a volume.
 const FIRST: u64 = 1;
@@ -70,6 +70,7 @@ pub fn tombstone(reference: &Reference, parent: [u8; 16], location: String) -> M
             below: reference.pin,
             location,
         }],
+        page_blocks: OBJECT_PAGE_BLOCKS_MAX,
         ..Manifest::default()
     }
 }

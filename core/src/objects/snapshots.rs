@@ -20,6 +20,7 @@
 //! snapshots or clones is not given up: they need what it needs of its parent. Without snapshots no
 //! new clone of it comes to be.
 
+use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -57,7 +58,7 @@ pub(super) enum Stage {
     Idle,
     Putting {
         snapshot: Snapshot,
-        manifest: Manifest,
+        manifest: Box<Manifest>,
         in_flight: bool,
     },
     Listing {
@@ -227,7 +228,7 @@ impl ObjectVolume {
     fn take_snapshot(&mut self, name: SnapshotName, made_ms: u64) {
         let number = self.next_number;
         self.next_number += 1;
-        let manifest = self.manifest.clone();
+        let manifest = Box::new(self.manifest.clone());
         let snapshot = Snapshot {
             name,
             number,

@@ -1,4 +1,5 @@
-//! Whose get is next: gets of reads, fills of partly written blocks and copies share the gets in flight.
+//! Whose get is next: gets of reads, fills of partly written blocks, copies and the storing of the map share the gets in
+//! flight.
 //!
 //! While more than one kind waits, each gets a share of the gets that are begun, however many of the
 //! others wait (start-time fair queueing: Goyal et al., SIGCOMM 1996). A kind that waits alone gets all of
@@ -17,11 +18,13 @@ pub(super) enum Kind {
     Fill,
     /// Blocks that are copied forward.
     Copy,
+    /// Pages of the map that change: the tail waits for them, and in the end writes do.
+    Map,
 }
 
-const KINDS: usize = 3;
-/// What one get costs its kind: of seven gets, four are for reads, two for fills, one is for a copy.
-const COST: [u64; KINDS] = [1, 2, 4];
+const KINDS: usize = 4;
+/// What one get costs its kind: of nine gets, four are for reads, two for fills, two for the map, one is for a copy.
+const COST: [u64; KINDS] = [1, 2, 4, 2];
 
 /// Who waits, and what each kind has had.
 #[derive(Debug, Default)]
@@ -42,7 +45,7 @@ impl Turns {
     /// Whether the next get may be one of this kind.
     pub(super) fn is_next(&self, kind: Kind) -> bool {
         let key = |kind: Kind| (self.start(kind), kind as usize);
-        [Kind::Read, Kind::Fill, Kind::Copy]
+        [Kind::Read, Kind::Fill, Kind::Copy, Kind::Map]
             .into_iter()
             .filter(|&other| other != kind && self.waits[other as usize])
             .all(|other| key(kind) < key(other))
@@ -69,7 +72,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    const ALL: [Kind; KINDS] = [Kind::Read, Kind::Fill, Kind::Copy];
+    const ALL: [Kind; KINDS] = [Kind::Read, Kind::Fill, Kind::Copy, Kind::Map];
 
     /// Begin `count` gets; how many of them are of each kind.
     fn begin(turns: &mut Turns, count: usize) -> [usize; KINDS] {
@@ -89,12 +92,14 @@ mod tests {
         let mut turns = Turns::default();
         assert!(ALL.into_iter().all(|kind| turns.is_next(kind)));
         let _ = turns.set_waits(Kind::Read, true);
-        assert_eq!(begin(&mut turns, 1000), [1000, 0, 0]);
+        assert_eq!(begin(&mut turns, 1000), [1000, 0, 0, 0]);
         let _ = turns.set_waits(Kind::Fill, true);
-        assert_eq!(begin(&mut turns, 3), [2, 1, 0]);
-        assert_eq!(begin(&mut turns, 300), [200, 100, 0]);
+        assert_eq!(begin(&mut turns, 3), [2, 1, 0, 0]);
+        assert_eq!(begin(&mut turns, 300), [200, 100, 0, 0]);
         let _ = turns.set_waits(Kind::Copy, true);
-        assert_eq!(begin(&mut turns, 700), [400, 200, 100]);
+        assert_eq!(begin(&mut turns, 700), [400, 200, 100, 0]);
+        let _ = turns.set_waits(Kind::Map, true);
+        assert_eq!(begin(&mut turns, 900), [400, 200, 100, 200]);
     }
 
     #[test]
@@ -107,7 +112,7 @@ mod tests {
         assert!(turns.set_waits(Kind::Fill, false));
         begin(&mut turns, 10_000);
         let _ = turns.set_waits(Kind::Fill, true);
-        let [reads, fills, _] = begin(&mut turns, 30);
+        let [reads, fills, ..] = begin(&mut turns, 30);
         assert!((19..=21).contains(&reads), "{reads} reads, {fills} fills");
     }
 }

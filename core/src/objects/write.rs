@@ -5,14 +5,16 @@
 
 use alloc::vec::Vec;
 
-use super::batch::{Batch, Found, Partial, Refused, WHOLE, chunk_slots};
-use super::format::{SLOT_BYTES, SLOT_NONE, TailEntry, table_bytes, write_table};
+use super::batch::{self, Batch, Partial, Refused, WHOLE, chunk_slots};
+use super::data::Object;
+use super::format::{SLOT_BYTES, SLOT_NONE, TailEntry, pages, table_bytes, write_table};
 use super::frames::{COMPRESSED_SLOTS_MIN, Frames};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
-use super::map::Place;
+use super::map::{Found, Place};
+use super::pages::Waiter;
 use super::read::Fetch;
 use super::turns;
-use super::{Flush, Object, ObjectVolume, Purpose, Tail, end};
+use super::{Flush, ObjectVolume, Purpose, Tail, end};
 use crate::buf::Buf;
 use crate::error::IoError;
 use crate::io::{Done, Token};
@@ -74,7 +76,8 @@ impl ObjectVolume {
     pub(super) fn begin_resize(&mut self, token: Token, bytes: u64, actions: &mut Vec<Action>) {
         let good = bytes > 0
             && bytes.is_multiple_of(SECTOR_BYTES as u64)
-            && bytes <= crate::limits::OBJECT_VOLUME_BYTES_MAX;
+            && bytes <= crate::limits::OBJECT_VOLUME_BYTES_MAX
+            && pages(bytes, self.manifest.page_blocks) <= crate::limits::OBJECT_PAGES_MAX;
         if !good {
             return end(token, Err(IoError::NoSpace), actions);
         }
@@ -161,15 +164,16 @@ impl ObjectVolume {
 
     /// Whether writes need not wait for the map to be stored.
     fn may_gather(&self) -> bool {
-        self.tail.len() < OBJECT_TAIL_MAX
-            || self.tail.len() < OBJECT_TAIL_UNFLUSHED_MAX && self.has_unflushed_writes()
+        !self.has_too_many_changes()
+            && (self.tail.len() < OBJECT_TAIL_MAX
+                || self.tail.len() < OBJECT_TAIL_UNFLUSHED_MAX && self.has_unflushed_writes())
     }
 
     /// Whether anything that was asked for from above is not committed.
     pub(super) fn has_unflushed_writes(&self) -> bool {
         let committed = self.committed;
         let sealed = self.tail.iter().rev();
-        let mut sealed = sealed.take_while(|tail| tail.entry.number > committed);
+        let mut sealed = sealed.take_while(|tail| tail.position > committed);
         self.gathering.user || sealed.any(|tail| tail.user)
     }
 
@@ -243,7 +247,7 @@ impl ObjectVolume {
         let data = self.gathering.block_mut(block, &self.write_pool)?;
         match &base {
             Base::None | Base::Here => {}
-            Base::Zero | Base::Stored(_) => data.fill(0),
+            Base::Zero | Base::Stored(_) | Base::Unknown => data.fill(0),
             Base::Batch(place) => {
                 let batch = &self.batches[&place.number()];
                 data.copy_from_slice(batch.block(place.slot()));
@@ -261,10 +265,15 @@ impl ObjectVolume {
         }
         let sectors = within / SECTOR_BYTES..(within + bytes) / SECTOR_BYTES;
         let mask = sectors.fold(0, |mask, sector| mask | 1 << sector);
-        if let Base::Stored(place) = base {
+        let fill = match base {
+            Base::Stored(place) => Some(Some(place)),
+            Base::Unknown => Some(None),
+            _ => None,
+        };
+        if let Some(base) = fill {
             let partial = Partial {
                 mask,
-                base: place,
+                base,
                 writers: alloc::vec![id],
                 fetch: None,
             };
@@ -288,14 +297,17 @@ impl ObjectVolume {
     /// What a block is before a write to a part of it.
     fn base(&self, block: u64) -> Base {
         match self.gathering.find(block) {
-            Some(Found::Data(_)) => return Base::Here,
-            Some(Found::Zero) => return Base::Zero,
+            Some(batch::Found::Data(_)) => return Base::Here,
+            Some(batch::Found::Zero) => return Base::Zero,
             None => {}
         }
-        match self.map.find(block, 1).0 {
-            None => Base::Zero,
-            Some(place) if self.batches.contains_key(&place.number()) => Base::Batch(place),
-            Some(place) => Base::Stored(place),
+        match self.map.find(block, 1) {
+            Found::Here(None, _) => Base::Zero,
+            Found::Here(Some(place), _) if self.batches.contains_key(&place.number()) => {
+                Base::Batch(place)
+            }
+            Found::Here(Some(place), _) => Base::Stored(place),
+            Found::Page(_) => Base::Unknown,
         }
     }
 
@@ -337,8 +349,21 @@ impl ObjectVolume {
                 self.fill_queue.pop_front();
                 continue;
             }
+            let Some(place) = partial.base else {
+                match self.find_base(block, actions) {
+                    Some(true) => continue,
+                    Some(false) => {
+                        self.fill_queue.pop_front();
+                        continue;
+                    }
+                    None => {
+                        waits = true;
+                        break;
+                    }
+                }
+            };
             let fetch = Fetch {
-                place: partial.base,
+                place,
                 block,
                 count: 1,
             };
@@ -353,6 +378,46 @@ impl ObjectVolume {
             self.fill_queue.pop_front();
         }
         self.again |= self.turns.set_waits(turns::Kind::Fill, waits);
+    }
+
+    /// Find out where the rest of a block is that was written in part. True: that is known now; false: nothing is to be
+    /// fetched, or its page is, after which it comes back; `None`: it has to wait for a get.
+    fn find_base(&mut self, block: u64, actions: &mut Vec<Action>) -> Option<bool> {
+        // What is gathered of it hides nothing of the map: it is not whole.
+        let writers = match self.map.find(block, 1) {
+            Found::Page(page) => {
+                let is_wanted = self.want_page(page, Waiter::Fill(block), actions);
+                return is_wanted.then_some(false);
+            }
+            Found::Here(None, _) => self.gathering.complete(block, &[0; BLOCK_BYTES]),
+            Found::Here(Some(place), _) => {
+                let Some(batch) = self.batches.get(&place.number()) else {
+                    if let Some(partial) = self.gathering.partial.get_mut(&block) {
+                        partial.base = Some(place);
+                    }
+                    return Some(true);
+                };
+                self.gathering.complete(block, batch.block(place.slot()))
+            }
+        };
+        self.release(writers, actions);
+        // What waited to be sealed may go on.
+        self.again = true;
+        Some(false)
+    }
+
+    /// The rest of a block that was written in part cannot be had: it stays what it was, and nobody was told otherwise.
+    pub(super) fn fail_fill(&mut self, block: u64, error: IoError, actions: &mut Vec<Action>) {
+        let waits = self.gathering.partial.get(&block);
+        if waits.is_none_or(|partial| partial.base.is_some()) {
+            // It was written over meanwhile.
+            return;
+        }
+        for id in self.gathering.remove(block) {
+            if let Some(write) = self.writes.remove(&id) {
+                end(write.token, Err(error), actions);
+            }
+        }
     }
 
     pub(super) fn fill_ended(
@@ -427,26 +492,19 @@ impl ObjectVolume {
         let mut data = self.gathering.seal(&volume, number);
         data.push(table.freeze());
         self.next_number += 1;
-        self.last_sealed = number;
-        let mut object = Object::default();
-        let mut origin = entry.origin();
-        if method.is_some() {
-            object.compressed = true;
-            object.slots = entry.slots;
-            origin = origin.compressed();
-        } else {
-            object.bytes = entry.bytes();
-        }
-        self.insert_object(number, object);
+        self.last_sealed += 1;
+        let origin = match method {
+            Some(_) => entry.origin().compressed(),
+            None => entry.origin(),
+        };
+        self.objects
+            .insert(number, Object::of(&entry, method.is_some()));
         for run in &runs {
             self.apply(origin, run.block.get(), run.count.get(), run.slot.get());
         }
-        if self.objects[&number].live == 0 {
-            self.dead.insert(number, number);
-        }
-        self.tail_bytes += entry.bytes();
-        self.tail.push_back(Tail { entry, user });
+        self.push_tail(entry, self.last_sealed, user);
         let batch = Batch {
+            position: self.last_sealed,
             data,
             slot_bytes: entry.slots as usize * SLOT_BYTES,
             chunk_slots: chunk_slots(self.config.batch_blocks),
@@ -469,27 +527,19 @@ impl ObjectVolume {
 
     /// Let the map have a run of the object whose first slot is at `origin`.
     pub(super) fn apply(&mut self, origin: Place, block: u64, count: u32, slot: u32) {
-        let number = origin.number();
         let place = (slot != SLOT_NONE).then(|| origin.plus(slot));
-        let (objects, dead) = (&mut self.objects, &mut self.dead);
-        let mut deaths = Vec::new();
-        self.map.set(block, u64::from(count), place, |old, blocks| {
-            if let Some(object) = objects.get_mut(&old.number()) {
-                object.live -= blocks;
-                if object.live == 0 {
-                    deaths.push(old.number());
-                }
-            }
+        self.map.fresh.set(block, u64::from(count), place);
+    }
+
+    /// An object is in the tail.
+    pub(super) fn push_tail(&mut self, entry: TailEntry, position: u64, user: bool) {
+        self.tail_bytes += entry.bytes();
+        self.tail_runs += entry.runs as usize;
+        self.tail.push_back(Tail {
+            entry,
+            position,
+            user,
         });
-        for old in deaths {
-            dead.insert(old, number);
-        }
-        if place.is_some()
-            && let Some(object) = objects.get_mut(&number)
-        {
-            object.live += count;
-            dead.remove(&number);
-        }
     }
 
     /// Put what is sealed.
@@ -498,8 +548,11 @@ impl ObjectVolume {
             return;
         }
         while self.puts_in_flight < self.config.puts_in_flight_max {
-            let waiting = self.batches.iter_mut().find(|(_, batch)| !batch.in_flight);
-            let Some((&number, batch)) = waiting else {
+            let waiting = self
+                .batches
+                .iter_mut()
+                .filter(|(_, batch)| !batch.in_flight);
+            let Some((&number, batch)) = waiting.min_by_key(|(_, batch)| batch.position) else {
                 break;
             };
             batch.in_flight = true;
@@ -554,14 +607,15 @@ impl ObjectVolume {
     /// A compressed object is there: now it is known how large it is.
     fn packed(&mut self, number: u64, frames: Frames) {
         // It is in the tail: nothing that is committed comes after it.
-        let index = self.tail.partition_point(|tail| tail.entry.number < number);
-        if let Some(Tail { entry, .. }) = self.tail.get_mut(index) {
+        let position = self.batches.get(&number).map(|batch| batch.position);
+        let index = position.map(|position| self.tail.partition_point(|t| t.position < position));
+        if let Some(Tail { entry, .. }) = index.and_then(|index| self.tail.get_mut(index)) {
             self.tail_bytes -= entry.bytes();
             let table = table_bytes(entry.runs as usize);
             entry.compressed_bytes = frames.table_offset(table) as u32;
             self.tail_bytes += entry.bytes();
             let bytes = entry.bytes();
-            self.set_object_bytes(number, bytes);
+            self.objects.set_bytes(number, bytes);
         }
         self.frames.insert(number, frames);
     }
@@ -576,4 +630,6 @@ enum Base {
     Zero,
     Batch(Place),
     Stored(Place),
+    /// Its page of the map is not in memory.
+    Unknown,
 }

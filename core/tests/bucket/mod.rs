@@ -29,8 +29,8 @@ pub struct Bucket {
     pub held: Vec<Token>,
     /// Bytes that gets have brought.
     pub bytes_got: u64,
-    /// Pages of the map that the longest turn has looked at.
-    pub longest_look: u64,
+    /// Pages of the map that the longest turn has merged.
+    pub longest_merge: u64,
 }
 
 /// Compresses slots whose blocks hold one byte each, and tells the methods apart.
@@ -76,7 +76,7 @@ impl Bucket {
             holds_map: false,
             held: Vec::new(),
             bytes_got: 0,
-            longest_look: 0,
+            longest_merge: 0,
         };
         this.volume.clone_of(parent.to_owned(), place.to_owned());
         this.go();
@@ -140,10 +140,10 @@ impl Bucket {
     fn go(&mut self) {
         loop {
             let mut actions = Vec::new();
-            let seen = self.volume.stats().pages_looked_at;
+            let before = self.volume.stats().pages_merged;
             self.volume.poll(Nanos(0), &mut actions);
-            let seen = self.volume.stats().pages_looked_at - seen;
-            self.longest_look = self.longest_look.max(seen);
+            let merged = self.volume.stats().pages_merged - before;
+            self.longest_merge = self.longest_merge.max(merged);
             if actions.is_empty() && self.volume.next_wakeup() != Some(Nanos(0)) {
                 return;
             }

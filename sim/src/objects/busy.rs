@@ -10,6 +10,7 @@ use crate::violation::Violation;
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_SECTORS;
 use hdcs_core::objects::format::SLOT_BYTES;
+use hdcs_core::objects::io::Kind;
 
 /// Parts of blocks that are written before each flush.
 const PARTS: u64 = 4;
@@ -76,15 +77,21 @@ impl World {
         }
     }
 
-    /// A planted bug: what a get brings for a write of a part of a block waits while more reads wait than
-    /// there are gets.
+    /// Planted bugs: what a get brings for a write of a part of a block, or a page of the map, waits while more reads
+    /// wait than there are gets.
     pub(super) fn is_passed(&self, owner: usize, look: &Look) -> bool {
-        let (Look::Get { buf, .. } | Look::GetFrames { buf, .. }) = look else {
-            return false;
+        let (is_page, buf) = match look {
+            Look::Get { kind, buf, .. } => (*kind == Kind::Map, buf),
+            Look::GetFrames { buf, .. } => (false, buf),
+            Look::List { .. } => return false,
+        };
+        let is_planted = match self.plant {
+            Some(Plant::FillsLast) => buf.len() == SLOT_BYTES,
+            Some(Plant::PagesLast) => is_page,
+            _ => false,
         };
         let ops = || self.owners[owner].ops.values();
-        self.plant == Some(Plant::FillsLast)
-            && buf.len() == SLOT_BYTES
+        is_planted
             && ops().any(|(_, op)| matches!(op, Op::Write(..)))
             && ops().filter(|(_, op)| matches!(op, Op::Read(..))).count() > self.scenario.gets
     }

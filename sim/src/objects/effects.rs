@@ -7,7 +7,9 @@ use hdcs_core::buf::Buf;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Nanos, Token};
 use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::objects::format::{DataFooter, Manifest, SLOT_BYTES, slot_checksum};
+use hdcs_core::objects::format::{
+    DataFooter, Manifest, SLOT_BYTES, USAGE_MAGIC, parse_usage, slot_checksum, write_usage,
+};
 use hdcs_core::objects::io::{Action, Condition, Event, Kind, Name, StoreError, Stored};
 use zerocopy::FromBytes;
 
@@ -200,7 +202,30 @@ impl World {
             let gone = false;
             Manifest { gone, ..manifest }.write(&mut bytes);
         }
+        self.plant_in_map(name, &mut bytes);
         bytes
+    }
+
+    /// Planted bugs in how the map is stored.
+    fn plant_in_map(&self, name: Name, bytes: &mut [u8]) {
+        match self.plant {
+            Some(Plant::OldPages) if name.kind == Kind::Manifest => {
+                if let Ok(mut manifest) = Manifest::parse(bytes) {
+                    manifest.maps.reverse();
+                    manifest.write(bytes);
+                }
+            }
+            Some(Plant::WrongUsage) if name.kind == Kind::Map && bytes[..8] == USAGE_MAGIC => {
+                let volume: [u8; 16] = bytes[24..40].try_into().unwrap_or_default();
+                if let Ok(mut entries) = parse_usage(&volume, name.number, bytes)
+                    && let Some(last) = entries.last_mut()
+                {
+                    last.live += 1;
+                    write_usage(volume, name.number, &entries, bytes);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Give the slot at `offset` of an object a good checksum, whatever block it is.

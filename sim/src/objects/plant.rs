@@ -52,6 +52,12 @@ pub enum Plant {
     FillsLast,
     /// The reference of a clone that is not there is removed without a tombstone.
     NoTombstone,
+    /// Of two objects of the map with the same page the earlier one counts.
+    OldPages,
+    /// A usage table says that more of an object is needed than is.
+    WrongUsage,
+    /// A page of the map that a write waits for is not got while more reads wait than there are gets.
+    PagesLast,
 }
 
 impl Plant {

@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, OBJECT_MAP_CHUNK_BYTES, SECTOR_BYTES};
+use hdcs_core::error::FormatError;
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::objects::format::{
-    Manifest, Reference, SLOT_BYTES, SLOT_NONE, parse_map, parse_table, slot_checksum,
+    Manifest, Reference, SLOT_BYTES, SLOT_NONE, parse_index, parse_page, parse_table, parse_usage,
+    slot_checksum,
 };
 use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{Kind, Name};
@@ -49,7 +51,7 @@ pub fn newest(store: &Store, place: &str) -> Result<Option<Manifest>, String> {
 
 /// Everything that a manifest describes; an error if something of it is not there or damaged.
 pub fn read(store: &Store, place: &str, manifest: Manifest) -> Result<State, String> {
-    let mut pages: BTreeMap<u64, (u64, Vec<Run>)> = BTreeMap::new();
+    let mut pages: BTreeMap<u64, Vec<Run>> = BTreeMap::new();
     let mut needs = BTreeSet::new();
     let writer = |number: u64| {
         let owner = manifest.ancestors.iter().find(|a| number < a.below);
@@ -66,26 +68,55 @@ pub fn read(store: &Store, place: &str, manifest: Manifest) -> Result<State, Str
         if bytes.len() != map.bytes as usize {
             return Err(format!("{name} has another size"));
         }
-        for (index, chunk) in bytes.chunks(OBJECT_MAP_CHUNK_BYTES).enumerate() {
-            let add = |page, runs| {
-                let newer = pages.get(&page).is_none_or(|&(by, _)| by < map.number);
-                if newer {
-                    pages.insert(page, (map.number, runs));
-                }
+        let writer = writer(map.number);
+        let index = &bytes[map.index_offset() as usize..];
+        let damaged = |error: FormatError| format!("{name}: {error}");
+        let page_blocks = u64::from(manifest.page_blocks);
+        let pages_max = BLOCKS_MAX / page_blocks;
+        let index = parse_index(&writer, map.number, map.bytes, pages_max, index);
+        for entry in index.map_err(damaged)? {
+            // It is read alone.
+            let from = entry.offset as usize;
+            let page = &bytes[from..from + entry.bytes as usize];
+            let runs = match entry.bytes {
+                0 => Vec::new(),
+                _ => parse_page(&writer, map.number, entry.page, page_blocks, page)
+                    .map_err(damaged)?,
             };
-            let writer = writer(map.number);
-            parse_map(&writer, map.number, index as u32, BLOCKS_MAX, chunk, add)
-                .map_err(|error| format!("{name}: {error}"))?;
+            let mapped: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+            if entry.is_full != (mapped == page_blocks) {
+                return Err(format!("{name}: page {} is said to be full", entry.page));
+            }
+            // Of two objects with the same page the later one counts.
+            pages.insert(entry.page, runs);
         }
     }
     let mut places = BTreeMap::new();
-    for (page, (_, runs)) in pages {
+    for (page, runs) in pages {
         for run in runs {
             for index in 0..u32::from(run.count) {
-                let block = page * 4096 + u64::from(run.first) + u64::from(index);
+                let first = page * u64::from(manifest.page_blocks);
+                let block = first + u64::from(run.first) + u64::from(index);
                 places.insert(block, run.place().plus(index));
             }
         }
+    }
+    let mut live: BTreeMap<u64, u32> = BTreeMap::new();
+    for place in places.values() {
+        *live.entry(place.number()).or_default() += 1;
+    }
+    for usage in &manifest.usages {
+        let (name, bytes) = get(Kind::Map, usage.number)?;
+        let entries = parse_usage(&writer(usage.number), usage.number, &bytes);
+        for entry in entries.map_err(|error| format!("{name}: {error}"))? {
+            let is = live.remove(&entry.number).unwrap_or(0);
+            if is != u32::from(entry.live) {
+                return Err(format!("{name} tells another use than {is}: {entry:?}"));
+            }
+        }
+    }
+    if let Some(number) = live.keys().next() {
+        return Err(format!("no table tells the use of {number}"));
     }
     for tail in &manifest.tail {
         let (name, bytes) = get(Kind::Data, tail.number)?;

@@ -17,6 +17,8 @@ pub struct Coverage {
     pub copied_blocks: u64,
     /// Objects of the map.
     pub maps: u64,
+    /// Gets of pages of the map.
+    pub page_gets: u64,
     /// Whether the crash that was asked for at a step happened.
     pub cut: bool,
     /// Owners that died.
@@ -63,6 +65,7 @@ impl Coverage {
         self.deletes += other.deletes;
         self.copied_blocks += other.copied_blocks;
         self.maps += other.maps;
+        self.page_gets += other.page_gets;
         self.cut |= other.cut;
         self.crashes += other.crashes;
         self.takeovers += other.takeovers;
@@ -88,7 +91,7 @@ impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} requests, {} commits, {} deletes, {} blocks copied, {} map objects, {} crashes, \
+            "{} requests, {} commits, {} deletes, {} blocks copied, {} map objects, {} gets of pages, {} crashes, \
              {} take-overs, {} fenced, {} faults, {} late, {} refused, {} freed when full, \
              {} snapshots, {} clones, {} given up, {} blocks inherited, {} objects compressed, \
              {} frames, {} gets of frames, {} flushes beside busy readers, \
@@ -98,6 +101,7 @@ impl fmt::Display for Coverage {
             self.deletes,
             self.copied_blocks,
             self.maps,
+            self.page_gets,
             self.crashes,
             self.takeovers,
             self.fenced,
@@ -116,6 +120,25 @@ impl fmt::Display for Coverage {
             self.dead_clones,
             self.slow_clones
         )
+    }
+}
+
+/// How the map is paged, which has draws of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paging {
+    pub(super) page_blocks: u32,
+    pub(super) cache_bytes: usize,
+    pub(super) changes_max: usize,
+}
+
+impl Paging {
+    pub(super) fn draw(random: &mut Rng) -> Self {
+        Self {
+            page_blocks: random.choice([8, 8, 16, 64, 1024]).unwrap_or(8),
+            // With nothing, as few pages as there may be at least.
+            cache_bytes: random.choice([0, 0, 4096, 1 << 20]).unwrap_or(0),
+            changes_max: random.choice([8, 40, 200, 1 << 20]).unwrap_or(8),
+        }
     }
 }
 

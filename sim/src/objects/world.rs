@@ -15,7 +15,7 @@ use hdcs_core::objects::{Access, Config, ObjectVolume};
 
 use super::model::{Before, Model};
 use super::plant::Plant;
-use super::scenario::{Coverage, Scenario};
+use super::scenario::{Coverage, Paging, Scenario};
 use super::store::Store;
 use super::{Options, reader};
 use crate::clock::Schedule;
@@ -163,6 +163,7 @@ pub struct World {
     /// What the run saw.
     pub coverage: Coverage,
     pub(super) scenario: Scenario,
+    pub(super) paging: Paging,
     pub(super) random: Rng,
     /// Whether objects are compressed, and what is drawn for that.
     pub(super) compresses: bool,
@@ -207,6 +208,7 @@ impl World {
         Self {
             compresses: choices.bool(),
             choices,
+            paging: Paging::draw(&mut Rng::with_seed(seed ^ 0x7061_6765_7321)),
             trace: Trace::new(options.verbose),
             coverage: Coverage::default(),
             scenario,
@@ -282,6 +284,9 @@ impl World {
             batch_blocks: self.scenario.batch_blocks,
             write_memory_bytes: self.scenario.write_memory_bytes,
             read_memory_bytes: 2 << 20,
+            map_cache_bytes: self.paging.cache_bytes,
+            changes_max: self.paging.changes_max,
+            page_blocks: self.paging.page_blocks,
             puts_in_flight_max: self.scenario.puts,
             gets_in_flight_max: self.scenario.gets,
         }
@@ -338,6 +343,7 @@ impl World {
             self.coverage.crashes += 1;
             self.coverage.copied_blocks += machine.stats().copied_blocks;
             self.coverage.maps += machine.stats().puts_map;
+            self.coverage.page_gets += machine.stats().gets_of_pages;
             self.coverage.fenced += u64::from(machine.phase() == Phase::Fenced);
         }
         self.owners[owner].ops.clear();

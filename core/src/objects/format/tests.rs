@@ -1,6 +1,7 @@
 //! What is written is parsed, and what was changed is refused.
 
 use super::*;
+use crate::objects::map::Run;
 use alloc::vec;
 
 const VOLUME: [u8; 16] = [7; 16];
@@ -16,9 +17,23 @@ fn manifest() -> Manifest {
         number_first: 100,
         number_limit: 500,
         bytes: 1 << 20,
-        maps: vec![MapEntry {
-            number: 5,
-            bytes: 200,
+        page_blocks: 1024,
+        maps: vec![
+            MapEntry {
+                number: 7,
+                bytes: (index_bytes(2) + 2 * page_bytes(1)) as u32,
+                entries: 2,
+            },
+            MapEntry {
+                number: 5,
+                bytes: (index_bytes(1) + page_bytes(9)) as u32,
+                entries: 1,
+            },
+        ],
+        usages: vec![MapEntry {
+            number: 6,
+            bytes: usage_bytes(3) as u32,
+            entries: 3,
         }],
         tail: vec![
             TailEntry {
@@ -86,8 +101,16 @@ fn manifest_out_of_bounds_is_refused() {
     };
     assert!(bad(|m| m.bytes = 100));
     assert!(bad(|m| m.bytes = 0));
-    assert!(bad(|m| m.tail.reverse()));
+    assert!(bad(|m| m.tail[1].number = 101));
+    assert!(bad(|m| m.tail[1].number = 6));
     assert!(bad(|m| m.maps[0].number = 500));
+    assert!(bad(|m| m.maps[0].bytes = 50));
+    assert!(bad(|m| m.maps[0].entries = 0));
+    assert!(bad(|m| m.maps[0].entries = u32::MAX));
+    assert!(bad(|m| m.usages[0].entries = 4));
+    assert!(bad(|m| m.page_blocks = 0));
+    assert!(bad(|m| m.page_blocks = 100));
+    assert!(bad(|m| m.page_blocks = 2048));
     assert!(bad(|m| m.beginnings = vec![10]));
     assert!(bad(|m| m.number_limit = u64::MAX));
     assert!(bad(|m| m.ancestors[0].below = 101));
@@ -138,31 +161,116 @@ fn table_is_parsed_as_it_is_written() {
 }
 
 #[test]
-fn map_is_parsed_as_it_is_written() {
+fn manifest_tells_order_by_place_and_not_by_number() {
+    let mut swapped = manifest();
+    swapped.tail.reverse();
+    swapped.maps.reverse();
+    assert_eq!(Manifest::parse(&encode(&swapped)), Ok(swapped));
+}
+
+#[test]
+fn page_is_parsed_as_it_is_written() {
     let runs = [
         Run::new(0, 5, Place::new(9, 3)),
         Run::new(7, 1, Place::new(8, 0)),
     ];
-    let mut bytes = vec![0xff; 4096];
-    let mut writer = MapWriter::new(&mut bytes);
-    assert!(writer.add(0, &runs) && writer.add(2, &[]));
-    let used = writer.finish(VOLUME, 77, 1);
-    let parse = |blocks, bytes: &[u8]| {
-        let mut pages = Vec::new();
-        parse_map(&VOLUME, 77, 1, blocks, bytes, |page, runs| {
-            pages.push((page, runs));
-        })
-        .map(|()| pages)
-    };
-    let expected = vec![(0, runs.to_vec()), (2, Vec::new())];
-    assert_eq!(parse(10_000, &bytes), Ok(expected.clone()));
-    assert_eq!(parse(10_000, &bytes[..used]), Ok(expected));
-    assert_eq!(parse(8192, &bytes), Err(FormatError::Field("page")));
-    assert!(parse(10_000, &bytes[..used - 1]).is_err());
+    let used = page_bytes(2);
+    let mut bytes = vec![0xff; used + 100];
+    write_page(VOLUME, 77, 3, &runs, &mut bytes[..used]);
+    let parse = |blocks, bytes: &[u8]| parse_page(&VOLUME, 77, 3, blocks, bytes);
+    assert_eq!(parse(64, &bytes), Ok(runs.to_vec()));
+    assert_eq!(parse(8, &bytes[..used]), Ok(runs.to_vec()));
+    assert_eq!(parse(7, &bytes), Err(FormatError::Field("first")));
+    let identity = Err(FormatError::Identity);
+    assert_eq!(parse_page(&VOLUME, 76, 3, 64, &bytes), identity);
+    assert_eq!(parse_page(&VOLUME, 77, 4, 64, &bytes), identity);
+    assert_eq!(parse_page(&[8; 16], 77, 3, 64, &bytes), identity);
+    for length in 0..used {
+        assert!(parse(64, &bytes[..length]).is_err());
+    }
     for bit in 0..used * 8 {
         let mut bad = bytes.clone();
         bad[bit / 8] ^= 1 << (bit % 8);
-        assert!(parse(10_000, &bad).is_err(), "bit {bit}");
+        assert!(parse(64, &bad).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn index_is_parsed_as_it_is_written() {
+    let entry = |page, offset, is_full| IndexEntry {
+        page,
+        offset,
+        bytes: page_bytes(1) as u32,
+        is_full,
+        is_inherited: !is_full,
+    };
+    let pages = [entry(2, 0, true), entry(9, 128, false)];
+    let write = |pages: &[IndexEntry]| {
+        let mut bytes = vec![0; index_bytes(pages.len())];
+        write_index(VOLUME, 77, pages, &mut bytes);
+        bytes
+    };
+    let good = write(&pages);
+    let size = (good.len() + 256) as u32;
+    let parse = |size, limit, bytes: &[u8]| parse_index(&VOLUME, 77, size, limit, bytes);
+    assert_eq!(parse(size, 10, &good), Ok(pages.to_vec()));
+    assert_eq!(parse(size, 9, &good), Err(FormatError::Field("page")));
+    assert_eq!(
+        parse(size - 64, 10, &good),
+        Err(FormatError::Field("offset"))
+    );
+    assert_eq!(parse(10, 10, &good), Err(FormatError::Field("length")));
+    let empty = IndexEntry {
+        bytes: 0,
+        ..entry(2, 0, false)
+    };
+    let alone = write(&[empty]);
+    assert_eq!(parse(alone.len() as u32, 10, &alone), Ok(vec![empty]));
+    let swapped = write(&[pages[1], pages[0]]);
+    assert_eq!(parse(size, 10, &swapped), Err(FormatError::Field("page")));
+    let unaligned = write(&[entry(2, 8, true)]);
+    assert_eq!(
+        parse(size, 10, &unaligned),
+        Err(FormatError::Field("offset"))
+    );
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(parse(size, 10, &bad).is_err(), "bit {bit}");
+    }
+    for length in 0..good.len() {
+        assert!(parse(size, 10, &good[..length]).is_err());
+    }
+}
+
+#[test]
+fn usage_is_parsed_as_it_is_written() {
+    let entry = |number, live| Usage {
+        number,
+        live,
+        runs: 3,
+        is_compressed: number == 4,
+    };
+    let write = |entries: &[Usage]| {
+        let mut bytes = vec![0; usage_bytes(entries.len())];
+        write_usage(VOLUME, 77, entries, &mut bytes);
+        bytes
+    };
+    let entries = [entry(4, 7), entry(9, 4096)];
+    let good = write(&entries);
+    assert_eq!(parse_usage(&VOLUME, 77, &good), Ok(entries.to_vec()));
+    assert_eq!(parse_usage(&VOLUME, 78, &good), Err(FormatError::Identity));
+    for bad in [entry(0, 7), entry(4, 0), entry(4, 4097)] {
+        let bad = parse_usage(&VOLUME, 77, &write(&[bad]));
+        assert_eq!(bad, Err(FormatError::Field("entry")));
+    }
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(parse_usage(&VOLUME, 77, &bad).is_err(), "bit {bit}");
+    }
+    for length in 0..good.len() {
+        assert!(parse_usage(&VOLUME, 77, &good[..length]).is_err());
     }
 }
 

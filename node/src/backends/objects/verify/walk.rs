@@ -10,12 +10,14 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use hdcs_core::limits::OBJECT_MAP_CHUNK_BYTES;
+use hdcs_core::error::FormatError;
 use hdcs_core::objects::format::{
-    Manifest, MapEntry, SLOT_NONE, TailEntry, parse_map, parse_table,
+    Manifest, MapEntry, SLOT_NONE, TailEntry, parse_index, parse_page, parse_table, parse_usage,
 };
 use hdcs_core::objects::io::{Kind, Name};
-use hdcs_core::objects::map::{Map, PAGE_BLOCKS, Place, Run as MapRun};
+use hdcs_core::objects::map::changes::Changes;
+use hdcs_core::objects::map::directory::PAGE_ALIGN;
+use hdcs_core::objects::map::{Place, Run as MapRun};
 
 use super::gets::Gets;
 use super::needs::Run;
@@ -25,9 +27,6 @@ use crate::backends::BackendError;
 use crate::backends::verify::Verified;
 use crate::stores::StoreError;
 
-/// Where a block is that the newest state has nowhere. No object has this number.
-const NOWHERE: Place = Place(0);
-
 /// Who takes what is needed.
 pub(super) type Take<'a> = dyn FnMut(Run) + 'a;
 
@@ -35,10 +34,15 @@ pub(super) type Take<'a> = dyn FnMut(Run) + 'a;
 struct Member {
     /// What its problems say behind the name of an object.
     of: String,
+    page_blocks: u64,
     maps: Vec<MapEntry>,
+    usages: Vec<MapEntry>,
     tail: Vec<TailEntry>,
+    /// How many of the tail, from its beginning, and of the maps, from their end, were asked for.
+    tail_asked: usize,
+    maps_asked: usize,
     /// What the tail says of its blocks.
-    over: Map,
+    over: Changes,
     /// Pages of which the newest copy was found, by bit.
     seen: Vec<u64>,
 }
@@ -47,58 +51,49 @@ impl Member {
     fn new(manifest: &Manifest, of: String) -> Self {
         Self {
             of,
+            page_blocks: manifest.page_blocks.into(),
             maps: manifest.maps.clone(),
+            usages: manifest.usages.clone(),
             tail: manifest.tail.clone(),
-            over: Map::default(),
+            tail_asked: 0,
+            maps_asked: 0,
+            over: Changes::default(),
             seen: Vec::new(),
         }
     }
 
     /// Memory of its lists, and of its pages at worst.
     fn list_bytes(&self) -> usize {
-        let seen = BLOCKS_MAX / u64::from(PAGE_BLOCKS) / 8;
-        size_of_val(&*self.maps) + size_of_val(&*self.tail) + seen as usize
+        let seen = BLOCKS_MAX / self.page_blocks / 8;
+        let maps = size_of_val(&*self.maps) + size_of_val(&*self.usages);
+        maps + size_of_val(&*self.tail) + seen as usize
     }
 
     fn start_again(&mut self) {
-        self.over = Map::default();
+        self.over = Changes::default();
         self.seen.clear();
+        self.tail_asked = 0;
+        self.maps_asked = 0;
     }
 
-    fn tail_entry(&self, number: u64) -> Option<&TailEntry> {
-        let found = self
-            .tail
-            .binary_search_by_key(&number, |entry| entry.number);
-        found.ok().map(|index| &self.tail[index])
+    /// The next object of the tail, from the oldest to the newest.
+    fn next_tail(&self) -> Option<&TailEntry> {
+        self.tail.get(self.tail_asked)
     }
 
-    fn map_entry(&self, number: u64) -> Option<&MapEntry> {
-        let found = self
-            .maps
-            .binary_search_by_key(&number, |entry| entry.number);
-        found.ok().map(|index| &self.maps[index])
+    /// The next object of the map, from the newest to the oldest.
+    fn next_map(&self) -> Option<&MapEntry> {
+        self.maps.iter().rev().nth(self.maps_asked)
     }
 
     /// A data object says where blocks are, or that they are nowhere: what of that is within `pages` lies over what
     /// others have said.
     fn lay(&mut self, block: u64, count: u64, place: Option<Place>, pages: &Range<u64>) {
-        let page_blocks = u64::from(PAGE_BLOCKS);
-        let end = (block + count).min(pages.end.saturating_mul(page_blocks));
-        let mut at = block.max(pages.start * page_blocks);
-        while at < end {
-            let page = at / page_blocks;
-            let to = end.min((page + 1) * page_blocks);
-            let place = match place {
-                Some(place) => Some(place.plus((at - block) as u32)),
-                // Nothing is needed of the maps' page, and memory only for what is written there later.
-                None if to - at == page_blocks => {
-                    self.is_first(page);
-                    None
-                }
-                None => Some(NOWHERE),
-            };
-            self.over.set(at, to - at, place, |_, _| {});
-            at = to;
+        let end = (block + count).min(pages.end.saturating_mul(self.page_blocks));
+        let from = block.max(pages.start * self.page_blocks);
+        if from < end {
+            let place = place.map(|place| place.plus((from - block) as u32));
+            self.over.set(from, end - from, place);
         }
     }
 
@@ -114,30 +109,26 @@ impl Member {
     }
 }
 
-/// Take what runs of a page say of blocks of which nothing lies over it.
-fn take_rest(page: u64, runs: &[MapRun], over: &[MapRun], take: &mut Take<'_>) {
-    let first = page * u64::from(PAGE_BLOCKS);
-    let mut over = over.iter().peekable();
+/// Take what runs of a page say of blocks of which nothing lies over it. `first` is the first block of the page.
+fn take_rest(first: u64, runs: &[MapRun], over: Option<&Changes>, take: &mut Take<'_>) {
     for run in runs {
-        let mut at = u32::from(run.first);
-        let mut piece = |from: u32, to: u32| {
-            if from < to {
-                let place = run.place().plus(from - u32::from(run.first));
-                let (block, count) = (first + u64::from(from), to - from);
+        let from = first + u64::from(run.first);
+        let to = from + u64::from(run.count);
+        let mut piece = |begin: u64, end: u64| {
+            if begin < end {
                 take(Run {
-                    place,
-                    block,
-                    count,
+                    place: run.place().plus((begin - from) as u32),
+                    block: begin,
+                    count: (end - begin) as u32,
                 });
             }
         };
-        while let Some(cover) = over.next_if(|cover| cover.end() <= run.end()) {
-            piece(at, u32::from(cover.first));
-            at = at.max(cover.end());
+        let mut at = from;
+        for (block, count, _) in over.iter().flat_map(|over| over.range(from, to)) {
+            piece(at, block);
+            at = block + count;
         }
-        // One that goes on beyond this run may cover the next one too.
-        let begin = over.peek().map_or(u32::MAX, |cover| u32::from(cover.first));
-        piece(at, begin.min(run.end()));
+        piece(at, to);
     }
 }
 
@@ -213,13 +204,13 @@ impl Check<'_> {
             self.read_maps(&mut group, &pages, writers, take, &mut part)
                 .await?;
             for member in &mut group {
-                for (page, content) in member.over.pages(0) {
-                    let here = content.runs().iter();
-                    for run in here.filter(|run| run.place().number() != NOWHERE.number()) {
+                for (block, count, place) in member.over.range(0, BLOCKS_MAX) {
+                    if let Some(place) = place {
+                        let count = count as u32;
                         take(Run {
-                            place: run.place(),
-                            block: page * u64::from(PAGE_BLOCKS) + u64::from(run.first),
-                            count: run.count.into(),
+                            place,
+                            block,
+                            count,
                         });
                     }
                 }
@@ -250,23 +241,26 @@ impl Check<'_> {
         found: &mut Verified,
     ) -> Result<(), BackendError> {
         let mut gets = Gets::default();
-        let mut next = 0;
         loop {
             while gets.len() < self.at_once() {
-                let tails = group.iter().filter_map(|member| {
-                    let index = member.tail.partition_point(|entry| entry.number < next);
-                    member.tail.get(index)
-                });
+                let tails = group.iter().filter_map(Member::next_tail);
+                // What several have in front is read once for all of them.
                 let Some(&entry) = tails.min_by_key(|entry| entry.number) else {
                     break;
                 };
-                next = entry.number + 1;
+                let mut whose = Vec::new();
+                for (index, member) in group.iter_mut().enumerate() {
+                    if member.next_tail().is_some_and(|e| e.number == entry.number) {
+                        member.tail_asked += 1;
+                        whose.push(index);
+                    }
+                }
                 let client = &Writer::of(writers, entry.number).client;
                 let name = Name::own(Kind::Data, entry.number).to_string();
                 let bytes = (entry.bytes() - entry.table_offset()) as usize;
-                gets.begin(entry, client, &name, entry.table_offset(), bytes);
+                gets.begin((entry, whose), client, &name, entry.table_offset(), bytes);
             }
-            let Some((entry, got)) = gets.next().await else {
+            let Some(((entry, whose), got)) = gets.next().await else {
                 return Ok(());
             };
             // It is to be there, whether a block of it is still needed or not.
@@ -277,20 +271,17 @@ impl Check<'_> {
             });
             let Writer { client, volume, .. } = Writer::of(writers, entry.number);
             let name = Name::own(Kind::Data, entry.number).to_string();
-            let ofs: Vec<&str> = (group.iter())
-                .filter(|member| member.tail_entry(entry.number).is_some())
-                .map(|member| &*member.of)
-                .collect();
+            let members = whose.iter().filter_map(|&index| group.get(index));
+            let ofs: Vec<&str> = members.map(|member| &*member.of).collect();
             let read = self.there(client, &name, &ofs, got, found)?;
             if let Some(bytes) = read {
                 match parse_table(volume, entry.number, BLOCKS_MAX, &bytes) {
                     Ok((_, runs)) => {
-                        let mut index = 0;
-                        while let Some(member) = group.get_mut(index) {
-                            index += 1;
-                            if member.tail_entry(entry.number).is_none() {
-                                continue;
-                            }
+                        for index in whose {
+                            // Those at the end may be left out meanwhile.
+                            let Some(member) = group.get_mut(index) else {
+                                break;
+                            };
                             for run in runs {
                                 let (block, slot) = (run.block.get(), run.slot.get());
                                 let place = (slot != SLOT_NONE).then(|| entry.origin().plus(slot));
@@ -320,12 +311,12 @@ impl Check<'_> {
         };
         while over(group) > self.bounds.over_bytes {
             if let [only] = &mut group[..] {
-                let count = only.over.pages(0).count();
-                let from = only.over.pages(0).nth(count / 4 * 3).filter(|_| count >= 4);
-                let Some((page, _)) = from else {
+                let middle = only.over.nth(only.over.len() / 4 * 3);
+                let page = middle.map_or(0, |block| block / only.page_blocks);
+                if page <= pages.start {
                     return;
-                };
-                only.over.truncate(page);
+                }
+                only.over.truncate(page * only.page_blocks);
                 pages.end = page;
             } else if let Some(mut last) = group.pop() {
                 last.start_again();
@@ -344,67 +335,81 @@ impl Check<'_> {
         found: &mut Verified,
     ) -> Result<(), BackendError> {
         let mut gets = Gets::default();
-        let mut before = u64::MAX;
         while !found.is_cut_short {
             while gets.len() < self.at_once() {
-                let maps = group.iter().filter_map(|member| {
-                    let end = member.maps.partition_point(|entry| entry.number < before);
-                    member.maps[..end].last()
-                });
+                let maps = group.iter().filter_map(Member::next_map);
                 let Some(&entry) = maps.max_by_key(|entry| entry.number) else {
                     break;
                 };
-                before = entry.number;
+                let mut whose = Vec::new();
+                for (index, member) in group.iter_mut().enumerate() {
+                    if member.next_map().is_some_and(|e| e.number == entry.number) {
+                        member.maps_asked += 1;
+                        whose.push(index);
+                    }
+                }
                 let client = &Writer::of(writers, entry.number).client;
                 let name = Name::own(Kind::Map, entry.number).to_string();
-                gets.begin(entry.number, client, &name, 0, entry.bytes as usize);
+                gets.begin((entry, whose), client, &name, 0, entry.bytes as usize);
             }
-            let Some((number, got)) = gets.next().await else {
-                return Ok(());
+            let Some(((entry, whose), got)) = gets.next().await else {
+                break;
             };
-            let mut theirs: Vec<&mut Member> = (group.iter_mut())
-                .filter(|member| member.map_entry(number).is_some())
-                .collect();
-            let writer = Writer::of(writers, number);
-            let name = Name::own(Kind::Map, number).to_string();
-            let ofs: Vec<&str> = theirs.iter().map(|member| &*member.of).collect();
+            let writer = Writer::of(writers, entry.number);
+            let name = Name::own(Kind::Map, entry.number).to_string();
+            let ofs: Vec<&str> = whose.iter().map(|&index| &*group[index].of).collect();
             let Some(bytes) = self.there(&writer.client, &name, &ofs, got, found)? else {
                 continue;
             };
             found.objects += 1;
-            for (index, chunk) in bytes.chunks(OBJECT_MAP_CHUNK_BYTES).enumerate() {
-                let page = |page: u64, runs: Vec<MapRun>| {
-                    if !pages.contains(&page) {
-                        return;
-                    }
-                    let mut is_taken = false;
-                    for member in &mut theirs {
-                        if !member.is_first(page) {
-                            continue;
-                        }
-                        match member.over.page(page) {
-                            Some(over) => take_rest(page, &runs, over.runs(), take),
-                            None if is_taken => {}
-                            None => {
-                                is_taken = true;
-                                take_rest(page, &runs, &[], take);
-                            }
-                        }
-                    }
-                };
-                let parsed = parse_map(
-                    &writer.volume,
-                    number,
-                    index as u32,
-                    BLOCKS_MAX,
-                    chunk,
-                    page,
-                );
-                if let Err(error) = parsed {
-                    for member in &theirs {
-                        let place = writer.client.place();
-                        found.problem(damaged(&place, &name, &member.of, &error));
-                    }
+            if let Err(error) = take_map(group, &whose, entry, writer, &bytes, pages, take) {
+                for &index in &whose {
+                    let place = writer.client.place();
+                    found.problem(damaged(&place, &name, &group[index].of, &error));
+                }
+            }
+            if !self.pass(bytes.len() as u64) {
+                found.is_cut_short = true;
+            }
+        }
+        self.read_usages(group, pages, writers, found).await
+    }
+
+    /// Read the usage tables: what they say is not needed, but an opening reads them.
+    async fn read_usages(
+        &mut self,
+        group: &[Member],
+        pages: &Range<u64>,
+        writers: &[Writer],
+        found: &mut Verified,
+    ) -> Result<(), BackendError> {
+        if pages.start > 0 {
+            return Ok(());
+        }
+        let mut usages: Vec<(MapEntry, Vec<&str>)> = Vec::new();
+        for member in group {
+            for &usage in &member.usages {
+                let known = usages.iter_mut().find(|(u, _)| u.number == usage.number);
+                match known {
+                    Some((_, ofs)) => ofs.push(&member.of),
+                    None => usages.push((usage, vec![&member.of])),
+                }
+            }
+        }
+        for (entry, ofs) in usages {
+            if found.is_cut_short {
+                return Ok(());
+            }
+            let Writer { client, volume, .. } = Writer::of(writers, entry.number);
+            let name = Name::own(Kind::Map, entry.number).to_string();
+            let got = client.get(&name, 0, entry.bytes as usize).await;
+            let Some(bytes) = self.there(client, &name, &ofs, got, found)? else {
+                continue;
+            };
+            found.objects += 1;
+            if let Err(error) = parse_usage(volume, entry.number, &bytes) {
+                for of in ofs {
+                    found.problem(damaged(&client.place(), &name, of, &error));
                 }
             }
             if !self.pass(bytes.len() as u64) {
@@ -436,4 +441,56 @@ impl Check<'_> {
             }
         }
     }
+}
+
+/// Take what an object of the map says of those whose it is.
+fn take_map(
+    group: &mut [Member],
+    whose: &[usize],
+    entry: MapEntry,
+    writer: &Writer,
+    bytes: &[u8],
+    pages: &Range<u64>,
+    take: &mut Take<'_>,
+) -> Result<(), FormatError> {
+    let Some(page_blocks) = whose.first().map(|&index| group[index].page_blocks) else {
+        return Ok(());
+    };
+    let length = FormatError::Field("length");
+    let index = bytes.get(entry.index_offset() as usize..).ok_or(length)?;
+    let pages_max = BLOCKS_MAX / page_blocks;
+    for page in parse_index(&writer.volume, entry.number, entry.bytes, pages_max, index)? {
+        let runs = match page.bytes as usize {
+            0 => Vec::new(),
+            size => {
+                let from = page.offset as usize;
+                let end = from + size.next_multiple_of(PAGE_ALIGN);
+                let bytes = bytes.get(from..end).ok_or(length)?;
+                let (bytes, padding) = bytes.split_at(size);
+                if padding.iter().any(|&byte| byte != 0) {
+                    return Err(FormatError::Field("padding"));
+                }
+                parse_page(&writer.volume, entry.number, page.page, page_blocks, bytes)?
+            }
+        };
+        if !pages.contains(&page.page) {
+            continue;
+        }
+        let first = page.page * page_blocks;
+        let mut is_taken = false;
+        for &index in whose {
+            let member = &mut group[index];
+            if !member.is_first(page.page) {
+                continue;
+            }
+            let over = &member.over;
+            if over.range(first, first + page_blocks).next().is_some() {
+                take_rest(first, &runs, Some(over), take);
+            } else if !is_taken {
+                is_taken = true;
+                take_rest(first, &runs, None, take);
+            }
+        }
+    }
+    Ok(())
 }
