@@ -33,9 +33,9 @@ pub trait Authenticator: Debug + Send + Sync {
 
 /// What encrypts the data of a home, and authenticates it and the structures that say where it is.
 pub trait KeyedCipher: BlockCipher + Authenticator {
-    /// The tag of an encrypted unit in the place with this number. It is no tag of anything else, nor of the same bytes
-    /// in another place or home.
-    fn unit_tag(&self, number: u64, unit: &[u8]) -> u32;
+    /// The tags of encrypted units, one for each of `tags`, in the places from this number on. A tag is none of anything
+    /// else, nor of the same bytes in another place or home.
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]);
 }
 
 /// Bytes of a tag.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::limits::SECTOR_BYTES;
 
 use crate::content::mix;
 
@@ -56,12 +57,12 @@ impl Authenticator for ToyCipher {
 }
 
 impl KeyedCipher for ToyCipher {
-    fn unit_tag(&self, number: u64, unit: &[u8]) -> u32 {
-        let tag = self.tag(unit);
-        let state = tag
-            .first_chunk()
-            .map_or(0, |first| u64::from_le_bytes(*first));
-        mix(state ^ mix(number)) as u32
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        assert_eq!(units.len(), tags.len() * SECTOR_BYTES, "a tag a sector");
+        for ((number, unit), tag) in (first..).zip(units.chunks(SECTOR_BYTES)).zip(tags) {
+            let state = u128::from_le_bytes(self.tag(unit)) as u64;
+            *tag = mix(state ^ mix(number)) as u32;
+        }
     }
 }
 

@@ -114,25 +114,32 @@ impl Compared {
 pub(super) struct Sum(u64);
 
 impl Sum {
-    fn of(cipher: Option<&dyn KeyedCipher>, sector: u64, data: &[u8]) -> Self {
-        let tag = cipher.map_or(0, |cipher| cipher.unit_tag(sector, data));
-        Self(u64::from(tag) << 32 | u64::from(block_checksum(data)))
-    }
-
     fn crc(self) -> u32 {
         self.0 as u32
     }
 }
 
-/// The sum of each sector of `data`, the first of which has this number.
+/// The sum of each sector of `data`, the first of which has this number. Tags are made a few at once, which is faster.
 fn sums_of(
     cipher: Option<&dyn KeyedCipher>,
     first: u64,
     data: &[u8],
 ) -> impl Iterator<Item = (u64, Sum)> {
-    (first..)
-        .zip(data.chunks(SECTOR_BYTES))
-        .map(move |(sector, data)| (sector, Sum::of(cipher, sector, data)))
+    const TAGS: usize = BLOCK_SECTORS as usize;
+    let runs = (first..)
+        .step_by(TAGS)
+        .zip(data.chunks(TAGS * SECTOR_BYTES));
+    runs.flat_map(move |(first, run)| {
+        let mut tags = [0; TAGS];
+        if let Some(cipher) = cipher {
+            cipher.unit_tags(first, run, &mut tags[..run.len() / SECTOR_BYTES]);
+        }
+        let sectors = (first..).zip(run.chunks(SECTOR_BYTES)).zip(tags);
+        sectors.map(|((sector, data), tag)| {
+            let crc = u64::from(block_checksum(data));
+            (sector, Sum(u64::from(tag) << 32 | crc))
+        })
+    })
 }
 
 impl Sums {

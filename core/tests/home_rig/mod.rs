@@ -54,9 +54,12 @@ impl Authenticator for Toy {
 }
 
 impl KeyedCipher for Toy {
-    fn unit_tag(&self, number: u64, unit: &[u8]) -> u32 {
-        let bytes: Vec<u8> = [&number.to_le_bytes(), unit].concat();
-        (u128::from_le_bytes(self.tag(&bytes)) >> 96) as u32
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        assert_eq!(units.len(), tags.len() * SECTOR_BYTES, "a tag a sector");
+        for ((number, unit), tag) in (first..).zip(units.chunks(SECTOR_BYTES)).zip(tags) {
+            let bytes: Vec<u8> = [&number.to_le_bytes(), unit].concat();
+            *tag = (u128::from_le_bytes(self.tag(&bytes)) >> 96) as u32;
+        }
     }
 }
 

@@ -236,10 +236,8 @@ impl Authenticator for HomeCipher {
 }
 
 impl KeyedCipher for HomeCipher {
-    fn unit_tag(&self, number: u64, unit: &[u8]) -> u32 {
-        let tag = self.sectors.tag([self.number, number], unit);
-        let first = tag.first_chunk().expect("a tag is longer");
-        u32::from_le_bytes(*first)
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        self.sectors.short_tags([self.number, first], units, tags);
     }
 }
 

@@ -62,11 +62,11 @@ impl Authenticator for Planted {
 }
 
 impl KeyedCipher for Planted {
-    fn unit_tag(&self, number: u64, unit: &[u8]) -> u32 {
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
         if self.plant == Plant::ForgedSectorsTaken {
-            return 0;
+            return tags.fill(0);
         }
-        self.cipher.unit_tag(number, unit)
+        self.cipher.unit_tags(first, units, tags);
     }
 }
 

@@ -228,7 +228,9 @@ impl World {
             let (crc, tag) = sum.split_at_mut(CRC_BYTES);
             crc.copy_from_slice(&block_checksum(&data).to_le_bytes());
             if let Some(cipher) = &self.cipher {
-                tag.copy_from_slice(&cipher.unit_tag(sector, &data).to_le_bytes());
+                let mut tags = [0];
+                cipher.unit_tags(sector, &data, &mut tags);
+                tag.copy_from_slice(&tags[0].to_le_bytes());
             }
         }
         self.store.put(offset, &sums);
