@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from home_layouts import seal
 from log_cases import is_replayed, is_sound
 from object_stores import EAGER, Model, counters
 
@@ -196,6 +197,54 @@ def test_encryption_is_checked_without_the_key(tmp_path):
     found = checked(daemon.data)
     assert "superblock" in found[log]["problems"][0], found
     assert "does not exist" in found[backend]["problems"][0]
+
+
+def move_tail(path):
+    """Somebody without the key has the log begin behind what is in it, in its newest superblock, with a checksum that is
+    right; what the superblocks were."""
+    places = (0, 16 * 4096)
+    with open(path, "r+b") as file:
+        blocks = []
+        for place in places:
+            file.seek(place)
+            blocks.append(bytearray(file.read(4096)))
+        assert all(block[:8] == b"HDCSLOG\0" for block in blocks)
+        before = [bytes(block) for block in blocks]
+        sequence = [int.from_bytes(block[48:56], "little") for block in blocks]
+        newest = sequence.index(max(sequence))
+        block = blocks[newest]
+        block[80:88] = (int.from_bytes(block[80:88], "little") + 4).to_bytes(8, "little")
+        seal(block)
+        file.seek(places[newest])
+        file.write(block)
+    return dict(zip(places, before))
+
+
+def test_encryption_refuses_a_forged_superblock_of_the_log(tmp_path):
+    key = key_file(tmp_path)
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", *DIRTY, *encrypted(key))
+        data = marked(MIB, 9)
+        daemon.write("v", data)
+        daemon.kill()
+        log = daemon.log_of("v")
+        before = move_tail(log)
+        refused(hdcs("check", daemon.data, "--no-backend"), 1, "1 problem")
+        hidden = tmp_path / "hidden"
+        key.rename(hidden)
+        daemon.ok("check", daemon.data, "--no-backend")
+        hidden.rename(key)
+        daemon.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+        reason = daemon.volume("v")["reason"]
+        assert "does not authenticate" in reason and "put the superblocks back" in reason, reason
+        with open(log, "r+b") as file:
+            for place, block in before.items():
+                file.seek(place)
+                file.write(block)
+        daemon.ok("volume", "open", "v")
+        assert daemon.read("v", MIB) == data
+        daemon.stop()
 
 
 def test_encryption_rotates_keys_while_it_serves(tmp_path):

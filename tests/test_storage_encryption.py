@@ -6,10 +6,11 @@ import shutil
 
 import pytest
 from daemon import MIB, Daemon, hdcs
-from home_layouts import BLOCK, DATA, change_superblocks
+from home_layouts import BLOCK, ENCRYPTED_DATA, HEAD_BLOCKS, SUMS, change_superblocks, crc32c
+from home_layouts import seal as seal_structure
 from object_stores import Model
 from test_encryption_volumes import encrypted, key_file, marked, marks
-from test_storage_checksums import BAD, flip, is_told_and_refused
+from test_storage_checksums import BAD, flip, is_refused, is_told_and_refused
 
 SIZE = 32 * MIB
 
@@ -110,7 +111,7 @@ def test_storage_encryption_is_checked_without_the_key(tmp_path):
 
         found = checked()
         assert found["blocks"] >= 4 * MIB // BLOCK and not found["problems"] and not found["note"], found
-        flip(home_path(daemon), DATA + BAD + 1000)
+        flip(home_path(daemon), ENCRYPTED_DATA + BAD + 1000)
         assert "1 sectors do not match" in checked()["note"]
         hidden.rename(key)
         is_told_and_refused(daemon, data)
@@ -174,3 +175,78 @@ def test_storage_encryption_makes_an_encrypted_home_for_a_lost_one(tmp_path):
         daemon.stop()
         inspected = json.loads(hdcs("inspect", home_path(daemon), "--json").stdout)
         assert inspected["home"]["data_key"] == before
+
+
+def forge_page(path):
+    """Somebody without the key says in both copies of the first page that its blocks are zeroes."""
+    with open(path, "r+b") as file:
+        for copy in range(2):
+            file.seek((HEAD_BLOCKS + copy) * BLOCK)
+            block = bytearray(file.read(BLOCK))
+            assert block[:8] == b"HDCSHMAP"
+            block[64:128] = b"\xff" * 64
+            seal_structure(block)
+            file.seek((HEAD_BLOCKS + copy) * BLOCK)
+            file.write(block)
+
+
+def forge_superblocks(path):
+    """The same of the superblocks: the backend is between two states."""
+    def change(block):
+        block[64] ^= 1
+
+    change_superblocks(path, change)
+
+
+@pytest.mark.parametrize("forge", [forge_page, forge_superblocks])
+def test_storage_encryption_refuses_a_forged_map(tmp_path, forge):
+    data = marked(MIB, 7)
+    with Daemon(tmp_path) as daemon:
+        create(daemon, tmp_path, *encrypted(key_file(tmp_path)))
+        write(daemon, data)
+        daemon.stop()
+        kept = tmp_path / "kept"
+        shutil.copy(home_path(daemon), kept)
+        forge(home_path(daemon))
+        daemon.ok("check", daemon.data, "--no-backend")
+        daemon.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+        reason = daemon.volume("v")["reason"]
+        assert "does not authenticate" in reason and "put the home back that was there" in reason, reason
+        daemon.stop()
+        shutil.copy(kept, home_path(daemon))
+        daemon.start()
+        assert daemon.read("v", MIB) == data
+        daemon.stop()
+
+
+def forge_sector(path, offset):
+    """Somebody without the key changes a sector of the volume, and makes its CRC-32C right."""
+    with open(path, "r+b") as file:
+        file.seek(ENCRYPTED_DATA + offset)
+        sector = bytearray(file.read(512))
+        sector[100] ^= 1
+        file.seek(ENCRYPTED_DATA + offset)
+        file.write(sector)
+        file.seek(SUMS + offset // 512 * 8)
+        file.write(crc32c(sector).to_bytes(4, "little"))
+
+
+def test_storage_encryption_refuses_a_forged_sector(tmp_path):
+    data = marked(MIB, 8)
+    with Daemon(tmp_path) as daemon:
+        create(daemon, tmp_path, *encrypted(key_file(tmp_path)))
+        write(daemon, data)
+        daemon.stop()
+        forge_sector(home_path(daemon), BAD + 512)
+        daemon.ok("check", daemon.data, "--no-backend")
+        daemon.start()
+        assert is_refused(daemon, BLOCK, BAD)
+        assert daemon.read("v", 512, BAD) == data[BAD : BAD + 512]
+        daemon.until(lambda: "does not authenticate" in (tmp_path / "log").read_text(errors="replace"))
+        assert home(daemon)["damaged_sectors"] == 1
+        write(daemon, data[BAD : BAD + BLOCK], BAD)
+        assert daemon.read("v", MIB) == data
+        daemon.ok("volume", "flush", "v")
+        assert (tmp_path / "v.image").read_bytes()[:MIB] == data
+        daemon.stop()

@@ -97,6 +97,9 @@ pub enum FormatError {
         "it is older than another structure says: the device has lost a write that it had acknowledged"
     )]
     Stale,
+    /// Its checksum is right, and nobody who has the key has written it.
+    #[error("it does not authenticate: somebody without the volume's key has written it")]
+    Forged,
     /// It belongs to another volume or device.
     #[error("identity does not match: it belongs to another volume or device")]
     Identity,
@@ -108,6 +111,13 @@ pub enum OpenError {
     /// Neither superblock of the log can be used; the first one's reason.
     #[error("write log: no usable superblock: {0}")]
     Superblock(FormatError),
+    /// The checksum of a superblock is right, and nobody who has the key has written it.
+    #[error(
+        "write log: its superblock does not authenticate: somebody without the volume's key has written it: find out who \
+         can write to its device, and put the superblocks back that were there; or give up what was not destaged \
+         (`hdcs volume open NAME --discard-dirty`)"
+    )]
+    Forged,
     /// Acknowledged data in the middle of the log does not match its checksum.
     #[error("write log: acknowledged data at log position {position} is corrupt")]
     CorruptLog {

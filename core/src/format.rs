@@ -82,13 +82,15 @@
 //! than one commit. Otherwise a page or a superblock is older than what was flushed, and the home is refused.
 //!
 //! The checksums are the CRC-32C of each sector of the page's blocks, as it is stored, four bytes each in
-//! the order of the sectors. Those of sectors that the map calls neither clean nor dirty mean nothing.
+//! the order of the sectors. If the data is encrypted, the first four bytes of the sector's tag follow each of them, and
+//! there are 252 blocks of checksums instead of 126; block `i` of the volume lies in block `8 + 254 * (i / 16128 + 1) + i`
+//! then. Those of sectors that the map calls neither clean nor dirty mean nothing.
 //! There is no copy: what a flush has made durable matches, and what was written since is in the write
 //! log. They hold under the log that the superblock names.
 //!
 //! With a `data_key` each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for homes
 //! from that data key, its tweak the number of the sector on the volume and, in the upper eight bytes, that of the
-//! home.
+//! home. Superblocks, pages and sectors then have a [tag](#encrypted-volumes).
 //!
 //! # Volumes over object stores
 //!
@@ -155,6 +157,19 @@
 //!                        each compressed frame, whole     UUID of its writer ^ (N << 64) ^ (2^32 + frame)
 //! ```
 //!
+//! A *tag* of bytes in a place, two numbers (`U64`), is AES-256 of their POLYVAL (RFC 8452) XOR the place. The key of
+//! AES is the first 32 bytes of what HKDF gives, that of POLYVAL the 16 bytes behind them:
+//!
+//! ```text
+//! tagged                        info               place
+//! superblocks of the write log  log superblocks    0, 0
+//! superblocks, pages of a home  home map           number of the home, 0
+//! sectors of a home             home sectors       number of the home, number of the sector on the volume
+//! ```
+//!
+//! Of a superblock or page the tag is made before the checksum, with both fields zero; a field that is shorter than a tag
+//! has the first bytes of it.
+//!
 //! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of
 //! the read cache are of what is on the medium. Superblocks, the cache's journal and footers,
 //! tables of data objects, maps and manifests are plain. The data key lies in `key.json` beside
@@ -166,7 +181,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::error::FormatError;
+use crate::cipher::{Authenticator, TAG_BYTES, compare_tags};
+use crate::error::{FormatError, OpenError};
 use crate::heat;
 use crate::home::format as home;
 use crate::limits::{
@@ -343,8 +359,10 @@ on_disk! {
         /// Position before which the log was known to be durable when it was opened: one that seems to end before it
         /// has lost something.
         known_head: U64,
+        /// With a `data_key`: the tag of the block with this field and `checksum` zero.
+        tag: [u8; 16],
         /// Zero.
-        reserved_b: [u8; 1816],
+        reserved_b: [u8; 1800],
         /// How many of `lost` count.
         lost_ranges: U64,
         /// Sectors whose data the log has lost, as of the tail, and of what was in the ring when it was opened: first
@@ -544,6 +562,41 @@ impl LogSuperblock {
     /// Fill in the checksum.
     pub fn seal(&mut self) {
         seal(self.as_mut_bytes());
+    }
+
+    /// Fill in the tag of these keys, and the checksum. Without any there is no tag.
+    pub fn seal_with(&mut self, keys: Option<&dyn Authenticator>) {
+        self.tag = keys.map_or([0; TAG_BYTES], |keys| self.tag_by(keys));
+        self.seal();
+    }
+
+    fn tag_by(mut self, keys: &dyn Authenticator) -> [u8; TAG_BYTES] {
+        self.checksum = U64::new(0);
+        self.tag = [0; TAG_BYTES];
+        keys.tag(self.as_bytes())
+    }
+
+    /// Whether a holder of these keys has written it; without any that is not asked.
+    ///
+    /// # Errors
+    /// [`FormatError::Forged`] if nobody has.
+    pub fn authenticate(&self, keys: Option<&dyn Authenticator>) -> Result<(), FormatError> {
+        keys.map_or(Ok(()), |keys| compare_tags(&self.tag, &self.tag_by(keys)))
+    }
+
+    /// Whether a holder of these keys has written all of these blocks that are superblocks of this volume.
+    ///
+    /// # Errors
+    /// [`OpenError::Forged`] if one is that nobody has written.
+    pub fn authenticate_all(
+        blocks: &[&[u8]],
+        volume: [u8; 16],
+        keys: Option<&dyn Authenticator>,
+    ) -> Result<(), OpenError> {
+        let found = blocks.iter().filter_map(|block| Self::parse(block).ok());
+        let mut own = found.filter(|superblock| superblock.volume == volume);
+        own.try_for_each(|superblock| superblock.authenticate(keys))
+            .map_err(|_| OpenError::Forged)
     }
 
     /// Offset in bytes on the log's region of the one with this sequence: they are written in turn.

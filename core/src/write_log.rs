@@ -19,6 +19,7 @@
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -27,6 +28,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::buf::{Buf, Pool};
+use crate::cipher::{Authenticator, TAG_BYTES};
 use crate::extent_index::Sequence;
 use crate::format::{
     ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_UNFLUSHED,
@@ -145,6 +147,8 @@ pub struct SpanWrite {
 #[derive(Debug)]
 pub struct WriteLog {
     superblock: LogSuperblock,
+    /// What authenticates superblocks, if something does.
+    keys: Option<Arc<dyn Authenticator>>,
     ring_blocks: u64,
     head: u64,
     durable: u64,
@@ -207,7 +211,8 @@ impl WriteLog {
             cache_stamp: U64::new(Tie::NONE.stamp),
             backend_commit: [0; 64],
             known_head: U64::new(0),
-            reserved_b: [0; 1816],
+            tag: [0; TAG_BYTES],
+            reserved_b: [0; 1800],
             lost_ranges: U64::new(0),
             lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
         };
@@ -215,12 +220,14 @@ impl WriteLog {
         superblock
     }
 
-    /// An empty log at the tail of `superblock`; replay fills it through [`Self::replay_span`].
-    pub fn new(superblock: LogSuperblock) -> Self {
+    /// An empty log at the tail of `superblock`, whose later ones get tags of these keys, if there are any; replay fills
+    /// it through [`Self::replay_span`].
+    pub fn new(superblock: LogSuperblock, keys: Option<Arc<dyn Authenticator>>) -> Self {
         let ring_blocks = superblock.ring_blocks.get();
         let tail = superblock.tail.get();
         Self {
             superblock,
+            keys,
             ring_blocks,
             head: tail,
             durable: tail,
@@ -686,7 +693,7 @@ impl WriteLog {
         self.lost.record(&mut self.superblock);
         let sequence = self.superblock.sequence.get() + 1;
         self.superblock.sequence = U64::new(sequence);
-        self.superblock.seal();
+        self.superblock.seal_with(self.keys.as_deref());
         let mut block = self
             .control_pool
             .alloc(BLOCK_BYTES)

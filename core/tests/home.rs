@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::home::format;
+use hdcs_core::home::format::{self, Layout};
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
 use hdcs_core::io::{Completion, Done, Nanos, Token};
@@ -62,12 +62,13 @@ impl Rig {
             data_key: [0; 16],
             turn_blocks: 1 << 20,
         };
-        let pages = (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page)));
+        let pages =
+            (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page, None)));
         Self {
             home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(4 << 20),
-            store: vec![0; format::store_bytes(BYTES) as usize],
-            durable: vec![0; format::store_bytes(BYTES) as usize],
+            store: vec![0; Layout::PLAIN.store_bytes(BYTES) as usize],
+            durable: vec![0; Layout::PLAIN.store_bytes(BYTES) as usize],
             backend: vec![0; BYTES as usize],
             actions: Vec::new(),
             seen: BTreeSet::new(),
@@ -94,7 +95,7 @@ impl Rig {
             } = action
                 && self.seen.insert(token.0)
             {
-                let at = format::data_offset(*offset) as usize;
+                let at = Layout::PLAIN.data_offset(*offset) as usize;
                 assert!(self.durable[at..at + data.len()] == **data);
             }
         }

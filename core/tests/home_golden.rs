@@ -7,7 +7,7 @@ mod home_rig;
 
 use std::path::{Path, PathBuf};
 
-use hdcs_core::home::format::HOME_VERSION;
+use hdcs_core::home::format::{HOME_VERSION, Layout};
 use hdcs_core::home::{Ask, Event};
 use hdcs_core::limits::BLOCK_BYTES;
 use home_rig::{KEY, Rig, packed, unpacked};
@@ -61,7 +61,8 @@ fn golden_homes_of_every_version_open() {
     for version in 1..=HOME_VERSION {
         for key in [[0; 16], KEY] {
             let mut rig = Rig::new(key);
-            rig.store = unpacked(&std::fs::read(image_path(version, key)).unwrap());
+            let image = std::fs::read(image_path(version, key)).unwrap();
+            rig.store = unpacked(&image, Layout::of(key == KEY));
             rig.reopen();
             let status = rig.home.status();
             let blocks = [status.clean_bytes, status.dirty_bytes, status.zero_bytes]

@@ -3,7 +3,7 @@
 mod home_rig;
 
 use hdcs_core::error::FormatError;
-use hdcs_core::home::format::page_offset;
+use hdcs_core::home::format::Layout;
 use hdcs_core::home::map::BlockState;
 use hdcs_core::home::{Action, Ask, Event};
 use hdcs_core::io::{Completion, Done};
@@ -65,7 +65,12 @@ fn is_dirty(rig: &mut Rig, block: u64) -> bool {
 
 #[test]
 fn home_survives_the_loss_of_any_write_of_its_map() {
-    for place in [page_offset(0, 0), page_offset(0, 1), 0, BLOCK_BYTES as u64] {
+    for place in [
+        Layout::PLAIN.page_offset(0, 0),
+        Layout::PLAIN.page_offset(0, 1),
+        0,
+        BLOCK_BYTES as u64,
+    ] {
         let mut rig = Rig::new([0; 16]);
         assert!(commit(&mut rig, 3, Some((place, Fate::Lost))));
         assert!(is_dirty(&mut rig, 3), "the write at {place} was lost");
@@ -77,7 +82,7 @@ fn home_survives_a_torn_write_of_a_page_or_of_its_copy() {
     for copy in [0, 1] {
         let mut rig = Rig::new([0; 16]);
         assert!(commit(&mut rig, 3, None));
-        let torn = Some((page_offset(0, copy), Fate::Torn));
+        let torn = Some((Layout::PLAIN.page_offset(0, copy), Fate::Torn));
         assert!(!commit(&mut rig, 4, torn));
         assert!(is_dirty(&mut rig, 3));
     }
@@ -87,9 +92,9 @@ fn home_survives_a_torn_write_of_a_page_or_of_its_copy() {
 #[test]
 fn home_whose_copy_was_lost_and_whose_page_is_torn_is_refused() {
     let mut rig = Rig::new([0; 16]);
-    let copy = Some((page_offset(0, 1), Fate::Lost));
+    let copy = Some((Layout::PLAIN.page_offset(0, 1), Fate::Lost));
     assert!(commit(&mut rig, 3, copy));
-    let torn = Some((page_offset(0, 0), Fate::Torn));
+    let torn = Some((Layout::PLAIN.page_offset(0, 0), Fate::Torn));
     assert!(!commit(&mut rig, 4, torn));
     let refused = try_open(&mut rig.store).unwrap_err();
     assert_eq!(refused, FormatError::Stale);
@@ -99,7 +104,7 @@ fn home_whose_copy_was_lost_and_whose_page_is_torn_is_refused() {
 fn home_whose_page_is_older_than_its_superblock_is_refused() {
     let mut rig = Rig::new([0; 16]);
     assert!(commit(&mut rig, 3, None));
-    let place = page_offset(0, 0) as usize;
+    let place = Layout::PLAIN.page_offset(0, 0) as usize;
     let before = rig.store[place..place + 2 * BLOCK_BYTES].to_vec();
     rig.settle();
     assert!(commit(&mut rig, 4, None));

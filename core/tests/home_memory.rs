@@ -50,7 +50,8 @@ impl Rig {
             flush_every_blocks: u64::MAX,
             turn_blocks: 1 << 20,
         };
-        let pages = (0..format::pages(bytes)).map(|page| Box::new(format::format_page(HOME, page)));
+        let pages =
+            (0..format::pages(bytes)).map(|page| Box::new(format::format_page(HOME, page, None)));
         Self {
             home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(256 << 20),

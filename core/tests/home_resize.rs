@@ -7,8 +7,8 @@ use std::rc::Rc;
 use hdcs_core::buf::Pool;
 use hdcs_core::error::IoError;
 use hdcs_core::home::format::{
-    self, FoundPage, HOME_BETWEEN, HomePage, HomeSuperblock, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
-    choose_page,
+    self, FoundPage, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS,
+    SUMS_UNTRUSTED, choose_page,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
@@ -79,8 +79,8 @@ fn superblock(store: &Sectors) -> HomeSuperblock {
 fn map_of(store: &Sectors, superblock: &HomeSuperblock) -> (Vec<FoundPage>, MapCheck) {
     let mut check = MapCheck::new(superblock);
     let pages = (0..format::pages(superblock.bytes.get())).map(|page| {
-        let [one, two] = store.two_blocks(format::page_offset(page, 0));
-        let found = choose_page([&one, &two], HOME, page).unwrap();
+        let [one, two] = store.two_blocks(Layout::PLAIN.page_offset(page, 0));
+        let found = choose_page([&one, &two], HOME, page, None).unwrap();
         check.add(&found);
         found
     });
@@ -93,11 +93,11 @@ fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> H
     check.end().unwrap();
     for found in &pages {
         if let Some(copy) = found.repair {
-            let place = format::page_offset(found.page.page.get(), copy);
+            let place = Layout::PLAIN.page_offset(found.page.page.get(), copy);
             store.write(place, found.page.as_bytes());
         }
     }
-    if let Some(begun) = superblock.begin(LOG, true, &check) {
+    if let Some(begun) = superblock.begin(LOG, true, &check, None) {
         store.write(begun.place(), begun.as_bytes());
         superblock = begun;
     }
@@ -131,11 +131,14 @@ impl Rig {
     /// The same, whose tiers flush the backend after so many blocks, unless they show as a whole.
     fn with_flushes(blocks: u64, backend_atomic: bool, flush_every_blocks: u64) -> Self {
         let mut store = Sectors::default();
-        store.write(0, &format::format_head(UUID, HOME, blocks * BLOCK, [0; 16]));
+        store.write(
+            0,
+            &format::format_head(UUID, HOME, blocks * BLOCK, [0; 16], None),
+        );
         for page in 0..format::pages(blocks * BLOCK) {
             for copy in [0, 1] {
-                let empty = format::format_page(HOME, page);
-                store.write(format::page_offset(page, copy), empty.as_bytes());
+                let empty = format::format_page(HOME, page, None);
+                store.write(Layout::PLAIN.page_offset(page, copy), empty.as_bytes());
             }
         }
         Self {
@@ -372,7 +375,7 @@ fn home_that_shrinks_and_grows_reads_zeroes_where_it_was_cut() {
         rig.resize(small).unwrap();
         assert_eq!(rig.blocks(), small);
         let bytes = small * BLOCK;
-        let store = format::store_bytes(bytes);
+        let store = Layout::PLAIN.store_bytes(bytes);
         assert_eq!(rig.resized, [("backend", bytes), ("store", store)]);
         if reopens {
             rig.open_again();
@@ -465,7 +468,7 @@ fn home_that_cannot_grow_keeps_its_size_and_its_store() {
             IoError::Unreachable
         };
         assert_eq!((error, rig.blocks()), (expected, 100));
-        let given_back = format::store_bytes(100 * BLOCK);
+        let given_back = Layout::PLAIN.store_bytes(100 * BLOCK);
         assert_eq!(rig.resized.last(), Some(&("store", given_back)));
         rig.flush();
         assert_eq!(rig.read(9), 1);

@@ -3,7 +3,10 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use hdcs_core::buf::Pool;
+use hdcs_core::cipher::{Authenticator, TAG_BYTES};
 use hdcs_core::error::{FormatError, OpenError, RequestError};
 use hdcs_core::format::{
     EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum, seal,
@@ -856,4 +859,104 @@ fn replay_reads_the_end_of_the_log_twice() {
     };
     replayed_through(&world, way).unwrap();
     assert_eq!(reads, 2);
+}
+
+/// Makes tags that nobody makes by accident.
+#[derive(Debug)]
+struct Toy;
+
+impl Authenticator for Toy {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        let mut tag = [0x5a_u8; TAG_BYTES];
+        for (at, byte) in bytes.iter().enumerate() {
+            let place = at % TAG_BYTES;
+            tag[place] = tag[place].rotate_left(3) ^ byte.wrapping_add(at as u8);
+        }
+        tag
+    }
+}
+
+/// A log with ten spans whose superblocks have tags, and the place of the newest of them.
+fn authenticated_world() -> (World, usize) {
+    let mut world = World::new(Persist::OnWrite);
+    let first = LogSuperblock::mut_from_bytes(&mut world.log[..BLOCK_BYTES]).unwrap();
+    first.seal_with(Some(&Toy));
+    let second = &mut world.log[SECOND..][..BLOCK_BYTES];
+    LogSuperblock::mut_from_bytes(second)
+        .unwrap()
+        .seal_with(Some(&Toy));
+    world.keys = Some(Arc::new(Toy));
+    world.reopen();
+    for block in 0..10u8 {
+        world.write(u64::from(block) * 8, &[block + 1; BLOCK_BYTES]);
+    }
+    let newest = [0, SECOND].into_iter().max_by_key(|&place| {
+        let block = &world.log[place..][..BLOCK_BYTES];
+        LogSuperblock::parse(block).unwrap().sequence.get()
+    });
+    let newest = newest.unwrap();
+    (world, newest)
+}
+
+/// Who moves the tail past what is not destaged drops it, if the checksum is all that is compared.
+#[test]
+fn replay_refuses_a_superblock_that_somebody_without_the_key_has_written() {
+    for has_keys in [true, false] {
+        for (is_newest, change) in [(true, 0), (true, 1), (true, 2), (false, 0)] {
+            let (mut world, newest) = authenticated_world();
+            if !has_keys {
+                world.keys = None;
+            }
+            let place = if is_newest { newest } else { SECOND - newest };
+            let block = &mut world.log[place..][..BLOCK_BYTES];
+            let superblock = LogSuperblock::mut_from_bytes(block).unwrap();
+            match change {
+                0 => superblock.tail = 20.into(),
+                1 => superblock.flags = 1.into(),
+                _ => superblock.data_key = [0; 16],
+            }
+            superblock.tag[0] ^= u8::from(change == 2);
+            superblock.seal();
+            let before = world.log.clone();
+            world.try_reopen();
+            if has_keys {
+                assert_eq!(world.volume.phase(), Phase::Failed(OpenError::Forged));
+                assert!(world.log == before, "a refused opening writes nothing");
+            } else {
+                assert_ne!(world.volume.phase(), Phase::Failed(OpenError::Forged));
+            }
+        }
+    }
+}
+
+#[test]
+fn replay_takes_what_holders_of_the_key_have_written() {
+    let (mut world, newest) = authenticated_world();
+    world.reopen();
+    for block in 0..10 {
+        holds(&mut world, block, block + 1);
+    }
+    for place in [0, SECOND] {
+        let superblock = LogSuperblock::parse(&world.log[place..][..BLOCK_BYTES]).unwrap();
+        assert_eq!(superblock.authenticate(Some(&Toy)), Ok(()));
+    }
+    // One that is torn is nobody's work.
+    let (mut torn, at) = authenticated_world();
+    torn.log[SECOND - at + 100] ^= 1;
+    torn.reopen();
+    holds(&mut torn, 9, 10);
+    // One that is kept beside the device is asked for its tag, too.
+    let mut kept = LogSuperblock::parse(&world.log[newest..][..BLOCK_BYTES]).unwrap();
+    kept.sequence = (kept.sequence.get() + 2).into();
+    for (tail, is_forged) in [(kept.tail, false), (2.into(), true)] {
+        kept.seal_with(Some(&Toy));
+        if is_forged {
+            kept.tail = tail;
+            kept.seal();
+        }
+        world.kept = Some(kept);
+        world.try_reopen();
+        let refused = world.volume.phase() == Phase::Failed(OpenError::Forged);
+        assert_eq!(refused, is_forged);
+    }
 }

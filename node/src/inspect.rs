@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hdcs_core::buf::Pool;
@@ -340,6 +341,9 @@ fn replay(
 ) -> Result<(WriteLog, u64), OpenError> {
     let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
     let mut replay = Replay::new(superblock.volume, region_bytes);
+    if let Some(cipher) = cipher {
+        replay.authenticate(Arc::new(cipher.clone()));
+    }
     let pool = Pool::new(POOL_BYTES);
     let (mut done, mut records) = (false, 0);
     while !done {

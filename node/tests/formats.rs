@@ -30,7 +30,7 @@ use hdcs_core::format::{
     CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, LOG_MAGIC, LOG_VERSION, LogSuperblock, seal,
 };
 use hdcs_core::heat::{Gathering, HEAT_VERSION, Heat};
-use hdcs_core::home::format::HOME_VERSION;
+use hdcs_core::home::format::{HOME_VERSION, Layout as HomeLayout};
 use hdcs_core::io::{Nanos, SectorRange};
 use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
@@ -281,7 +281,10 @@ fn home() -> Format {
         version: HOME_VERSION,
         lay_out: Box::new(|version| {
             let golden = core_golden(&format!("home-v{version}.bin"));
-            BTreeMap::from([("home".to_owned(), home_rig::unpacked(&golden))])
+            BTreeMap::from([(
+                "home".to_owned(),
+                home_rig::unpacked(&golden, HomeLayout::PLAIN),
+            )])
         }),
         open: Box::new(|medium| {
             let file = tempfile::NamedTempFile::new().unwrap();

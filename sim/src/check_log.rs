@@ -283,7 +283,8 @@ mod tests {
             cache_stamp: 0.into(),
             backend_commit: [0; 64],
             known_head: 0.into(),
-            reserved_b: [0; 1816],
+            tag: [0; 16],
+            reserved_b: [0; 1800],
             lost_ranges: 0.into(),
             lost: [[0.into(); 2]; 128],
         };

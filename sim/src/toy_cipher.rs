@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::limits::SECTOR_BYTES;
+
+use crate::content::mix;
 
 /// From here on numbers are those of compressed lines.
 const PACKED_NUMBERS: u64 = 1 << 40;
@@ -35,6 +38,30 @@ impl BlockCipher for ToyCipher {
     fn decrypt(&self, number: u64, block: &mut [u8]) {
         for (byte, pad) in block.iter_mut().zip(self.pad(number)) {
             *byte = byte.wrapping_sub(pad);
+        }
+    }
+}
+
+impl Authenticator for ToyCipher {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        let state = bytes.chunks(8).fold(mix(self.0), |state, word| {
+            let mut bytes = [0; 8];
+            bytes[..word.len()].copy_from_slice(word);
+            mix(state ^ u64::from_le_bytes(bytes))
+        });
+        let mut tag = [0; TAG_BYTES];
+        tag[..8].copy_from_slice(&state.to_le_bytes());
+        tag[8..].copy_from_slice(&mix(state).to_le_bytes());
+        tag
+    }
+}
+
+impl KeyedCipher for ToyCipher {
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        assert_eq!(units.len(), tags.len() * SECTOR_BYTES, "a tag a sector");
+        for ((number, unit), tag) in (first..).zip(units.chunks(SECTOR_BYTES)).zip(tags) {
+            let state = u128::from_le_bytes(self.tag(unit)) as u64;
+            *tag = mix(state ^ mix(number)) as u32;
         }
     }
 }

@@ -36,6 +36,8 @@ fn home_seeds_hold_and_cover() {
             && coverage.lingered > 20
             && coverage.lost_map_writes_survived > 60
             && coverage.lost_map_writes_noticed > 0
+            && coverage.forged > 80
+            && coverage.forged_sectors > 15
             && coverage.lost_map_writes_noticed < coverage.lost_map_writes_survived / 3,
         "{coverage}"
     );
@@ -258,4 +260,14 @@ fn home_plant_of_pages_that_nobody_counts_is_caught() {
             "between-shown",
         ],
     );
+}
+
+#[test]
+fn home_plant_of_a_forged_map_that_is_taken_is_caught() {
+    assert_caught(Plant::ForgedMapTaken, &["forged-taken"]);
+}
+
+#[test]
+fn home_plant_of_forged_sectors_that_are_taken_is_caught() {
+    assert_caught(Plant::ForgedSectorsTaken, &["read-wrong", "foreign"]);
 }

@@ -143,6 +143,11 @@ fn plant_of_an_end_that_is_not_recorded_is_caught() {
 }
 
 #[test]
+fn plant_of_a_forged_superblock_of_a_log_that_is_taken_is_caught() {
+    assert_caught(Plant::ForgedLogTaken, &["forged-taken"]);
+}
+
+#[test]
 fn plant_of_a_lost_sector_that_is_shown_is_caught() {
     assert_caught(Plant::ShownLoss, &["lost-shown"]);
 }

@@ -51,6 +51,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.shared_sectors > 1000
             && coverage.switches > 50
             && coverage.direct_writes > 500
+            && coverage.forged_logs > 10
             && coverage.lies > 3,
         "{coverage}"
     );

@@ -4,8 +4,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::{self, PAGE_BLOCKS};
+use super::format::PAGE_BLOCKS;
 use super::map::BlockState;
+use super::sums::Sum;
 use super::{Action, Home, Purpose, end};
 use crate::buf::{Buf, BufMut};
 use crate::error::IoError;
@@ -31,7 +32,7 @@ pub(super) struct Read {
     /// the blocks of it that nobody may write,
     reading: Range<u64>,
     /// and what the checksums of that piece are.
-    expected: Vec<u32>,
+    expected: Vec<Sum>,
 }
 
 /// A write, or what makes a range zero.
@@ -250,7 +251,7 @@ impl Home {
             actions.push(match from {
                 Source::Home => Action::StoreRead {
                     token,
-                    offset: format::data_offset(at),
+                    offset: self.layout().data_offset(at),
                     buf: into,
                 },
                 _ => Action::BackendRead {
@@ -614,7 +615,7 @@ impl Home {
             let token = self.token(Purpose::Write(id));
             actions.push(Action::StoreWrite {
                 token,
-                offset: format::data_offset(at),
+                offset: self.layout().data_offset(at),
                 data: core::mem::replace(&mut data, rest),
             });
             at += piece;
@@ -752,7 +753,7 @@ mod tests {
             turn_blocks: TURN_BLOCKS,
             data_key: [0; 16],
         };
-        let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page)));
+        let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page, None)));
         Home::new(config, Map::load(pages.collect(), blocks, 5, true), None)
     }
 

@@ -25,9 +25,7 @@ use alloc::vec::Vec;
 
 use zerocopy::IntoBytes;
 
-use super::format::{
-    HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES, page_offset,
-};
+use super::format::{HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES};
 use super::map::Map;
 use super::{Action, Home, Purpose, end};
 use crate::error::IoError;
@@ -266,12 +264,13 @@ impl Home {
             let (home, log) = (self.config.home, self.config.log);
             let generation = self.map.generation(page);
             let sealed = HomePage::sealed(home, log, generation, page.into(), states);
+            let sealed = sealed.tagged(self.keys());
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Commit);
             actions.push(Action::StoreWrite {
                 token,
-                offset: page_offset(page.into(), copy),
+                offset: self.layout().page_offset(page.into(), copy),
                 data: vec![buf.freeze()],
             });
         }
@@ -299,7 +298,8 @@ impl Home {
             let digest = self.map.digest_of(blocks, new);
             let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
                 .encrypted(data_key)
-                .counting(self.commit.number, digest);
+                .counting(self.commit.number, digest)
+                .tagged(self.keys());
             buf.copy_from_slice(sealed.as_bytes());
             self.status.map_written_bytes += BLOCK_BYTES as u64;
             let token = self.token(Purpose::Superblock);

@@ -6,6 +6,9 @@
 //! Checksums are of what is stored. They tell nothing of the plaintext, and whoever goes through the home (a scrub,
 //! the table made anew, a check offline) needs no key.
 //!
+//! Superblocks and pages of the map carry tags that only a holder of the key can make. Whoever opens the home compares
+//! them.
+//!
 //! What is written stays as it is, since reads and a crash's replay come from it; so it is encrypted into memory of
 //! its own. A part that finds none waits, in order, for the end of writes before it. Writes to the store alone hold
 //! that memory, and they end: nobody waits for the backend here.
@@ -15,16 +18,17 @@ use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::sums::Sum;
 use super::{Action, Home};
 use crate::buf::{Buf, BufMut, Pool};
-use crate::cipher::BlockCipher;
+use crate::cipher::KeyedCipher;
 use crate::error::IoError;
 use crate::limits::{HOME_CIPHER_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Encryption {
-    cipher: Arc<dyn BlockCipher>,
+    cipher: Arc<dyn KeyedCipher>,
     memory: Rc<Pool>,
     /// Parts that are complete and wait for memory: the number of the write, and which of its parts.
     pub waiting: VecDeque<(u64, usize)>,
@@ -32,12 +36,17 @@ pub(super) struct Encryption {
 
 impl Encryption {
     /// With memory of its own.
-    pub fn new(cipher: Arc<dyn BlockCipher>) -> Self {
+    pub fn new(cipher: Arc<dyn KeyedCipher>) -> Self {
         Self {
             cipher,
             memory: Pool::new(HOME_CIPHER_BYTES),
             waiting: VecDeque::new(),
         }
+    }
+
+    /// What tags the map and the superblock.
+    pub fn keys(&self) -> &dyn KeyedCipher {
+        &*self.cipher
     }
 
     /// What is stored of `data`, whose first sector has this number; `None` while there is no memory for it.
@@ -72,7 +81,7 @@ impl Home {
     pub(super) fn open(
         &mut self,
         first_sector: u64,
-        expected: &[u32],
+        expected: &[Sum],
         data: &mut BufMut,
         actions: &mut Vec<Action>,
     ) -> Result<(), IoError> {

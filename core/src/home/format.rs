@@ -6,6 +6,7 @@ use alloc::vec;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::cipher::{KeyedCipher, TAG_BYTES, compare_tags};
 use crate::error::FormatError;
 use crate::format::{Field, Structure, on_disk, refuse_newer, seal, verify};
 use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -26,16 +27,10 @@ pub const PAGE_STATE_BYTES: usize = 4032;
 pub const HOME_BETWEEN: u64 = 1;
 /// [`HomeSuperblock::sums_log`]: the checksums hold for no write log. A new home has 0 there.
 pub const SUMS_UNTRUSTED: u64 = u64::MAX;
-/// Sectors of the volume whose checksums are in one block of the store.
-pub const SUMS_SECTORS: u64 = (BLOCK_BYTES / SUM_BYTES) as u64;
-/// Bytes of a checksum: the CRC-32C of a sector, little-endian.
-pub const SUM_BYTES: usize = 4;
-/// Blocks of the volume whose checksums are in one block of the store.
-pub const SUMS_BLOCKS: u64 = SUMS_SECTORS / BLOCK_SECTORS;
-const _: () = assert!(
-    SECTOR_BYTES.is_multiple_of(SUM_BYTES) && PAGE_BLOCKS.is_multiple_of(SUMS_BLOCKS),
-    "a checksum is in one sector, and those of a page's blocks share no block with others"
-);
+/// Bytes of the CRC-32C of a sector as it is stored, little-endian.
+pub const CRC_BYTES: usize = 4;
+/// Bytes of the tag of a sector that is encrypted, little-endian, behind its CRC-32C.
+pub const SECTOR_TAG_BYTES: usize = 4;
 
 on_disk! {
     /// The root of a home: whose it is.
@@ -67,8 +62,10 @@ on_disk! {
         commits: U64,
         /// Sum of what [`page_digest`] makes of each page's number and `generation`.
         map_digest: U64,
+        /// Of encrypted data: the tag of the block with this field and `checksum` zero.
+        tag: [u8; 16],
         /// Zero.
-        reserved_b: [u8; 3984],
+        reserved_b: [u8; 3968],
     }
 }
 
@@ -91,8 +88,8 @@ on_disk! {
         generation: U64,
         /// Number of the page.
         page: U64,
-        /// Zero.
-        reserved_b: [u8; 8],
+        /// Of encrypted data: the first bytes of the tag of the block with this field and `checksum` zero.
+        tag: [u8; 8],
         /// Two bits for each block, the lowest bits first: 0 absent, 1 clean, 2 dirty, 3 zero.
         states: [u8; 4032],
     }
@@ -140,6 +137,31 @@ impl HomeSuperblock {
         self
     }
 
+    /// The same with the tag of these keys, sealed; without any, nothing changes. Whatever is changed afterwards takes
+    /// its tag from it.
+    #[must_use]
+    pub fn tagged(mut self, keys: Option<&dyn KeyedCipher>) -> Self {
+        if let Some(keys) = keys {
+            self.tag = self.tag_by(keys);
+            self.seal();
+        }
+        self
+    }
+
+    fn tag_by(mut self, keys: &dyn KeyedCipher) -> [u8; TAG_BYTES] {
+        self.checksum = U64::new(0);
+        self.tag = [0; TAG_BYTES];
+        keys.tag(self.as_bytes())
+    }
+
+    /// Whether a holder of these keys has written it; without any that is not asked.
+    ///
+    /// # Errors
+    /// [`FormatError::Forged`] if nobody has.
+    pub fn authenticate(&self, keys: Option<&dyn KeyedCipher>) -> Result<(), FormatError> {
+        keys.map_or(Ok(()), |keys| compare_tags(&self.tag, &self.tag_by(keys)))
+    }
+
     fn seal(&mut self) {
         seal(self.as_mut_bytes());
     }
@@ -156,8 +178,14 @@ impl HomeSuperblock {
 
     /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that
     /// log writes again what was not flushed: so not under another one, nor if it let writes past it. Pages that a
-    /// commit wrote which a crash has cut short count from now on.
-    pub fn begin(&self, log: u64, is_log_whole: bool, map: &MapCheck) -> Option<Self> {
+    /// commit wrote which a crash has cut short count from now on. It is tagged with the keys of the home, if it has any.
+    pub fn begin(
+        &self,
+        log: u64,
+        is_log_whole: bool,
+        map: &MapCheck,
+        keys: Option<&dyn KeyedCipher>,
+    ) -> Option<Self> {
         let sums_log = match self.sums_log.get() {
             0 => log,
             found if found == SUMS_UNTRUSTED || (found == log && is_log_whole) => found,
@@ -179,7 +207,12 @@ impl HomeSuperblock {
             sums_log,
         );
         let begun = begun.encrypted(self.data_key);
-        Some(begun.counting(commits, map_digest))
+        Some(begun.counting(commits, map_digest).tagged(keys))
+    }
+
+    /// Where everything else is in the store.
+    pub fn layout(&self) -> Layout {
+        Layout::of(self.data_key != [0; 16])
     }
 
     /// Where in the store a superblock lies.
@@ -212,6 +245,32 @@ impl HomePage {
         this.states.copy_from_slice(states);
         seal(this.as_mut_bytes());
         this
+    }
+
+    /// The same with the tag of these keys, sealed; without any, nothing changes.
+    #[must_use]
+    pub fn tagged(mut self, keys: Option<&dyn KeyedCipher>) -> Self {
+        if let Some(keys) = keys {
+            let tag = self.tag_by(keys);
+            let bytes = self.tag.len();
+            self.tag.copy_from_slice(&tag[..bytes]);
+            seal(self.as_mut_bytes());
+        }
+        self
+    }
+
+    fn tag_by(mut self, keys: &dyn KeyedCipher) -> [u8; TAG_BYTES] {
+        self.checksum = U64::new(0);
+        self.tag = [0; 8];
+        keys.tag(self.as_bytes())
+    }
+
+    /// Whether a holder of these keys has written it; without any that is not asked.
+    ///
+    /// # Errors
+    /// [`FormatError::Forged`] if nobody has.
+    pub fn authenticate(&self, keys: Option<&dyn KeyedCipher>) -> Result<(), FormatError> {
+        keys.map_or(Ok(()), |keys| compare_tags(&self.tag, &self.tag_by(keys)))
     }
 
     /// The page `page` of a home in `block`.
@@ -306,11 +365,19 @@ impl MapCheck {
     }
 }
 
-/// Choose between both copies of a page.
-pub fn choose_page(blocks: [&[u8]; 2], home: u64, page: u64) -> Result<FoundPage, FormatError> {
+/// Choose between both copies of a page, of which neither may be forged if there are keys to tell.
+pub fn choose_page(
+    blocks: [&[u8]; 2],
+    home: u64,
+    page: u64,
+    keys: Option<&dyn KeyedCipher>,
+) -> Result<FoundPage, FormatError> {
     refuse_newer(&blocks, HOME_PAGE_MAGIC, HOME_VERSION)?;
     let generation = |page: &HomePage| page.generation.get();
     let copies = blocks.map(|block| HomePage::parse(block, home, page));
+    for copy in copies.iter().flatten() {
+        copy.authenticate(keys)?;
+    }
     let generations = [&copies[0], &copies[1]].map(|copy| copy.as_ref().ok().map(generation));
     let (chosen, repair) = match copies {
         [Ok(one), Ok(two)] if generation(&one) == generation(&two) => (one, None),
@@ -331,47 +398,118 @@ pub const fn pages(bytes: u64) -> u64 {
     (bytes / BLOCK_BYTES as u64).div_ceil(PAGE_BLOCKS)
 }
 
-/// Blocks of checksums between a page and its blocks.
-const GROUP_SUMS: u64 = PAGE_BLOCKS / SUMS_BLOCKS;
-/// Blocks of the store up to the data of a page's blocks, from the page on.
-const GROUP_HEAD: u64 = 2 + GROUP_SUMS;
-
-/// Bytes of the store of a volume of `bytes` bytes. It ends with the volume's last block, so that it can grow.
-pub const fn store_bytes(bytes: u64) -> u64 {
-    bytes + (HOME_HEADER_BLOCKS + GROUP_HEAD * pages(bytes)) * BLOCK_BYTES as u64
+/// Where things are in a store. In the table of an encrypted home a tag follows each checksum, so it is twice as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    sum_bytes: usize,
 }
 
-/// Where in the store the block `number` of checksums is, in bytes. Those of one page's blocks are adjacent.
-pub const fn sums_offset(number: u64) -> u64 {
-    page_offset(number / GROUP_SUMS, 2) + number % GROUP_SUMS * BLOCK_BYTES as u64
+impl Layout {
+    /// Of a home whose data is plain.
+    pub const PLAIN: Self = Self {
+        sum_bytes: CRC_BYTES,
+    };
+    /// Of a home whose data is encrypted.
+    pub const TAGGED: Self = Self {
+        sum_bytes: CRC_BYTES + SECTOR_TAG_BYTES,
+    };
+
+    /// Of a home whose data is encrypted, or not.
+    pub const fn of(is_encrypted: bool) -> Self {
+        if is_encrypted {
+            Self::TAGGED
+        } else {
+            Self::PLAIN
+        }
+    }
+
+    /// Bytes of a sector's entry in the table.
+    pub const fn sum_bytes(self) -> usize {
+        self.sum_bytes
+    }
+
+    /// Sectors of the volume whose entries are in one block of the table.
+    pub const fn sums_sectors(self) -> u64 {
+        (BLOCK_BYTES / self.sum_bytes) as u64
+    }
+
+    /// Blocks of the volume whose entries are in one block of the table.
+    pub const fn sums_blocks(self) -> u64 {
+        self.sums_sectors() / BLOCK_SECTORS
+    }
+
+    /// Blocks of the table between a page and its blocks.
+    const fn group_sums(self) -> u64 {
+        PAGE_BLOCKS / self.sums_blocks()
+    }
+
+    /// Blocks of the store up to the data of a page's blocks, from the page on.
+    const fn group_head(self) -> u64 {
+        2 + self.group_sums()
+    }
+
+    /// Bytes of the store of a volume of `bytes` bytes. It ends with the volume's last block, so that it can grow.
+    pub const fn store_bytes(self, bytes: u64) -> u64 {
+        bytes + (HOME_HEADER_BLOCKS + self.group_head() * pages(bytes)) * BLOCK_BYTES as u64
+    }
+
+    /// Where in the store the block `number` of the table is, in bytes. Those of one page's blocks are adjacent.
+    pub const fn sums_offset(self, number: u64) -> u64 {
+        let (page, of_page) = (number / self.group_sums(), number % self.group_sums());
+        self.page_offset(page, 2) + of_page * BLOCK_BYTES as u64
+    }
+
+    /// Where in the store the entry of a sector of the volume is, in bytes.
+    pub const fn sum_offset(self, sector: u64) -> u64 {
+        let of_block = sector % self.sums_sectors() * self.sum_bytes as u64;
+        self.sums_offset(sector / self.sums_sectors()) + of_block
+    }
+
+    /// Where a copy of a page is in the store, in bytes.
+    pub const fn page_offset(self, page: u64, copy: usize) -> u64 {
+        let group = self.group_head() + PAGE_BLOCKS;
+        (HOME_HEADER_BLOCKS + page * group + copy as u64) * BLOCK_BYTES as u64
+    }
+
+    /// Where in the store the data at `offset` of the volume is, in bytes.
+    pub const fn data_offset(self, offset: u64) -> u64 {
+        let page = offset / (PAGE_BLOCKS * BLOCK_BYTES as u64);
+        offset + (HOME_HEADER_BLOCKS + self.group_head() * (page + 1)) * BLOCK_BYTES as u64
+    }
+
+    const fn is_sound(self) -> bool {
+        SECTOR_BYTES.is_multiple_of(self.sum_bytes)
+            && PAGE_BLOCKS.is_multiple_of(self.sums_blocks())
+    }
 }
 
-/// Where a copy of a page is in the store, in bytes.
-pub const fn page_offset(page: u64, copy: usize) -> u64 {
-    let group = GROUP_HEAD + PAGE_BLOCKS;
-    (HOME_HEADER_BLOCKS + page * group + copy as u64) * BLOCK_BYTES as u64
-}
+const _: () = assert!(
+    Layout::PLAIN.is_sound() && Layout::TAGGED.is_sound(),
+    "an entry is in one sector, and those of a page's blocks share no block with others"
+);
 
-/// Where a byte of the volume is in the store. Bytes of one page's blocks are adjacent.
-pub const fn data_offset(offset: u64) -> u64 {
-    let page = offset / BLOCK_BYTES as u64 / PAGE_BLOCKS;
-    offset + (HOME_HEADER_BLOCKS + GROUP_HEAD * (page + 1)) * BLOCK_BYTES as u64
-}
-
-/// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain.
-pub fn format_head(volume: [u8; 16], home: u64, bytes: u64, data_key: [u8; 16]) -> Box<[u8]> {
+/// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain, and else `keys` are
+/// those of the home.
+pub fn format_head(
+    volume: [u8; 16],
+    home: u64,
+    bytes: u64,
+    data_key: [u8; 16],
+    keys: Option<&dyn KeyedCipher>,
+) -> Box<[u8]> {
     let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
     let terms = (0..pages(bytes)).map(|page| page_digest(page, 1));
     let superblock = HomeSuperblock::sealed(volume, home, 1, bytes, 0, 0)
         .encrypted(data_key)
-        .counting(1, terms.fold(0, u64::wrapping_add));
+        .counting(1, terms.fold(0, u64::wrapping_add))
+        .tagged(keys);
     head[BLOCK_BYTES..2 * BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
     head.into()
 }
 
 /// A page of a new home's map: nothing is there.
-pub fn format_page(home: u64, page: u64) -> HomePage {
-    empty_page(home, 1, page)
+pub fn format_page(home: u64, page: u64, keys: Option<&dyn KeyedCipher>) -> HomePage {
+    empty_page(home, 1, page).tagged(keys)
 }
 
 /// A page that a home grows by in the commit with this number.

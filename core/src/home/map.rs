@@ -441,7 +441,7 @@ mod tests {
 
     fn map(blocks: u64, log: u64, set: &[(u64, BlockState)]) -> Map {
         let empty = pages(blocks * BLOCK_BYTES as u64);
-        let empty = (0..empty).map(|page| Box::new(format_page(1, page)));
+        let empty = (0..empty).map(|page| Box::new(format_page(1, page, None)));
         let mut map = Map::load(empty.collect(), blocks, 5, true);
         for &(block, state) in set {
             map.fill(block..block + 1, state);

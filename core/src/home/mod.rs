@@ -37,7 +37,7 @@
 //! 7. One turn takes time by the number of pages of the map, and of blocks no more than a bounded number,
 //!    however much is discarded or tiered out at once.
 //! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
-//! 9. With a cipher, no plaintext is written to the store.
+//! 9. With a cipher, no plaintext is written to the store, and no superblock or page of the map without its tag.
 //! 10. The superblock never says a size that store or backend lack, and what a page says about blocks behind the end
 //!     is not there once the home has grown.
 //!
@@ -63,7 +63,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::buf::{Arena, Buf, BufMut, Pool};
-use crate::cipher::BlockCipher;
+use crate::cipher::KeyedCipher;
 use crate::error::IoError;
 use crate::io::{Completion, Done, Nanos, SectorRange, Token};
 use crate::limits::{
@@ -72,7 +72,7 @@ use crate::limits::{
 use access::{Read, Write};
 use commit::Commit;
 use encryption::Encryption;
-use format::PAGE_BLOCKS;
+use format::{Layout, PAGE_BLOCKS};
 use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
@@ -253,12 +253,14 @@ pub enum Action {
     End(Completion),
     /// What came of an [`Event::Verify`].
     Verified(Token, Result<Verified, IoError>),
-    /// A sector does not match its checksum; told once until it is written again.
+    /// A sector does not match its checksum or its tag; told once until it is written again.
     Damaged {
         /// Where on the volume, in bytes.
         offset: u64,
         /// Where in the store.
         store_offset: u64,
+        /// Whether its checksum is right and its tag is not: somebody without the key has written it.
+        is_forged: bool,
     },
 }
 
@@ -400,7 +402,7 @@ impl Home {
     ///
     /// # Panics
     /// Panics if only one of the superblock and the caller says that it is encrypted.
-    pub fn new(config: Config, map: Map, cipher: Option<Arc<dyn BlockCipher>>) -> Self {
+    pub fn new(config: Config, map: Map, cipher: Option<Arc<dyn KeyedCipher>>) -> Self {
         assert_eq!(
             cipher.is_some(),
             config.data_key != [0; 16],
@@ -420,7 +422,7 @@ impl Home {
             is_changed: false,
             commit: Commit::new(&config),
             tier: Tier::default(),
-            sums: Sums::new(config.sums_log, config.sums_bytes),
+            sums: Sums::new(config.sums_log, config.sums_bytes, cipher.clone()),
             encryption: cipher.map(Encryption::new),
             patrol: Patrol::default(),
             resize: None,
@@ -430,6 +432,16 @@ impl Home {
             status: Status::default(),
             now: Nanos(0),
         }
+    }
+
+    /// What tags the map and the superblock, if something does.
+    fn keys(&self) -> Option<&dyn KeyedCipher> {
+        self.encryption.as_ref().map(Encryption::keys)
+    }
+
+    /// Where things are in the store.
+    fn layout(&self) -> Layout {
+        Layout::of(self.encryption.is_some())
     }
 
     /// The write log of the volume, which is being opened, writes these sectors again. To be said before anything is

@@ -8,9 +8,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::data_offset;
 use super::map::BlockState;
-use super::sums::Compared;
+use super::sums::{Compared, Sum};
 use super::{Action, Home, Purpose};
 use crate::buf::BufMut;
 use crate::error::IoError;
@@ -40,7 +39,7 @@ struct Piece {
     /// Who asked; `None`: it is to make the table anew.
     token: Option<Token>,
     blocks: Range<u64>,
-    expected: Vec<u32>,
+    expected: Vec<Sum>,
 }
 
 /// What is being gone through.
@@ -153,7 +152,7 @@ impl Home {
         let token = self.token(Purpose::Patrol(id));
         actions.push(Action::StoreRead {
             token,
-            offset: data_offset(blocks.start * BLOCK),
+            offset: self.layout().data_offset(blocks.start * BLOCK),
             buf,
         });
         true

@@ -33,7 +33,7 @@ use alloc::vec::Vec;
 
 use zerocopy::IntoBytes;
 
-use super::format::{self, PAGE_BLOCKS, empty_page, pages};
+use super::format::{PAGE_BLOCKS, empty_page, pages};
 use super::{Action, Home, Purpose, end};
 use crate::error::IoError;
 use crate::io::{Done, Token};
@@ -232,7 +232,7 @@ impl Home {
     }
 
     fn resize_store(&mut self, blocks: u64, actions: &mut Vec<Action>) {
-        let bytes = format::store_bytes(blocks * BLOCK);
+        let bytes = self.layout().store_bytes(blocks * BLOCK);
         let token = self.token(Purpose::Resize);
         actions.push(Action::StoreResize { token, bytes });
     }
@@ -316,13 +316,14 @@ impl Home {
             *next += 1;
             *in_flight += 1;
             let generation = self.resize.as_ref()?.generation;
-            buf.copy_from_slice(empty_page(self.config.home, generation, page).as_bytes());
+            let empty = empty_page(self.config.home, generation, page).tagged(self.keys());
+            buf.copy_from_slice(empty.as_bytes());
             let copy = buf.freeze();
             self.status.map_written_bytes += 2 * BLOCK;
             let token = self.token(Purpose::Resize);
             actions.push(Action::StoreWrite {
                 token,
-                offset: format::page_offset(page, 0),
+                offset: self.layout().page_offset(page, 0),
                 data: vec![copy.clone(), copy],
             });
         }

@@ -1,5 +1,9 @@
 //! Checksums of a home's data: a CRC-32C for each sector, in a table between a page of the map and its blocks.
 //!
+//! If the data is encrypted, a keyed tag follows each of them. The CRC-32C is of what is stored, so it is for whoever
+//! looks without the key; who can write to the medium can make it right. The tag needs the key. Both lie together, so
+//! that all that is said here of checksums holds for tags.
+//!
 //! They lie in place, without a copy and without an order among writes: what a crash leaves of them and of the
 //! data differs only in sectors that were written since the last flush, and those the write log writes again. Until
 //! it has, they are *unsettled*: the volume names them when it is opened, and one that does not match is refused to
@@ -19,13 +23,15 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::{self, SUM_BYTES, SUMS_BLOCKS, SUMS_SECTORS, SUMS_UNTRUSTED};
+use super::format::{Layout, SUMS_UNTRUSTED};
 use super::{Action, Home, Purpose};
 use crate::buf::Buf;
+use crate::cipher::KeyedCipher;
 use crate::error::IoError;
 use crate::format::block_checksum;
 use crate::io::{Done, SectorRange};
@@ -56,6 +62,9 @@ struct Page {
 /// The table, as far as it is in memory.
 #[derive(Debug)]
 pub(super) struct Sums {
+    layout: Layout,
+    /// What makes the tags of sectors, if they have any.
+    cipher: Option<Arc<dyn KeyedCipher>>,
     pages: BTreeMap<u64, Page>,
     /// Memory for pages and for unsettled runs.
     bytes_max: usize,
@@ -100,20 +109,45 @@ impl Compared {
     }
 }
 
-/// The checksum of each sector of `data`.
-fn sums_of(data: &[u8]) -> impl Iterator<Item = u32> {
-    data.chunks(SECTOR_BYTES).map(block_checksum)
+/// What the table has of a sector: the CRC-32C of what is stored, and in the upper half its tag, if it is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sum(u64);
+
+impl Sum {
+    fn crc(self) -> u32 {
+        self.0 as u32
+    }
 }
 
-/// The blocks of the table that have the checksums of these blocks.
-fn pages_of(blocks: &Range<u64>) -> Range<u64> {
-    blocks.start / SUMS_BLOCKS..blocks.end.div_ceil(SUMS_BLOCKS)
+/// The sum of each sector of `data`, the first of which has this number. Tags are made a few at once, which is faster.
+fn sums_of(
+    cipher: Option<&dyn KeyedCipher>,
+    first: u64,
+    data: &[u8],
+) -> impl Iterator<Item = (u64, Sum)> {
+    const TAGS: usize = BLOCK_SECTORS as usize;
+    let runs = (first..)
+        .step_by(TAGS)
+        .zip(data.chunks(TAGS * SECTOR_BYTES));
+    runs.flat_map(move |(first, run)| {
+        let mut tags = [0; TAGS];
+        if let Some(cipher) = cipher {
+            cipher.unit_tags(first, run, &mut tags[..run.len() / SECTOR_BYTES]);
+        }
+        let sectors = (first..).zip(run.chunks(SECTOR_BYTES)).zip(tags);
+        sectors.map(|((sector, data), tag)| {
+            let crc = u64::from(block_checksum(data));
+            (sector, Sum(u64::from(tag) << 32 | crc))
+        })
+    })
 }
 
 impl Sums {
     /// A table of which nothing is in memory, and at most `bytes` bytes will be.
-    pub fn new(sums_log: u64, bytes: usize) -> Self {
+    pub fn new(sums_log: u64, bytes: usize, cipher: Option<Arc<dyn KeyedCipher>>) -> Self {
         Self {
+            layout: Layout::of(cipher.is_some()),
+            cipher,
             pages: BTreeMap::new(),
             bytes_max: bytes,
             wanted: BTreeSet::new(),
@@ -132,6 +166,12 @@ impl Sums {
             unsettled: BTreeMap::new(),
             runs_max: (bytes / 4 / HOME_UNSETTLED_RUN_BYTES).max(1),
         }
+    }
+
+    /// The blocks of the table that have the checksums of these blocks.
+    fn pages_of(&self, blocks: &Range<u64>) -> Range<u64> {
+        let per_page = self.layout.sums_blocks();
+        blocks.start / per_page..blocks.end.div_ceil(per_page)
     }
 
     /// Pages that there may be beside the runs that are unsettled.
@@ -200,7 +240,8 @@ impl Sums {
     /// Whether the checksums of these blocks are in memory. If not, they will be.
     pub fn ready(&mut self, blocks: &Range<u64>) -> bool {
         let mut is_ready = true;
-        for page in pages_of(blocks) {
+        let pages = self.pages_of(blocks);
+        for page in pages.clone() {
             let found = self.pages.get(&page);
             is_ready &= found.is_some_and(|page| page.sums.is_some());
             if found.is_none() {
@@ -208,7 +249,7 @@ impl Sums {
             }
         }
         if is_ready {
-            for (_, page) in self.pages.range_mut(pages_of(blocks)) {
+            for (_, page) in self.pages.range_mut(pages) {
                 (page.is_used, page.is_fresh) = (true, false);
             }
         }
@@ -222,7 +263,8 @@ impl Sums {
 
     /// Keep the checksums of these blocks in memory, or not any more.
     pub fn pin(&mut self, blocks: &Range<u64>, is_pinned: bool) {
-        for (_, page) in self.pages.range_mut(pages_of(blocks)) {
+        let pages = self.pages_of(blocks);
+        for (_, page) in self.pages.range_mut(pages) {
             page.pins = if is_pinned {
                 page.pins + 1
             } else {
@@ -232,7 +274,7 @@ impl Sums {
     }
 
     /// The checksums of sectors, which are in memory; empty if they are not believed.
-    pub fn expected(&self, sectors: SectorRange) -> Vec<u32> {
+    pub fn expected(&self, sectors: SectorRange) -> Vec<Sum> {
         let end = sectors
             .end()
             .min(self.trusted_until.saturating_mul(BLOCK_SECTORS));
@@ -241,21 +283,29 @@ impl Sums {
             .collect()
     }
 
-    fn get(&self, sector: u64) -> u32 {
-        let page = self.pages.get(&(sector / SUMS_SECTORS));
-        let sums = page.and_then(|page| page.sums.as_ref());
-        let at = (sector % SUMS_SECTORS) as usize;
-        let sums = sums.expect("it was made ready").as_chunks::<SUM_BYTES>().0;
-        u32::from_le_bytes(sums[at])
+    /// The block of the table that has a sector, and where in it.
+    fn place_of(&self, sector: u64) -> (u64, Range<usize>) {
+        let (per_page, bytes) = (self.layout.sums_sectors(), self.layout.sum_bytes());
+        let at = (sector % per_page) as usize * bytes;
+        (sector / per_page, at..at + bytes)
     }
 
-    fn set(&mut self, sector: u64, sum: u32) {
-        let number = sector / SUMS_SECTORS;
+    fn get(&self, sector: u64) -> Sum {
+        let (number, at) = self.place_of(sector);
+        let page = self.pages.get(&number);
+        let sums = page.and_then(|page| page.sums.as_ref());
+        let mut sum = [0; 8];
+        sum[..at.len()].copy_from_slice(&sums.expect("it was made ready")[at]);
+        Sum(u64::from_le_bytes(sum))
+    }
+
+    fn set(&mut self, sector: u64, sum: Sum) {
+        let (number, at) = self.place_of(sector);
         let page = self.pages.get_mut(&number).expect("it is pinned");
-        let at = (sector % SUMS_SECTORS) as usize * SUM_BYTES;
         let sums = page.sums.as_mut().expect("it was made ready");
-        sums[at..at + SUM_BYTES].copy_from_slice(&sum.to_le_bytes());
-        let touched = at / SECTOR_BYTES;
+        let touched = at.start / SECTOR_BYTES;
+        let bytes = at.len();
+        sums[at].copy_from_slice(&sum.0.to_le_bytes()[..bytes]);
         if page.touched.is_empty() {
             page.touched = touched..touched + 1;
             self.touched.insert(number);
@@ -268,21 +318,23 @@ impl Sums {
     /// What is written from `offset` on.
     pub fn write(&mut self, offset: u64, data: &[Buf]) {
         let first = offset / SECTOR_BYTES as u64;
-        let mut sector = first;
+        let mut next = first;
+        let cipher = self.cipher.clone();
         for buf in data {
             debug_assert!(buf.len().is_multiple_of(SECTOR_BYTES), "whole sectors");
-            for sum in sums_of(buf) {
+            for (sector, sum) in sums_of(cipher.as_deref(), next, buf) {
                 self.set(sector, sum);
                 self.damaged.remove(&sector);
-                sector += 1;
             }
+            next += (buf.len() / SECTOR_BYTES) as u64;
         }
-        self.settle(first..sector);
+        self.settle(first..next);
     }
 
     /// Take what is there for right.
     pub fn adopt(&mut self, blocks: &Range<u64>, data: &[u8]) {
-        for (sector, sum) in (blocks.start * BLOCK_SECTORS..).zip(sums_of(data)) {
+        let cipher = self.cipher.clone();
+        for (sector, sum) in sums_of(cipher.as_deref(), blocks.start * BLOCK_SECTORS, data) {
             if self.get(sector) != sum {
                 self.set(sector, sum);
             }
@@ -301,21 +353,26 @@ impl Sums {
         }
     }
 
+    /// The first block of the table that has checksums of none but the blocks from here on.
+    fn first_page_from(&self, block: u64) -> u64 {
+        block.div_ceil(self.layout.sums_blocks())
+    }
+
     /// Whether checksums of none but the blocks from here on are being read.
     pub fn reads_from(&self, block: u64) -> bool {
-        let mut pages = self.pages.range(block.div_ceil(SUMS_BLOCKS)..);
+        let mut pages = self.pages.range(self.first_page_from(block)..);
         pages.any(|(_, page)| page.sums.is_none())
     }
 
     /// Whether they are being written.
     pub fn writes_from(&self, block: u64) -> bool {
-        let mut writing = self.writing.range(block.div_ceil(SUMS_BLOCKS)..);
+        let mut writing = self.writing.range(self.first_page_from(block)..);
         writing.next().is_some()
     }
 
     /// There are no blocks from here on, and nobody reads their checksums. No commit is under way.
     pub fn cut(&mut self, block: u64) {
-        let end = block.div_ceil(SUMS_BLOCKS);
+        let end = self.first_page_from(block);
         for gone in [&mut self.wanted, &mut self.touched] {
             gone.split_off(&end);
         }
@@ -409,7 +466,7 @@ impl Home {
             sums.pages.insert(page, read);
             sums.reads += 1;
             let token = self.token(Purpose::SumsRead(page));
-            let offset = format::sums_offset(page);
+            let offset = self.layout().sums_offset(page);
             actions.push(Action::StoreRead { token, offset, buf });
         }
         while self.failed.is_none()
@@ -433,7 +490,7 @@ impl Home {
             let token = self.token(Purpose::SumsWrite(number));
             actions.push(Action::StoreWrite {
                 token,
-                offset: format::sums_offset(number) + range.start as u64,
+                offset: self.layout().sums_offset(number) + range.start as u64,
                 data: vec![buf.freeze()],
             });
         }
@@ -462,7 +519,8 @@ impl Home {
                     // Whoever waited for both does not come.
                     page.is_fresh = false;
                 }
-                let blocks = number * SUMS_BLOCKS..(number + 1) * SUMS_BLOCKS;
+                let per_page = sums.layout.sums_blocks();
+                let blocks = number * per_page..(number + 1) * per_page;
                 self.refuse_without_sums(&blocks, error, actions);
             }
         }
@@ -491,13 +549,15 @@ impl Home {
     pub(super) fn verify(
         &mut self,
         first_sector: u64,
-        expected: &[u32],
+        expected: &[Sum],
         data: &[u8],
         actions: &mut Vec<Action>,
     ) -> Compared {
         let sums = &mut self.sums;
         let mut compared = Compared::Same;
-        for ((sector, sum), expected) in (first_sector..).zip(sums_of(data)).zip(expected) {
+        let (layout, cipher) = (sums.layout, sums.cipher.clone());
+        let found = sums_of(cipher.as_deref(), first_sector, data);
+        for ((sector, sum), expected) in found.zip(expected) {
             if sum == *expected {
                 continue;
             }
@@ -511,7 +571,8 @@ impl Home {
                 let offset = sector * SECTOR_BYTES as u64;
                 actions.push(Action::Damaged {
                     offset,
-                    store_offset: format::data_offset(offset),
+                    store_offset: layout.data_offset(offset),
+                    is_forged: sum.crc() == expected.crc(),
                 });
             }
         }
@@ -526,7 +587,7 @@ mod tests {
     const RUNS_MAX: u64 = 8;
 
     fn sums() -> Sums {
-        Sums::new(1, RUNS_MAX as usize * 4 * HOME_UNSETTLED_RUN_BYTES)
+        Sums::new(1, RUNS_MAX as usize * 4 * HOME_UNSETTLED_RUN_BYTES, None)
     }
 
     /// A log may have very many writes, each of them a run: memory for them is bounded, and none of them is forgotten.

@@ -19,8 +19,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::format::data_offset;
 use super::map::{BlockState, Blocks};
+use super::sums::Sum;
 use super::{Action, Config, Home, Purpose};
 use crate::error::IoError;
 use crate::io::{Done, Nanos, SectorRange};
@@ -93,7 +93,7 @@ struct Copy {
     /// Whether it is of a tier that was given up.
     is_orphan: bool,
     /// The checksums of what is read.
-    expected: Vec<u32>,
+    expected: Vec<Sum>,
 }
 
 /// The tier that is under way.
@@ -470,7 +470,7 @@ impl Home {
             let token = self.token(Purpose::CopyRead(id));
             actions.push(Action::StoreRead {
                 token,
-                offset: data_offset(blocks.start * BLOCK),
+                offset: self.layout().data_offset(blocks.start * BLOCK),
                 buf,
             });
         }

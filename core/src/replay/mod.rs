@@ -26,7 +26,9 @@
 //! 7. No single bad read decides anything. Where the spans end is looked at twice, each time from the device: a span
 //!    that is whole at either look counts. If the looks differ, or if the log would be refused, both are taken again,
 //!    [`LOG_READ_TRIES_MAX`] times in all. So are the superblocks while one is not valid.
-//! 8. What one opening has found to have been durable, no later one takes for a torn end, whatever of the evidence is
+//! 8. With keys, no superblock counts without its tag, whatever the other one says: one whose checksum is right and
+//!    whose tag is not was written by somebody, and not by an accident.
+//! 9. What one opening has found to have been durable, no later one takes for a torn end, whatever of the evidence is
 //!    written over: the superblock of an opening names its end.
 //!
 //! It must not write: a failed opening leaves the device as it was.
@@ -35,6 +37,7 @@ mod looks;
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -42,6 +45,7 @@ use zerocopy::FromBytes;
 
 use self::looks::{Looks, Next, Seen};
 use crate::buf::{BufMut, Pool};
+use crate::cipher::Authenticator;
 use crate::codec::Method;
 use crate::error::{FormatError, IoError, OpenError};
 use crate::extent_index::Sequence;
@@ -129,6 +133,7 @@ pub struct Replay {
     log: Option<WriteLog>,
     superblock: Option<LogSuperblock>,
     kept: Option<LogSuperblock>,
+    keys: Option<Arc<dyn Authenticator>>,
     chunks: VecDeque<Chunk>,
     next_chunk: u64,
     /// Position of the next block to parse, and of the next to read.
@@ -176,6 +181,7 @@ impl Replay {
             log: None,
             superblock: None,
             kept: None,
+            keys: None,
             chunks: VecDeque::new(),
             next_chunk: 0,
             cursor: 0,
@@ -198,6 +204,11 @@ impl Replay {
     /// and is newer than those there.
     pub fn keep(&mut self, superblock: LogSuperblock) {
         self.kept = Some(superblock);
+    }
+
+    /// A superblock counts only with a tag of these keys, and the log writes none without.
+    pub fn authenticate(&mut self, keys: Arc<dyn Authenticator>) {
+        self.keys = Some(keys);
     }
 
     /// The next read to perform, if there is room for one. Without a free buffer there is none;
@@ -323,7 +334,12 @@ impl Replay {
             };
         }
         let found = best.map_err(OpenError::Superblock)?;
+        let keys = self.keys.as_deref();
+        LogSuperblock::authenticate_all(&copies, self.volume, keys)?;
         let kept = self.kept.filter(|kept| kept.log == found.log);
+        if let Some(kept) = kept {
+            kept.authenticate(keys).map_err(|_| OpenError::Forged)?;
+        }
         let newer = kept.filter(|kept| kept.sequence.get() > found.sequence.get());
         let superblock = newer.unwrap_or(found);
         self.cursor = superblock.tail.get();
@@ -334,7 +350,7 @@ impl Replay {
         if superblock.clean_head.get() != u64::MAX {
             self.known_head = self.known_head.max(superblock.clean_head.get());
         }
-        self.log = Some(WriteLog::new(superblock));
+        self.log = Some(WriteLog::new(superblock, self.keys.clone()));
         self.superblock = Some(superblock);
         Ok(())
     }

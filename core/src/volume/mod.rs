@@ -61,12 +61,14 @@ pub use stats::VolumeStats;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use slab::Slab;
 use zerocopy::IntoBytes;
 
 use crate::buf::{Buf, Pool};
+use crate::cipher::Authenticator;
 use crate::destage::{Destage, Stage};
 use crate::error::{IoError, OpenError, RequestError};
 use crate::extent_index::{ExtentIndex, Sequence};
@@ -348,6 +350,13 @@ impl Volume {
     pub fn keep_superblock(&mut self, superblock: LogSuperblock) {
         if let Some(replay) = &mut self.replay {
             replay.keep(superblock);
+        }
+    }
+
+    /// The superblocks of its log are authenticated with these keys: to be said at once after [`Self::open`].
+    pub fn authenticate_log(&mut self, keys: Arc<dyn Authenticator>) {
+        if let Some(replay) = &mut self.replay {
+            replay.authenticate(keys);
         }
     }
 

@@ -7,9 +7,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::cipher::BlockCipher;
-use hdcs_core::error::FormatError;
-use hdcs_core::home::format::{self, HOME_HEADER_BLOCKS, HomeSuperblock, MapCheck, choose_page};
+use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::error::{FormatError, IoError};
+use hdcs_core::home::format::{
+    self, HOME_HEADER_BLOCKS, HomeSuperblock, Layout, MapCheck, choose_page,
+};
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home};
 use hdcs_core::io::{Completion, Done, Nanos, Token};
@@ -41,6 +43,26 @@ impl BlockCipher for Toy {
     }
 }
 
+impl Authenticator for Toy {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u128;
+        for byte in bytes {
+            state = (state ^ u128::from(*byte)).wrapping_mul(0x0100_0000_01b3_0000_0000_013b_u128);
+        }
+        state.to_le_bytes()
+    }
+}
+
+impl KeyedCipher for Toy {
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        assert_eq!(units.len(), tags.len() * SECTOR_BYTES, "a tag a sector");
+        for ((number, unit), tag) in (first..).zip(units.chunks(SECTOR_BYTES)).zip(tags) {
+            let bytes: Vec<u8> = [&number.to_le_bytes(), unit].concat();
+            *tag = (u128::from_le_bytes(self.tag(&bytes)) >> 96) as u32;
+        }
+    }
+}
+
 /// A home on memory. What it wants done is done in order, when that is asked for.
 pub struct Rig {
     pub home: Home,
@@ -49,14 +71,16 @@ pub struct Rig {
     pub actions: VecDeque<Action>,
     pub ended: Vec<Completion>,
     pub damaged: Vec<u64>,
+    /// Sectors with the right checksum and the wrong tag.
+    pub forged: Vec<u64>,
     /// Where a scrub goes on.
     pub next: Option<u64>,
     pub pool: Rc<Pool>,
     next_token: u64,
 }
 
-pub fn cipher(key: [u8; 16]) -> Option<Arc<dyn BlockCipher>> {
-    (key == KEY).then(|| Arc::new(Toy) as Arc<dyn BlockCipher>)
+pub fn cipher(key: [u8; 16]) -> Option<Arc<dyn KeyedCipher>> {
+    (key == KEY).then(|| Arc::new(Toy) as Arc<dyn KeyedCipher>)
 }
 
 pub fn superblock(store: &[u8]) -> HomeSuperblock {
@@ -71,15 +95,18 @@ pub fn open(store: &mut [u8]) -> Home {
 pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
     let mut superblock = superblock(store);
     let page = &store[HOME_HEADER_BLOCKS as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
-    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0)?;
+    let cipher = cipher(superblock.data_key);
+    let keys = cipher.as_deref();
+    superblock.authenticate(keys)?;
+    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0, keys)?;
     let mut check = MapCheck::new(&superblock);
     check.add(&page);
     check.end()?;
     if let Some(copy) = page.repair {
-        let place = format::page_offset(0, copy) as usize;
+        let place = superblock.layout().page_offset(0, copy) as usize;
         store[place..place + BLOCK_BYTES].copy_from_slice(page.page.as_bytes());
     }
-    if let Some(begun) = superblock.begin(LOG, true, &check) {
+    if let Some(begun) = superblock.begin(LOG, true, &check, keys) {
         store[begun.place() as usize..][..BLOCK_BYTES].copy_from_slice(begun.as_bytes());
         superblock = begun;
     }
@@ -99,17 +126,18 @@ pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
         turn_blocks: 1 << 20,
     };
     let map = Map::load(vec![page.page], BYTES / BLOCK_BYTES as u64, LOG, true);
-    Ok(Home::new(config, map, cipher(superblock.data_key)))
+    Ok(Home::new(config, map, cipher))
 }
 
 impl Rig {
     pub fn new(key: [u8; 16]) -> Self {
-        let mut store = vec![0; format::store_bytes(BYTES) as usize];
-        let head = format::format_head(UUID, HOME, BYTES, key);
+        let layout = Layout::of(key == KEY);
+        let mut store = vec![0; layout.store_bytes(BYTES) as usize];
+        let head = format::format_head(UUID, HOME, BYTES, key, cipher(key).as_deref());
         store[..head.len()].copy_from_slice(&head);
-        let page = format::format_page(HOME, 0);
+        let page = format::format_page(HOME, 0, cipher(key).as_deref());
         for copy in [0, 1] {
-            let place = format::page_offset(0, copy) as usize;
+            let place = layout.page_offset(0, copy) as usize;
             store[place..place + BLOCK_BYTES].copy_from_slice(page.as_bytes());
         }
         Self {
@@ -119,10 +147,16 @@ impl Rig {
             actions: VecDeque::new(),
             ended: Vec::new(),
             damaged: Vec::new(),
+            forged: Vec::new(),
             next: None,
             pool: Pool::new(32 << 20),
             next_token: 0,
         }
+    }
+
+    /// Where things are in the store.
+    pub fn layout(&self) -> Layout {
+        superblock(&self.store).layout()
     }
 
     /// Open what the store holds.
@@ -164,8 +198,13 @@ impl Rig {
                 self.next = found.next;
                 return true;
             }
-            Action::Damaged { offset, .. } => {
+            Action::Damaged {
+                offset, is_forged, ..
+            } => {
                 self.damaged.push(offset / BLOCK_BYTES as u64);
+                if is_forged {
+                    self.forged.push(offset / SECTOR_BYTES as u64);
+                }
                 return true;
             }
             Action::StoreRead {
@@ -239,15 +278,17 @@ impl Rig {
     }
 
     pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
+        self.try_read(offset, bytes).unwrap()
+    }
+
+    pub fn try_read(&mut self, offset: u64, bytes: usize) -> Result<Vec<u8>, IoError> {
         let buf = self.pool.alloc(bytes).unwrap();
         self.ask(Ask::Read { offset, buf });
         self.settle();
-        match self.ended.pop() {
-            Some(Completion {
-                result: Ok(Done::Read(buf)),
-                ..
-            }) => buf.to_vec(),
-            other => panic!("{other:?}"),
+        match self.ended.pop().expect("it ends").result {
+            Ok(Done::Read(buf)) => Ok(buf.to_vec()),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error),
         }
     }
 
@@ -263,7 +304,8 @@ impl Rig {
     /// Nothing of what is here is in the store as it reads, and it reads as `expected`.
     pub fn expect(&mut self, offset: u64, expected: &[u8]) {
         assert!(self.read(offset, expected.len()) == expected, "at {offset}");
-        let stored = &self.store[format::data_offset(offset) as usize..][..expected.len()];
+        let place = self.layout().data_offset(offset) as usize;
+        let stored = &self.store[place..][..expected.len()];
         let sectors = stored
             .chunks(SECTOR_BYTES)
             .zip(expected.chunks(SECTOR_BYTES));
@@ -286,8 +328,8 @@ pub fn packed(store: &[u8]) -> Vec<u8> {
 }
 
 /// The store of such an image.
-pub fn unpacked(image: &[u8]) -> Vec<u8> {
-    let mut store = vec![0; format::store_bytes(BYTES) as usize];
+pub fn unpacked(image: &[u8], layout: Layout) -> Vec<u8> {
+    let mut store = vec![0; layout.store_bytes(BYTES) as usize];
     for part in image.chunks_exact(8 + BLOCK_BYTES) {
         let (number, block) = part.split_at(8);
         let number = u64::from_le_bytes(number.try_into().unwrap());

@@ -5,8 +5,10 @@ mod lz4;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::cipher::Authenticator;
 use hdcs_core::error::IoError;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::io::{
@@ -48,6 +50,8 @@ pub struct World {
     pub backend_rotten: Option<SectorRange>,
     /// What was kept of the log's superblock beside its device.
     pub kept: Option<LogSuperblock>,
+    /// What authenticates superblocks of the log, if something does.
+    pub keys: Option<Arc<dyn Authenticator>>,
     /// What the next opening has inherited.
     pub inherited: Option<Inherited>,
     pub pool: Rc<Pool>,
@@ -143,6 +147,7 @@ impl World {
             backend_reads: Vec::new(),
             backend_rotten: None,
             kept: None,
+            keys: None,
             inherited: None,
             now: Nanos(1),
             replies,
@@ -391,6 +396,9 @@ impl World {
         }
         if let Some(kept) = self.kept {
             self.volume.keep_superblock(kept);
+        }
+        if let Some(keys) = &self.keys {
+            self.volume.authenticate_log(Arc::clone(keys));
         }
         self.perform(actions);
     }

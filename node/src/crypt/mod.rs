@@ -14,19 +14,24 @@
 //! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
 //!    sector of the volume and the home; the block of the volume, or the stored block of a compressed line; the object's volume, its number and the slot, or the frame of slots.
 //!
-//! Failure: without the right key a volume does not open, which changes nothing. XTS does not find
-//! changed bytes: that is for the checksums, which are encrypted with what they protect.
-//! docs/decisions/2026-11-21-encryption.md has the reasons.
+//!
+//! XTS does not find changed bytes. In the log and in objects the checksums do, which are encrypted with what they
+//! protect. The superblocks of logs and homes, and the map and the sectors of homes carry tags ([`mac::Mac`]) under keys
+//! of their own, beside checksums that need no key.
+//!
+//! Failure: without the right key a volume does not open, which changes nothing.
+//! docs/decisions/2026-11-21-encryption.md and 2026-11-24-keyed-tags.md have the reasons.
 
+pub mod mac;
 pub mod source;
 pub mod wrapped;
 pub mod xts;
 
 use std::sync::Arc;
 
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames::{Part, Unit};
 use ring::hkdf;
@@ -35,6 +40,7 @@ use uuid::Uuid;
 use zerocopy::IntoBytes;
 use zeroize::Zeroizing;
 
+use mac::Mac;
 use source::{KeyError, KeySource};
 use wrapped::WrappedKey;
 use xts::{KEY_BYTES, Xts};
@@ -61,21 +67,16 @@ impl Encryption {
         let data_key = self.key.unwrap(&self.source.read()?, &self.source)?;
         Ok(Unlocked {
             log: Arc::new(Xts::new(&data_key.derive(b"log"))),
+            log_superblocks: Arc::new(Mac::new(&data_key.derive(b"log superblocks"), BLOCK_BYTES)),
             cache: Arc::new(CacheCipher(Xts::new(&data_key.derive(b"cache")))),
             home: Arc::new(Xts::new(&data_key.derive(b"home"))),
+            home_map: Arc::new(Mac::new(&data_key.derive(b"home map"), BLOCK_BYTES)),
+            home_sectors: Arc::new(Mac::new(&data_key.derive(b"home sectors"), SECTOR_BYTES)),
             objects: ObjectKey {
                 cipher: Arc::new(Xts::new(&data_key.derive(b"objects"))),
                 wrapped: (*self.key).clone(),
             },
         })
-    }
-
-    /// Note in the first block of a new log which key its ring needs.
-    pub fn mark(&self, superblock: &mut [u8; BLOCK_BYTES]) {
-        let mut marked = LogSuperblock::parse(superblock).expect("a new log's superblock is good");
-        marked.data_key = *self.key.id().as_bytes();
-        marked.seal();
-        superblock.copy_from_slice(marked.as_bytes());
     }
 
     /// What decrypts the ring of the log with this superblock; `None`: it is plain.
@@ -163,7 +164,10 @@ impl DataKey {
 #[derive(Clone, Debug)]
 pub struct Unlocked {
     log: Arc<Xts>,
+    log_superblocks: Arc<Mac>,
     home: Arc<Xts>,
+    home_map: Arc<Mac>,
+    home_sectors: Arc<Mac>,
     /// The SSD tier.
     pub cache: Arc<dyn BlockCipher>,
     /// Objects, if that is where its backend keeps it.
@@ -171,18 +175,29 @@ pub struct Unlocked {
 }
 
 impl Unlocked {
-    /// What encrypts the log with this random number.
+    /// Note in the first block of a new log which key its ring needs, and authenticate it.
+    pub fn mark(&self, superblock: &mut [u8; BLOCK_BYTES]) {
+        let mut marked = LogSuperblock::parse(superblock).expect("a new log's superblock is good");
+        marked.data_key = *self.objects.wrapped.id().as_bytes();
+        marked.seal_with(Some(&self.log(marked.log.get())));
+        superblock.copy_from_slice(marked.as_bytes());
+    }
+
+    /// What encrypts the log with this random number, and authenticates its superblocks.
     pub fn log(&self, number: u64) -> LogCipher {
         LogCipher {
             xts: Arc::clone(&self.log),
+            superblocks: Arc::clone(&self.log_superblocks),
             number,
         }
     }
 
-    /// What encrypts the data of the home with this random number, by sectors of the volume.
-    pub fn home(&self, number: u64) -> Arc<dyn BlockCipher> {
+    /// What encrypts the data of the home with this random number, by sectors of the volume, and authenticates it.
+    pub fn home(&self, number: u64) -> Arc<dyn KeyedCipher> {
         Arc::new(HomeCipher {
             xts: Arc::clone(&self.home),
+            map: Arc::clone(&self.home_map),
+            sectors: Arc::clone(&self.home_sectors),
             number,
         })
     }
@@ -193,6 +208,8 @@ impl Unlocked {
 #[derive(Debug)]
 struct HomeCipher {
     xts: Arc<Xts>,
+    map: Arc<Mac>,
+    sectors: Arc<Mac>,
     number: u64,
 }
 
@@ -212,10 +229,23 @@ impl BlockCipher for HomeCipher {
     }
 }
 
-/// Encrypts the ring of one log.
+impl Authenticator for HomeCipher {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        self.map.tag([self.number, 0], bytes)
+    }
+}
+
+impl KeyedCipher for HomeCipher {
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        self.sectors.short_tags([self.number, first], units, tags);
+    }
+}
+
+/// Encrypts the ring of one log, and authenticates its superblocks.
 #[derive(Clone, Debug)]
 pub struct LogCipher {
     xts: Arc<Xts>,
+    superblocks: Arc<Mac>,
     number: u64,
 }
 
@@ -243,6 +273,13 @@ impl LogCipher {
         for (tweak, block) in self.units(offset, data) {
             self.xts.decrypt(tweak, block);
         }
+    }
+}
+
+impl Authenticator for LogCipher {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        // The block has the number of its log.
+        self.superblocks.tag([0; 2], bytes)
     }
 }
 

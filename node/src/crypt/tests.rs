@@ -4,8 +4,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use hdcs_core::limits::SECTOR_BYTES;
-
 use super::*;
 
 fn key_file(directory: &Path, name: &str, content: &[u8]) -> KeySource {

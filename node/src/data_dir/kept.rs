@@ -13,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hdcs_core::cipher::Authenticator;
 use hdcs_core::error::FormatError;
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::limits::BLOCK_BYTES;
@@ -66,10 +67,10 @@ pub fn is_empty(kept: &LogSuperblock) -> bool {
 }
 
 /// The same, but that it no longer says that its log is empty: the log is about to be used.
-pub fn claims_no_more(kept: &LogSuperblock) -> LogSuperblock {
+pub fn claims_no_more(kept: &LogSuperblock, keys: Option<&dyn Authenticator>) -> LogSuperblock {
     let mut other = *kept;
     other.clean_head = u64::MAX.into();
-    other.seal();
+    other.seal_with(keys);
     other
 }
 
@@ -109,7 +110,7 @@ mod tests {
         write_superblock(here, &superblock).unwrap();
         let back = read(here, volume).unwrap().unwrap();
         assert_eq!(back.as_bytes(), superblock.as_bytes());
-        assert!(is_empty(&back) && !is_empty(&claims_no_more(&back)));
+        assert!(is_empty(&back) && !is_empty(&claims_no_more(&back, None)));
         let mut first_block = [0; BLOCK_BYTES];
         first_block.copy_from_slice(back.as_bytes());
         for (flags, ranges) in [(0, 0), (LOG_UNFLUSHED, 0), (0, 1), (LOG_UNFLUSHED, 2)] {
@@ -123,7 +124,7 @@ mod tests {
             assert_eq!((new.flags.get(), new.lost_ranges.get()), (flags, ranges));
             assert!(new.lost == superblock.lost);
         }
-        let claims_nothing = claims_no_more(&back);
+        let claims_nothing = claims_no_more(&back, None);
         LogSuperblock::parse(claims_nothing.as_bytes()).unwrap();
         assert!(
             read(here, Uuid::from_u128(8))

@@ -13,7 +13,7 @@ use std::path::Path;
 use hdcs_core::error::FormatError;
 use hdcs_core::home::format::{
     self, HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, MapCheck, PAGE_BLOCKS,
-    SUMS_UNTRUSTED, choose_page, page_offset, pages,
+    SUMS_UNTRUSTED, choose_page, pages,
 };
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::BLOCK_BYTES;
@@ -94,7 +94,10 @@ struct FoundPage {
 
 /// Read both copies of a page. One that is being written is read again.
 fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::Result<FoundPage> {
-    let (home, place) = (superblock.home.get(), page_offset(number, 0));
+    let (home, place) = (
+        superblock.home.get(),
+        superblock.layout().page_offset(number, 0),
+    );
     let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
     for left in (0..tries).rev() {
         let found = pair(file, place)?;
@@ -104,7 +107,7 @@ fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::
         });
         let wrong: Vec<_> = wrong.collect();
         if wrong.is_empty() || left == 0 {
-            let chosen = choose_page([&found[0], &found[1]], home, number);
+            let chosen = choose_page([&found[0], &found[1]], home, number, None);
             return Ok(FoundPage { chosen, wrong });
         }
         std::thread::sleep(LIVE_PAUSE);
@@ -349,9 +352,7 @@ pub fn verify(
 #[cfg(test)]
 mod tests {
     use hdcs_core::format::block_checksum;
-    use hdcs_core::home::format::{
-        PAGE_STATE_BYTES, SUM_BYTES, SUMS_BLOCKS, data_offset, store_bytes, sums_offset,
-    };
+    use hdcs_core::home::format::{CRC_BYTES, Layout, PAGE_STATE_BYTES};
     use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
     use zerocopy::IntoBytes;
 
@@ -359,6 +360,7 @@ mod tests {
     use crate::backends::home::store;
 
     const BYTES: u64 = 3 * PAGE_BLOCKS * BLOCK / 2;
+    const PLAIN: Layout = Layout::PLAIN;
 
     #[test]
     fn home_check_counts_and_names_what_is_damaged() {
@@ -380,11 +382,13 @@ mod tests {
         let foreign = check(&path, Some(Uuid::from_u128(6)), Use::Offline, Some(&[]));
         assert!(foreign.problems[0].contains("not of"), "{foreign:?}");
         // One copy, then the other.
-        file.write_all_at(&[1], page_offset(1, 1) + 99).unwrap();
+        file.write_all_at(&[1], PLAIN.page_offset(1, 1) + 99)
+            .unwrap();
         let one = check(&path, Some(uuid), Use::Live, Some(&[]));
         assert_eq!(one.problems.len(), 1);
         assert!(one.problems[0].contains("copy 1 of page 1") && one.problems[0].contains("anew"));
-        file.write_all_at(&[1], page_offset(1, 0) + 99).unwrap();
+        file.write_all_at(&[1], PLAIN.page_offset(1, 0) + 99)
+            .unwrap();
         let both = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(
             both.problems[0].contains("both copies of page 1"),
@@ -400,14 +404,22 @@ mod tests {
     }
 
     #[test]
-    fn home_check_compares_data_with_its_checksums() {
+    fn home_check_compares_data_with_its_checksums_and_needs_no_key() {
+        for data_key in [[0; 16], [5; 16]] {
+            check_data(data_key);
+        }
+    }
+
+    fn check_data(data_key: [u8; 16]) {
         let directory = tempfile::tempdir().unwrap();
         let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
         let file = File::create(&path).unwrap();
-        file.set_len(store_bytes(BYTES)).unwrap();
         let digest = (0..pages(BYTES)).map(|page| format::page_digest(page, 1));
         let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, 9)
+            .encrypted(data_key)
             .counting(1, digest.fold(0, u64::wrapping_add));
+        let layout = superblock.layout();
+        file.set_len(layout.store_bytes(BYTES)).unwrap();
         file.write_all_at(superblock.as_bytes(), superblock.place())
             .unwrap();
         for number in 0..pages(BYTES) {
@@ -416,23 +428,24 @@ mod tests {
             states[0] = 2 << 2;
             let page = HomePage::sealed(3, 9, 1, number, &states);
             for copy in [0, 1] {
-                file.write_all_at(page.as_bytes(), page_offset(number, copy))
+                file.write_all_at(page.as_bytes(), layout.page_offset(number, copy))
                     .unwrap();
             }
             let block = number * PAGE_BLOCKS + 1;
             let data = [number as u8 + 1; BLOCK_BYTES];
-            file.write_all_at(&data, data_offset(block * BLOCK))
+            file.write_all_at(&data, layout.data_offset(block * BLOCK))
                 .unwrap();
-            let sum = block_checksum(&data[..SECTOR_BYTES]).to_le_bytes();
-            let sums = sums_offset(block / SUMS_BLOCKS)
-                + block % SUMS_BLOCKS * BLOCK_SECTORS * SUM_BYTES as u64;
+            let crc = block_checksum(&data[..SECTOR_BYTES]).to_le_bytes();
+            // Nobody looks at tags without the key.
+            let sum = [&crc[..], &[0x5a; 4][..layout.sum_bytes() - CRC_BYTES]].concat();
+            let sums = layout.sum_offset(block * BLOCK_SECTORS);
             file.write_all_at(&sum.repeat(BLOCK_SECTORS as usize), sums)
                 .unwrap();
         }
         let good = check(&path, Some(uuid), Use::Offline, Some(&[]));
         assert!(good.problems.is_empty(), "{good:?}");
         assert_eq!(good.blocks, 2 * 2 + 2);
-        let place = data_offset((PAGE_BLOCKS + 1) * BLOCK);
+        let place = layout.data_offset((PAGE_BLOCKS + 1) * BLOCK);
         file.write_all_at(&[9], place).unwrap();
         let bad = check(&path, Some(uuid), Use::Offline, Some(&[]));
         let at = (PAGE_BLOCKS + 1) * BLOCK;
@@ -457,7 +470,7 @@ mod tests {
             let home = HomeSuperblock::parse(&second).unwrap().home.get();
             let cut = HomeSuperblock::sealed(uuid.into_bytes(), home, 2, bytes, 0, 0);
             file.write_all_at(cut.as_bytes(), cut.place())?;
-            file.set_len(store_bytes(bytes))?;
+            file.set_len(PLAIN.store_bytes(bytes))?;
             Ok(true)
         });
         assert!(summary.unwrap().problems.is_empty());

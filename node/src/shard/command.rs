@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hdcs_core::cipher::Authenticator;
 use hdcs_core::error::IoError;
 use hdcs_core::format::LogSuperblock;
 use hdcs_core::heat::Gathering;
@@ -93,8 +94,9 @@ impl OpenFailure {
 pub trait Admission: Send + Sync {
     /// The log was found. Says whether the backend may be made if it is absent.
     fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure>;
-    /// Log and backend are there: from now on the log may hold what the backend does not.
-    fn begin(&self, log: LogIdentity) -> Result<(), OpenFailure>;
+    /// Log and backend are there: from now on the log may hold what the backend does not. `keys` authenticate its
+    /// superblocks, if something does.
+    fn begin(&self, log: LogIdentity, keys: Option<&dyn Authenticator>) -> Result<(), OpenFailure>;
     /// What is kept of the log's superblock beside its device.
     fn kept(&self) -> Result<Option<LogSuperblock>, OpenFailure> {
         Ok(None)

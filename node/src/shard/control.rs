@@ -8,8 +8,9 @@ use std::any::Any;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use hdcs_core::cipher::Authenticator;
 use hdcs_core::error::{FormatError, IoError, OpenError};
-use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
+use hdcs_core::format::LogSuperblock;
 use hdcs_core::io::{BlockKey, Completion, Nanos, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
 use hdcs_core::qos::Qos;
@@ -26,6 +27,7 @@ use super::command::{
 use super::jobs::{Job, Move};
 use super::places::Places;
 use super::served::{self, ResizeStep, Resizing, Served};
+use super::superblocks::identify;
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
 use super::works::Works;
@@ -253,14 +255,22 @@ impl Shard {
             works.cache.set_cipher(inherited.origin(), cipher);
         }
         let flow = works.scheduler.add(works.now, spec.qos);
-        let (volume, actions) = works.open_volume(config, opened.inherited, opened.kept.as_ref());
+        let log_cipher = unlocked.map(|keys| keys.log(opened.log_identity.log));
+        let log_keys = log_cipher
+            .clone()
+            .map(|keys| Arc::new(keys) as Arc<dyn Authenticator>);
+        let (mut volume, actions) =
+            works.open_volume(config, opened.inherited, opened.kept.as_ref());
+        if let Some(keys) = log_keys {
+            volume.authenticate_log(keys);
+        }
         let slot = works.volumes.insert(Served {
             name: spec.name,
             number,
             allow: spec.allow,
             volume,
             log: opened.log,
-            log_cipher: unlocked.map(|keys| CipheredLog::new(keys.log(opened.log_identity.log))),
+            log_cipher: log_cipher.map(CipheredLog::new),
             backend,
             identity,
             log_operations: 0,
@@ -892,6 +902,12 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
                     put the right log back";
         return Err(fail(OpenFailureKind::LogLost, &what));
     }
+    let log_keys = unlocked.as_ref().map(|keys| keys.log(log_identity.log));
+    let log_keys = log_keys.as_ref().map(|keys| keys as &dyn Authenticator);
+    // Replay does so, too, but before that the home is told what the superblocks say.
+    let blocks = superblocks.each_ref().map(|block| &block[..]);
+    LogSuperblock::authenticate_all(&blocks, spec.config.uuid, log_keys)
+        .map_err(|error| not_replayed(name, error))?;
     let absent = spec.admission.found(log_identity).map_err(prefixed)?;
     let kept = spec.admission.kept().map_err(prefixed)?;
     // A log that has failed was gone past, which its device does not say.
@@ -928,7 +944,9 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         fail(kind, &error)
     })?;
     let backend = backend.behind(home);
-    spec.admission.begin(log_identity).map_err(prefixed)?;
+    spec.admission
+        .begin(log_identity, log_keys)
+        .map_err(prefixed)?;
     if durability.is_none() {
         log.measure_durability();
     }
@@ -947,36 +965,6 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         inherited,
         unlocked,
     })
-}
-
-/// Which log these superblocks are of, and which data key it is encrypted with. Replay chooses between them in the same way; here it is only
-/// found out whether there is anything to choose from.
-fn identify(
-    superblocks: &[[u8; BLOCK_BYTES]; 2],
-    volume: [u8; 16],
-) -> Result<(LogIdentity, [u8; 16], bool), FormatError> {
-    LogSuperblock::refuse_newer(&superblocks.each_ref().map(|block| &block[..]))?;
-    let found = superblocks.each_ref().map(|block| {
-        let superblock = LogSuperblock::parse(block)?;
-        if superblock.volume != volume {
-            return Err(FormatError::Identity);
-        }
-        Ok(superblock)
-    });
-    let newest = found.iter().flatten().max_by_key(|s| s.sequence.get());
-    match (newest, &found) {
-        (Some(newest), _) => {
-            let identity = LogIdentity {
-                log: newest.log.get(),
-                incarnation: newest.incarnation.get(),
-            };
-            let is_whole = newest.flags.get() & LOG_UNFLUSHED == 0;
-            Ok((identity, newest.data_key, is_whole))
-        }
-        // The second block of a new log is empty, which says nothing; the first one's reason counts.
-        (None, [Err(error), _]) => Err(*error),
-        (None, [Ok(_), _]) => unreachable!("the first one would be the newest"),
-    }
 }
 
 /// Why a log could not be used. Whatever is wrong with its content, the content is lost, unless a

@@ -29,6 +29,7 @@ mod readmission;
 mod scrub;
 mod served;
 mod slots;
+mod superblocks;
 mod tiering;
 mod turn;
 mod visits;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hdcs_core::cipher::Authenticator;
 use hdcs_core::io::Nanos;
 use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
 use hdcs_core::volume::{Persist, Policy, Volume, VolumeConfig, WhenFull};
@@ -108,7 +109,7 @@ impl Admission for Welcome {
         })
     }
 
-    fn begin(&self, _: LogIdentity) -> Result<(), OpenFailure> {
+    fn begin(&self, _: LogIdentity, _: Option<&dyn Authenticator>) -> Result<(), OpenFailure> {
         Ok(())
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::buf::Buf;
-use hdcs_core::cipher::BlockCipher;
-use hdcs_core::home::format::{PAGE_BLOCKS, data_offset, page_offset};
+use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::home::format::{Layout, PAGE_BLOCKS};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
@@ -20,16 +20,16 @@ use crate::violation::Violation;
 pub(super) const DATA_KEY: [u8; 16] = [5; 16];
 
 /// What encrypts the home of a seed, in half of them. Its randomness is a stream of its own.
-pub(super) fn cipher_of(seed: u64) -> Option<Arc<dyn BlockCipher>> {
+pub(super) fn cipher_of(seed: u64) -> Option<Arc<dyn KeyedCipher>> {
     let mut random = Rng::with_seed(mix(seed ^ mix(16)));
     let is_encrypted = random.bool();
-    is_encrypted.then(|| Arc::new(ToyCipher(random.u64(..))) as Arc<dyn BlockCipher>)
+    is_encrypted.then(|| Arc::new(ToyCipher(random.u64(..))) as Arc<dyn KeyedCipher>)
 }
 
 /// A cipher that is not applied to some sectors, or as if they were others.
 #[derive(Debug)]
 struct Planted {
-    cipher: Arc<dyn BlockCipher>,
+    cipher: Arc<dyn KeyedCipher>,
     plant: Plant,
 }
 
@@ -55,21 +55,45 @@ impl BlockCipher for Planted {
     }
 }
 
+impl Authenticator for Planted {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        self.cipher.tag(bytes)
+    }
+}
+
+impl KeyedCipher for Planted {
+    fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
+        if self.plant == Plant::ForgedSectorsTaken {
+            return tags.fill(0);
+        }
+        self.cipher.unit_tags(first, units, tags);
+    }
+}
+
 /// The sector of the volume that lies at an offset of the store, if one does.
-fn sector_at(offset: u64, bytes: u64) -> Option<u64> {
-    let group = page_offset(1, 0) - page_offset(0, 0);
-    let page = offset.checked_sub(page_offset(0, 0))? / group;
+fn sector_at(layout: Layout, offset: u64, bytes: u64) -> Option<u64> {
+    let group = layout.page_offset(1, 0) - layout.page_offset(0, 0);
+    let page = offset.checked_sub(layout.page_offset(0, 0))? / group;
     let first = page * PAGE_BLOCKS * BLOCK_BYTES as u64;
-    let at = first + offset.checked_sub(data_offset(first))?;
+    let at = first + offset.checked_sub(layout.data_offset(first))?;
     (at < bytes).then_some(at / SECTOR_BYTES as u64)
 }
 
 impl World {
+    /// Where things are in the store.
+    pub(super) fn layout(&self) -> Layout {
+        Layout::of(self.cipher.is_some())
+    }
+
     /// What the home gets to encrypt with.
-    pub(super) fn cipher_for_home(&self) -> Option<Arc<dyn BlockCipher>> {
+    pub(super) fn cipher_for_home(&self) -> Option<Arc<dyn KeyedCipher>> {
         let cipher = self.cipher.clone()?;
-        let is_of_ciphers =
-            |plant: &Plant| matches!(plant, Plant::StoredPlain | Plant::DecryptedAsAnother);
+        let is_of_ciphers = |plant: &Plant| {
+            matches!(
+                plant,
+                Plant::StoredPlain | Plant::DecryptedAsAnother | Plant::ForgedSectorsTaken
+            )
+        };
         match self.plant().filter(is_of_ciphers) {
             Some(plant) => Some(Arc::new(Planted { cipher, plant })),
             None => Some(cipher),
@@ -87,7 +111,9 @@ impl World {
 
     /// Something is written to the store.
     pub(super) fn check_stored(&self, offset: u64, data: &[Buf]) -> Result<(), Violation> {
-        let Some(first) = sector_at(offset, self.bytes).filter(|_| self.cipher.is_some()) else {
+        let Some(first) =
+            sector_at(self.layout(), offset, self.bytes).filter(|_| self.cipher.is_some())
+        else {
             return Ok(());
         };
         let mut stored: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();

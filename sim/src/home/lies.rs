@@ -6,7 +6,7 @@
 
 use fastrand::Rng;
 use hdcs_core::error::FormatError;
-use hdcs_core::home::format::page_offset;
+use hdcs_core::home::format::Layout;
 use hdcs_core::limits::BLOCK_BYTES;
 
 use super::Options;
@@ -63,9 +63,9 @@ impl Lies {
 }
 
 /// Whether a page of the map, a copy of one, or a superblock lies at an offset of the store.
-fn is_map(offset: u64) -> bool {
-    let (first, block) = (page_offset(0, 0), BLOCK_BYTES as u64);
-    let group = page_offset(1, 0) - first;
+fn is_map(layout: Layout, offset: u64) -> bool {
+    let (first, block) = (layout.page_offset(0, 0), BLOCK_BYTES as u64);
+    let group = layout.page_offset(1, 0) - first;
     offset < 2 * block
         || offset
             .checked_sub(first)
@@ -75,7 +75,7 @@ fn is_map(offset: u64) -> bool {
 impl World {
     /// Whether this write is lost.
     pub(super) fn loses_map(&mut self, offset: u64) -> bool {
-        if self.calm || !is_map(offset) {
+        if self.calm || !is_map(self.layout(), offset) {
             return false;
         }
         if self.lies.loses_rest {
@@ -85,7 +85,7 @@ impl World {
             self.cut_at = Some(self.step + 1);
         }
         let page = offset.wrapping_sub(BLOCK_BYTES as u64);
-        let is_copy = Self::is_of_map(page);
+        let is_copy = self.is_of_map(page);
         if self.lies.is_sought && !is_copy {
             return false;
         }
@@ -100,7 +100,7 @@ impl World {
         self.lies.told = true;
         self.lies.is_news = true;
         self.lies.loses_rest =
-            self.is_planted(Plant::AnsweredBeforeCopies) && Self::is_of_map(offset);
+            self.is_planted(Plant::AnsweredBeforeCopies) && self.is_of_map(offset);
         if is_copy && (self.lies.is_sought || self.lies.random.bool()) {
             self.lies.tears = Some(page);
             self.cut_at = None;

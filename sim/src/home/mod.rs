@@ -5,7 +5,7 @@
 //! after a crash the last generation is written again, unless the log was lost.
 //!
 //! Data and checksums rot: a read is then refused, and only then.
-//! Half of them are encrypted, by a toy.
+//! Half of them are encrypted, by a toy; of these, somebody without the key forges the map and data.
 //!
 //! Many get other sizes meanwhile. The device of some loses a write that it has acknowledged.
 //!
@@ -13,6 +13,7 @@
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 mod encryption;
+mod forgery;
 mod hold;
 mod lies;
 pub mod plant;
@@ -78,6 +79,10 @@ pub struct Coverage {
     pub lost_map_writes_survived: u64,
     /// See [`Self::lost_map_writes`].
     pub lost_map_writes_noticed: u64,
+    /// Pages and superblocks that were forged, and refused.
+    pub forged: u64,
+    /// Sectors that were forged.
+    pub forged_sectors: u64,
     /// Whether the short variant's power was cut.
     pub cut: bool,
 }
@@ -107,6 +112,8 @@ impl Coverage {
         self.lost_map_writes += other.lost_map_writes;
         self.lost_map_writes_survived += other.lost_map_writes_survived;
         self.lost_map_writes_noticed += other.lost_map_writes_noticed;
+        self.forged += other.forged;
+        self.forged_sectors += other.forged_sectors;
         self.cut |= other.cut;
     }
 }
@@ -118,7 +125,8 @@ impl fmt::Display for Coverage {
             "{} flushes, {} tiers ({} given up), {} waits for copies, {} fills, {} crashes, {} repairs, \
              {} times between, {} lost logs, {} failed stores, {} rotten sectors, {} reads refused, \
              {} rebuilds of checksums, {} backends held, grown {} times, shrunk {} times ({} changes of size refused, \
-             {} interrupted), {} killed with writes past the log, {} writes of the map lost ({} survived, {} noticed)",
+             {} interrupted), {} killed with writes past the log, {} writes of the map lost ({} survived, {} noticed), \
+             {} forgeries of the map, {} of sectors",
             self.flushes,
             self.tiers,
             self.tiers_given_up,
@@ -140,7 +148,9 @@ impl fmt::Display for Coverage {
             self.lingered,
             self.lost_map_writes,
             self.lost_map_writes_survived,
-            self.lost_map_writes_noticed
+            self.lost_map_writes_noticed,
+            self.forged,
+            self.forged_sectors
         )
     }
 }

@@ -59,6 +59,10 @@ pub enum Plant {
     AnsweredBeforeCopies,
     /// Nobody compares the pages of the map with what the superblock knows of them.
     MapUnchecked,
+    /// Tags of superblocks and pages are not compared.
+    ForgedMapTaken,
+    /// Tags of sectors are not compared.
+    ForgedSectorsTaken,
 }
 
 impl Plant {

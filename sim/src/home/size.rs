@@ -6,7 +6,6 @@
 
 use fastrand::Rng;
 use hdcs_core::error::IoError;
-use hdcs_core::home::format::store_bytes;
 use hdcs_core::home::{Ask, Event, Home};
 use hdcs_core::io::{Done, SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -127,7 +126,8 @@ impl World {
     fn ask_for_size(&mut self, from: u64, to: u64) {
         self.next_request += 1;
         let token = Token(self.next_request);
-        let lacks = self.sizing.is_device && store_bytes(to * BLOCK) > self.store.bytes();
+        let lacks =
+            self.sizing.is_device && self.layout().store_bytes(to * BLOCK) > self.store.bytes();
         self.sizing.asked = Some(Asked {
             token,
             from,
@@ -223,7 +223,7 @@ impl World {
     pub(super) fn check_size(&self, bytes: u64) -> Result<(), Violation> {
         let lacks = if bytes < self.bytes {
             format!("the catalogue says {}", self.bytes)
-        } else if store_bytes(bytes) > self.store.bytes() {
+        } else if self.layout().store_bytes(bytes) > self.store.bytes() {
             format!("its store has {}", self.store.bytes())
         } else if bytes / SECTOR_BYTES as u64 > self.backend.sectors() {
             format!("its backend has {} sectors", self.backend.sectors())

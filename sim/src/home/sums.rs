@@ -7,7 +7,7 @@ use fastrand::Rng;
 use hdcs_core::buf::Buf;
 use hdcs_core::error::IoError;
 use hdcs_core::format::block_checksum;
-use hdcs_core::home::format::{self, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS};
+use hdcs_core::home::format::{CRC_BYTES, Layout, PAGE_BLOCKS};
 use hdcs_core::home::{Event, Home, Verified};
 use hdcs_core::io::{SectorRange, Token};
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -22,12 +22,24 @@ use crate::violation::Violation;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
 /// Whether the checksums of data lie at an offset of the store.
-fn is_sums(offset: u64) -> bool {
-    let first = format::page_offset(0, 0);
-    let group = format::page_offset(1, 0) - first;
+fn is_sums(layout: Layout, offset: u64) -> bool {
+    let first = layout.page_offset(0, 0);
+    let group = layout.page_offset(1, 0) - first;
     let of_group = offset.saturating_sub(first) % group;
-    let sums = format::sums_offset(0) - first..format::data_offset(0) - first;
+    let sums = layout.sums_offset(0) - first..layout.data_offset(0) - first;
     offset >= first && sums.contains(&of_group)
+}
+
+/// What somebody does who has changed the data of a sector.
+fn make_checksum_right(store: &mut Disk, layout: Layout, sector: u64) {
+    let mut data = vec![0; SECTOR_BYTES];
+    store.peek(layout.data_offset(sector * SECTOR), &mut data);
+    let crc = block_checksum(&data).to_le_bytes();
+    let place = layout.sum_offset(sector);
+    let of_sector = place % SECTOR;
+    store.peek(place - of_sector, &mut data);
+    data[of_sector as usize..][..CRC_BYTES].copy_from_slice(&crc);
+    store.put(place - of_sector, &data);
 }
 
 /// What becomes of the log in a crash.
@@ -54,6 +66,7 @@ pub(super) struct Sums {
     pub is_log_whole: bool,
     rotten: BTreeSet<u64>,
     rotted: u64,
+    forged: u64,
     /// Planted: parts of the table that are still to be written.
     pub late: Vec<(u64, Vec<u8>)>,
     /// What a scrub has found damaged, and where it goes on.
@@ -74,6 +87,7 @@ impl Sums {
             is_log_whole: true,
             rotten: BTreeSet::new(),
             rotted: 0,
+            forged: 0,
             late: Vec::new(),
             damaged: BTreeSet::new(),
             next: None,
@@ -96,23 +110,27 @@ impl Sums {
         }
     }
 
-    /// Some bits flip at rest, of the data or of a checksum.
-    pub fn rot(&mut self, store: &mut Disk, window: SectorRange) {
+    /// Some bits flip at rest, of the data or of a checksum. Some of an encrypted home are not rot: somebody without the
+    /// key changes the data, and makes its checksum right again.
+    pub fn rot(&mut self, store: &mut Disk, layout: Layout, window: SectorRange) {
         if !self.rots || self.random.bool() {
             return;
         }
         for _ in 0..self.random.u32(1..6) {
             let sector = window.start + self.random.u64(..window.count);
-            let offset = if self.random.bool() {
-                format::data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
+            let is_data = self.random.bool();
+            let offset = if is_data {
+                layout.data_offset(sector * SECTOR) + self.random.u64(..SECTOR)
             } else {
-                let place = format::sums_offset(sector / SUMS_SECTORS);
-                let of_page = sector % SUMS_SECTORS * SUM_BYTES as u64;
-                place + of_page + self.random.u64(..SUM_BYTES as u64)
+                layout.sum_offset(sector) + self.random.u64(..layout.sum_bytes() as u64)
             };
             if store.rot(offset, self.random.u8(..8)) {
                 self.rotten.insert(sector);
                 self.rotted += 1;
+                if is_data && layout == Layout::TAGGED && self.random.bool() {
+                    make_checksum_right(store, layout, sector);
+                    self.forged += 1;
+                }
             }
         }
     }
@@ -194,26 +212,33 @@ impl World {
 
     /// A planted bug: a block of the table is, when it is read, made that of what the store holds.
     pub(super) fn make_sums_match(&mut self, offset: u64) {
-        if !is_sums(offset) {
+        let layout = self.layout();
+        if !is_sums(layout, offset) {
             return;
         }
-        let group = format::page_offset(1, 0) - format::page_offset(0, 0);
-        let page = (offset - format::page_offset(0, 0)) / group;
-        let of_page = (offset - format::page_offset(page, 2)) / BLOCK_BYTES as u64;
-        let first = page * PAGE_BLOCKS * BLOCK_SECTORS + of_page * SUMS_SECTORS;
-        let end = (first + SUMS_SECTORS).min(self.bytes / SECTOR);
+        let group = layout.page_offset(1, 0) - layout.page_offset(0, 0);
+        let page = (offset - layout.page_offset(0, 0)) / group;
+        let of_page = (offset - layout.page_offset(page, 2)) / BLOCK_BYTES as u64;
+        let first = page * PAGE_BLOCKS * BLOCK_SECTORS + of_page * layout.sums_sectors();
+        let end = (first + layout.sums_sectors()).min(self.bytes / SECTOR);
         let (mut data, mut sums) = (vec![0; SECTOR_BYTES], vec![0; BLOCK_BYTES]);
-        for (sector, sum) in (first..end).zip(sums.chunks_exact_mut(SUM_BYTES)) {
+        for (sector, sum) in (first..end).zip(sums.chunks_exact_mut(layout.sum_bytes())) {
             self.store
-                .peek(format::data_offset(sector * SECTOR), &mut data);
-            sum.copy_from_slice(&block_checksum(&data).to_le_bytes());
+                .peek(layout.data_offset(sector * SECTOR), &mut data);
+            let (crc, tag) = sum.split_at_mut(CRC_BYTES);
+            crc.copy_from_slice(&block_checksum(&data).to_le_bytes());
+            if let Some(cipher) = &self.cipher {
+                let mut tags = [0];
+                cipher.unit_tags(sector, &data, &mut tags);
+                tag.copy_from_slice(&tags[0].to_le_bytes());
+            }
         }
         self.store.put(offset, &sums);
     }
 
     /// Planted bugs of writes of the table; whether this one is not performed now.
     pub(super) fn loses_sums(&mut self, offset: u64, data: &[Buf]) -> bool {
-        if !is_sums(offset) {
+        if !is_sums(self.layout(), offset) {
             return false;
         }
         if self.is_planted(Plant::SumsAfterAnswer) {
@@ -227,6 +252,7 @@ impl World {
     /// All of the home is compared with its checksums, which hold; false if the home is gone.
     pub(super) fn scrub(&mut self) -> Result<bool, Violation> {
         self.coverage.rots += core::mem::take(&mut self.sums.rotted);
+        self.coverage.forged_sectors += core::mem::take(&mut self.sums.forged);
         let is_rebuilding = |world: &Self| {
             let status = world.home.as_ref().map(Home::status);
             status.is_some_and(|status| status.sums_rebuild.is_some())

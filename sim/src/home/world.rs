@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::cipher::BlockCipher;
-use hdcs_core::error::IoError;
-use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HOME_HEADER_BLOCKS, HomeSuperblock, MapCheck, PAGE_BLOCKS, choose_page,
-};
+use hdcs_core::cipher::KeyedCipher;
+use hdcs_core::error::{FormatError, IoError};
+use hdcs_core::home::format::{self, HOME_BETWEEN, Layout, PAGE_BLOCKS};
 use hdcs_core::home::map::Map;
 use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
 use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
@@ -21,6 +19,7 @@ use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use zerocopy::IntoBytes;
 
 use super::encryption::DATA_KEY;
+use super::forgery::Found;
 use super::plant::Plant;
 use super::{Coverage, Options};
 use crate::backend::Backend;
@@ -34,7 +33,7 @@ pub(super) const VOLUME: u32 = 1;
 /// A flush that is planted.
 const OF_NOBODY: Token = Token(u64::MAX);
 const UUID: [u8; 16] = [7; 16];
-const HOME: u64 = 99;
+pub(super) const HOME: u64 = 99;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 /// Something that waits longer is stalled.
 const PATIENCE: Nanos = Nanos::from_millis(120_000);
@@ -131,8 +130,9 @@ pub struct World {
     pub(super) holding: super::hold::Holding,
     pub(super) sizing: super::size::Sizing,
     pub(super) lies: super::lies::Lies,
+    pub(super) forgery: super::forgery::Forgery,
     /// What encrypts the home, if something does.
-    pub(super) cipher: Option<Arc<dyn BlockCipher>>,
+    pub(super) cipher: Option<Arc<dyn KeyedCipher>>,
     /// The step at which the power goes.
     pub(super) cut_at: Option<u64>,
     actions: Vec<Action>,
@@ -163,16 +163,20 @@ impl World {
             base.push(old);
         }
         let bytes = sectors * SECTOR;
-        let store_bytes = format::store_bytes(has_room_for * BLOCK_BYTES as u64);
+        let cipher = super::encryption::cipher_of(seed);
+        let layout = Layout::of(cipher.is_some());
+        let store_bytes = layout.store_bytes(has_room_for * BLOCK_BYTES as u64);
         let mut store = Disk::new(store_bytes, random.u64(..));
         sizing.durable_bytes = store_bytes;
-        let cipher = super::encryption::cipher_of(seed);
         let data_key = cipher.as_ref().map_or([0; 16], |_| DATA_KEY);
-        store.put(0, &format::format_head(UUID, HOME, bytes, data_key));
+        store.put(
+            0,
+            &format::format_head(UUID, HOME, bytes, data_key, cipher.as_deref()),
+        );
         for page in 0..format::pages(bytes) {
             for copy in [0, 1] {
-                let empty = format::format_page(HOME, page);
-                store.put(format::page_offset(page, copy), empty.as_bytes());
+                let empty = format::format_page(HOME, page, cipher.as_deref());
+                store.put(layout.page_offset(page, copy), empty.as_bytes());
             }
         }
         let atomic = random.u8(..3) == 0;
@@ -213,6 +217,7 @@ impl World {
             holding: super::hold::Holding::new(seed, options),
             sizing,
             lies: super::lies::Lies::new(seed, options),
+            forgery: super::forgery::Forgery::new(seed),
             cipher,
             cut_at: None,
             actions: Vec::new(),
@@ -272,32 +277,25 @@ impl World {
 
     /// Open the home, as the node does.
     fn open(&mut self) -> Result<(), Violation> {
-        let mut head = vec![0; HOME_HEADER_BLOCKS as usize * BLOCK_BYTES];
-        self.store.peek(0, &mut head);
-        let blocks = [&head[..BLOCK_BYTES], &head[BLOCK_BYTES..2 * BLOCK_BYTES]];
-        let refused = |why: String| Violation::new("open-refused", why);
-        let mut superblock = HomeSuperblock::newest(blocks).map_err(|e| refused(e.to_string()))?;
+        self.forge_sometimes()?;
+        let found = match self.find_map() {
+            Ok(found) => found,
+            // A copy was lost, and then its page was torn.
+            Err((Some(_), why)) if self.lies.is_news && why != FormatError::Forged => {
+                return self.refused_for_lost_write(&why);
+            }
+            Err((page, why)) => {
+                let why = format!("page {page:?}: {why}");
+                return Err(Violation::new("open-refused", why));
+            }
+        };
+        let Found {
+            mut superblock,
+            pages,
+            check,
+        } = found;
         let bytes = superblock.bytes.get();
         self.check_size(bytes)?;
-        let mut check = MapCheck::new(&superblock);
-        let mut pages = Vec::new();
-        let mut repairs = Vec::new();
-        for page in 0..format::pages(bytes) {
-            let mut both = vec![0; 2 * BLOCK_BYTES];
-            self.store.peek(format::page_offset(page, 0), &mut both);
-            let found = choose_page([&both[..BLOCK_BYTES], &both[BLOCK_BYTES..]], HOME, page);
-            let found = match found {
-                Ok(found) => found,
-                // A copy was lost, and then its page was torn.
-                Err(error) if self.lies.is_news => return self.refused_for_lost_write(&error),
-                Err(error) => return Err(refused(format!("page {page}: {error}"))),
-            };
-            check.add(&found);
-            if let Some(copy) = found.repair {
-                repairs.push((format::page_offset(page, copy), found.page.clone()));
-            }
-            pages.push(found.page);
-        }
         if let Err(error) = check.end()
             && !self.is_planted(Plant::MapUnchecked)
         {
@@ -305,17 +303,23 @@ impl World {
         }
         self.has_survived_lie();
         self.store.sync();
-        self.coverage.repairs += u64::from(!repairs.is_empty());
-        for (offset, page) in repairs {
-            self.store.put(offset, page.as_bytes());
+        let mut is_repaired = false;
+        for found in &pages {
+            if let Some(copy) = found.repair {
+                let place = self.layout().page_offset(found.page.page.get(), copy);
+                self.store.put(place, found.page.as_bytes());
+                is_repaired = true;
+            }
         }
+        self.coverage.repairs += u64::from(is_repaired);
         let is_log_whole = self.sums.is_log_whole || self.is_planted(Plant::TrustSums);
-        if let Some(begun) = superblock.begin(self.log, is_log_whole, &check) {
+        if let Some(begun) = superblock.begin(self.log, is_log_whole, &check, self.keys()) {
             self.store.put(begun.place(), begun.as_bytes());
             superblock = begun;
         }
         if !self.calm {
-            self.sums.rot(&mut self.store, self.window);
+            let layout = self.layout();
+            self.sums.rot(&mut self.store, layout, self.window);
         }
         self.backend.opened();
         let between = superblock.flags.get() & HOME_BETWEEN != 0;
@@ -345,6 +349,7 @@ impl World {
             turn_blocks: self.turn_blocks,
         };
         let blocks = bytes / BLOCK_BYTES as u64;
+        let pages = pages.into_iter().map(|found| found.page).collect();
         let map = Map::load(pages, blocks, log, self.sums.is_log_whole);
         self.home = Some(Home::new(config, map, self.cipher_for_home()));
         self.tiers = 0;
@@ -629,7 +634,7 @@ impl World {
                 self.check_stored(offset, &data)?;
                 if self.is_planted(Plant::NewPagesLost)
                     && bytes == 2 * BLOCK_BYTES
-                    && Self::is_of_map(offset)
+                    && self.is_of_map(offset)
                 {
                     self.schedule.add(at, Happening::Nothing(token));
                     return Ok(());
@@ -639,7 +644,7 @@ impl World {
                     self.schedule.add(at, Happening::Nothing(token));
                     return Ok(());
                 }
-                let durable = self.is_planted(Plant::MapBeforeData) && Self::is_of_root(offset);
+                let durable = self.is_planted(Plant::MapBeforeData) && self.is_of_root(offset);
                 let op = self.store.submit_write(offset, &data, durable);
                 if self.loses_map(offset) {
                     Happening::StoreWriteLost(token, op)

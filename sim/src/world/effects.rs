@@ -329,7 +329,7 @@ impl World {
         if forgets_head {
             superblock.known_head = 0.into();
         }
-        superblock.seal();
+        superblock.seal_with(self.log_keys(unit).as_deref());
         let bytes: [u8; BLOCK_BYTES] = zerocopy::transmute!(superblock);
         let mut block = Pool::new(BLOCK_BYTES)
             .alloc(BLOCK_BYTES)

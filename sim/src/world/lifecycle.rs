@@ -53,6 +53,7 @@ impl World {
             self.revive_log(unit);
             self.flip_compression(unit);
             self.forget_kept(unit);
+            self.forge_log_sometimes(unit)?;
             self.units[unit].begin_opening();
             self.open(unit)?;
             self.repeat_flush(unit);
@@ -120,6 +121,7 @@ impl World {
         if let Some(kept) = self.units[unit].kept {
             volume.keep_superblock(kept);
         }
+        self.authenticate_log(unit, &mut volume);
         volume
     }
 
@@ -237,7 +239,8 @@ impl World {
                     OpenError::CorruptLog { .. }
                     | OpenError::LostTooMuch { .. }
                     | OpenError::Superblock(_) => rot,
-                    OpenError::Method { .. }
+                    OpenError::Forged
+                    | OpenError::Method { .. }
                     | OpenError::Record { .. }
                     | OpenError::Kind { .. } => false,
                 };

@@ -322,6 +322,8 @@ pub struct Coverage {
     pub counted: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
+    /// Superblocks of logs that were forged, and refused.
+    pub forged_logs: u64,
     /// Times that a volume became inconsistent.
     pub inconsistent: u64,
     /// Openings of a damaged log that saved what was good in it, and sectors that were lost then.
@@ -395,6 +397,7 @@ impl Coverage {
         self.weighed += other.weighed;
         self.counted += other.counted;
         self.lost_logs += other.lost_logs;
+        self.forged_logs += other.forged_logs;
         self.inconsistent += other.inconsistent;
         self.saved_logs += other.saved_logs;
         self.lost_sectors += other.lost_sectors;
@@ -425,7 +428,7 @@ impl std::fmt::Display for Coverage {
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
-             healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
+             healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
              {} times inconsistent, {} damaged logs saved but for {} sectors, {} spoiled reads ({} of replays), {} lies, \
@@ -455,6 +458,7 @@ impl std::fmt::Display for Coverage {
             self.weighed,
             self.counted,
             self.lost_logs,
+            self.forged_logs,
             self.commits,
             self.crossings,
             self.snapshots,
@@ -534,7 +538,9 @@ impl World {
                 if let Some((lie, skip)) = scenario.faults.log_lie.filter(|_| index == 0) {
                     log.lie_once(lie, skip);
                 }
-                log.put(0, &Volume::format_log(&config, stream(30 + index)));
+                let keys = forgery::log_keys(seed, index as usize);
+                let block = Volume::format_log(&config, stream(30 + index));
+                log.put(0, &forgery::first_block(&block, keys.as_deref()));
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
                 Unit {
@@ -955,27 +961,6 @@ impl World {
         }
         Ok(())
     }
-
-    /// Once a `DestageAll` is done, what was acknowledged before it is durable in the backend.
-    fn notice_destaged(&mut self, unit: usize, remaining: u64) -> Result<(), Violation> {
-        let state = &mut self.units[unit];
-        let Some(asked) = state.destage_all else {
-            return Ok(());
-        };
-        if remaining > 0 {
-            return Ok(());
-        }
-        state.destage_all = None;
-        if state.log_rotten {
-            state.snapshot_asked = None;
-            return Ok(());
-        }
-        let backend = &state.backend;
-        check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
-        state.history.settle_before(asked);
-        self.ask_for_snapshot(unit);
-        Ok(())
-    }
 }
 
 mod audits;
@@ -986,6 +971,7 @@ mod damage;
 mod director;
 mod effects;
 mod failed_logs;
+mod forgery;
 mod heat;
 mod lifecycle;
 mod packed;

@@ -4,7 +4,9 @@
 
 use hdcs_core::read_cache::Barrier;
 
-use super::{BLOCK_SECTORS, BlockKey, Happening, Nanos, Node, Phase, Plant, Violation, World};
+use super::{
+    BLOCK_SECTORS, BlockKey, Happening, Nanos, Node, Phase, Plant, Violation, World, check_backend,
+};
 use crate::check_snapshot::Snapshot;
 
 /// Snapshots of a volume that are kept and compared: the newest ones.
@@ -22,6 +24,27 @@ pub(super) struct Shrink {
 }
 
 impl World {
+    /// Once a `DestageAll` is done, what was acknowledged before it is durable in the backend.
+    pub(super) fn notice_destaged(&mut self, unit: usize, remaining: u64) -> Result<(), Violation> {
+        let state = &mut self.units[unit];
+        let Some(asked) = state.destage_all else {
+            return Ok(());
+        };
+        if remaining > 0 {
+            return Ok(());
+        }
+        state.destage_all = None;
+        if state.log_rotten {
+            state.snapshot_asked = None;
+            return Ok(());
+        }
+        let backend = &state.backend;
+        check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
+        state.history.settle_before(asked);
+        self.ask_for_snapshot(unit);
+        Ok(())
+    }
+
     /// Somebody asks for a snapshot, or for a smaller volume.
     pub(super) fn snapshot_or_shrink(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &self.units[unit];

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hdcs_core::buf::Arena;
-use hdcs_core::cipher::BlockCipher;
+use hdcs_core::cipher::KeyedCipher;
 use hdcs_core::error::{FormatError, IoError};
 use hdcs_core::home::Config;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, MapCheck, SUMS_UNTRUSTED,
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, SUMS_UNTRUSTED,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
@@ -52,6 +52,17 @@ pub enum StoreError {
         /// What is wrong.
         source: FormatError,
     },
+    /// The checksum of a part of its map is right, and nobody who has the key has written it.
+    #[error(
+        "home: {}: its {part} does not authenticate: somebody without the volume's key has written it: find out who can \
+         write to its medium; put the home back that was there, or restore it from a backup", path.display()
+    )]
+    Forged {
+        /// Where.
+        path: PathBuf,
+        /// What of it.
+        part: String,
+    },
     /// A write of its map is gone that the device had acknowledged.
     #[error("home: {}: its map: {source}", path.display())]
     Map {
@@ -88,7 +99,11 @@ impl StoreError {
             Self::Format { source, .. } | Self::Page { source, .. } => {
                 !matches!(source, FormatError::Newer { .. })
             }
-            Self::Device(_) | Self::Map { .. } | Self::Size { .. } | Self::Key { .. } => true,
+            Self::Device(_)
+            | Self::Map { .. }
+            | Self::Forged { .. }
+            | Self::Size { .. }
+            | Self::Key { .. } => true,
         }
     }
 }
@@ -133,19 +148,20 @@ pub struct Store {
     /// What it has.
     pub map: Map,
     /// What encrypts its data, if something does.
-    pub cipher: Option<Arc<dyn BlockCipher>>,
+    pub cipher: Option<Arc<dyn KeyedCipher>>,
 }
 
-/// Make a store with nothing in it, whose data is encrypted if there is a key, and reserve all of its room. A file
+/// Make a store with nothing in it, whose data is encrypted if there are keys, and reserve all of its room. A file
 /// must be new.
 pub fn create(
     path: &Path,
     volume: Uuid,
     bytes: u64,
     is_device: bool,
-    data_key: Option<Uuid>,
+    keys: Option<&Unlocked>,
 ) -> Result<(), DeviceError> {
-    let needs = format::store_bytes(bytes);
+    let layout = Layout::of(keys.is_some());
+    let needs = layout.store_bytes(bytes);
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -175,13 +191,16 @@ pub fn create(
     };
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let home = high ^ low;
+    let data_key = keys.map(|keys| keys.objects.wrapped.id());
     let data_key = data_key.unwrap_or_default().into_bytes();
-    let head = format::format_head(volume.into_bytes(), home, bytes, data_key);
+    let keys = keys.map(|keys| keys.home(home));
+    let keys = keys.as_deref();
+    let head = format::format_head(volume.into_bytes(), home, bytes, data_key, keys);
     let made = reserved.and_then(|()| {
         for page in 0..format::pages(bytes) {
-            let empty = format::format_page(home, page);
+            let empty = format::format_page(home, page, keys);
             for copy in [0, 1] {
-                let place = format::page_offset(page, copy);
+                let place = layout.page_offset(page, copy);
                 file.write_all_at(empty.as_bytes(), place)?;
             }
         }
@@ -299,6 +318,18 @@ pub fn open(
     if superblock.volume != volume {
         return Err(wrong(FormatError::Identity));
     }
+    if let Some(what) = wrong_key(superblock.data_key, keys) {
+        let path = path.to_owned();
+        return Err(StoreError::Key { path, what });
+    }
+    let (home, layout) = (superblock.home.get(), superblock.layout());
+    let cipher = keys.map(|keys| keys.home(home));
+    let forged = |part: String| StoreError::Forged {
+        path: path.to_owned(),
+        part,
+    };
+    let authentic = superblock.authenticate(cipher.as_deref());
+    authentic.map_err(|_| forged("superblock".to_owned()))?;
     let has = superblock.bytes.get();
     if !(bytes..=VOLUME_BYTES_MAX).contains(&has) {
         return Err(StoreError::Size {
@@ -307,25 +338,24 @@ pub fn open(
             needs: bytes,
         });
     }
-    if let Some(what) = wrong_key(superblock.data_key, keys) {
-        let path = path.to_owned();
-        return Err(StoreError::Key { path, what });
-    }
-    let (home, bytes) = (superblock.home.get(), has);
+    let bytes = has;
     let mut pages = Vec::new();
     let mut check = MapCheck::new(&superblock);
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = read(format::page_offset(page, 0))?;
-        let found = format::choose_page([&found[0], &found[1]], home, page);
-        let found = found.map_err(|source| StoreError::Page {
-            path: path.to_owned(),
-            page,
-            source,
+        let found = read(layout.page_offset(page, 0))?;
+        let found = format::choose_page([&found[0], &found[1]], home, page, cipher.as_deref());
+        let found = found.map_err(|source| match source {
+            FormatError::Forged => forged(format!("map (page {page})")),
+            source => StoreError::Page {
+                path: path.to_owned(),
+                page,
+                source,
+            },
         })?;
         check.add(&found);
         if let Some(copy) = found.repair {
-            repairs.push((format::page_offset(page, copy), found.page.clone()));
+            repairs.push((layout.page_offset(page, copy), found.page.clone()));
         }
         pages.push(found.page);
     }
@@ -348,7 +378,7 @@ pub fn open(
     for (offset, page) in &repairs {
         write(page.as_bytes(), *offset)?;
     }
-    if let Some(begun) = superblock.begin(log, is_log_whole, &check) {
+    if let Some(begun) = superblock.begin(log, is_log_whole, &check, cipher.as_deref()) {
         write(begun.as_bytes(), begun.place())?;
         sync()?;
         superblock = begun;
@@ -376,7 +406,7 @@ pub fn open(
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
         turn_blocks: HOME_TURN_BLOCKS,
     };
-    let needs = format::store_bytes(bytes);
+    let needs = layout.store_bytes(bytes);
     if !opened.block_device && opened.bytes > needs {
         // Room that a resize had reserved, or had yet to give back, when it was interrupted.
         let given_back = opened.file.set_len(needs);
@@ -396,7 +426,7 @@ pub fn open(
         opened,
         config,
         map,
-        cipher: keys.map(|keys| keys.home(home)),
+        cipher,
     })
 }
 
@@ -425,8 +455,8 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     let mut check = MapCheck::new(&superblock);
     let mut pages = Vec::new();
     for page in 0..format::pages(bytes) {
-        let found = pair(&file, format::page_offset(page, 0))?;
-        let found = format::choose_page([&found[0], &found[1]], home, page).ok()?;
+        let found = pair(&file, superblock.layout().page_offset(page, 0))?;
+        let found = format::choose_page([&found[0], &found[1]], home, page, None).ok()?;
         check.add(&found);
         pages.push(found.page);
     }
@@ -473,7 +503,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("home");
         create(&path, VOLUME, BYTES, false, None).unwrap();
-        let needs = format::store_bytes(BYTES);
+        let needs = Layout::PLAIN.store_bytes(BYTES);
         // Room of a resize that did not come as far as the superblock.
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(needs + 9 * BLOCK_BYTES as u64).unwrap();

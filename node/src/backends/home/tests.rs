@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hdcs_core::home::TierState;
-use hdcs_core::home::format;
+use hdcs_core::home::format::Layout;
 use uuid::Uuid;
 
 use super::*;
@@ -100,9 +100,9 @@ fn home_that_is_larger_than_its_volume_is_cut_before_anything_else() {
         let file = std::fs::metadata(directory.path().join(name));
         file.unwrap().len()
     };
-    let needs = format::store_bytes(BYTES / 2);
+    let needs = Layout::PLAIN.store_bytes(BYTES / 2);
     assert_eq!((bytes_of("home"), bytes_of("image")), (needs, BYTES / 2));
     resize(&mut bench, BYTES).unwrap();
     assert_eq!(bench.read(BYTES - 4096, 4096).unwrap(), [0; 4096]);
-    assert_eq!(bytes_of("home"), format::store_bytes(BYTES));
+    assert_eq!(bytes_of("home"), Layout::PLAIN.store_bytes(BYTES));
 }

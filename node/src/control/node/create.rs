@@ -18,6 +18,7 @@ use crate::catalogue::{
 };
 use crate::config::budget::log_index_bytes;
 use crate::control::api::{ApiError, CreateVolume, ErrorKind, Volume};
+use crate::crypt::Encryption;
 use crate::data_dir::Layout;
 use crate::device::create::{create_region, zero_region};
 use crate::device::file::DeviceError;
@@ -325,15 +326,24 @@ fn make(
     }
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let mut first_block = CoreVolume::format_log(config, high ^ low);
-    if let Some(encryption) = &encryption {
-        encryption.mark(&mut first_block);
+    let unlocked = encryption.as_ref().map(Encryption::unlock).transpose();
+    let unlocked = unlocked
+        .map_err(|error| at_volume(draft.entry().name.as_str(), failed(error.to_string())))?;
+    if let Some(keys) = &unlocked {
+        keys.mark(&mut first_block);
     }
     make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
     if let Some(home) = draft.home_path() {
         let advice = "make room, or name another place with --store-path";
-        make_home(&home, draft.entry(), overwrite_store, advice)
-            .map_err(|error| at_volume(name.as_str(), error))?;
+        make_home(
+            &home,
+            draft.entry(),
+            unlocked.as_ref(),
+            overwrite_store,
+            advice,
+        )
+        .map_err(|error| at_volume(name.as_str(), error))?;
     }
     draft.commit().map_err(here)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hdcs_core::home::TierState;
-use hdcs_core::home::format::store_bytes;
+use hdcs_core::home::format::Layout;
 use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
@@ -15,6 +15,7 @@ use super::{ANSWER_TIME_MAX, Node, in_time, invalid, lock};
 use crate::backends::{self, home::store};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::control::api::{ApiError, CreateVolume, ErrorKind, Mode};
+use crate::crypt::Unlocked;
 use crate::device::file::DeviceError;
 use crate::frontends::VolumeNumber;
 use crate::inspect;
@@ -173,10 +174,11 @@ fn check_bytes(bytes: u64) -> Result<(), String> {
     ))
 }
 
-/// Make a home; `advice` is what to do if that fails. Blocks.
+/// Make a home, of an encrypted volume with its `keys`; `advice` is what to do if that fails. Blocks.
 pub(super) fn make_home(
     path: &Path,
     entry: &Entry,
+    keys: Option<&Unlocked>,
     overwrite: bool,
     advice: &str,
 ) -> Result<(), ApiError> {
@@ -193,14 +195,13 @@ pub(super) fn make_home(
         let why = format!("its home: {}: there is no such device", path.display());
         return Err(ApiError::new(ErrorKind::Conflict, why));
     }
-    let data_key = entry.encryption.as_ref().map(|one| one.key.id());
-    store::create(path, entry.uuid, entry.bytes, is_device, data_key).map_err(|error| {
+    store::create(path, entry.uuid, entry.bytes, is_device, keys).map_err(|error| {
         let kind = match error {
             DeviceError::NoSpace { .. } | DeviceError::TooSmall { .. } => ErrorKind::NoSpace,
             DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,
             _ => ErrorKind::Failed,
         };
-        let needs = store_bytes(entry.bytes);
+        let needs = Layout::of(keys.is_some()).store_bytes(entry.bytes);
         let why = format!("its home of {needs} bytes cannot be made: {error}: {advice}");
         ApiError::new(kind, why)
     })

@@ -47,6 +47,7 @@ use crate::backends::url::BackendUrl;
 use crate::backends::{self, Absent};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
+use crate::crypt::Unlocked;
 use crate::data_dir::dirty::{self, DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
 use crate::frontends::VolumeNumber;
@@ -559,12 +560,14 @@ impl Node {
             if let Some(kept) = kept::read(&directory, new.uuid).map_err(failed)? {
                 kept::carry(&kept, &mut first_block);
             }
-            let mut objects = None;
+            let mut unlocked = None;
             if let Some(encryption) = &new.encryption {
-                encryption.mark(&mut first_block);
-                let unlocked = encryption.unlock();
-                objects = Some(unlocked.map_err(|error| failed(error.to_string()))?.objects);
+                let keys = encryption.unlock();
+                let keys = keys.map_err(|error| failed(error.to_string()))?;
+                keys.mark(&mut first_block);
+                unlocked = Some(keys);
             }
+            let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
             // Nothing is given up before it is certain that the backend is there.
             let url = new.backend_url(&layout);
             let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects);
@@ -578,8 +581,10 @@ impl Node {
             let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
             // The device is this volume's, or it may be overwritten: `make_way` has looked. The home comes last:
             // until then it is lost as before, so what ends here in between is found by the next opening.
-            let made = make_log(&place, new.log.bytes, true, &first_block)
-                .and_then(|()| home.map_or(Ok(None), |home| replace_home(&home, &new)));
+            let made = make_log(&place, new.log.bytes, true, &first_block).and_then(|()| {
+                let replace = |home: PathBuf| replace_home(&home, &new, unlocked.as_ref());
+                home.map_or(Ok(None), replace)
+            });
             let aside = match made {
                 Ok(home) => Aside { log: aside, home },
                 Err(error) => {
@@ -652,11 +657,15 @@ struct Aside {
 
 /// Make a new home for a volume; a file in the place of the old one is moved aside, and back if that fails.
 /// Where it is.
-fn replace_home(home: &Path, volume: &Entry) -> Result<Option<PathBuf>, ApiError> {
+fn replace_home(
+    home: &Path,
+    volume: &Entry,
+    keys: Option<&Unlocked>,
+) -> Result<Option<PathBuf>, ApiError> {
     let aside = make_way(home, true, volume.uuid, true)?;
     // Its place is the volume's, and is not chosen anew.
     let advice = "make room there, and run `hdcs volume open` again";
-    let made = make_home(home, volume, true, advice);
+    let made = make_home(home, volume, keys, true, advice);
     if let (Err(_), Some(aside)) = (&made, &aside) {
         let _back_where_it_was = fs::rename(aside, home);
     }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use hdcs_core::cipher::Authenticator;
 use hdcs_core::format::LogSuperblock;
 use uuid::Uuid;
 
@@ -273,11 +274,11 @@ impl Admission for Gate {
         }
     }
 
-    fn begin(&self, log: LogIdentity) -> Result<(), OpenFailure> {
+    fn begin(&self, log: LogIdentity, keys: Option<&dyn Authenticator>) -> Result<(), OpenFailure> {
         let mut passage = lock(&self.passage);
         Self::check_wanted(&passage)?;
         if let Some(kept) = self.kept()?.filter(kept::is_empty) {
-            kept::write_superblock(&self.directory, &kept::claims_no_more(&kept)).map_err(
+            kept::write_superblock(&self.directory, &kept::claims_no_more(&kept, keys)).map_err(
                 |error| {
                     let path = kept::file(&self.directory);
                     OpenFailure::new(
@@ -356,7 +357,7 @@ mod tests {
         let gate = gate(directory.path());
         assert_eq!(gate.found(log(7, 0)).unwrap(), Absent::CreateNew);
         assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
-        gate.begin(log(7, 3)).unwrap();
+        gate.begin(log(7, 3), None).unwrap();
         assert!(gate.record().unwrap().in_use);
         assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
         assert_eq!(gate.found(log(7, 4)).unwrap(), Absent::Refuse);
@@ -379,7 +380,7 @@ mod tests {
         gate.take_back();
         assert_eq!(gate.record(), Some(exact.clone()));
         let gate = self::gate(directory.path());
-        gate.begin(log(7, 1)).unwrap();
+        gate.begin(log(7, 1), None).unwrap();
         assert!(gate.record().unwrap().in_use);
         gate.take_back();
         assert_eq!(gate.record(), Some(exact));
@@ -391,9 +392,12 @@ mod tests {
         let late = gate(directory.path());
         late.take_back();
         // By now there may be another volume in that directory.
-        gate(directory.path()).begin(log(9, 1)).unwrap();
+        gate(directory.path()).begin(log(9, 1), None).unwrap();
         let record = late.record();
-        for refused in [late.found(log(7, 1)).err(), late.begin(log(7, 1)).err()] {
+        for refused in [
+            late.found(log(7, 1)).err(),
+            late.begin(log(7, 1), None).err(),
+        ] {
             assert_eq!(refused.unwrap().kind, OpenFailureKind::Refused);
         }
         assert_eq!(late.record(), record);
@@ -403,10 +407,10 @@ mod tests {
     fn gate_without_room_for_a_record_leaves_none() {
         let directory = tempfile::tempdir().unwrap();
         let gate = gate(directory.path());
-        gate.begin(log(7, 1)).unwrap();
+        gate.begin(log(7, 1), None).unwrap();
         // Nothing can be written where a directory is in the way.
         std::fs::create_dir(directory.path().join("dirty.json.tmp")).unwrap();
-        gate.begin(log(7, 2)).unwrap();
+        gate.begin(log(7, 2), None).unwrap();
         assert_eq!(gate.record(), None);
     }
 }

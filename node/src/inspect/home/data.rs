@@ -10,9 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use hdcs_core::format::{LOG_UNFLUSHED, block_checksum};
-use hdcs_core::home::format::{
-    HomePage, HomeSuperblock, PAGE_BLOCKS, SUM_BYTES, SUMS_SECTORS, data_offset, sums_offset,
-};
+use hdcs_core::home::format::{CRC_BYTES, HomePage, HomeSuperblock, PAGE_BLOCKS};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use uuid::Uuid;
@@ -69,7 +67,9 @@ impl Compared {
     ) -> io::Result<()> {
         let blocks = (superblock.bytes.get() / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
         let mut data = vec![0; (READ_BLOCKS * BLOCK) as usize];
-        let mut sums = vec![0; READ_BLOCKS as usize * BLOCK_SECTORS as usize * SUM_BYTES];
+        let layout = superblock.layout();
+        let sums_bytes = BLOCK_SECTORS as usize * layout.sum_bytes();
+        let mut sums = vec![0; READ_BLOCKS as usize * sums_bytes];
         let mut bad: Option<Range<u64>> = None;
         let mut block = 0;
         while block < blocks {
@@ -83,8 +83,8 @@ impl Compared {
                 continue;
             }
             let data = &mut data[..here.len() * BLOCK_BYTES];
-            let sums = &mut sums[..here.len() * BLOCK_SECTORS as usize * SUM_BYTES];
-            if let Err(error) = file.read_exact_at(data, data_offset(first * BLOCK)) {
+            let sums = &mut sums[..here.len() * sums_bytes];
+            if let Err(error) = file.read_exact_at(data, layout.data_offset(first * BLOCK)) {
                 let at = first * BLOCK;
                 problems.push(format!(
                     "bytes {at} to {} of the volume cannot be read: {error}: look at its device, and write them \
@@ -93,14 +93,11 @@ impl Compared {
                 ));
                 continue;
             }
-            let first_sector = first * BLOCK_SECTORS;
-            let place = sums_offset(first_sector / SUMS_SECTORS)
-                + first_sector % SUMS_SECTORS * SUM_BYTES as u64;
-            file.read_exact_at(sums, place)?;
+            file.read_exact_at(sums, layout.sum_offset(first * BLOCK_SECTORS))?;
             for (index, _) in here.iter().enumerate().filter(|(_, is_here)| **is_here) {
                 let block = first + index as u64;
                 let data = &data[index * BLOCK_BYTES..][..BLOCK_BYTES];
-                let sums = &sums[index * BLOCK_SECTORS as usize * SUM_BYTES..];
+                let sums = &sums[index * sums_bytes..][..sums_bytes];
                 let Some(logged) = logged else {
                     let sectors = bad_sectors(block, data, sums).count() as u64;
                     self.good_blocks += u64::from(sectors == 0);
@@ -139,10 +136,11 @@ impl Compared {
 
 /// The sectors of a block that do not match their checksums.
 fn bad_sectors(block: u64, data: &[u8], sums: &[u8]) -> impl Iterator<Item = u64> {
-    let sums = sums.as_chunks::<SUM_BYTES>().0.iter();
+    // A tag may follow each of them, for whoever has the key.
+    let sums = sums.chunks(sums.len() / BLOCK_SECTORS as usize);
     let sectors = (block * BLOCK_SECTORS..).zip(data.chunks(SECTOR_BYTES).zip(sums));
     sectors.filter_map(|(sector, (data, sum))| {
-        (block_checksum(data) != u32::from_le_bytes(*sum)).then_some(sector)
+        (block_checksum(data).to_le_bytes() != sum[..CRC_BYTES]).then_some(sector)
     })
 }
 

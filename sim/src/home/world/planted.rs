@@ -1,9 +1,10 @@
 //! What planted bugs do to what the home wants done.
 
 use hdcs_core::buf::Buf;
-use hdcs_core::home::format::{self, HomeSuperblock};
+use hdcs_core::home::format::HomeSuperblock;
 use hdcs_core::io::{Nanos, SectorRange, Token};
 use hdcs_core::limits::BLOCK_BYTES;
+use zerocopy::IntoBytes;
 
 use super::{Happening, World};
 use crate::content::Content;
@@ -12,7 +13,7 @@ use crate::home::plant::Plant;
 impl World {
     /// What a planted bug makes of a write to the store.
     pub(super) fn planted_write(&mut self, offset: u64, data: Vec<Buf>) -> (u64, Vec<Buf>) {
-        if self.is_planted(Plant::CopyAtOnce) && Self::is_of_map(offset) {
+        if self.is_planted(Plant::CopyAtOnce) && self.is_of_map(offset) {
             let copy = self
                 .store
                 .submit_write(offset + BLOCK_BYTES as u64, &data, false);
@@ -21,7 +22,7 @@ impl World {
             self.schedule
                 .add(at, Happening::StoreWrite(Token(u64::MAX), copy));
         }
-        if self.is_planted(Plant::NoFill) && data.len() > 1 && !Self::is_of_map(offset) {
+        if self.is_planted(Plant::NoFill) && data.len() > 1 && !self.is_of_map(offset) {
             // The longest part is what was asked for; it has its place among the others.
             let index = (0..data.len())
                 .max_by_key(|&n| self.is_asked_for(&data[n]))
@@ -31,10 +32,10 @@ impl World {
         }
         if self.is_planted(Plant::BetweenUnsaid) && offset < 2 * BLOCK_BYTES as u64 {
             let mut buf = self.pool.alloc(BLOCK_BYTES).expect("the pool is large");
-            buf.copy_from_slice(&data[0]);
-            let flags = core::mem::offset_of!(HomeSuperblock, flags);
-            buf[flags..flags + 8].fill(0);
-            hdcs_core::format::seal(&mut buf);
+            let mut unsaid = HomeSuperblock::parse(&data[0]).expect("the home has written it");
+            unsaid.flags = 0.into();
+            let unsaid = unsaid.counting(unsaid.commits.get(), unsaid.map_digest.get());
+            buf.copy_from_slice(unsaid.tagged(self.cipher.as_deref()).as_bytes());
             return (offset, vec![buf.freeze()]);
         }
         (offset, data)
@@ -51,7 +52,7 @@ impl World {
     /// A planted bug: the backend gets what the home has now.
     pub(super) fn write_what_is_there(&mut self, range: SectorRange) {
         let mut bytes = vec![0; range.bytes()];
-        let offset = format::data_offset(range.byte_offset());
+        let offset = self.layout().data_offset(range.byte_offset());
         self.store.peek(offset, &mut bytes);
         self.decrypt(range.start, &mut bytes);
         if let Ok(contents) = Self::decode(range, &bytes) {
@@ -61,14 +62,14 @@ impl World {
     }
 
     /// Whether a place in the store is one of the map's first copies, or of a superblock.
-    pub(super) fn is_of_root(offset: u64) -> bool {
-        Self::is_of_map(offset) || offset < 2 * BLOCK_BYTES as u64
+    pub(super) fn is_of_root(&self, offset: u64) -> bool {
+        self.is_of_map(offset) || offset < 2 * BLOCK_BYTES as u64
     }
 
     /// Whether a place in the store is one of the map's first copies.
-    pub(in crate::home) fn is_of_map(offset: u64) -> bool {
-        let first = format::page_offset(0, 0);
-        let group = format::page_offset(1, 0) - first;
+    pub(in crate::home) fn is_of_map(&self, offset: u64) -> bool {
+        let first = self.layout().page_offset(0, 0);
+        let group = self.layout().page_offset(1, 0) - first;
         offset >= first && (offset - first).is_multiple_of(group)
     }
 }
