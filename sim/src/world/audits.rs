@@ -94,6 +94,7 @@ impl World {
         let first: [u8; BLOCK_BYTES] = Volume::format_log(&state.config, mix(seed));
         state.log.put(0, &first);
         state.log_rotten = false;
+        state.rotten.clear();
         state.lost.clear();
         state.has_lost = false;
         state.log_known = 0;

@@ -40,7 +40,7 @@ use crate::content::{Content, WriteId, mix};
 use crate::disk::{Disk, OpId};
 use crate::model::{FlushOp, History, ReadOp};
 use crate::plant::{Plant, Planted};
-use crate::scenario::{self, Scenario};
+use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
@@ -200,7 +200,9 @@ struct Unit {
     log_told: bool,
     log_writes_told: bool,
     log_rotten: bool,
-    /// What an independent reader made of a log with rot when its opening began.
+    /// Sectors of which the log has held data in a block that has rotted.
+    rotten: BTreeSet<u64>,
+    /// What an independent reader made of the log when its opening began.
     rot: Option<check_log::LogView>,
     /// Sectors that are known to be lost, and that nobody has asked to write since.
     lost: BTreeSet<u64>,
@@ -328,6 +330,10 @@ pub struct Coverage {
     pub saved_logs: u64,
     /// See above.
     pub lost_sectors: u64,
+    /// Openings of a log of which rot had taken an end that nothing proves,
+    pub torn_logs: u64,
+    /// and of one that had rotted where it holds nothing.
+    pub idle_rots: u64,
     /// Reads of a log that have brought wrong bytes.
     pub spoiled_reads: u64,
     /// The same while an opening replays it.
@@ -398,6 +404,8 @@ impl Coverage {
         self.inconsistent += other.inconsistent;
         self.saved_logs += other.saved_logs;
         self.lost_sectors += other.lost_sectors;
+        self.torn_logs += other.torn_logs;
+        self.idle_rots += other.idle_rots;
         self.spoiled_reads += other.spoiled_reads;
         self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
@@ -428,7 +436,7 @@ impl std::fmt::Display for Coverage {
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} damaged logs saved but for {} sectors, {} spoiled reads ({} of replays), {} lies, \
+             {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} spoiled reads ({} of replays), {} lies, \
              {} rounds with silent logs, {} closes without them",
             self.steps,
             self.replies,
@@ -472,6 +480,8 @@ impl std::fmt::Display for Coverage {
             self.inconsistent,
             self.saved_logs,
             self.lost_sectors,
+            self.torn_logs,
+            self.idle_rots,
             self.spoiled_reads,
             self.spoiled_replays,
             self.lies,
@@ -526,15 +536,17 @@ impl World {
     /// The world of a scenario, with everything formatted and nothing started.
     pub fn new(scenario: Scenario, plant: Option<Plant>, verbose: bool) -> Self {
         let seed = scenario.seed;
-        let stream = |name: u64| mix(seed ^ mix(name));
         let units = (scenario.volumes.iter().zip(0..))
             .map(|(volume, index)| {
                 let config = volume.config.clone();
-                let mut log = Disk::new(config.log_bytes, stream(10 + index));
+                let mut log = Disk::new(config.log_bytes, Stream::LogDisks.seed_of(seed, index));
                 if let Some((lie, skip)) = scenario.faults.log_lie.filter(|_| index == 0) {
                     log.lie_once(lie, skip);
                 }
-                log.put(0, &Volume::format_log(&config, stream(30 + index)));
+                log.put(
+                    0,
+                    &Volume::format_log(&config, Stream::LogFormats.seed_of(seed, index)),
+                );
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
                 Unit {
@@ -543,9 +555,13 @@ impl World {
                         config.number,
                         volume.base.clone(),
                         config.backend_atomic && plant != Some(Plant::FalseAtomicity),
-                        stream(20 + index),
+                        Stream::Backends.seed_of(seed, index),
                     ),
-                    workload: Workload::new(volume.behaviour.clone(), sectors, stream(40 + index)),
+                    workload: Workload::new(
+                        volume.behaviour.clone(),
+                        sectors,
+                        Stream::Workloads.seed_of(seed, index),
+                    ),
                     log_slow: volume.log_latency.slow_one_in > 0,
                     log_latency: volume.log_latency,
                     volume: config.number,
@@ -575,6 +591,7 @@ impl World {
                     kept: None,
                     kept_late: None,
                     log_rotten: false,
+                    rotten: BTreeSet::new(),
                     rot: None,
                     inconsistent_since: None,
                     lost: BTreeSet::new(),
@@ -606,14 +623,14 @@ impl World {
             })
             .collect();
         let cache_bytes = scenario.cache.ssd.as_ref().map_or(0, |ssd| ssd.bytes);
-        let mut cache_disk = Disk::new(cache_bytes, stream(1));
+        let mut cache_disk = Disk::new(cache_bytes, Stream::CacheDisk.seed(seed));
         if let Some((lie, skip)) = scenario.faults.cache_lie {
             cache_disk.lie_once(lie, skip);
         }
         Self {
             cache_disk,
-            random: Rng::with_seed(stream(2)),
-            planted: Planted::new(plant, stream(3)),
+            random: Rng::with_seed(Stream::World.seed(seed)),
+            planted: Planted::new(plant, Stream::Plant.seed(seed)),
             pool: Pool::new(scenario.pool_bytes),
             now: Nanos(1_000_000),
             queue: Schedule::default(),
@@ -966,10 +983,6 @@ impl World {
             return Ok(());
         }
         state.destage_all = None;
-        if state.log_rotten {
-            state.snapshot_asked = None;
-            return Ok(());
-        }
         let backend = &state.backend;
         check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
         state.history.settle_before(asked);

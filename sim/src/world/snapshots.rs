@@ -86,7 +86,9 @@ impl World {
                 backend.durable(sector)
             }
         };
-        let contents = (0..backend.sectors()).map(holds).collect();
+        // A change of size that was cut short may have left more there.
+        let sectors = backend.sectors().min(state.history.sectors());
+        let contents = (0..sectors).map(holds).collect();
         let snapshot = Snapshot::take(&state.history, asked, contents)?;
         if state.snapshots.len() == SNAPSHOTS_MAX {
             state.snapshots.remove(0);
