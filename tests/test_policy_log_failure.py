@@ -7,7 +7,8 @@ import subprocess
 
 import nbd
 import pytest
-from daemon import DIRTY, MIB, Daemon, refused
+from daemon import DIRTY, MIB, Daemon, hdcs, refused
+from home_layouts import DATA
 
 BLOCK = 4096
 BLOCKS = 4096
@@ -275,3 +276,29 @@ def test_policy_log_failure_is_read_only_unless_it_is_set(daemon):
     refused(daemon.cli("volume", "set", "w", "log_failure=maybe"), 2, '"read-only", "pass-through"')
     daemon.ok("volume", "set", "w", "log_failure=pass-through")
     assert daemon.volume("w")["settings"]["log_failure"] == "pass-through"
+
+
+def test_policy_log_failure_hides_no_damage_of_a_home(daemon, device):
+    """A check takes what does not match in the home for damage, though the log that was given up still holds it."""
+    daemon.create("v", "--mode", "storage", "--backend", f"file:{daemon.home / 'image'}", "--log-path", device.path,
+                  "--log-size", "16M", "--set", "log_failure=pass-through", *DIRTY)
+    home = daemon.data / "volumes/v/home"
+    client = Client(daemon)
+    for block in range(200):
+        client.write(block)
+    device.break_from(4 * MIB, 28 * MIB)
+    for block in range(200, 1200):
+        client.write(block)
+    client.handle.flush()
+    daemon.until(lambda: is_given_up(daemon))
+    client.close()
+    daemon.stop()
+    assert hdcs("check", daemon.data).returncode == 0
+    with open(home, "r+b") as file:
+        file.seek(DATA + 7 * BLOCK + 100)
+        byte = file.read(1)[0]
+        file.seek(DATA + 7 * BLOCK + 100)
+        file.write(bytes([byte ^ 1]))
+    done = hdcs("check", daemon.data)
+    refused(done, 1, "1 problem")
+    assert f"bytes {7 * BLOCK} to {8 * BLOCK} of the volume do not match" in done.stdout, done.stdout

@@ -333,16 +333,20 @@ fn best(superblocks: &[Result<LogSuperblock, FormatError>]) -> Option<&LogSuperb
         .max_by_key(|superblock| superblock.sequence.get())
 }
 
-/// Read a log as opening it would; with how many records it holds.
+/// Read a log as opening it would, with what is kept of it beside its device; with how many records it holds.
 fn replay(
     file: &File,
     superblock: &LogSuperblock,
+    kept: Option<&LogSuperblock>,
     cipher: Option<&LogCipher>,
 ) -> Result<(WriteLog, u64), OpenError> {
     let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
     let mut replay = Replay::new(superblock.volume, region_bytes);
     if let Some(cipher) = cipher {
         replay.authenticate(Arc::new(cipher.clone()));
+    }
+    if let Some(kept) = kept {
+        replay.keep(*kept);
     }
     let pool = Pool::new(POOL_BYTES);
     let (mut done, mut records) = (false, 0);
@@ -411,7 +415,7 @@ fn summarize(
             return Ok(Some(summary));
         }
     };
-    match replay(file, superblock, cipher.as_ref()) {
+    match replay(file, superblock, None, cipher.as_ref()) {
         Ok((log, records)) => {
             let bytes = log.bytes();
             summary.records = records;
@@ -543,7 +547,7 @@ fn check_once(
     }
     match Encryption::of_log(encryption, superblock) {
         Ok(cipher) => {
-            let log = replay(&file, superblock, cipher.as_ref());
+            let log = replay(&file, superblock, None, cipher.as_ref());
             let (log, _) = log.map_err(|error| format!("{shown}: {error}"))?;
             report.spans = log.spans().len() as u64;
             report.blocks = log.spans().iter().map(|span| span.blocks).sum();
@@ -587,7 +591,8 @@ pub fn check_data_directory(
             Found::Entry(entry) => {
                 let (path, encryption) = (entry.log_path(layout), entry.encryption.as_ref());
                 if let Some(home) = entry.home_path(layout) {
-                    let log = home::data::logged(&path, entry.uuid, encryption);
+                    let directory = catalogue::directory(layout, &entry.name);
+                    let log = home::data::logged(&path, &directory, entry.uuid, encryption);
                     reports.push(home::check(&home, Some(entry.uuid), how, log.as_deref()));
                 }
                 check_log(&path, Some(entry.uuid), encryption, how)

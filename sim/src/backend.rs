@@ -253,6 +253,11 @@ impl Backend {
             let Some(Op::Flush { before }) = flush else {
                 return;
             };
+            if std::mem::take(&mut self.lost) {
+                // It makes all of it durable, or nothing, and has lost a part.
+                self.volatile.clear();
+                return;
+            }
             match self.random.u8(..4) {
                 0 => self.commit(before),
                 1 => {}
@@ -311,6 +316,7 @@ impl Backend {
         for (_, op) in std::mem::take(&mut self.ops) {
             if let Op::Flush { before } = op
                 && self.random.bool()
+                && !self.lost
             {
                 self.commit(before);
             }

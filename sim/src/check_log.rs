@@ -5,20 +5,26 @@
 //! to the one before. Beyond the end, a valid span that says that the end was durable, or a
 //! superblock of a clean close that says that the log went on, is proof that data was lost. Then a span that follows
 //! and of which only data is damaged is taken but for that; without one, the log is to be refused.
+//!
+//! Where nothing proves it, the same reader looks at the image as it was before anything rotted ([`read_sound`]): what
+//! that has behind the end is what the rot has taken, and nothing else may be missing.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use hdcs_core::format::{
     EntryKind, LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanEntry, SpanHeader,
     block_checksum,
 };
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS};
+use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SPAN_DATA_BLOCKS_MAX};
 use zerocopy::FromBytes;
 
 use crate::disk::Disk;
 
 /// Where the superblocks are, as documented.
 const SUPERBLOCKS: [u64; 2] = [0, 16];
+/// No span has more blocks: its data, and what describes it.
+const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + 8;
 
 /// What a log's image says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,30 +35,86 @@ pub struct LogView {
     pub proof: bool,
     /// Position before which something says that the log had been durable.
     pub known: u64,
-    /// Whatever rots lies in spans that were taken: but for what is lost, all that was durable is there.
-    pub accounted: bool,
+    /// Of each span that was taken, its end, and how many writes, zeroings and discards it has.
+    pub spans: Vec<(u64, u64)>,
     /// The sectors that it has lost, and does not hold in a later span.
     pub lost: BTreeSet<u64>,
     /// The sectors of which it has lost anything, whatever it holds in later spans.
     pub gaps: BTreeSet<u64>,
     /// Spans that were taken though some of their data is damaged.
     pub damaged: usize,
+    /// Writes in them of which something is damaged, and the blocks that are.
+    pub damaged_entries: u64,
+    /// See above.
+    pub damaged_blocks: u64,
 }
 
-/// The newest of those on the device, and of what is kept of the same log beside it.
-pub(crate) fn superblock(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogSuperblock> {
-    let found = SUPERBLOCKS
-        .into_iter()
-        .filter_map(|block| LogSuperblock::parse(&read(disk, block, 1)).ok())
-        .max_by_key(|superblock| superblock.sequence.get())?;
-    let kept =
-        kept.filter(|kept| kept.log == found.log && kept.sequence.get() > found.sequence.get());
-    Some(kept.copied().unwrap_or(found))
+impl LogView {
+    /// How many of them an opening replays: what is damaged of one may be all of it, or cut it in pieces.
+    pub fn entries_to_replay(&self) -> RangeInclusive<u64> {
+        let entries = self.entries();
+        entries - self.damaged_entries..=entries + self.damaged_blocks
+    }
+
+    /// Writes, zeroings and discards that end behind a position.
+    pub fn entries_beyond(&self, position: u64) -> u64 {
+        let beyond = self.spans.iter().filter(|(end, _)| *end > position);
+        beyond.map(|(_, entries)| entries).sum()
+    }
+
+    /// All of them.
+    pub fn entries(&self) -> u64 {
+        self.entries_beyond(0)
+    }
+}
+
+/// How an image is looked at.
+#[derive(Clone, Copy, Debug)]
+struct Image<'a> {
+    disk: &'a Disk,
+    /// As if nothing were rotten.
+    is_sound: bool,
+}
+
+impl Image<'_> {
+    fn read(self, block: u64, blocks: usize) -> Vec<u8> {
+        let mut out = vec![0; blocks * BLOCK_BYTES];
+        let offset = block * BLOCK_BYTES as u64;
+        if self.is_sound {
+            self.disk.peek_sound(offset, &mut out);
+        } else {
+            self.disk.peek(offset, &mut out);
+        }
+        out
+    }
+
+    /// The newest superblock on the device, and of what is kept of the same log beside it.
+    fn superblock(self, kept: Option<&LogSuperblock>) -> Option<LogSuperblock> {
+        let found = SUPERBLOCKS
+            .into_iter()
+            .filter_map(|block| LogSuperblock::parse(&self.read(block, 1)).ok())
+            .max_by_key(|superblock| superblock.sequence.get())?;
+        let kept =
+            kept.filter(|kept| kept.log == found.log && kept.sequence.get() > found.sequence.get());
+        Some(kept.copied().unwrap_or(found))
+    }
+}
+
+fn image(disk: &Disk) -> Image<'_> {
+    Image {
+        disk,
+        is_sound: false,
+    }
+}
+
+/// The newest superblock on the device.
+pub(crate) fn superblock(disk: &Disk) -> Option<LogSuperblock> {
+    image(disk).superblock(None)
 }
 
 /// Whether both superblocks on the device record the same losses, and the same end.
 pub(crate) fn superblocks_agree(disk: &Disk) -> bool {
-    let [one, other] = SUPERBLOCKS.map(|block| LogSuperblock::parse(&read(disk, block, 1)));
+    let [one, other] = SUPERBLOCKS.map(|block| LogSuperblock::parse(&image(disk).read(block, 1)));
     let (Ok(one), Ok(other)) = (one, other) else {
         return false;
     };
@@ -67,17 +129,46 @@ pub(crate) fn superblock_rots(disk: &Disk) -> bool {
     places.any(|block| disk.rots_within(block * bytes, bytes))
 }
 
+fn sound(disk: &Disk) -> Image<'_> {
+    Image {
+        disk,
+        is_sound: true,
+    }
+}
+
+/// In how many pieces these sectors lie.
+pub(crate) fn pieces(sectors: &BTreeSet<u64>) -> usize {
+    let begins = |sector: &&u64| {
+        sector
+            .checked_sub(1)
+            .is_none_or(|one| !sectors.contains(&one))
+    };
+    sectors.iter().filter(begins).count()
+}
+
 /// Whether the image on `disk` says that the backend may hold writes past the log which are not flushed.
 pub fn is_marked(disk: &Disk, kept: Option<&LogSuperblock>) -> bool {
-    superblock(disk, kept).is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
+    image(disk)
+        .superblock(kept)
+        .is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
 }
 
 /// Read the image on `disk`; `None` if no superblock is valid.
 pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
-    let superblock = superblock(disk, kept)?;
-    let ring = Ring::of(disk, &superblock);
+    read_image(image(disk), kept)
+}
+
+/// Read the image on `disk` as it was before anything of it rotted.
+pub fn read_sound(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
+    read_image(sound(disk), kept)
+}
+
+fn read_image(image: Image<'_>, kept: Option<&LogSuperblock>) -> Option<LogView> {
+    let superblock = image.superblock(kept)?;
+    let ring = Ring::of(image, &superblock);
     let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
     let (mut lost, mut gaps, mut damaged) = (BTreeSet::new(), BTreeSet::new(), 0);
+    let (mut damaged_entries, mut damaged_blocks) = (0, 0);
     for [start, sectors] in &superblock.lost[..superblock.lost_ranges.get() as usize] {
         lost.extend(start.get()..start.get() + sectors.get());
     }
@@ -86,25 +177,60 @@ pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
         .max(Some(superblock.known_head.get()))
         .max(ring.durable());
     let known = known.unwrap_or_default();
+    let mut spans = Vec::new();
     while let Some(span) = ring.next(end, chain) {
         if !span.bad.is_empty() {
             if end >= known {
                 break;
             }
             damaged += 1;
+            damaged_blocks += span.bad.len() as u64;
         }
-        span.apply(&mut lost, &mut gaps);
+        damaged_entries += span.apply(&mut lost, &mut gaps);
+        spans.push((span.end, span.changes()));
         (end, chain) = (span.end, span.checksum);
     }
     Some(LogView {
         end,
         proof: end < known,
         known,
-        accounted: !superblock_rots(disk) && !ring.rots_beyond(superblock.tail.get(), end),
+        spans,
         lost,
         gaps,
         damaged,
+        damaged_entries,
+        damaged_blocks,
     })
+}
+
+/// The sectors of which a block of a device holds data, whatever else has become of them: none if it is no data block
+/// of a span.
+pub(crate) fn sectors_in(disk: &Disk, block: u64) -> BTreeSet<u64> {
+    let mut sectors = BTreeSet::new();
+    // What says whose data it is may have rotted as well, and an open volume does not look there.
+    let image = sound(disk);
+    let Some(superblock) = image.superblock(None) else {
+        return sectors;
+    };
+    let ring = Ring::of(image, &superblock);
+    let Some(slot) = block.checked_sub(LOG_HEADER_BLOCKS) else {
+        return sectors;
+    };
+    // Spans of several laps may overlap here.
+    for at in slot.saturating_sub(SPAN_BLOCKS_MAX)..slot {
+        let Some((header, control)) = ring.control(at) else {
+            continue;
+        };
+        let first = at + u64::from(header.control_blocks.get());
+        let Some(data) = slot.checked_sub(first) else {
+            continue;
+        };
+        if data < u64::from(header.data_blocks.get()) {
+            let span = Span::of(&header, &control, BTreeSet::from([data]));
+            span.apply(&mut BTreeSet::new(), &mut sectors);
+        }
+    }
+    sectors
 }
 
 struct Span {
@@ -116,8 +242,34 @@ struct Span {
 }
 
 impl Span {
-    /// What it holds is not lost any more, and what is damaged of it is.
-    fn apply(&self, lost: &mut BTreeSet<u64>, gaps: &mut BTreeSet<u64>) {
+    fn of(header: &SpanHeader, control: &[u8], bad: BTreeSet<u64>) -> Self {
+        let end = size_of::<SpanHeader>() + entries_bytes(header);
+        let entries = control[size_of::<SpanHeader>()..end].chunks(size_of::<SpanEntry>());
+        let blocks = u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get());
+        Self {
+            end: header.position.get() + blocks,
+            checksum: header.checksum.get(),
+            entries: entries
+                .map(|entry| SpanEntry::read_from_bytes(entry).expect("an entry has no alignment"))
+                .collect(),
+            bad,
+        }
+    }
+
+    /// How many of its entries change the volume.
+    fn changes(&self) -> u64 {
+        let changes = |entry: &&SpanEntry| {
+            matches!(
+                EntryKind::from_code(entry.kind),
+                Some(EntryKind::Write | EntryKind::WriteZeroes | EntryKind::Discard)
+            )
+        };
+        self.entries.iter().filter(changes).count() as u64
+    }
+
+    /// What it holds is not lost any more, and what is damaged of it is; of how many of its writes that is.
+    fn apply(&self, lost: &mut BTreeSet<u64>, gaps: &mut BTreeSet<u64>) -> u64 {
+        let mut damaged = 0;
         for entry in &self.entries {
             let (start, end) = (entry.start.get(), entry.start.get() + entry.sectors.get());
             let first = u64::from(entry.data_block.get());
@@ -127,6 +279,7 @@ impl Span {
             match EntryKind::from_code(entry.kind) {
                 Some(EntryKind::Write) if entry.method != 0 => {
                     if self.bad.range(stored).next().is_some() {
+                        damaged += 1;
                         lost.extend(start..end);
                         gaps.extend(start..end);
                     } else {
@@ -134,6 +287,8 @@ impl Span {
                     }
                 }
                 Some(EntryKind::Write) => {
+                    let stored = block(start)..block(end - 1) + 1;
+                    damaged += u64::from(self.bad.range(stored).next().is_some());
                     for sector in start..end {
                         if self.bad.contains(&block(sector)) {
                             lost.insert(sector);
@@ -149,26 +304,25 @@ impl Span {
                 Some(EntryKind::SyncPoint | EntryKind::Record) | None => {}
             }
         }
+        damaged
     }
 }
 
+fn entries_bytes(header: &SpanHeader) -> usize {
+    usize::from(header.entries.get()) * size_of::<SpanEntry>()
+}
+
 struct Ring<'a> {
-    disk: &'a Disk,
+    image: Image<'a>,
     blocks: u64,
     log: u64,
     incarnation: u64,
 }
 
-fn read(disk: &Disk, block: u64, blocks: usize) -> Vec<u8> {
-    let mut out = vec![0; blocks * BLOCK_BYTES];
-    disk.peek(block * BLOCK_BYTES as u64, &mut out);
-    out
-}
-
 impl<'a> Ring<'a> {
-    fn of(disk: &'a Disk, superblock: &LogSuperblock) -> Self {
+    fn of(image: Image<'a>, superblock: &LogSuperblock) -> Self {
         Self {
-            disk,
+            image,
             blocks: superblock.ring_blocks.get(),
             log: superblock.log.get(),
             incarnation: superblock.incarnation.get(),
@@ -184,14 +338,14 @@ impl<'a> Ring<'a> {
 
     /// The control part at a position, if it is one of this log.
     fn control(&self, slot: u64) -> Option<(SpanHeader, Vec<u8>)> {
-        let first = read(self.disk, LOG_HEADER_BLOCKS + slot, 1);
+        let first = self.image.read(LOG_HEADER_BLOCKS + slot, 1);
         let header = SpanHeader::peek(&first).ok()?;
         let blocks = u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get());
         if slot + blocks > self.blocks {
             return None;
         }
         let control_blocks = usize::from(header.control_blocks.get());
-        let control = read(self.disk, LOG_HEADER_BLOCKS + slot, control_blocks);
+        let control = self.image.read(LOG_HEADER_BLOCKS + slot, control_blocks);
         let header = SpanHeader::verify(&control).ok()?;
         let ours = header.log.get() == self.log
             && header.incarnation.get() <= self.incarnation
@@ -208,45 +362,20 @@ impl<'a> Ring<'a> {
         }
         let control_blocks = u64::from(header.control_blocks.get());
         let data_blocks = usize::from(header.data_blocks.get());
-        let data = read(
-            self.disk,
-            LOG_HEADER_BLOCKS + slot + control_blocks,
-            data_blocks,
-        );
-        let checksums =
-            size_of::<SpanHeader>() + usize::from(header.entries.get()) * size_of::<SpanEntry>();
+        let data = (self.image).read(LOG_HEADER_BLOCKS + slot + control_blocks, data_blocks);
+        let checksums = size_of::<SpanHeader>() + entries_bytes(&header);
         let is_bad = |(index, block): &(usize, &[u8])| {
             control[checksums + index * 4..][..4] != block_checksum(block).to_le_bytes()
         };
         let blocks = data.chunks(BLOCK_BYTES).enumerate();
-        let entries = control[size_of::<SpanHeader>()..checksums].chunks(size_of::<SpanEntry>());
-        Some(Span {
-            end: position + control_blocks + data_blocks as u64,
-            checksum: header.checksum.get(),
-            entries: entries
-                .map(|entry| SpanEntry::read_from_bytes(entry).expect("an entry has no alignment"))
-                .collect(),
-            bad: blocks
-                .filter(is_bad)
-                .map(|(index, _)| index as u64)
-                .collect(),
-        })
+        let bad = blocks.filter(is_bad).map(|(index, _)| index as u64);
+        Some(Span::of(&header, &control, bad.collect()))
     }
 
     /// Before which position spans say that the log had been durable.
     fn durable(&self) -> Option<u64> {
         let controls = (0..self.blocks).filter_map(|slot| self.control(slot));
         controls.map(|(header, _)| header.durable.get()).max()
-    }
-
-    /// Whether anything rots but what lies between two positions.
-    fn rots_beyond(&self, tail: u64, end: u64) -> bool {
-        let bytes = BLOCK_BYTES as u64;
-        let rots = |position: u64| {
-            let slot = LOG_HEADER_BLOCKS + position % self.blocks;
-            self.disk.rots_within(slot * bytes, bytes)
-        };
-        (end..tail + self.blocks).any(rots)
     }
 }
 
@@ -342,10 +471,15 @@ mod tests {
             end,
             proof,
             known: 2,
-            accounted: true,
+            spans: [(2, 1), (4, 1)]
+                .into_iter()
+                .filter(|span| span.0 <= end)
+                .collect(),
             lost: BTreeSet::new(),
             gaps: BTreeSet::new(),
             damaged: 0,
+            damaged_entries: 0,
+            damaged_blocks: 0,
         }
     }
 
@@ -362,20 +496,41 @@ mod tests {
     fn log_view_finds_proof_of_rot_in_the_middle_only() {
         let mut disk = log();
         assert!(disk.rot(offset(0) + 100, 3));
-        let forgotten = LogView {
-            accounted: false,
-            ..view(0, true)
-        };
-        assert_eq!(read_log(&disk, None), Some(forgotten));
+        assert_eq!(read_log(&disk, None), Some(view(0, true)));
         disk.heal();
         assert_eq!(read_log(&disk, None), Some(view(4, false)));
         let mut disk = log();
         assert!(disk.rot(offset(3) + 5, 3));
-        let torn = LogView {
-            accounted: false,
-            ..view(2, false)
-        };
-        assert_eq!(read_log(&disk, None), Some(torn));
+        assert_eq!(read_log(&disk, None), Some(view(2, false)));
+    }
+
+    #[test]
+    fn log_view_of_what_was_before_the_rot_tells_what_it_has_taken() {
+        let mut disk = log();
+        let sound = view(4, false);
+        assert_eq!(read_sound(&disk, None), Some(sound.clone()));
+        assert!(disk.rot(offset(3) + 5, 3));
+        assert_eq!(read_sound(&disk, None), Some(sound.clone()));
+        let torn = read_log(&disk, None).unwrap();
+        assert_eq!((sound.entries_beyond(torn.end), torn.entries()), (1, 1));
+        // Rot where nothing is takes nothing.
+        let mut disk = log();
+        disk.put(offset(40), &[7; BLOCK_BYTES]);
+        assert!(disk.rot(offset(40), 1));
+        let view = read_log(&disk, None).unwrap();
+        assert_eq!(sound.entries_beyond(view.end), 0);
+    }
+
+    #[test]
+    fn log_block_names_the_sectors_that_it_has_data_of() {
+        let disk = log();
+        let sectors = |position| sectors_in(&disk, LOG_HEADER_BLOCKS + position);
+        assert_eq!(sectors(1), (0..8).collect());
+        assert_eq!(sectors(3), (0..8).collect());
+        for no_data in [0, 2, 4, 50] {
+            assert_eq!(sectors(no_data), BTreeSet::new());
+        }
+        assert_eq!(sectors_in(&disk, 0), BTreeSet::new());
     }
 
     #[test]
@@ -385,6 +540,8 @@ mod tests {
         let saved = LogView {
             gaps: (0..8).collect(),
             damaged: 1,
+            damaged_entries: 1,
+            damaged_blocks: 1,
             ..view(4, false)
         };
         // The second span has written the same sectors.

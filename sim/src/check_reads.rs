@@ -399,7 +399,8 @@ mod tests {
         let mut history = history();
         let ids = [0, 1].map(|sector| acked(&mut history, SectorRange::new(sector, 1)));
         history.crash();
-        history.forgive();
+        history.forgive(2);
+        history.mix_all();
         assert!(sees(&mut history, 1, Content::Write(ids[1])).is_ok());
         assert!(sees(&mut history, 0, Content::Zero).is_ok());
         let gone_back = sees(&mut history, 1, Content::Zero);
@@ -409,6 +410,31 @@ mod tests {
         assert!(sees(&mut history, 0, Content::Write(after)).is_ok());
         let lost = sees(&mut history, 0, Content::Write(ids[0]));
         assert_eq!(lost, Err("read-stale"), "what came later is a prefix");
+    }
+
+    #[test]
+    fn reads_after_rot_miss_no_more_writes_than_it_has_taken() {
+        let mut history = history();
+        let ids = [0, 1, 2].map(|sector| acked(&mut history, SectorRange::new(sector, 1)));
+        history.promise(history.next_write());
+        history.crash();
+        acked(&mut history, SectorRange::new(3, 1));
+        history.promise(history.next_write());
+        history.crash();
+        history.forgive(2);
+        history.mix_all();
+        // The newest in either epoch.
+        for sector in [2, 3] {
+            assert!(
+                sees(&mut history, sector, Content::Zero).is_ok(),
+                "{sector}"
+            );
+        }
+        for sector in [0, 1] {
+            assert_eq!(sees(&mut history, sector, Content::Zero), Err("read-stale"));
+            let kept = Content::Write(ids[sector as usize]);
+            assert!(sees(&mut history, sector, kept).is_ok(), "{sector}");
+        }
     }
 
     #[test]

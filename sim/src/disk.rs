@@ -459,6 +459,17 @@ impl Disk {
         }
     }
 
+    /// The same, as if nothing were rotten.
+    pub fn peek_sound(&self, offset: u64, out: &mut [u8]) {
+        self.peek(offset, out);
+        let rotten = self.rot.range(offset..offset + out.len() as u64);
+        for (&at, &mask) in rotten {
+            if !self.volatile.contains_key(&(at / BLOCK_BYTES as u64)) {
+                out[(at - offset) as usize] ^= mask;
+            }
+        }
+    }
+
     fn begin(&mut self, op: Op) -> OpId {
         self.next_op += 1;
         self.ops.insert(self.next_op, op);

@@ -397,12 +397,24 @@ impl History {
         }
     }
 
-    /// The evidence is gone with the data: no survival can be demanded of any past epoch, and what has
-    /// survived is what is left of the log over a backend that was given half a generation of the rest.
-    pub fn forgive(&mut self) {
-        for epoch in &mut self.epochs {
-            epoch.lo = 0;
-            epoch.mixed = true;
+    /// The log has lost up to so many of the writes that it held last, and cannot tell: of the newest ones that had
+    /// survived for certain as many need not have.
+    pub fn forgive(&mut self, writes: u64) {
+        let mut left = writes;
+        for id in (1..self.next_write()).rev() {
+            let write = &self.writes[id as usize];
+            let (epoch, is_refused) = (write.epoch, write.outcome == Outcome::Refused);
+            let Some(epoch) = self.epochs.get_mut(epoch) else {
+                continue;
+            };
+            if write.direct || is_refused || id >= epoch.lo {
+                continue;
+            }
+            if left == 0 {
+                return;
+            }
+            epoch.lo = id;
+            left -= 1;
         }
     }
 

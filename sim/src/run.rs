@@ -43,6 +43,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
             | Plant::PatientClose
             | Plant::HastyReopen,
         ) => Scenario::draw_for_silent_logs(seed),
+        Some(Plant::KeptCut) => Scenario::draw_for_cuts(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),
@@ -64,9 +65,6 @@ pub fn run(seed: u64, options: Options) -> Outcome {
     if let Some(Plant::EarlyDirectAck | Plant::HastySwitch | Plant::ForgottenFlush) = options.plant
     {
         scenario.draw_policies(&mut Rng::with_seed(seed));
-    }
-    if let Some(Plant::KeptCut) = options.plant {
-        scenario.resizes = true;
     }
     if let Some(step) = options.crash_at {
         scenario = scenario.shortened();

@@ -13,6 +13,88 @@ use crate::disk::Lie;
 use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
+/// What a seed decides. Each has randomness of its own, so that one more decision in one place changes no other, and no
+/// two are drawn alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Who falls silent.
+    Silence = 1,
+    /// Which logs are lost.
+    LostLogs = 2,
+    /// Whether policies change, and how volumes begin.
+    Policies = 3,
+    /// Whether the volumes are clones.
+    Clones = 4,
+    /// Whether the node crashes while writes go past the log.
+    PastLog = 5,
+    /// Whether volumes are scrubbed, and what discards do.
+    Scrubs = 6,
+    /// What is pinned.
+    Pins = 7,
+    /// Whether volumes are warmed up.
+    WarmUps = 8,
+    /// By what the cache chooses.
+    Tiering = 9,
+    /// Whether logs fail, and whether compression comes and goes.
+    FailedLogs = 12,
+    /// Whether flushes fail.
+    FailedFlushes = 13,
+    /// Whether sizes change.
+    Resizes = 14,
+    /// Whether pins change.
+    Repins = 15,
+    /// Whether compressed lines rot.
+    PackedRots = 16,
+    /// Whether the cache is filled before a scrub.
+    FillsBeforeScrub = 17,
+    /// How often reads of a log bring wrong bytes.
+    SpoiledReads = 18,
+    /// How often those for a replay do.
+    SpoiledReplays = 20,
+    /// The scenarios of damaged logs.
+    DamagedLogs = 21,
+    /// Whether logs do not answer.
+    SilentLogs = 23,
+    /// The scenarios of logs that are damaged at their ends.
+    DamagedEnds = 24,
+    /// How the cache's device lies.
+    CacheLies = 25,
+    /// In what steps the cache forgets.
+    CacheSteps = 26,
+    /// The scenarios of writes that are undone.
+    UndoneWrites = 27,
+    /// What the cache's device does.
+    CacheDisk = 101,
+    /// What happens in the world.
+    World = 102,
+    /// When a planted bug strikes.
+    Plant = 103,
+    /// What the devices of logs do: one for each volume, from here on.
+    LogDisks = 1000,
+    /// What backends do.
+    Backends = 2000,
+    /// What logs are formatted with.
+    LogFormats = 3000,
+    /// What clients do.
+    Workloads = 4000,
+}
+
+impl Stream {
+    /// Where it begins for a seed.
+    pub const fn seed(self, seed: u64) -> u64 {
+        self.seed_of(seed, 0)
+    }
+
+    /// The same for one of several.
+    pub const fn seed_of(self, seed: u64, index: u64) -> u64 {
+        mix(seed ^ mix(self as u64 + index))
+    }
+
+    fn of(self, seed: u64) -> Rng {
+        Rng::with_seed(self.seed(seed))
+    }
+}
+
 /// How one opening of a node ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -265,68 +347,68 @@ impl Scenario {
         } else {
             Self::draw_for_volumes(seed, random)
         };
-        scenario.draw_silence(&mut Rng::with_seed(mix(seed ^ mix(1))));
-        let random = &mut Rng::with_seed(mix(seed ^ mix(2)));
+        scenario.draw_silence(&mut Stream::Silence.of(seed));
+        let random = &mut Stream::LostLogs.of(seed);
         let loses = random.u32(..5) == 0;
         let endings = scenario.endings.iter();
         scenario.lost_logs = endings.map(|_| loses && random.bool()).collect();
-        let random = &mut Rng::with_seed(mix(seed ^ mix(3)));
+        let random = &mut Stream::Policies.of(seed);
         if random.u32(..3) == 0 {
             scenario.draw_policies(random);
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(4)));
+        let random = &mut Stream::Clones.of(seed);
         if random.u32(..6) == 0 {
             scenario.make_clones(random);
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(5)));
+        let random = &mut Stream::PastLog.of(seed);
         if random.u32(..12) == 0 {
             scenario.crash_past_log(random);
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(6)));
+        let random = &mut Stream::Scrubs.of(seed);
         scenario.scrubs = random.u32(..3) == 0;
         for volume in &mut scenario.volumes {
             if random.u32(..6) == 0 {
                 volume.config.discard = Discard::Ignore;
             }
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(7)));
+        let random = &mut Stream::Pins.of(seed);
         if random.u32(..4) == 0 {
             let first = random.u64(..100);
             scenario.pins = Some((first, random.u64(first..=100)));
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(8)));
+        let random = &mut Stream::WarmUps.of(seed);
         scenario.warm_ups = random.u32(..3) == 0;
-        let random = &mut Rng::with_seed(mix(seed ^ mix(12)));
+        let random = &mut Stream::FailedLogs.of(seed);
         if random.u32(..4) == 0 {
             scenario.fail_logs(random);
         }
         if random.u32(..12) == 0 {
             scenario.flip_compression(random);
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(13)));
+        let random = &mut Stream::FailedFlushes.of(seed);
         if random.u32(..12) == 0 {
             scenario.fail_flushes(random);
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(18)));
+        let random = &mut Stream::SpoiledReads.of(seed);
         // Where rot is met as well, it could be taken for what has passed.
         if random.u32(..5) == 0 && !scenario.faults.log_rot {
             scenario.faults.log_spoils_one_in = pick(random, &[3, 20]);
         }
-        let one_in = |stream, count| Rng::with_seed(mix(seed ^ mix(stream))).u32(..count) == 0;
-        scenario.resizes = one_in(14, 6);
-        scenario.repins = one_in(15, 6);
-        scenario.packed_rots = one_in(16, 3);
-        scenario.fills_before_scrub = one_in(17, 2);
-        let random = &mut Rng::with_seed(mix(seed ^ mix(18)));
+        let one_in = |stream: Stream, count| stream.of(seed).u32(..count) == 0;
+        scenario.resizes = one_in(Stream::Resizes, 6);
+        scenario.repins = one_in(Stream::Repins, 6);
+        scenario.packed_rots = one_in(Stream::PackedRots, 3);
+        scenario.fills_before_scrub = one_in(Stream::FillsBeforeScrub, 2);
+        let random = &mut Stream::CacheLies.of(seed);
         // What clones share is looked at where nothing spoils it.
         if random.u32(..4) == 0 && scenario.origin.is_none() {
             scenario.faults.cache_lie = Some(draw_lie(random, 3));
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(23)));
+        let random = &mut Stream::SilentLogs.of(seed);
         if random.u32(..8) == 0 {
             scenario.hang_logs(random);
         }
-        let random = &mut Rng::with_seed(mix(seed ^ mix(20)));
+        let random = &mut Stream::SpoiledReplays.of(seed);
         if random.u32(..8) == 0 && !scenario.faults.log_rot {
             scenario.faults.replay_spoils_one_in = pick(random, &[1, 3]);
         }
@@ -392,7 +474,7 @@ impl Scenario {
     /// The same, and the lie is that the newest durable write is gone after a power cut.
     pub fn draw_for_undone_writes(seed: u64) -> Self {
         let mut scenario = Self::draw_for_cache_lies(seed);
-        let random = &mut Rng::with_seed(mix(seed ^ mix(1)));
+        let random = &mut Stream::UndoneWrites.of(seed);
         // Not before there are lines on the device.
         scenario.faults.cache_lie = Some((Lie::NewestWriteLost, random.u64(1..4)));
         scenario.faults.cache_wiped = false;
@@ -460,7 +542,7 @@ impl Scenario {
     /// A scenario of a seed in which the volumes are clones.
     pub fn draw_for_clones(seed: u64) -> Self {
         let mut scenario = Self::draw(seed);
-        scenario.make_clones(&mut Rng::with_seed(mix(seed ^ mix(4))));
+        scenario.make_clones(&mut Stream::Clones.of(seed));
         scenario
     }
 
@@ -533,7 +615,7 @@ impl Scenario {
 
     /// A scenario of a seed in which logs are replayed much, and some of the reads for it bring wrong bytes.
     pub fn draw_for_spoiled_replays(seed: u64) -> Self {
-        let mut random = Rng::with_seed(mix(seed ^ mix(20)));
+        let mut random = Stream::SpoiledReplays.of(seed);
         let random = &mut random;
         let mut scenario = Self::draw_for_volumes(seed, random);
         scenario.draw_silence(random);
@@ -548,7 +630,7 @@ impl Scenario {
 
     /// A scenario of a seed in which logs rot under much dirty data, and are opened again.
     pub fn draw_for_damaged_logs(seed: u64) -> Self {
-        let mut random = Rng::with_seed(mix(seed ^ mix(21)));
+        let mut random = Stream::DamagedLogs.of(seed);
         let random = &mut random;
         let mut scenario = Self::draw_for_volumes(seed, random);
         scenario.draw_silence(random);
@@ -571,7 +653,7 @@ impl Scenario {
 
     /// A scenario of a seed in which logs rot at their ends, and are opened again and again before anything is written.
     pub fn draw_for_damaged_ends(seed: u64) -> Self {
-        let mut random = Rng::with_seed(mix(seed ^ mix(24)));
+        let mut random = Stream::DamagedEnds.of(seed);
         let random = &mut random;
         let mut scenario = Self::draw_for_damaged_logs(seed);
         scenario.requests = 20;
@@ -604,6 +686,16 @@ impl Scenario {
             volume.behaviour.flush_one_in = 0;
             volume.behaviour.odd_one_in = 100;
         }
+        scenario
+    }
+
+    /// A scenario of a seed in which a small volume that is cached much becomes smaller and larger again.
+    pub fn draw_for_cuts(seed: u64) -> Self {
+        let mut random = Rng::with_seed(mix(seed));
+        let mut scenario = Self::draw_for_cache(seed, &mut random);
+        scenario.draw_silence(&mut random);
+        scenario.faults = Faults::default();
+        scenario.resizes = true;
         scenario
     }
 
@@ -871,14 +963,14 @@ impl Scenario {
 
     /// The steps in which the cache forgets long ranges: for half of the seeds so small that it takes many.
     pub fn cache_steps(&self) -> Option<(usize, usize)> {
-        let random = &mut Rng::with_seed(mix(self.seed ^ mix(18)));
+        let random = &mut Stream::CacheSteps.of(self.seed);
         let steps = (pick(random, &[1, 8, 64]), pick(random, &[5, 50, 1000]));
         random.bool().then_some(steps)
     }
 
     /// By what the cache chooses what it keeps: for one seed in two by benefit.
     pub fn tiering(&self) -> Tiering {
-        match mix(self.seed ^ mix(9)) % 2 {
+        match Stream::Tiering.seed(self.seed) % 2 {
             0 => Tiering::Benefit,
             _ => Tiering::Recency,
         }

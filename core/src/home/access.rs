@@ -11,7 +11,7 @@ use super::{Action, Home, Purpose, end};
 use crate::buf::{Buf, BufMut};
 use crate::error::IoError;
 use crate::io::{Done, Nanos, SectorRange, Token};
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of the volume that one page of the map describes.
@@ -69,6 +69,8 @@ struct Part {
     head: Option<Buf>,
     tail: Option<Buf>,
     fills: usize,
+    /// The sectors that are being written, once that has begun.
+    stored: Option<SectorRange>,
 }
 
 impl Read {
@@ -100,6 +102,7 @@ impl Part {
             head: None,
             tail: None,
             fills: 0,
+            stored: None,
         }
     }
 
@@ -606,6 +609,9 @@ impl Home {
         let id = self.writes[index].id;
         let mut at = self.writes[index].parts[number].offset;
         let until = at + data.iter().map(|buf| buf.len() as u64).sum::<u64>();
+        let sector = SECTOR_BYTES as u64;
+        self.writes[index].parts[number].stored =
+            Some(SectorRange::between(at / sector, until / sector));
         self.sums.write(at, &data);
         while at < until {
             let piece = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(until) - at;
@@ -646,13 +652,9 @@ impl Home {
         let error = write.error;
         for part in core::mem::take(&mut write.parts) {
             self.sums.pin(&part.blocks, false);
-            if error.is_some() {
-                // It may be torn. The log has it, and writes it again.
-                let (first, end) = (part.blocks.start, part.blocks.end);
-                self.sums.unsettle(SectorRange::between(
-                    first * BLOCK_SECTORS,
-                    end * BLOCK_SECTORS,
-                ));
+            if let Some(sectors) = part.stored.filter(|_| error.is_some()) {
+                // They may be torn. The log has them, and writes them again; the others of these blocks it has not.
+                self.sums.unsettle(sectors);
             }
             for block in part.blocks {
                 // If it failed, what was there may be torn, and is not what the backend has.
@@ -729,6 +731,7 @@ mod tests {
     use super::*;
     use crate::home::format::{format_page, pages};
     use crate::home::map::Map;
+    use crate::home::sums::Compared;
     use crate::home::{Config, Event};
     use crate::limits::HOME_UNCOMMITTED_AGE_MS;
     use alloc::boxed::Box;
@@ -823,5 +826,50 @@ mod tests {
         // What is left is a commit, when it is old.
         let commit = now.plus(Nanos::from_millis(HOME_UNCOMMITTED_AGE_MS));
         assert_eq!((home.next_wakeup(), home.writes.len()), (Some(commit), 1));
+    }
+
+    #[test]
+    fn failed_write_leaves_doubt_about_no_sector_but_its_own() {
+        let mut home = home(100);
+        let (mut actions, now) = (Vec::new(), Nanos(7));
+        let arena = crate::buf::Arena::new(8);
+        let write = |at: usize, offset: u64, bytes: usize| {
+            let data = arena.claim(at, 1).unwrap().freeze().slice(0..bytes);
+            let data = vec![data];
+            Event::Submit {
+                token: Token(at as u64),
+                ask: crate::home::Ask::Write { offset, data },
+            }
+        };
+        let answer = |home: &mut Home, actions: &mut Vec<Action>, result: Result<(), IoError>| {
+            for action in core::mem::take(actions) {
+                let (token, result) = match action {
+                    Action::StoreRead { token, buf, .. } => (token, Ok(Done::Read(buf))),
+                    Action::StoreWrite { token, .. } => (token, result.map(|()| Done::Written)),
+                    _ => continue,
+                };
+                let completion = crate::io::Completion { token, result };
+                home.step(now, Event::Completed(completion), actions);
+            }
+        };
+        // A block of which all is there, and then a sector of it that is not written.
+        home.step(now, write(1, 5 * BLOCK, BLOCK_BYTES), &mut actions);
+        for _ in 0..4 {
+            answer(&mut home, &mut actions, Ok(()));
+        }
+        home.step(now, write(2, 5 * BLOCK + 1024, SECTOR_BYTES), &mut actions);
+        assert!(
+            matches!(actions[..], [Action::StoreWrite { .. }]),
+            "{actions:?}"
+        );
+        answer(&mut home, &mut actions, Err(IoError::Failed));
+        let mut compared = |sector| {
+            let bad = [1; SECTOR_BYTES];
+            home.verify(sector, &[0], &bad, &mut Vec::new())
+        };
+        assert_eq!(compared(5 * 8 + 2), Compared::Unsettled);
+        for sector in [5 * 8, 5 * 8 + 1, 5 * 8 + 3, 5 * 8 + 7, 4 * 8 + 7, 6 * 8] {
+            assert_eq!(compared(sector), Compared::Damaged, "sector {sector}");
+        }
     }
 }

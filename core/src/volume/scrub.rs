@@ -87,7 +87,12 @@ impl Volume {
     /// The log's device has not answered for too long: nothing more of the log is scrubbed.
     pub(super) fn give_up_scrub(&mut self, piece: &LogPiece, cx: &mut Context<'_>) {
         self.unpin(piece.position);
-        self.reply(piece.id, Kind::Other, Err(RequestError::Io), cx);
+        let error = if self.health.fenced {
+            RequestError::Fenced
+        } else {
+            RequestError::Io
+        };
+        self.reply(piece.id, Kind::Other, Err(error), cx);
     }
 
     fn scrub_log(

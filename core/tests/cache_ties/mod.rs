@@ -97,6 +97,43 @@ fn cache_that_drops_all_at_its_start_ties_no_log_before_that_is_durable() {
     assert_eq!(lines_of(&mut rig, 1), 0);
 }
 
+/// The same of a log that is opened once the cache serves: before its superblocks are on their way, and while they are.
+#[test]
+fn cache_that_drops_all_at_its_start_ties_no_log_that_comes_later_before_that_is_durable() {
+    for is_on_its_way in [false, true] {
+        let mut rig = shared_by_two();
+        let missed = Tie {
+            stamp: rig.cache.tie_of(1).stamp + (1 << 20),
+            ..rig.cache.tie_of(1)
+        };
+        rig.actions.clear();
+        let pool = Rc::clone(&rig.pool);
+        rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
+        while !rig.actions.iter().any(is_write) {
+            let action = rig.actions.remove(0);
+            rig.perform(action);
+        }
+        for line in 0..=CACHE_INVALIDATIONS_MAX as u64 {
+            rig.cache.invalidate(key(2 * line), 4);
+        }
+        while !rig.cache.is_ready() {
+            let action = rig.actions.remove(0);
+            rig.perform(action);
+        }
+        if is_on_its_way {
+            rig.event(CacheEvent::Poll);
+            assert!(rig.actions.iter().any(is_write), "{:?}", rig.actions);
+        }
+        rig.cache.tie(1, missed);
+        let tie = rig.cache.tie_of(1);
+        // A crash, and what the log says then.
+        rig.restart();
+        rig.cache.tie(1, tie);
+        assert_eq!(lines_of(&mut rig, 1), 0, "{is_on_its_way}");
+        assert_eq!(tie, Tie::UNKNOWN);
+    }
+}
+
 #[test]
 fn cache_knows_what_a_start_has_missed_though_its_numbers_are_used_again() {
     let mut rig = shared_by_two();

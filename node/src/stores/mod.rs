@@ -16,6 +16,7 @@
 //! Everything runs on one runtime of its own threads, never on a shard's. Secrets come from the
 //! environment or from files; no message holds one.
 
+mod bounded;
 pub mod conformance;
 pub mod hdfs;
 pub mod s3;
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hdcs_core::error::IoError;
+use hdcs_core::limits::{BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX};
 use thiserror::Error;
 use tokio::runtime::{Handle, Runtime};
 
@@ -41,6 +43,8 @@ const WORKERS: usize = 1;
 /// The first pause before a retry, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// No object is longer: what says that one is lies, and nobody makes room for it.
+const OBJECT_BYTES_MAX: usize = 2 * OBJECT_BATCH_BLOCKS_MAX * BLOCK_BYTES;
 /// Names in one page of a listing.
 pub const LIST_MAX: usize = 1000;
 /// Characters of a store's message that reach ours: some send whole pages.
@@ -320,6 +324,13 @@ impl Client {
 
     /// See [`Store::get`].
     pub async fn get(&self, name: &str, offset: u64, bytes: usize) -> Result<Bytes, StoreError> {
+        let end = offset.checked_add(bytes as u64);
+        if bytes > OBJECT_BYTES_MAX || end.is_none() {
+            let place = self.place();
+            return Err(StoreError::Failed(format!(
+                "{place}: get {name}: it is said to have {bytes} bytes at {offset}, which no object has"
+            )));
+        }
         let attempt = || self.store.get(name, offset, bytes);
         let got = self.retried(Kind::Get, attempt).await?;
         if got.len() != bytes {

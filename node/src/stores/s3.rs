@@ -20,7 +20,7 @@ use object_store::{
 // Only named: object_store's HTTP client, with TLS from the provider that the program has anyway.
 use reqwest as _;
 
-use super::{Condition, Listing, Object, Pending, Store, StoreError, brief};
+use super::{Condition, Listing, Object, Pending, Store, StoreError, bounded, brief};
 
 /// Time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -58,6 +58,8 @@ pub struct Config {
     pub timeout: Duration,
 }
 
+/// Pages of a listing that may follow one another without a name that is new.
+const EMPTY_PAGES_MAX: usize = 16;
 /// Longest name of an error that is repeated.
 const CODE_BYTES_MAX: usize = 64;
 
@@ -90,6 +92,7 @@ impl S3 {
             .with_region(config.region.as_deref().unwrap_or(REGION))
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             .with_client_options(options)
+            .with_http_connector(bounded::Connector)
             // Retries are the client's, the same for all stores.
             .with_retry(RetryConfig {
                 max_retries: 0,
@@ -226,36 +229,47 @@ impl Store for S3 {
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str, max: usize) -> Pending<'a, Listing> {
         Box::pin(async move {
             let whole = format!("{}/", self.prefix);
-            let options = PaginatedListOptions {
-                offset: (!after.is_empty()).then(|| format!("{whole}{after}")),
-                max_keys: Some(max),
-                ..PaginatedListOptions::default()
-            };
-            let page = self
-                .client
-                .list_paginated(Some(&format!("{whole}{prefix}")), options)
-                .await;
-            let page = page.map_err(|error| match self.error("list", &error) {
-                StoreError::NotFound => {
-                    StoreError::Refused(format!("{}: list: the bucket is not there", self.place()))
+            let from = format!("{whole}{prefix}");
+            let mut page_token = None;
+            for _ in 0..EMPTY_PAGES_MAX {
+                let options = PaginatedListOptions {
+                    offset: (!after.is_empty()).then(|| format!("{whole}{after}")),
+                    max_keys: Some(max),
+                    page_token,
+                    ..PaginatedListOptions::default()
+                };
+                let page = self.client.list_paginated(Some(&from), options).await;
+                let page = page.map_err(|error| match self.error("list", &error) {
+                    StoreError::NotFound => StoreError::Refused(format!(
+                        "{}: list: the bucket is not there",
+                        self.place()
+                    )),
+                    error => error,
+                })?;
+                let objects = page.result.objects.into_iter().filter_map(|meta| {
+                    let name = meta.location.as_ref().strip_prefix(&whole)?;
+                    // Some stores ignore where to begin.
+                    (name > after).then(|| Object {
+                        name: name.to_owned(),
+                        bytes: meta.size,
+                        modified_ms: meta.last_modified.timestamp_millis().max(0).cast_unsigned(),
+                    })
+                });
+                let mut objects: Vec<Object> = objects.collect();
+                page_token = page.page_token;
+                if objects.is_empty() && page_token.is_some() {
+                    continue;
                 }
-                error => error,
-            })?;
-            let objects = page.result.objects.into_iter().filter_map(|meta| {
-                let name = meta.location.as_ref().strip_prefix(&whole)?;
-                // Some stores ignore where to begin.
-                (name > after).then(|| Object {
-                    name: name.to_owned(),
-                    bytes: meta.size,
-                    modified_ms: meta.last_modified.timestamp_millis().max(0).cast_unsigned(),
-                })
-            });
-            let mut objects: Vec<Object> = objects.collect();
-            objects.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-            Ok(Listing {
-                objects,
-                more: page.page_token.is_some(),
-            })
+                objects.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+                return Ok(Listing {
+                    objects,
+                    more: page_token.is_some(),
+                });
+            }
+            Err(StoreError::Failed(format!(
+                "{}: list: it says that there is more, and names nothing new in {EMPTY_PAGES_MAX} pages",
+                self.place()
+            )))
         })
     }
 

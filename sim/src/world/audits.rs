@@ -96,6 +96,7 @@ impl World {
         let first = super::forgery::first_block(&first, keys.as_deref());
         state.log.put(0, &first);
         state.log_rotten = false;
+        state.rotten.clear();
         state.lost.clear();
         state.has_lost = false;
         state.log_known = 0;

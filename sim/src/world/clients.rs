@@ -1,7 +1,9 @@
 //! Clients: sending requests and judging replies.
 
+use std::collections::BTreeSet;
+
 use hdcs_core::limits::LOST_RANGES_MAX;
-use hdcs_core::volume::Trouble;
+use hdcs_core::volume::{State, Trouble};
 
 use super::{
     Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Discard, Event,
@@ -417,6 +419,22 @@ impl World {
         range.end() > history.sectors()
     }
 
+    /// Whether the volume cannot have the data that a request needs: it is lost, or was in a block that has rotted.
+    fn rot_excuses(&self, unit: usize, waiting: &Waiting) -> bool {
+        let state = &self.units[unit];
+        let is_gone = |range: SectorRange| {
+            let of = |sectors: &BTreeSet<u64>| sectors.range(range.start..range.end()).count() > 0;
+            let is_lost = self
+                .volume(unit)
+                .is_some_and(|volume| volume.lost().overlaps(range));
+            is_lost || of(&state.rotten) || of(&state.lost)
+        };
+        match waiting {
+            Waiting::Read(read) => is_gone(read.range),
+            _ => !state.rotten.is_empty(),
+        }
+    }
+
     fn error_is_allowed(
         &self,
         unit: usize,
@@ -436,17 +454,18 @@ impl World {
             }
             RequestError::Io => {
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
-                let open_failed = matches!(phase, Some(Phase::Failed(_) | Phase::Opening));
+                let open_failed = matches!(phase, Some(Phase::Failed(_)));
                 let log = self.log_excuses(unit) || (state.log_rotten && open_failed);
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
                 let hung = self.silent_log_excuses(unit, waiting);
                 let lost = volume.is_some_and(|volume| is_refused_for_lost(volume, waiting));
                 log || hung || (!writes && backend_trouble) || past_log || lost
             }
-            RequestError::Corrupt => state.log_rotten,
+            RequestError::Corrupt => self.rot_excuses(unit, waiting),
             RequestError::Inconsistent => {
                 let writes = matches!(waiting, Waiting::Write(..) | Waiting::Flush(_));
-                writes && state.log_rotten
+                let is_inconsistent = volume.map(Volume::state) == Some(State::Inconsistent);
+                writes && is_inconsistent && !state.rotten.is_empty()
             }
             RequestError::LogFull => {
                 // Whether it says so with reason is checked on its own.
@@ -456,11 +475,11 @@ impl World {
                     Some((Trouble::BackendSilent | Trouble::LogSilent, _))
                 );
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
-                    && (backend_trouble || silent || state.log_rotten || state.log_trouble)
+                    && (backend_trouble || silent || state.log_trouble)
             }
             RequestError::ReadOnly => {
                 let hung = self.silent_log_refuses(unit, error);
-                hung || self.log_excuses(unit) || state.log_rotten
+                hung || self.log_excuses(unit)
             }
             RequestError::Policy => {
                 let refused = state.read_only_since.is_some() || state.read_only_until >= since.0;

@@ -29,8 +29,11 @@ impl World {
     /// Remember since when a volume is inconsistent.
     pub(super) fn notice_damage(&mut self, unit: usize) {
         let state = self.volume(unit).map(Volume::state);
+        let is_ending = matches!(self.phase(unit), Some(Phase::Closing | Phase::Closed));
         let of = &mut self.units[unit];
-        if state != Some(State::Inconsistent) {
+        if state != Some(State::Inconsistent) && is_ending {
+            // It says nothing any more, and is what it was.
+        } else if state != Some(State::Inconsistent) {
             of.inconsistent_since = None;
         } else if of.inconsistent_since.is_none() {
             of.inconsistent_since = Some(of.history.tick());

@@ -4,7 +4,7 @@ use hdcs_core::format::{CacheSuperblock, LogSuperblock};
 
 use super::{
     BLOCK_BYTES, CacheEvent, DiskId, Event, Happening, Io, IoError, Nanos, Phase, Plant,
-    SECTOR_BYTES, Violation, Volume, World, check_trouble, scenario,
+    SECTOR_BYTES, Violation, Volume, World, check_log, check_trouble, scenario,
 };
 
 impl World {
@@ -193,7 +193,10 @@ impl World {
                 self.random.u64(..bytes)
             };
             if self.units[unit].log.rot(offset, bit) {
-                self.units[unit].log_rotten = true;
+                let state = &mut self.units[unit];
+                state.log_rotten = true;
+                let block = offset / BLOCK_BYTES as u64;
+                (state.rotten).extend(check_log::sectors_in(&state.log, block));
                 self.note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
                 return;
             }

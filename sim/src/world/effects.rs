@@ -308,7 +308,7 @@ impl World {
         ];
         let unties = unties.into_iter().any(|plant| self.planted.is(plant));
         let mut superblock = LogSuperblock::parse(&held[0]).expect("a superblock is written");
-        let is_first = check_log::superblock(&self.units[unit].log, None)
+        let is_first = check_log::superblock(&self.units[unit].log)
             .is_none_or(|there| there.incarnation != superblock.incarnation);
         let forgets_loss = (!is_opening && self.planted.is(Plant::ForgottenLoss))
             || (is_opening && is_first && self.planted.is(Plant::LoneLoss));

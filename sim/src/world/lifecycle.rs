@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hdcs_core::cipher::BlockCipher;
 use hdcs_core::codec::Method;
+use hdcs_core::limits::LOST_RANGES_MAX;
 use hdcs_core::read_cache::Barrier;
 
 use super::{
@@ -205,6 +206,7 @@ impl World {
         for unit in self.units.iter_mut().filter(|unit| unit.refused) {
             healed |= std::mem::replace(&mut unit.log_rotten, unit.has_lost);
             unit.log.heal();
+            unit.rotten.clear();
             // What is lost of a span that reads well again is not.
             unit.lost.clear();
         }
@@ -227,18 +229,20 @@ impl World {
                 self.coverage.replayed += replayed;
                 self.units[unit].opened = true;
                 self.note("opened", [unit as u64, replayed, 0, 0]);
-                self.check_rot(unit)
+                self.check_rot(unit, replayed)
             }
             Phase::Failed(error) => {
-                // What can be saved of a log is saved; another superblock than that which was looked at may say otherwise.
-                let can_be_saved = state.rot.as_ref().is_some_and(|view| !view.proof);
-                let is_known = !check_log::superblock_rots(&state.log);
-                let rot = state.log_rotten && !(can_be_saved && is_known);
                 let excused = match error {
                     OpenError::Io(_) => state.log_trouble,
-                    OpenError::CorruptLog { .. }
-                    | OpenError::LostTooMuch { .. }
-                    | OpenError::Superblock(_) => rot,
+                    // It is proved that something is gone that is not just data.
+                    OpenError::CorruptLog { .. } => {
+                        state.rot.as_ref().is_some_and(|view| view.proof)
+                    }
+                    OpenError::LostTooMuch { .. } => (state.rot.as_ref())
+                        .is_some_and(|view| check_log::pieces(&view.lost) > LOST_RANGES_MAX),
+                    OpenError::Superblock(_) => {
+                        state.rot.is_none() && check_log::superblock_rots(&state.log)
+                    }
                     OpenError::Forged
                     | OpenError::Method { .. }
                     | OpenError::Record { .. }
@@ -260,13 +264,27 @@ impl World {
         }
     }
 
-    /// A log was opened. With rot in it that is right only if nothing in it proves a loss that it does not tell. If
-    /// there is rot where nothing was found, nobody can tell that from a torn tail, and what it took cannot be demanded,
-    /// from the first reply on; else all is demanded but what it has told.
-    fn check_rot(&mut self, unit: usize) -> Result<(), Violation> {
+    /// A log was opened. With rot in it that is right only if nothing in it proves a loss that it does not tell. What
+    /// the rot has taken is what the log held before, and does not hold now: as many of the newest writes need not be
+    /// there any more as that are, from the first reply on. All else is demanded as ever.
+    fn check_rot(&mut self, unit: usize, replayed: u64) -> Result<(), Violation> {
         let Some(view) = self.units[unit].rot.take() else {
             return self.check_lost_sectors(unit, None);
         };
+        if !view.entries_to_replay().contains(&replayed) {
+            return Err(Violation::new(
+                "replay-incomplete",
+                format!(
+                    "volume {unit} has replayed {replayed} entries of {} up to position {}, of which {} are damaged",
+                    view.entries(),
+                    view.end,
+                    view.damaged_entries,
+                ),
+            ));
+        }
+        if !self.units[unit].log.is_rotten() {
+            return self.check_lost_sectors(unit, None);
+        }
         self.check_lost_sectors(unit, Some(&view))?;
         let state = &mut self.units[unit];
         if view.proof {
@@ -278,16 +296,26 @@ impl World {
                 ),
             ));
         }
-        if view.accounted {
-            state.history.mix_all();
-        } else {
-            state.history.forgive();
+        let sound = check_log::read_sound(&state.log, state.kept.as_ref());
+        let taken = sound.map_or(0, |sound| sound.entries_beyond(view.end));
+        let superblock_rots = check_log::superblock_rots(&state.log);
+        if taken > 0 {
+            state.history.forgive(taken);
+            state.lost_bytes_max = None;
+            self.coverage.torn_logs += 1;
         }
-        // What the superblock had to say of the backend may be gone as well.
-        state.history.loosen(true);
-        state.history.told_of_loss();
-        // The backend may have been given what the log has lost.
-        state.snapshots.clear();
+        if taken > 0 || view.damaged > 0 || !view.gaps.is_empty() || !view.lost.is_empty() {
+            state.history.mix_all();
+            // The backend may have been given what the log has lost.
+            state.snapshots.clear();
+        } else if !superblock_rots {
+            self.coverage.idle_rots += 1;
+        }
+        if superblock_rots {
+            // What it had to say of the backend may be gone as well.
+            state.history.loosen(true);
+            state.history.told_of_loss();
+        }
         Ok(())
     }
 
@@ -592,7 +620,7 @@ impl Unit {
         self.refused = false;
         let log = &self.log;
         let kept = self.kept.as_ref();
-        self.rot = (log.is_rotten().then(|| check_log::read_log(log, kept))).flatten();
+        self.rot = check_log::read_log(log, kept);
         self.inconsistent_since = None;
         self.spoiled.clear();
         self.asked_early.clear();
@@ -634,7 +662,7 @@ impl Unit {
                 format!("volume {index} is closed and owes an answer to {waiting:?}"),
             ));
         }
-        if !self.opened || self.log_trouble || self.log_rotten {
+        if !self.opened || self.refused || self.log_trouble {
             return Ok(());
         }
         let end = self.history.acked_end;
@@ -647,7 +675,8 @@ impl Unit {
             check_policy::check_flushed(&self.history, flush, |sector| backend.durable(sector))?;
             self.history.settle_before(flush.issued);
         }
-        if destaged && !self.fence.is_told() {
+        // What is damaged keeps a volume from destaging what lies behind it.
+        if destaged && !self.fence.is_told() && self.inconsistent_since.is_none() {
             let now = self.history.now() + 1;
             let backend = &self.backend;
             check_backend::check_complete(&self.history, now, |sector| backend.durable(sector))?;

@@ -40,10 +40,12 @@ use crate::content::{Content, WriteId, mix};
 use crate::disk::{Disk, OpId};
 use crate::model::{FlushOp, History, ReadOp};
 use crate::plant::{Plant, Planted};
-use crate::scenario::{self, Scenario};
+use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
+
+pub use coverage::Coverage;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.
@@ -200,7 +202,9 @@ struct Unit {
     log_told: bool,
     log_writes_told: bool,
     log_rotten: bool,
-    /// What an independent reader made of a log with rot when its opening began.
+    /// Sectors of which the log has held data in a block that has rotted.
+    rotten: BTreeSet<u64>,
+    /// What an independent reader made of the log when its opening began.
     rot: Option<check_log::LogView>,
     /// Sectors that are known to be lost, and that nobody has asked to write since.
     lost: BTreeSet<u64>,
@@ -263,228 +267,6 @@ pub enum Ended {
     Crash,
 }
 
-/// What a run saw, so that a set of seeds can be judged by what it covers.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Coverage {
-    /// Events delivered.
-    pub steps: u64,
-    /// Requests answered.
-    pub replies: u64,
-    /// Of them with an error.
-    pub errors: u64,
-    /// Openings of volumes that succeeded.
-    pub openings: u64,
-    /// Openings that were refused for good reason.
-    pub refusals: u64,
-    /// Entries replayed.
-    pub replayed: u64,
-    /// Power cuts and kills.
-    pub crashes: u64,
-    /// Bytes that went to a backend.
-    pub destaged_bytes: u64,
-    /// Blocks read from the SSD tier.
-    pub ssd_hits: u64,
-    /// Blocks read from the DRAM tier.
-    pub dram_hits: u64,
-    /// Laps of a log, in thousandths.
-    pub log_laps: u64,
-    /// Bytes that compression has saved in logs.
-    pub compressed_bytes: u64,
-    /// Bytes that compression has saved in the SSD tier.
-    pub packed_bytes: u64,
-    /// Times that the SSD tier was given up.
-    pub cache_failures: u64,
-    /// Times that it came back within one opening.
-    pub readmissions: u64,
-    /// Volumes that were told that another owner has their backend.
-    pub fences: u64,
-    /// Rounds in which a volume was degraded because its backend did not answer.
-    pub silent_rounds: u64,
-    /// Times that an atomic backend made something durable.
-    pub commits: u64,
-    /// Of them, past more than one flush of a client.
-    pub crossings: u64,
-    /// Promotions that were looked at closely.
-    pub promotions: u64,
-    /// Scrubs that came to their end.
-    pub scrubs: u64,
-    /// Compressed lines of the SSD tier that rotted and were read then.
-    pub packed_rots: u64,
-    /// Blocks that a scrub made good.
-    pub scrub_healed: u64,
-    /// Pins that were looked at closely.
-    pub pins: u64,
-    /// Warm-ups from heat maps that were looked at closely.
-    pub warm_ups: u64,
-    /// Times that the worth of lines, and the marks, were looked at closely.
-    pub weighed: u64,
-    /// Ranges whose reads were counted.
-    pub counted: u64,
-    /// Logs that were lost.
-    pub lost_logs: u64,
-    /// Superblocks of logs that were forged, and refused.
-    pub forged_logs: u64,
-    /// Times that a volume became inconsistent.
-    pub inconsistent: u64,
-    /// Openings of a damaged log that saved what was good in it, and sectors that were lost then.
-    pub saved_logs: u64,
-    /// See above.
-    pub lost_sectors: u64,
-    /// Reads of a log that have brought wrong bytes.
-    pub spoiled_reads: u64,
-    /// The same while an opening replays it.
-    pub spoiled_replays: u64,
-    /// Snapshots that were taken.
-    pub snapshots: u64,
-    /// Volumes that were made smaller while clients and faults went on.
-    pub shrinks: u64,
-    /// Changes of size that were made while clients went on.
-    pub resizes: u64,
-    /// Of them, those that cut something off.
-    pub cuts: u64,
-    /// Requests that waited then,
-    pub cut_requests: u64,
-    /// and those that were refused since they reached beyond the new end.
-    pub cut_refused: u64,
-    /// Growths over logs that held what was cut off before.
-    pub cut_logs: u64,
-    /// Sectors that one clone read of the cache because another one had.
-    pub shared_sectors: u64,
-    /// Times that writes began to go past the log.
-    pub switches: u64,
-    /// Writes that went past the log and were acknowledged.
-    pub direct_writes: u64,
-    /// Flushes that clients sent after writes had gone past the log, while the backend was being flushed.
-    pub flushes_beside: u64,
-    /// Superblocks that were kept beside logs whose devices had failed.
-    pub kept_superblocks: u64,
-    /// Devices that have lied.
-    pub lies: u64,
-    /// Rounds in which the device of a log had not answered for too long.
-    pub log_silent_rounds: u64,
-    /// Volumes that were closed without an answer of it.
-    pub late_closes: u64,
-}
-
-impl Coverage {
-    /// What another run saw, too.
-    pub fn add(&mut self, other: &Self) {
-        self.steps += other.steps;
-        self.replies += other.replies;
-        self.errors += other.errors;
-        self.openings += other.openings;
-        self.refusals += other.refusals;
-        self.replayed += other.replayed;
-        self.crashes += other.crashes;
-        self.destaged_bytes += other.destaged_bytes;
-        self.ssd_hits += other.ssd_hits;
-        self.dram_hits += other.dram_hits;
-        self.log_laps += other.log_laps;
-        self.compressed_bytes += other.compressed_bytes;
-        self.packed_bytes += other.packed_bytes;
-        self.cache_failures += other.cache_failures;
-        self.readmissions += other.readmissions;
-        self.fences += other.fences;
-        self.silent_rounds += other.silent_rounds;
-        self.commits += other.commits;
-        self.crossings += other.crossings;
-        self.promotions += other.promotions;
-        self.scrubs += other.scrubs;
-        self.packed_rots += other.packed_rots;
-        self.scrub_healed += other.scrub_healed;
-        self.pins += other.pins;
-        self.warm_ups += other.warm_ups;
-        self.weighed += other.weighed;
-        self.counted += other.counted;
-        self.lost_logs += other.lost_logs;
-        self.forged_logs += other.forged_logs;
-        self.inconsistent += other.inconsistent;
-        self.saved_logs += other.saved_logs;
-        self.lost_sectors += other.lost_sectors;
-        self.spoiled_reads += other.spoiled_reads;
-        self.spoiled_replays += other.spoiled_replays;
-        self.snapshots += other.snapshots;
-        self.shrinks += other.shrinks;
-        self.resizes += other.resizes;
-        self.cuts += other.cuts;
-        self.cut_requests += other.cut_requests;
-        self.cut_refused += other.cut_refused;
-        self.cut_logs += other.cut_logs;
-        self.shared_sectors += other.shared_sectors;
-        self.switches += other.switches;
-        self.direct_writes += other.direct_writes;
-        self.flushes_beside += other.flushes_beside;
-        self.kept_superblocks += other.kept_superblocks;
-        self.lies += other.lies;
-        self.log_silent_rounds += other.log_silent_rounds;
-        self.late_closes += other.late_closes;
-    }
-}
-
-impl std::fmt::Display for Coverage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
-             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
-             and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
-             healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
-              the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} damaged logs saved but for {} sectors, {} spoiled reads ({} of replays), {} lies, \
-             {} rounds with silent logs, {} closes without them",
-            self.steps,
-            self.replies,
-            self.errors,
-            self.openings,
-            self.refusals,
-            self.replayed,
-            self.crashes,
-            self.destaged_bytes >> 20,
-            self.ssd_hits,
-            self.dram_hits,
-            self.log_laps / 1000,
-            self.compressed_bytes >> 20,
-            self.cache_failures,
-            self.readmissions,
-            self.fences,
-            self.silent_rounds,
-            self.promotions,
-            self.pins,
-            self.warm_ups,
-            self.scrubs,
-            self.scrub_healed,
-            self.packed_rots,
-            self.weighed,
-            self.counted,
-            self.lost_logs,
-            self.forged_logs,
-            self.commits,
-            self.crossings,
-            self.snapshots,
-            self.shrinks,
-            self.resizes,
-            self.cuts,
-            self.cut_requests,
-            self.cut_refused,
-            self.cut_logs,
-            self.shared_sectors,
-            self.switches,
-            self.direct_writes,
-            self.flushes_beside,
-            self.kept_superblocks,
-            self.inconsistent,
-            self.saved_logs,
-            self.lost_sectors,
-            self.spoiled_reads,
-            self.spoiled_replays,
-            self.lies,
-            self.log_silent_rounds,
-            self.late_closes,
-        )
-    }
-}
-
 /// Everything there is.
 #[derive(Debug)]
 pub struct World {
@@ -530,16 +312,15 @@ impl World {
     /// The world of a scenario, with everything formatted and nothing started.
     pub fn new(scenario: Scenario, plant: Option<Plant>, verbose: bool) -> Self {
         let seed = scenario.seed;
-        let stream = |name: u64| mix(seed ^ mix(name));
         let units = (scenario.volumes.iter().zip(0..))
             .map(|(volume, index)| {
                 let config = volume.config.clone();
-                let mut log = Disk::new(config.log_bytes, stream(10 + index));
+                let mut log = Disk::new(config.log_bytes, Stream::LogDisks.seed_of(seed, index));
                 if let Some((lie, skip)) = scenario.faults.log_lie.filter(|_| index == 0) {
                     log.lie_once(lie, skip);
                 }
                 let keys = forgery::log_keys(seed, index as usize);
-                let block = Volume::format_log(&config, stream(30 + index));
+                let block = Volume::format_log(&config, Stream::LogFormats.seed_of(seed, index));
                 log.put(0, &forgery::first_block(&block, keys.as_deref()));
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
@@ -549,9 +330,13 @@ impl World {
                         config.number,
                         volume.base.clone(),
                         config.backend_atomic && plant != Some(Plant::FalseAtomicity),
-                        stream(20 + index),
+                        Stream::Backends.seed_of(seed, index),
                     ),
-                    workload: Workload::new(volume.behaviour.clone(), sectors, stream(40 + index)),
+                    workload: Workload::new(
+                        volume.behaviour.clone(),
+                        sectors,
+                        Stream::Workloads.seed_of(seed, index),
+                    ),
                     log_slow: volume.log_latency.slow_one_in > 0,
                     log_latency: volume.log_latency,
                     volume: config.number,
@@ -581,6 +366,7 @@ impl World {
                     kept: None,
                     kept_late: None,
                     log_rotten: false,
+                    rotten: BTreeSet::new(),
                     rot: None,
                     inconsistent_since: None,
                     lost: BTreeSet::new(),
@@ -612,14 +398,14 @@ impl World {
             })
             .collect();
         let cache_bytes = scenario.cache.ssd.as_ref().map_or(0, |ssd| ssd.bytes);
-        let mut cache_disk = Disk::new(cache_bytes, stream(1));
+        let mut cache_disk = Disk::new(cache_bytes, Stream::CacheDisk.seed(seed));
         if let Some((lie, skip)) = scenario.faults.cache_lie {
             cache_disk.lie_once(lie, skip);
         }
         Self {
             cache_disk,
-            random: Rng::with_seed(stream(2)),
-            planted: Planted::new(plant, stream(3)),
+            random: Rng::with_seed(Stream::World.seed(seed)),
+            planted: Planted::new(plant, Stream::Plant.seed(seed)),
             pool: Pool::new(scenario.pool_bytes),
             now: Nanos(1_000_000),
             queue: Schedule::default(),
@@ -967,6 +753,7 @@ mod audits;
 mod benefit;
 mod clients;
 mod clones;
+mod coverage;
 mod damage;
 mod director;
 mod effects;

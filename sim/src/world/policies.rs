@@ -67,9 +67,7 @@ impl World {
             self.coverage.switches += 1;
             state.was_direct = true;
             let backend = &state.backend;
-            if !state.log_rotten {
-                check_policy::check_begun(&state.history, |sector| backend.durable(sector))?;
-            }
+            check_policy::check_begun(&state.history, |sector| backend.durable(sector))?;
         }
         state.history.set_direct(is_direct);
         self.note("policy in effect", [unit as u64, is as u64, 0, 0]);

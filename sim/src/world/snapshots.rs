@@ -34,10 +34,6 @@ impl World {
             return Ok(());
         }
         state.destage_all = None;
-        if state.log_rotten {
-            state.snapshot_asked = None;
-            return Ok(());
-        }
         let backend = &state.backend;
         check_backend::check_complete(&state.history, asked, |sector| backend.durable(sector))?;
         state.history.settle_before(asked);
@@ -109,7 +105,9 @@ impl World {
                 backend.durable(sector)
             }
         };
-        let contents = (0..backend.sectors()).map(holds).collect();
+        // A change of size that was cut short may have left more there.
+        let sectors = backend.sectors().min(state.history.sectors());
+        let contents = (0..sectors).map(holds).collect();
         let snapshot = Snapshot::take(&state.history, asked, contents)?;
         if state.snapshots.len() == SNAPSHOTS_MAX {
             state.snapshots.remove(0);

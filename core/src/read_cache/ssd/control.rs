@@ -76,6 +76,18 @@ impl Ssd {
         });
     }
 
+    /// Whether superblocks are on their way that void all of the medium.
+    pub(super) fn is_renewing(&self) -> bool {
+        let purpose = self.control.as_ref().map(|control| control.purpose);
+        matches!(
+            purpose,
+            Some(Purpose::Root {
+                step: Step::Renewed,
+                ..
+            })
+        )
+    }
+
     fn next_control(&mut self) -> Option<Control> {
         match self.phase {
             Phase::Forming { begun: false } => {

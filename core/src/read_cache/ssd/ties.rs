@@ -39,7 +39,9 @@ impl Ssd {
             Some(Tied::Untried(_)) => false,
             Some(Tied::Forgotten(upto)) => self.queue.durable() >= *upto,
         };
-        if self.is_ready_phase() && is_sound && self.stamp < self.last_stamp() {
+        // Until the superblocks void what the medium holds, they vouch for it as they did before.
+        let is_voided = !self.renew && !self.is_renewing();
+        if self.is_ready_phase() && is_sound && is_voided && self.stamp < self.last_stamp() {
             Tie {
                 cache: self.cache_id(),
                 stamp: self.stamp,

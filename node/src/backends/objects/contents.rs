@@ -20,11 +20,15 @@ pub(super) async fn newest_manifest(client: &Client) -> Result<Option<Manifest>,
     Manifest::parse(&bytes).map(Some).map_err(refused)
 }
 
+/// How often the newest manifest may have gone by the time that it is got: an owner commits beside a reader, some times
+/// a second.
+const NEWEST_TRIES: usize = 100;
+
 /// The same as it is stored, with its name.
 pub(super) async fn newest_manifest_bytes(
     client: &Client,
 ) -> Result<Option<(String, Bytes)>, BackendError> {
-    loop {
+    for _ in 0..NEWEST_TRIES {
         let mut newest: Option<stores::Object> = None;
         loop {
             let after = newest.as_ref().map_or("", |object| object.name.as_str());
@@ -46,6 +50,10 @@ pub(super) async fn newest_manifest_bytes(
             Err(error) => return Err(backend_error(&error)),
         }
     }
+    let place = client.place();
+    Err(BackendError::Unreachable(format!(
+        "{place}: the newest manifest that it lists is not there when it is got, again and again"
+    )))
 }
 
 /// Only what its last owner has given up is nobody's, and nothing depends on it.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use hdcs_core::format::{LOG_UNFLUSHED, block_checksum};
+use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock, block_checksum};
 use hdcs_core::home::format::{CRC_BYTES, HomePage, HomeSuperblock, PAGE_BLOCKS};
 use hdcs_core::io::SectorRange;
 use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
@@ -17,19 +17,32 @@ use uuid::Uuid;
 
 use super::{BLOCK, READ_BLOCKS, state};
 use crate::crypt::Encryption;
+use crate::data_dir::kept;
 use crate::inspect::{best, foreign, packed, replay, superblocks};
 
-/// What is in a write log; `None` if that is not all that was written since a flush, or cannot be told.
-pub fn logged(log: &Path, uuid: Uuid, encryption: Option<&Encryption>) -> Option<Vec<SectorRange>> {
+/// What is in the write log of a volume, whose directory is `directory`; `None` if that is not all that was written
+/// since a flush, or cannot be told. Of a log that was given up, what is kept beside it counts, as at an opening: its
+/// device holds what was written since in the home.
+pub fn logged(
+    log: &Path,
+    directory: &Path,
+    uuid: Uuid,
+    encryption: Option<&Encryption>,
+) -> Option<Vec<SectorRange>> {
     let file = File::open(log).ok()?;
     let found = superblocks(&file).ok()?;
     let superblock = best(&found)?;
-    let is_whole = superblock.flags.get() & LOG_UNFLUSHED == 0;
-    if foreign(superblock, Some(uuid)).is_some() || !is_whole {
+    let kept = kept::read(directory, uuid).ok()?;
+    let is_newer = |kept: &LogSuperblock| {
+        kept.log == superblock.log && kept.sequence.get() > superblock.sequence.get()
+    };
+    let kept = kept.filter(is_newer);
+    let flags = kept.as_ref().unwrap_or(superblock).flags.get();
+    if foreign(superblock, Some(uuid)).is_some() || flags & LOG_UNFLUSHED != 0 {
         return None;
     }
     let cipher = Encryption::of_log(encryption, superblock).ok()?;
-    let (log, _) = replay(&file, superblock, cipher.as_ref()).ok()?;
+    let (log, _) = replay(&file, superblock, kept.as_ref(), cipher.as_ref()).ok()?;
     let mut ranges: Vec<_> = packed::entries(&log).map(|entry| entry.range).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<SectorRange> = Vec::new();

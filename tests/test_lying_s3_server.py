@@ -1,0 +1,119 @@
+"""A store that lies: whatever an S3 answers, the daemon lives, takes no more of it than it asked for, and serves what is
+right once the store tells the truth again."""
+
+import os
+import random
+
+import pytest
+from daemon import COMMAND_SECONDS, MIB, Daemon, hdcs
+from lying_s3 import LIES, LyingS3
+
+SIZE = 8 * MIB
+BLOCK = 4096
+# What is taken of one answer at most: what was asked for, and what the kernel's buffers hold.
+TAKEN_MAX = 48 * MIB
+# Everything goes to the store at once, and nothing is read from elsewhere.
+CONFIG = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "cache_total_size_mib": 0}
+
+
+@pytest.fixture
+def s3():
+    with LyingS3() as server:
+        yield server
+
+
+@pytest.fixture
+def credentials(tmp_path):
+    path = tmp_path / "credentials"
+    path.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def daemon(tmp_path, s3, credentials):
+    with Daemon(tmp_path, CONFIG) as daemon:
+        daemon.create("v", "--backend", s3.url(credentials), size=str(SIZE))
+        daemon.data_of_v = os.urandom(SIZE)
+        daemon.write("v", daemon.data_of_v)
+        daemon.ok("volume", "flush", "v")
+        daemon.create("local", size="4M")
+        yield daemon
+
+
+def lives(daemon, s3, what):
+    """It runs, serves another volume, and has not taken what it did not ask for."""
+    assert daemon.process.poll() is None, f"{what}: it has ended\n{daemon.log()[-3000:]}"
+    word = os.urandom(BLOCK)
+    daemon.write("local", word)
+    assert daemon.read("local", BLOCK) == word, what
+    assert s3.told > 0, f"{what}: nobody asked"
+    assert s3.taken < TAKEN_MAX, f"{what}: {s3.taken} bytes were taken"
+
+
+def test_gets_that_lie_hurt_nobody(daemon, s3):
+    chance = random.Random(3)
+    client = daemon.nbd("v")
+    for what in LIES["get"]:
+        daemon.ok("volume", "evict", "v")
+        s3.tell("get", what)
+        at = chance.randrange(SIZE // BLOCK) * BLOCK
+        try:
+            # What differs from its checksum is never shown.
+            assert bytes(client.pread(BLOCK, at)) == daemon.data_of_v[at : at + BLOCK], what
+        except OSError:
+            pass
+        except Exception as error:
+            assert "pread" in str(error) and daemon.process.poll() is None, f"{what}: {error}\n{daemon.log()[-3000:]}"
+        lives(daemon, s3, what)
+        s3.tell("get", None)
+        assert bytes(client.pread(BLOCK, at)) == daemon.data_of_v[at : at + BLOCK], what
+    client.shutdown()
+    assert daemon.read("v", SIZE) == daemon.data_of_v
+    daemon.stop()
+
+
+def test_listings_that_lie_hurt_nobody(daemon, s3, credentials):
+    url = s3.url(credentials)
+    for number, what in enumerate(LIES["list"]):
+        s3.tell("list", what)
+        # It is looked at before it is used.
+        daemon.cli("volume", "create", f"w{number}", "--size", "4M", "--backend", url.replace("?", f"{number}?"))
+        checked = hdcs("check", url, timeout=COMMAND_SECONDS)
+        assert checked.returncode in (0, 1), f"{what}: {checked.returncode}\n{checked.stdout}{checked.stderr}"
+        lives(daemon, s3, what)
+        s3.tell("list", None)
+    assert daemon.read("v", SIZE) == daemon.data_of_v
+    daemon.stop()
+    daemon.start()
+    assert daemon.read("v", SIZE) == daemon.data_of_v
+    assert hdcs("check", url, timeout=COMMAND_SECONDS).returncode == 0
+    daemon.stop()
+
+
+@pytest.mark.parametrize("kind", ["put", "delete"])
+def test_writes_that_are_answered_with_lies_are_made_good(daemon, s3, kind):
+    chance = random.Random(5)
+    expected = bytearray(daemon.data_of_v)
+    for what in LIES[kind]:
+        s3.tell(kind, what)
+
+        def is_told():
+            at = chance.randrange(SIZE // BLOCK) * BLOCK
+            expected[at : at + BLOCK] = chance.randbytes(BLOCK)
+            client = daemon.nbd("v")
+            client.pwrite(bytes(expected[at : at + BLOCK]), at)
+            client.shutdown()
+            # It may wait until the store is better.
+            daemon.cli("volume", "flush", "v", "--timeout", "1")
+            return s3.told > 0
+
+        daemon.until(is_told)
+        lives(daemon, s3, what)
+        s3.tell(kind, None)
+        if what == "that it exists":
+            # Somebody else has the volume, for all that anybody can tell.
+            break
+        daemon.ok("volume", "flush", "v")
+        assert daemon.read("v", SIZE) == bytes(expected), what
+    daemon.stop()
