@@ -34,8 +34,8 @@ use crate::format::{
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX,
-    SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX,
+    REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
 };
 use crate::lost::LostSectors;
 use crate::packing::{Compressed, Packing, Stored};
@@ -108,6 +108,26 @@ impl Span {
     }
 }
 
+const _: () = assert!(
+    size_of::<Entry>() <= 72 && size_of::<Span>() <= 64,
+    "see LOG_PART_BYTES"
+);
+
+/// Append, and have room for a quarter more if there is none, but not for more than `most` as long as there are not so
+/// many: twice as many would be memory that nobody has reserved.
+fn push<T>(queue: &mut VecDeque<T>, item: T, most: u64) {
+    if queue.len() == queue.capacity() {
+        let step = (queue.len() / 4).max(64);
+        let left = most.saturating_sub(queue.len() as u64);
+        let more = match usize::try_from(left) {
+            Ok(left @ 1..) => step.min(left),
+            _ => step,
+        };
+        queue.reserve_exact(more);
+    }
+    queue.push_back(item);
+}
+
 /// The span that collects entries in memory.
 #[derive(Debug, Default)]
 struct OpenSpan {
@@ -164,6 +184,8 @@ pub struct WriteLog {
     durable_sequence: Sequence,
     /// Entries that it holds at most.
     entries_max: u64,
+    /// Runs that the index has of its entries.
+    runs: u64,
     bytes_appended: u64,
     bytes_retired: u64,
     bytes_durable: u64,
@@ -236,6 +258,7 @@ impl WriteLog {
             first: 0,
             durable_sequence: 0,
             entries_max: u64::MAX,
+            runs: 0,
             bytes_appended: 0,
             bytes_retired: 0,
             bytes_durable: 0,
@@ -308,7 +331,7 @@ impl WriteLog {
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
         self.chain = span.checksum;
-        self.spans.push_back(span);
+        push(&mut self.spans, span, self.ring_blocks);
         from..self.next_sequence()
     }
 
@@ -352,7 +375,7 @@ impl WriteLog {
             self.bytes_appended += entry.range.bytes() as u64;
         }
         self.lost.remove(entry.range);
-        self.entries.push_back(entry);
+        push(&mut self.entries, entry, self.ring_blocks);
     }
 
     /// Have the next entries, of so many data blocks, go into one span: they are one write.
@@ -424,7 +447,7 @@ impl WriteLog {
             self.bytes_appended += data.len() as u64;
         }
         self.open.entries.push(on_device);
-        self.entries.push_back(entry);
+        push(&mut self.entries, entry, self.entries_max);
         stored_bytes
     }
 
@@ -488,7 +511,7 @@ impl WriteLog {
             issued: false,
             done: false,
         });
-        self.spans.push_back(Span {
+        let span = Span {
             position,
             data_position: position + control_blocks as u64,
             blocks,
@@ -497,7 +520,8 @@ impl WriteLog {
             sync_points: self.sync_points,
             since: open.since,
             bytes_end: self.bytes_appended,
-        });
+        };
+        push(&mut self.spans, span, self.ring_blocks);
         self.head = position + blocks;
         assert!(
             self.head - self.tail <= self.ring_blocks,
@@ -645,6 +669,11 @@ impl WriteLog {
         self.entries_max = entries_max.max(self.ring_blocks);
     }
 
+    /// Entries that it holds at most.
+    pub fn entries_max(&self) -> u64 {
+        self.entries_max
+    }
+
     /// Whether the next superblock says that the backend may hold writes past the log which it has not
     /// flushed. That of an opening says what was found.
     pub fn mark_unflushed(&mut self, unflushed: bool) {
@@ -752,7 +781,10 @@ impl WriteLog {
     /// Whether an entry with so many data blocks can be appended and sealed without covering live
     /// space from `oldest` (a position that readers still need) or the tail.
     pub fn has_room(&self, data_blocks: u64, oldest: Option<u64>) -> bool {
-        if (self.entries.len() + SPAN_ENTRIES_MAX) as u64 > self.entries_max {
+        let slack = SPAN_ENTRIES_MAX as u64;
+        if self.entries.len() as u64 + slack > self.entries_max
+            || self.parts() + slack > self.parts_max()
+        {
             return false;
         }
         let from = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
@@ -825,11 +857,31 @@ impl WriteLog {
     }
 
     /// Blocks of the ring that are in use, jumps and what is open included; more if it is the number of
-    /// entries that fills the log.
+    /// entries, or of all that is in memory for them, that fills the log.
     pub fn used_blocks(&self) -> u64 {
-        let entries = u128::from(self.ring_blocks) * self.entries.len() as u128;
-        let full = (entries / u128::from(self.entries_max)) as u64;
-        (self.head - self.tail + self.open_blocks()).max(full)
+        let share = |count: u64, of: u64| {
+            let blocks = u128::from(self.ring_blocks) * u128::from(count);
+            (blocks / u128::from(of)).min(self.ring_blocks.into()) as u64
+        };
+        let entries = share(self.entries.len() as u64, self.entries_max);
+        let parts = share(self.parts(), self.parts_max());
+        let used = self.head - self.tail + self.open_blocks();
+        used.max(entries).max(parts)
+    }
+
+    /// The index has so many runs of its entries.
+    pub fn note_runs(&mut self, runs: usize) {
+        self.runs = runs as u64;
+    }
+
+    /// What is in memory of the log: entries, spans, runs. Each takes [`LOG_PART_BYTES`] at most.
+    fn parts(&self) -> u64 {
+        (self.entries.len() + self.spans.len()) as u64 + self.runs
+    }
+
+    /// How many there may be: those of writes that do not cut others, or are not a span each.
+    fn parts_max(&self) -> u64 {
+        self.entries_max.saturating_mul(LOG_ENTRY_PARTS)
     }
 
     /// Data bytes in the open span.
