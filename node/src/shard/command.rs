@@ -24,6 +24,7 @@ use crate::backends::copying::Progress;
 use crate::backends::{Absent, Keep};
 use crate::crypt::Encryption;
 use crate::frontends::{Session, Unopened, VolumeNumber};
+use crate::memory::VolumeMemory;
 use crate::scrub;
 
 /// A region of a file or block device.
@@ -135,6 +136,8 @@ pub struct VolumeSpec {
     pub allow: Allow,
     /// Who is asked before it is opened.
     pub admission: Arc<dyn Admission>,
+    /// Memory that is reserved for it.
+    pub memory: Arc<VolumeMemory>,
 }
 
 impl std::fmt::Debug for VolumeSpec {
@@ -208,6 +211,10 @@ pub struct ShardReport {
     pub pool_bytes: u64,
     /// Bytes of the buffer pool that are free.
     pub pool_free_bytes: u64,
+    /// Memory for connections, data left out, and what of it they have.
+    pub connections_bytes: u64,
+    /// See above.
+    pub connections_used_bytes: u64,
     /// Connections open.
     pub connections: usize,
     /// The longest turn of the last 30 to 60 seconds.

@@ -38,6 +38,7 @@ use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;
 use crate::frontends::{Ending, VolumeNumber};
 use crate::log_limit::LogLimit;
+use crate::memory::ObjectMemory;
 
 /// Time that connections get to take their last answers when the shard stops.
 pub const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
@@ -283,6 +284,7 @@ impl Shard {
             pin_trouble: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
+            memory: spec.memory,
         });
         works.numbers.insert(number, slot);
         works.perform_opening(slot, actions);
@@ -466,6 +468,8 @@ impl Shard {
             cache_trouble: self.readmission.trouble().map(str::to_owned),
             pool_bytes: works.pool.total_bytes() as u64,
             pool_free_bytes: works.pool.free_bytes() as u64,
+            connections_bytes: works.heap.total(),
+            connections_used_bytes: works.heap.held(),
             connections: self.connections.len(),
             longest_turn: self.longest_turn.get(),
         }
@@ -907,6 +911,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
             log_identity.log,
             is_log_whole,
             unlocked.as_ref(),
+            &spec.memory,
         )
     });
     let home = home.transpose().map_err(|error| {
@@ -917,8 +922,15 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         };
         fail(kind, &error)
     })?;
-    let backend = backends::open_with(&spec.backend, spec.config.bytes, absent, objects)
-        .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
+    let objects_memory = spec.memory.objects().unwrap_or(ObjectMemory::least());
+    let backend = backends::open_with(
+        &spec.backend,
+        spec.config.bytes,
+        absent,
+        objects,
+        objects_memory,
+    )
+    .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
     let backend = backend.map_err(|error| {
         let kind = if error.is_unreachable() {
             OpenFailureKind::Unreachable
@@ -938,6 +950,10 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         let name = format!("{origin}{}", key.unwrap_or_default());
         spec.admission.origin(&name)
     });
+    if number.is_some() {
+        let reached = spec.memory.reach_inherited(spec.config.bytes);
+        reached.map_err(|shortage| fail(OpenFailureKind::Refused, &shortage))?;
+    }
     let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
     Ok(Opened {
         log,
