@@ -24,7 +24,7 @@ COMMAND_SECONDS = 90
 
 # Small, so that a daemon starts at once and a volume is made at once.
 CONFIG = {
-    "memory_max_mib": 128,
+    "memory_max_mib": 160,
     "log_size_mib": 16,
     "cache_total_size_mib": 16,
 }

@@ -38,7 +38,6 @@ use crate::device::ring::Owner;
 use crate::device::worker::JobOutput;
 use crate::frontends::{Ending, VolumeNumber};
 use crate::log_limit::LogLimit;
-use crate::memory::ObjectMemory;
 
 /// Time that connections get to take their last answers when the shard stops.
 pub const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
@@ -468,7 +467,6 @@ impl Shard {
             cache_trouble: self.readmission.trouble().map(str::to_owned),
             pool_bytes: works.pool.total_bytes() as u64,
             pool_free_bytes: works.pool.free_bytes() as u64,
-            connections_bytes: works.heap.total(),
             connections_used_bytes: works.heap.held(),
             connections: self.connections.len(),
             longest_turn: self.longest_turn.get(),
@@ -922,16 +920,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         };
         fail(kind, &error)
     })?;
-    let objects_memory = spec.memory.objects().unwrap_or(ObjectMemory::least());
-    let backend = backends::open_with(
-        &spec.backend,
-        spec.config.bytes,
-        absent,
-        objects,
-        objects_memory,
-    )
-    .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
-    let backend = backend.map_err(|error| {
+    let backend = spec.open_backend(absent, objects).map_err(|error| {
         let kind = if error.is_unreachable() {
             OpenFailureKind::Unreachable
         } else {
