@@ -8,7 +8,7 @@ from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import BLOCK, EAGER, THREAD_SECONDS, Model, Worker, counters
 from test_clones_s3 import CONFIG as SHARING, SIZE, boot, image
 
-SMALL = {"log_size_mib": 16, "memory_max_mib": 512}
+SMALL = {"log_size_mib": 16, "memory_max_mib": 1024}
 # What the volume has that is snapshotted while its daemon is killed.
 KILLED_BLOCKS = 64
 

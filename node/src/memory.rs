@@ -6,8 +6,8 @@
 //! 1. What is reserved is never more than the share had when it was reserved.
 //! 2. A reservation lasts as long as anything that it was made for: it goes with the volume, or with the thread that
 //!    opens it, whichever goes last.
-//! 3. A volume that finds plenty takes more than it needs at least, but never more than half of what there is: those that
-//!    come later find something.
+//! 3. A volume that finds plenty takes more than it needs at least, but never more than a third of what there is: those
+//!    that come later find something.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,8 +50,8 @@ const MAP_OBJECT_BYTES: u64 = 4 * MIB;
 const OBJECT_TABLES_BYTES: u64 = 128 * KIB;
 
 /// What a volume takes beyond the least, as long as it has no more in all than this part of what is left: larger objects
-/// save requests, checksums that are at hand save reads, and entries beyond one for each block serve few logs.
-const OBJECTS_SHARE: u64 = 2;
+/// save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed data.
+const OBJECTS_SHARE: u64 = 3;
 const SUMS_SHARE: u64 = 4;
 const ENTRIES_SHARE: u64 = 8;
 
@@ -221,7 +221,8 @@ pub struct ObjectMemory {
 impl ObjectMemory {
     /// From the least that works to the most that brings something. With smaller objects there are more puts.
     pub const LEVELS: [Self; 5] = [
-        Self::new(512, 6, 2, 1, 16),
+        // Two buffers of 1 MiB each.
+        Self::new(510, 5, 2, 1, 16),
         Self::new(1024, 10, 4, 1, 16),
         Self::new(OBJECT_BATCH_BLOCKS_MAX, 36, 4, 1, 16),
         Self::new(OBJECT_BATCH_BLOCKS_MAX, 54, 8, 2, 32),
@@ -391,7 +392,13 @@ impl Needs {
                 plenty = more;
             }
         }
-        for entries in 2..=LOG_BLOCK_ENTRIES_MAX {
+        // Else there is no more than one for each block but of discards.
+        let entries_max = if self.compressed {
+            LOG_BLOCK_ENTRIES_MAX
+        } else {
+            1
+        };
+        for entries in 2..=entries_max {
             let more = Plenty { entries, ..plenty };
             if fits(&more, ENTRIES_SHARE) {
                 plenty = more;
