@@ -43,7 +43,7 @@ STORES = ("rbd", "s3", "hdfs")
 
 # Small enough that tests overrun every part of it.
 CONFIG = {
-    "memory_max_mib": 256,
+    "memory_max_mib": 384,
     "log_size_mib": 32,
     "cache_total_size_mib": 64,
 }

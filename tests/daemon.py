@@ -22,9 +22,11 @@ START_SECONDS = 60
 STOP_SECONDS = 60
 COMMAND_SECONDS = 90
 
-# Small, so that a daemon starts at once and a volume is made at once.
+# Small, so that a daemon starts at once and a volume is made at once. Most of its memory is for volumes: the DRAM tier has
+# 32 MiB.
 CONFIG = {
-    "memory_max_mib": 128,
+    "memory_max_mib": 384,
+    "volumes_memory_mib": 200,
     "log_size_mib": 16,
     "cache_total_size_mib": 16,
 }
@@ -87,6 +89,8 @@ class Daemon:
         self.home = Path(home)
         self.data = Path(data) if data else self.home / "d"
         self.config = {**CONFIG, **(config or {})}
+        if config and "memory_max_mib" in config and "volumes_memory_mib" not in config:
+            del self.config["volumes_memory_mib"]
         self.process = None
 
     def __enter__(self):

@@ -8,7 +8,8 @@ from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import BLOCK, EAGER, THREAD_SECONDS, Model, Worker, counters
 from test_clones_s3 import CONFIG as SHARING, SIZE, boot, image
 
-SMALL = {"log_size_mib": 16}
+# Enough for some hundred volumes over objects; it is not used up.
+SMALL = {"log_size_mib": 16, "memory_max_mib": 8192, "volumes_memory_mib": 6144}
 # What the volume has that is snapshotted while its daemon is killed.
 KILLED_BLOCKS = 64
 
@@ -126,7 +127,7 @@ def holds_what_was_acknowledged(place, tmp_path, *options):
 
 def under_load_is_a_prefix(place, tmp_path, *options, where="load"):
     blocks = 512
-    with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
+    with Daemon(tmp_path, {**EAGER, **SMALL}) as daemon:
         daemon.create("v", "--backend", place.url(where), *options, size="16M")
         journal = Journal(daemon, "v", blocks, 5)
         journal.start()
@@ -190,7 +191,7 @@ def taken_under_kills(daemon, place, where, then, *options):
 
 def survives_kills(place, tmp_path, *options):
     """Whatever the daemon was killed in, the snapshots and clones that are there hold what they are of."""
-    with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
+    with Daemon(tmp_path, {**EAGER, **SMALL}) as daemon:
         def clone_it(number):
             url = place.url(f"killed-{number}")
             daemon.cli("volume", "clone", f"v@s{number}", f"k{number}", "--backend", url, *place.copy)

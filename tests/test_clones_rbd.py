@@ -9,7 +9,7 @@ from object_stores import BLOCK, Model, counters
 SIZE = 48 * MIB
 OBJECT = 4 * MIB
 CONFIG = {
-    "memory_max_mib": 320, "cache_total_size_mib": 192, "log_size_mib": 16, "sequential_cutoff_kib": 1 << 20,
+    "memory_max_mib": 496, "volumes_memory_mib": 140, "cache_total_size_mib": 192, "log_size_mib": 16, "sequential_cutoff_kib": 1 << 20,
 }
 
 

@@ -190,7 +190,7 @@ def test_memory_stays_below_its_cap(tmp_path):
         daemon.write("v", os.urandom(64 * MIB))
         daemon.read("v", 16 * MIB)
         memory = daemon.json("status")["memory"]
-        assert 0 < memory["rss_bytes"] <= memory["max_bytes"] == 128 * MIB
+        assert 0 < memory["rss_bytes"] <= memory["max_bytes"] == daemon.config["memory_max_mib"] * MIB
 
 
 def test_interrupted_creation_and_deletion_are_cleaned_up_and_named(tmp_path):

@@ -2,8 +2,18 @@
 
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import (
-    EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store,
-    survives_kills, taken_over, waits_for_its_store,
+    EAGER,
+    ROOM,
+    ROOMY,
+    Load,
+    Model,
+    conforms,
+    counters,
+    fills,
+    serves_without_its_store,
+    survives_kills,
+    taken_over,
+    waits_for_its_store,
 )
 from test_s3_volumes import homes
 from test_storage_resize import resized_over
@@ -27,7 +37,7 @@ def test_hdfs_daemon_killed_finds_everything_again(hdfs, tmp_path):
 def test_hdfs_second_owner_finds_what_was_flushed_and_fences_the_first(hdfs, tmp_path):
     one, two = homes(tmp_path)
     model = Model(2, 16 * MIB)
-    with Daemon(one) as first, Daemon(two, EAGER) as second:
+    with Daemon(one, ROOM) as first, Daemon(two, EAGER) as second:
         first.create("v", "--backend", hdfs.url("owned"), *DIRTY, size="16M")
         client = first.nbd("v")
         model.write(client, 60)
@@ -51,7 +61,7 @@ def test_hdfs_second_owner_finds_what_was_flushed_and_fences_the_first(hdfs, tmp
 
 def test_hdfs_snapshot_and_clone(hdfs, tmp_path):
     before = Model(3, 16 * MIB)
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
         daemon.create("v", "--backend", hdfs.url("parent"), *DIRTY, size="16M")
         client = daemon.nbd("v")
         before.write(client, 60)
@@ -98,7 +108,7 @@ def test_hdfs_datanode_dies_under_load(hdfs, tmp_path):
         finally:
             hdfs.do("start-datanode", 1)
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, url, model)
         daemon.stop()
 
@@ -136,13 +146,13 @@ def test_hdfs_outage_of_more_than_a_minute(hdfs, tmp_path):
         model = serves_without_its_store(daemon, url, lambda: hdfs.do("kill-namenode"),
                                          lambda: hdfs.do("start-namenode"))
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, url, model)
         daemon.stop()
 
 
 def test_hdfs_namenode_that_is_away_at_the_start_is_waited_for(hdfs, tmp_path):
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
         daemon.create("v", "--backend", hdfs.url("late", retry_s=1, timeout_s=5), *DIRTY, size="16M")
         waits_for_its_store(daemon, Model(6, 16 * MIB), lambda: hdfs.do("kill-namenode"),
                             lambda: hdfs.do("start-namenode"))
@@ -150,7 +160,7 @@ def test_hdfs_namenode_that_is_away_at_the_start_is_waited_for(hdfs, tmp_path):
 
 
 def test_hdfs_wrong_places_and_users_are_said_clearly(hdfs, tmp_path):
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
 
         def create(url):
             return daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url)
@@ -168,6 +178,6 @@ def test_hdfs_wrong_places_and_users_are_said_clearly(hdfs, tmp_path):
 def test_hdfs_volume_in_storage_mode_is_resized(hdfs, tmp_path):
     one, two = homes(tmp_path)
     tiered = resized_over(one, hdfs.url("storage-resize"))
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, hdfs.url("storage-resize"), tiered)
         daemon.stop()

@@ -8,8 +8,19 @@ import pytest
 
 from daemon import DIRTY, MIB, Daemon, refused
 from object_stores import (
-    BLOCK, EAGER, ROOMY, Load, Model, conforms, counters, fills, serves_without_its_store,
-    survives_kills, taken_over, waits_for_its_store,
+    BLOCK,
+    EAGER,
+    ROOM,
+    ROOMY,
+    Load,
+    Model,
+    conforms,
+    counters,
+    fills,
+    serves_without_its_store,
+    survives_kills,
+    taken_over,
+    waits_for_its_store,
 )
 
 
@@ -49,7 +60,7 @@ def test_s3_bucket_alone_is_what_was_flushed(s3, tmp_path):
     """Without the first node's caches and logs; its later writes were not flushed to the store."""
     one, two = homes(tmp_path)
     model = Model(2, 32 * MIB)
-    with Daemon(one) as daemon:
+    with Daemon(one, ROOM) as daemon:
         daemon.create("v", "--backend", s3.url("alone"), *DIRTY, size="32M")
         client = daemon.nbd("v")
         model.write(client, 200)
@@ -59,7 +70,7 @@ def test_s3_bucket_alone_is_what_was_flushed(s3, tmp_path):
         assert counters(daemon)["dirty_bytes"] > 0
         daemon.kill()
     model.image[:] = before
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, s3.url("alone"), model)
         daemon.stop()
 
@@ -114,7 +125,7 @@ def test_s3_gateway_goes_and_comes_back_under_load(s3, tmp_path):
         assert counters(daemon)["store"]["retries"] > 0
         assert counters(daemon)["errors"] == 0
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, s3.url("away"), model)
         daemon.stop()
 
@@ -125,13 +136,13 @@ def test_s3_outage_of_more_than_a_minute(s3, tmp_path):
     with Daemon(one, ROOMY) as daemon:
         model = serves_without_its_store(daemon, url, s3.gateway_down, s3.up)
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, url, model)
         daemon.stop()
 
 
 def test_s3_gateway_that_is_away_at_the_start_is_waited_for(s3, tmp_path):
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
         daemon.create("v", "--backend", s3.url("late", retry_s=1, timeout_s=5), *DIRTY, size="16M")
         waits_for_its_store(daemon, Model(8, 16 * MIB), s3.gateway_down, s3.up)
         daemon.stop()
@@ -163,7 +174,7 @@ def test_s3_quota_that_is_used_up_is_told_and_can_be_raised(s3, tmp_path):
         assert counters(daemon)["errors"] == 0
         client.shutdown()
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, s3.url("quota"), model)
         daemon.stop()
 
@@ -183,7 +194,7 @@ def test_s3_over_tls_trusts_the_authority_that_is_named(s3, tmp_path):
         model.check(client)
         client.shutdown()
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, s3.url("tls"), model)
         daemon.stop()
 
@@ -191,7 +202,7 @@ def test_s3_over_tls_trusts_the_authority_that_is_named(s3, tmp_path):
 def test_s3_wrong_urls_and_keys_are_said_clearly(s3, tmp_path):
     forged = tmp_path / "forged"
     forged.write_text("[default]\naws_access_key_id = AKIANOBODY\naws_secret_access_key = hush\n")
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
 
         def create(url):
             return daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url)
@@ -317,6 +328,6 @@ def test_s3_volume_is_resized_under_load(s3, tmp_path):
         assert counters(daemon)["errors"] == 0
         daemon.stop()
     model.image.extend(bytes(8 * MIB))
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, url, model)
         daemon.stop()

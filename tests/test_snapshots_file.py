@@ -186,7 +186,7 @@ def test_file_copy_goes_on_beside_writes_and_is_cancelled(copied, tmp_path):
     """While it is copied, clients write over what is not copied yet, and what it holds is from before. It
     shows how far it is, and ends at once when that is asked for."""
     size = 384 * MIB
-    with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
+    with Daemon(tmp_path, {**EAGER, **SMALL}) as daemon:
         daemon.create("v", "--backend", copied.url("v"), "--policy", "write-through", size=str(size))
         client = daemon.nbd("v")
         for at in range(0, size, MIB):

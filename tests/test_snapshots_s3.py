@@ -42,7 +42,7 @@ def test_snapshot_under_load_is_a_prefix_of_what_the_client_wrote(s3, tmp_path, 
 def test_snapshot_keeps_what_its_parent_overwrites_and_a_deleted_clone_frees_it(s3, tmp_path):
     size = 24 * MIB
     kept, model = Model(7, size), None
-    with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
+    with Daemon(tmp_path, {**EAGER, **SMALL}) as daemon:
         daemon.create("v", "--backend", s3.url("gc"), "--persist", "on-write", size="24M")
         client = daemon.nbd("v")
         kept.write(client, 400, lengths=(65536,))
@@ -90,7 +90,7 @@ def test_snapshot_keeps_what_its_parent_overwrites_and_a_deleted_clone_frees_it(
 
 def test_snapshot_loop_survives_kills_of_the_daemon(s3, tmp_path):
     """Whatever the daemon was killed in, the snapshots that are there hold what they are of."""
-    with Daemon(tmp_path, {**SMALL, **EAGER}) as daemon:
+    with Daemon(tmp_path, {**EAGER, **SMALL}) as daemon:
         sure = cases.taken_under_kills(daemon, s3, "killed-snapshots", then=lambda number: None)
         there = [int(one["name"][1:]) for one in snapshots(daemon)]
         assert sure <= set(there) and len(there) == len(set(there))

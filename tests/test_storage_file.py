@@ -417,7 +417,7 @@ def test_storage_tiers_out_by_its_schedule(tmp_path):
 
 
 def test_storage_refuses_what_it_cannot_do(tmp_path):
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, {"memory_max_mib": 4096}) as daemon:
         def refuses(*arguments, status=1, parts=()):
             refused(daemon.cli("volume", "create", "w", *arguments), status, *parts)
             assert not (daemon.data / "volumes" / "w").exists()

@@ -1,7 +1,7 @@
 """Storage mode on a real S3: a tier shows in the bucket as a whole or not at all."""
 
 from daemon import MIB, Daemon
-from object_stores import Model, taken_over
+from object_stores import ROOM, Model, taken_over
 from test_encryption_s3 import bodies
 from test_encryption_volumes import MARK, encrypted, key_file, marked, marks
 from test_storage_file import SMALL_LOG, check, fill, home, is_tiered
@@ -21,7 +21,7 @@ def test_storage_on_s3_fills_while_the_gateway_is_away_and_tiers_as_a_whole(s3, 
     one, two = homes(tmp_path, 2)
     url = s3.url("storage", retry_s=2, timeout_s=5)
     model = Model(1, SIZE)
-    with Daemon(one) as daemon:
+    with Daemon(one, ROOM) as daemon:
         daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, size=str(SIZE))
         s3.gateway_down()
         try:
@@ -49,7 +49,7 @@ def test_storage_on_s3_fills_while_the_gateway_is_away_and_tiers_as_a_whole(s3, 
             daemon.write("v", b"z" * 4096)
             daemon.kill()
         assert bytes(model.image) != before
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, url, model)
         daemon.stop()
 
@@ -59,7 +59,7 @@ def test_storage_on_s3_that_is_encrypted_leaves_no_plaintext_anywhere(s3, tmp_pa
     key = key_file(tmp_path)
     url = s3.url("storage-secret")
     data = marked(8 * MIB, 1)
-    with Daemon(one) as daemon:
+    with Daemon(one, ROOM) as daemon:
         daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, *encrypted(key), size=str(SIZE))
         daemon.write("v", data)
         daemon.ok("volume", "flush", "v")
@@ -71,7 +71,7 @@ def test_storage_on_s3_that_is_encrypted_leaves_no_plaintext_anywhere(s3, tmp_pa
         assert not any(MARK in body for body in found.values())
         assert daemon.read("v", len(data)) == data
         daemon.stop()
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         daemon.create("v", "--mode", "storage", "--backend", url, *SMALL_LOG, *encrypted(key), size=str(SIZE))
         assert daemon.read("v", len(data)) == data
         daemon.stop()
@@ -81,6 +81,6 @@ def test_storage_on_s3_is_resized_and_shows_nothing_that_was_not_tiered(s3, tmp_
     one, two = homes(tmp_path, 2)
     place = s3.url("storage-resize")
     tiered = resized_over(one, place)
-    with Daemon(two) as daemon:
+    with Daemon(two, ROOM) as daemon:
         taken_over(daemon, place, tiered)
         daemon.stop()

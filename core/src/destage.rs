@@ -37,7 +37,10 @@ use core::ops::Range;
 use crate::extent_index::{ExtentIndex, Sequence};
 use crate::format::EntryKind;
 use crate::io::{Nanos, SectorRange};
-use crate::limits::{CACHE_PROBE_BLOCKS_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
+use crate::limits::{
+    CACHE_PROBE_BLOCKS_MAX, DESTAGE_ENTRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
+    pieces_max,
+};
 use crate::read_cache::Barrier;
 use crate::work::Work;
 use crate::write_log::{Span, WriteLog};
@@ -51,12 +54,9 @@ const BATCH_RING_DIVISOR: u64 = 8;
 /// Largest batch in bytes: bounds the time to commit.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 /// Most entries in one batch: bounds the plan's memory.
-const BATCH_ENTRIES_MAX: u64 = 8 << 10;
+const BATCH_ENTRIES_MAX: u64 = DESTAGE_ENTRIES_MAX;
 /// Entries retired in one step: some ten microseconds, for which clients wait.
 const STEP_ENTRIES: u64 = 128;
-/// Pieces that later writes cut the entries of a batch into, beyond which every entry is taken as it is: bounds
-/// the plan's memory. To write something that a later generation writes again costs time, and does no harm.
-const BATCH_PIECES_MAX: usize = 64 << 10;
 /// Runs of the plan that one piece replaces at once.
 const PIECE_RUNS_MAX: usize = 64;
 /// The longest zeroing that is one backend operation.
@@ -194,8 +194,9 @@ struct Planning {
     entries: Range<Sequence>,
     /// What of the first of them is still to be looked at, if not all of it.
     rest: Option<SectorRange>,
-    /// Pieces that entries were cut into.
+    /// Pieces that entries were cut into, and how many there may be.
     pieces: usize,
+    pieces_max: usize,
     /// Writes before this one are durable and have no sync point between them and the generation.
     covers_before: Sequence,
     /// Writes behind the generation and before this one may go along with it.
@@ -215,7 +216,7 @@ impl Planning {
     /// Returns how many pieces were looked at.
     fn gather(&mut self, piece: SectorRange, log: &WriteLog, sectors: &Sectors<'_>) -> usize {
         let behind = self.entries.end..self.gathers_before;
-        if behind.is_empty() || self.takes_all() {
+        if behind.is_empty() || self.takes_all() || self.map.len() >= self.pieces_max {
             return 0;
         }
         let goes_along = |&(range, last): &(SectorRange, Option<Sequence>)| {
@@ -243,7 +244,7 @@ impl Planning {
 
     /// Whether every entry is taken as it is from now on: once one is, those behind it have to be.
     fn takes_all(&self) -> bool {
-        self.pieces >= BATCH_PIECES_MAX
+        self.pieces >= self.pieces_max
     }
 }
 
@@ -417,6 +418,7 @@ impl Destage {
             entries,
             covers_before,
             gathers_before: if gathers { interval_end } else { end },
+            pieces_max: pieces_max(log.entries_max()) as usize,
             ..Planning::default()
         };
         self.plan = Plan {
@@ -586,7 +588,7 @@ impl Destage {
             planning.packed_blocks = packed;
             plan.items.push(Item {
                 range,
-                parts: part.into_iter().collect(),
+                parts: part.map_or_else(Vec::new, |part| Vec::from([part])),
                 unmap,
                 state: ItemState::Waiting,
             });
@@ -600,6 +602,10 @@ impl Destage {
         let (planning, plan) = (&mut self.planning, &mut self.plan);
         let from = planning.by_entry.len();
         if planning.sorted.is_empty() && from < plan.items.len() {
+            if from == 0 {
+                planning.by_entry.reserve_exact(plan.items.len());
+                planning.sorted.reserve_exact(plan.items.len());
+            }
             let each = |item: &Item| 1 + item.parts.len();
             let (to, looks) = end_of_step(&plan.items, from, looks_max, each);
             for (index, item) in (from..to).zip(&plan.items[from..to]) {

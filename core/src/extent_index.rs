@@ -28,6 +28,9 @@ struct Run {
     sequence: Sequence,
 }
 
+/// Memory of a run, about, if they came in order, which leaves nodes of a B-tree half full.
+const RUN_BYTES: usize = size_of::<(u64, Run)>() * 9 / 4;
+
 /// Runs of sectors, each with the sequence number of the write that holds it.
 #[derive(Debug, Default)]
 pub struct ExtentIndex {
@@ -350,9 +353,9 @@ impl ExtentIndex {
         self.runs.is_empty() && self.long.is_empty()
     }
 
-    /// Approximate memory in bytes: keys and values at the usual fill of a B-tree's nodes.
+    /// Memory in bytes, about: keys and values in the nodes of a B-tree that are a little more than half full.
     pub fn memory_bytes(&self) -> usize {
-        self.runs.len() * size_of::<(u64, Run)>() * 3 / 2
+        self.runs.len() * RUN_BYTES
     }
 
     /// Every run in order.

@@ -42,6 +42,39 @@ pub const LOG_PIECE_SAVING_DIVISOR: usize = 8;
 /// Entries that a log holds for each of its blocks at most, where memory is plentiful: data of 4 KiB that compresses to
 /// a quarter fills it.
 pub const LOG_BLOCK_ENTRIES_MAX: u64 = 4;
+/// Parts that the index of a log has for each entry that the log may hold: the entry itself, and a run of sectors that
+/// names it. Writes that cut others into runs, and those that are a span each, have more, and fill the log sooner.
+pub const LOG_ENTRY_PARTS: u64 = 2;
+/// Memory of one such part at most: an entry has 72 bytes, a span 64, a run in a B-tree up to 68; tables that grow have
+/// room for a quarter more.
+pub const LOG_PART_BYTES: u64 = 80;
+/// Memory of a log's index for the checksum of each of its blocks.
+pub const LOG_BLOCK_CHECKSUM_BYTES: u64 = 4;
+/// Entries of one generation of destage at most: bounds the plan's memory.
+pub const DESTAGE_ENTRIES_MAX: u64 = 8 << 10;
+/// Memory for each piece that destage writes: its place in the plan, and there in the order of the volume and of the log.
+const DESTAGE_PIECE_BYTES: u64 = 288;
+
+const fn least(a: u64, b: u64) -> u64 {
+    if a < b { a } else { b }
+}
+
+/// Pieces that later writes cut the entries of a generation into, beyond which every entry is taken as it is, with a log
+/// that may hold so many entries: bounds the plan's memory. To write something that a later generation writes again
+/// costs time, and does no harm.
+pub const fn pieces_max(entries_max: u64) -> u64 {
+    least(entries_max / 2, 2 * DESTAGE_ENTRIES_MAX)
+}
+
+/// Memory that a volume needs at most to know what a log of so many bytes holds, which is so many entries, and to destage
+/// it.
+pub const fn log_memory_bytes(log_bytes: u64, entries_max: u64) -> u64 {
+    let parts = entries_max.saturating_mul(LOG_ENTRY_PARTS);
+    let pieces = pieces_max(entries_max) + least(entries_max, DESTAGE_ENTRIES_MAX);
+    (log_bytes / BLOCK_BYTES as u64 * LOG_BLOCK_CHECKSUM_BYTES)
+        .saturating_add(parts.saturating_mul(LOG_PART_BYTES))
+        .saturating_add(pieces * DESTAGE_PIECE_BYTES)
+}
 /// Spans being written at once at most: enough to keep a device busy with large writes.
 pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 

@@ -17,12 +17,13 @@
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
+mod parts;
+
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -36,12 +37,14 @@ use crate::format::{
 };
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX,
-    SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX,
+    REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
 };
 use crate::lost::LostSectors;
 use crate::packing::{Compressed, Packing, Stored};
 use crate::read_cache::Tie;
+use parts::push;
+pub use parts::{Entry, Span};
 
 /// Blocks of the largest control part.
 const CONTROL_BLOCKS_MAX: u64 =
@@ -51,64 +54,6 @@ pub const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + CONTROL_BLOCKS_MA
 /// Spans sealed and not yet durable at most: the caller appends nothing beyond, so that the
 /// control pool covers them.
 pub const FLIGHTS_MAX: usize = 2 * SPANS_IN_FLIGHT_MAX;
-
-/// One accepted write, zeroing or discard that is not retired.
-#[derive(Debug)]
-pub struct Entry {
-    /// Which sectors.
-    pub range: SectorRange,
-    /// What it is; never [`EntryKind::SyncPoint`] nor [`EntryKind::Record`].
-    pub kind: EntryKind,
-    /// Whether a zeroing keeps the backend's space.
-    pub no_hole: bool,
-    /// Position of its first data block; known once its span is sealed.
-    pub position: u64,
-    /// How its data is stored there, if it is compressed.
-    pub stored: Option<Stored>,
-    /// Its data, while memory holds it: exactly the bytes of `range`.
-    pub data: Option<Buf>,
-    /// Blocks of its share of the memory that `data` keeps alive.
-    pub held_blocks: u16,
-}
-
-impl Entry {
-    /// Positions of the blocks that hold `part` of a write.
-    pub fn positions(&self, part: SectorRange) -> Range<u64> {
-        if let Some(stored) = &self.stored {
-            return self.position..self.position + stored.block_count();
-        }
-        let first = self.position + part.first_block() - self.range.first_block();
-        first..first + part.block_count()
-    }
-}
-
-/// One sealed span that is not retired.
-#[derive(Clone, Debug)]
-pub struct Span {
-    /// Position of its first block.
-    pub position: u64,
-    /// Position of its first data block.
-    pub data_position: u64,
-    /// Its blocks.
-    pub blocks: u64,
-    /// Checksum of its control part.
-    pub checksum: u64,
-    /// Sequence of the first entry after it.
-    pub end_sequence: Sequence,
-    /// Sync points in the log up to and including this span's first entry.
-    pub sync_points: u64,
-    /// When its oldest entry was accepted.
-    pub since: Nanos,
-    /// Data bytes accepted by the log up to the end of this span.
-    pub bytes_end: u64,
-}
-
-impl Span {
-    /// The first position after it.
-    pub fn end(&self) -> u64 {
-        self.position + self.blocks
-    }
-}
 
 /// The span that collects entries in memory.
 #[derive(Debug, Default)]
@@ -168,6 +113,8 @@ pub struct WriteLog {
     durable_sequence: Sequence,
     /// Entries that it holds at most.
     entries_max: u64,
+    /// Runs that the index has of its entries.
+    runs: u64,
     bytes_appended: u64,
     bytes_retired: u64,
     bytes_durable: u64,
@@ -243,6 +190,7 @@ impl WriteLog {
             first: 0,
             durable_sequence: 0,
             entries_max: u64::MAX,
+            runs: 0,
             bytes_appended: 0,
             bytes_retired: 0,
             bytes_durable: 0,
@@ -315,7 +263,7 @@ impl WriteLog {
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
         self.chain = span.checksum;
-        self.spans.push_back(span);
+        push(&mut self.spans, span, self.ring_blocks);
         from..self.next_sequence()
     }
 
@@ -359,7 +307,7 @@ impl WriteLog {
             self.bytes_appended += entry.range.bytes() as u64;
         }
         self.lost.remove(entry.range);
-        self.entries.push_back(entry);
+        push(&mut self.entries, entry, self.ring_blocks);
     }
 
     /// Have the next entries, of so many data blocks, go into one span: they are one write.
@@ -431,7 +379,7 @@ impl WriteLog {
             self.bytes_appended += data.len() as u64;
         }
         self.open.entries.push(on_device);
-        self.entries.push_back(entry);
+        push(&mut self.entries, entry, self.entries_max);
         stored_bytes
     }
 
@@ -495,7 +443,7 @@ impl WriteLog {
             issued: false,
             done: false,
         });
-        self.spans.push_back(Span {
+        let span = Span {
             position,
             data_position: position + control_blocks as u64,
             blocks,
@@ -504,7 +452,8 @@ impl WriteLog {
             sync_points: self.sync_points,
             since: open.since,
             bytes_end: self.bytes_appended,
-        });
+        };
+        push(&mut self.spans, span, self.ring_blocks);
         self.head = position + blocks;
         assert!(
             self.head - self.tail <= self.ring_blocks,
@@ -652,6 +601,11 @@ impl WriteLog {
         self.entries_max = entries_max.max(self.ring_blocks);
     }
 
+    /// Entries that it holds at most.
+    pub fn entries_max(&self) -> u64 {
+        self.entries_max
+    }
+
     /// Whether the next superblock says that the backend may hold writes past the log which it has not
     /// flushed. That of an opening says what was found.
     pub fn mark_unflushed(&mut self, unflushed: bool) {
@@ -759,7 +713,10 @@ impl WriteLog {
     /// Whether an entry with so many data blocks can be appended and sealed without covering live
     /// space from `oldest` (a position that readers still need) or the tail.
     pub fn has_room(&self, data_blocks: u64, oldest: Option<u64>) -> bool {
-        if (self.entries.len() + SPAN_ENTRIES_MAX) as u64 > self.entries_max {
+        let slack = SPAN_ENTRIES_MAX as u64;
+        if self.entries.len() as u64 + slack > self.entries_max
+            || self.parts() + slack > self.parts_max()
+        {
             return false;
         }
         let from = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
@@ -832,11 +789,31 @@ impl WriteLog {
     }
 
     /// Blocks of the ring that are in use, jumps and what is open included; more if it is the number of
-    /// entries that fills the log.
+    /// entries, or of all that is in memory for them, that fills the log.
     pub fn used_blocks(&self) -> u64 {
-        let entries = u128::from(self.ring_blocks) * self.entries.len() as u128;
-        let full = (entries / u128::from(self.entries_max)) as u64;
-        (self.head - self.tail + self.open_blocks()).max(full)
+        let share = |count: u64, of: u64| {
+            let blocks = u128::from(self.ring_blocks) * u128::from(count);
+            (blocks / u128::from(of)).min(self.ring_blocks.into()) as u64
+        };
+        let entries = share(self.entries.len() as u64, self.entries_max);
+        let parts = share(self.parts(), self.parts_max());
+        let used = self.head - self.tail + self.open_blocks();
+        used.max(entries).max(parts)
+    }
+
+    /// The index has so many runs of its entries.
+    pub fn note_runs(&mut self, runs: usize) {
+        self.runs = runs as u64;
+    }
+
+    /// What is in memory of the log: entries, spans, runs. Each takes [`LOG_PART_BYTES`] at most.
+    fn parts(&self) -> u64 {
+        (self.entries.len() + self.spans.len()) as u64 + self.runs
+    }
+
+    /// How many there may be: those of writes that do not cut others, or are not a span each.
+    fn parts_max(&self) -> u64 {
+        self.entries_max.saturating_mul(LOG_ENTRY_PARTS)
     }
 
     /// Data bytes in the open span.

@@ -20,6 +20,7 @@ pub mod frontends;
 pub mod inspect;
 mod log_limit;
 pub mod logging;
+pub mod memory;
 pub mod metrics;
 pub mod scrub;
 pub mod shard;

@@ -615,7 +615,8 @@ fn known_to_the_shard(page: &mut Page, status: &Status, volumes: &[Volume]) {
     latencies(page, volumes);
 }
 
-const MEMORY: &str = "Memory by part; `rss` is what the operating system counts, `max` the cap.";
+const MEMORY: &str = "Memory by part; `rss` is what the operating system counts, `max` the cap, which is the sum of the \
+                      parts that begin with `budget_`.";
 
 fn memory(page: &mut Page, status: &Status) {
     let memory = &status.memory;
@@ -623,6 +624,17 @@ fn memory(page: &mut Page, status: &Status) {
     for (part, bytes) in [
         ("max", memory.max_bytes),
         ("rss", memory.rss_bytes),
+        ("rss_max", memory.rss_max_bytes),
+        ("budget_fixed", memory.budget_fixed_bytes),
+        ("budget_connections", memory.budget_connections_bytes),
+        ("budget_pool", memory.budget_pool_bytes),
+        ("budget_cache_index", memory.budget_cache_index_bytes),
+        ("budget_volumes", memory.budget_volumes_bytes),
+        ("budget_frames", memory.budget_frames_bytes),
+        ("connections", memory.connections_used_bytes),
+        ("volumes_log", memory.volumes_log_bytes),
+        ("volumes_tables", memory.volumes_tables_bytes),
+        ("volumes_buffers", memory.volumes_buffers_bytes),
         ("pool", memory.pool_bytes),
         ("pool_free", memory.pool_free_bytes),
         ("frames", memory.frames_bytes),

@@ -49,6 +49,7 @@ use hdcs_node::data_dir::kept::{self, KEPT_FILE};
 use hdcs_node::data_dir::key::{self, KEY_FILE};
 use hdcs_node::data_dir::{DataDir, Layout, sealed};
 use hdcs_node::inspect;
+use hdcs_node::memory::VolumeMemory;
 use uuid::Uuid;
 
 /// What lies on a medium, by names.
@@ -291,7 +292,8 @@ fn home() -> Format {
             let bytes = medium.get_mut("home").unwrap();
             fs::write(file.path(), &*bytes).unwrap();
             let (volume, size, log) = (home_rig::UUID, home_rig::BYTES, home_rig::LOG);
-            let opened = store::open(file.path(), volume, size, log, true, None);
+            let memory = VolumeMemory::unlimited(0);
+            let opened = store::open(file.path(), volume, size, log, true, None, &memory);
             *bytes = fs::read(file.path()).unwrap();
             opened.map(drop).map_err(|error| error.to_string())
         }),

@@ -8,21 +8,19 @@
 //! 5. When everything is dropped, every buffer is back in the pool.
 
 use hdcs_core::buf::Pool;
-use hdcs_core::format::{SpanEntry, SpanHeader};
-use hdcs_core::limits::{BLOCK_BYTES, SPAN_ENTRIES_MAX};
+use hdcs_core::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, log_memory_bytes};
 use hdcs_core::read_cache::{CacheConfig, CacheStats};
 use hdcs_core::volume::{VolumeConfig, VolumeStats};
 
 use crate::violation::Violation;
 
-/// Index memory that a volume may have whatever its log holds.
-const VOLUME_INDEX_BYTES_BASE: u64 = 1 << 20;
+/// Index memory that a volume may have whatever its log holds: memory for control parts, and for runs that its backend
+/// may not have flushed.
+const VOLUME_INDEX_BYTES_BASE: u64 = 2 << 20;
 /// Index memory that a cache may have whatever its size: tables are sized for power-of-two counts.
 const CACHE_INDEX_BYTES_BASE: u64 = 1 << 20;
 /// Index memory for one cached block.
 const CACHE_INDEX_BYTES_PER_BLOCK: u64 = 16;
-/// Index memory for one logged entry, its data blocks aside.
-const VOLUME_INDEX_BYTES_PER_ENTRY: u64 = 256;
 
 /// Check one effect on a device of `device_bytes`, addressed in units of `unit`.
 pub fn check_range(
@@ -112,15 +110,13 @@ pub fn check_volume(
             format!("{what} is {value}, at most {bound} is allowed"),
         ))
     };
-    // Entries without data are the densest: a control part of whole blocks full of them.
-    let control_blocks = SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, 0) as u64;
     let ring_blocks = config.log_bytes / BLOCK_BYTES as u64;
-    let entries = (ring_blocks / control_blocks) * SPAN_ENTRIES_MAX as u64;
-    debug_assert!(entries >= ring_blocks * BLOCK_BYTES as u64 / size_of::<SpanEntry>() as u64 / 2);
+    // An earlier opening may have let it hold the most that any may.
+    let entries = ring_blocks * LOG_BLOCK_ENTRIES_MAX;
     over(
         "index_bytes",
         stats.index_bytes,
-        VOLUME_INDEX_BYTES_BASE + entries * VOLUME_INDEX_BYTES_PER_ENTRY,
+        VOLUME_INDEX_BYTES_BASE + log_memory_bytes(config.log_bytes, entries),
     )?;
     // What is not durable yet has to be in memory, whatever the bound says.
     if waiting == 0 && stats.unpersisted_bytes == 0 {

@@ -865,7 +865,7 @@ mod tests {
         answer(&mut home, &mut actions, Err(IoError::Failed));
         let mut compared = |sector| {
             let bad = [1; SECTOR_BYTES];
-            home.verify(sector, &[0], &bad, &mut Vec::new())
+            home.verify(sector, &[Sum::default()], &bad, &mut Vec::new())
         };
         assert_eq!(compared(5 * 8 + 2), Compared::Unsettled);
         for sector in [5 * 8, 5 * 8 + 1, 5 * 8 + 3, 5 * 8 + 7, 4 * 8 + 7, 6 * 8] {

@@ -110,7 +110,7 @@ impl Compared {
 }
 
 /// What the table has of a sector: the CRC-32C of what is stored, and in the upper half its tag, if it is encrypted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum(u64);
 
 impl Sum {

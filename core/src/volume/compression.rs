@@ -172,6 +172,7 @@ impl Volume {
         } else {
             self.index.insert_long(range, sequence);
         }
+        self.note_runs();
         sequence
     }
 }

@@ -459,6 +459,9 @@ impl Volume {
 
     fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
         if let Some(buf) = shared_buffer(bytes, cx) {
+            // What was needed in a shortage is given back.
+            let is_free = |reserve: &mut Rc<Pool>| reserve.free_bytes() == reserve.total_bytes();
+            self.destaging.reserve.take_if(is_free);
             return Some(buf);
         }
         self.destaging

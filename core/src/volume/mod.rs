@@ -402,6 +402,7 @@ impl Volume {
                 self.health.watch_at = Some(now);
             }
         }
+        self.note_runs();
         // It shows in the time that a request takes; the simulator and the tests have it on.
         if cfg!(debug_assertions)
             && let Some(log) = &self.log
@@ -641,6 +642,13 @@ impl Volume {
         self.log
             .as_ref()
             .expect("the log is there once the volume is open")
+    }
+
+    /// Let the log know how many runs its entries have in memory.
+    fn note_runs(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.note_runs(self.index.len());
+        }
     }
 
     fn log_mut(&mut self) -> &mut WriteLog {

@@ -57,6 +57,7 @@ use crate::crypt::wrapped::WrappedKey;
 use crate::device::file::DeviceError;
 use crate::device::ring::{Outcome, Owner, Ring};
 use crate::filters;
+use crate::memory;
 use crate::stores::{Counters, Counts};
 use compression::Compression;
 use copying::Copying;
@@ -108,6 +109,12 @@ pub trait Place: std::fmt::Debug + Send {
     /// The volume that will be opened here is encrypted. A place that holds a raw image by contract
     /// keeps it plain.
     fn encrypt(&mut self, _key: ObjectKey) {}
+    /// What a volume here takes of memory.
+    fn memory_kind(&self) -> memory::Kind {
+        memory::Kind::File
+    }
+    /// The volume that will be opened here keeps to this.
+    fn bound(&mut self, _memory: memory::ObjectMemory) {}
     /// Open it for a volume of `bytes` bytes, alone. Blocks.
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
     /// Remove what is there, with everything in it; nobody has it open, and a volume of objects was given up
@@ -553,7 +560,7 @@ pub fn check_size(
 
 /// Open a backend. Blocks: not for a shard's thread.
 pub fn open(url: &str, bytes: u64, absent: Absent) -> Result<Prepared, BackendError> {
-    open_with(url, bytes, absent, None)
+    open_with(url, bytes, absent, None, memory::ObjectMemory::most())
 }
 
 /// The same with the key of the volume, if it is encrypted.
@@ -562,6 +569,7 @@ pub fn open_with(
     bytes: u64,
     absent: Absent,
     key: Option<ObjectKey>,
+    memory: memory::ObjectMemory,
 ) -> Result<Prepared, BackendError> {
     let mut url = BackendUrl::parse(url)?;
     if let Some(exposure) = url.place.exposure() {
@@ -572,6 +580,7 @@ pub fn open_with(
     if let Some(key) = key {
         url.place.encrypt(key);
     }
+    url.place.bound(memory);
     let backend = url.place.open(bytes, absent)?;
     Ok(Prepared::over(backend, filters, bytes))
 }

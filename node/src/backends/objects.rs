@@ -55,6 +55,7 @@ use crate::crypt::ObjectKey;
 use crate::crypt::wrapped::WrappedKey;
 use crate::device::ring::Outcome;
 use crate::device::worker::{JobOutput, Remote};
+use crate::memory::{self, ObjectMemory};
 use crate::stores::{self, Client, Counters, LIST_MAX, Listing, Store, StoreError, runtime};
 
 mod key;
@@ -115,6 +116,7 @@ pub struct ObjectsPlace {
     reach: Arc<dyn Reach>,
     patience: Duration,
     key: Option<ObjectKey>,
+    memory: ObjectMemory,
 }
 
 impl ObjectsPlace {
@@ -124,6 +126,7 @@ impl ObjectsPlace {
             reach,
             patience,
             key: None,
+            memory: ObjectMemory::most(),
         }
     }
 
@@ -179,7 +182,12 @@ impl Place for ObjectsPlace {
         &self,
         watch: &mut dyn super::verify::Watch,
     ) -> Result<super::verify::Verified, BackendError> {
-        verify::verify(self, verify::Bounds::default(), watch)
+        let bounds = if self.memory == ObjectMemory::least() {
+            verify::Bounds::least()
+        } else {
+            verify::Bounds::default()
+        };
+        verify::verify(self, bounds, watch)
     }
 
     fn as_keeper(&self) -> Option<&dyn Keeper> {
@@ -188,6 +196,14 @@ impl Place for ObjectsPlace {
 
     fn encrypt(&mut self, key: ObjectKey) {
         self.key = Some(key);
+    }
+
+    fn memory_kind(&self) -> memory::Kind {
+        memory::Kind::Objects
+    }
+
+    fn bound(&mut self, memory: ObjectMemory) {
+        self.memory = memory;
     }
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
@@ -199,6 +215,7 @@ impl Place for ObjectsPlace {
             Absent::Refuse => Access::Existing,
         };
         let mut config = Config::new(access, nonce());
+        self.memory.bound(&mut config);
         config.bytes = (absent != Absent::Refuse).then_some(bytes);
         // Another volume is not even fenced.
         config.uuid = (absent == Absent::CreateNew).then_some(uuid);
@@ -279,7 +296,10 @@ impl Keeper for ObjectsPlace {
         }
         let uuid = *Uuid::new_v4().as_bytes();
         let snapshot = *snapshot;
-        let mut machine = ObjectVolume::new(Config::new(Access::Clone { uuid, snapshot }, nonce()));
+        let mut config = Config::new(Access::Clone { uuid, snapshot }, nonce());
+        // It is opened anew once it is made.
+        ObjectMemory::least().bound(&mut config);
+        let mut machine = ObjectVolume::new(config);
         let [parent, own] = locations;
         machine.clone_of(parent, own);
         let driver = self.drive(machine)?;

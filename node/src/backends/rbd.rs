@@ -42,6 +42,7 @@ use super::{
 use crate::device::Errno;
 use crate::device::ring::Outcome;
 use crate::device::worker::{JobOutput, Remote};
+use crate::memory;
 use ceph::{Ceph, Cluster, Event, Image, Pool};
 
 /// Operations under way at most: enough to keep a cluster busy, and below the number at which the
@@ -117,6 +118,10 @@ fn parse_place(given: &Given<'_>, options: &mut OptionList) -> Result<ImagePlace
 }
 
 impl Place for ImagePlace {
+    fn memory_kind(&self) -> memory::Kind {
+        memory::Kind::Rbd
+    }
+
     fn name(&self) -> String {
         let conf = self.conf.as_deref().unwrap_or("");
         format!("{} {conf}", self.spec())

@@ -416,6 +416,27 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
             show(memory.resident_bytes)
         ),
     );
+    let reserved =
+        memory.volumes_log_bytes + memory.volumes_tables_bytes + memory.volumes_buffers_bytes;
+    row(
+        "  volumes",
+        format!(
+            "{} of {} reserved: {} indexes of logs, {} tables, {} buffers",
+            show(reserved),
+            show(memory.budget_volumes_bytes),
+            show(memory.volumes_log_bytes),
+            show(memory.volumes_tables_bytes),
+            show(memory.volumes_buffers_bytes)
+        ),
+    );
+    row(
+        "  connections",
+        format!(
+            "{} of {}",
+            show(memory.connections_used_bytes),
+            show(memory.budget_connections_bytes)
+        ),
+    );
     row(
         "  indexes",
         format!(

@@ -2,17 +2,20 @@
 //! the cap is kept by construction and not by watching.
 //!
 //! ```text
-//! memory_max = fixed + connections + pool + cache index + log indexes + DRAM frames
+//! memory_max = fixed + connections + pool + cache index + volumes + DRAM frames
 //! ```
+//!
+//! What is for volumes is reserved by each before it is opened ([`crate::memory`]).
 //!
 //! Invariants:
 //! 1. The parts' sum is at most the cap.
 //! 2. No part is below what the node needs to make progress; a cap that is too small is refused
 //!    with the sum that was needed.
 
-use hdcs_core::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, REQUEST_BYTES_MAX};
+use hdcs_core::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
 
 use super::{ConfigError, NodeSettings, VolumeSettings};
+use crate::memory::{Kind, Needs};
 
 const MIB: u64 = 1 << 20;
 
@@ -30,8 +33,9 @@ const POOL_BYTES_MAX: u64 = 1024 * MIB;
 const FRAMES_BYTES_MIN: u64 = 8 * MIB;
 /// The read cache's promise: index bytes per cached block, DRAM and SSD alike.
 const INDEX_BYTES_PER_BLOCK: u64 = 16;
-/// Index memory of the write logs, per entry at most; a log may have one for each of its blocks.
-pub const LOG_INDEX_BYTES_PER_BLOCK: u64 = 108;
+/// Of what is left when an eighth of the cap is for volumes, so many fifths more are for them, if nothing is said. The
+/// DRAM tier has the rest.
+const VOLUMES_FIFTHS: u64 = 2;
 
 /// The parts of the process's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +48,8 @@ pub struct Budget {
     pub pool_bytes: u64,
     /// Index of the SSD tier.
     pub cache_index_bytes: u64,
-    /// Indexes of all write logs together, at most.
-    pub log_index_bytes: u64,
+    /// What all volumes may reserve together.
+    pub volumes_bytes: u64,
     /// Frames of the DRAM tier, their index included.
     pub frames_bytes: u64,
 }
@@ -57,25 +61,39 @@ impl Budget {
         let pool_bytes = (cap / 4).clamp(POOL_BYTES_MIN, POOL_BYTES_MAX);
         let cache_index_bytes =
             node.cache_total_size_mib * MIB / BLOCK_BYTES as u64 * INDEX_BYTES_PER_BLOCK;
-        // An eighth of the cap indexes 0.65 GiB of log per 128 MiB of cap, even if every logged
-        // write is a single block; a default log always fits.
-        let one_log = log_index_bytes(node.log_size_mib * MIB);
-        let log_index_bytes = (cap / 8).max(one_log);
         let connections_bytes = (cap / 16).clamp(CONNECTIONS_BYTES_MIN, CONNECTIONS_BYTES_MAX);
-        let taken =
-            FIXED_BYTES + connections_bytes + pool_bytes + cache_index_bytes + log_index_bytes;
+        let shared = FIXED_BYTES + connections_bytes + pool_bytes + cache_index_bytes;
+        // A volume with the usual log always fits.
+        let one = Needs {
+            bytes: 0,
+            log_bytes: node.log_size_mib * MIB,
+            home_bytes: None,
+            kind: Kind::File,
+            encrypted: false,
+            compressed: volume.compression.is_some(),
+        };
+        let least = (cap / 8).max(one.least_parts().total());
+        let volumes_bytes = match node.volumes_memory_mib {
+            0 => {
+                let left = cap.saturating_sub(shared + least);
+                let more = left / 5 * VOLUMES_FIFTHS;
+                least + more.min(left.saturating_sub(FRAMES_BYTES_MIN))
+            }
+            mib => mib * MIB,
+        };
+        let taken = shared + volumes_bytes;
         if taken + FRAMES_BYTES_MIN > cap {
             return Err(ConfigError::Relation(format!(
                 "`memory_max_mib` is {}, but {} MiB are needed: {} for the program, {} for connections, \
-                 {} for buffers, {} to index the SSD tier (cache_total_size_mib), {} to index write logs \
-                 (log_size_mib), {} for the DRAM tier: raise it, or lower the others",
+                 {} for buffers, {} to index the SSD tier (cache_total_size_mib), {} for volumes (volumes_memory_mib, or \
+                 one with a log of log_size_mib), {} for the DRAM tier: raise it, or lower the others",
                 node.memory_max_mib,
                 (taken + FRAMES_BYTES_MIN).div_ceil(MIB),
                 FIXED_BYTES / MIB,
                 connections_bytes / MIB,
                 pool_bytes / MIB,
                 cache_index_bytes.div_ceil(MIB),
-                log_index_bytes.div_ceil(MIB),
+                volumes_bytes.div_ceil(MIB),
                 FRAMES_BYTES_MIN / MIB,
             )));
         }
@@ -84,7 +102,7 @@ impl Budget {
             connections_bytes,
             pool_bytes,
             cache_index_bytes,
-            log_index_bytes,
+            volumes_bytes,
             frames_bytes: cap - taken,
         };
         budget.check_unpersisted(volume)?;
@@ -109,23 +127,11 @@ impl Budget {
         (self.frames_bytes / (BLOCK_BYTES as u64 + INDEX_BYTES_PER_BLOCK)) as usize
     }
 
-    /// Entries of a log of so many bytes at most, when all logs together have `all_bytes`: one for each block, which
-    /// each log was promised, or more, for compressed data, if there is memory for all to have as many.
-    pub fn log_entries_max(&self, bytes: u64, all_bytes: u64) -> u64 {
-        let per_block = self.log_index_bytes / log_index_bytes(all_bytes.max(bytes)).max(1);
-        bytes / BLOCK_BYTES as u64 * per_block.clamp(1, LOG_BLOCK_ENTRIES_MAX)
-    }
-
     /// Memory for recently logged data of one volume, when so many share the pool.
     pub fn resident_bytes_max(&self, volumes: usize) -> u64 {
         let share = self.pool_bytes / 4 / volumes.max(1) as u64;
         share / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
     }
-}
-
-/// Index memory that a write log of so many bytes needs at most.
-pub const fn log_index_bytes(log_bytes: u64) -> u64 {
-    log_bytes / BLOCK_BYTES as u64 * LOG_INDEX_BYTES_PER_BLOCK
 }
 
 #[cfg(test)]
@@ -159,7 +165,7 @@ mod tests {
                 + budget.connections_bytes
                 + budget.pool_bytes
                 + budget.cache_index_bytes
-                + budget.log_index_bytes
+                + budget.volumes_bytes
                 + budget.frames_bytes;
             assert_eq!(sum, memory * MIB);
             assert!(budget.frames_bytes >= FRAMES_BYTES_MIN);
@@ -174,6 +180,43 @@ mod tests {
             error.to_string().contains("4096 to index the SSD tier"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn budget_has_what_was_asked_for_volumes() {
+        let mut settings = node(1024, 0, 16);
+        let of = |settings: &NodeSettings| Budget::of(settings, &VolumeSettings::default());
+        let before = of(&settings).unwrap();
+        assert!(before.volumes_bytes > 256 * MIB && before.frames_bytes > 256 * MIB);
+        settings.volumes_memory_mib = 100;
+        let asked = of(&settings).unwrap();
+        assert_eq!(asked.volumes_bytes, 100 * MIB);
+        assert_eq!(
+            asked.volumes_bytes + asked.frames_bytes,
+            before.volumes_bytes + before.frames_bytes
+        );
+        settings.volumes_memory_mib = 1000;
+        let error = of(&settings).unwrap_err().to_string();
+        assert!(error.contains("1000 for volumes"), "{error}");
+    }
+
+    #[test]
+    fn budget_of_any_cap_has_room_for_a_volume_with_the_usual_log() {
+        for (memory, log) in [(128, 16), (128, 64), (512, 512), (4096, 4096)] {
+            let budget = Budget::of(&node(memory, 0, log), &VolumeSettings::default()).unwrap();
+            let needs = Needs {
+                bytes: 0,
+                log_bytes: log * MIB,
+                home_bytes: None,
+                kind: Kind::File,
+                encrypted: false,
+                compressed: false,
+            };
+            assert!(
+                needs.least_parts().total() <= budget.volumes_bytes,
+                "{memory}, {log}"
+            );
+        }
     }
 
     #[test]

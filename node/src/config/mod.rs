@@ -155,8 +155,11 @@ settings! {
     /// What belongs to the node as a whole.
     NodeSettings
     /// Hard cap of the memory of the whole process. It is split at start into the buffer pool, the
-    /// DRAM tier, and the indexes of the SSD tier and the write logs.
+    /// DRAM tier, the index of the SSD tier, and what volumes need each.
     memory_max_mib: u64 = 512, 128..=(1 << 20);
+    /// Memory for what volumes need each: indexes of their write logs, homes, maps and buffers of volumes on S3 and HDFS.
+    /// 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
+    volumes_memory_mib: u64 = 0, 0..=(1 << 20);
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
     /// Size of the SSD tier; 0 turns it off, else at least 16.

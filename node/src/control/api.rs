@@ -811,10 +811,43 @@ pub struct Cache {
 /// Memory of the process by part.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Memory {
-    /// The cap.
+    /// The cap: the sum of the parts that begin with `budget_`.
     pub max_bytes: u64,
     /// What the operating system counts (resident set).
     pub rss_bytes: u64,
+    /// The most that it has counted since the start.
+    #[serde(default)]
+    pub rss_max_bytes: u64,
+    /// Of the cap: the program, stacks, the control plane.
+    #[serde(default)]
+    pub budget_fixed_bytes: u64,
+    /// Of the cap: NBD connections, without data.
+    #[serde(default)]
+    pub budget_connections_bytes: u64,
+    /// Of the cap: buffers of requests.
+    #[serde(default)]
+    pub budget_pool_bytes: u64,
+    /// Of the cap: the index of the SSD tier.
+    #[serde(default)]
+    pub budget_cache_index_bytes: u64,
+    /// Of the cap: what volumes need each.
+    #[serde(default)]
+    pub budget_volumes_bytes: u64,
+    /// Of the cap: the DRAM tier, with its index.
+    #[serde(default)]
+    pub budget_frames_bytes: u64,
+    /// What NBD connections have of theirs.
+    #[serde(default)]
+    pub connections_used_bytes: u64,
+    /// What volumes have reserved for the indexes of their write logs.
+    #[serde(default)]
+    pub volumes_log_bytes: u64,
+    /// What they have reserved for tables: maps and checksums of homes, maps of volumes on S3 and HDFS.
+    #[serde(default)]
+    pub volumes_tables_bytes: u64,
+    /// What they have reserved for buffers of their own.
+    #[serde(default)]
+    pub volumes_buffers_bytes: u64,
     /// Buffer pool in all.
     pub pool_bytes: u64,
     /// Buffer pool, free part.

@@ -497,6 +497,15 @@ pub fn cache(report: &ShardReport) -> Cache {
     }
 }
 
+/// The largest resident set that this process has had, as the kernel counts it.
+pub fn resident_set_max_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let most = lines.find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = most.and_then(|kib| kib.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
 /// Resident set of this process, as the kernel counts it.
 pub fn resident_set_bytes() -> u64 {
     // Pages; /proc is there on every Linux that has io_uring. 0 says "unknown".

@@ -22,9 +22,10 @@ use tokio::sync::oneshot;
 use super::places::Place;
 use crate::access::{Allow, Peer};
 use crate::backends::copying::Progress;
-use crate::backends::{Absent, Keep};
-use crate::crypt::Encryption;
+use crate::backends::{self, Absent, BackendError, Keep, Prepared};
+use crate::crypt::{Encryption, ObjectKey};
 use crate::frontends::{Session, Unopened, VolumeNumber};
+use crate::memory::{ObjectMemory, VolumeMemory};
 use crate::scrub;
 
 /// A region of a file or block device.
@@ -137,6 +138,22 @@ pub struct VolumeSpec {
     pub allow: Allow,
     /// Who is asked before it is opened.
     pub admission: Arc<dyn Admission>,
+    /// Memory that is reserved for it.
+    pub memory: Arc<VolumeMemory>,
+}
+
+impl VolumeSpec {
+    /// Open the volume's backend, if it is what the volume was made over. Blocks.
+    pub fn open_backend(
+        &self,
+        absent: Absent,
+        key: Option<ObjectKey>,
+    ) -> Result<Prepared, BackendError> {
+        let memory = self.memory.objects().unwrap_or(ObjectMemory::least());
+        let backend = backends::open_with(&self.backend, self.config.bytes, absent, key, memory)?;
+        backend.expect(self.identity.as_deref())?;
+        Ok(backend)
+    }
 }
 
 impl std::fmt::Debug for VolumeSpec {
@@ -210,6 +227,8 @@ pub struct ShardReport {
     pub pool_bytes: u64,
     /// Bytes of the buffer pool that are free.
     pub pool_free_bytes: u64,
+    /// Memory that connections have, data left out.
+    pub connections_used_bytes: u64,
     /// Connections open.
     pub connections: usize,
     /// The longest turn of the last 30 to 60 seconds.

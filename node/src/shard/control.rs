@@ -293,6 +293,7 @@ impl Shard {
             pin_trouble: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
+            memory: spec.memory,
         });
         works.numbers.insert(number, slot);
         works.perform_opening(slot, actions);
@@ -476,6 +477,7 @@ impl Shard {
             cache_trouble: self.readmission.trouble().map(str::to_owned),
             pool_bytes: works.pool.total_bytes() as u64,
             pool_free_bytes: works.pool.free_bytes() as u64,
+            connections_used_bytes: works.heap.held(),
             connections: self.connections.len(),
             longest_turn: self.longest_turn.get(),
         }
@@ -923,6 +925,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
             log_identity.log,
             is_log_whole,
             unlocked.as_ref(),
+            &spec.memory,
         )
     });
     let home = home.transpose().map_err(|error| {
@@ -933,9 +936,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         };
         fail(kind, &error)
     })?;
-    let backend = backends::open_with(&spec.backend, spec.config.bytes, absent, objects)
-        .and_then(|backend| backend.expect(spec.identity.as_deref()).map(|()| backend));
-    let backend = backend.map_err(|error| {
+    let backend = spec.open_backend(absent, objects).map_err(|error| {
         let kind = if error.is_unreachable() {
             OpenFailureKind::Unreachable
         } else {
@@ -956,6 +957,10 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         let name = format!("{origin}{}", key.unwrap_or_default());
         spec.admission.origin(&name)
     });
+    if number.is_some() {
+        let reached = spec.memory.reach_inherited(spec.config.bytes);
+        reached.map_err(|shortage| fail(OpenFailureKind::Refused, &shortage))?;
+    }
     let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
     Ok(Opened {
         log,

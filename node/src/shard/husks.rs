@@ -3,6 +3,8 @@
 //! A husk takes those, does nothing else, and goes with the last one. Until then it keeps what they need: the slot that
 //! they name, and the device of the write log with its lock, which no second opening of that log gets past.
 
+use std::sync::Arc;
+
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, Token};
 use hdcs_core::volume::{Context, Event, Volume};
@@ -13,6 +15,7 @@ use super::command::VolumeSpec;
 use super::served::Served;
 use super::works::Works;
 use crate::device::file::Device;
+use crate::memory::VolumeMemory;
 
 /// Why a volume is not opened whose log's device is still to answer.
 const LOG_HANGS: &str = "the device of its write log has not answered since the volume was closed, and may still write what \
@@ -26,6 +29,8 @@ pub struct Husk {
     keeps: bool,
     log_operations: usize,
     cache_reads: usize,
+    /// The volume has its index until it goes.
+    _memory: Arc<VolumeMemory>,
 }
 
 impl Husk {
@@ -39,6 +44,7 @@ impl Husk {
             keeps: served.log_given_up,
             log_operations: served.log_operations,
             cache_reads: served.cache_reads,
+            _memory: served.memory,
         }
     }
 

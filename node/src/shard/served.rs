@@ -20,6 +20,7 @@ use crate::backends::home::HomeBackend;
 use crate::backends::{Ask, Keep, Operation, Stack};
 use crate::device::file::Device;
 use crate::frontends::{Export, VolumeNumber};
+use crate::memory::VolumeMemory;
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
@@ -225,6 +226,8 @@ pub struct Served {
     pub held: Vec<Operation>,
     /// Latency by class.
     pub latencies: [Histogram<u64>; 3],
+    /// Memory that is reserved for it.
+    pub memory: Arc<VolumeMemory>,
 }
 
 impl Served {

@@ -92,6 +92,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         pins: Vec::new(),
         allow: hdcs_node::access::Allow::default(),
         admission: std::sync::Arc::new(Welcome),
+        memory: hdcs_node::memory::VolumeMemory::unlimited(64 << 20),
         qos: hdcs_core::qos::Qos::default(),
         config,
     }

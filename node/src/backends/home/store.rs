@@ -14,12 +14,11 @@ use hdcs_core::cipher::KeyedCipher;
 use hdcs_core::error::{FormatError, IoError};
 use hdcs_core::home::Config;
 use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, SUMS_UNTRUSTED,
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
 };
 use hdcs_core::home::map::{BlockState, Map};
 use hdcs_core::limits::{
-    BLOCK_BYTES, HOME_SUMS_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES,
-    VOLUME_BYTES_MAX,
+    BLOCK_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
 use thiserror::Error;
 use uuid::Uuid;
@@ -27,6 +26,7 @@ use zerocopy::IntoBytes;
 
 use crate::crypt::Unlocked;
 use crate::device::file::{self as device, DeviceError, Direct};
+use crate::memory::{Shortage, VolumeMemory};
 
 /// Why a store cannot be used.
 #[derive(Debug, Error)]
@@ -71,6 +71,14 @@ pub enum StoreError {
         /// What is wrong.
         source: FormatError,
     },
+    /// Its map does not fit the memory for that.
+    #[error("home: {}: {shortage}", path.display())]
+    Memory {
+        /// Where.
+        path: PathBuf,
+        /// What is not there.
+        shortage: Shortage,
+    },
     /// It is encrypted and the volume is not, or the other way round, or with another key.
     #[error("home: {}: {what}: put the right home back", path.display())]
     Key {
@@ -95,7 +103,7 @@ impl StoreError {
     /// Whether what it held is lost, as far as anybody can tell now.
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Device(DeviceError::Locked(_)) => false,
+            Self::Device(DeviceError::Locked(_)) | Self::Memory { .. } => false,
             Self::Format { source, .. } | Self::Page { source, .. } => {
                 !matches!(source, FormatError::Newer { .. })
             }
@@ -295,6 +303,7 @@ pub fn open(
     log: u64,
     is_log_whole: bool,
     keys: Option<&Unlocked>,
+    memory: &VolumeMemory,
 ) -> Result<Store, StoreError> {
     let opened = device::open_file(path, Direct::UpTo(SECTOR_BYTES as u64))?;
     device::lock(&opened, 0, 0)?;
@@ -339,6 +348,12 @@ pub fn open(
         });
     }
     let bytes = has;
+    memory
+        .reach_home(bytes)
+        .map_err(|shortage| StoreError::Memory {
+            path: path.to_owned(),
+            shortage,
+        })?;
     let mut pages = Vec::new();
     let mut check = MapCheck::new(&superblock);
     let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
@@ -401,7 +416,7 @@ pub fn open(
         commits: superblock.commits.get(),
         between: superblock.flags.get() & HOME_BETWEEN != 0,
         sums_log: superblock.sums_log.get(),
-        sums_bytes: HOME_SUMS_BYTES,
+        sums_bytes: memory.sums_bytes(),
         backend_atomic: false,
         flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
         turn_blocks: HOME_TURN_BLOCKS,
@@ -453,16 +468,19 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     let superblock = superblock_of(&file, volume)?;
     let (home, bytes) = (superblock.home.get(), superblock.bytes.get());
     let mut check = MapCheck::new(&superblock);
-    let mut pages = Vec::new();
+    let (mut dirty, mut zero) = (0, 0);
+    let blocks = bytes / BLOCK_BYTES as u64;
     for page in 0..format::pages(bytes) {
         let found = pair(&file, superblock.layout().page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page, None).ok()?;
         check.add(&found);
-        pages.push(found.page);
+        // Never more than one of them in memory, whatever the size of the home.
+        let its = (blocks - page * PAGE_BLOCKS).min(PAGE_BLOCKS);
+        let map = Map::load(vec![found.page], its, 0, true);
+        dirty += map.count(BlockState::Dirty);
+        zero += map.count(BlockState::Zero);
     }
     check.end().ok()?;
-    let map = Map::load(pages, bytes / BLOCK_BYTES as u64, 0, true);
-    let (dirty, zero) = (map.count(BlockState::Dirty), map.count(BlockState::Zero));
     Some((dirty * BLOCK_BYTES as u64, dirty + zero == 0))
 }
 
@@ -495,7 +513,8 @@ mod tests {
     const LOG: u64 = 5;
 
     fn open(path: &Path, bytes: u64) -> Result<Store, StoreError> {
-        super::open(path, VOLUME.into_bytes(), bytes, LOG, true, None)
+        let memory = VolumeMemory::unlimited(0);
+        super::open(path, VOLUME.into_bytes(), bytes, LOG, true, None, &memory)
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::*;
 use crate::backends::conformance::Bench;
 use crate::backends::{self, Absent};
 use crate::device::ring::Owner;
+use crate::memory::VolumeMemory;
 
 const VOLUME: Uuid = Uuid::from_u128(7);
 const BYTES: u64 = 8 << 20;
@@ -22,7 +23,16 @@ fn open(directory: &Path, bytes: u64) -> Bench {
     if !path.exists() {
         store::create(&path, VOLUME, bytes, false, None).unwrap();
     }
-    let store = store::open(&path, VOLUME.into_bytes(), bytes, 5, true, None).unwrap();
+    let store = store::open(
+        &path,
+        VOLUME.into_bytes(),
+        bytes,
+        5,
+        true,
+        None,
+        &VolumeMemory::unlimited(0),
+    )
+    .unwrap();
     let url = format!("file:{}", image.display());
     let absent = if image.exists() {
         Absent::Refuse

@@ -12,6 +12,7 @@ use crate::backends::verify::{Verified, Watch};
 use crate::backends::{Absent, Ask, BackendError, Keep, Keeper as _, find, open, open_with};
 use crate::crypt::Encryption;
 use crate::crypt::source::KeySource;
+use crate::memory::ObjectMemory;
 use crate::stores::tests::Served;
 use crate::stores::{self, StoreError, runtime};
 use hdcs_core::error::IoError;
@@ -83,7 +84,8 @@ fn volume_that_is_to_be_new_leaves_another_one_and_its_owner_alone() {
     owner.write(0, &[1; 4096]).unwrap();
     owner.ask(Ask::Flush).unwrap();
     for key in [None, Some(key)] {
-        let refused = open_with(&url, BYTES, Absent::CreateNew, key).map(drop);
+        let refused =
+            open_with(&url, BYTES, Absent::CreateNew, key, ObjectMemory::most()).map(drop);
         assert!(
             matches!(refused, Err(BackendError::Exists(_))),
             "{refused:?}"

@@ -71,6 +71,17 @@ impl Default for Bounds {
     }
 }
 
+impl Bounds {
+    /// Where memory is short: more passes.
+    pub fn least() -> Self {
+        Self {
+            runs: 256 << 10,
+            list_bytes: 2 << 20,
+            over_bytes: 2 << 20,
+        }
+    }
+}
+
 /// Verify the volume at a place.
 pub(super) fn verify(
     place: &ObjectsPlace,

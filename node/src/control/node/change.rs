@@ -73,7 +73,7 @@ impl Node {
                 ),
             ));
         }
-        Self::check_home_resize(&entry, request.bytes)?;
+        self.check_home_resize(&entry, request.bytes)?;
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;
@@ -321,7 +321,12 @@ impl Node {
             }
         };
         let path = entry.log_path(&self.layout());
+        let memory = self.memory_to_read_log(&entry).map_err(|shortage| {
+            let why = format!("volume {name}: its write log cannot be checked: {shortage}");
+            ApiError::new(ErrorKind::Failed, why)
+        })?;
         let checked = tokio::task::spawn_blocking(move || {
+            let _memory = memory;
             let encryption = entry.encryption.as_ref();
             inspect::check_log(&path, Some(entry.uuid), encryption, inspect::Use::Live)
         });

@@ -16,7 +16,6 @@ use crate::backends::{self, Absent, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
-use crate::config::budget::log_index_bytes;
 use crate::control::api::{ApiError, CreateVolume, ErrorKind, Volume};
 use crate::crypt::Encryption;
 use crate::data_dir::Layout;
@@ -114,10 +113,9 @@ impl Node {
         let encryption = encryption.await?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
         let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
-        let number = self.next_volume_number(name.as_str()).await?;
-        Ok(Entry {
+        let mut entry = Entry {
             name: name.clone(),
-            number,
+            number: 0,
             uuid: Uuid::new_v4(),
             bytes,
             log,
@@ -127,7 +125,10 @@ impl Node {
             encryption,
             home,
             settings: request.settings.clone(),
-        })
+        };
+        self.check_memory(&entry)?;
+        entry.number = self.next_volume_number(name.as_str()).await?;
+        Ok(entry)
     }
 
     /// Check a backend's URL; returns what is there already.
@@ -258,17 +259,6 @@ impl Node {
                     other.name
                 ));
             }
-        }
-        let indexed: u64 = others.iter().map(|e| log_index_bytes(e.log.bytes)).sum();
-        let needed = indexed + log_index_bytes(bytes);
-        if needed > self.budget.log_index_bytes {
-            return Err(format!(
-                "indexing its write log may take {} MiB of memory and {} of {} MiB are taken: give a \
-                 smaller --log-size, or raise memory_max_mib",
-                log_index_bytes(bytes) >> 20,
-                indexed >> 20,
-                self.budget.log_index_bytes >> 20
-            ));
         }
         Ok(LogPlace { path, bytes })
     }

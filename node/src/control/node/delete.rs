@@ -306,8 +306,15 @@ impl Node {
         entry: &Entry,
     ) -> Result<Dirty, ApiError> {
         let (path, of, uuid) = (entry.log_path(&self.layout()), entry.clone(), entry.uuid);
-        let inspected = if self.log_answers(entry).await {
-            let look = move || inspect::dirty_of(&path, of.uuid, of.encryption.as_ref());
+        // Without memory to read its log, the record has to do, which never says less.
+        let memory = self.memory_to_read_log(entry);
+        let inspected = if let Ok(memory) = memory
+            && self.log_answers(entry).await
+        {
+            let look = move || {
+                let _memory = memory;
+                inspect::dirty_of(&path, of.uuid, of.encryption.as_ref())
+            };
             tokio::task::spawn_blocking(look)
                 .await
                 .map_err(|error| failed(format!("volume {name}: {error}")))?

@@ -11,6 +11,7 @@ use hdcs_core::limits::BLOCK_BYTES;
 use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
+use super::memory::short;
 use super::{ANSWER_TIME_MAX, Node, in_time, invalid, lock};
 use crate::backends::{self, home::store};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
@@ -92,13 +93,17 @@ impl Node {
         Ok(Some(path))
     }
 
-    /// Refuse a size that the home of a volume cannot have, if it is in storage mode.
-    pub(super) fn check_home_resize(entry: &Entry, bytes: u64) -> Result<(), ApiError> {
+    /// Refuse a size that the home of a volume cannot have, if it is in storage mode; what it needs of memory for the
+    /// new one is reserved.
+    pub(super) fn check_home_resize(&self, entry: &Entry, bytes: u64) -> Result<(), ApiError> {
         if entry.home.is_none() {
             return Ok(());
         }
         let name = &entry.name;
-        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))
+        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        let memory = self.memory_of(entry.number);
+        let reached = memory.map_or(Ok(()), |memory| memory.reach_home(bytes));
+        reached.map_err(|shortage| short(name, &shortage))
     }
 
     /// Drop what a device still holds of the home of a closed volume.

@@ -17,6 +17,7 @@ mod detach;
 mod encryption;
 mod heat;
 mod home;
+mod memory;
 mod open;
 mod pins;
 mod record;
@@ -26,7 +27,7 @@ mod snapshots;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hdcs_core::io::Nanos;
@@ -46,6 +47,7 @@ use crate::data_dir::{DataDir, Layout};
 use crate::events::{Event, Events, Outcome};
 use crate::frontends::nbd::tls::Certificates;
 use crate::frontends::{Unopened, VolumeNumber};
+use crate::memory::{Share, VolumeMemory};
 use crate::shard::LOG_PATIENCE_MAX;
 use crate::shard::command::{
     Admission, Answer, Command, DeviceRegion, ShardReport, VolumeReport, VolumeSpec,
@@ -90,6 +92,9 @@ struct Sample {
 pub struct Node {
     config: Config,
     budget: Budget,
+    /// Memory for volumes, and what each has of it, by its number.
+    share: Arc<Share>,
+    memories: Mutex<BTreeMap<u32, Weak<VolumeMemory>>>,
     dir: Arc<Mutex<DataDir>>,
     root: PathBuf,
     uuid: Uuid,
@@ -167,6 +172,8 @@ impl Node {
             events,
             states: Mutex::default(),
             config,
+            share: Share::new(budget.volumes_bytes),
+            memories: Mutex::default(),
             budget,
             root,
             dir,
@@ -311,7 +318,7 @@ impl Node {
 
     fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
         let settings = self.settings_of(&entry.settings)?;
-        let logs_bytes = self.entries().iter().map(|entry| entry.log.bytes).sum();
+        let memory = self.memory_of(entry.number);
         Ok(VolumeConfig {
             number: entry.number,
             uuid: entry.uuid.into_bytes(),
@@ -334,7 +341,8 @@ impl Node {
             promote_hits: settings.cache_promote_hits as u8,
             fill_rate_max_bytes_s: settings.cache_warm_rate_mib_s << 20,
             read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
-            log_entries_max: self.budget.log_entries_max(entry.log.bytes, logs_bytes),
+            // No fewer than it has blocks.
+            log_entries_max: memory.map_or(0, |memory| memory.entries_max()),
             resident_bytes_max: self.budget.resident_bytes_max(volumes),
             backend_extents: true,
             backend_atomic: false,
@@ -348,6 +356,7 @@ impl Node {
         entry: &Entry,
         volumes: usize,
         admission: Arc<dyn Admission>,
+        memory: Arc<VolumeMemory>,
     ) -> Result<VolumeSpec, ApiError> {
         let layout = self.layout();
         let settings = self.settings_of(&entry.settings)?;
@@ -367,6 +376,7 @@ impl Node {
             pins: pins::sectors(&entry.pins),
             allow: settings.allow,
             admission,
+            memory,
         })
     }
 

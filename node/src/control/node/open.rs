@@ -52,6 +52,7 @@ use crate::data_dir::dirty::{self, DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
 use crate::frontends::VolumeNumber;
 use crate::inspect;
+use crate::memory::ObjectMemory;
 use crate::shard::command::{Command, Left, OpenFailure, OpenFailureKind, OpenedAs};
 
 /// How long the start waits for volumes that are slow to open; they go on opening after it.
@@ -171,8 +172,11 @@ impl Node {
         let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
         let layout = self.layout();
         let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
+        let memory = self
+            .reserve(entry)
+            .map_err(|error| refused(error.message))?;
         let spec = self
-            .spec(entry, volumes, Arc::<Gate>::clone(&gate))
+            .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
             .map_err(|error| refused(error.message))?;
         let (answer, answered) = oneshot::channel();
         let stopping = || refused("the node is stopping".to_owned());
@@ -550,6 +554,7 @@ impl Node {
             log,
             ..entry.clone()
         };
+        self.check_memory(&new)?;
         let config = self.core_config(&new, self.entries().len())?;
         let (layout, old, overwrite) = (self.layout(), entry.clone(), request.log_overwrite);
         let made = tokio::task::spawn_blocking(move || {
@@ -570,7 +575,8 @@ impl Node {
             let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
             // Nothing is given up before it is certain that the backend is there.
             let url = new.backend_url(&layout);
-            let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects);
+            let memory = ObjectMemory::least();
+            let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects, memory);
             drop(backend.map_err(|error| failed(error.to_string()))?);
             let home = new.home_path(&layout).filter(|_| is_home_lost);
             if let Some(home) = &home {

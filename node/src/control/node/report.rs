@@ -202,6 +202,7 @@ impl Node {
         } else {
             State::Degraded
         };
+        let (volumes_bytes, reserved) = self.memory_of_volumes();
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -220,6 +221,17 @@ impl Node {
             memory: Memory {
                 max_bytes: self.config.node.memory_max_mib << 20,
                 rss_bytes: view::resident_set_bytes(),
+                rss_max_bytes: view::resident_set_max_bytes(),
+                budget_fixed_bytes: self.budget.fixed_bytes,
+                budget_connections_bytes: self.budget.connections_bytes,
+                budget_pool_bytes: self.budget.pool_bytes,
+                budget_cache_index_bytes: self.budget.cache_index_bytes,
+                budget_volumes_bytes: volumes_bytes,
+                budget_frames_bytes: self.budget.frames_bytes,
+                connections_used_bytes: report.connections_used_bytes,
+                volumes_log_bytes: reserved.log_bytes,
+                volumes_tables_bytes: reserved.tables_bytes,
+                volumes_buffers_bytes: reserved.buffers_bytes,
                 pool_bytes: report.pool_bytes,
                 pool_free_bytes: report.pool_free_bytes,
                 frames_bytes: report.cache.dram_blocks * BLOCK_BYTES as u64,

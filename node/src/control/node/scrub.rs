@@ -24,6 +24,7 @@ use crate::data_dir::dirty::unix_ms;
 use crate::data_dir::sealed;
 use crate::frontends::VolumeNumber;
 use crate::inspect;
+use crate::memory::{self, Lease, ObjectMemory, Shortage};
 use crate::scrub::{Pace, Part, Progress};
 use crate::shard::command::Command;
 
@@ -188,7 +189,10 @@ impl Node {
         if let Some(path) = entry.home_path(&self.layout()) {
             let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
             let data_path = Arc::clone(&self.path);
+            let memory = self.share().reserve(memory::verify_home(entry.bytes));
+            let memory = memory.map_err(|shortage| no_memory(entry, Part::Home, &shortage))?;
             let verifying = move || {
+                let _memory = memory;
                 let mut ask = |block: u64| {
                     let (answer, answered) = oneshot::channel();
                     data_path.send(Command::VerifyHome(number, block, answer));
@@ -209,6 +213,7 @@ impl Node {
         }
         let (url, encryption) = (entry.backend_url(&self.layout()), entry.encryption.clone());
         let (shared, name) = (Arc::clone(&progress), entry.name.clone());
+        let memory = self.memory_to_verify(entry)?;
         let verifying = move || {
             let mut place = BackendUrl::parse(&url)
                 .map_err(|error| BackendError::Refused(error.to_string()))?
@@ -218,6 +223,10 @@ impl Node {
                 let unlocked =
                     unlocked.map_err(|error| BackendError::Refused(error.to_string()))?;
                 place.encrypt(unlocked.objects);
+            }
+            let (_memory, is_short) = memory;
+            if is_short {
+                place.bound(ObjectMemory::least());
             }
             let verified = place.verify(&mut Pace::new(&shared));
             if !shared.is_cancelled()
@@ -239,6 +248,20 @@ impl Node {
         self.scrub_beside(entry, &progress, Part::Backend, verifying)
             .await?;
         Ok(progress)
+    }
+
+    /// Memory to verify the backend of a volume, and whether that is the least that is needed for it.
+    fn memory_to_verify(&self, entry: &Entry) -> Result<(Option<Lease>, bool), ApiError> {
+        if self.needs_of(entry).kind != memory::Kind::Objects {
+            return Ok((None, false));
+        }
+        let [plenty, enough] = memory::VERIFY_OBJECTS;
+        if let Ok(lease) = self.share().reserve(plenty) {
+            return Ok((Some(lease), false));
+        }
+        let reserved = self.share().reserve(enough);
+        let lease = reserved.map_err(|shortage| no_memory(entry, Part::Backend, &shortage))?;
+        Ok((Some(lease), true))
     }
 
     /// Verify a part on a thread of its own, and tell it meanwhile whether clients keep the volume busy.
@@ -374,6 +397,12 @@ impl Node {
         self.scrubs.cancel(number);
         lock(&self.scrubs.records).remove(&number);
     }
+}
+
+/// Why a part of a volume is not verified.
+fn no_memory(entry: &Entry, part: Part, shortage: &Shortage) -> ApiError {
+    let why = format!("its {} cannot be verified: {shortage}", part.word());
+    at_volume(entry.name.as_str(), ApiError::new(ErrorKind::Failed, why))
 }
 
 /// Of volumes, with since when their intervals count and how long these are (0: by hand alone), the one whose

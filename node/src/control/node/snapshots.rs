@@ -17,6 +17,7 @@ use hdcs_core::volume::Phase;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::memory::short;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find,
     in_time, invalid, lock, lost, parse_name,
@@ -32,6 +33,7 @@ use crate::control::api::{
 use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
+use crate::memory::{Kind, ObjectMemory};
 use crate::shard::command::{Command, KeepFailure, VolumeReport};
 
 /// How often it is looked whether a copy moves.
@@ -431,11 +433,18 @@ impl Node {
             self.make(name, &entry, own, copy).await?;
             own
         };
+        // What makes it ends before it is opened.
+        let memory = self.needs_of(&entry).kind == Kind::Objects;
+        let memory = memory.then(|| self.share().reserve(ObjectMemory::least().parts()));
+        let memory = memory
+            .transpose()
+            .map_err(|shortage| short(&new, &shortage))?;
         let place = url.clone();
         let key = entry.encryption.clone().map(|encryption| encryption.key);
         let copied = self.begin_copy(name, copy);
         let copying = Arc::clone(&copied.copying);
         let made = tokio::task::spawn_blocking(move || {
+            let _memory = memory;
             let place = BackendUrl::parse(&place)?.place;
             match place.as_keeper() {
                 Some(keeper) => {

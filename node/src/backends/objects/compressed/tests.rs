@@ -11,6 +11,7 @@ use crate::backends::verify::{Verified, Watch};
 use crate::backends::{Absent, Ask, open_with};
 use crate::crypt::Encryption;
 use crate::crypt::source::KeySource;
+use crate::memory::ObjectMemory;
 use crate::stores::tests::Served;
 use hdcs_core::error::IoError;
 
@@ -42,7 +43,14 @@ impl Store {
     }
 
     fn open(&self, absent: Absent, method: Option<Method>) -> Bench {
-        let opened = open_with(&self.url(), BYTES, absent, self.key.clone()).unwrap();
+        let opened = open_with(
+            &self.url(),
+            BYTES,
+            absent,
+            self.key.clone(),
+            ObjectMemory::most(),
+        )
+        .unwrap();
         let stack = opened.build();
         stack.set_compression(method);
         Bench::over(stack)

@@ -1,0 +1,207 @@
+//! What volumes reserve, what they are refused, and what they find where there is plenty.
+
+use hdcs_core::limits::{HOME_TIER_FLUSH_BYTES, OBJECT_TAIL_MAX};
+use hdcs_core::objects::{Access, ObjectVolume};
+
+use super::*;
+use crate::config::budget::Budget;
+use crate::config::{NodeSettings, VolumeSettings};
+
+const GIB: u64 = 1 << 30;
+
+fn plain(log_bytes: u64) -> Needs {
+    Needs {
+        bytes: 0,
+        log_bytes,
+        home_bytes: None,
+        kind: Kind::File,
+        encrypted: false,
+        compressed: false,
+    }
+}
+
+fn home(bytes: u64) -> Needs {
+    Needs {
+        home_bytes: Some(bytes),
+        ..plain(16 * MIB)
+    }
+}
+
+fn objects() -> Needs {
+    Needs {
+        kind: Kind::Objects,
+        ..plain(16 * MIB)
+    }
+}
+
+#[test]
+fn share_lends_no_more_than_it_has_and_takes_it_back() {
+    let share = Share::new(100 * MIB);
+    let buffers = |mib| Parts {
+        buffers_bytes: mib * MIB,
+        ..Parts::default()
+    };
+    let first = share.reserve(buffers(60)).unwrap();
+    let refused = share.reserve(buffers(41)).unwrap_err();
+    assert_eq!(
+        (refused.left_bytes, refused.all_bytes, refused.needs),
+        (40 * MIB, 100 * MIB, buffers(41))
+    );
+    let mut second = share.reserve(buffers(30)).unwrap();
+    second.reach(buffers(40)).unwrap();
+    let tables = Parts {
+        tables_bytes: 1,
+        ..Parts::default()
+    };
+    second.reach(tables).unwrap_err();
+    assert_eq!(
+        share.held(),
+        buffers(100),
+        "what is refused changes nothing"
+    );
+    drop(first);
+    second.reach(tables).unwrap();
+    assert_eq!(share.held().total(), 40 * MIB + 1);
+    drop(second);
+    assert_eq!(share.held(), Parts::default());
+    share.reserve(buffers(u64::MAX / MIB)).unwrap_err();
+}
+
+#[test]
+fn shortage_says_what_is_needed_for_what_and_what_to_do() {
+    let share = Share::new(20 * MIB);
+    let said = home(4 << 40).check(&share).unwrap_err().to_string();
+    for part in [
+        "651 for tables",
+        "20 of the 20 MiB",
+        "--log-size",
+        "`memory_max_mib`",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert_eq!(share.held(), Parts::default(), "asking reserves nothing");
+}
+
+#[test]
+fn home_has_all_its_checksums_or_what_there_is() {
+    let share = Share::new(600 * MIB);
+    let small = home(64 * MIB).reserve(&share).unwrap();
+    assert!(small.sums_bytes() as u64 >= MIB / 2 && small.parts().tables_bytes < MIB);
+    let large = home(64 * GIB).reserve(&share).unwrap();
+    assert_eq!(large.sums_bytes(), HOME_SUMS_BYTES);
+    let mut others = Vec::new();
+    while let Ok(other) = home(64 * GIB).reserve(&share) {
+        assert!(other.sums_bytes() as u64 >= HOME_SUMS_BYTES_MIN);
+        others.push(other);
+        assert!(share.held().total() <= share.bytes());
+    }
+    assert!(others.len() >= 4, "{}", others.len());
+    let last = others.last().unwrap();
+    assert!(last.sums_bytes() < HOME_SUMS_BYTES, "{}", last.sums_bytes());
+    drop((small, large, others));
+    assert_eq!(share.held(), Parts::default());
+}
+
+#[test]
+fn home_grows_only_if_its_map_fits() {
+    let share = Share::new(64 * MIB);
+    let memory = home(GIB).reserve(&share).unwrap();
+    memory.reach_home(64 * GIB).unwrap();
+    let (before, parts) = (share.held(), memory.parts());
+    let refused = memory.reach_home(16 << 40).unwrap_err();
+    assert!(refused.needs.tables_bytes > 2 * GIB, "{refused}");
+    assert_eq!((share.held(), memory.parts()), (before, parts));
+    // A map takes two bits for each block, and three while it is tiered out.
+    let map = memory.parts().tables_bytes - memory.sums_bytes() as u64;
+    assert!((64 * 150 * KIB..64 * 200 * KIB).contains(&map), "{map}");
+}
+
+#[test]
+fn volume_over_objects_takes_more_where_there_is_plenty() {
+    let of = |mib: u64| {
+        let share = Share::new(mib * MIB);
+        objects()
+            .reserve(&share)
+            .map(|memory| memory.objects().unwrap())
+    };
+    of(48).unwrap_err();
+    assert_eq!(of(60).unwrap(), ObjectMemory::least());
+    assert_eq!(of(1024).unwrap(), ObjectMemory::most());
+    let levels = [of(60), of(150), of(300), of(500), of(1024)].map(Result::unwrap);
+    assert!(
+        levels.is_sorted_by_key(|level| level.parts().total()),
+        "{levels:?}"
+    );
+    // All of them work, and none has less for its map than a map needs.
+    for level in ObjectMemory::LEVELS {
+        let mut config = ObjectConfig::new(Access::Existing, 1);
+        level.bound(&mut config);
+        drop(ObjectVolume::new(config));
+        assert!(level.map_bytes >= 16 * MIB && level.map_bytes <= 64 * MIB);
+    }
+    assert_eq!(ObjectMemory::most().map_bytes, 64 * MIB);
+}
+
+#[test]
+fn home_over_objects_has_large_objects() {
+    // What it tiers out between two flushes is no more objects than a manifest names.
+    for level in (Needs {
+        kind: Kind::Objects,
+        ..home(GIB)
+    })
+    .levels()
+    {
+        let objects = HOME_TIER_FLUSH_BYTES / (level.batch_blocks * BLOCK_BYTES) as u64;
+        assert!(2 * objects <= OBJECT_TAIL_MAX as u64);
+    }
+}
+
+#[test]
+fn log_has_one_entry_for_each_block_at_least() {
+    let entries = |compressed, mib: u64| {
+        let share = Share::new(mib * MIB);
+        let needs = Needs {
+            compressed,
+            ..plain(64 * MIB)
+        };
+        needs.reserve(&share).unwrap().entries_max() / (64 * MIB / BLOCK_BYTES as u64)
+    };
+    assert_eq!([entries(false, 1024), entries(true, 24)], [1, 1]);
+    assert_eq!(entries(true, 1024), LOG_BLOCK_ENTRIES_MAX);
+}
+
+#[test]
+fn clone_reserves_what_it_knows_of_its_origin() {
+    let needs = Needs {
+        kind: Kind::Rbd,
+        ..plain(16 * MIB)
+    };
+    let share = Share::new(needs.least_parts().total() + INHERITED_BYTES + MIB);
+    let memory = needs.reserve(&share).unwrap();
+    memory.reach_inherited(2 << 40).unwrap_err();
+    memory.reach_inherited(1 << 40).unwrap();
+    assert_eq!(share.held().total(), share.bytes());
+}
+
+#[test]
+fn usual_cap_has_room_for_what_the_documentation_says() {
+    let budget = Budget::of(&NodeSettings::default(), &VolumeSettings::default()).unwrap();
+    assert_eq!(budget.volumes_bytes / MIB, 164);
+    let count = |needs: Needs| {
+        let share = Share::new(budget.volumes_bytes);
+        let mut volumes = Vec::new();
+        while let Ok(volume) = needs.reserve(&share) {
+            volumes.push(volume);
+        }
+        volumes.len()
+    };
+    let usual = plain(512 * MIB);
+    assert_eq!(
+        [count(usual), count(home(GIB)), count(objects())],
+        [5, 7, 3]
+    );
+    let of_all = |needs: Needs| needs.least_parts().total() / MIB;
+    assert_eq!([of_all(plain(16 * MIB)), of_all(usual)], [6, 31]);
+    let levels = ObjectMemory::LEVELS.map(|level| level.parts().total() / MIB);
+    assert_eq!(levels, [47, 62, 112, 190, 329]);
+}
