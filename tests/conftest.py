@@ -43,7 +43,9 @@ STORES = ("rbd", "s3", "hdfs")
 
 # Small enough that tests overrun every part of it.
 CONFIG = {
-    "memory_max_mib": 384,
+    "memory_max_mib": 1040,
+    # The volumes of all tests of a file are open at once.
+    "volumes_memory_mib": 600,
     "log_size_mib": 32,
     "cache_total_size_mib": 64,
 }

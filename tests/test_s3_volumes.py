@@ -260,11 +260,11 @@ def test_s3_damaged_object_is_an_error_and_never_data(s3, tmp_path):
 
 
 def test_s3_requests_are_few(s3, tmp_path):
-    """Not one for each write: counted over 128 MiB of 4 KiB random writes, with a log of the default size.
+    """Not one for each write: counted over 128 MiB of 4 KiB random writes, with a log of the default size, and memory for objects of 16 MiB.
     Each flush of destage puts what was gathered, and a manifest; with a small log it flushes more often."""
     size = 256 * MIB
     written = 128 * MIB
-    with Daemon(tmp_path, {"log_size_mib": 512, "memory_max_mib": 512}) as daemon:
+    with Daemon(tmp_path, {"log_size_mib": 512, "memory_max_mib": 2048}) as daemon:
         daemon.create("v", "--backend", s3.url("counted"), "--persist", "on-write", size="256M")
         before = counters(daemon)["store"]["puts"]
         model = Model(7, size)
@@ -286,7 +286,7 @@ def test_s3_flushes_of_clients_cost_no_requests(s3, tmp_path):
     shows before a manifest, so destage goes on past its flushes."""
     size = 256 * MIB
     written = 64 * MIB
-    with Daemon(tmp_path, {"log_size_mib": 512, "memory_max_mib": 512}) as daemon:
+    with Daemon(tmp_path, {"log_size_mib": 512, "memory_max_mib": 2048}) as daemon:
         url = s3.url("often")
         daemon.create("v", "--backend", url, "--persist", "on-flush", size="256M")
         before = counters(daemon)["store"]["puts"]

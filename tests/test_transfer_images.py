@@ -19,7 +19,9 @@ SIZE = 48 * MIB
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     """One daemon for the tests of this module; each uses volumes of its own."""
-    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+    # The volumes of all tests are open at once.
+    room = {"memory_max_mib": 1040, "volumes_memory_mib": 600}
+    with Daemon(tmp_path_factory.mktemp("daemon"), room) as daemon:
         yield daemon
         daemon.stop()
 

@@ -244,12 +244,12 @@ pub const OBJECT_MAP_BYTES_MAX: usize = 4 << 20;
 pub const OBJECT_MAP_CHUNK_BYTES: usize = 1 << 20;
 /// Pages of one map object at most: bounds its index, which is read at once.
 pub const OBJECT_MAP_PAGES_MAX: usize = 16 << 10;
-/// Objects of the map at most: twice those of the largest volume that was written at random.
-pub const OBJECT_MAPS_MAX: usize = 32 << 10;
+/// Objects of the map at most: more than twice those of the largest volume that was written at random.
+pub const OBJECT_MAPS_MAX: usize = 36 << 10;
 /// Data objects of one usage table at most: it has 256 KiB.
 pub const OBJECT_USAGE_ENTRIES_MAX: usize = 16_380;
-/// Usage tables at most: for four million objects.
-pub const OBJECT_USAGES_MAX: usize = 256;
+/// Usage tables at most: for 33 million objects, those of the largest volume in the smallest batches that nodes use.
+pub const OBJECT_USAGES_MAX: usize = 2048;
 /// Changes that wait to be merged into the map, at which writes wait: 32 MiB of memory. With half of them
 /// a checkpoint begins.
 pub const OBJECT_CHANGES_MAX: usize = 1 << 20;

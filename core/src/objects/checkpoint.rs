@@ -24,9 +24,9 @@ use alloc::vec::Vec;
 use super::format::{IndexEntry, MapEntry, Usage, index_bytes, page_bytes, parse_page};
 use super::format::{usage_bytes, write_index, write_page, write_usage};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
-use super::map::Page;
 use super::map::changes::Changes;
 use super::map::directory::{Entry, PAGE_ALIGN};
+use super::map::{Page, Run};
 use super::maps::object_bytes;
 use super::{ObjectVolume, Purpose, turns};
 use crate::buf::{Buf, BufMut};
@@ -45,10 +45,10 @@ const TAIL_BATCHES_MIN: u64 = 6;
 const TAIL_OBJECTS_MIN: usize = 64;
 const TAIL_OBJECTS_PER_MAP: usize = 8;
 /// Pages that are fetched ahead of merging.
-const WINDOW_PAGES: usize = 64;
+const WINDOW_PAGES: usize = 128;
 /// Bytes of one get of pages that follow each other.
 const MERGE_GET_BYTES: usize = 256 << 10;
-const MERGE_GETS_MAX: usize = 4;
+const MERGE_GETS_MAX: usize = 16;
 /// Entries of the directory that one turn looks at.
 const LOOK_PAGES_MAX: usize = 4096;
 /// Pages that one turn merges.
@@ -194,7 +194,7 @@ impl ObjectVolume {
                 } else if self.has_many_changes()
                     && begin > self.committed
                     && self.commit.is_none()
-                    && self.may_freeze()
+                    && self.flushes.is_empty()
                 {
                     // Nobody flushes: no manifest may name it yet, and there is no room for more changes.
                     self.begin_checkpoint();
@@ -245,6 +245,7 @@ impl ObjectVolume {
         self.tail_bytes >= (TAIL_BATCHES_MIN * batch).max(TAIL_PER_MAP * map)
             || self.tail.len() >= objects.min(OBJECT_TAIL_MAX)
             || self.has_many_changes()
+            || self.tail_runs >= self.config.changes_max / 2
     }
 
     fn begin_checkpoint(&mut self) {
@@ -331,9 +332,10 @@ impl ObjectVolume {
 
     /// Merge some more; true if that was all.
     fn go_on_merging(&mut self, merge: &mut Merge, actions: &mut Vec<Action>) -> bool {
+        // While an object is put the next pages are fetched, and nobody waits for the turn of a get that nobody asks for.
+        self.fill_window(merge);
+        self.fetch_pages(merge, actions);
         if merge.put.is_none() {
-            self.fill_window(merge);
-            self.fetch_pages(merge, actions);
             while let Some(front) = merge.window.front_mut() {
                 let Content::Here(content) = &mut front.content else {
                     break;
@@ -545,11 +547,20 @@ impl ObjectVolume {
         for &(page, entry) in &get.pages {
             let bytes = buf.get(entry.offset() - begin..).unwrap_or(&[]);
             let runs = parse_page(&writer, number, page, self.map.page_blocks(), bytes);
-            let Ok(runs) = runs else {
-                self.stats.damaged_pages += 1;
-                return Err(IoError::Failed);
-            };
-            parsed.push(Page::new(runs));
+            // What was there before this owner names nothing that it has made since.
+            let first = self.manifest.number_first;
+            let is_later = |run: &Run| number < first && run.place().number() >= first;
+            match runs {
+                Ok(runs) if !runs.iter().any(is_later) => parsed.push(Page::new(runs)),
+                _ => {
+                    self.stats.damaged_pages += 1;
+                    if parsed.is_empty() {
+                        return Err(IoError::Failed);
+                    }
+                    // Those before it are good.
+                    break;
+                }
+            }
         }
         Ok(parsed)
     }
@@ -576,8 +587,15 @@ impl ObjectVolume {
             }
         }
         if let Some(error) = error {
-            // It is needed: try again, and let those know who wait for it.
-            self.fail_waiting(error, actions);
+            // It is needed: try again, and let those know who wait for the map to be stored.
+            let is_waited_for = self.has_too_many_changes()
+                || self.tail_runs >= self.config.changes_max
+                || self.tail.len() >= OBJECT_TAIL_MAX;
+            if is_waited_for {
+                self.fail_waiting(error, actions);
+            } else {
+                self.back_off();
+            }
         }
     }
 

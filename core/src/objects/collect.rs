@@ -222,7 +222,8 @@ impl ObjectVolume {
     }
 
     pub(super) fn pump_collect(&mut self, actions: &mut Vec<Action>) {
-        let waits = self.search(actions) || self.fetch_copies(actions);
+        let waits = core::mem::take(&mut self.turn.copy_waits)
+            | (self.search(actions) || self.fetch_copies(actions));
         self.again |= self.turns.set_waits(turns::Kind::Copy, waits);
         let Collect::Copying {
             searched,
@@ -516,11 +517,23 @@ impl ObjectVolume {
             if self.gathering.is_full() && !self.seal() {
                 return false;
             }
+            if self.gathering.partial.contains_key(&block) {
+                // Should the rest of it not come, it stays where it is.
+                self.fail_copy();
+            }
             let is_current = match self.map.find(block, 1) {
                 _ if self.gathering.holds(block) => false,
                 Found::Here(at, _) => at == Some(place),
-                Found::Page(page) => {
-                    self.want_page(page, Waiter::Copy, actions);
+                Found::Page(_) => {
+                    let rest = copy.blocks[copy.done..].iter().take(PAGES_AHEAD);
+                    for &(_, block) in rest {
+                        if let Found::Page(page) = self.map.find(block, 1)
+                            && !self.want_page(page, Waiter::Copy, actions)
+                        {
+                            self.turn.copy_waits = true;
+                            break;
+                        }
+                    }
                     return false;
                 }
             };

@@ -17,12 +17,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::checkpoint::Checkpoint;
-use super::format::Manifest;
+use super::format::{Manifest, MapEntry};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::{Flush, ObjectVolume, Purpose, end};
 use crate::buf::Buf;
 use crate::io::Done;
-use crate::limits::{OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_TAIL_MAX};
+use crate::limits::{
+    OBJECT_MAPS_MAX, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_TAIL_MAX, OBJECT_USAGES_MAX,
+};
 
 /// A manifest on its way.
 #[derive(Debug)]
@@ -93,10 +95,7 @@ impl ObjectVolume {
             target < first_unput
                 && (target <= self.committed || !self.must_wait_for_checkpoint(target))
         });
-        let adoptable = |upto: u64| match self.checkpoint {
-            Checkpoint::Ready { begin, .. } => begin <= upto,
-            _ => false,
-        };
+        let adoptable = |upto: u64| self.adoptable(upto).is_some();
         match ready.max() {
             Some(upto) => Some(upto.max(self.committed)),
             // The same state again, with a shorter tail: the next flush would have done it without
@@ -107,17 +106,30 @@ impl ObjectVolume {
         }
     }
 
-    fn prepare_commit(&mut self, upto: u64) {
-        let (begin, maps, usages) = match &self.checkpoint {
+    /// The map as it was stored last, if a manifest of this state may name it: more objects than it has room for would
+    /// make one that nobody can read.
+    fn adoptable(&self, upto: u64) -> Option<(u64, &[MapEntry], &[MapEntry])> {
+        match &self.checkpoint {
             Checkpoint::Ready {
                 begin,
                 maps,
                 usages,
-            } if *begin <= upto => (Some(*begin), maps.clone(), usages.clone()),
-            _ => {
-                let manifest = &self.manifest;
-                (None, manifest.maps.clone(), manifest.usages.clone())
+            } if *begin <= upto
+                && maps.len() <= OBJECT_MAPS_MAX
+                && usages.len() <= OBJECT_USAGES_MAX =>
+            {
+                Some((*begin, maps, usages))
             }
+            _ => None,
+        }
+    }
+
+    fn prepare_commit(&mut self, upto: u64) {
+        let (begin, maps, usages) = if let Some((begin, maps, usages)) = self.adoptable(upto) {
+            (Some(begin), maps.to_vec(), usages.to_vec())
+        } else {
+            let manifest = &self.manifest;
+            (None, manifest.maps.clone(), manifest.usages.clone())
         };
         let tail = self.tail.iter().filter(|tail| {
             tail.position <= upto && begin.is_none_or(|begin| tail.position > begin)

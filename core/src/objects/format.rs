@@ -295,6 +295,7 @@ pub fn parse_table<'a>(
         return Err(FormatError::Field("compressed"));
     }
     let mut mapping = false;
+    let mut mapped = 0;
     for run in runs {
         let (count, slot) = (run.count.get(), run.slot.get());
         let end = run.block.get().checked_add(u64::from(count));
@@ -309,6 +310,10 @@ pub fn parse_table<'a>(
             mapping = true;
             if slot as usize + count as usize > slots {
                 return Err(FormatError::Field("slot"));
+            }
+            mapped += count as usize;
+            if mapped > slots {
+                return Err(FormatError::Field("count"));
             }
         }
     }

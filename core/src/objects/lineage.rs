@@ -45,12 +45,19 @@ impl ObjectVolume {
     pub fn inherited(&self, mut each: impl FnMut(u64, u64)) {
         let (own_first, blocks) = (self.own_first(), self.bytes / BLOCK_BYTES as u64);
         let page_blocks = self.map.page_blocks();
+        if own_first == 0 {
+            return;
+        }
         let mut run = |from: u64, to: u64| {
             let to = to.min(blocks);
             if from < to {
                 each(from, to - from);
             }
         };
+        // Once the clone has stored its own map, a page that is not there may have been cut off before it ever was. Until
+        // then its ancestors never wrote there, and what it has done itself is all among the changes.
+        let mut maps = self.manifest.maps.iter();
+        let has_own_map = maps.any(|map| map.number >= own_first);
         let is_kept = |place: Place| place.number() < own_first;
         let mut page = 0;
         loop {
@@ -58,9 +65,11 @@ impl ObjectVolume {
             let newer = [&self.map.frozen, &self.map.fresh].into_iter();
             let newer = newer.filter_map(|changes| changes.next(page * page_blocks));
             let newer = newer.map(|block| block / page_blocks);
-            let Some(next) = stored.into_iter().chain(newer).min() else {
-                return;
-            };
+            let next = stored.into_iter().chain(newer).min();
+            let next = next.unwrap_or(blocks.div_ceil(page_blocks));
+            if !has_own_map {
+                run(page * page_blocks, next * page_blocks);
+            }
             page = next;
             let (first, end) = (page * page_blocks, (page + 1) * page_blocks);
             if first >= blocks {
@@ -79,7 +88,8 @@ impl ObjectVolume {
                         run(from.max(kept_first), to.min(kept_end));
                     }
                 }
-                None => {}
+                None if has_own_map => {}
+                None => run(from, to),
             };
             let mut changes = Changes::default();
             for newer in [&self.map.frozen, &self.map.fresh] {

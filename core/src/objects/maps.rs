@@ -5,11 +5,13 @@ use alloc::vec::Vec;
 
 use super::format::{MapEntry, index_bytes};
 use super::map::directory::{Directory, Entry};
-use crate::limits::OBJECT_MAP_BYTES_MAX;
+use crate::limits::{OBJECT_MAP_BYTES_MAX, OBJECT_MAP_PAGES_MAX};
 
 /// Objects of the map that are less than a quarter full, beyond which they are stored again.
 const SMALL_MAPS_MAX: usize = 8;
 const SMALL_MAP_BYTES: u32 = OBJECT_MAP_BYTES_MAX as u32 / 4;
+/// One of many pages is as full as it gets, however small they are.
+const SMALL_MAP_PAGES: u32 = OBJECT_MAP_PAGES_MAX as u32 / 4;
 /// Pages that are stored again by one checkpoint at most, for the sake of what else is in their objects.
 const AGAIN_PAGES_MAX: u32 = 64 << 10;
 
@@ -142,7 +144,7 @@ impl MapObjects {
         let all = all.filter(|(_, object)| object.live > 0);
         let small = all
             .clone()
-            .filter(|(_, object)| object.bytes < SMALL_MAP_BYTES);
+            .filter(|(_, object)| object.bytes < SMALL_MAP_BYTES && object.pages < SMALL_MAP_PAGES);
         if small.clone().count() > SMALL_MAPS_MAX {
             found.extend(small.map(|(slot, object)| (0, slot, object.live)));
         }

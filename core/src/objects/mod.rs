@@ -354,6 +354,8 @@ struct Turn {
     pages_left: usize,
     /// There is more for the next one.
     has_more: bool,
+    /// What is copied forward waits for a get of a page.
+    copy_waits: bool,
 }
 
 impl Turn {
@@ -489,7 +491,7 @@ impl ObjectVolume {
         }
         self.turn = Turn {
             pages_left: TURN_PAGES_MAX,
-            has_more: false,
+            ..Turn::default()
         };
         loop {
             let before = actions.len();
