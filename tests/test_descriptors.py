@@ -116,7 +116,7 @@ def test_clients_that_take_every_place_keep_no_file_closed(tmp_path):
     key.write_bytes(os.urandom(32))
     credentials = tmp_path / "credentials"
     credentials.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
-    with LyingS3() as s3, LimitedDaemon(tmp_path, 400, 400) as daemon:
+    with LyingS3() as s3, LimitedDaemon(tmp_path, 300, 300) as daemon:
         daemon.create("v")
         client = daemon.nbd("v")
         with clients(daemon.port, 300), visitors(daemon.data / "nbd.sock", 300):

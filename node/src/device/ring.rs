@@ -3,8 +3,7 @@
 //! Invariants:
 //! 1. An operation's memory lives in its slot until the kernel has ended it; dropping the ring
 //!    cancels what is under way, waits for it, and rather leaks memory than frees it too early.
-//! 2. Every operation that was started ends in exactly one [`Finished`] (a multishot accept: in
-//!    several, of which the last says so).
+//! 2. Every operation that was started ends in exactly one [`Finished`].
 //! 3. A transfer is whole or failed: short ones continue where they stopped, a transfer of zero
 //!    bytes fails with `EIO`, `EINTR` and `EAGAIN` are repeated a bounded number of times.
 //! 4. A durable write finishes when the medium has it.
@@ -114,13 +113,8 @@ pub enum Outcome {
     Device(Result<Done, Errno>),
     /// So many bytes were received or sent.
     Count(Result<usize, Errno>),
-    /// A connection came in, or accepting failed; `last` when the listener accepts no more.
-    Accepted {
-        /// The connection.
-        connection: Result<OwnedFd, Errno>,
-        /// Whether this was the last outcome of the operation.
-        last: bool,
-    },
+    /// A connection came in, or accepting failed.
+    Accepted(Result<OwnedFd, Errno>),
     /// A job of the worker.
     Job(JobOutput),
     /// A descriptor has something to read, or cannot be waited for.
@@ -495,7 +489,8 @@ impl Ring {
         self.start(slot)
     }
 
-    /// Accept connections until it is cancelled or fails.
+    /// Accept one connection. One that takes all that come would hold a descriptor for each of a burst before the
+    /// first of them can be refused, and files would lack them.
     pub fn accept(&mut self, owner: Owner, listener: RawFd) -> Key {
         let slot = self.take(Kind::Accept, owner, Token(0), listener);
         self.start(slot)
@@ -681,7 +676,7 @@ impl Ring {
             Kind::Send { message } => opcode::SendMsg::new(fd, (*message).cast())
                 .flags(libc::MSG_NOSIGNAL as u32)
                 .build(),
-            Kind::Accept => opcode::AcceptMulti::new(fd)
+            Kind::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
             Kind::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
@@ -737,7 +732,7 @@ impl Ring {
         writers.take(&mut written);
         for (key, result) in written.drain(..) {
             self.writing -= 1;
-            self.ended(key, result, false);
+            self.ended(key, result);
         }
         self.written = written;
     }
@@ -752,11 +747,11 @@ impl Ring {
         } else {
             Ok(entry.result() as u64)
         };
-        self.ended(key, result, cqueue::more(entry.flags()));
+        self.ended(key, result);
     }
 
-    /// The operation under `key` ended, or brought one of several results.
-    fn ended(&mut self, key: u64, result: Result<u64, Errno>, more: bool) {
+    /// The operation under `key` ended.
+    fn ended(&mut self, key: u64, result: Result<u64, Errno>) {
         let slot = key as u32;
         let operation = &mut self.operations[slot as usize];
         assert!(
@@ -783,19 +778,9 @@ impl Ring {
                 self.finish(slot, outcome);
             }
             Kind::Accept => {
-                let last = !more;
                 // SAFETY: the kernel has just made this descriptor for us.
                 let connection = result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
-                let outcome = Outcome::Accepted { connection, last };
-                if last {
-                    self.finish(slot, outcome);
-                } else {
-                    self.finished.push(Finished {
-                        owner: operation.owner,
-                        token: operation.token,
-                        outcome,
-                    });
-                }
+                self.finish(slot, Outcome::Accepted(connection));
             }
             Kind::Wake => {
                 self.start(slot);

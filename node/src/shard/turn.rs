@@ -454,8 +454,8 @@ impl Shard {
                 }
                 self.list(slot);
             }
-            (Owner::Listener(slot), Outcome::Accepted { connection, last }) => {
-                self.accepted(slot, connection, last);
+            (Owner::Listener(slot), Outcome::Accepted(connection)) => {
+                self.accepted(slot, connection);
             }
             (Owner::Shard, Outcome::Woken) => self.take_commands(),
             (Owner::Shard, Outcome::Job(JobOutput::Any(recorded))) if token == identity::TOKEN => {
@@ -643,24 +643,22 @@ impl Shard {
         self.listed = listed;
     }
 
-    fn accepted(&mut self, slot: u32, connection: Result<OwnedFd, Errno>, last: bool) {
+    fn accepted(&mut self, slot: u32, connection: Result<OwnedFd, Errno>) {
         let stopping = self.stopping.is_some();
         let now = self.works.now;
         let Some(listener) = self.listeners.get_mut(slot) else {
             return;
         };
-        if last {
-            listener.accepting = None;
-            if stopping {
-                self.listeners.remove(slot);
-                return;
-            }
-            listener.again = Some(now.plus(if connection.is_ok() {
-                Nanos(0)
-            } else {
-                Nanos(ACCEPT_PAUSE.as_nanos() as u64)
-            }));
+        listener.accepting = None;
+        if stopping {
+            self.listeners.remove(slot);
+            return;
         }
+        listener.again = Some(now.plus(if connection.is_ok() {
+            Nanos(0)
+        } else {
+            Nanos(ACCEPT_PAUSE.as_nanos() as u64)
+        }));
         match connection {
             Ok(socket) => {
                 if std::mem::take(&mut listener.failing) {
