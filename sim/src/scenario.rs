@@ -568,6 +568,22 @@ impl Scenario {
         second.base.resize(sectors as usize, Content::Zero);
         second.config.bytes = sectors * SECTOR_BYTES as u64;
         self.origin = Some(origin);
+        // What they share shows where the cache has room for it and both use it.
+        if random.u8(..4) > 0 {
+            self.pool_bytes = 64 << 20;
+            self.faults.cache_rot = false;
+            let line_blocks = pick(random, &[2, 4]);
+            self.cache.ssd.get_or_insert_with(|| SsdConfig {
+                bytes: CACHE_BYTES_MIN,
+                uuid: [7; 16],
+                line_blocks,
+            });
+            for volume in &mut self.volumes {
+                if volume.config.policy == Policy::PassThrough {
+                    volume.config.policy = Policy::WriteBack;
+                }
+            }
+        }
     }
 
     /// A scenario of a seed in which a small hot volume loses its log after every ending, and what the

@@ -48,6 +48,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.packed_rots > 3
             && coverage.weighed > 10
             && coverage.counted > 30
+            && coverage.shared_sectors > 1000
             && coverage.switches > 50
             && coverage.direct_writes > 500
             && coverage.forged_logs > 10
