@@ -54,7 +54,7 @@ const OBJECT_TABLES_BYTES: u64 = 128 * KIB;
 
 /// What a volume takes beyond the least, as long as it has no more in all than this part of what is left: larger objects
 /// save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed data.
-const OBJECTS_SHARE: u64 = 3;
+const OBJECTS_SHARE: u64 = 2;
 const SUMS_SHARE: u64 = 4;
 const ENTRIES_SHARE: u64 = 8;
 

@@ -43,6 +43,12 @@ fn home_seeds_hold_and_cover() {
     );
 }
 
+/// The checksums that one write needed drove each other out of the little memory for them, for ever.
+#[test]
+fn home_write_over_two_blocks_of_the_table_ends() {
+    run(16_692, Options::default()).assert_held(WORLD);
+}
+
 #[test]
 fn home_seed_is_the_same_every_time() {
     let hash = |seed| run(seed, Options::default()).trace_hash;

@@ -367,10 +367,8 @@ impl Home {
         if write.parts.is_empty() {
             return true;
         }
-        let parts = || write.parts.iter().map(|part| &part.blocks);
-        // All of them, so that all are asked for at once.
-        let ready = parts().filter(|blocks| sums.ready(blocks)).count();
-        ready == write.parts.len() && !sums.is_full()
+        let parts = write.parts.iter().map(|part| &part.blocks);
+        sums.all_ready(parts) && !sums.is_full()
     }
 
     /// A block of the table cannot be read, so nothing can be done with these blocks.

@@ -239,18 +239,28 @@ impl Sums {
 
     /// Whether the checksums of these blocks are in memory. If not, they will be.
     pub fn ready(&mut self, blocks: &Range<u64>) -> bool {
+        self.all_ready(core::iter::once(blocks))
+    }
+
+    /// Whether the checksums of all these runs of blocks are in memory. If not, they will be; until then those that are
+    /// there stay fresh, so that none leaves for another one of the same request.
+    pub fn all_ready<'a>(&mut self, runs: impl Iterator<Item = &'a Range<u64>> + Clone) -> bool {
         let mut is_ready = true;
-        let pages = self.pages_of(blocks);
-        for page in pages.clone() {
-            let found = self.pages.get(&page);
-            is_ready &= found.is_some_and(|page| page.sums.is_some());
-            if found.is_none() {
-                self.wanted.insert(page);
+        for blocks in runs.clone() {
+            for page in self.pages_of(blocks) {
+                let found = self.pages.get(&page);
+                is_ready &= found.is_some_and(|page| page.sums.is_some());
+                if found.is_none() {
+                    self.wanted.insert(page);
+                }
             }
         }
         if is_ready {
-            for (_, page) in self.pages.range_mut(pages) {
-                (page.is_used, page.is_fresh) = (true, false);
+            for blocks in runs {
+                let pages = self.pages_of(blocks);
+                for (_, page) in self.pages.range_mut(pages) {
+                    (page.is_used, page.is_fresh) = (true, false);
+                }
             }
         }
         is_ready

@@ -156,7 +156,7 @@ settings! {
     NodeSettings
     /// Hard cap of the memory of the whole process. It is split at start into the buffer pool, the
     /// DRAM tier, the index of the SSD tier, and what volumes need each.
-    memory_max_mib: u64 = 512, 128..=(1 << 20);
+    memory_max_mib: u64 = 1024, 128..=(1 << 20);
     /// Memory for what volumes need each: indexes of their write logs, homes, maps and buffers of volumes on S3 and HDFS.
     /// 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
     volumes_memory_mib: u64 = 0, 0..=(1 << 20);

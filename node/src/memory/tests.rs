@@ -186,7 +186,7 @@ fn clone_reserves_what_it_knows_of_its_origin() {
 #[test]
 fn usual_cap_has_room_for_what_the_documentation_says() {
     let budget = Budget::of(&NodeSettings::default(), &VolumeSettings::default()).unwrap();
-    assert_eq!(budget.volumes_bytes / MIB, 164);
+    assert_eq!(budget.volumes_bytes / MIB, 344);
     let count = |needs: Needs| {
         let share = Share::new(budget.volumes_bytes);
         let mut volumes = Vec::new();
@@ -198,8 +198,16 @@ fn usual_cap_has_room_for_what_the_documentation_says() {
     let usual = plain(512 * MIB);
     assert_eq!(
         [count(usual), count(home(GIB)), count(objects())],
-        [5, 7, 3]
+        [10, 13, 4]
     );
+    // The first volume on S3 has the largest objects, with the usual log too.
+    let first = Needs {
+        kind: Kind::Objects,
+        ..usual
+    };
+    let share = Share::new(budget.volumes_bytes);
+    let first = first.reserve(&share).unwrap().objects().unwrap();
+    assert_eq!(first.batch_blocks, OBJECT_BATCH_BLOCKS_MAX);
     let of_all = |needs: Needs| needs.least_parts().total() / MIB;
     assert_eq!([of_all(plain(16 * MIB)), of_all(usual)], [6, 31]);
     let levels = ObjectMemory::LEVELS.map(|level| level.parts().total() / MIB);
