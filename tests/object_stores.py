@@ -26,9 +26,9 @@ PORTS = 110
 EXAMPLES = Path(os.environ.get("HDCS_EXAMPLES", ROOT / "target/release/examples"))
 
 # Everything goes to the store at once.
-EAGER = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "memory_max_mib": 1024}
+EAGER = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "memory_max_mib": 1024, "volumes_memory_mib": 600}
 # Memory for a few volumes over objects.
-ROOM = {"memory_max_mib": 1024}
+ROOM = {"memory_max_mib": 1024, "volumes_memory_mib": 600}
 OUTAGE_SECONDS = 61
 # A log that has room for what is written in an outage.
 ROOMY = {**EAGER, "log_size_mib": 384}

@@ -10,7 +10,7 @@
 //!    that come later find something.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hdcs_core::home::format::pages;
 use hdcs_core::limits::{
@@ -449,10 +449,12 @@ impl Needs {
             lease.reach(self.parts(&plenty))?;
         }
         Ok(VolumeMemory {
-            lease: Mutex::new(lease),
-            sums_bytes: plenty.sums_bytes,
-            objects: plenty.objects,
-            entries_max: self.log_bytes / BLOCK_BYTES as u64 * plenty.entries,
+            needs: *self,
+            plenty,
+            reserved: Mutex::new(Reserved {
+                lease,
+                inherited_bytes: 0,
+            }),
         })
     }
 }
@@ -496,68 +498,91 @@ const fn buffers(buffers_bytes: u64) -> Parts {
 /// What a volume has reserved, for as long as anything of the volume is there.
 #[derive(Debug)]
 pub struct VolumeMemory {
-    lease: Mutex<Lease>,
-    sums_bytes: u64,
-    objects: Option<ObjectMemory>,
-    entries_max: u64,
+    needs: Needs,
+    plenty: Plenty,
+    reserved: Mutex<Reserved>,
+}
+
+#[derive(Debug)]
+struct Reserved {
+    lease: Lease,
+    /// What of it is for what a clone knows of its origin.
+    inherited_bytes: u64,
 }
 
 impl VolumeMemory {
     /// Without a bound, for tools and tests.
     pub fn unlimited(log_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
-            lease: Mutex::new(Share::unlimited().lease()),
-            sums_bytes: HOME_SUMS_BYTES as u64,
-            objects: Some(ObjectMemory::most()),
-            entries_max: log_bytes / BLOCK_BYTES as u64 * LOG_BLOCK_ENTRIES_MAX,
+            needs: Needs {
+                bytes: 0,
+                log_bytes,
+                home_bytes: None,
+                kind: Kind::Objects,
+                encrypted: false,
+                compressed: true,
+            },
+            plenty: Plenty {
+                sums_bytes: HOME_SUMS_BYTES as u64,
+                objects: Some(ObjectMemory::most()),
+                entries: LOG_BLOCK_ENTRIES_MAX,
+            },
+            reserved: Mutex::new(Reserved {
+                lease: Share::unlimited().lease(),
+                inherited_bytes: 0,
+            }),
         })
     }
 
-    fn reach(&self, parts: Parts) -> Result<(), Shortage> {
-        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        lease.reach(parts)
+    fn reserved(&self) -> MutexGuard<'_, Reserved> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What it has.
     pub fn parts(&self) -> Parts {
-        self.lease
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .parts
+        self.reserved().lease.parts
     }
 
-    /// Have what a home of so many bytes needs, which is to grow to that, or has it.
-    pub fn reach_home(&self, bytes: u64) -> Result<(), Shortage> {
-        self.reach(Parts {
-            tables_bytes: home_tables_bytes(bytes, self.sums_bytes),
-            ..Parts::default()
-        })
+    /// Have what it needs with so many bytes, to which it is to grow, or which its home has.
+    pub fn reach_bytes(&self, bytes: u64) -> Result<(), Shortage> {
+        let needs = Needs {
+            bytes: bytes.max(self.needs.bytes),
+            home_bytes: self.needs.home_bytes.map(|home| bytes.max(home)),
+            ..self.needs
+        };
+        let mut parts = needs.parts(&self.plenty);
+        let mut reserved = self.reserved();
+        parts.tables_bytes += reserved.inherited_bytes;
+        reserved.lease.reach(parts)
     }
 
     /// Have what a clone of so many bytes needs beside.
     pub fn reach_inherited(&self, bytes: u64) -> Result<(), Shortage> {
-        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         let stretches = bytes.div_ceil(16 * MIB) * INHERITED_STRETCH_BYTES;
+        let inherited_bytes = INHERITED_BYTES + stretches;
+        let mut reserved = self.reserved();
         let parts = Parts {
-            tables_bytes: lease.parts.tables_bytes + INHERITED_BYTES + stretches,
+            tables_bytes: reserved.lease.parts.tables_bytes + inherited_bytes,
             ..Parts::default()
         };
-        lease.reach(parts)
+        reserved.lease.reach(parts)?;
+        reserved.inherited_bytes += inherited_bytes;
+        Ok(())
     }
 
     /// What a home has for checksums.
     pub fn sums_bytes(&self) -> usize {
-        self.sums_bytes as usize
+        self.plenty.sums_bytes as usize
     }
 
     /// What a volume over objects has.
     pub fn objects(&self) -> Option<ObjectMemory> {
-        self.objects
+        self.plenty.objects
     }
 
     /// Entries that the write log may hold.
     pub fn entries_max(&self) -> u64 {
-        self.entries_max
+        self.needs.log_bytes / BLOCK_BYTES as u64 * self.plenty.entries
     }
 }
 

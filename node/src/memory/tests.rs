@@ -106,14 +106,35 @@ fn home_has_all_its_checksums_or_what_there_is() {
 fn home_grows_only_if_its_map_fits() {
     let share = Share::new(64 * MIB);
     let memory = home(GIB).reserve(&share).unwrap();
-    memory.reach_home(64 * GIB).unwrap();
+    memory.reach_bytes(64 * GIB).unwrap();
     let (before, parts) = (share.held(), memory.parts());
-    let refused = memory.reach_home(16 << 40).unwrap_err();
+    let refused = memory.reach_bytes(16 << 40).unwrap_err();
     assert!(refused.needs.tables_bytes > 2 * GIB, "{refused}");
     assert_eq!((share.held(), memory.parts()), (before, parts));
     // A map takes two bits for each block, and three while it is tiered out.
     let map = memory.parts().tables_bytes - memory.sums_bytes() as u64;
     assert!((64 * 150 * KIB..64 * 200 * KIB).contains(&map), "{map}");
+}
+
+#[test]
+fn volume_over_objects_grows_only_if_its_directory_fits() {
+    let share = Share::new(256 * MIB);
+    for home_bytes in [None, Some(GIB)] {
+        let needs = Needs {
+            home_bytes,
+            ..objects()
+        };
+        let memory = needs.reserve(&share).unwrap();
+        let before = memory.parts();
+        memory.reach_bytes(64 * GIB).unwrap();
+        // In storage mode the map of its home, too.
+        let grown = memory.parts().tables_bytes - before.tables_bytes;
+        let map = if home_bytes.is_some() { 63 * 150 * KIB } else { 0 };
+        assert!(grown > map + 350 * KIB, "{home_bytes:?}: {grown}");
+        let (held, parts) = (share.held(), memory.parts());
+        memory.reach_bytes(4096 << 40).unwrap_err();
+        assert_eq!((share.held(), memory.parts()), (held, parts));
+    }
 }
 
 #[test]

@@ -349,7 +349,7 @@ pub fn open(
     }
     let bytes = has;
     memory
-        .reach_home(bytes)
+        .reach_bytes(bytes)
         .map_err(|shortage| StoreError::Memory {
             path: path.to_owned(),
             shortage,

@@ -73,7 +73,7 @@ impl Node {
                 ),
             ));
         }
-        self.check_home_resize(&entry, request.bytes)?;
+        self.check_resize(&entry, request.bytes)?;
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;

@@ -93,16 +93,14 @@ impl Node {
         Ok(Some(path))
     }
 
-    /// Refuse a size that the home of a volume cannot have, if it is in storage mode; what it needs of memory for the
-    /// new one is reserved.
-    pub(super) fn check_home_resize(&self, entry: &Entry, bytes: u64) -> Result<(), ApiError> {
-        if entry.home.is_none() {
-            return Ok(());
-        }
+    /// Refuse a size that a volume cannot have; what it needs of memory for the new one is reserved.
+    pub(super) fn check_resize(&self, entry: &Entry, bytes: u64) -> Result<(), ApiError> {
         let name = &entry.name;
-        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        if entry.home.is_some() {
+            check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        }
         let memory = self.memory_of(entry.number);
-        let reached = memory.map_or(Ok(()), |memory| memory.reach_home(bytes));
+        let reached = memory.map_or(Ok(()), |memory| memory.reach_bytes(bytes));
         reached.map_err(|shortage| short(name, &shortage))
     }
 
