@@ -129,6 +129,12 @@ pub(crate) fn superblock_rots(disk: &Disk) -> bool {
     places.any(|block| disk.rots_within(block * bytes, bytes))
 }
 
+/// Whether the newest superblock has rotted. What the log holds may then be newer than the other one says.
+pub(crate) fn newest_superblock_rots(disk: &Disk) -> bool {
+    let sequence = |image: Image<'_>| image.superblock(None).map(|found| found.sequence.get());
+    sequence(image(disk)) < sequence(sound(disk))
+}
+
 fn sound(disk: &Disk) -> Image<'_> {
     Image {
         disk,

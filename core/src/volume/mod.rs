@@ -807,6 +807,10 @@ impl Volume {
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
         let stuck = self.log_failed || self.destage_is_stuck() || self.health.fenced;
+        if self.log_failed && self.awaits_nothing() {
+            // What is not durable keeps its memory, which may be all that there is.
+            self.refuse_starved_reads(RequestError::Closing, cx);
+        }
         let destage = self.close == Some(true) && !stuck;
         let idle = self.destage.stage() == Stage::Idle || stuck;
         let answered = self.stats.requests_in_flight == 0;

@@ -669,6 +669,11 @@ impl Volume {
             self.reads.keeper = None;
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
+        self.refuse_starved_reads(error, cx);
+    }
+
+    /// Refuse the reads that wait for memory.
+    pub(super) fn refuse_starved_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
         for (id, range, _) in core::mem::take(&mut self.reads.starved) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }

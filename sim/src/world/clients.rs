@@ -268,7 +268,10 @@ impl World {
                 let state = &mut self.units[unit];
                 let volume = state.volume;
                 let seen = check_reads::check_read(&mut state.history, volume, read, &data)?;
-                state.durability.read_seen(&mut state.history, seen);
+                // Of a log that has failed, what will not become durable is shown.
+                if !state.log_trouble {
+                    state.durability.read_seen(&mut state.history, seen);
+                }
                 Ok(())
             }
             (Waiting::Write(id, fua), Reply::Done) => {

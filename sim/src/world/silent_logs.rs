@@ -3,8 +3,8 @@
 use hdcs_core::volume::WhenFull;
 
 use super::{
-    DiskId, Event, Happening, Io, Nanos, Owner, Phase, Plant, RequestError, Violation, Volume,
-    VolumeConfig, Waiting, World, check_trouble,
+    DiskId, Event, Happening, Io, Nanos, Owner, Phase, Plant, RequestError, SMALL_POOL_BYTES,
+    Trouble, Violation, Volume, VolumeConfig, Waiting, World, check_trouble,
 };
 
 impl Io {
@@ -156,7 +156,7 @@ impl World {
         };
         let state = &self.units[unit];
         let max = state.config.log_answer_max;
-        let (phase, health) = (volume.phase(), volume.state());
+        let (phase, health, volume_trouble) = (volume.phase(), volume.state(), volume.trouble());
         let mut theirs = self.in_flight.values();
         let of_others = theirs.any(|one| one.io.is_of_cache() || one.io.backend() == Some(unit));
         let of_log = self
@@ -178,7 +178,13 @@ impl World {
         if phase == Phase::Open {
             check_trouble::check_shown(unit, age, max, health)?;
         }
-        let is_told = state.config.when_full == WhenFull::Error && phase == Phase::Open;
+        // Of a log that was given up nothing is waited for but that the backend has it.
+        let is_given_up = matches!(
+            volume_trouble,
+            Some((Trouble::LogEmptying | Trouble::LogGivenUp, _))
+        );
+        let is_told =
+            state.config.when_full == WhenFull::Error && phase == Phase::Open && !is_given_up;
         // Then it is something else that is waited for.
         let waits_for_others = of_others || state.resizing.is_some() || !state.held.is_empty();
         if waits_for_others {
@@ -190,7 +196,10 @@ impl World {
             .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit));
         let newest = of_log.map(|one| one.since).max();
         let all_old = newest.is_some_and(|newest| self.now.since(newest) >= max);
-        check_trouble::check_close(unit, age, all_old && phase == Phase::Closing)?;
+        // Where memory is short, reads wait for that, which others may hold.
+        let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
+        let closes_late = all_old && phase == Phase::Closing && !is_tight;
+        check_trouble::check_close(unit, age, closes_late)?;
         // Reads that meet that fail once all else has come, perhaps under another configuration.
         self.note_told(unit, is_told, writes_late);
         let state = &self.units[unit];
