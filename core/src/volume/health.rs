@@ -184,7 +184,8 @@ impl Volume {
                 Performer::Log if self.is_abandoned(&running.op) => late.push((key, performer)),
                 Performer::Log => {
                     hasten(&mut log_silent, running.since);
-                    log_writes_silent |= !running.op.is_read_of_log();
+                    log_writes_silent |= !running.op.is_read_of_log()
+                        || self.log_is_given_up() && running.op.is_read_for_destage();
                     if self.is_given_up_when_late(&running.op) {
                         late.push((key, performer));
                     }

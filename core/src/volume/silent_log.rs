@@ -8,7 +8,8 @@
 //! The device is waited for, as a silent backend is. Whoever waits for the log waits too under
 //! [`WhenFull::Wait`], and is told of an error under [`WhenFull::Error`]. A close does not wait for it.
 //! Writes and flushes are told only once something is too old that is not a read: a bad sector may be
-//! read for a minute by a device that goes on to write.
+//! read for a minute by a device that goes on to write. What a log still has that was given up is waited for by
+//! them all, so then a read for destage counts, too.
 //!
 //! Invariants:
 //! 1. Nothing is acknowledged as durable before the device has acknowledged it, however late that is.
@@ -59,6 +60,11 @@ impl Op {
                 | Self::ScrubLog(_)
                 | Self::LateLog
         )
+    }
+
+    /// Whether destage waits for it, and with destage whoever waits for what a log has that was given up.
+    pub(super) fn is_read_for_destage(&self) -> bool {
+        matches!(self, Self::DestageRead { .. } | Self::DestageChunk { .. })
     }
 }
 
