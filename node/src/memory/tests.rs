@@ -129,7 +129,11 @@ fn volume_over_objects_grows_only_if_its_directory_fits() {
         memory.reach_bytes(64 * GIB).unwrap();
         // In storage mode the map of its home, too.
         let grown = memory.parts().tables_bytes - before.tables_bytes;
-        let map = if home_bytes.is_some() { 63 * 150 * KIB } else { 0 };
+        let map = if home_bytes.is_some() {
+            63 * 150 * KIB
+        } else {
+            0
+        };
         assert!(grown > map + 350 * KIB, "{home_bytes:?}: {grown}");
         let (held, parts) = (share.held(), memory.parts());
         memory.reach_bytes(4096 << 40).unwrap_err();
