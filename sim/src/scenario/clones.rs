@@ -40,7 +40,7 @@ impl Scenario {
             self.pool_bytes = 64 << 20;
             self.faults.cache_rot = false;
             let line_blocks = pick(random, &[2, 4]);
-            self.cache.ssd.get_or_insert_with(|| SsdConfig {
+            self.cache.ssd.get_or_insert(SsdConfig {
                 bytes: CACHE_BYTES_MIN,
                 uuid: [7; 16],
                 line_blocks,
