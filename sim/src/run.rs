@@ -406,6 +406,9 @@ fn pin(world: &mut World, unit: usize) -> Result<Option<SectorRange>, Violation>
     destage(world, unit)?;
     world.pin(unit, range)?;
     world.run_until(|world| world.is_filled(unit))?;
+    // A line that is still compared with another is at no address yet, and may have to be filled again.
+    world.settle()?;
+    world.run_until(|world| world.is_filled(unit))?;
     world.crowd()?;
     world.check_pinned_at_once(unit, range)?;
     let first = SectorRange::new(range.start, range.count.min(40));

@@ -437,8 +437,9 @@ impl Ssd {
             let candidate = self.compares[index].candidate;
             let bytes = self.index.place_of(candidate).bytes();
             let Some(buf) = self.pool.alloc(bytes) else {
-                self.compares.swap_remove(index);
+                let given_up = self.compares.swap_remove(index);
                 self.unpin(self.index.segment_of(candidate));
+                self.note_untaken(given_up.key);
                 continue;
             };
             let token = self.token(Op::Compare);
@@ -476,6 +477,13 @@ impl Ssd {
         }
         let (key, data, sums) = (compare.key, &compare.data, &sums[..blocks]);
         let stream = self.stream_of_new(key, compare.is_promoted);
-        self.fill_unshared(stream, key, data, sums, still.is_none());
+        if !self.fill_unshared(stream, key, data, sums, still.is_none()) {
+            self.note_untaken(key);
+        }
+    }
+
+    /// A line that whoever filled it takes for taken is not here after all: if it is pinned, it is filled again.
+    fn note_untaken(&mut self, key: u64) {
+        self.counters.losses += u64::from(self.pins.contains(key));
     }
 }
