@@ -461,8 +461,11 @@ impl Ssd {
         let compare = self.compares.swap_remove(index);
         let segment = self.index.segment_of(compare.candidate);
         self.unpin(segment);
-        if compare.cancelled || self.closing || self.index.find(compare.key).is_some() {
+        if self.closing || self.index.find(compare.key).is_some() {
             return;
+        }
+        if compare.cancelled {
+            return self.note_untaken(compare.key);
         }
         let (sums, blocks) = line_checksums(&compare.data);
         // The candidate may have lost its last address meanwhile.
