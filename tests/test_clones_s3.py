@@ -11,7 +11,7 @@ from object_stores import BLOCK, Model, counters
 SIZE = 32 * MIB
 # Either tier holds all of it, long streams included.
 CONFIG = {
-    "memory_max_mib": 576, "volumes_memory_mib": 250, "cache_total_size_mib": 128, "log_size_mib": 16, "sequential_cutoff_kib": 1 << 20,
+    "memory_max_mib": 940, "volumes_memory_mib": 500, "cache_total_size_mib": 128, "log_size_mib": 16, "sequential_cutoff_kib": 1 << 20,
 }
 FUSE_SECONDS = 60
 

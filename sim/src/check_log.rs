@@ -129,10 +129,16 @@ pub(crate) fn superblock_rots(disk: &Disk) -> bool {
     places.any(|block| disk.rots_within(block * bytes, bytes))
 }
 
-/// Whether the newest superblock has rotted. What the log holds may then be newer than the other one says.
-pub(crate) fn newest_superblock_rots(disk: &Disk) -> bool {
-    let sequence = |image: Image<'_>| image.superblock(None).map(|found| found.sequence.get());
-    sequence(image(disk)) < sequence(sound(disk))
+/// Whether the newest superblock has rotted, and the log holds what was written under it: the other one does not say
+/// how that goes on.
+pub(crate) fn outlives_superblock(disk: &Disk) -> bool {
+    let (Some(left), Some(newest)) = (superblock(disk), sound(disk).superblock(None)) else {
+        return false;
+    };
+    let ring = Ring::of(sound(disk), &newest);
+    let is_newer = |(header, _): (SpanHeader, _)| header.incarnation > left.incarnation;
+    left.sequence < newest.sequence
+        && (0..ring.blocks).any(|slot| ring.control(slot).is_some_and(is_newer))
 }
 
 fn sound(disk: &Disk) -> Image<'_> {

@@ -139,8 +139,10 @@ fn plant_of_a_loss_that_only_one_superblock_records_is_caught() {
 
 #[test]
 fn plant_of_an_end_that_is_not_recorded_is_caught() {
-    // An opening ends before what an earlier one has saved, or refuses what the log does not prove any more.
-    assert_caught(Plant::ForgottenHead, &["saved-forgotten", "open-refused"]);
+    assert_caught(
+        Plant::ForgottenHead,
+        &["end-not-recorded", "saved-forgotten"],
+    );
 }
 
 #[test]

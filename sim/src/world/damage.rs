@@ -74,6 +74,16 @@ impl World {
                 format!("volume {unit} was opened without what an earlier opening has saved"),
             ));
         }
+        let recorded = check_log::superblock(&state.log).map_or(0, |found| found.known_head.get());
+        if let Some(view) = view.filter(|view| view.damaged > 0 && recorded < view.known) {
+            return Err(Violation::new(
+                "end-not-recorded",
+                format!(
+                    "volume {unit} has saved its log up to {}, and its superblock says {recorded}",
+                    view.known
+                ),
+            ));
+        }
         if view.is_some() {
             state.log_known = view.map_or(0, |view| view.known);
         }

@@ -237,7 +237,7 @@ impl World {
                     // It is proved that something is gone that is not just data.
                     OpenError::CorruptLog { .. } => {
                         state.rot.as_ref().is_some_and(|view| view.proof)
-                            || check_log::newest_superblock_rots(&state.log)
+                            || check_log::outlives_superblock(&state.log)
                     }
                     OpenError::LostTooMuch { .. } => (state.rot.as_ref())
                         .is_some_and(|view| check_log::pieces(&view.lost) > LOST_RANGES_MAX),
