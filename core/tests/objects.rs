@@ -5,11 +5,11 @@ mod bucket;
 use bucket::{Bucket, Objects};
 use hdcs_core::buf::Pool;
 use hdcs_core::limits::{
-    OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_LAP_STEP, OBJECT_PAGE_BLOCKS_MAX,
-    OBJECT_PAGE_BLOCKS_MIN, OBJECT_TAIL_MAX,
+    OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_LAP_STEP, OBJECT_MAP_PAGES_MAX,
+    OBJECT_PAGE_BLOCKS_MAX, OBJECT_PAGE_BLOCKS_MIN, OBJECT_TAIL_MAX,
 };
-use hdcs_core::objects::format::Manifest;
-use hdcs_core::objects::io::{Ask, Kind};
+use hdcs_core::objects::format::{Manifest, parse_page};
+use hdcs_core::objects::io::{Ask, Kind, SnapshotName};
 use hdcs_core::objects::{Access, Config};
 
 /// A new volume.
@@ -148,6 +148,37 @@ fn objects_commit_looks_at_a_bounded_part_of_them() {
     assert!(stats.stored_bytes < live * 2, "{stats:?}");
 }
 
+/// However many objects there are and however few commits: what dies in them is freed as fast as it dies.
+#[test]
+fn objects_are_freed_as_fast_as_they_die() {
+    const OBJECTS: u64 = 8 * OBJECT_LAP_STEP as u64;
+    const WRITES: u64 = 512;
+    let batch = OBJECT_BATCH_BLOCKS_MIN as u64;
+    let blocks = OBJECTS * batch;
+    let mut bucket = volume_of_batches(blocks * 4096, OBJECT_BATCH_BLOCKS_MIN);
+    let pool = Pool::new(1 << 20);
+    for block in (0..blocks).step_by(64) {
+        bucket.fill(&pool, block, 64, 7);
+    }
+    bucket.ask(Ask::Flush);
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut most = 0.0_f64;
+    for round in 0..5 * blocks / WRITES {
+        for _ in 0..WRITES {
+            bucket.fill(&pool, random.u64(0..blocks), 1, 9);
+        }
+        bucket.ask(Ask::Flush);
+        let stats = bucket.volume.stats();
+        let part = stats.stored_bytes as f64 / (stats.live_blocks * 4100) as f64;
+        if round > blocks / WRITES {
+            most = most.max(part);
+        }
+    }
+    // Of what is stored 40 % may be garbage, and some more while it is being found and copied.
+    assert!(most < 2.1, "{most}");
+    bucket.volume.check_map();
+}
+
 /// However many pages change: a turn merges a bounded part of them, and what is written meanwhile is for the next time.
 #[test]
 fn objects_map_is_stored_in_turns_of_bounded_work() {
@@ -249,4 +280,271 @@ fn objects_page_that_was_emptied_does_not_come_back() {
     let first = [0, 1, 2, 9].map(|page| bucket.read(&pool, page * page_blocks)[0]);
     assert_eq!(first, [7, 0, 7, 7]);
     bucket.volume.check_map();
+}
+
+/// While an object of the map is not stored, storing the map does not keep the turn of a get that it does not begin:
+/// reads go on.
+#[test]
+fn objects_reads_go_on_while_the_map_cannot_be_stored() {
+    let page_blocks = u64::from(OBJECT_PAGE_BLOCKS_MIN);
+    // Every second page is more than an object of the map holds.
+    let pages = 2 * (OBJECT_MAP_PAGES_MAX as u64 + 512);
+    let config = Config {
+        bytes: Some(pages * page_blocks * 4096),
+        batch_blocks: 256,
+        page_blocks: OBJECT_PAGE_BLOCKS_MIN,
+        map_cache_bytes: 64 << 10,
+        changes_max: pages as usize,
+        gets_in_flight_max: 1,
+        ..Config::new(Access::Create { uuid: [1; 16] }, 7)
+    };
+    let mut bucket = Bucket::open(&Objects::default(), "", config, "");
+    let pool = Pool::new(1 << 20);
+    let write = |bucket: &mut Bucket, first: u64, step: usize, byte: u8| {
+        for page in (first..pages).step_by(step) {
+            bucket.fill(&pool, page * page_blocks, 1, byte);
+        }
+        bucket.ask(Ask::Flush);
+    };
+    write(&mut bucket, 0, 1, 7);
+    // The second half of them is stored, too.
+    write(&mut bucket, 1, 2, 8);
+    let merged = bucket.volume.stats().pages_merged;
+    bucket.holds_map = true;
+    write(&mut bucket, 0, 2, 9);
+    assert_eq!(bucket.held.len(), 1, "an object of the map is being put");
+    let stats = bucket.volume.stats();
+    assert!(
+        stats.pages_merged - merged < pages / 2,
+        "and others are to follow"
+    );
+    for page in 0..64 {
+        let data = bucket.read(&pool, page * page_blocks);
+        assert_eq!(data[0], if page % 2 == 0 { 9 } else { 8 });
+    }
+    bucket.release_map();
+    bucket.volume.check_map();
+}
+
+/// A page of the map that is damaged keeps the objects of its blocks from being copied, and no others, and is in
+/// the way of no other page.
+#[test]
+fn objects_go_on_beside_a_page_of_the_map_that_is_damaged() {
+    const PAGES: u64 = 64;
+    let batch = OBJECT_BATCH_BLOCKS_MIN;
+    let config = |access| Config {
+        batch_blocks: batch,
+        page_blocks: OBJECT_PAGE_BLOCKS_MIN,
+        changes_max: 2,
+        ..Config::new(access, 7)
+    };
+    let new = Config {
+        bytes: Some((PAGES + 8) * (batch * 4096) as u64),
+        ..config(Access::Create { uuid: [1; 16] })
+    };
+    let mut bucket = Bucket::open(&Objects::default(), "", new, "");
+    let pool = Pool::new(1 << 20);
+    // An object for each page. Of that of the first page one block stays, so that it is the first to be copied.
+    for page in 0..PAGES {
+        bucket.fill(&pool, page * batch as u64, batch, 7);
+    }
+    bucket.ask(Ask::Flush);
+    bucket.fill(&pool, 1, batch - 1, 8);
+    // Until that is in its page.
+    for round in 0..4 {
+        bucket.fill(&pool, PAGES * batch as u64, batch, round);
+        bucket.ask(Ask::Flush);
+    }
+    let objects = std::rc::Rc::clone(&bucket.objects);
+    let volume = bucket.volume.uuid();
+    drop(bucket);
+    damage_page(&objects, volume, 0);
+
+    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    for page in 1..PAGES {
+        bucket.fill(&pool, page * batch as u64 + 1, batch - 1, 9);
+        bucket.ask(Ask::Flush);
+    }
+    for round in 0..64 {
+        bucket.fill(&pool, PAGES * batch as u64, batch, round);
+        bucket.ask(Ask::Flush);
+    }
+    let stats = bucket.volume.stats();
+    assert!(stats.damaged_pages > 0, "it was seen: {stats:?}");
+    // Of what is stored 40 % may be garbage.
+    let live = stats.live_blocks * 4100;
+    assert!(stats.copied_blocks > 0, "{stats:?}");
+    assert!(stats.stored_bytes < live * 7 / 4, "{stats:?}");
+    for page in 1..PAGES {
+        let block = page * batch as u64;
+        let data = [block, block + 1].map(|block| bucket.read(&pool, block)[0]);
+        assert_eq!(data, [7, 9], "page {page}");
+    }
+    // What is on it is lost, but what is written to it from now on.
+    bucket.fill(&pool, 3, 1, 5);
+    for round in 0..8 {
+        bucket.fill(&pool, PAGES * batch as u64, batch, round);
+        bucket.ask(Ask::Flush);
+    }
+    assert_eq!(bucket.volume.stats().lost_pages, 1);
+    bucket.volume.check_map();
+    drop(bucket);
+    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    assert_eq!(bucket.read(&pool, 3)[0], 5);
+    for block in [0, 1, 2, 4, 7] {
+        let buf = pool.alloc(4096).expect("nothing holds it");
+        let offset = block * 4096;
+        assert!(!bucket.try_to(Ask::Read { offset, buf }), "block {block}");
+    }
+    bucket.fill(&pool, 0, batch, 6);
+    bucket.ask(Ask::Flush);
+    assert_eq!([0, 3, 7].map(|block| bucket.read(&pool, block)[0]), [6; 3]);
+    bucket.volume.check_map();
+}
+
+/// A damaged page all of whose blocks are written over is not needed.
+#[test]
+fn objects_damaged_page_is_healed_by_writing_all_of_it() {
+    let batch = OBJECT_BATCH_BLOCKS_MIN;
+    let config = |access| Config {
+        batch_blocks: batch,
+        page_blocks: OBJECT_PAGE_BLOCKS_MIN,
+        changes_max: 2,
+        ..Config::new(access, 7)
+    };
+    let new = Config {
+        bytes: Some(64 << 20),
+        ..config(Access::Create { uuid: [1; 16] })
+    };
+    let mut bucket = Bucket::open(&Objects::default(), "", new, "");
+    let pool = Pool::new(1 << 20);
+    for round in 0..4 {
+        bucket.fill(&pool, 0, batch, round);
+        bucket.ask(Ask::Flush);
+    }
+    let objects = std::rc::Rc::clone(&bucket.objects);
+    let volume = bucket.volume.uuid();
+    drop(bucket);
+    damage_page(&objects, volume, 0);
+    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    bucket.fill(&pool, 0, batch, 9);
+    for round in 0..4 {
+        bucket.ask(Ask::Flush);
+        bucket.fill(&pool, 64, batch, round);
+    }
+    drop(bucket);
+    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    assert_eq!([0, 7].map(|block| bucket.read(&pool, block)[0]), [9; 2]);
+    assert_eq!(bucket.volume.stats().lost_pages, 0);
+    bucket.volume.check_map();
+}
+
+/// A turn takes a bounded number of changes out of the map, whatever is discarded, and when they are merged.
+#[test]
+fn objects_changes_are_forgotten_in_turns_of_bounded_work() {
+    const WRITES: u64 = 100_000;
+    let access = Access::Create { uuid: [1; 16] };
+    let config = Config {
+        bytes: Some(4 * WRITES * 4096),
+        batch_blocks: 256,
+        map_cache_bytes: 64 << 10,
+        ..Config::new(access, 7)
+    };
+    let mut bucket = Bucket::open(&Objects::default(), "", config, "");
+    let pool = Pool::new(1 << 20);
+    let all = Ask::Zero {
+        offset: 0,
+        bytes: 4 * WRITES * 4096,
+    };
+    let write = |bucket: &mut Bucket| {
+        for block in 0..WRITES {
+            bucket.fill(&pool, block * 2, 1, 7);
+        }
+        bucket.ask(Ask::Flush);
+    };
+    // While the map cannot be stored there are many of them.
+    bucket.holds_map = true;
+    write(&mut bucket);
+    bucket.ask(all);
+    bucket.ask(Ask::Flush);
+    assert_eq!(bucket.read(&pool, 2 * WRITES - 2)[0], 0);
+    write(&mut bucket);
+    bucket.release_map();
+    for round in 0..4 {
+        bucket.fill(&pool, 2 * WRITES, 256, round);
+        bucket.ask(Ask::Flush);
+    }
+    let merged = bucket.volume.stats().pages_merged;
+    assert!(merged > 2 * WRITES / 1024, "{merged} pages are stored");
+    assert_eq!(bucket.read(&pool, 2 * WRITES - 2)[0], 7);
+    let changes = bucket.longest_forgetting / 32;
+    assert!((1000..20_000).contains(&changes), "{changes}");
+    bucket.volume.check_map();
+}
+
+/// A clone that has written over all that it inherited, and stored its map since, has inherited nothing: nor where
+/// nothing is now, and neither it nor its parent ever stored a page.
+#[test]
+fn objects_clone_knows_what_it_has_zeroed_when_it_opens_again() {
+    const OBJECTS: u64 = 63;
+    let batch = OBJECT_BATCH_BLOCKS_MIN as u64;
+    let access = Access::Create { uuid: [1; 16] };
+    let config = Config {
+        bytes: Some(OBJECTS * batch * 4096),
+        ..Config::new(access, 7)
+    };
+    let mut parent = Bucket::open(&Objects::default(), "parent/", config, "");
+    let pool = Pool::new(1 << 20);
+    for object in 0..OBJECTS {
+        parent.fill(&pool, object * batch, batch as usize, 7);
+        parent.ask(Ask::Flush);
+    }
+    assert_eq!(
+        parent.volume.stats().puts_map,
+        0,
+        "all of it is in its tail"
+    );
+    let name = SnapshotName::new("a").expect("a name");
+    parent.ask(Ask::Snapshot { name, made_ms: 1 });
+    let access = Access::Clone {
+        uuid: [9; 16],
+        snapshot: name,
+    };
+    let mut clone = Bucket::open(&parent.objects, "clone/", Config::new(access, 8), "parent/");
+    let blocks = OBJECTS * batch;
+    let inherited = |clone: &Bucket| -> u64 {
+        let runs = clone.volume.inherited_runs().into_iter();
+        runs.map(|(_, count)| count).sum()
+    };
+    assert_eq!(inherited(&clone), blocks);
+    let bytes = blocks * 4096;
+    clone.ask(Ask::Zero { offset: 0, bytes });
+    for _ in 0..2 {
+        clone.ask(Ask::Flush);
+    }
+    assert_eq!(clone.volume.stats().puts_map, 0, "no page is stored");
+    drop(clone);
+    let existing = Config::new(Access::Existing, 9);
+    let mut clone = Bucket::open(&parent.objects, "clone/", existing, "");
+    assert_eq!(inherited(&clone), 0);
+    assert_eq!(clone.read(&pool, 0)[0], 0);
+}
+
+/// Damage a page wherever it is stored.
+fn damage_page(objects: &Objects, volume: [u8; 16], page: u64) {
+    let mut damaged = 0;
+    for (name, bytes) in objects.borrow_mut().iter_mut() {
+        let Some(number) = name.strip_prefix(Kind::Map.prefix()) else {
+            continue;
+        };
+        let number = number.parse().expect("a number");
+        let page_blocks = OBJECT_PAGE_BLOCKS_MIN.into();
+        for at in (0..bytes.len()).step_by(8) {
+            if parse_page(&volume, number, page, page_blocks, &bytes[at..]).is_ok() {
+                bytes[at] ^= 1;
+                damaged += 1;
+            }
+        }
+    }
+    assert!(damaged > 0, "it is stored");
 }

@@ -144,6 +144,7 @@ fn manifest(random: &mut fastrand::Rng) -> Vec<u8> {
         number_limit: 500,
         bytes: 1 << 20,
         page_blocks: 1024,
+        own_map: false,
         maps: (1..random.u64(2..5))
             .map(|number| MapEntry {
                 number,

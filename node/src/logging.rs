@@ -16,6 +16,8 @@ use std::time::Duration;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
+use crate::stores;
+
 /// Lines that wait to be written, at most: some seconds of a busy daemon's log.
 const LINES_MAX: usize = 1024;
 /// How long the last words of a process may take to be written.
@@ -48,8 +50,14 @@ pub fn to_stderr() -> Log {
         .init();
     // The default hook writes to standard error by itself, and a process that is to abort would hang there.
     std::panic::set_hook(Box::new(|panic| {
+        if std::thread::current().name() == Some(stores::hdfs::THREADS) {
+            tracing::error!("the HDFS client gave an operation up: {panic}");
+            return;
+        }
         let backtrace = std::backtrace::Backtrace::capture();
         last_words(&format!("{panic}\n{backtrace}"));
+        // Nothing of ours goes on after what it did not think of.
+        std::process::abort();
     }));
     Log { _writer: writer }
 }

@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 
 use zerocopy::little_endian::{U32, U64};
 
+use super::COVERED_MAX;
 use super::format::{DataRun, SLOT_BYTES, SLOT_NONE, slot_checksum};
 use super::map::Place;
 use crate::buf::{Buf, BufMut, Pool};
@@ -65,6 +66,8 @@ pub struct Gathering {
     pub partial: BTreeMap<u64, Partial>,
     /// Whether anything of it was asked for from above; the rest are copies.
     pub user: bool,
+    /// Changes of the map that what is unmapped covers: sealing takes them out of it.
+    pub covered: usize,
 }
 
 impl Gathering {
@@ -80,6 +83,7 @@ impl Gathering {
             unmapped: BTreeMap::new(),
             partial: BTreeMap::new(),
             user: false,
+            covered: 0,
         }
     }
 
@@ -90,7 +94,9 @@ impl Gathering {
 
     /// Whether it should be put without waiting for more.
     pub fn is_full(&self) -> bool {
-        self.slots.len() >= self.blocks_max || self.unmapped.len() >= OBJECT_UNMAPPED_MAX
+        self.slots.len() >= self.blocks_max
+            || self.unmapped.len() >= OBJECT_UNMAPPED_MAX
+            || self.covered >= COVERED_MAX
     }
 
     /// Memory that one buffer of a batch takes.

@@ -24,13 +24,13 @@ use alloc::vec::Vec;
 use super::format::{IndexEntry, MapEntry, Usage, index_bytes, page_bytes, parse_page};
 use super::format::{usage_bytes, write_index, write_page, write_usage};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
-use super::map::changes::Changes;
 use super::map::directory::{Entry, PAGE_ALIGN};
-use super::map::{Page, Run};
+use super::map::{Page, Place, Run};
 use super::maps::object_bytes;
 use super::{ObjectVolume, Purpose, turns};
 use crate::buf::{Buf, BufMut};
 use crate::error::IoError;
+use crate::io::Nanos;
 use crate::limits::{
     OBJECT_MAP_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_PAGES_MAX, OBJECT_TAIL_MAX,
     OBJECT_TAIL_UNFLUSHED_MAX, OBJECT_USAGE_ENTRIES_MAX,
@@ -53,6 +53,12 @@ const MERGE_GETS_MAX: usize = 16;
 const LOOK_PAGES_MAX: usize = 4096;
 /// Pages that one turn merges.
 const MERGE_PAGES_MAX: usize = 64;
+/// Failed gets after which a page that has not changed stays where it is.
+const MISSES_MAX: u8 = 8;
+/// Pause before a page is got again of which the store has brought what is no good, or nothing.
+const LOST_PAUSE: Nanos = Nanos::from_millis(1000);
+/// A page that is damaged for so long will not be better.
+const LOST_AFTER: Nanos = Nanos::from_millis(60_000);
 /// Ranges without a page that one turn passes.
 const SKIPS_MAX: usize = 4096;
 
@@ -73,6 +79,16 @@ pub(super) enum Checkpoint {
     },
 }
 
+impl Checkpoint {
+    /// When it goes on by itself, if it waits for a time of its own.
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        match self {
+            Self::Merging(merge) => merge.retry_at,
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Looking {
     begin: u64,
@@ -90,6 +106,10 @@ struct Wanted {
     page: u64,
     entry: Option<Entry>,
     content: Content,
+    /// Whether something of it has changed.
+    is_changed: bool,
+    misses: u8,
+    damaged_since: Option<Nanos>,
 }
 
 #[derive(Debug)]
@@ -110,6 +130,8 @@ pub(super) struct Merge {
     /// Every page is in the window or merged.
     is_seen: bool,
     gets: usize,
+    /// When pages are got again, after one that was no good.
+    retry_at: Option<Nanos>,
     object: MapBuilder,
     put: Option<MapPut>,
 }
@@ -296,6 +318,7 @@ impl ObjectVolume {
             window: VecDeque::new(),
             is_seen: false,
             gets: 0,
+            retry_at: None,
             object: MapBuilder::default(),
             put: None,
         }));
@@ -313,7 +336,7 @@ impl ObjectVolume {
     /// Everything is in pages that are stored.
     fn end_merge(&mut self, begin: u64) {
         let _ = self.turns.set_waits(turns::Kind::Map, false);
-        self.map.frozen = Changes::default();
+        self.map.thaw();
         for tail in &self.tail {
             if tail.position <= begin {
                 self.objects.merged(tail.entry.number, begin);
@@ -419,6 +442,9 @@ impl ObjectVolume {
                 page,
                 entry,
                 content,
+                is_changed: changed == Some(page),
+                misses: 0,
+                damaged_since: None,
             });
         }
     }
@@ -451,7 +477,9 @@ impl ObjectVolume {
     /// Ask for stored pages, those with one get that lie behind each other.
     fn fetch_pages(&mut self, merge: &mut Merge, actions: &mut Vec<Action>) {
         let mut waits = false;
-        while merge.gets < MERGE_GETS_MAX && self.retry_at.is_none() {
+        merge.retry_at = merge.retry_at.filter(|&at| self.now < at);
+        let may_get = self.retry_at.is_none() && merge.retry_at.is_none();
+        while merge.gets < MERGE_GETS_MAX && may_get {
             let mut wanted = merge.window.iter();
             let Some(first) = wanted.position(|w| matches!(w.content, Content::Wanted)) else {
                 break;
@@ -571,6 +599,8 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
+        let is_damaged = result.is_ok();
+        let is_lost = !matches!(result, Err(StoreError::Io(_)));
         let parsed = self.parse_pages(get, result, actions);
         let Checkpoint::Merging(merge) = &mut self.checkpoint else {
             return;
@@ -586,16 +616,55 @@ impl ObjectVolume {
                 wanted.content = contents.next().map_or(Content::Wanted, Content::Here);
             }
         }
-        if let Some(error) = error {
-            // It is needed: try again, and let those know who wait for the map to be stored.
-            let is_waited_for = self.has_too_many_changes()
-                || self.tail_runs >= self.config.changes_max
-                || self.tail.len() >= OBJECT_TAIL_MAX;
-            if is_waited_for {
-                self.fail_waiting(error, actions);
+        let Some(error) = error else {
+            return;
+        };
+        let first = get.pages.first().map_or(0, |&(page, _)| page);
+        let at = merge.window.iter().position(|wanted| wanted.page == first);
+        let Some(at) = at else {
+            return;
+        };
+        let wanted = &mut merge.window[at];
+        wanted.misses = wanted.misses.saturating_add(1);
+        let page_blocks = self.map.page_blocks();
+        let begin = first * page_blocks;
+        let changed = self.map.frozen.range(begin, begin + page_blocks);
+        let changed: u64 = changed.map(|(_, count, _)| count).sum();
+        if !wanted.is_changed && (is_lost || wanted.misses >= MISSES_MAX) {
+            // Nothing needs it anew: it and its object stay as they are.
+            merge.window.remove(at);
+            self.again = true;
+            return;
+        }
+        if is_lost && changed == page_blocks {
+            // Nothing of it is needed. What it had stays counted where it is.
+            wanted.content = Content::Here(Page::default());
+            self.again = true;
+            return;
+        }
+        if is_damaged {
+            let since = *wanted.damaged_since.get_or_insert(self.now);
+            if self.now >= since.plus(LOST_AFTER) {
+                self.stats.lost_pages += 1;
+                let nowhere = Place::new(get.number, 0);
+                wanted.content = Content::Here(Page::lost(page_blocks, nowhere));
+                self.again = true;
             } else {
-                self.back_off();
+                merge.retry_at = Some(self.now.plus(LOST_PAUSE));
             }
+            return;
+        }
+        // It is needed: try again, and let those know who wait for the map to be stored.
+        if is_lost {
+            merge.retry_at = Some(self.now.plus(LOST_PAUSE));
+        }
+        let is_waited_for = self.has_too_many_changes()
+            || self.tail_runs >= self.config.changes_max
+            || self.tail.len() >= OBJECT_TAIL_MAX;
+        if is_waited_for {
+            self.fail_waiting(error, actions);
+        } else if !is_lost {
+            self.back_off();
         }
     }
 

@@ -31,12 +31,16 @@ const GARBAGE_BATCHES_MIN: u64 = 2;
 const VICTIM_LIVE_PERCENT_MAX: u64 = 85;
 /// Objects of less than an eighth of a batch, beyond which they are copied together.
 const SMALL_OBJECTS_MAX: usize = 64;
+/// Objects that one lap finds worth copying, at most: their numbers are in memory.
+const VICTIMS_MAX: usize = 4096;
 /// Gets for copies at once: clients come first.
 const COPIES_IN_FLIGHT_MAX: usize = 2;
 /// Slots between two of a get that nobody wants.
 const GAP_SLOTS_MAX: u32 = 3;
 /// Blocks that one search finds, in batches: what it has found is in memory.
 const FOUND_BATCHES_MAX: usize = 8;
+/// Objects that nobody needs and that one opening finds, and references of clones: their names are in memory.
+const STRAYS_MAX: usize = 64 << 10;
 /// Blocks ahead of the next one whose pages are asked for.
 const PAGES_AHEAD: usize = 16;
 
@@ -44,10 +48,8 @@ const PAGES_AHEAD: usize = 16;
 #[derive(Debug)]
 pub(super) enum Collect {
     Idle,
-    /// Reading which blocks the victims hold.
+    /// Reading which blocks the next victims hold.
     Searching {
-        /// Those whose tables are to be read, the first one now.
-        victims: VecDeque<u64>,
         asked: bool,
         searched: Vec<u64>,
         found: Vec<(Place, u64)>,
@@ -77,40 +79,59 @@ pub(super) struct Lap {
     small_count: usize,
 }
 
-/// The best victims: as many as fill a batch with their live blocks.
+/// The best victims.
 #[derive(Debug, Default)]
-struct Best {
-    /// By how much of them is alive, in percent, and number; and their live blocks.
-    objects: BTreeMap<(u64, u64), u64>,
-    blocks: u64,
+struct Best(BTreeMap<Rank, Gain>);
+
+/// How much of an object is alive, in percent, and its number.
+type Rank = (u64, u64);
+
+/// What copying an object costs and brings.
+#[derive(Clone, Copy, Debug)]
+struct Gain {
+    live_blocks: u64,
+    freed_bytes: u64,
 }
 
 impl Best {
-    fn add(&mut self, rank: (u64, u64), live: u64, blocks_max: u64) {
-        self.objects.insert(rank, live);
-        self.blocks += live;
-        while let Some(last) = self.objects.last_entry()
-            && self.blocks - last.get() >= blocks_max
-        {
-            self.blocks -= last.remove();
+    fn add(&mut self, rank: Rank, gain: Gain) {
+        self.0.insert(rank, gain);
+        if self.0.len() > VICTIMS_MAX {
+            self.0.pop_last();
         }
+    }
+
+    /// The best of them, as many as free so much; no fewer than fill a batch with what is alive.
+    fn victims(self, batch_blocks: u64, bytes: u64) -> VecDeque<u64> {
+        let (mut live, mut freed) = (0, 0);
+        let mut is_wanted = |gain: &Gain| {
+            let is_wanted = live < batch_blocks || freed < bytes;
+            live += gain.live_blocks;
+            freed += gain.freed_bytes;
+            is_wanted
+        };
+        let ranked = self.0.into_iter();
+        let best = ranked.take_while(|(_, gain)| is_wanted(gain));
+        best.map(|((_, number), _)| number).collect()
     }
 }
 
 impl Lap {
-    /// Which objects are to be copied, if there is enough garbage in objects, or if enough are small.
-    fn victims(self, batch: u64) -> VecDeque<u64> {
+    /// Which objects are to be copied, if there is enough garbage in objects, or if enough are small. However long a lap
+    /// has taken, they bring what may be garbage back to its part.
+    fn victims(self, batch_blocks: u64) -> VecDeque<u64> {
+        let batch = batch_blocks * SLOT_BYTES as u64;
         let garbage = self.stored - self.live;
-        let best = if garbage > GARBAGE_BATCHES_MIN * batch
-            && garbage * 100 > self.stored * GARBAGE_PERCENT_MAX
-        {
-            self.sparse
+        let allowed = self.stored * GARBAGE_PERCENT_MAX / 100;
+        if garbage > GARBAGE_BATCHES_MIN * batch && garbage > allowed {
+            // What is freed is stored no more, either.
+            let excess = (garbage - allowed) * 100 / (100 - GARBAGE_PERCENT_MAX);
+            self.sparse.victims(batch_blocks, excess)
         } else if self.small_count > SMALL_OBJECTS_MAX {
-            self.small
+            self.small.victims(batch_blocks, u64::MAX)
         } else {
-            Best::default()
-        };
-        best.objects.into_keys().map(|(_, number)| number).collect()
+            VecDeque::new()
+        }
     }
 }
 
@@ -134,6 +155,8 @@ pub(super) struct Scan {
     reading: bool,
     pin: u64,
     clones_known: bool,
+    /// Objects that were found and are not needed.
+    strays: usize,
 }
 
 impl Default for Scan {
@@ -153,6 +176,7 @@ impl Default for Scan {
             reading: false,
             pin: 0,
             clones_known: false,
+            strays: 0,
         }
     }
 }
@@ -177,15 +201,15 @@ impl ObjectVolume {
             return;
         }
         let pin = self.pin();
-        let batch = (self.config.batch_blocks * SLOT_BYTES) as u64;
-        let blocks_max = self.config.batch_blocks as u64;
+        let batch_blocks = self.config.batch_blocks as u64;
+        let small = batch_blocks * SLOT_BYTES as u64 / 8;
         let lap = &mut self.lap;
         let mut rest = self.objects.range(lap.next.max(pin));
         for _ in 0..OBJECT_LAP_STEP {
             let Some((number, object)) = rest.next() else {
                 drop(rest);
-                let victims = core::mem::take(&mut self.lap).victims(batch);
-                return self.collect_from(victims);
+                self.victims = core::mem::take(&mut self.lap).victims(batch_blocks);
+                return self.search_next();
             };
             lap.next = number + 1;
             self.stats.objects_looked_at += 1;
@@ -195,25 +219,26 @@ impl ObjectVolume {
             }
             lap.stored += u64::from(object.bytes);
             lap.live += object.live_bytes();
-            let live = u64::from(object.live);
+            let gain = Gain {
+                live_blocks: u64::from(object.live),
+                freed_bytes: u64::from(object.bytes) - object.live_bytes(),
+            };
             let percent = object.live_bytes() * 100 / u64::from(object.bytes);
             if percent <= VICTIM_LIVE_PERCENT_MAX {
-                lap.sparse.add((percent, number), live, blocks_max);
+                lap.sparse.add((percent, number), gain);
             }
-            if object.plain_bytes() < batch / 8 {
+            if object.plain_bytes() < small {
                 lap.small_count += 1;
-                lap.small.add((0, number), live, blocks_max);
+                lap.small.add((0, number), gain);
             }
         }
     }
 
-    fn collect_from(&mut self, mut victims: VecDeque<u64>) {
-        // What a lap has seen may be gone since.
-        victims.retain(|&number| self.objects.get(number).is_some_and(|o| o.live > 0));
-        if !victims.is_empty() {
+    /// Begin to copy what the next victims hold, if there are any.
+    fn search_next(&mut self) {
+        if !self.victims.is_empty() {
             self.again = true;
             self.collect = Collect::Searching {
-                victims,
                 asked: false,
                 searched: Vec::new(),
                 found: Vec::new(),
@@ -245,6 +270,7 @@ impl ObjectVolume {
             }
         }
         self.collect = Collect::Idle;
+        self.search_next();
         // With nothing else to be committed, the copies are no other state than that of before.
         if !self.has_unflushed_writes() && self.flushes.is_empty() && self.last_sealed_or_gathered()
         {
@@ -260,7 +286,6 @@ impl ObjectVolume {
     fn search(&mut self, actions: &mut Vec<Action>) -> bool {
         let found_max = self.config.batch_blocks * FOUND_BATCHES_MAX;
         let Collect::Searching {
-            victims,
             asked: false,
             searched,
             found,
@@ -268,7 +293,7 @@ impl ObjectVolume {
         else {
             return false;
         };
-        let next = victims.front().copied();
+        let next = self.victims.front().copied();
         let Some(number) = next.filter(|_| found.len() < found_max) else {
             let (searched, mut found) = (core::mem::take(searched), core::mem::take(found));
             found.sort_unstable();
@@ -283,11 +308,13 @@ impl ObjectVolume {
             };
             return false;
         };
+        // It may have died, or be pinned, since it was found.
         let object = self.objects.get(number);
+        let object = object.filter(|object| object.is_worth_a_look() && number >= self.pin());
         let table = object.and_then(|o| Some((o.table_offset()?, table_bytes(o.runs.into()))));
         let Some((offset, bytes)) = table else {
             // Nothing of it is needed any more, or the store has another one.
-            victims.pop_front();
+            self.victims.pop_front();
             self.again = true;
             return false;
         };
@@ -327,7 +354,6 @@ impl ObjectVolume {
         let result = self.unverified(number, result, actions);
         let compressed = self.objects.get(number).is_some_and(Object::is_compressed);
         let Collect::Searching {
-            victims,
             asked,
             searched,
             found,
@@ -338,7 +364,7 @@ impl ObjectVolume {
         *asked = false;
         self.again = true;
         // One that cannot be read stays as it is, for the next time.
-        victims.pop_front();
+        self.victims.pop_front();
         let Ok(buf) = result else {
             return;
         };
@@ -388,6 +414,17 @@ impl ObjectVolume {
             *next = found.len();
             fetched.clear();
             *has_failed = true;
+        }
+    }
+
+    /// A page of the map is lost, so nobody knows what of its blocks is current: objects that may hold some are not
+    /// copied, lest they are tried first every time, and nothing else is freed.
+    pub(super) fn leave_where_they_are(&mut self, page: u64) {
+        if let Collect::Copying { found, .. } = &self.collect {
+            let page_blocks = self.map.page_blocks();
+            for (place, _) in found.iter().filter(|(_, b)| b / page_blocks == page) {
+                self.objects.mark_damaged(place.number());
+            }
         }
     }
 
@@ -699,18 +736,22 @@ impl ObjectVolume {
             return;
         };
         let number = name.number;
-        let stray = number < self.manifest.number_first && number >= self.own_first();
+        // Further ones are found by the next opening: a store may name as many as it likes.
+        let has_room = self.scan.strays < STRAYS_MAX;
+        let stray = number < self.manifest.number_first && number >= self.own_first() && has_room;
         match name.kind {
             Kind::Data => {
                 if self.objects.contains(number) {
                     self.objects.set_bytes(number, listed.bytes);
                 } else if stray {
+                    self.scan.strays += 1;
                     self.objects.insert_stray(number, listed.bytes);
                 }
             }
             Kind::Map => {
                 let known = self.map_objects.contains(number) || self.usages.contains(&number);
                 if stray && !known {
+                    self.scan.strays += 1;
                     self.dropped_maps.insert(number);
                 }
             }
@@ -720,7 +761,9 @@ impl ObjectVolume {
                 if known
                     && number < self.manifest.sequence
                     && beginnings.binary_search(&number).is_err()
+                    && has_room
                 {
+                    self.scan.strays += 1;
                     self.deletes.push_back(name);
                 }
             }
@@ -729,11 +772,14 @@ impl ObjectVolume {
                 // One that is to be forgotten is named until that is committed.
                 let mut named = self.manifest.snapshots.iter().chain(&self.snapshots);
                 if stray && !named.any(is_it) {
+                    self.scan.strays += 1;
                     self.deletes.push_back(name);
                 }
             }
             Kind::Clone => match usize::try_from(listed.bytes) {
-                Ok(bytes @ Reference::BYTES_MIN..=Reference::BYTES_MAX) => {
+                Ok(bytes @ Reference::BYTES_MIN..=Reference::BYTES_MAX)
+                    if self.scan.references.len() < STRAYS_MAX =>
+                {
                     self.scan.references.push((name, bytes));
                 }
                 _ => self.scan.pin = u64::MAX,

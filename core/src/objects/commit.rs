@@ -145,6 +145,7 @@ impl ObjectVolume {
             sequence: self.manifest.sequence + 1,
             number_limit: (self.next_number + OBJECT_NUMBERS_AHEAD).min(OBJECT_NUMBER_MAX),
             bytes: bytes.unwrap_or(self.manifest.bytes),
+            own_map: self.manifest.own_map || (begin.is_some() && self.own_first() > 0),
             maps,
             usages,
             tail,

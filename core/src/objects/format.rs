@@ -132,8 +132,10 @@ on_disk! {
         usages: U32,
         /// Blocks of a page of the map.
         page_blocks: U16,
+        /// 1 if a clone has stored a map of its own: what no page of it has may be written over, or cut off.
+        own_map: u8,
         /// Zero.
-        reserved: [u8; 14],
+        reserved: [u8; 13],
     }
 }
 
@@ -455,6 +457,8 @@ pub struct Manifest {
     pub bytes: u64,
     /// Blocks of a page of the map.
     pub page_blocks: u32,
+    /// Whether a clone has stored a map of its own.
+    pub own_map: bool,
     /// Objects of the map: of two with the same page the later one counts.
     pub maps: Vec<MapEntry>,
     /// How much of which data objects the map needs.
@@ -506,6 +510,7 @@ impl Manifest {
         header.ancestors.set(self.ancestors.len() as u32);
         header.usages.set(self.usages.len() as u32);
         header.page_blocks.set(self.page_blocks as u16);
+        header.own_map = u8::from(self.own_map);
         let mut writer = Writer { out, at: 0 };
         writer.put(header.as_bytes());
         for map in self.maps.iter().chain(&self.usages) {
@@ -590,6 +595,7 @@ impl Manifest {
             number_limit: header.number_limit.get(),
             bytes: header.bytes.get(),
             page_blocks: u32::from(header.page_blocks.get()),
+            own_map: header.own_map == 1,
             maps: maps.iter().map(MapEntry::from).collect(),
             usages: usages.iter().map(MapEntry::from).collect(),
             tail: tail

@@ -21,6 +21,7 @@ pub mod cache;
 pub mod changes;
 pub mod directory;
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::limits::OBJECT_PAGE_BLOCKS_MAX;
@@ -117,6 +118,12 @@ impl Page {
     /// A page with these runs, which are as invariant 1 says but for neighbours.
     pub const fn new(runs: Vec<Run>) -> Self {
         Self { runs }
+    }
+
+    /// A page of so many blocks of which nobody knows where they are: at places, from this one on, of an object that there
+    /// is not.
+    pub fn lost(blocks: u64, place: Place) -> Self {
+        Self::new(alloc::vec![Run::new(0, blocks as u16, place)])
     }
 
     /// Its runs.
@@ -216,6 +223,8 @@ pub struct Map {
     pub fresh: Changes,
     /// What the checkpoint under way merges into the pages.
     pub frozen: Changes,
+    /// What is merged, and forgotten in bounded steps.
+    merged: VecDeque<Changes>,
     /// Where the pages are.
     pub directory: Directory,
     /// Pages that were used lately.
@@ -229,6 +238,7 @@ impl Map {
             page_blocks: u64::from(OBJECT_PAGE_BLOCKS_MAX),
             fresh: Changes::default(),
             frozen: Changes::default(),
+            merged: VecDeque::new(),
             directory: Directory::default(),
             cache: PageCache::new(cache_bytes, cache_pages_min),
         }
@@ -280,6 +290,22 @@ impl Map {
         self.find(block, count) == Found::Here(None, count)
     }
 
+    /// The pages have what was frozen.
+    pub fn thaw(&mut self) {
+        self.merged.push_back(core::mem::take(&mut self.frozen));
+    }
+
+    /// Forget up to so many changes that are merged; true if there are more.
+    pub fn forget_merged(&mut self, most: usize) -> bool {
+        if let Some(merged) = self.merged.front_mut() {
+            merged.forget_some(most);
+            if merged.is_empty() {
+                self.merged.pop_front();
+            }
+        }
+        !self.merged.is_empty()
+    }
+
     /// How many blocks from `block` on, at most `limit`, are what their pages say.
     pub fn unchanged(&self, block: u64, limit: u64) -> u64 {
         let fresh = self.fresh.find(block, limit).1;
@@ -293,8 +319,10 @@ impl Map {
 
     /// Approximate memory in bytes.
     pub fn memory_bytes(&self) -> usize {
+        let merged = self.merged.iter().map(Changes::memory_bytes);
         self.fresh.memory_bytes()
             + self.frozen.memory_bytes()
+            + merged.sum::<usize>()
             + self.directory.memory_bytes()
             + self.cache.memory_bytes()
     }

@@ -90,6 +90,11 @@ const PAUSE_MAX: Nanos = Nanos::from_millis(5000);
 const DELETES_IN_FLIGHT_MAX: usize = 4;
 /// Pages of the map that one turn merges; looking for some costs as much as so many.
 const TURN_PAGES_MAX: usize = 64;
+/// Changes that zeroes take out of the map in about the time of a merged page, and those of one turn, and of one object.
+const COVERED_PER_PAGE: usize = 64;
+const COVERED_MAX: usize = TURN_PAGES_MAX * COVERED_PER_PAGE;
+/// Changes that are merged and that one turn forgets.
+const FORGOTTEN_MAX: usize = 4096;
 
 /// Which volume is opened, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +193,8 @@ pub struct Stats {
     pub damaged_blocks: u64,
     /// Pages of the map that were not what they should be.
     pub damaged_pages: u64,
+    /// Pages of the map that were given up, so that what is on them is lost but what was written since.
+    pub lost_pages: u64,
     /// Blocks that were copied forward to free objects.
     pub copied_blocks: u64,
     /// Objects that were looked at in search of garbage.
@@ -327,6 +334,8 @@ pub struct ObjectVolume {
     checkpoint: checkpoint::Checkpoint,
     lap: collect::Lap,
     collect: collect::Collect,
+    /// Objects that are to be copied next, in this order.
+    victims: VecDeque<u64>,
     scan: collect::Scan,
     snapshots: Vec<Snapshot>,
     snapshot_requests: VecDeque<snapshots::Request>,
@@ -435,6 +444,7 @@ impl ObjectVolume {
             checkpoint: checkpoint::Checkpoint::Idle,
             lap: collect::Lap::default(),
             collect: collect::Collect::Idle,
+            victims: VecDeque::new(),
             scan: collect::Scan::default(),
             snapshots: Vec::new(),
             snapshot_requests: VecDeque::new(),
@@ -493,6 +503,7 @@ impl ObjectVolume {
             pages_left: TURN_PAGES_MAX,
             ..Turn::default()
         };
+        self.turn.has_more = self.map.forget_merged(FORGOTTEN_MAX);
         loop {
             let before = actions.len();
             self.again = false;
@@ -531,6 +542,9 @@ impl ObjectVolume {
             return Some(self.now);
         }
         self.retry_at
+            .into_iter()
+            .chain(self.checkpoint.retry_at())
+            .min()
     }
 
     /// Size in bytes; known once it is open.
@@ -768,6 +782,7 @@ impl ObjectVolume {
         self.commit = None;
         self.checkpoint = checkpoint::Checkpoint::Idle;
         self.collect = collect::Collect::Idle;
+        self.victims.clear();
         self.deletes.clear();
     }
 

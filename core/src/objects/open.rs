@@ -624,6 +624,7 @@ impl ObjectVolume {
         manifest.epoch = 0;
         manifest.beginnings.clear();
         manifest.snapshots.clear();
+        manifest.own_map = false;
         self.opening.clone = Some(Cloning {
             parent,
             snapshot,

@@ -91,6 +91,8 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
+        // The store has answered: what is no good now will be no better the next time.
+        let is_lost = !matches!(result, Err(StoreError::Io(_)));
         let parsed = self.parse_pages(get, result, actions);
         let pages = &get.pages;
         self.again = true;
@@ -111,6 +113,9 @@ impl ObjectVolume {
             }
             Err(error) => {
                 let page = pages.first().map_or(0, |&(page, _)| page);
+                if is_lost {
+                    self.leave_where_they_are(page);
+                }
                 let waiters = self.page_waiters.remove(&page).unwrap_or_default();
                 for waiter in waiters {
                     self.fail_waiter(waiter, error, actions);

@@ -14,7 +14,7 @@ use super::map::{Found, Place};
 use super::pages::Waiter;
 use super::read::Fetch;
 use super::turns;
-use super::{Flush, ObjectVolume, Purpose, Tail, end};
+use super::{COVERED_MAX, COVERED_PER_PAGE, Flush, ObjectVolume, Purpose, Tail, end};
 use crate::buf::Buf;
 use crate::error::IoError;
 use crate::io::{Done, Token};
@@ -198,6 +198,13 @@ impl ObjectVolume {
                 } else {
                     rest / block_bytes
                 };
+                let (count, covered) = self.map.fresh.covered(block, count, COVERED_MAX);
+                if covered > 0 && self.turn.is_spent() {
+                    self.turn.has_more = true;
+                    return false;
+                }
+                self.turn.spend(covered.div_ceil(COVERED_PER_PAGE));
+                self.gathering.covered += covered;
                 self.unmap(block, count, actions);
                 write.at = write.end.min(write.at + count * block_bytes);
                 continue;

@@ -665,15 +665,15 @@ impl Volume {
     /// refused.
     pub(super) fn refuse_waiting_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
         self.refuse_undurable_reads(error, cx);
-        if let Some(Read { id, range, .. }) = self.reads.kept.take() {
-            self.reads.keeper = None;
-            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
-        }
         self.refuse_starved_reads(error, cx);
     }
 
     /// Refuse the reads that wait for memory.
     pub(super) fn refuse_starved_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        if let Some(Read { id, range, .. }) = self.reads.kept.take() {
+            self.reads.keeper = None;
+            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+        }
         for (id, range, _) in core::mem::take(&mut self.reads.starved) {
             self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }

@@ -1,7 +1,7 @@
 //! Volumes over objects in one bucket, on a store that never fails.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use hdcs_core::buf::Pool;
@@ -21,6 +21,9 @@ pub struct Bucket {
     pub objects: Objects,
     place: String,
     ended: u64,
+    /// How many of them failed.
+    failed: u64,
+    now: Nanos,
     /// What the last read brought.
     read: Option<Vec<u8>>,
     /// Puts of the map are not answered while this is set.
@@ -31,6 +34,8 @@ pub struct Bucket {
     pub bytes_got: u64,
     /// Pages of the map that the longest turn has merged.
     pub longest_merge: u64,
+    /// Bytes of the map in memory that the longest turn has forgotten.
+    pub longest_forgetting: u64,
 }
 
 /// Compresses slots whose blocks hold one byte each, and tells the methods apart.
@@ -72,11 +77,14 @@ impl Bucket {
             objects: Rc::clone(objects),
             place: place.to_owned(),
             ended: 0,
+            failed: 0,
+            now: Nanos(0),
             read: None,
             holds_map: false,
             held: Vec::new(),
             bytes_got: 0,
             longest_merge: 0,
+            longest_forgetting: 0,
         };
         this.volume.clone_of(parent.to_owned(), place.to_owned());
         this.go();
@@ -86,14 +94,20 @@ impl Bucket {
 
     /// Ask for something, which has to end well.
     pub fn ask(&mut self, ask: Ask) {
+        assert!(self.try_to(ask), "the store never fails");
+    }
+
+    /// Ask for something, which has to end; whether it ends well.
+    pub fn try_to(&mut self, ask: Ask) -> bool {
         let mut actions = Vec::new();
         let token = Token(0);
         let event = Event::Submit { token, ask };
-        self.volume.step(Nanos(0), event, &mut actions);
+        self.volume.step(self.now, event, &mut actions);
         assert!(actions.is_empty());
-        let ended = self.ended;
+        let (ended, failed) = (self.ended, self.failed);
         self.go();
         assert_eq!(self.ended, ended + 1);
+        self.failed == failed
     }
 
     /// Write blocks that hold one byte.
@@ -123,7 +137,7 @@ impl Bucket {
             let result = Ok(Stored::Done);
             let mut actions = Vec::new();
             let event = Event::Stored { token, result };
-            self.volume.step(Nanos(0), event, &mut actions);
+            self.volume.step(self.now, event, &mut actions);
             assert!(actions.is_empty());
         }
         self.go();
@@ -136,30 +150,35 @@ impl Bucket {
         }
     }
 
-    /// Perform everything until nothing is left.
+    /// Perform everything until nothing is left, with pauses only while something that was asked for waits.
     fn go(&mut self) {
         loop {
             let mut actions = Vec::new();
-            let before = self.volume.stats().pages_merged;
-            self.volume.poll(Nanos(0), &mut actions);
-            let merged = self.volume.stats().pages_merged - before;
+            let before = self.volume.stats();
+            self.volume.poll(self.now, &mut actions);
+            let after = self.volume.stats();
+            let merged = after.pages_merged - before.pages_merged;
             self.longest_merge = self.longest_merge.max(merged);
-            if actions.is_empty() && self.volume.next_wakeup() != Some(Nanos(0)) {
-                return;
+            let forgotten = before
+                .map_memory_bytes
+                .saturating_sub(after.map_memory_bytes);
+            self.longest_forgetting = self.longest_forgetting.max(forgotten);
+            if actions.is_empty() {
+                match self.volume.next_wakeup() {
+                    Some(at) if at <= self.now => {}
+                    Some(at) if !self.volume.is_idle() && self.held.is_empty() => self.now = at,
+                    _ => return,
+                }
             }
-            for action in actions {
+            let mut actions = VecDeque::from(actions);
+            while let Some(action) = actions.pop_front() {
                 let Some((token, result)) = self.perform(action) else {
                     continue;
                 };
                 let mut more = Vec::new();
                 let event = Event::Stored { token, result };
-                self.volume.step(Nanos(0), event, &mut more);
-                for action in more {
-                    assert!(
-                        self.perform(action).is_none(),
-                        "a step ends requests, a poll asks"
-                    );
-                }
+                self.volume.step(self.now, event, &mut more);
+                actions.extend(more);
             }
         }
     }
@@ -253,8 +272,10 @@ impl Bucket {
                 (token, Ok(Stored::Listed { objects, more }))
             }
             Action::End(completion) => {
-                if let Done::Read(buf) = completion.result.expect("the store never fails") {
-                    self.read = Some(buf.to_vec());
+                match completion.result {
+                    Ok(Done::Read(buf)) => self.read = Some(buf.to_vec()),
+                    Ok(_) => {}
+                    Err(_) => self.failed += 1,
                 }
                 self.ended += 1;
                 return None;

@@ -432,7 +432,7 @@ struct Driver {
     compression: Arc<Compression>,
     /// How the last request failed, if it did.
     trouble: Option<StoreError>,
-    damaged_blocks: u64,
+    damaged: u64,
     is_fenced: bool,
     origin: Instant,
 }
@@ -457,7 +457,7 @@ impl Driver {
             key,
             compression: Arc::default(),
             trouble: None,
-            damaged_blocks: 0,
+            damaged: 0,
             is_fenced: false,
             origin: Instant::now(),
         };
@@ -816,12 +816,14 @@ impl Driver {
         if completion.result.is_ok() {
             return;
         }
-        let damaged = self.machine.stats().damaged_blocks;
-        if damaged > self.damaged_blocks {
-            self.damaged_blocks = damaged;
+        let stats = self.machine.stats();
+        let damaged = stats.damaged_blocks + stats.damaged_pages;
+        if damaged > self.damaged {
+            self.damaged = damaged;
             tracing::error!(
                 place = self.client.place(),
-                blocks = damaged,
+                blocks = stats.damaged_blocks,
+                pages_of_the_map = stats.damaged_pages,
                 "objects are damaged: what they hold differs from its checksum and is not handed out"
             );
         }

@@ -5,14 +5,26 @@
 //! is exactly that. A file has one block, as large as the object, so that a quota is charged what
 //! is used. What a crash leaves half-made lies in `PREFIX/.tmp` and is swept when it is old.
 
+//!
+//! The client library panics on answers that it does not expect. It runs in threads of its own, where a panic ends the
+//! operation and not the process, and is replaced by a new client then.
+
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use hdfs_native::client::ListStatusIterator;
 use hdfs_native::{Client, ClientBuilder, HdfsError, WriteOptions};
+use tokio::runtime::{Handle, Runtime};
+use tokio::task::JoinSet;
 
-use super::{Condition, Listing, Object, Pending, Store, StoreError, brief, runtime};
+use super::{Condition, LIST_MAX, Listing, Object, Pending, Store, StoreError, WORKERS, brief};
+
+/// Name of the threads in which the client library runs, and nothing else: a panic there does not end the process.
+pub const THREADS: &str = "hdcs-hdfs";
 
 /// Where objects are made.
 const WORKSHOP: &str = ".tmp";
@@ -44,9 +56,27 @@ pub struct Config {
 /// See the module.
 #[derive(Debug)]
 pub struct Hdfs {
-    client: Client,
+    client: Mutex<Client>,
     config: Config,
     swept: AtomicBool,
+    /// Where the last listing stopped.
+    listing: Mutex<Option<At>>,
+}
+
+/// Where a listing goes on.
+struct At {
+    prefix: String,
+    /// The last name that was told.
+    after: String,
+    /// The one that comes next, and what is left behind it.
+    next: Object,
+    rest: ListStatusIterator,
+}
+
+impl std::fmt::Debug for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}… behind {}", self.prefix, self.after)
+    }
 }
 
 impl Hdfs {
@@ -56,21 +86,11 @@ impl Hdfs {
             let text = brief(&error.to_string());
             StoreError::Refused(format!("HDFS at {}: {text}", config.authority))
         };
-        let timeout = config.timeout.as_millis().to_string();
-        let mut builder = ClientBuilder::new()
-            .with_url(format!("hdfs://{}", config.authority))
-            .with_config([("dfs.client.socket-timeout", timeout.as_str())])
-            .with_io_runtime(runtime().clone());
-        if let Some(user) = &config.user {
-            builder = builder.with_user(user);
-        }
-        if let Some(conf) = &config.conf {
-            builder = builder.with_config_dir(conf.display().to_string());
-        }
         Ok(Self {
-            client: builder.build().map_err(refused)?,
+            client: Mutex::new(client(config).map_err(refused)?),
             config: config.clone(),
             swept: AtomicBool::new(false),
+            listing: Mutex::new(None),
         })
     }
 
@@ -122,48 +142,40 @@ impl Hdfs {
     }
 
     /// An operation within its time.
-    async fn timed<T>(
+    async fn timed<T, F>(
         &self,
         what: &str,
-        operation: impl Future<Output = Result<T, HdfsError>> + Send,
-    ) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.config.timeout, operation).await {
-            Ok(result) => result.map_err(|error| self.error(what, &error)),
-            Err(_) => Err(StoreError::Unreachable(format!(
-                "{}: {what}: no answer within {} s",
-                self.place(),
-                self.config.timeout.as_secs()
-            ))),
-        }
-    }
-
-    /// Make a file whole and durable.
-    async fn make(&self, path: &str, data: Bytes) -> Result<(), HdfsError> {
-        let bytes = data.len() as u64;
-        let mut options = WriteOptions::default()
-            .permission(FILE_MODE)
-            .block_size(bytes.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES));
-        if let Some(replication) = self.config.replication {
-            options = options.replication(replication);
-        }
-        let mut file = self.client.create(path, options).await?;
-        if !data.is_empty() {
-            Box::pin(file.write_bytes(data)).await?;
-            file.hsync().await?;
-        }
-        Box::pin(file.close()).await
-    }
-
-    /// Rename, making the directory when it is not there.
-    async fn rename(&self, from: &str, to: &str, replace: bool) -> Result<(), HdfsError> {
-        let first = self.client.rename(from, to, replace).await;
-        let parent = to.rsplit_once('/').map_or("/", |(parent, _)| parent);
-        match first {
-            Err(HdfsError::RPCError(class, _)) if class.ends_with("FileNotFoundException") => {
-                self.client.mkdirs(parent, DIRECTORY_MODE, true).await?;
-                self.client.rename(from, to, replace).await
+        operation: impl FnOnce(Client) -> F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, HdfsError>> + Send + 'static,
+    {
+        let client = self.client.lock();
+        let client = client.unwrap_or_else(PoisonError::into_inner).clone();
+        let (operation, timeout) = (operation(client), self.config.timeout);
+        // Dropped with this future, it ends the task.
+        let mut task = JoinSet::new();
+        task.spawn_on(
+            async move { tokio::time::timeout(timeout, operation).await },
+            runtime(),
+        );
+        let why = match task.join_next().await {
+            Some(Ok(Ok(result))) => return result.map_err(|error| self.error(what, &error)),
+            Some(Ok(Err(_))) => format!("no answer within {} s", timeout.as_secs()),
+            Some(Err(_)) | None => {
+                self.renew();
+                "its client ended on an answer that it did not expect".to_owned()
             }
-            other => other,
+        };
+        let place = self.place();
+        Err(StoreError::Unreachable(format!("{place}: {what}: {why}")))
+    }
+
+    /// Go on with a new client: what a panic has left of one may be of no use.
+    fn renew(&self) {
+        if let Ok(new) = client(&self.config) {
+            *self.client.lock().unwrap_or_else(PoisonError::into_inner) = new;
         }
     }
 
@@ -173,28 +185,141 @@ impl Hdfs {
             return;
         }
         let workshop = self.path(WORKSHOP);
-        let Ok(Ok(found)) = tokio::time::timeout(
-            self.config.timeout,
-            self.client.list_status(&workshop, false),
-        )
-        .await
-        else {
-            return;
-        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default();
-        for file in found {
-            if Duration::from_millis(file.modification_time) + ABANDONED < now {
-                let deleted = self.client.delete(&file.path, false);
-                if tokio::time::timeout(self.config.timeout, deleted)
-                    .await
-                    .is_err()
-                {
-                    return;
+        let listed = self.timed("list", async move |client| {
+            let all = client.list_status_iter(&workshop, false);
+            let mut old = Vec::new();
+            while let Some(file) = all.next().await
+                && old.len() < LIST_MAX
+            {
+                let file = file?;
+                let made = Duration::from_millis(file.modification_time);
+                if made.saturating_add(ABANDONED) < now {
+                    old.push(file.path);
                 }
+            }
+            Ok(old)
+        });
+        for path in listed.await.unwrap_or_default() {
+            if self.discard(path).await.is_err() {
+                return;
             }
         }
     }
+
+    /// Delete a file that is half-made.
+    async fn discard(&self, path: String) -> Result<(), StoreError> {
+        let deleted = self.timed("delete", async move |client| {
+            client.delete(&path, false).await
+        });
+        deleted.await.map(drop)
+    }
+}
+
+/// A client that runs in [`runtime`].
+fn client(config: &Config) -> Result<Client, HdfsError> {
+    let timeout = config.timeout.as_millis().to_string();
+    let mut builder = ClientBuilder::new()
+        .with_url(format!("hdfs://{}", config.authority))
+        .with_config([("dfs.client.socket-timeout", timeout.as_str())])
+        .with_io_runtime(runtime().clone());
+    if let Some(user) = &config.user {
+        builder = builder.with_user(user);
+    }
+    if let Some(conf) = &config.conf {
+        builder = builder.with_config_dir(conf.display().to_string());
+    }
+    builder.build()
+}
+
+/// Where the client library runs.
+fn runtime() -> &'static Handle {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME
+        .get_or_init(|| {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(WORKERS)
+                .thread_name(THREADS)
+                .enable_all()
+                .build()
+                .expect("a thread can be started")
+        })
+        .handle()
+}
+
+/// Make a file whole and durable.
+async fn make(
+    client: &Client,
+    path: &str,
+    data: Bytes,
+    replication: Option<u32>,
+) -> Result<(), HdfsError> {
+    let bytes = data.len() as u64;
+    let mut options = WriteOptions::default()
+        .permission(FILE_MODE)
+        .block_size(bytes.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES));
+    if let Some(replication) = replication {
+        options = options.replication(replication);
+    }
+    let mut file = client.create(path, options).await?;
+    if !data.is_empty() {
+        Box::pin(file.write_bytes(data)).await?;
+        file.hsync().await?;
+    }
+    Box::pin(file.close()).await
+}
+
+/// Rename, making the directory when it is not there.
+async fn rename(client: &Client, from: &str, to: &str, replace: bool) -> Result<(), HdfsError> {
+    let first = client.rename(from, to, replace).await;
+    let parent = to.rsplit_once('/').map_or("/", |(parent, _)| parent);
+    match first {
+        Err(HdfsError::RPCError(class, _)) if class.ends_with("FileNotFoundException") => {
+            client.mkdirs(parent, DIRECTORY_MODE, true).await?;
+            client.rename(from, to, replace).await
+        }
+        other => other,
+    }
+}
+
+/// Files up to one more than `max` that come after a name, in the order of their names: the first of them is `first`, if
+/// it is known. If what is left can go on from there, it comes back.
+async fn page(
+    rest: ListStatusIterator,
+    first: Option<Object>,
+    whole: &str,
+    after: &str,
+    max: usize,
+) -> Result<(Vec<Object>, Option<ListStatusIterator>), HdfsError> {
+    let first = first.map(|object| (object.name.clone(), object));
+    let mut objects = BTreeMap::from_iter(first);
+    let mut is_sorted = true;
+    let workshop = format!("{WORKSHOP}/");
+    while let Some(file) = rest.next().await {
+        let file = file?;
+        let name = file.path.strip_prefix(whole).unwrap_or_default();
+        if file.isdir || name <= after || name.starts_with(&workshop) {
+            continue;
+        }
+        let object = Object {
+            name: name.to_owned(),
+            bytes: file.length as u64,
+            modified_ms: file.modification_time,
+        };
+        is_sorted &= objects
+            .last_key_value()
+            .is_none_or(|(last, _)| **last < *name);
+        objects.insert(object.name.clone(), object);
+        if objects.len() > max + 1 {
+            objects.pop_last();
+        }
+        if objects.len() > max && is_sorted {
+            // A NameNode lists a directory in order, so all that is left comes after these.
+            return Ok((objects.into_values().collect(), Some(rest)));
+        }
+    }
+    Ok((objects.into_values().collect(), None))
 }
 
 impl Store for Hdfs {
@@ -203,22 +328,24 @@ impl Store for Hdfs {
             self.sweep().await;
             let what = format!("put {name}");
             let half_made = self.path(&format!("{WORKSHOP}/{}", uuid::Uuid::new_v4()));
-            let made = self
-                .timed(&what, Box::pin(self.make(&half_made, data)))
-                .await;
+            let (path, replication) = (half_made.clone(), self.config.replication);
+            let made = self.timed(&what, async move |client| {
+                Box::pin(make(&client, &path, data, replication)).await
+            });
             let replace = condition == Condition::Always;
-            let done = match made {
+            let done = match made.await {
                 Ok(()) => {
-                    let to = self.path(name);
-                    self.timed(&what, self.rename(&half_made, &to, replace))
-                        .await
+                    let (from, to) = (half_made.clone(), self.path(name));
+                    let renamed = self.timed(&what, async move |client| {
+                        rename(&client, &from, &to, replace).await
+                    });
+                    renamed.await
                 }
                 Err(error) => Err(error),
             };
             if done.is_err() {
                 // What cannot be deleted now is swept later.
-                let deleted = self.client.delete(&half_made, false);
-                let _ = tokio::time::timeout(self.config.timeout, deleted).await;
+                let _ = self.discard(half_made).await;
             }
             match done {
                 Err(StoreError::NotFound) => Err(StoreError::Unreachable(format!(
@@ -232,25 +359,27 @@ impl Store for Hdfs {
 
     fn get<'a>(&'a self, name: &'a str, offset: u64, bytes: usize) -> Pending<'a, Bytes> {
         Box::pin(async move {
-            let what = format!("get {name}");
-            let path = self.path(name);
-            let file = self.timed(&what, self.client.read(&path)).await?;
-            let end = usize::try_from(offset)
-                .ok()
-                .and_then(|at| at.checked_add(bytes));
-            if end.is_none_or(|end| end > file.file_length()) {
-                return Err(StoreError::Short);
-            }
-            self.timed(&what, file.read_range(offset as usize, bytes))
-                .await
+            let (what, path) = (format!("get {name}"), self.path(name));
+            let got = self.timed(&what, async move |client| {
+                let file = client.read(&path).await?;
+                let at = usize::try_from(offset).ok();
+                let end = at.and_then(|at| at.checked_add(bytes));
+                match at {
+                    Some(at) if end.is_some_and(|end| end <= file.file_length()) => {
+                        file.read_range(at, bytes).await.map(Some)
+                    }
+                    _ => Ok(None),
+                }
+            });
+            got.await?.ok_or(StoreError::Short)
         })
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> Pending<'a, ()> {
         Box::pin(async move {
-            let path = self.path(name);
-            let deleted = self.client.delete(&path, false);
-            match self.timed(&format!("delete {name}"), deleted).await {
+            let (what, path) = (format!("delete {name}"), self.path(name));
+            let deleted = self.timed(&what, async move |client| client.delete(&path, false).await);
+            match deleted.await {
                 Ok(_) | Err(StoreError::NotFound) => Ok(()),
                 Err(error) => Err(error),
             }
@@ -259,33 +388,43 @@ impl Store for Hdfs {
 
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str, max: usize) -> Pending<'a, Listing> {
         Box::pin(async move {
+            let at = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
+            let going_on = { at }
+                .take()
+                .filter(|at| at.prefix == prefix && at.after == after);
             let directory = self.path(prefix.trim_end_matches('/'));
-            let directory = directory.trim_end_matches('/');
-            let listed = self.client.list_status(directory, true);
-            let found = match self.timed("list", listed).await {
+            let (whole, after) = (format!("{}/", self.config.path), after.to_owned());
+            let listed = self.timed("list", async move |client| {
+                let (rest, first) = match going_on {
+                    Some(at) => (at.rest, Some(at.next)),
+                    None => {
+                        let directory = directory.trim_end_matches('/');
+                        (client.list_status_iter(directory, true), None)
+                    }
+                };
+                page(rest, first, &whole, &after, max).await
+            });
+            let (mut objects, rest) = match listed.await {
                 Ok(found) => found,
                 // No directory is made before something is put there.
-                Err(StoreError::NotFound) => Vec::new(),
+                Err(StoreError::NotFound) => return Ok(Listing::default()),
                 Err(error) => return Err(error),
             };
-            let whole = format!("{}/", self.config.path);
-            let workshop = format!("{WORKSHOP}/");
-            let mut objects: Vec<Object> = found
-                .into_iter()
-                .filter(|file| !file.isdir)
-                .filter_map(|file| {
-                    let name = file.path.strip_prefix(&whole)?;
-                    let ours = name > after && !name.starts_with(&workshop);
-                    ours.then(|| Object {
-                        name: name.to_owned(),
-                        bytes: file.length as u64,
-                        modified_ms: file.modification_time,
-                    })
-                })
-                .collect();
-            objects.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-            let more = objects.len() > max;
-            objects.truncate(max);
+            let next = if objects.len() > max {
+                objects.pop()
+            } else {
+                None
+            };
+            let more = next.is_some();
+            if let (Some(rest), Some(next), Some(last)) = (rest, next, objects.last()) {
+                let at = At {
+                    prefix: prefix.to_owned(),
+                    after: last.name.clone(),
+                    rest,
+                    next,
+                };
+                *self.listing.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+            }
             Ok(Listing { objects, more })
         })
     }

@@ -42,10 +42,15 @@ impl World {
             self.calm = true;
             return Ok(());
         }
+        let is_wiped = self.random.u8(0..8) == 0;
         let start = self.random.u64(0..sectors);
-        let range = SectorRange::between(start, sectors.min(start + self.random.u64(1..24)));
+        let range = if is_wiped {
+            SectorRange::between(0, sectors)
+        } else {
+            SectorRange::between(start, sectors.min(start + self.random.u64(1..24)))
+        };
         self.next_write += 1;
-        let content = if self.random.bool() {
+        let content = if is_wiped || self.random.bool() {
             Content::Zero
         } else {
             Content::Write(self.next_write)

@@ -18,6 +18,7 @@ fn manifest() -> Manifest {
         number_limit: 500,
         bytes: 1 << 20,
         page_blocks: 1024,
+        own_map: true,
         maps: vec![
             MapEntry {
                 number: 7,

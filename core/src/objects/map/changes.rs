@@ -43,7 +43,7 @@ impl Change {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Changes {
     changes: BTreeMap<u64, Change>,
 }
@@ -116,6 +116,24 @@ impl Changes {
     /// The first block from `block` on that has changed.
     pub fn next(&self, block: u64) -> Option<u64> {
         self.range(block, u64::MAX).next().map(|(first, ..)| first)
+    }
+
+    /// How many blocks from `block` on, at most `count`, are covered by `most` changes or fewer, and how many changes begin
+    /// in them.
+    pub fn covered(&self, block: u64, count: u64, most: usize) -> (u64, usize) {
+        let mut changes = self.changes.range(block..block + count);
+        let covered = changes.by_ref().take(most).count();
+        let next = changes.next();
+        (next.map_or(count, |(&first, _)| first - block), covered)
+    }
+
+    /// Forget up to so many changes, the first ones.
+    pub fn forget_some(&mut self, most: usize) {
+        for _ in 0..most {
+            if self.changes.pop_first().is_none() {
+                return;
+            }
+        }
     }
 
     /// Forget what has changed from `block` on.
@@ -198,9 +216,20 @@ mod tests {
                 }
                 assert_eq!(seen[at..end], model[at..end]);
                 assert!(seen[..at].iter().all(Option::is_none));
+                let (covered, most) = changes.covered(at as u64, (end - at) as u64, 3);
+                let begin = changes.range(at as u64, at as u64 + covered);
+                let begin = begin.filter(|&(first, ..)| {
+                    first > at as u64 || at == 0 || changes.changes.contains_key(&first)
+                });
+                assert_eq!(begin.count(), most);
+                assert!(most <= 3 && (most == 3 || covered == (end - at) as u64));
                 let next = (at..blocks).find(|&block| model[block].is_some());
                 assert_eq!(changes.next(at as u64), next.map(|block| block as u64));
             }
+            let mut fewer = changes.clone();
+            fewer.forget_some(2);
+            assert_eq!(fewer.len(), changes.len() - 2);
+            assert!(fewer.next(0) > changes.next(0));
             changes.truncate(250);
             assert_eq!(changes.next(250), None);
             assert_eq!(

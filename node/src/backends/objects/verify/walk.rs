@@ -7,6 +7,7 @@
 //! them; where that does not fit into memory either, it is of a range of the volume, and all is read once more
 //! for the next one.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -386,23 +387,28 @@ impl Check<'_> {
         if pages.start > 0 {
             return Ok(());
         }
-        let mut usages: Vec<(MapEntry, Vec<&str>)> = Vec::new();
+        let mut usages: BTreeMap<u64, (MapEntry, Vec<&str>)> = BTreeMap::new();
         for member in group {
             for &usage in &member.usages {
-                let known = usages.iter_mut().find(|(u, _)| u.number == usage.number);
-                match known {
-                    Some((_, ofs)) => ofs.push(&member.of),
-                    None => usages.push((usage, vec![&member.of])),
-                }
+                let known = usages.entry(usage.number);
+                known.or_insert((usage, Vec::new())).1.push(&member.of);
             }
         }
-        for (entry, ofs) in usages {
-            if found.is_cut_short {
-                return Ok(());
+        let mut usages = usages.into_values();
+        let mut gets = Gets::default();
+        while !found.is_cut_short {
+            while gets.len() < self.at_once()
+                && let Some((entry, ofs)) = usages.next()
+            {
+                let client = &Writer::of(writers, entry.number).client;
+                let name = Name::own(Kind::Map, entry.number).to_string();
+                gets.begin((entry, ofs), client, &name, 0, entry.bytes as usize);
             }
+            let Some(((entry, ofs), got)) = gets.next().await else {
+                break;
+            };
             let Writer { client, volume, .. } = Writer::of(writers, entry.number);
             let name = Name::own(Kind::Map, entry.number).to_string();
-            let got = client.get(&name, 0, entry.bytes as usize).await;
             let Some(bytes) = self.there(client, &name, &ofs, got, found)? else {
                 continue;
             };
