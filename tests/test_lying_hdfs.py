@@ -73,10 +73,10 @@ def name_node(answer):
 
 @pytest.mark.parametrize("authentication", ["simple", "kerberos"])
 def test_answers_of_a_name_node_end_no_daemon(tmp_path, authentication):
-    options = "retry_s=1,timeout_s=2"
+    options = "retry_s=1&timeout_s=2"
     if authentication == "kerberos":
         (tmp_path / "core-site.xml").write_text(SECURE)
-        options += f",conf={tmp_path}"
+        options += f"&conf={tmp_path}"
     data = tmp_path / "data"
     data.mkdir()
     with Daemon(data) as daemon:

@@ -57,7 +57,7 @@ const MERGE_PAGES_MAX: usize = 64;
 const MISSES_MAX: u8 = 8;
 /// Pause before a page is got again of which the store has brought what is no good, or nothing.
 const LOST_PAUSE: Nanos = Nanos::from_millis(1000);
-/// A page that is damaged for so long will not be better.
+/// A page that is lost for so long will not be better.
 const LOST_AFTER: Nanos = Nanos::from_millis(60_000);
 /// Ranges without a page that one turn passes.
 const SKIPS_MAX: usize = 4096;
@@ -109,7 +109,8 @@ struct Wanted {
     /// Whether something of it has changed.
     is_changed: bool,
     misses: u8,
-    damaged_since: Option<Nanos>,
+    /// Since when the store brings what is no good, or nothing.
+    lost_since: Option<Nanos>,
 }
 
 #[derive(Debug)]
@@ -444,7 +445,7 @@ impl ObjectVolume {
                 content,
                 is_changed: changed == Some(page),
                 misses: 0,
-                damaged_since: None,
+                lost_since: None,
             });
         }
     }
@@ -636,28 +637,27 @@ impl ObjectVolume {
             self.again = true;
             return;
         }
-        if is_lost && changed == page_blocks {
-            // Nothing of it is needed. What it had stays counted where it is.
-            wanted.content = Content::Here(Page::default());
-            self.again = true;
-            return;
-        }
-        if is_damaged {
-            let since = *wanted.damaged_since.get_or_insert(self.now);
-            if self.now >= since.plus(LOST_AFTER) {
-                self.stats.lost_pages += 1;
-                let nowhere = Place::new(get.number, 0);
-                wanted.content = Content::Here(Page::lost(page_blocks, nowhere));
-                self.again = true;
-            } else {
-                merge.retry_at = Some(self.now.plus(LOST_PAUSE));
-            }
-            return;
-        }
-        // It is needed: try again, and let those know who wait for the map to be stored.
+        // What cannot be got is needed: try again.
         if is_lost {
+            let since = *wanted.lost_since.get_or_insert(self.now);
+            let is_needed = changed < page_blocks;
+            if self.now >= since.plus(LOST_AFTER) && (is_damaged || !is_needed) {
+                self.stats.lost_pages += u64::from(is_needed);
+                let nowhere = Place::new(get.number, 0);
+                // What a page has that nobody needs stays counted where it is.
+                wanted.content = Content::Here(match is_needed {
+                    true => Page::lost(page_blocks, nowhere),
+                    false => Page::default(),
+                });
+                self.again = true;
+                return;
+            }
             merge.retry_at = Some(self.now.plus(LOST_PAUSE));
+            if is_damaged {
+                return;
+            }
         }
+        // Those who wait for the map to be stored are told.
         let is_waited_for = self.has_too_many_changes()
             || self.tail_runs >= self.config.changes_max
             || self.tail.len() >= OBJECT_TAIL_MAX;
