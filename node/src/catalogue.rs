@@ -9,6 +9,8 @@
 //! 2. No two entries that serve share a number, uuid, log or backend.
 //! 3. A damaged entry costs its volume alone, and nothing of it is changed or removed.
 //! 4. A name reaches a path only as a [`VolumeName`].
+//! 5. A log or home outside of a volume's directory goes with the volume that owns it: a directory whose entry has
+//!    another name is a copy, and a file that another entry names, too, stays.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,6 +37,8 @@ const ENTRY: Kind = Kind {
 const ENTRY_FILE: &str = "volume.json";
 const NEW_PREFIX: &str = ".new-";
 const GONE_PREFIX: &str = ".gone-";
+/// What follows the name of a deleted volume: a hyphen and a uuid.
+const GONE_SUFFIX_BYTES: usize = 1 + uuid::fmt::Hyphenated::LENGTH;
 
 /// Why a name was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -370,7 +374,7 @@ pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
     for name in names {
         let path = volumes.join(&name);
         if name.starts_with(NEW_PREFIX) || name.starts_with(GONE_PREFIX) {
-            remove_directory(&path)?;
+            remove_directory(dir.layout(), &path)?;
             let what = if name.starts_with(NEW_PREFIX) {
                 "a volume whose creation was interrupted"
             } else {
@@ -557,7 +561,7 @@ impl Drop for Draft {
     fn drop(&mut self) {
         if !self.committed && self.directory.exists() {
             // What cannot be removed now is removed at the next start.
-            if let Err(error) = remove_directory(&self.directory) {
+            if let Err(error) = remove_directory(&self.layout, &self.directory) {
                 tracing::warn!("a half-made volume stays until the next start: {error}");
             }
         }
@@ -623,7 +627,7 @@ pub fn remove(
     let gone = volumes.join(format!("{GONE_PREFIX}{name}-{}", Uuid::new_v4()));
     fs::rename(&path, &gone).map_err(io_at(&path))?;
     sync_directory(&volumes).map_err(io_at(&volumes))?;
-    remove_directory(&gone)
+    remove_directory(layout, &gone)
 }
 
 /// Move a volume's directory, with all that is in it, out of the catalogue.
@@ -642,21 +646,78 @@ pub fn detach(layout: &Layout, name: &VolumeName, target: &Path) -> Result<(), C
     Ok(())
 }
 
-/// Remove a hidden directory, and the log and home outside of it that its entry names. Its wrapped key goes first:
-/// whatever else a medium keeps is unreadable from then on.
-fn remove_directory(path: &Path) -> Result<(), CatalogueError> {
-    key::destroy(path).map_err(io_at(path))?;
-    if let Ok(entry) = sealed::read::<Stored>(&entry_file(path), ENTRY) {
-        for file in [Some(entry.log.path), entry.home].into_iter().flatten() {
-            let file = path.join(file);
-            let is_outside = file.parent() != Some(path);
-            match fs::metadata(&file) {
-                Ok(found) if is_outside && found.is_file() => {
-                    fs::remove_file(&file).map_err(io_at(&file))?;
-                }
-                // Inside it goes with the directory; a block device is wiped by who opened it.
-                _ => {}
+/// The name of the volume whose hidden directory this is.
+fn name_of_hidden(path: &Path) -> Option<VolumeName> {
+    let hidden = path.file_name()?.to_str()?;
+    if let Some(name) = hidden.strip_prefix(NEW_PREFIX) {
+        return name.parse().ok();
+    }
+    let (name, uuid) = hidden
+        .strip_prefix(GONE_PREFIX)?
+        .split_at_checked(hidden.len().checked_sub(GONE_PREFIX.len() + GONE_SUFFIX_BYTES)?)?;
+    uuid.strip_prefix('-')?.parse::<Uuid>().ok()?;
+    name.parse().ok()
+}
+
+/// The files of a volume, as its entry names them: its log, its home.
+fn files_of(directory: &Path, entry: &Stored) -> Vec<PathBuf> {
+    let files = [Some(&entry.log.path), entry.home.as_ref()];
+    let files = files.into_iter().flatten();
+    files.map(|file| directory.join(file)).collect()
+}
+
+/// The log and home outside of a hidden directory that go with it.
+fn files_outside(layout: &Layout, path: &Path) -> Result<Vec<PathBuf>, CatalogueError> {
+    // What cannot be trusted decides nothing about files elsewhere.
+    let Ok(entry) = sealed::read::<Stored>(&entry_file(path), ENTRY) else {
+        return Ok(Vec::new());
+    };
+    let mut files = files_of(path, &entry);
+    files.retain(|file| file.parent() != Some(path));
+    if files.is_empty() {
+        return Ok(files);
+    }
+    if name_of_hidden(path).as_ref() != Some(&entry.name) {
+        tracing::warn!(
+            "{}: it was a copy of volume {}, whose files elsewhere are left alone",
+            path.display(),
+            entry.name
+        );
+        return Ok(Vec::new());
+    }
+    let volumes = layout.volumes();
+    for item in fs::read_dir(&volumes).map_err(io_at(&volumes))? {
+        let other = item.map_err(io_at(&volumes))?.path();
+        let Ok(theirs) = sealed::read::<Stored>(&entry_file(&other), ENTRY) else {
+            continue;
+        };
+        if other == path {
+            continue;
+        }
+        let theirs = files_of(&other, &theirs);
+        files.retain(|file| {
+            let is_theirs = theirs.contains(file);
+            if is_theirs {
+                tracing::warn!(
+                    "{} is left alone, since {} names it, too",
+                    file.display(),
+                    other.display()
+                );
             }
+            !is_theirs
+        });
+    }
+    Ok(files)
+}
+
+/// Remove a hidden directory, and the log and home outside of it that are its volume's alone. Its wrapped key goes first:
+/// whatever else a medium keeps is unreadable from then on.
+fn remove_directory(layout: &Layout, path: &Path) -> Result<(), CatalogueError> {
+    key::destroy(path).map_err(io_at(path))?;
+    for file in files_outside(layout, path)? {
+        // A block device is wiped by who opened it.
+        if fs::metadata(&file).is_ok_and(|found| found.is_file()) {
+            fs::remove_file(&file).map_err(io_at(&file))?;
         }
     }
     fs::remove_dir_all(path).map_err(io_at(path))
@@ -827,6 +888,67 @@ mod tests {
             assert!(
                 matches!(&twins.volumes[name], Found::Damaged(why) if why.contains("same number"))
             );
+        }
+    }
+
+    /// A volume in storage mode, with its log and home in a directory of their own.
+    fn make_outside(dir: &DataDir, name: &str, number: u32, outside: &Path) -> [PathBuf; 2] {
+        let files = ["log", "home"].map(|what| outside.join(what));
+        let mut new = entry(name, number);
+        new.log.path.clone_from(&files[0]);
+        new.home = Some(files[1].clone());
+        make(dir, new);
+        fs::write(&files[1], "home").unwrap();
+        files
+    }
+
+    #[test]
+    fn catalogue_copy_that_is_deleted_takes_nothing_of_the_original() {
+        let (_root, dir) = open();
+        let outside = tempfile::tempdir().unwrap();
+        let files = make_outside(&dir, "one", 1, outside.path());
+        let [original, copy] = ["one", "one.bak"].map(|name| dir.layout().volumes().join(name));
+        fs::create_dir(&copy).unwrap();
+        for item in fs::read_dir(&original).unwrap() {
+            let item = item.unwrap();
+            fs::copy(item.path(), copy.join(item.file_name())).unwrap();
+        }
+        let found = recover(&dir).unwrap().volumes;
+        assert!(matches!(&found["one.bak"], Found::Damaged(why) if why.contains("renamed")));
+        remove(dir.layout(), &"one.bak".parse().unwrap(), None).unwrap();
+        assert!(!copy.exists());
+        assert!(files.iter().all(|file| file.exists()));
+        assert!(matches!(&recover(&dir).unwrap().volumes["one"], Found::Entry(_)));
+        remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
+        assert!(!files.iter().any(|file| file.exists()));
+    }
+
+    #[test]
+    fn catalogue_file_of_two_volumes_goes_with_the_last_one() {
+        let (_root, dir) = open();
+        let outside = tempfile::tempdir().unwrap();
+        let files = make_outside(&dir, "one", 1, outside.path());
+        make_outside(&dir, "two", 2, outside.path());
+        let found = recover(&dir).unwrap().volumes;
+        assert!(found.values().all(|one| matches!(one, Found::Damaged(_))));
+        remove(dir.layout(), &"two".parse().unwrap(), None).unwrap();
+        assert!(files.iter().all(|file| file.exists()));
+        assert!(matches!(&recover(&dir).unwrap().volumes["one"], Found::Entry(_)));
+        remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
+        assert!(!files.iter().any(|file| file.exists()));
+    }
+
+    #[test]
+    fn hidden_directory_tells_whose_it_is() {
+        let name_of = |hidden: &str| {
+            let name = name_of_hidden(&Path::new("/volumes").join(hidden));
+            name.map(String::from)
+        };
+        let gone = format!(".gone-a-b-{}", Uuid::new_v4());
+        assert_eq!(name_of(&gone), Some("a-b".to_owned()));
+        assert_eq!(name_of(".new-a-b"), Some("a-b".to_owned()));
+        for other in [".gone-three-x", ".gone-", ".new-", "a-b", &gone[1..]] {
+            assert_eq!(name_of(other), None, "{other}");
         }
     }
 
