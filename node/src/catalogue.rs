@@ -2,7 +2,8 @@
 //!
 //! A volume is made in `volumes/.new-NAME` and appears by renaming that directory to its name; it
 //! disappears by renaming it to `.gone-NAME-UUID`. A crash in between leaves a hidden directory,
-//! which [`recover`] removes at the next start.
+//! which [`recover`] removes at the next start. One that cannot be removed stays until it can, and keeps nothing from
+//! serving.
 //!
 //! Invariants:
 //! 1. A directory under its own name is a whole volume: entry, log and backing file are durable.
@@ -280,8 +281,19 @@ pub struct Recovered {
     pub volumes: BTreeMap<String, Found>,
     /// What was left of interrupted work and has been removed, for the log.
     pub removed: Vec<String>,
+    /// What interrupted work has left and could not be removed, and why, for the log.
+    pub left: Vec<String>,
     /// What was left untouched because it is not HDCS's, for the log.
     pub ignored: Vec<String>,
+}
+
+impl Recovered {
+    fn note(&mut self, what: String, removed: Result<(), CatalogueError>) {
+        match removed {
+            Ok(()) => self.removed.push(what),
+            Err(error) => self.left.push(format!("{what}: {error}")),
+        }
+    }
 }
 
 /// Why the catalogue could not be changed.
@@ -361,7 +373,7 @@ pub fn encryption_beside(log: &Path) -> Option<Encryption> {
     found.ok()?.encryption
 }
 
-/// Remove what interrupted work left behind, and read every entry.
+/// Remove what interrupted work left behind, as far as that is possible, and read every entry.
 pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
     let volumes = dir.layout().volumes();
     let mut recovered = Recovered::default();
@@ -374,23 +386,24 @@ pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
     for name in names {
         let path = volumes.join(&name);
         if name.starts_with(NEW_PREFIX) || name.starts_with(GONE_PREFIX) {
-            remove_directory(dir.layout(), &path)?;
             let what = if name.starts_with(NEW_PREFIX) {
                 "a volume whose creation was interrupted"
             } else {
                 "the rest of a deleted volume"
             };
-            recovered
-                .removed
-                .push(format!("{what}: {}", path.display()));
+            let what = format!("{what}: {}", path.display());
+            recovered.note(what, remove_directory(dir.layout(), &path));
         } else if name.parse::<VolumeName>().is_err() || !path.is_dir() {
             recovered.ignored.push(path.display().to_string());
         } else {
-            if key::tidy(&path).map_err(io_at(&path))? {
-                recovered.removed.push(format!(
-                    "a wrapping of a data key that does not count: {}",
-                    path.display()
-                ));
+            let what = || {
+                let path = path.display();
+                format!("a wrapping of a data key that does not count: {path}")
+            };
+            match key::tidy(&path).map_err(io_at(&path)) {
+                Ok(false) => {}
+                // The key that counts is whole in any case.
+                tidied => recovered.note(what(), tidied.map(drop)),
             }
             let found = read_entry(&path, &name);
             recovered.volumes.insert(name, found);
@@ -597,13 +610,43 @@ pub fn update(layout: &Layout, entry: &Entry) -> Result<(), CatalogueError> {
     write_entry(&directory(layout, &entry.name), entry)
 }
 
+/// What is left of a volume whose removal has begun and did not end: it has no other directory any more.
+fn rest_of(layout: &Layout, name: &VolumeName) -> Result<Vec<PathBuf>, CatalogueError> {
+    let path = directory(layout, name);
+    if fs::symlink_metadata(path).is_ok() {
+        return Ok(Vec::new());
+    }
+    let volumes = layout.volumes();
+    let mut rest = Vec::new();
+    for item in fs::read_dir(&volumes).map_err(io_at(&volumes))? {
+        let item = item.map_err(io_at(&volumes))?.path();
+        let hidden = item.file_name().unwrap_or_default().as_bytes();
+        let is_gone = hidden.starts_with(GONE_PREFIX.as_bytes());
+        if is_gone && name_of_hidden(&item).as_ref() == Some(name) {
+            rest.push(item);
+        }
+    }
+    Ok(rest)
+}
+
+/// Whether the removal of a volume has begun and did not end: [`remove`] ends it. Blocks.
+pub fn is_half_removed(layout: &Layout, name: &VolumeName) -> bool {
+    rest_of(layout, name).is_ok_and(|rest| !rest.is_empty())
+}
+
 /// Remove a volume; its backing file is moved to `keep` if that is given. The volume is gone, and
-/// its kept data in place, when this returns.
+/// its kept data in place, when this returns. Of one whose removal did not end the rest is removed.
 pub fn remove(
     layout: &Layout,
     name: &VolumeName,
     keep: Option<&Path>,
 ) -> Result<(), CatalogueError> {
+    let rest = rest_of(layout, name)?;
+    if !rest.is_empty() {
+        return rest
+            .iter()
+            .try_for_each(|path| remove_directory(layout, path));
+    }
     let path = directory(layout, name);
     if let Some(keep) = keep {
         if let Some(parent) = keep.parent() {
@@ -652,9 +695,11 @@ fn name_of_hidden(path: &Path) -> Option<VolumeName> {
     if let Some(name) = hidden.strip_prefix(NEW_PREFIX) {
         return name.parse().ok();
     }
-    let (name, uuid) = hidden
-        .strip_prefix(GONE_PREFIX)?
-        .split_at_checked(hidden.len().checked_sub(GONE_PREFIX.len() + GONE_SUFFIX_BYTES)?)?;
+    let (name, uuid) = hidden.strip_prefix(GONE_PREFIX)?.split_at_checked(
+        hidden
+            .len()
+            .checked_sub(GONE_PREFIX.len() + GONE_SUFFIX_BYTES)?,
+    )?;
     uuid.strip_prefix('-')?.parse::<Uuid>().ok()?;
     name.parse().ok()
 }
@@ -724,245 +769,4 @@ fn remove_directory(layout: &Layout, path: &Path) -> Result<(), CatalogueError> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(name: &str, number: u32) -> Entry {
-        Entry {
-            name: name.parse().unwrap(),
-            number,
-            uuid: Uuid::new_v4(),
-            bytes: 1 << 20,
-            log: LogPlace {
-                path: LOG_FILE.into(),
-                bytes: 16 << 20,
-            },
-            backend: None,
-            backend_identity: None,
-            encryption: None,
-            home: None,
-            pins: Vec::new(),
-            settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
-        }
-    }
-
-    fn make(dir: &DataDir, entry: Entry) -> Entry {
-        let draft = Draft::begin(dir.layout(), entry).unwrap();
-        fs::write(draft.log_path(), "log").unwrap();
-        fs::write(draft.data_path().unwrap(), "data").unwrap();
-        draft.commit().unwrap()
-    }
-
-    fn open() -> (tempfile::TempDir, DataDir) {
-        let root = tempfile::tempdir().unwrap();
-        let dir = DataDir::open(root.path()).unwrap();
-        (root, dir)
-    }
-
-    #[test]
-    fn name_rules() {
-        for good in ["a", "A.b_c-9", &"x".repeat(64)] {
-            assert!(good.parse::<VolumeName>().is_ok(), "{good}");
-        }
-        let refused = |text: &str| text.parse::<VolumeName>().unwrap_err();
-        assert_eq!(refused(""), NameError::Empty);
-        assert_eq!(refused(&"x".repeat(65)), NameError::TooLong(65));
-        assert_eq!(refused(".."), NameError::Start('.'));
-        assert_eq!(refused("-a"), NameError::Start('-'));
-        assert_eq!(refused("a/b"), NameError::Character('/'));
-        assert_eq!(refused("a\n"), NameError::Character('\n'));
-        assert_eq!(refused("a\0"), NameError::Character('\0'));
-        assert_eq!(refused("ü"), NameError::Character('ü'));
-    }
-
-    #[test]
-    fn file_url_reads_back() {
-        use crate::backends::url::BackendUrl;
-        use std::ffi::OsStr;
-        for bytes in [
-            &b"/plain"[..],
-            b"/a b%20?x=1#\n",
-            "/\u{fc}".as_bytes(),
-            b"/\xff\xc3",
-        ] {
-            let path = Path::new(OsStr::from_bytes(bytes));
-            let place = BackendUrl::parse(&file_url(path)).unwrap().place;
-            assert_eq!(place.path(), Some(path));
-        }
-    }
-
-    #[test]
-    fn volume_size_rules() {
-        for good in [4096, 4608, 10 << 30, VOLUME_BYTES_MAX] {
-            assert_eq!(check_volume_bytes(good), Ok(()));
-        }
-        for (bad, why) in [
-            (0, "zero"),
-            (512, "at least"),
-            (4097, "multiple of 512"),
-            (VOLUME_BYTES_MAX + 512, "at most"),
-        ] {
-            assert!(check_volume_bytes(bad).unwrap_err().contains(why), "{bad}");
-        }
-    }
-
-    #[test]
-    fn catalogue_reads_back_what_was_made() {
-        let (_root, dir) = open();
-        let made = make(&dir, entry("one", 1));
-        let recovered = recover(&dir).unwrap();
-        assert!(matches!(&recovered.volumes["one"], Found::Entry(e) if **e == made));
-        assert!(recovered.removed.is_empty() && recovered.ignored.is_empty());
-    }
-
-    #[test]
-    fn catalogue_dropped_draft_leaves_nothing() {
-        let (root, dir) = open();
-        let outside = root.path().join("elsewhere");
-        let mut new = entry("one", 1);
-        new.log.path.clone_from(&outside);
-        let draft = Draft::begin(dir.layout(), new).unwrap();
-        fs::write(draft.log_path(), "log").unwrap();
-        drop(draft);
-        assert!(!outside.exists());
-        assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn catalogue_interrupted_work_is_removed_and_named() {
-        let (root, dir) = open();
-        let outside = root.path().join("elsewhere");
-        let mut new = entry("one", 1);
-        new.log.path.clone_from(&outside);
-        let draft = Draft::begin(dir.layout(), new).unwrap();
-        fs::write(draft.log_path(), "log").unwrap();
-        std::mem::forget(draft);
-        let cut = dir.layout().volumes().join(".new-two");
-        fs::create_dir(&cut).unwrap();
-        fs::write(cut.join("volume.json.tmp"), "{").unwrap();
-        fs::create_dir(dir.layout().volumes().join(".gone-three-x")).unwrap();
-        let recovered = recover(&dir).unwrap();
-        assert_eq!(recovered.removed.len(), 3, "{:?}", recovered.removed);
-        assert!(!outside.exists());
-        assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn catalogue_damage_costs_one_volume_and_changes_nothing() {
-        let (_root, dir) = open();
-        make(&dir, entry("good", 1));
-        make(&dir, entry("bad", 2));
-        let path = dir.layout().volumes().join("bad/volume.json");
-        let text = fs::read_to_string(&path)
-            .unwrap()
-            .replace("1048576", "2097152");
-        fs::write(&path, &text).unwrap();
-        let recovered = recover(&dir).unwrap();
-        assert!(matches!(&recovered.volumes["good"], Found::Entry(_)));
-        assert!(
-            matches!(&recovered.volumes["bad"], Found::Damaged(why) if why.contains("checksum"))
-        );
-        assert_eq!(fs::read_to_string(&path).unwrap(), text);
-    }
-
-    #[test]
-    fn catalogue_copies_do_not_serve() {
-        let (_root, dir) = open();
-        make(&dir, entry("one", 1));
-        let mut twin = entry("two", 1);
-        twin.uuid = Uuid::new_v4();
-        make(&dir, twin);
-        fs::rename(
-            dir.layout().volumes().join("two"),
-            dir.layout().volumes().join("three"),
-        )
-        .unwrap();
-        let renamed = recover(&dir).unwrap();
-        assert!(
-            matches!(&renamed.volumes["three"], Found::Damaged(why) if why.contains("renamed"))
-        );
-        assert!(matches!(&renamed.volumes["one"], Found::Entry(_)));
-        make(&dir, entry("four", 1));
-        let twins = recover(&dir).unwrap();
-        for name in ["one", "four"] {
-            assert!(
-                matches!(&twins.volumes[name], Found::Damaged(why) if why.contains("same number"))
-            );
-        }
-    }
-
-    /// A volume in storage mode, with its log and home in a directory of their own.
-    fn make_outside(dir: &DataDir, name: &str, number: u32, outside: &Path) -> [PathBuf; 2] {
-        let files = ["log", "home"].map(|what| outside.join(what));
-        let mut new = entry(name, number);
-        new.log.path.clone_from(&files[0]);
-        new.home = Some(files[1].clone());
-        make(dir, new);
-        fs::write(&files[1], "home").unwrap();
-        files
-    }
-
-    #[test]
-    fn catalogue_copy_that_is_deleted_takes_nothing_of_the_original() {
-        let (_root, dir) = open();
-        let outside = tempfile::tempdir().unwrap();
-        let files = make_outside(&dir, "one", 1, outside.path());
-        let [original, copy] = ["one", "one.bak"].map(|name| dir.layout().volumes().join(name));
-        fs::create_dir(&copy).unwrap();
-        for item in fs::read_dir(&original).unwrap() {
-            let item = item.unwrap();
-            fs::copy(item.path(), copy.join(item.file_name())).unwrap();
-        }
-        let found = recover(&dir).unwrap().volumes;
-        assert!(matches!(&found["one.bak"], Found::Damaged(why) if why.contains("renamed")));
-        remove(dir.layout(), &"one.bak".parse().unwrap(), None).unwrap();
-        assert!(!copy.exists());
-        assert!(files.iter().all(|file| file.exists()));
-        assert!(matches!(&recover(&dir).unwrap().volumes["one"], Found::Entry(_)));
-        remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
-        assert!(!files.iter().any(|file| file.exists()));
-    }
-
-    #[test]
-    fn catalogue_file_of_two_volumes_goes_with_the_last_one() {
-        let (_root, dir) = open();
-        let outside = tempfile::tempdir().unwrap();
-        let files = make_outside(&dir, "one", 1, outside.path());
-        make_outside(&dir, "two", 2, outside.path());
-        let found = recover(&dir).unwrap().volumes;
-        assert!(found.values().all(|one| matches!(one, Found::Damaged(_))));
-        remove(dir.layout(), &"two".parse().unwrap(), None).unwrap();
-        assert!(files.iter().all(|file| file.exists()));
-        assert!(matches!(&recover(&dir).unwrap().volumes["one"], Found::Entry(_)));
-        remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
-        assert!(!files.iter().any(|file| file.exists()));
-    }
-
-    #[test]
-    fn hidden_directory_tells_whose_it_is() {
-        let name_of = |hidden: &str| {
-            let name = name_of_hidden(&Path::new("/volumes").join(hidden));
-            name.map(String::from)
-        };
-        let gone = format!(".gone-a-b-{}", Uuid::new_v4());
-        assert_eq!(name_of(&gone), Some("a-b".to_owned()));
-        assert_eq!(name_of(".new-a-b"), Some("a-b".to_owned()));
-        for other in [".gone-three-x", ".gone-", ".new-", "a-b", &gone[1..]] {
-            assert_eq!(name_of(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn catalogue_delete_keeps_the_data_when_asked() {
-        let (root, dir) = open();
-        let made = make(&dir, entry("one", 1));
-        let keep = root.path().join("kept/one.img");
-        remove(dir.layout(), &made.name, Some(&keep)).unwrap();
-        assert_eq!(fs::read_to_string(&keep).unwrap(), "data");
-        let again = make(&dir, entry("one", 2));
-        assert!(remove(dir.layout(), &again.name, Some(&keep)).is_err());
-        assert_eq!(fs::read_to_string(&keep).unwrap(), "data");
-        remove(dir.layout(), &again.name, None).unwrap();
-        assert!(recover(&dir).unwrap().volumes.is_empty());
-    }
-}
+mod tests;

@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::create::is_block_device;
 use super::open::NotOpen;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, in_time, invalid, lock,
-    lost, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
+    lock, lost, parse_name,
 };
 use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
@@ -78,7 +78,11 @@ impl Node {
             )));
         }
         let mut leaving = Leaving::Stays;
+        let (at, of) = (self.layout(), volume_name.clone());
+        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
         let discarded = match &slot.found {
+            // What it had dirty was looked at before its removal began.
+            _ if is_rest => 0,
             Found::Entry(entry) => {
                 leaving = self.what_leaves(name, entry, &options).await?;
                 self.close_for_good(name, entry, &options, &mut leaving)

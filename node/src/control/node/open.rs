@@ -410,6 +410,9 @@ impl Node {
         for what in recovered.removed {
             tracing::warn!("removed {what}");
         }
+        for what in recovered.left {
+            tracing::warn!("not removed now, tried again at the next start: {what}");
+        }
         for what in recovered.ignored {
             tracing::warn!("left alone, not a volume: {what}");
         }
