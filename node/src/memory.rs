@@ -52,8 +52,9 @@ const OBJECT_BYTES: u64 = 38;
 /// Behind the slots of a data object are its tables.
 const OBJECT_TABLES_BYTES: u64 = 128 * KIB;
 
-/// What a volume takes beyond the least, as long as it has no more in all than this part of what others leave: larger objects
-/// save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed data.
+/// What a volume takes beyond the least, as long as it has no more in all than this part of what others leave: larger
+/// objects save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed
+/// data.
 const OBJECTS_SHARE: u64 = 2;
 const SUMS_SHARE: u64 = 4;
 const ENTRIES_SHARE: u64 = 8;

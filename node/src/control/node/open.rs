@@ -40,7 +40,7 @@ use super::home::make_home;
 use super::record::Gate;
 use super::{
     ANSWER_TIME_MAX, Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed,
-    in_time, invalid, lock,
+    in_time, invalid, lock, scrub,
 };
 use crate::backends::home::store;
 use crate::backends::url::BackendUrl;
@@ -228,6 +228,9 @@ impl Node {
             }
             Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
         };
+        if result.is_ok() {
+            self.begin_scrubs(&entry).await;
+        }
         self.put(entry.clone(), not_open);
         if result.is_ok() {
             self.begin_heat(&entry).await;
@@ -397,15 +400,21 @@ impl Node {
         let recovered = beside(move || {
             let mut dir = lock(&dir);
             let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
+            let mut scrubs = Vec::new();
             for found in recovered.volumes.values() {
                 if let Found::Entry(entry) = found {
                     dir.note_used_number(entry.number)
                         .map_err(|error| failed(error.to_string()))?;
+                    let directory = catalogue::directory(dir.layout(), &entry.name);
+                    scrubs.push((entry.number, scrub::read(&directory)));
                 }
             }
-            Ok::<_, ApiError>(recovered)
+            Ok::<_, ApiError>((recovered, scrubs))
         });
-        let recovered = recovered.await??;
+        let (recovered, scrubs) = recovered.await??;
+        for (number, record) in scrubs {
+            self.note_scrubs(number, record);
+        }
         for what in recovered.removed {
             tracing::warn!("removed {what}");
         }
