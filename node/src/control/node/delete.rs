@@ -126,17 +126,26 @@ impl Node {
             self.explain(name, Some(why.clone()));
             return Err(failed(format!("volume {name}: {why}")));
         }
-        lock(&self.slots).remove(name);
         let mut is_removed = leaving == Leaving::Clone;
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
-            settle(url.clone()).await;
-            match leaving {
-                Leaving::Stays => {}
-                Leaving::Clone => super::snapshots::sweep(name, url),
-                Leaving::Objects | Leaving::Image => is_removed = remove_data(name, url).await,
+            if matches!(leaving, Leaving::Objects | Leaving::Image) {
+                // As long as the volume is listed, no other one is made at its place, whose data would be removed.
+                let why =
+                    "it is being deleted, and what it has at its backend is removed".to_owned();
+                self.put(Entry::clone(entry), Some(NotOpen::Leaving { why }));
+                settle(url.clone()).await;
+                is_removed = remove_data(name, url).await;
+                lock(&self.slots).remove(name);
+            } else {
+                lock(&self.slots).remove(name);
+                settle(url.clone()).await;
+                if leaving == Leaving::Clone {
+                    super::snapshots::sweep(name, url);
+                }
             }
         }
+        lock(&self.slots).remove(name);
         self.explain(name, None);
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
