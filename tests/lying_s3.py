@@ -96,9 +96,11 @@ class Handler(BaseHTTPRequestHandler):
         """Several are deleted at once."""
         bucket, _ = self.key()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-        if self.lies("delete"):
-            return
         names = [unescape(name) for name in re.findall("<Key>(.*?)</Key>", body)]
+        if not self.lies("delete", bucket=bucket, names=names):
+            self.delete(bucket, names)
+
+    def delete(self, bucket, names):
         with self.store.lock:
             for name in names:
                 self.store.objects.pop(f"{bucket.rstrip('/')}/{name}", None)

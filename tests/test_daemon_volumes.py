@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -257,6 +259,67 @@ def test_delete_with_a_dead_backend_says_how_much_would_be_lost(daemon, tmp_path
     assert daemon.read("dead", MIB) == b"y" * MIB
     deleted = daemon.json("volume", "delete", "dead", "--discard-dirty")
     assert deleted["discarded_dirty_bytes"] == MIB
+
+
+def test_delete_waits_for_a_slow_backend(daemon, tmp_path):
+    # It takes one write after another, and some seconds for each.
+    url = f"file:{tmp_path}/slow?delay_us=5000000"
+    daemon.create("slow", *DIRTY, "--set", "cache_flush_queue_depth=1", "--backend", url)
+    client = daemon.nbd("slow")
+    places = range(0, 3 * MIB, MIB)
+    for at in places:
+        client.pwrite(b"slow" * 1024, at)
+    client.flush()
+    client.shutdown()
+    begun = time.monotonic()
+    assert daemon.json("volume", "delete", "slow")["discarded_dirty_bytes"] == 0
+    assert time.monotonic() - begun > 12
+    written = (tmp_path / "slow").read_bytes()
+    assert all(written[at : at + 4096] == b"slow" * 1024 for at in places)
+
+
+def test_deleting_a_copy_of_a_volume_leaves_the_original_alone(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    with Daemon(tmp_path) as daemon:
+        places = ["--log-path", outside / "log", "--mode", "storage", "--store-path", outside / "home"]
+        daemon.create("v", *DIRTY, *places)
+        daemon.write("v", b"v" * MIB)
+        daemon.stop()
+        volumes = daemon.data / "volumes"
+        shutil.copytree(volumes / "v", volumes / "v.bak")
+        daemon.start()
+        assert daemon.volume("v.bak")["state"] == "error"
+        daemon.ok("volume", "delete", "v.bak", "--discard-dirty")
+        assert not (volumes / "v.bak").exists()
+        daemon.stop()
+        daemon.start()
+        assert daemon.read("v", MIB) == b"v" * MIB
+        daemon.ok("volume", "delete", "v", "--discard-dirty")
+        assert list(outside.iterdir()) == []
+
+
+def test_deletion_that_did_not_end_goes_on_when_asked_again(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", *DIRTY)
+        daemon.create("other")
+        volumes = daemon.data / "volumes"
+        # No key can be overwritten where a directory is in its place.
+        (volumes / "v" / "key.json").mkdir()
+        for _ in range(2):
+            refused(daemon.cli("volume", "delete", "v"), 1, "did not end", "delete it again")
+        daemon.stop()
+        # It keeps nobody from serving.
+        daemon.start()
+        daemon.tells("tried again at the next start")
+        assert daemon.volume("other")["state"] == "healthy"
+        daemon.create("v", *DIRTY)
+        (volumes / "v" / "key.json").mkdir()
+        refused(daemon.cli("volume", "delete", "v"), 1, "did not end", "delete it again")
+        for rest in volumes.glob(".gone-v-*"):
+            (rest / "key.json").rmdir()
+        daemon.ok("volume", "delete", "v")
+        assert [path.name for path in volumes.iterdir()] == ["other"]
 
 
 def test_damaged_catalogue_entry_costs_one_volume_and_loses_nothing(tmp_path):

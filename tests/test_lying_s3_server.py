@@ -3,9 +3,11 @@ right once the store tells the truth again."""
 
 import os
 import random
+import threading
+import time
 
 import pytest
-from daemon import COMMAND_SECONDS, MIB, Daemon, hdcs
+from daemon import COMMAND_SECONDS, DIRTY, MIB, Daemon, hdcs
 from lying_s3 import LIES, LyingS3
 
 SIZE = 8 * MIB
@@ -117,3 +119,55 @@ def test_writes_that_are_answered_with_lies_are_made_good(daemon, s3, kind):
         daemon.ok("volume", "flush", "v")
         assert daemon.read("v", SIZE) == bytes(expected), what
     daemon.stop()
+
+
+class SlowOnce(dict):
+    """Objects, of which the next one takes longer to store than a disk would."""
+
+    is_slow = False
+
+    def __setitem__(self, name, what):
+        if self.is_slow:
+            self.is_slow = False
+            time.sleep(14)
+        super().__setitem__(name, what)
+
+
+def test_delete_waits_for_a_store_as_long_as_its_url_says(tmp_path, s3, credentials):
+    patient = s3.url(credentials).replace("timeout_s=5&retry_s=2", "timeout_s=30&retry_s=60")
+    with Daemon(tmp_path, {"cache_total_size_mib": 0}) as daemon:
+        daemon.create("v", *DIRTY, "--backend", patient)
+        daemon.write("v", b"v" * MIB)
+        with s3.lock:
+            s3.objects = SlowOnce(s3.objects)
+            s3.objects.is_slow = True
+        assert daemon.json("volume", "delete", "v")["discarded_dirty_bytes"] == 0
+        assert not s3.objects.is_slow
+
+
+def test_place_whose_data_is_being_removed_is_taken_by_no_other_volume(daemon, s3, credentials):
+    removes, may_go = threading.Event(), threading.Event()
+
+    def slow(handler, bucket, names):
+        # What is deleted before the volume's directory has gone is garbage that the volume itself has made.
+        if not (daemon.data / "volumes" / "v").exists():
+            removes.set()
+            may_go.wait(COMMAND_SECONDS)
+        handler.delete(bucket, names)
+
+    with s3.lock:
+        s3.lie, s3.told = ("delete", slow), 0
+    removal = threading.Thread(target=daemon.api, args=("DELETE", "/v1/volumes/v?remove_data=true"))
+    removal.start()
+    try:
+        assert removes.wait(COMMAND_SECONDS)
+        for name, why in (("v", "it is being deleted"), ("w", "the backend of volume v already")):
+            made = daemon.cli("volume", "create", name, "--size", SIZE, "--backend", s3.url(credentials))
+            assert made.returncode != 0 and why in made.stderr, made.stdout + made.stderr
+    finally:
+        s3.tell("delete", None)
+        may_go.set()
+        removal.join()
+    daemon.create("w", "--backend", s3.url(credentials), size=str(SIZE))
+    daemon.write("w", daemon.data_of_v)
+    assert daemon.read("w", SIZE) == daemon.data_of_v

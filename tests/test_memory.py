@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbd
 from daemon import MIB, Daemon, refused, samples
+from lying_s3 import LyingS3
 
 CAP_MIB = 256
 # What the kernel counts beside what the program asks for: pages of the program's file, and what its allocator has not
@@ -154,6 +155,35 @@ def test_volume_that_memory_has_no_room_for_is_refused(tmp_path):
         daemon.stop()
 
 
+def test_volumes_that_were_open_before_a_restart_are_open_after_it(tmp_path):
+    credentials = tmp_path / "credentials"
+    credentials.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    credentials.chmod(0o600)
+    homes = [f"home-{number}" for number in range(8)]
+
+    def phases(daemon):
+        return {volume["name"]: volume["phase"] for volume in daemon.json("volume", "list")}
+
+    with LyingS3() as s3, Daemon(tmp_path, {"memory_max_mib": 512, "volumes_memory_mib": 240}) as daemon:
+        for name in homes:
+            daemon.create(name, "--mode", "storage", *SMALL_LOG, size="64M")
+        # The last one has what the others have left, and comes first at a start.
+        daemon.create("archive", *SMALL_LOG, "--backend", s3.url(credentials))
+        daemon.stop()
+        daemon.start()
+        assert phases(daemon) == dict.fromkeys(["archive", *homes], "open")
+        daemon.stop()
+        # What finds too little waits until there is more.
+        daemon.config["volumes_memory_mib"] = 200
+        daemon.start()
+        short = [name for name, phase in phases(daemon).items() if phase != "open"]
+        assert short and "archive" not in short
+        assert {phases(daemon)[name] for name in short} <= {"waiting", "opening"}
+        daemon.ok("volume", "delete", homes[0], "--discard-dirty")
+        daemon.until(lambda: phases(daemon)[short[0]] == "open")
+        daemon.stop()
+
+
 def test_volume_is_not_opened_with_a_cap_that_became_too_small(tmp_path):
     with Daemon(tmp_path, {"memory_max_mib": 512}) as daemon:
         daemon.create("wide", "--log-size", "512M")
@@ -164,7 +194,7 @@ def test_volume_is_not_opened_with_a_cap_that_became_too_small(tmp_path):
         daemon.start()
         assert daemon.volume("small")["state"] == "healthy"
         wide = daemon.volume("wide")
-        assert wide["state"] == "error"
+        assert wide["state"] == "error" and wide["phase"] == "waiting"
         for part in ("MiB of memory", "memory_max_mib", "hdcs volume open"):
             assert part in wide["reason"], wide["reason"]
         daemon.stop()

@@ -219,3 +219,20 @@ def test_scrub_keeps_its_rate_is_cancelled_and_begins_again_after_a_restart(tmp_
         assert process.returncode == 1
         daemon.create("v")
         assert last(daemon) is None
+
+
+def test_scrub_record_that_hangs_stops_nothing(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v")
+        daemon.create("other")
+        daemon.until((daemon.data / "volumes" / "v" / "scrub.json").exists)
+        # Nobody reads the pipe, so that the next record cannot be written.
+        os.mkfifo(daemon.data / "volumes" / "v" / "scrub.json.tmp")
+        for _ in range(2):
+            status, out, err = scrub(daemon)
+            assert status == 0, out + err
+        assert daemon.json("status")["volumes"] == 2
+        assert daemon.api("GET", "/metrics")[0] == 200
+        assert last(daemon)["problems"] == []
+        daemon.ok("volume", "scrub", "other")
+        assert last(daemon, "other")["problems"] == []

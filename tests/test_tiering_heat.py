@@ -138,14 +138,18 @@ def test_heat_map_that_is_damaged_foreign_or_too_large_is_refused(tmp_path):
             "foreign": b"PK\3\4" + good[4:],
             "newer": good[:8] + b"\2\0" + good[10:],
             "empty": b"",
+            "large": good + bytes(MIB // 2),
             "too large": good + bytes(2 * MIB),
         }
         for what, content in wrong.items():
             bad.write_bytes(content)
             refused(daemon.cli("volume", "warm", "v", "--from", bad), 1, "heat map: ", str(bad))
             status, body = daemon.api("POST", "/v1/volumes/v/warm-from", content)
-            refusals = [(422, "invalid"), (400, "malformed")]
+            # Only what no map can be is not looked at.
+            refusals = [(400, "malformed")] if what == "too large" else [(422, "invalid")]
             assert (status, json.loads(body)["kind"]) in refusals, (what, body)
+            event = daemon.json("events", "v")[-1]
+            assert (event["kind"], event["outcome"]) == ("warm-from", "refused"), (what, event)
             assert daemon.volume("v")["counters"]["warm_bytes"] == 0
         refused(daemon.cli("volume", "warm", "v", "--from", tmp_path / "absent"), 1, "No such file")
         refused(daemon.cli("volume", "warm", "v", "--from", path, "--length", "1M"), 2, "cannot be used with")

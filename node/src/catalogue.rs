@@ -2,13 +2,16 @@
 //!
 //! A volume is made in `volumes/.new-NAME` and appears by renaming that directory to its name; it
 //! disappears by renaming it to `.gone-NAME-UUID`. A crash in between leaves a hidden directory,
-//! which [`recover`] removes at the next start.
+//! which [`recover`] removes at the next start. One that cannot be removed stays until it can, and keeps nothing from
+//! serving.
 //!
 //! Invariants:
 //! 1. A directory under its own name is a whole volume: entry, log and backing file are durable.
 //! 2. No two entries that serve share a number, uuid, log or backend.
 //! 3. A damaged entry costs its volume alone, and nothing of it is changed or removed.
 //! 4. A name reaches a path only as a [`VolumeName`].
+//! 5. A log or home outside of a volume's directory goes with the volume that owns it: a directory whose entry has
+//!    another name is a copy, and a file that another entry names, too, stays.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,6 +38,8 @@ const ENTRY: Kind = Kind {
 const ENTRY_FILE: &str = "volume.json";
 const NEW_PREFIX: &str = ".new-";
 const GONE_PREFIX: &str = ".gone-";
+/// What follows the name of a deleted volume: a hyphen and a uuid.
+const GONE_SUFFIX_BYTES: usize = 1 + uuid::fmt::Hyphenated::LENGTH;
 
 /// Why a name was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -276,8 +281,19 @@ pub struct Recovered {
     pub volumes: BTreeMap<String, Found>,
     /// What was left of interrupted work and has been removed, for the log.
     pub removed: Vec<String>,
+    /// What interrupted work has left and could not be removed, and why, for the log.
+    pub left: Vec<String>,
     /// What was left untouched because it is not HDCS's, for the log.
     pub ignored: Vec<String>,
+}
+
+impl Recovered {
+    fn note(&mut self, what: String, removed: Result<(), CatalogueError>) {
+        match removed {
+            Ok(()) => self.removed.push(what),
+            Err(error) => self.left.push(format!("{what}: {error}")),
+        }
+    }
 }
 
 /// Why the catalogue could not be changed.
@@ -357,7 +373,7 @@ pub fn encryption_beside(log: &Path) -> Option<Encryption> {
     found.ok()?.encryption
 }
 
-/// Remove what interrupted work left behind, and read every entry.
+/// Remove what interrupted work left behind, as far as that is possible, and read every entry.
 pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
     let volumes = dir.layout().volumes();
     let mut recovered = Recovered::default();
@@ -370,23 +386,24 @@ pub fn recover(dir: &DataDir) -> Result<Recovered, CatalogueError> {
     for name in names {
         let path = volumes.join(&name);
         if name.starts_with(NEW_PREFIX) || name.starts_with(GONE_PREFIX) {
-            remove_directory(&path)?;
             let what = if name.starts_with(NEW_PREFIX) {
                 "a volume whose creation was interrupted"
             } else {
                 "the rest of a deleted volume"
             };
-            recovered
-                .removed
-                .push(format!("{what}: {}", path.display()));
+            let what = format!("{what}: {}", path.display());
+            recovered.note(what, remove_directory(dir.layout(), &path));
         } else if name.parse::<VolumeName>().is_err() || !path.is_dir() {
             recovered.ignored.push(path.display().to_string());
         } else {
-            if key::tidy(&path).map_err(io_at(&path))? {
-                recovered.removed.push(format!(
-                    "a wrapping of a data key that does not count: {}",
-                    path.display()
-                ));
+            let what = || {
+                let path = path.display();
+                format!("a wrapping of a data key that does not count: {path}")
+            };
+            match key::tidy(&path).map_err(io_at(&path)) {
+                Ok(false) => {}
+                // The key that counts is whole in any case.
+                tidied => recovered.note(what(), tidied.map(drop)),
             }
             let found = read_entry(&path, &name);
             recovered.volumes.insert(name, found);
@@ -557,7 +574,7 @@ impl Drop for Draft {
     fn drop(&mut self) {
         if !self.committed && self.directory.exists() {
             // What cannot be removed now is removed at the next start.
-            if let Err(error) = remove_directory(&self.directory) {
+            if let Err(error) = remove_directory(&self.layout, &self.directory) {
                 tracing::warn!("a half-made volume stays until the next start: {error}");
             }
         }
@@ -593,13 +610,43 @@ pub fn update(layout: &Layout, entry: &Entry) -> Result<(), CatalogueError> {
     write_entry(&directory(layout, &entry.name), entry)
 }
 
+/// What is left of a volume whose removal has begun and did not end: it has no other directory any more.
+fn rest_of(layout: &Layout, name: &VolumeName) -> Result<Vec<PathBuf>, CatalogueError> {
+    let path = directory(layout, name);
+    if fs::symlink_metadata(path).is_ok() {
+        return Ok(Vec::new());
+    }
+    let volumes = layout.volumes();
+    let mut rest = Vec::new();
+    for item in fs::read_dir(&volumes).map_err(io_at(&volumes))? {
+        let item = item.map_err(io_at(&volumes))?.path();
+        let hidden = item.file_name().unwrap_or_default().as_bytes();
+        let is_gone = hidden.starts_with(GONE_PREFIX.as_bytes());
+        if is_gone && name_of_hidden(&item).as_ref() == Some(name) {
+            rest.push(item);
+        }
+    }
+    Ok(rest)
+}
+
+/// Whether the removal of a volume has begun and did not end: [`remove`] ends it. Blocks.
+pub fn is_half_removed(layout: &Layout, name: &VolumeName) -> bool {
+    rest_of(layout, name).is_ok_and(|rest| !rest.is_empty())
+}
+
 /// Remove a volume; its backing file is moved to `keep` if that is given. The volume is gone, and
-/// its kept data in place, when this returns.
+/// its kept data in place, when this returns. Of one whose removal did not end the rest is removed.
 pub fn remove(
     layout: &Layout,
     name: &VolumeName,
     keep: Option<&Path>,
 ) -> Result<(), CatalogueError> {
+    let rest = rest_of(layout, name)?;
+    if !rest.is_empty() {
+        return rest
+            .iter()
+            .try_for_each(|path| remove_directory(layout, path));
+    }
     let path = directory(layout, name);
     if let Some(keep) = keep {
         if let Some(parent) = keep.parent() {
@@ -623,7 +670,7 @@ pub fn remove(
     let gone = volumes.join(format!("{GONE_PREFIX}{name}-{}", Uuid::new_v4()));
     fs::rename(&path, &gone).map_err(io_at(&path))?;
     sync_directory(&volumes).map_err(io_at(&volumes))?;
-    remove_directory(&gone)
+    remove_directory(layout, &gone)
 }
 
 /// Move a volume's directory, with all that is in it, out of the catalogue.
@@ -642,205 +689,84 @@ pub fn detach(layout: &Layout, name: &VolumeName, target: &Path) -> Result<(), C
     Ok(())
 }
 
-/// Remove a hidden directory, and the log and home outside of it that its entry names. Its wrapped key goes first:
-/// whatever else a medium keeps is unreadable from then on.
-fn remove_directory(path: &Path) -> Result<(), CatalogueError> {
-    key::destroy(path).map_err(io_at(path))?;
-    if let Ok(entry) = sealed::read::<Stored>(&entry_file(path), ENTRY) {
-        for file in [Some(entry.log.path), entry.home].into_iter().flatten() {
-            let file = path.join(file);
-            let is_outside = file.parent() != Some(path);
-            match fs::metadata(&file) {
-                Ok(found) if is_outside && found.is_file() => {
-                    fs::remove_file(&file).map_err(io_at(&file))?;
-                }
-                // Inside it goes with the directory; a block device is wiped by who opened it.
-                _ => {}
+/// The name of the volume whose hidden directory this is.
+fn name_of_hidden(path: &Path) -> Option<VolumeName> {
+    let hidden = path.file_name()?.to_str()?;
+    if let Some(name) = hidden.strip_prefix(NEW_PREFIX) {
+        return name.parse().ok();
+    }
+    let (name, uuid) = hidden.strip_prefix(GONE_PREFIX)?.split_at_checked(
+        hidden
+            .len()
+            .checked_sub(GONE_PREFIX.len() + GONE_SUFFIX_BYTES)?,
+    )?;
+    uuid.strip_prefix('-')?.parse::<Uuid>().ok()?;
+    name.parse().ok()
+}
+
+/// The files of a volume, as its entry names them: its log, its home.
+fn files_of(directory: &Path, entry: &Stored) -> Vec<PathBuf> {
+    let files = [Some(&entry.log.path), entry.home.as_ref()];
+    let files = files.into_iter().flatten();
+    files.map(|file| directory.join(file)).collect()
+}
+
+/// The log and home outside of a hidden directory that go with it.
+fn files_outside(layout: &Layout, path: &Path) -> Result<Vec<PathBuf>, CatalogueError> {
+    // What cannot be trusted decides nothing about files elsewhere.
+    let Ok(entry) = sealed::read::<Stored>(&entry_file(path), ENTRY) else {
+        return Ok(Vec::new());
+    };
+    let mut files = files_of(path, &entry);
+    files.retain(|file| file.parent() != Some(path));
+    if files.is_empty() {
+        return Ok(files);
+    }
+    if name_of_hidden(path).as_ref() != Some(&entry.name) {
+        tracing::warn!(
+            "{}: it was a copy of volume {}, whose files elsewhere are left alone",
+            path.display(),
+            entry.name
+        );
+        return Ok(Vec::new());
+    }
+    let volumes = layout.volumes();
+    for item in fs::read_dir(&volumes).map_err(io_at(&volumes))? {
+        let other = item.map_err(io_at(&volumes))?.path();
+        let Ok(theirs) = sealed::read::<Stored>(&entry_file(&other), ENTRY) else {
+            continue;
+        };
+        if other == path {
+            continue;
+        }
+        let theirs = files_of(&other, &theirs);
+        files.retain(|file| {
+            let is_theirs = theirs.contains(file);
+            if is_theirs {
+                tracing::warn!(
+                    "{} is left alone, since {} names it, too",
+                    file.display(),
+                    other.display()
+                );
             }
+            !is_theirs
+        });
+    }
+    Ok(files)
+}
+
+/// Remove a hidden directory, and the log and home outside of it that are its volume's alone. Its wrapped key goes first:
+/// whatever else a medium keeps is unreadable from then on.
+fn remove_directory(layout: &Layout, path: &Path) -> Result<(), CatalogueError> {
+    key::destroy(path).map_err(io_at(path))?;
+    for file in files_outside(layout, path)? {
+        // A block device is wiped by who opened it.
+        if fs::metadata(&file).is_ok_and(|found| found.is_file()) {
+            fs::remove_file(&file).map_err(io_at(&file))?;
         }
     }
     fs::remove_dir_all(path).map_err(io_at(path))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(name: &str, number: u32) -> Entry {
-        Entry {
-            name: name.parse().unwrap(),
-            number,
-            uuid: Uuid::new_v4(),
-            bytes: 1 << 20,
-            log: LogPlace {
-                path: LOG_FILE.into(),
-                bytes: 16 << 20,
-            },
-            backend: None,
-            backend_identity: None,
-            encryption: None,
-            home: None,
-            pins: Vec::new(),
-            settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
-        }
-    }
-
-    fn make(dir: &DataDir, entry: Entry) -> Entry {
-        let draft = Draft::begin(dir.layout(), entry).unwrap();
-        fs::write(draft.log_path(), "log").unwrap();
-        fs::write(draft.data_path().unwrap(), "data").unwrap();
-        draft.commit().unwrap()
-    }
-
-    fn open() -> (tempfile::TempDir, DataDir) {
-        let root = tempfile::tempdir().unwrap();
-        let dir = DataDir::open(root.path()).unwrap();
-        (root, dir)
-    }
-
-    #[test]
-    fn name_rules() {
-        for good in ["a", "A.b_c-9", &"x".repeat(64)] {
-            assert!(good.parse::<VolumeName>().is_ok(), "{good}");
-        }
-        let refused = |text: &str| text.parse::<VolumeName>().unwrap_err();
-        assert_eq!(refused(""), NameError::Empty);
-        assert_eq!(refused(&"x".repeat(65)), NameError::TooLong(65));
-        assert_eq!(refused(".."), NameError::Start('.'));
-        assert_eq!(refused("-a"), NameError::Start('-'));
-        assert_eq!(refused("a/b"), NameError::Character('/'));
-        assert_eq!(refused("a\n"), NameError::Character('\n'));
-        assert_eq!(refused("a\0"), NameError::Character('\0'));
-        assert_eq!(refused("ü"), NameError::Character('ü'));
-    }
-
-    #[test]
-    fn file_url_reads_back() {
-        use crate::backends::url::BackendUrl;
-        use std::ffi::OsStr;
-        for bytes in [
-            &b"/plain"[..],
-            b"/a b%20?x=1#\n",
-            "/\u{fc}".as_bytes(),
-            b"/\xff\xc3",
-        ] {
-            let path = Path::new(OsStr::from_bytes(bytes));
-            let place = BackendUrl::parse(&file_url(path)).unwrap().place;
-            assert_eq!(place.path(), Some(path));
-        }
-    }
-
-    #[test]
-    fn volume_size_rules() {
-        for good in [4096, 4608, 10 << 30, VOLUME_BYTES_MAX] {
-            assert_eq!(check_volume_bytes(good), Ok(()));
-        }
-        for (bad, why) in [
-            (0, "zero"),
-            (512, "at least"),
-            (4097, "multiple of 512"),
-            (VOLUME_BYTES_MAX + 512, "at most"),
-        ] {
-            assert!(check_volume_bytes(bad).unwrap_err().contains(why), "{bad}");
-        }
-    }
-
-    #[test]
-    fn catalogue_reads_back_what_was_made() {
-        let (_root, dir) = open();
-        let made = make(&dir, entry("one", 1));
-        let recovered = recover(&dir).unwrap();
-        assert!(matches!(&recovered.volumes["one"], Found::Entry(e) if **e == made));
-        assert!(recovered.removed.is_empty() && recovered.ignored.is_empty());
-    }
-
-    #[test]
-    fn catalogue_dropped_draft_leaves_nothing() {
-        let (root, dir) = open();
-        let outside = root.path().join("elsewhere");
-        let mut new = entry("one", 1);
-        new.log.path.clone_from(&outside);
-        let draft = Draft::begin(dir.layout(), new).unwrap();
-        fs::write(draft.log_path(), "log").unwrap();
-        drop(draft);
-        assert!(!outside.exists());
-        assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn catalogue_interrupted_work_is_removed_and_named() {
-        let (root, dir) = open();
-        let outside = root.path().join("elsewhere");
-        let mut new = entry("one", 1);
-        new.log.path.clone_from(&outside);
-        let draft = Draft::begin(dir.layout(), new).unwrap();
-        fs::write(draft.log_path(), "log").unwrap();
-        std::mem::forget(draft);
-        let cut = dir.layout().volumes().join(".new-two");
-        fs::create_dir(&cut).unwrap();
-        fs::write(cut.join("volume.json.tmp"), "{").unwrap();
-        fs::create_dir(dir.layout().volumes().join(".gone-three-x")).unwrap();
-        let recovered = recover(&dir).unwrap();
-        assert_eq!(recovered.removed.len(), 3, "{:?}", recovered.removed);
-        assert!(!outside.exists());
-        assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn catalogue_damage_costs_one_volume_and_changes_nothing() {
-        let (_root, dir) = open();
-        make(&dir, entry("good", 1));
-        make(&dir, entry("bad", 2));
-        let path = dir.layout().volumes().join("bad/volume.json");
-        let text = fs::read_to_string(&path)
-            .unwrap()
-            .replace("1048576", "2097152");
-        fs::write(&path, &text).unwrap();
-        let recovered = recover(&dir).unwrap();
-        assert!(matches!(&recovered.volumes["good"], Found::Entry(_)));
-        assert!(
-            matches!(&recovered.volumes["bad"], Found::Damaged(why) if why.contains("checksum"))
-        );
-        assert_eq!(fs::read_to_string(&path).unwrap(), text);
-    }
-
-    #[test]
-    fn catalogue_copies_do_not_serve() {
-        let (_root, dir) = open();
-        make(&dir, entry("one", 1));
-        let mut twin = entry("two", 1);
-        twin.uuid = Uuid::new_v4();
-        make(&dir, twin);
-        fs::rename(
-            dir.layout().volumes().join("two"),
-            dir.layout().volumes().join("three"),
-        )
-        .unwrap();
-        let renamed = recover(&dir).unwrap();
-        assert!(
-            matches!(&renamed.volumes["three"], Found::Damaged(why) if why.contains("renamed"))
-        );
-        assert!(matches!(&renamed.volumes["one"], Found::Entry(_)));
-        make(&dir, entry("four", 1));
-        let twins = recover(&dir).unwrap();
-        for name in ["one", "four"] {
-            assert!(
-                matches!(&twins.volumes[name], Found::Damaged(why) if why.contains("same number"))
-            );
-        }
-    }
-
-    #[test]
-    fn catalogue_delete_keeps_the_data_when_asked() {
-        let (root, dir) = open();
-        let made = make(&dir, entry("one", 1));
-        let keep = root.path().join("kept/one.img");
-        remove(dir.layout(), &made.name, Some(&keep)).unwrap();
-        assert_eq!(fs::read_to_string(&keep).unwrap(), "data");
-        let again = make(&dir, entry("one", 2));
-        assert!(remove(dir.layout(), &again.name, Some(&keep)).is_err());
-        assert_eq!(fs::read_to_string(&keep).unwrap(), "data");
-        remove(dir.layout(), &again.name, None).unwrap();
-        assert!(recover(&dir).unwrap().volumes.is_empty());
-    }
-}
+mod tests;

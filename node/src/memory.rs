@@ -6,8 +6,8 @@
 //! 1. What is reserved is never more than the share had when it was reserved.
 //! 2. A reservation lasts as long as anything that it was made for: it goes with the volume, or with the thread that
 //!    opens it, whichever goes last.
-//! 3. A volume that finds plenty takes more than it needs at least, but never more than a third of what there is: those
-//!    that come later find something.
+//! 3. A volume that finds plenty takes more than it needs at least, but never more than a part of what is left when all
+//!    volumes of the node that are not open yet have the least: so after a restart all are open that were before.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,8 +52,9 @@ const OBJECT_BYTES: u64 = 38;
 /// Behind the slots of a data object are its tables.
 const OBJECT_TABLES_BYTES: u64 = 128 * KIB;
 
-/// What a volume takes beyond the least, as long as it has no more in all than this part of what is left: larger objects
-/// save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed data.
+/// What a volume takes beyond the least, as long as it has no more in all than this part of what others leave: larger
+/// objects save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed
+/// data.
 const OBJECTS_SHARE: u64 = 2;
 const SUMS_SHARE: u64 = 4;
 const ENTRIES_SHARE: u64 = 8;
@@ -439,10 +440,11 @@ impl Needs {
         Ok(())
     }
 
-    /// Reserve it, and more where there is plenty.
-    pub fn reserve(&self, share: &Arc<Share>) -> Result<VolumeMemory, Shortage> {
+    /// Reserve it, and more where there is plenty beside `others_bytes`, which others need that have nothing yet.
+    pub fn reserve(&self, share: &Arc<Share>, others_bytes: u64) -> Result<VolumeMemory, Shortage> {
         let mut lease = share.lease();
-        let mut plenty = self.plenty(share.left(&share.held()));
+        let left = share.left(&share.held());
+        let mut plenty = self.plenty(left.saturating_sub(others_bytes));
         // Others may have taken what was there a moment ago.
         if lease.reach(self.parts(&plenty)).is_err() {
             plenty = self.least();

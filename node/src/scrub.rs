@@ -190,6 +190,10 @@ impl Watch for Pace<'_> {
         1
     }
 
+    fn skipped(&mut self, bytes: u64) {
+        self.progress.moved(0, bytes);
+    }
+
     fn passed(&mut self, bytes: u64) -> bool {
         self.progress.moved(bytes, bytes);
         let takes = Duration::from_secs_f64(bytes as f64 / self.progress.rate() as f64);

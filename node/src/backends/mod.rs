@@ -42,6 +42,7 @@ pub mod verify;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hdcs_core::buf::{Buf, BufMut};
 use hdcs_core::codec::Method;
@@ -109,6 +110,10 @@ pub trait Place: std::fmt::Debug + Send {
     /// The volume that will be opened here is encrypted. A place that holds a raw image by contract
     /// keeps it plain.
     fn encrypt(&mut self, _key: ObjectKey) {}
+    /// How long one of its operations may take before it fails, if that is longer than a disk takes.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
     /// What a volume here takes of memory.
     fn memory_kind(&self) -> memory::Kind {
         memory::Kind::File

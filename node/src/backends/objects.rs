@@ -198,6 +198,10 @@ impl Place for ObjectsPlace {
         self.key = Some(key);
     }
 
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
     fn memory_kind(&self) -> memory::Kind {
         memory::Kind::Objects
     }

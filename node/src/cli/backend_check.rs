@@ -31,6 +31,7 @@ struct Pace {
     shared: Arc<Shared>,
     bytes_per_s: Option<u64>,
     started: Instant,
+    read_bytes: u64,
 }
 
 impl Watch for Pace {
@@ -38,10 +39,15 @@ impl Watch for Pace {
         self.shared.total_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    fn skipped(&mut self, bytes: u64) {
+        self.shared.done_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     fn passed(&mut self, bytes: u64) -> bool {
-        let done = self.shared.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.shared.done_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.read_bytes += bytes;
         let due = (self.bytes_per_s).map_or(Duration::ZERO, |rate| {
-            Duration::from_secs_f64(done as f64 / rate as f64)
+            Duration::from_secs_f64(self.read_bytes as f64 / rate as f64)
         });
         while !self.shared.cancelled.load(Ordering::Relaxed) {
             let early = due.saturating_sub(self.started.elapsed());
@@ -84,6 +90,7 @@ pub async fn check(
         shared: Arc::clone(&shared),
         bytes_per_s: rate.map(|rate| rate.0),
         started: Instant::now(),
+        read_bytes: 0,
     };
     let mut work = tokio::task::spawn_blocking(move || target.verify(&mut pace));
     let mut progress: Option<Progress> = None;

@@ -646,8 +646,8 @@ pub struct Volume {
     pub name: String,
     /// `healthy`, `degraded`, `read-only`, `inconsistent` or `error`.
     pub state: String,
-    /// `opening`, `open`, `closing`, `closed`, `failed`, or `waiting`: its backend cannot be reached
-    /// and is tried again.
+    /// `opening`, `open`, `closing`, `closed`, `failed`, or `waiting`: its backend cannot be reached, or there is
+    /// too little memory for it, and it is tried again.
     pub phase: String,
     /// Why it is not `healthy`, and what to do.
     pub reason: Option<String>,

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hdcs_core::heat::HEAT_BYTES_MAX;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
@@ -97,6 +98,26 @@ fn said(body: &[u8]) -> String {
     body.to_string()
 }
 
+/// What has a heat map for its body, which is larger than what others have, and says nothing in words.
+const HEAT: &str = "warm-from";
+
+/// The body of a request, as long as it may be.
+async fn whole_body(kind: &str, body: Body) -> Result<Bytes, ApiError> {
+    let bytes_max = if kind == HEAT {
+        HEAT_BYTES_MAX
+    } else {
+        BODY_BYTES_MAX
+    };
+    let why = match tokio::time::timeout(HEAD_TIME_MAX, to_bytes(body, bytes_max)).await {
+        Ok(Ok(body)) => return Ok(body),
+        Ok(Err(_)) => {
+            format!("request body: it has more than {bytes_max} bytes, or did not come whole")
+        }
+        Err(_) => "request body: it did not come in time".to_owned(),
+    };
+    Err(ApiError::new(ErrorKind::Malformed, why))
+}
+
 /// Note what a signal has made the node do.
 pub fn note_signal(node: &Node, kind: &str, signal: &str, result: Result<(), &ApiError>) {
     node.events().note(match result {
@@ -123,17 +144,13 @@ pub async fn note(State(node): State<Arc<Node>>, request: Request, next: Next) -
     );
     let uri = request.uri().clone();
     let (head, body) = request.into_parts();
-    let body = match tokio::time::timeout(HEAD_TIME_MAX, to_bytes(body, BODY_BYTES_MAX)).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(_)) => {
-            let why = format!(
-                "request body: it has more than {BODY_BYTES_MAX} bytes, or did not come whole"
-            );
-            return ApiError::new(ErrorKind::Malformed, why).into_response();
-        }
-        Err(_) => {
-            let why = "request body: it did not come in time";
-            return ApiError::new(ErrorKind::Malformed, why).into_response();
+    let body = match whole_body(&kind, body).await {
+        Ok(body) => body,
+        Err(error) => {
+            let response = error.into_response();
+            node.events()
+                .note(event_of(&kind, &who, &uri, &[], &response));
+            return response;
         }
     };
     let request = Request::from_parts(head, Body::from(body.clone()));
@@ -157,6 +174,7 @@ pub async fn note(State(node): State<Arc<Node>>, request: Request, next: Next) -
 fn event_of(kind: &str, who: &str, uri: &Uri, body: &[u8], response: &Response) -> Event {
     let what = match (uri.query(), body) {
         (Some(query), []) => query.to_owned(),
+        (None, body) if kind == HEAT && !body.is_empty() => format!("{} bytes", body.len()),
         (_, body) => said(body),
     };
     let error = response.extensions().get::<ApiError>();
@@ -173,4 +191,27 @@ fn event_of(kind: &str, who: &str, uri: &Uri, body: &[u8], response: &Response) 
         event = event.why(error.message.clone());
     }
     event
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn body_may_be_as_long_as_what_it_is_for() {
+        let kind = kind_of(&Method::POST, "/v1/volumes/{name}/warm-from");
+        for (kind, bytes, is_taken) in [
+            (&*kind, HEAT_BYTES_MAX, true),
+            (&*kind, HEAT_BYTES_MAX + 1, false),
+            ("create", BODY_BYTES_MAX, true),
+            ("create", BODY_BYTES_MAX + 1, false),
+        ] {
+            let body = whole_body(kind, Body::from(vec![1; bytes])).await;
+            assert_eq!(
+                body.is_ok_and(|body| body.len() == bytes),
+                is_taken,
+                "{kind} {bytes}"
+            );
+        }
+    }
 }

@@ -17,6 +17,8 @@
 //! 2. Every wrapping that does not count has a name until its bytes are overwritten in place, durably: [`tidy`] finds
 //!    it after a crash.
 //! 3. These files are for their owner alone.
+//! 4. Nothing is written to a file that has a name elsewhere: a copy of the directory that was made with hard links
+//!    shares the key with the original.
 //!
 //! What this cannot do: a file system that writes elsewhere (btrfs, ZFS, XFS with reflinks that share the file, a
 //! snapshot below it) and the flash of an SSD may keep the old bytes. There a rotation helps when the old
@@ -152,11 +154,17 @@ fn write_new(path: &Path, key: &Encryption) -> Result<(), SealedError> {
     Ok(file.sync_all()?)
 }
 
-/// Overwrite the bytes of a file where they are, durably, as far as the file system lets them be.
+/// Overwrite the bytes of a file where they are, durably, as far as the file system lets them be. A file that has
+/// another name, too, is refused.
 fn overwrite(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
-    let bytes = file.metadata()?.len();
-    file.write_all_at(&vec![0; bytes as usize], 0)?;
+    let found = file.metadata()?;
+    if found.nlink() > 1 {
+        return Err(io::Error::other(
+            "it has other names (hard links), and may be the key of another volume's directory: remove those",
+        ));
+    }
+    file.write_all_at(&vec![0; found.len() as usize], 0)?;
     file.sync_all()
 }
 
@@ -199,10 +207,16 @@ fn is_same_file(one: &Path, other: &Path) -> io::Result<bool> {
     Ok(one.is_some() && one == other)
 }
 
-/// Destroy every wrapping of a volume that is gone: what media still hold of it is unreadable from then on.
+/// Destroy every wrapping of a volume that is gone: what media still hold of it is unreadable from then on. A wrapping
+/// that has a name elsewhere, too, lives on there.
 pub fn destroy(directory: &Path) -> io::Result<()> {
     for name in [KEY_FILE, NEW_FILE, OLD_FILE] {
-        overwrite_and_remove(&directory.join(name))?;
+        let path = directory.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_file() && found.nlink() > 1 => fs::remove_file(&path)?,
+            // A directory always has several.
+            _ => overwrite_and_remove(&path)?,
+        }
     }
     Ok(())
 }
@@ -252,19 +266,58 @@ mod tests {
         let here = directory.path();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&file(here)), 0o600);
-        // Another name of the old file shows what becomes of its blocks.
-        let elsewhere = tempfile::tempdir().unwrap();
-        let blocks = elsewhere.path().join("blocks");
-        fs::hard_link(file(here), &blocks).unwrap();
-        assert!(is_found(elsewhere.path(), &old));
+        // The old file, held open, shows what becomes of its blocks.
+        let blocks = File::open(file(here)).unwrap();
         replace(here, &new).unwrap();
         assert_eq!(read(here).unwrap(), new);
         assert_eq!(mode(&file(here)), 0o600);
         assert!(!is_found(here, &old) && is_found(here, &new));
-        let left = fs::read(blocks).unwrap();
+        let left = io::read_to_string(blocks).unwrap().into_bytes();
         assert!(!left.is_empty() && left.iter().all(|&byte| byte == 0));
         destroy(here).unwrap();
         assert!(!is_found(here, &new));
+    }
+
+    /// A copy of a volume's directory that was made with hard links.
+    fn linked_copy(directory: &Path) -> tempfile::TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        for item in fs::read_dir(directory).unwrap() {
+            let item = item.unwrap();
+            fs::hard_link(item.path(), copy.path().join(item.file_name())).unwrap();
+        }
+        copy
+    }
+
+    #[test]
+    fn key_that_a_linked_copy_shares_survives_the_copy() {
+        let (directory, old, new) = with_key();
+        let here = directory.path();
+        destroy(linked_copy(here).path()).unwrap();
+        assert_eq!(read(here).unwrap(), old);
+        // One that was made while the key was replaced has the key that counts now under another name.
+        perform(Step::WriteNew, here, &new).unwrap();
+        let copy = linked_copy(here);
+        fs::rename(here.join(NEW_FILE), file(here)).unwrap();
+        tidy(copy.path()).unwrap_err();
+        destroy(copy.path()).unwrap();
+        assert_eq!(read(here).unwrap(), new);
+        assert!(!is_found(copy.path(), &new));
+    }
+
+    #[test]
+    fn key_replacement_tells_of_a_linked_copy_that_has_the_old_one() {
+        let (directory, old, new) = with_key();
+        let here = directory.path();
+        let copy = linked_copy(here);
+        let error = replace(here, &new).unwrap_err();
+        assert!(matches!(error, ReplaceError::OldIsLeft { .. }), "{error}");
+        assert!(error.to_string().contains("hard links"), "{error}");
+        assert_eq!(read(here).unwrap(), new);
+        assert_eq!(read(copy.path()).unwrap(), old);
+        // Without the copy it goes.
+        drop(copy);
+        assert!(tidy(here).unwrap());
+        assert!(!is_found(here, &old));
     }
 
     #[test]

@@ -85,12 +85,12 @@ fn shortage_says_what_is_needed_for_what_and_what_to_do() {
 #[test]
 fn home_has_all_its_checksums_or_what_there_is() {
     let share = Share::new(600 * MIB);
-    let small = home(64 * MIB).reserve(&share).unwrap();
+    let small = home(64 * MIB).reserve(&share, 0).unwrap();
     assert!(small.sums_bytes() as u64 >= MIB / 2 && small.parts().tables_bytes < MIB);
-    let large = home(64 * GIB).reserve(&share).unwrap();
+    let large = home(64 * GIB).reserve(&share, 0).unwrap();
     assert_eq!(large.sums_bytes(), HOME_SUMS_BYTES);
     let mut others = Vec::new();
-    while let Ok(other) = home(64 * GIB).reserve(&share) {
+    while let Ok(other) = home(64 * GIB).reserve(&share, 0) {
         assert!(other.sums_bytes() as u64 >= HOME_SUMS_BYTES_MIN);
         others.push(other);
         assert!(share.held().total() <= share.bytes());
@@ -105,7 +105,7 @@ fn home_has_all_its_checksums_or_what_there_is() {
 #[test]
 fn home_grows_only_if_its_map_fits() {
     let share = Share::new(64 * MIB);
-    let memory = home(GIB).reserve(&share).unwrap();
+    let memory = home(GIB).reserve(&share, 0).unwrap();
     memory.reach_bytes(64 * GIB).unwrap();
     let (before, parts) = (share.held(), memory.parts());
     let refused = memory.reach_bytes(16 << 40).unwrap_err();
@@ -124,7 +124,7 @@ fn volume_over_objects_grows_only_if_its_directory_fits() {
             home_bytes,
             ..objects()
         };
-        let memory = needs.reserve(&share).unwrap();
+        let memory = needs.reserve(&share, 0).unwrap();
         let before = memory.parts();
         memory.reach_bytes(64 * GIB).unwrap();
         // In storage mode the map of its home, too.
@@ -146,7 +146,7 @@ fn volume_over_objects_takes_more_where_there_is_plenty() {
     let of = |mib: u64| {
         let share = Share::new(mib * MIB);
         objects()
-            .reserve(&share)
+            .reserve(&share, 0)
             .map(|memory| memory.objects().unwrap())
     };
     of(48).unwrap_err();
@@ -165,6 +165,32 @@ fn volume_over_objects_takes_more_where_there_is_plenty() {
         assert!(level.map_bytes >= 16 * MIB && level.map_bytes <= 64 * MIB);
     }
     assert_eq!(ObjectMemory::most().map_bytes, 64 * MIB);
+}
+
+#[test]
+fn volume_that_opens_first_leaves_the_others_what_they_need_at_least() {
+    let budget = Budget::of(&NodeSettings::default(), &VolumeSettings::default()).unwrap();
+    let usual = plain(512 * MIB);
+    let archive = Needs {
+        kind: Kind::Objects,
+        ..usual
+    };
+    // In any order: made last, and first after a restart.
+    for first in 0..9 {
+        let mut needs = [usual; 9];
+        needs[first] = archive;
+        let share = Share::new(budget.volumes_bytes);
+        let opened: Vec<_> = (0..needs.len())
+            .map(|at| {
+                let others = needs[at + 1..].iter().map(|one| one.least_parts().total());
+                needs[at].reserve(&share, others.sum()).unwrap()
+            })
+            .collect();
+        assert_eq!(opened.len(), 9);
+    }
+    // With nobody else it has plenty.
+    let alone = archive.reserve(&Share::new(budget.volumes_bytes), 0);
+    assert_ne!(alone.unwrap().objects().unwrap(), ObjectMemory::least());
 }
 
 #[test]
@@ -189,7 +215,7 @@ fn log_has_one_entry_for_each_block_at_least() {
             compressed,
             ..plain(64 * MIB)
         };
-        needs.reserve(&share).unwrap().entries_max() / (64 * MIB / BLOCK_BYTES as u64)
+        needs.reserve(&share, 0).unwrap().entries_max() / (64 * MIB / BLOCK_BYTES as u64)
     };
     assert_eq!([entries(false, 1024), entries(true, 24)], [1, 1]);
     assert_eq!(entries(true, 1024), LOG_BLOCK_ENTRIES_MAX);
@@ -202,7 +228,7 @@ fn clone_reserves_what_it_knows_of_its_origin() {
         ..plain(16 * MIB)
     };
     let share = Share::new(needs.least_parts().total() + INHERITED_BYTES + MIB);
-    let memory = needs.reserve(&share).unwrap();
+    let memory = needs.reserve(&share, 0).unwrap();
     memory.reach_inherited(2 << 40).unwrap_err();
     memory.reach_inherited(1 << 40).unwrap();
     assert_eq!(share.held().total(), share.bytes());
@@ -215,7 +241,7 @@ fn usual_cap_has_room_for_what_the_documentation_says() {
     let count = |needs: Needs| {
         let share = Share::new(budget.volumes_bytes);
         let mut volumes = Vec::new();
-        while let Ok(volume) = needs.reserve(&share) {
+        while let Ok(volume) = needs.reserve(&share, 0) {
             volumes.push(volume);
         }
         volumes.len()
@@ -231,7 +257,7 @@ fn usual_cap_has_room_for_what_the_documentation_says() {
         ..usual
     };
     let share = Share::new(budget.volumes_bytes);
-    let first = first.reserve(&share).unwrap().objects().unwrap();
+    let first = first.reserve(&share, 0).unwrap().objects().unwrap();
     assert_eq!(first.batch_blocks, OBJECT_BATCH_BLOCKS_MAX);
     let of_all = |needs: Needs| needs.least_parts().total() / MIB;
     assert_eq!([of_all(plain(16 * MIB)), of_all(usual)], [6, 31]);

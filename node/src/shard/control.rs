@@ -959,7 +959,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     });
     if number.is_some() {
         let reached = spec.memory.reach_inherited(spec.config.bytes);
-        reached.map_err(|shortage| fail(OpenFailureKind::Refused, &shortage))?;
+        reached.map_err(|shortage| fail(OpenFailureKind::Shortage, &shortage))?;
     }
     let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
     Ok(Opened {

@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::create::is_block_device;
 use super::open::NotOpen;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, in_time, invalid, lock,
-    lost, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
+    lock, lost, parse_name,
 };
 use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found};
@@ -78,7 +78,11 @@ impl Node {
             )));
         }
         let mut leaving = Leaving::Stays;
+        let (at, of) = (self.layout(), volume_name.clone());
+        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
         let discarded = match &slot.found {
+            // What it had dirty was looked at before its removal began.
+            _ if is_rest => 0,
             Found::Entry(entry) => {
                 leaving = self.what_leaves(name, entry, &options).await?;
                 self.close_for_good(name, entry, &options, &mut leaving)
@@ -122,17 +126,26 @@ impl Node {
             self.explain(name, Some(why.clone()));
             return Err(failed(format!("volume {name}: {why}")));
         }
-        lock(&self.slots).remove(name);
         let mut is_removed = leaving == Leaving::Clone;
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
-            settle(url.clone()).await;
-            match leaving {
-                Leaving::Stays => {}
-                Leaving::Clone => super::snapshots::sweep(name, url),
-                Leaving::Objects | Leaving::Image => is_removed = remove_data(name, url).await,
+            if matches!(leaving, Leaving::Objects | Leaving::Image) {
+                // As long as the volume is listed, no other one is made at its place, whose data would be removed.
+                let why =
+                    "it is being deleted, and what it has at its backend is removed".to_owned();
+                self.put(Entry::clone(entry), Some(NotOpen::Leaving { why }));
+                settle(url.clone()).await;
+                is_removed = remove_data(name, url).await;
+                lock(&self.slots).remove(name);
+            } else {
+                lock(&self.slots).remove(name);
+                settle(url.clone()).await;
+                if leaving == Leaving::Clone {
+                    super::snapshots::sweep(name, url);
+                }
             }
         }
+        lock(&self.slots).remove(name);
         self.explain(name, None);
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use hdcs_core::limits::BLOCK_BYTES;
 
+use super::open::NotOpen;
 use super::{Node, lock};
 use crate::backends::url::BackendUrl;
-use crate::catalogue::{Entry, VolumeName};
+use crate::catalogue::{Entry, Found, VolumeName};
 use crate::control::api::{ApiError, ErrorKind};
 use crate::memory::{Kind, Lease, Needs, Parts, Share, Shortage, VolumeMemory, verify_log};
 
@@ -39,12 +40,28 @@ impl Node {
 
     /// Reserve the memory of a volume that is to be opened.
     pub(super) fn reserve(&self, entry: &Entry) -> Result<Arc<VolumeMemory>, ApiError> {
-        let reserved = self.needs_of(entry).reserve(&self.share);
+        let others_bytes = self.bytes_of_unopened(entry.number);
+        let reserved = self.needs_of(entry).reserve(&self.share, others_bytes);
         let memory = Arc::new(reserved.map_err(|shortage| short(&entry.name, &shortage))?);
         let mut memories = lock(&self.memories);
         memories.retain(|_, memory| memory.strong_count() > 0);
         memories.insert(entry.number, Arc::downgrade(&memory));
         Ok(memory)
+    }
+
+    /// What all volumes need at least that have no memory yet, but for the one with this number.
+    fn bytes_of_unopened(&self, number: u32) -> u64 {
+        let slots = lock(&self.slots).clone();
+        let unopened = slots.values().filter_map(|slot| match &slot.found {
+            Found::Entry(entry) if !matches!(slot.not_open, Some(NotOpen::Leaving { .. })) => {
+                Some(entry)
+            }
+            _ => None,
+        });
+        unopened
+            .filter(|entry| entry.number != number && self.memory_of(entry.number).is_none())
+            .map(|entry| self.needs_of(entry).least_parts().total())
+            .fold(0, u64::saturating_add)
     }
 
     /// Reserve what it takes to read the log of a volume, beside what the volume has if it is open.

@@ -1,10 +1,10 @@
-//! Opening volumes: all of them at start, one whose backend was away again and again, one by hand,
+//! Opening volumes: all of them at start, one that has to wait again and again, one by hand,
 //! and one whose write log is lost from its backend alone.
 //!
 //! ```text
 //!            ┌───────────── next attempt ────────────┐
 //!            ▼                                        │
-//!  start ─► opening ──► open            waiting (backend unreachable; 1 s to 30 s)
+//!  start ─► opening ──► open            waiting (backend unreachable, too little memory; 1 s to 30 s)
 //!            │ │ └────────────────────────────────────┘
 //!            │ └─► refused ──────── `volume open` ──► opening
 //!            └───► log or home lost ── `volume open` ──► opening
@@ -40,7 +40,7 @@ use super::home::make_home;
 use super::record::Gate;
 use super::{
     ANSWER_TIME_MAX, Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed,
-    in_time, invalid, lock,
+    in_time, invalid, lock, scrub,
 };
 use crate::backends::home::store;
 use crate::backends::url::BackendUrl;
@@ -75,7 +75,7 @@ pub(super) enum NotOpen {
         /// Since then.
         since: Instant,
     },
-    /// Its backend cannot be reached; it is tried again.
+    /// Its backend cannot be reached, or there is too little memory for it; it is tried again.
     Waiting {
         why: String,
         attempts: u32,
@@ -172,9 +172,8 @@ impl Node {
         let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
         let layout = self.layout();
         let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
-        let memory = self
-            .reserve(entry)
-            .map_err(|error| refused(error.message))?;
+        let short = |error: ApiError| OpenFailure::new(OpenFailureKind::Shortage, error.message);
+        let memory = self.reserve(entry).map_err(short)?;
         let spec = self
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
             .map_err(|error| refused(error.message))?;
@@ -229,6 +228,9 @@ impl Node {
             }
             Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
         };
+        if result.is_ok() {
+            self.begin_scrubs(&entry).await;
+        }
         self.put(entry.clone(), not_open);
         if result.is_ok() {
             self.begin_heat(&entry).await;
@@ -323,7 +325,7 @@ impl Node {
     async fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
         let why = failure.message.clone();
         match failure.kind {
-            OpenFailureKind::Unreachable => NotOpen::Waiting {
+            OpenFailureKind::Unreachable | OpenFailureKind::Shortage => NotOpen::Waiting {
                 why,
                 attempts,
                 retry_at: Instant::now() + retry_pause(attempts),
@@ -398,17 +400,26 @@ impl Node {
         let recovered = beside(move || {
             let mut dir = lock(&dir);
             let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
+            let mut scrubs = Vec::new();
             for found in recovered.volumes.values() {
                 if let Found::Entry(entry) = found {
                     dir.note_used_number(entry.number)
                         .map_err(|error| failed(error.to_string()))?;
+                    let directory = catalogue::directory(dir.layout(), &entry.name);
+                    scrubs.push((entry.number, scrub::read(&directory)));
                 }
             }
-            Ok::<_, ApiError>(recovered)
+            Ok::<_, ApiError>((recovered, scrubs))
         });
-        let recovered = recovered.await??;
+        let (recovered, scrubs) = recovered.await??;
+        for (number, record) in scrubs {
+            self.note_scrubs(number, record);
+        }
         for what in recovered.removed {
             tracing::warn!("removed {what}");
+        }
+        for what in recovered.left {
+            tracing::warn!("not removed now, tried again at the next start: {what}");
         }
         for what in recovered.ignored {
             tracing::warn!("left alone, not a volume: {what}");
@@ -518,9 +529,10 @@ impl Node {
     fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
         let kind = match failure.kind {
             OpenFailureKind::Unreachable => ErrorKind::Unavailable,
-            OpenFailureKind::LogLost | OpenFailureKind::HomeLost | OpenFailureKind::Refused => {
-                ErrorKind::Conflict
-            }
+            OpenFailureKind::LogLost
+            | OpenFailureKind::HomeLost
+            | OpenFailureKind::Shortage
+            | OpenFailureKind::Refused => ErrorKind::Conflict,
         };
         let slot = lock(&self.slots).get(name).cloned();
         let why = slot.and_then(|slot| slot.not_open);

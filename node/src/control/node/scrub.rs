@@ -3,16 +3,20 @@
 //!
 //! A scrub that a stop, a crash or a cancel has ended left nothing; the next one begins again. Only one that
 //! came to its end is recorded.
+//!
+//! Invariant: whoever looks at a record finds it in memory. It is read when its volume is found or opened, and written
+//! beside the control plane, of each volume by one thread at a time; a disk that hangs costs the record, and nothing
+//! waits for it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::{Node, at_volume, find, invalid, lock};
+use super::{ANSWER_TIME_MAX, Node, at_volume, find, in_time, invalid, lock};
 use crate::backends::BackendError;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::Verified;
@@ -41,8 +45,8 @@ const RETRY_MS: u64 = HOUR_MS;
 const SCRUB_TIME_MAX: Duration = Duration::from_hours(24 * 365);
 
 /// What is known of a volume's scrubs beyond the life of the process.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Record {
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
     /// Since when the time to the next one counts: Unix time in milliseconds.
     since_ms: u64,
     last: Option<LastScrub>,
@@ -52,7 +56,17 @@ struct Record {
 #[derive(Default)]
 pub(super) struct Scrubs {
     running: Mutex<BTreeMap<u32, Arc<Progress>>>,
-    records: Mutex<BTreeMap<u32, Record>>,
+    records: Arc<Mutex<BTreeMap<u32, Known>>>,
+}
+
+/// The record of a volume, and how far it is written.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    record: Record,
+    /// A thread is writing it.
+    is_being_written: bool,
+    /// It has changed since that thread took it.
+    has_changed: bool,
 }
 
 impl Scrubs {
@@ -75,31 +89,62 @@ impl Scrubs {
 type Ended = Result<Arc<Progress>, ApiError>;
 
 impl Node {
-    fn scrub_record_path(&self, entry: &Entry) -> PathBuf {
-        catalogue::directory(&self.layout(), &entry.name).join(SCRUB_FILE)
+    /// What is known of a volume's scrubs, once that was read.
+    fn scrub_record(&self, number: u32) -> Option<Record> {
+        let records = lock(&self.scrubs.records);
+        records.get(&number).map(|known| known.record.clone())
     }
 
-    /// What is known of a volume's scrubs; what was never recorded begins to count now.
-    fn scrub_record(&self, entry: &Entry) -> Record {
-        let mut records = lock(&self.scrubs.records);
-        let record = records.entry(entry.number).or_insert_with(|| {
-            let path = self.scrub_record_path(entry);
-            sealed::read(&path, SCRUB).unwrap_or_else(|_| {
-                let record = Record {
-                    since_ms: unix_ms(),
-                    last: None,
-                };
-                keep(&path, &record);
-                record
-            })
-        });
-        record.clone()
+    /// A volume was found in the catalogue, with this on record.
+    pub(super) fn note_scrubs(&self, number: u32, record: Option<Record>) {
+        if let Some(record) = record {
+            let known = Known {
+                record,
+                ..Known::default()
+            };
+            lock(&self.scrubs.records).insert(number, known);
+        }
+    }
+
+    /// A volume was opened. What was never recorded begins to count now.
+    pub(super) async fn begin_scrubs(&self, entry: &Entry) {
+        if self.scrub_record(entry.number).is_some() {
+            return;
+        }
+        let directory = catalogue::directory(&self.layout(), &entry.name);
+        match in_time(ANSWER_TIME_MAX, move || read(&directory)).await {
+            Some(Some(record)) => self.note_scrubs(entry.number, Some(record)),
+            Some(None) => self.record_scrubs(entry, |record| record.since_ms = unix_ms()),
+            // Nobody knows what it says: it is neither replaced nor followed.
+            None => tracing::warn!(
+                volume = entry.name.as_str(),
+                "when it was scrubbed last cannot be read in time: it is scrubbed by hand alone until the next start"
+            ),
+        }
+    }
+
+    /// Change the record of a volume, and have it written; returns at once.
+    fn record_scrubs(&self, entry: &Entry, change: impl FnOnce(&mut Record)) {
+        {
+            let mut records = lock(&self.scrubs.records);
+            let known = records.entry(entry.number).or_default();
+            change(&mut known.record);
+            known.has_changed = true;
+            if std::mem::replace(&mut known.is_being_written, true) {
+                return;
+            }
+        }
+        let path = catalogue::directory(&self.layout(), &entry.name).join(SCRUB_FILE);
+        let (records, number) = (Arc::clone(&self.scrubs.records), entry.number);
+        tokio::task::spawn_blocking(move || keep(&records, number, &path));
     }
 
     /// The running scrub and the last whole one, as the API has it.
     pub(super) fn scrub_view(&self, entry: &Entry) -> Scrub {
         let mut view = Scrub {
-            last: self.scrub_record(entry).last,
+            last: self
+                .scrub_record(entry.number)
+                .and_then(|record| record.last),
             ..Scrub::default()
         };
         if let Some(progress) = lock(&self.scrubs.running).get(&entry.number) {
@@ -347,20 +392,20 @@ impl Node {
             problems = last.problems.len(),
             "it was scrubbed"
         );
-        let record = Record {
-            since_ms: last.ended_ms,
-            last: Some(last),
-        };
-        keep(&self.scrub_record_path(entry), &record);
-        lock(&self.scrubs.records).insert(entry.number, record);
+        self.record_scrubs(entry, |record| {
+            *record = Record {
+                since_ms: last.ended_ms,
+                last: Some(last),
+            };
+        });
     }
 
     /// Nothing came of it: try again sooner than after the whole interval, but not at once.
     fn postpone_scrub(&self, entry: &Entry) {
         let interval = self.scrub_interval_ms(entry);
         let since = retried_since(unix_ms(), interval);
-        if let Some(record) = lock(&self.scrubs.records).get_mut(&entry.number) {
-            record.since_ms = record.since_ms.max(since);
+        if let Some(known) = lock(&self.scrubs.records).get_mut(&entry.number) {
+            known.record.since_ms = known.record.since_ms.max(since);
         }
     }
 
@@ -378,8 +423,9 @@ impl Node {
         let open = self.entries().into_iter().filter_map(|entry| {
             let interval = self.scrub_interval_ms(&entry);
             let is_open = self.entry(entry.name.as_str()).is_ok();
-            let since = (interval > 0 && is_open).then(|| self.scrub_record(&entry).since_ms)?;
-            Some((since, interval, entry))
+            let is_wanted = interval > 0 && is_open;
+            let record = is_wanted.then(|| self.scrub_record(entry.number))?;
+            Some((record?.since_ms, interval, entry))
         });
         let Some(entry) = next_due(now, open) else {
             return;
@@ -419,10 +465,29 @@ fn retried_since(now: u64, interval: u64) -> u64 {
     (now + RETRY_MS).saturating_sub(interval)
 }
 
-/// Keep a record. Without it the next start counts anew.
-fn keep(path: &Path, record: &Record) {
-    if let Err(error) = sealed::write(path, SCRUB, record) {
-        tracing::warn!("{}: {error}", path.display());
+/// The record in a volume's directory. Blocks.
+pub(super) fn read(directory: &Path) -> Option<Record> {
+    sealed::read(&directory.join(SCRUB_FILE), SCRUB).ok()
+}
+
+/// Write the record of a volume, until it is on the disk as it is in memory or the volume is gone. Without it the next
+/// start counts anew. Blocks.
+fn keep(records: &Mutex<BTreeMap<u32, Known>>, number: u32, path: &Path) {
+    loop {
+        let record = {
+            let mut records = lock(records);
+            let Some(known) = records.get_mut(&number) else {
+                return;
+            };
+            if !std::mem::take(&mut known.has_changed) {
+                known.is_being_written = false;
+                return;
+            }
+            known.record.clone()
+        };
+        if let Err(error) = sealed::write(path, SCRUB, &record) {
+            tracing::warn!("{}: {error}", path.display());
+        }
     }
 }
 
@@ -457,6 +522,45 @@ mod tests {
         assert_eq!(next_due(hours(100), volumes.into_iter()), Some("old"));
         assert_eq!(next_due(hours(60), volumes.into_iter()), Some("old"));
         assert_eq!(next_due(hours(49), volumes.into_iter()), None);
+    }
+
+    #[test]
+    fn scrub_record_that_changes_while_it_is_written_is_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let records = Mutex::new(BTreeMap::new());
+        let path = directory.path().join(SCRUB_FILE);
+        let change = |since_ms| {
+            let mut records = lock(&records);
+            let known: &mut Known = records.entry(1).or_default();
+            known.record.since_ms = since_ms;
+            known.has_changed = true;
+            known.is_being_written = true;
+        };
+        let since = || read(directory.path()).map(|record| record.since_ms);
+        assert_eq!(since(), None);
+        change(1);
+        // Nobody reads what is written into a pipe, so that the first write hangs.
+        let pipe = directory.path().join(format!("{SCRUB_FILE}.tmp"));
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| keep(&records, 1, &path));
+            while lock(&records)[&1].has_changed {
+                std::thread::yield_now();
+            }
+            // Whoever looks or changes it does not wait.
+            change(2);
+            assert!(!writer.is_finished());
+            drop(std::fs::File::open(&pipe).unwrap());
+            writer.join().unwrap();
+        });
+        assert!(!lock(&records)[&1].is_being_written);
+        assert_eq!(since(), Some(2));
+        // Of a volume that is gone nothing is written.
+        lock(&records).clear();
+        std::fs::remove_file(&path).unwrap();
+        keep(&records, 1, &path);
+        assert_eq!(since(), None);
     }
 
     #[test]
