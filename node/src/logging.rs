@@ -32,6 +32,21 @@ pub struct Log {
     _writer: WorkerGuard,
 }
 
+/// From now on a panic ends the process, unless it is in the client of HDFS.
+pub fn end_on_panic() {
+    // The default hook writes to standard error by itself, and a process that is to abort would hang there.
+    std::panic::set_hook(Box::new(|panic| {
+        if std::thread::current().name() == Some(stores::hdfs::THREADS) {
+            tracing::error!("the HDFS client gave an operation up: {panic}");
+            return;
+        }
+        let backtrace = std::backtrace::Backtrace::capture();
+        last_words(&format!("{panic}\n{backtrace}"));
+        // Nothing of ours goes on after what it did not think of.
+        std::process::abort();
+    }));
+}
+
 /// Log to standard error from now on.
 pub fn to_stderr() -> Log {
     let filter = EnvFilter::try_from_env("HDCS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -48,17 +63,6 @@ pub fn to_stderr() -> Log {
         .with_writer(queue)
         .with_target(false)
         .init();
-    // The default hook writes to standard error by itself, and a process that is to abort would hang there.
-    std::panic::set_hook(Box::new(|panic| {
-        if std::thread::current().name() == Some(stores::hdfs::THREADS) {
-            tracing::error!("the HDFS client gave an operation up: {panic}");
-            return;
-        }
-        let backtrace = std::backtrace::Backtrace::capture();
-        last_words(&format!("{panic}\n{backtrace}"));
-        // Nothing of ours goes on after what it did not think of.
-        std::process::abort();
-    }));
     Log { _writer: writer }
 }
 

@@ -25,7 +25,7 @@ use super::format::{IndexEntry, MapEntry, Usage, index_bytes, page_bytes, parse_
 use super::format::{usage_bytes, write_index, write_page, write_usage};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::map::directory::{Entry, PAGE_ALIGN};
-use super::map::{Page, Place, Run};
+use super::map::{Page, Run};
 use super::maps::object_bytes;
 use super::{ObjectVolume, Purpose, turns};
 use crate::buf::{Buf, BufMut};
@@ -57,8 +57,9 @@ const MERGE_PAGES_MAX: usize = 64;
 const MISSES_MAX: u8 = 8;
 /// Pause before a page is got again of which the store has brought what is no good, or nothing.
 const LOST_PAUSE: Nanos = Nanos::from_millis(1000);
-/// A page that is lost for so long will not be better.
+/// A page that was lost for so long, and so often in a row, will not be better.
 const LOST_AFTER: Nanos = Nanos::from_millis(60_000);
+const LOST_TIMES: u32 = 30;
 /// Ranges without a page that one turn passes.
 const SKIPS_MAX: usize = 4096;
 
@@ -109,8 +110,8 @@ struct Wanted {
     /// Whether something of it has changed.
     is_changed: bool,
     misses: u8,
-    /// Since when the store brings what is no good, or nothing.
-    lost_since: Option<Nanos>,
+    /// Since when the store has brought what is no good, or nothing, and how often in a row.
+    lost: Option<(Nanos, u32)>,
 }
 
 #[derive(Debug)]
@@ -445,7 +446,7 @@ impl ObjectVolume {
                 content,
                 is_changed: changed == Some(page),
                 misses: 0,
-                lost_since: None,
+                lost: None,
             });
         }
     }
@@ -552,13 +553,13 @@ impl ObjectVolume {
         true
     }
 
-    /// The pages that a get has brought.
+    /// The pages that a get has brought, but those that are damaged.
     pub(super) fn parse_pages(
         &mut self,
         get: &PageGet,
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
-    ) -> Result<Vec<Page>, IoError> {
+    ) -> Result<Vec<Option<Page>>, IoError> {
         self.gets_in_flight -= 1;
         self.objects.end_read(get.number);
         let buf = match result {
@@ -571,27 +572,20 @@ impl ObjectVolume {
             }
         };
         let (number, writer) = (get.number, self.writer(get.number));
-        let mut parsed = Vec::with_capacity(get.pages.len());
         let begin = get.pages.first().map_or(0, |(_, entry)| entry.offset());
-        for &(page, entry) in &get.pages {
+        let pages = get.pages.iter().map(|&(page, entry)| {
             let bytes = buf.get(entry.offset() - begin..).unwrap_or(&[]);
             let runs = parse_page(&writer, number, page, self.map.page_blocks(), bytes);
             // What was there before this owner names nothing that it has made since.
             let first = self.manifest.number_first;
             let is_later = |run: &Run| number < first && run.place().number() >= first;
-            match runs {
-                Ok(runs) if !runs.iter().any(is_later) => parsed.push(Page::new(runs)),
-                _ => {
-                    self.stats.damaged_pages += 1;
-                    if parsed.is_empty() {
-                        return Err(IoError::Failed);
-                    }
-                    // Those before it are good.
-                    break;
-                }
+            let runs = runs.ok().filter(|runs| !runs.iter().any(is_later));
+            if runs.is_none() {
+                self.stats.damaged_pages += 1;
             }
-        }
-        Ok(parsed)
+            runs.map(Page::new)
+        });
+        Ok(pages.collect())
     }
 
     pub(super) fn merge_ended(
@@ -600,9 +594,9 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let is_damaged = result.is_ok();
         let is_lost = !matches!(result, Err(StoreError::Io(_)));
         let parsed = self.parse_pages(get, result, actions);
+        let blocks = self.blocks();
         let Checkpoint::Merging(merge) = &mut self.checkpoint else {
             return;
         };
@@ -611,53 +605,56 @@ impl ObjectVolume {
             Ok(contents) => (contents, None),
             Err(error) => (Vec::new(), Some(error)),
         };
+        let is_damaged = error.is_none();
         let mut contents = contents.drain(..);
+        let mut is_missed = false;
         for &(page, _) in &get.pages {
-            if let Some(wanted) = merge.window.iter_mut().find(|wanted| wanted.page == page) {
-                wanted.content = contents.next().map_or(Content::Wanted, Content::Here);
+            let content = contents.next().flatten();
+            let Some(at) = merge.window.iter().position(|wanted| wanted.page == page) else {
+                continue;
+            };
+            let wanted = &mut merge.window[at];
+            if let Some(content) = content {
+                wanted.content = Content::Here(content);
+                continue;
             }
+            wanted.content = Content::Wanted;
+            wanted.misses = wanted.misses.saturating_add(1);
+            if !is_lost {
+                wanted.lost = None;
+            }
+            if !wanted.is_changed && (is_lost || wanted.misses >= MISSES_MAX) {
+                // Nothing needs it anew: it and its object stay as they are.
+                merge.window.remove(at);
+                self.again = true;
+                continue;
+            }
+            if is_lost {
+                let (since, times) = wanted.lost.get_or_insert((self.now, 0));
+                *times += 1;
+                if self.now >= since.plus(LOST_AFTER)
+                    && *times >= LOST_TIMES
+                    && let Some(content) = self.map.without(page, blocks, get.number, is_damaged)
+                {
+                    self.stats.lost_pages += u64::from(!content.runs().is_empty());
+                    wanted.content = Content::Here(content);
+                    self.again = true;
+                    continue;
+                }
+            }
+            is_missed = true;
+        }
+        if !is_missed {
+            return;
+        }
+        // It is needed: try again, and let those know who wait for the map to be stored.
+        if is_lost {
+            merge.retry_at = Some(self.now.plus(LOST_PAUSE));
         }
         let Some(error) = error else {
+            // It is decided soon.
             return;
         };
-        let first = get.pages.first().map_or(0, |&(page, _)| page);
-        let at = merge.window.iter().position(|wanted| wanted.page == first);
-        let Some(at) = at else {
-            return;
-        };
-        let wanted = &mut merge.window[at];
-        wanted.misses = wanted.misses.saturating_add(1);
-        let page_blocks = self.map.page_blocks();
-        let begin = first * page_blocks;
-        let changed = self.map.frozen.range(begin, begin + page_blocks);
-        let changed: u64 = changed.map(|(_, count, _)| count).sum();
-        if !wanted.is_changed && (is_lost || wanted.misses >= MISSES_MAX) {
-            // Nothing needs it anew: it and its object stay as they are.
-            merge.window.remove(at);
-            self.again = true;
-            return;
-        }
-        // What cannot be got is needed: try again.
-        if is_lost {
-            let since = *wanted.lost_since.get_or_insert(self.now);
-            let is_needed = changed < page_blocks;
-            if self.now >= since.plus(LOST_AFTER) && (is_damaged || !is_needed) {
-                self.stats.lost_pages += u64::from(is_needed);
-                let nowhere = Place::new(get.number, 0);
-                // What a page has that nobody needs stays counted where it is.
-                wanted.content = Content::Here(match is_needed {
-                    true => Page::lost(page_blocks, nowhere),
-                    false => Page::default(),
-                });
-                self.again = true;
-                return;
-            }
-            merge.retry_at = Some(self.now.plus(LOST_PAUSE));
-            if is_damaged {
-                return;
-            }
-        }
-        // Those who wait for the map to be stored are told.
         let is_waited_for = self.has_too_many_changes()
             || self.tail_runs >= self.config.changes_max
             || self.tail.len() >= OBJECT_TAIL_MAX;

@@ -21,7 +21,7 @@ use super::read::{FETCH_BLOCKS_MAX, slot};
 use super::turns;
 use super::{DELETES_IN_FLIGHT_MAX, ObjectVolume, Purpose};
 use crate::buf::BufMut;
-use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP, OBJECT_VOLUME_BYTES_MAX};
+use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP, OBJECT_TAIL_MAX, OBJECT_VOLUME_BYTES_MAX};
 
 /// Part of what is stored that may be dead, in percent.
 const GARBAGE_PERCENT_MAX: u64 = 40;
@@ -428,8 +428,19 @@ impl ObjectVolume {
         }
     }
 
+    /// Whether copies leave clients enough of the changes and of the tail that there may be before the map is stored.
+    fn may_copy(&self) -> bool {
+        self.map.fresh.len() + self.map.frozen.len() < self.config.changes_max.div_ceil(2)
+            && self.tail.len() < OBJECT_TAIL_MAX / 2
+    }
+
     /// Ask for what is to be copied; true if that waits for a get.
     fn fetch_copies(&mut self, actions: &mut Vec<Action>) -> bool {
+        if matches!(self.collect, Collect::Copying { .. }) && !self.may_copy() {
+            // The next lap finds the rest.
+            self.victims.clear();
+            self.fail_collecting();
+        }
         loop {
             let Collect::Copying {
                 found,

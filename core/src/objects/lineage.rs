@@ -57,7 +57,8 @@ impl ObjectVolume {
         // Once the clone has stored its own map, a page that is not there may have been cut off before it ever was, or
         // hold nothing any more. Until then its ancestors never wrote there, and what it has done itself is all among the
         // changes.
-        let has_own_map = self.manifest.own_map;
+        let mut maps = self.manifest.maps.iter();
+        let has_own_map = self.manifest.own_map || maps.any(|map| map.number >= own_first);
         let is_kept = |place: Place| place.number() < own_first;
         let mut page = 0;
         loop {

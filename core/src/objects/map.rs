@@ -306,6 +306,30 @@ impl Map {
         !self.merged.is_empty()
     }
 
+    /// What a page becomes whose content the store does not give any more, in a volume of so many blocks: nothing if all of
+    /// it is written over by what is frozen; else its blocks are lost, if they may be, or if all of them were written over
+    /// since. `number` is that of the object that had it, and of no data object.
+    pub fn without(&self, page: u64, blocks: u64, number: u64, may_lose: bool) -> Option<Page> {
+        let begin = page * self.page_blocks;
+        let count = blocks.saturating_sub(begin).min(self.page_blocks);
+        let end = begin + count;
+        let covers = |changes: &Changes| {
+            let changed = changes.range(begin, end).map(|(_, count, _)| count);
+            changed.sum::<u64>() == count
+        };
+        if covers(&self.frozen) {
+            return Some(Page::default());
+        }
+        let mut both = Changes::default();
+        for changes in [&self.frozen, &self.fresh] {
+            for (block, count, place) in changes.range(begin, end) {
+                both.set(block, count, place);
+            }
+        }
+        let is_lost = may_lose || covers(&both);
+        is_lost.then(|| Page::lost(count, Place::new(number, 0)))
+    }
+
     /// How many blocks from `block` on, at most `limit`, are what their pages say.
     pub fn unchanged(&self, block: u64, limit: u64) -> u64 {
         let fresh = self.fresh.find(block, limit).1;

@@ -98,29 +98,41 @@ impl ObjectVolume {
         self.again = true;
         match parsed {
             Ok(contents) => {
+                let is_first_lost = contents.first().is_some_and(Option::is_none);
                 // The one that is wanted comes last, so that it is the last one to be given up.
                 for (&(page, entry), content) in pages.iter().zip(contents).rev() {
                     let object = self.map_objects.get(entry.slot());
                     let is_current = object.is_some_and(|object| object.number == get.number)
                         && self.map.directory.get(page) == Some(entry);
-                    if is_current {
+                    if let Some(content) = content.filter(|_| is_current) {
                         self.map.cache.insert(page, entry, content);
                     }
+                }
+                if is_first_lost {
+                    self.fail_page(get, true, IoError::Failed, actions);
                 }
                 for &(page, _) in pages {
                     self.wake_waiters(page);
                 }
             }
-            Err(error) => {
-                let page = pages.first().map_or(0, |&(page, _)| page);
-                if is_lost {
-                    self.leave_where_they_are(page);
-                }
-                let waiters = self.page_waiters.remove(&page).unwrap_or_default();
-                for waiter in waiters {
-                    self.fail_waiter(waiter, error, actions);
-                }
-            }
+            Err(error) => self.fail_page(get, is_lost, error, actions),
+        }
+    }
+
+    /// The page for which a get was begun did not come.
+    fn fail_page(
+        &mut self,
+        get: &PageGet,
+        is_lost: bool,
+        error: IoError,
+        actions: &mut Vec<Action>,
+    ) {
+        let page = get.pages.first().map_or(0, |&(page, _)| page);
+        if is_lost {
+            self.leave_where_they_are(page);
+        }
+        for waiter in self.page_waiters.remove(&page).unwrap_or_default() {
+            self.fail_waiter(waiter, error, actions);
         }
     }
 

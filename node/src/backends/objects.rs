@@ -436,7 +436,9 @@ struct Driver {
     compression: Arc<Compression>,
     /// How the last request failed, if it did.
     trouble: Option<StoreError>,
-    damaged: u64,
+    damaged_blocks: u64,
+    damaged_pages: u64,
+    lost_pages: u64,
     is_fenced: bool,
     origin: Instant,
 }
@@ -461,7 +463,9 @@ impl Driver {
             key,
             compression: Arc::default(),
             trouble: None,
-            damaged: 0,
+            damaged_blocks: 0,
+            damaged_pages: 0,
+            lost_pages: 0,
             is_fenced: false,
             origin: Instant::now(),
         };
@@ -569,8 +573,19 @@ impl Driver {
         self.look();
     }
 
-    /// Say so when another owner has taken it over.
+    /// Say so when another owner has taken it over, or when a part of the map is damaged.
     fn look(&mut self) {
+        let stats = self.machine.stats();
+        if stats.damaged_pages > 0 && self.damaged_pages == 0 || stats.lost_pages > self.lost_pages
+        {
+            tracing::error!(
+                place = self.client.place(),
+                damaged = stats.damaged_pages,
+                given_up = stats.lost_pages,
+                "a page of the map is damaged: what it has is not handed out, and lost once it is given up"
+            );
+            (self.damaged_pages, self.lost_pages) = (stats.damaged_pages, stats.lost_pages);
+        }
         if self.machine.phase() == Phase::Fenced && !self.is_fenced {
             self.is_fenced = true;
             self.joining.clear();
@@ -820,14 +835,12 @@ impl Driver {
         if completion.result.is_ok() {
             return;
         }
-        let stats = self.machine.stats();
-        let damaged = stats.damaged_blocks + stats.damaged_pages;
-        if damaged > self.damaged {
-            self.damaged = damaged;
+        let damaged = self.machine.stats().damaged_blocks;
+        if damaged > self.damaged_blocks {
+            self.damaged_blocks = damaged;
             tracing::error!(
                 place = self.client.place(),
-                blocks = stats.damaged_blocks,
-                pages_of_the_map = stats.damaged_pages,
+                blocks = damaged,
                 "objects are damaged: what they hold differs from its checksum and is not handed out"
             );
         }

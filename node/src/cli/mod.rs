@@ -164,6 +164,7 @@ impl From<ServeError> for Failure {
 
 /// Run the command of this process's arguments.
 pub fn run() -> ExitCode {
+    logging::end_on_panic();
     let cli = Cli::parse();
     let data = cli
         .data

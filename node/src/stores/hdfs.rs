@@ -395,12 +395,11 @@ impl Store for Hdfs {
             let directory = self.path(prefix.trim_end_matches('/'));
             let (whole, after) = (format!("{}/", self.config.path), after.to_owned());
             let listed = self.timed("list", async move |client| {
-                let (rest, first) = match going_on {
-                    Some(at) => (at.rest, Some(at.next)),
-                    None => {
-                        let directory = directory.trim_end_matches('/');
-                        (client.list_status_iter(directory, true), None)
-                    }
+                let (rest, first) = if let Some(at) = going_on {
+                    (at.rest, Some(at.next))
+                } else {
+                    let directory = directory.trim_end_matches('/');
+                    (client.list_status_iter(directory, true), None)
                 };
                 page(rest, first, &whole, &after, max).await
             });
