@@ -1,15 +1,20 @@
-"""A NameNode that lies: whatever it answers, the daemon lives and says that the store cannot be used."""
+"""A NameNode that lies: whatever it answers, the daemon lives, keeps to its memory, and says that the store cannot
+be used."""
 
 import os
 import random
 import socket
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from daemon import Daemon
 
 BLOCK = 4096
+# An answer that is announced with a GiB, how much of it comes, and how much more memory that may cost.
+LONG = (1 << 30).to_bytes(4, "big") + bytes(256 << 20)
+LONG_MEMORY_MAX = 64 << 20
 # Kerberos: the client asks for the ways to authenticate before anything else.
 SECURE = """<configuration>
   <property><name>hadoop.security.authentication</name><value>kerberos</value></property>
@@ -48,7 +53,7 @@ def name_node(answer):
             connection.settimeout(10)
             try:
                 while connection.recv(4096):
-                    asked.append(answer)
+                    asked.append(True)
                     connection.sendall(answer)
                     if not answer:
                         return
@@ -71,12 +76,18 @@ def name_node(answer):
         listener.close()
 
 
+def options_of(authentication, directory, timeout_seconds):
+    """The options of a place whose users are known in this way."""
+    options = f"retry_s=1&timeout_s={timeout_seconds}"
+    if authentication == "kerberos":
+        (directory / "core-site.xml").write_text(SECURE)
+        options += f"&conf={directory}"
+    return options
+
+
 @pytest.mark.parametrize("authentication", ["simple", "kerberos"])
 def test_answers_of_a_name_node_end_no_daemon(tmp_path, authentication):
-    options = "retry_s=1&timeout_s=2"
-    if authentication == "kerberos":
-        (tmp_path / "core-site.xml").write_text(SECURE)
-        options += f"&conf={tmp_path}"
+    options = options_of(authentication, tmp_path, timeout_seconds=2)
     data = tmp_path / "data"
     data.mkdir()
     with Daemon(data) as daemon:
@@ -94,4 +105,27 @@ def test_answers_of_a_name_node_end_no_daemon(tmp_path, authentication):
             assert daemon.read("local", BLOCK) == word, what
         if authentication == "kerberos":
             assert "the HDFS client gave an operation up" in daemon.log()
+        daemon.stop()
+
+
+def most_resident(process):
+    """The most memory that a process has had."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no VmHWM")
+
+
+@pytest.mark.parametrize("authentication", ["simple", "kerberos"])
+def test_length_that_a_name_node_announces_takes_no_memory(tmp_path, authentication):
+    options = options_of(authentication, tmp_path, timeout_seconds=5)
+    data = tmp_path / "data"
+    data.mkdir()
+    with Daemon(data) as daemon, name_node(LONG) as (port, asked):
+        url = f"hdfs://127.0.0.1:{port}/volumes/v?{options}"
+        before = most_resident(daemon.process)
+        done = daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url)
+        assert asked and done.returncode != 0, done.stdout
+        assert most_resident(daemon.process) < before + LONG_MEMORY_MAX
+        assert "announces a message of 1073741824 bytes" in done.stderr + daemon.log()
         daemon.stop()

@@ -27,6 +27,7 @@ const LONG_FILES: &[(&str, &str)] = &[
 /// Directories without sources of ours.
 const SKIPPED: &[&str] = &[
     "target",
+    "third_party",
     "results",
     "hdcs-data",
     "__pycache__",

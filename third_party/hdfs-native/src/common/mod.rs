@@ -1,0 +1,3 @@
+pub(crate) mod bounds;
+pub mod config;
+pub(crate) mod idle_timeout;
