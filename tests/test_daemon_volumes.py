@@ -322,6 +322,22 @@ def test_deletion_that_did_not_end_goes_on_when_asked_again(tmp_path):
         assert [path.name for path in volumes.iterdir()] == ["other"]
 
 
+def test_deletion_asked_for_again_removes_the_data_as_was_said(tmp_path):
+    image = tmp_path / "image"
+    image.write_bytes(bytes(16 * MIB))
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", "--backend", f"file://{image}")
+        # No key can be overwritten where a directory is in its place.
+        (daemon.data / "volumes" / "v" / "key.json").mkdir()
+        status, why = daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
+        assert status == 500 and "did not end" in why
+        assert image.exists()
+        for rest in (daemon.data / "volumes").glob(".gone-v-*"):
+            (rest / "key.json").rmdir()
+        daemon.ok("volume", "delete", "v")
+        assert not image.exists()
+
+
 def test_damaged_catalogue_entry_costs_one_volume_and_loses_nothing(tmp_path):
     with Daemon(tmp_path) as daemon:
         daemon.create("good")

@@ -339,6 +339,16 @@ const OF_STORES: &[Family<StoreCounters>] = &[
             ("op=\"get\"", |c| c.get_bytes as f64),
         ],
     ),
+    counter(
+        "hdcs_volume_map_pages_damaged_total",
+        "Reads of a page of the map that was not what it should be.",
+        &[("", |c| c.damaged_map_pages as f64)],
+    ),
+    counter(
+        "hdcs_volume_map_pages_lost_total",
+        "Pages of the map that were given up: what was there and has not been written since cannot be read.",
+        &[("", |c| c.lost_map_pages as f64)],
+    ),
 ];
 
 /// Homes of the volumes in storage mode.

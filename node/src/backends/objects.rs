@@ -576,6 +576,8 @@ impl Driver {
     /// Say so when another owner has taken it over, or when a part of the map is damaged.
     fn look(&mut self) {
         let stats = self.machine.stats();
+        let counters = self.client.counters();
+        counters.miss_pages(stats.damaged_pages, stats.lost_pages);
         if stats.damaged_pages > 0 && self.damaged_pages == 0 || stats.lost_pages > self.lost_pages
         {
             tracing::error!(

@@ -221,6 +221,17 @@ fn make_outside(dir: &DataDir, name: &str, number: u32, outside: &Path) -> [Path
     files
 }
 
+/// The volume "one" is whole, and its files go with it.
+fn goes_with_its_files(dir: &DataDir, files: &[PathBuf]) {
+    assert!(files.iter().all(|file| file.exists()));
+    assert!(matches!(
+        &recover(dir).unwrap().volumes["one"],
+        Found::Entry(_)
+    ));
+    remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
+    assert!(!files.iter().any(|file| file.exists()));
+}
+
 #[test]
 fn catalogue_copy_that_is_deleted_takes_nothing_of_the_original() {
     let (_root, dir) = open();
@@ -236,13 +247,7 @@ fn catalogue_copy_that_is_deleted_takes_nothing_of_the_original() {
     assert!(matches!(&found["one.bak"], Found::Damaged(why) if why.contains("renamed")));
     remove(dir.layout(), &"one.bak".parse().unwrap(), None).unwrap();
     assert!(!copy.exists());
-    assert!(files.iter().all(|file| file.exists()));
-    assert!(matches!(
-        &recover(&dir).unwrap().volumes["one"],
-        Found::Entry(_)
-    ));
-    remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
-    assert!(!files.iter().any(|file| file.exists()));
+    goes_with_its_files(&dir, &files);
 }
 
 #[test]
@@ -254,13 +259,7 @@ fn catalogue_file_of_two_volumes_goes_with_the_last_one() {
     let found = recover(&dir).unwrap().volumes;
     assert!(found.values().all(|one| matches!(one, Found::Damaged(_))));
     remove(dir.layout(), &"two".parse().unwrap(), None).unwrap();
-    assert!(files.iter().all(|file| file.exists()));
-    assert!(matches!(
-        &recover(&dir).unwrap().volumes["one"],
-        Found::Entry(_)
-    ));
-    remove(dir.layout(), &"one".parse().unwrap(), None).unwrap();
-    assert!(!files.iter().any(|file| file.exists()));
+    goes_with_its_files(&dir, &files);
 }
 
 #[test]

@@ -622,6 +622,12 @@ pub struct StoreCounters {
     pub put_bytes: u64,
     /// Bytes got.
     pub get_bytes: u64,
+    /// Reads of a page of the map that was not what it should be.
+    #[serde(default)]
+    pub damaged_map_pages: u64,
+    /// Pages of the map that were given up as damaged: what was there and has not been written since cannot be read.
+    #[serde(default)]
+    pub lost_map_pages: u64,
     /// What the last request failed with, if it failed.
     pub trouble: Option<String>,
 }

@@ -74,7 +74,7 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
         });
     }
     match report.state {
-        State::Healthy => home_reason(report),
+        State::Healthy => home_reason(report).or_else(|| map_reason(report)),
         _ => Some("not open".to_owned()),
     }
 }
@@ -99,6 +99,17 @@ fn home_reason(report: &VolumeReport) -> Option<String> {
     Some(format!(
         "backend: tiering out failed the last time ({trouble}); nothing is lost, the home has everything"
     ))
+}
+
+/// What is wrong with the map of a volume over objects.
+fn map_reason(report: &VolumeReport) -> Option<String> {
+    let lost = report.store.as_ref()?.lost_pages;
+    (lost > 0).then(|| {
+        format!(
+            "backend: {lost} pages of the map were damaged and are given up since the volume was opened: what was \
+             there and has not been written since cannot be read; write it again, or restore it from a backup"
+        )
+    })
 }
 
 /// A time as people say it.
@@ -393,6 +404,8 @@ pub fn store(counts: &crate::stores::Counts) -> StoreCounters {
         retries: counts.retries,
         put_bytes: counts.put_bytes,
         get_bytes: counts.get_bytes,
+        damaged_map_pages: counts.damaged_pages,
+        lost_map_pages: counts.lost_pages,
         trouble: counts.trouble.clone(),
     }
 }

@@ -161,6 +161,8 @@ pub struct Counters {
     put_bytes: AtomicU64,
     get_bytes: AtomicU64,
     stored_bytes: AtomicU64,
+    damaged_pages: AtomicU64,
+    lost_pages: AtomicU64,
     trouble: Mutex<Option<String>>,
     lost: OnceLock<String>,
 }
@@ -190,6 +192,10 @@ pub struct Counts {
     pub get_bytes: u64,
     /// Bytes of the data objects that are known to be there.
     pub stored_bytes: u64,
+    /// Reads of a page of the map that was not what it should be.
+    pub damaged_pages: u64,
+    /// Pages of the map that were given up.
+    pub lost_pages: u64,
     /// Why the place was lost, or what the last request failed with; none if it ended well.
     pub trouble: Option<String>,
     /// Whether the place was lost, for ever.
@@ -224,6 +230,12 @@ impl Counters {
         self.stored_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    /// So many reads of a page of the map were no good, and so many pages were given up.
+    pub fn miss_pages(&self, damaged: u64, lost: u64) {
+        self.damaged_pages.store(damaged, Ordering::Relaxed);
+        self.lost_pages.store(lost, Ordering::Relaxed);
+    }
+
     /// The place is ours no more, for ever, for this reason.
     pub fn lose(&self, why: String) {
         // The first reason stands.
@@ -248,6 +260,8 @@ impl Counters {
             put_bytes: self.put_bytes.load(Ordering::Relaxed),
             get_bytes: self.get_bytes.load(Ordering::Relaxed),
             stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
+            damaged_pages: self.damaged_pages.load(Ordering::Relaxed),
+            lost_pages: self.lost_pages.load(Ordering::Relaxed),
             is_lost: self.lost.get().is_some(),
             trouble: self.lost.get().or(trouble.as_ref()).cloned(),
         }

@@ -39,7 +39,7 @@ pub(super) async fn settle(url: String) {
 
 /// What becomes of what a volume has at its backend's place when it is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
+pub(super) enum Leaving {
     /// It stays.
     Stays,
     /// It is a clone, which is given up and swept.
@@ -82,7 +82,12 @@ impl Node {
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
         let discarded = match &slot.found {
             // What it had dirty was looked at before its removal began.
-            _ if is_rest => 0,
+            _ if is_rest => {
+                if let Some(NotOpen::Leaving { what, .. }) = &slot.not_open {
+                    leaving = *what;
+                }
+                0
+            }
             Found::Entry(entry) => {
                 leaving = self.what_leaves(name, entry, &options).await?;
                 self.close_for_good(name, entry, &options, &mut leaving)
@@ -121,7 +126,10 @@ impl Node {
         if let Err(error) = removed {
             let why = format!("deleting it did not end: {error}: delete it again");
             if let Some(slot) = lock(&self.slots).get_mut(name) {
-                slot.not_open = Some(NotOpen::Leaving { why: why.clone() });
+                slot.not_open = Some(NotOpen::Leaving {
+                    why: why.clone(),
+                    what: leaving,
+                });
             }
             self.explain(name, Some(why.clone()));
             return Err(failed(format!("volume {name}: {why}")));
@@ -133,7 +141,8 @@ impl Node {
                 // As long as the volume is listed, no other one is made at its place, whose data would be removed.
                 let why =
                     "it is being deleted, and what it has at its backend is removed".to_owned();
-                self.put(Entry::clone(entry), Some(NotOpen::Leaving { why }));
+                let what = leaving;
+                self.put(Entry::clone(entry), Some(NotOpen::Leaving { why, what }));
                 settle(url.clone()).await;
                 is_removed = remove_data(name, url).await;
                 lock(&self.slots).remove(name);

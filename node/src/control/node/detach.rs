@@ -6,6 +6,8 @@
 use hdcs_core::volume::Phase;
 use uuid::Uuid;
 
+use super::delete::Leaving;
+use super::open::NotOpen;
 use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lock, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::control::api::{ApiError, DetachOptions, Detached, ErrorKind};
@@ -43,10 +45,11 @@ impl Node {
             .and_then(|moved| moved.map_err(|error| failed(error.to_string())));
         if let Err(error) = moved {
             let why = format!("detaching it did not end: {error}: detach it again");
-            self.put(
-                renumbered,
-                Some(super::open::NotOpen::Leaving { why: why.clone() }),
-            );
+            let not_open = NotOpen::Leaving {
+                why: why.clone(),
+                what: Leaving::Stays,
+            };
+            self.put(renumbered, Some(not_open));
             return Err(failed(format!("volume {name}: {why}")));
         }
         lock(&self.slots).remove(name);

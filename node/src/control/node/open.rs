@@ -35,7 +35,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::create::{is_block_device, make_log};
-use super::delete::DELETED;
+use super::delete::{DELETED, Leaving};
 use super::home::make_home;
 use super::record::Gate;
 use super::{
@@ -88,7 +88,11 @@ pub(super) enum NotOpen {
     /// Somebody must put something right.
     Refused { why: String },
     /// Deleting or detaching it has begun, and did not end.
-    Leaving { why: String },
+    Leaving {
+        why: String,
+        /// What becomes of what it has at its backend's place once that ends.
+        what: Leaving,
+    },
 }
 
 impl NotOpen {
@@ -150,7 +154,7 @@ impl fmt::Display for NotOpen {
             Self::Refused { why } => {
                 write!(f, "{why}: put that right and run `hdcs volume open`")
             }
-            Self::Leaving { why } => f.write_str(why),
+            Self::Leaving { why, .. } => f.write_str(why),
         }
     }
 }
@@ -484,7 +488,7 @@ impl Node {
         let _busy = self.begin(name, "opened")?;
         let slot = self.slot(name)?;
         let entry = match (slot.found, slot.not_open) {
-            (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why })) => {
+            (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why, .. })) => {
                 return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
             }
             (Found::Entry(entry), Some(_)) => *entry,
