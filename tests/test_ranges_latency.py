@@ -64,6 +64,43 @@ def ask_all(client, ask, first, end, depth=16):
         under_way = [cookie for cookie in under_way if not client.aio_command_completed(cookie)]
 
 
+def ask_beside_neighbours(daemon, client, size, label):
+    """Discard the first half of the volume "large" and zero the rest, but for its last 16 MiB; what that cost others."""
+    end = size - 16 * MIB
+    neighbours = {
+        "another volume": Neighbour(daemon.nbd("small"), 0),
+        "the same volume": Neighbour(daemon.nbd("large"), end),
+    }
+    for neighbour in neighbours.values():
+        neighbour.start()
+    try:
+        begin = time.monotonic()
+        ask_all(client, lambda nbd, count, at: nbd.aio_trim(count, at), 0, size // 2)
+        ask_all(client, lambda nbd, count, at: nbd.aio_zero(count, at), size // 2, end)
+        client.flush()
+        daemon.ok("volume", "flush", "large")
+        took = time.monotonic() - begin
+    finally:
+        for neighbour in neighbours.values():
+            neighbour.ended.set()
+            neighbour.join()
+    for name, neighbour in neighbours.items():
+        assert neighbour.error is None, f"{name}: {neighbour.error!r}"
+        slowest = {what: f"{seconds * 1000:.1f} ms" for what, seconds in neighbour.slowest.items()}
+        print(f"{label}, {name}: slowest {slowest} of {neighbour.count}, in {took:.1f} s")
+        assert max(neighbour.slowest.values()) < SLOWEST_SECONDS
+
+
+def fill(client, size):
+    """Write a MiB at each 64th of the volume; where."""
+    data = os.urandom(MIB)
+    places = [at * (size // 64) for at in range(64)]
+    for place in places:
+        client.pwrite(data, place)
+        assert bytes(client.pread(MIB, place)) == data
+    return places
+
+
 @pytest.mark.parametrize("policy", ["write-back", "write-through"])
 def test_ranges_of_half_a_tebibyte_delay_no_other_client(tmp_path, policy):
     image = tmp_path / "large"
@@ -72,37 +109,28 @@ def test_ranges_of_half_a_tebibyte_delay_no_other_client(tmp_path, policy):
         daemon.create("large", *arguments, size=TIB)
         daemon.create("small", size=64 * MIB)
         client = daemon.nbd("large")
-        data = os.urandom(MIB)
         # Something of it is dirty and something cached, all over it.
-        places = [at * (TIB // 64) for at in range(64)]
-        for place in places:
-            client.pwrite(data, place)
-            assert bytes(client.pread(MIB, place)) == data
-        neighbours = {
-            "another volume": Neighbour(daemon.nbd("small"), 0),
-            "the same volume": Neighbour(daemon.nbd("large"), TIB - 16 * MIB),
-        }
-        for neighbour in neighbours.values():
-            neighbour.start()
-        try:
-            begin = time.monotonic()
-            ask_all(client, lambda nbd, count, at: nbd.aio_trim(count, at), 0, TIB // 2)
-            end = TIB - 16 * MIB
-            ask_all(client, lambda nbd, count, at: nbd.aio_zero(count, at), TIB // 2, end)
-            client.flush()
-            daemon.ok("volume", "flush", "large")
-            took = time.monotonic() - begin
-        finally:
-            for neighbour in neighbours.values():
-                neighbour.ended.set()
-                neighbour.join()
-        for name, neighbour in neighbours.items():
-            assert neighbour.error is None, f"{name}: {neighbour.error!r}"
-            slowest = {what: f"{seconds * 1000:.1f} ms" for what, seconds in neighbour.slowest.items()}
-            print(f"{policy}, {name}: slowest {slowest} of {neighbour.count}, in {took:.1f} s")
-            assert max(neighbour.slowest.values()) < SLOWEST_SECONDS
+        places = fill(client, TIB)
+        ask_beside_neighbours(daemon, client, TIB, policy)
         for place in places:
             assert bytes(client.pread(MIB, place)) == bytes(MIB)
         client.shutdown()
         daemon.stop()
     assert os.stat(image).st_blocks * 512 < 64 * MIB
+
+
+def test_ranges_of_half_a_tebibyte_over_objects_delay_no_other_client(tmp_path, s3):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("large", "--backend", s3.url("ranges"), size=TIB)
+        daemon.create("small", size=64 * MIB)
+        client = daemon.nbd("large")
+        places = fill(client, TIB)
+        # Something of it is in objects and something in the log.
+        daemon.ok("volume", "flush", "large")
+        for place in places[::2]:
+            client.pwrite(os.urandom(MIB), place)
+        ask_beside_neighbours(daemon, client, TIB, "objects")
+        for place in places:
+            assert bytes(client.pread(MIB, place)) == bytes(MIB)
+        client.shutdown()
+        daemon.stop()

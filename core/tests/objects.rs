@@ -326,21 +326,25 @@ fn objects_reads_go_on_while_the_map_cannot_be_stored() {
     bucket.volume.check_map();
 }
 
+/// A volume whose map has many pages, and is stored after every few changes.
+fn with_small_pages(access: Access) -> Config {
+    Config {
+        batch_blocks: OBJECT_BATCH_BLOCKS_MIN,
+        page_blocks: OBJECT_PAGE_BLOCKS_MIN,
+        changes_max: 2,
+        ..Config::new(access, 7)
+    }
+}
+
 /// A page of the map that is damaged keeps the objects of its blocks from being copied, and no others, and is in
 /// the way of no other page.
 #[test]
 fn objects_go_on_beside_a_page_of_the_map_that_is_damaged() {
     const PAGES: u64 = 64;
     let batch = OBJECT_BATCH_BLOCKS_MIN;
-    let config = |access| Config {
-        batch_blocks: batch,
-        page_blocks: OBJECT_PAGE_BLOCKS_MIN,
-        changes_max: 2,
-        ..Config::new(access, 7)
-    };
     let new = Config {
         bytes: Some((PAGES + 8) * (batch * 4096) as u64),
-        ..config(Access::Create { uuid: [1; 16] })
+        ..with_small_pages(Access::Create { uuid: [1; 16] })
     };
     let mut bucket = Bucket::open(&Objects::default(), "", new, "");
     let pool = Pool::new(1 << 20);
@@ -360,7 +364,7 @@ fn objects_go_on_beside_a_page_of_the_map_that_is_damaged() {
     drop(bucket);
     damage_page(&objects, volume, 0);
 
-    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    let mut bucket = Bucket::open(&objects, "", with_small_pages(Access::Existing), "");
     for page in 1..PAGES {
         bucket.fill(&pool, page * batch as u64 + 1, batch - 1, 9);
         bucket.ask(Ask::Flush);
@@ -389,7 +393,7 @@ fn objects_go_on_beside_a_page_of_the_map_that_is_damaged() {
     assert_eq!(bucket.volume.stats().lost_pages, 1);
     bucket.volume.check_map();
     drop(bucket);
-    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    let mut bucket = Bucket::open(&objects, "", with_small_pages(Access::Existing), "");
     assert_eq!(bucket.read(&pool, 3)[0], 5);
     for block in [0, 1, 2, 4, 7] {
         let buf = pool.alloc(4096).expect("nothing holds it");
@@ -406,15 +410,9 @@ fn objects_go_on_beside_a_page_of_the_map_that_is_damaged() {
 #[test]
 fn objects_damaged_page_is_healed_by_writing_all_of_it() {
     let batch = OBJECT_BATCH_BLOCKS_MIN;
-    let config = |access| Config {
-        batch_blocks: batch,
-        page_blocks: OBJECT_PAGE_BLOCKS_MIN,
-        changes_max: 2,
-        ..Config::new(access, 7)
-    };
     let new = Config {
         bytes: Some(64 << 20),
-        ..config(Access::Create { uuid: [1; 16] })
+        ..with_small_pages(Access::Create { uuid: [1; 16] })
     };
     let mut bucket = Bucket::open(&Objects::default(), "", new, "");
     let pool = Pool::new(1 << 20);
@@ -426,14 +424,14 @@ fn objects_damaged_page_is_healed_by_writing_all_of_it() {
     let volume = bucket.volume.uuid();
     drop(bucket);
     damage_page(&objects, volume, 0);
-    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    let mut bucket = Bucket::open(&objects, "", with_small_pages(Access::Existing), "");
     bucket.fill(&pool, 0, batch, 9);
     for round in 0..4 {
         bucket.ask(Ask::Flush);
         bucket.fill(&pool, 64, batch, round);
     }
     drop(bucket);
-    let mut bucket = Bucket::open(&objects, "", config(Access::Existing), "");
+    let mut bucket = Bucket::open(&objects, "", with_small_pages(Access::Existing), "");
     assert_eq!([0, 7].map(|block| bucket.read(&pool, block)[0]), [9; 2]);
     assert_eq!(bucket.volume.stats().lost_pages, 0);
     bucket.volume.check_map();
