@@ -4,6 +4,7 @@ mod bucket;
 
 use bucket::{Bucket, Objects};
 use hdcs_core::buf::Pool;
+use hdcs_core::io::Nanos;
 use hdcs_core::limits::{
     OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_LAP_STEP, OBJECT_MAP_PAGES_MAX,
     OBJECT_PAGE_BLOCKS_MAX, OBJECT_PAGE_BLOCKS_MIN, OBJECT_TAIL_MAX,
@@ -403,6 +404,52 @@ fn objects_go_on_beside_a_page_of_the_map_that_is_damaged() {
     bucket.fill(&pool, 0, batch, 6);
     bucket.ask(Ask::Flush);
     assert_eq!([0, 3, 7].map(|block| bucket.read(&pool, block)[0]), [6; 3]);
+    bucket.volume.check_map();
+}
+
+/// However many pages are damaged, writes wait for a minute in all, not for one for each.
+#[test]
+fn objects_damaged_pages_are_given_up_together() {
+    const PAGES: u64 = 16;
+    let batch = OBJECT_BATCH_BLOCKS_MIN;
+    let with = |access| Config {
+        changes_max: 8 * PAGES as usize,
+        ..with_small_pages(access)
+    };
+    let new = Config {
+        bytes: Some((PAGES + 8) * (batch * 4096) as u64),
+        ..with(Access::Create { uuid: [1; 16] })
+    };
+    let mut bucket = Bucket::open(&Objects::default(), "", new, "");
+    let pool = Pool::new(1 << 20);
+    for page in 0..PAGES {
+        bucket.fill(&pool, page * batch as u64, batch, 7);
+    }
+    // Until all that is in its pages.
+    for round in 0..64 {
+        bucket.fill(&pool, PAGES * batch as u64, batch, round);
+        bucket.ask(Ask::Flush);
+    }
+    let objects = std::rc::Rc::clone(&bucket.objects);
+    let volume = bucket.volume.uuid();
+    drop(bucket);
+    for page in 0..PAGES {
+        damage_page(&objects, volume, page);
+    }
+    let mut bucket = Bucket::open(&objects, "", with(Access::Existing), "");
+    for page in 0..PAGES {
+        bucket.fill(&pool, page * batch as u64, 1, 9);
+    }
+    for round in 0..128 {
+        bucket.fill(&pool, PAGES * batch as u64, batch, round);
+        bucket.ask(Ask::Flush);
+    }
+    let stats = bucket.volume.stats();
+    assert_eq!(stats.lost_pages, PAGES, "{stats:?}");
+    assert!(bucket.now < Nanos::from_millis(90_000), "{:?}", bucket.now);
+    for page in 0..PAGES {
+        assert_eq!(bucket.read(&pool, page * batch as u64)[0], 9);
+    }
     bucket.volume.check_map();
 }
 

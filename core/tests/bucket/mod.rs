@@ -23,7 +23,7 @@ pub struct Bucket {
     ended: u64,
     /// How many of them failed.
     failed: u64,
-    now: Nanos,
+    pub now: Nanos,
     /// What the last read brought.
     read: Option<Vec<u8>>,
     /// Puts of the map are not answered while this is set.
