@@ -42,9 +42,85 @@ LIES = {
 }
 
 
+def varint(value):
+    """A number as protocol buffers have it."""
+    low = bytes([value & 127 | (128 if value > 127 else 0)])
+    return low + varint(value >> 7) if value > 127 else low
+
+
+def field(number, value):
+    """A field of a protocol buffer: a number, or bytes."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def parsed(message):
+    """The fields of a protocol buffer that has only numbers and bytes."""
+    fields, at = {}, 0
+
+    def take():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key, value = take(), take()
+        if key & 7 == 2:
+            value, at = message[at : at + value], at + value
+        fields[key >> 3] = value
+    return fields
+
+
+def parts_of(message):
+    """The parts of a call, each with its length before it (all of less than 128 bytes)."""
+    while message:
+        yield message[1 : 1 + message[0]]
+        message = message[1 + message[0] :]
+
+
+def obliging(connection, bodies, asked):
+    """Answer calls by their methods as a NameNode does."""
+    with connection.makefile("rb") as stream:
+        assert stream.read(7)[:4] == b"hrpc"
+        while length := stream.read(4):
+            message = stream.read(int.from_bytes(length, "big"))
+            header, *rest = parts_of(message)
+            call = parsed(header)[3]
+            if call & 1:
+                # Who connects says who it is.
+                continue
+            method = parsed(rest[0])[1].decode()
+            asked.append(method)
+            body = bodies[method]
+            answer = field(1, call >> 1) + field(2, 0) + field(3, 9)
+            answer = varint(len(answer)) + answer + varint(len(body)) + body
+            connection.sendall(len(answer).to_bytes(4, "big") + answer)
+
+
+EMPTY_LISTING = field(1, field(2, 0))
+# Erasure coding with cells of 2 GiB, of a file of one block.
+CODING = field(1, b"x") + field(2, field(1, b"rs") + field(2, 200_000) + field(3, 1)) + field(3, (1 << 31) - 1)
+LOCATED = (
+    field(1, field(1, b"p") + field(2, 1) + field(3, 1) + field(4, 1 << 20)) + field(2, 0) + field(4, 0)
+    + field(5, field(1, b"") + field(2, b"") + field(3, b"") + field(4, b""))
+)
+FILE = field(1, 1 << 20) + field(2, LOCATED) + field(3, 0) + field(5, 1) + field(7, CODING + field(4, 9))
+BODIES = {
+    "erasure coding": {"getListing": EMPTY_LISTING, "getBlockLocations": field(1, FILE)},
+    # Each of two bytes.
+    "a quarter of a million entries": {"getListing": field(1, field(1, b"") * 250_000 + field(2, 0))},
+}
+
+
 @contextmanager
 def name_node(answer):
-    """Answer whatever is asked with the same bytes; the address, and who has asked."""
+    """Answer whatever is asked with the same bytes, or calls with these bodies; the port, and who has asked."""
     asked = []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -52,6 +128,8 @@ def name_node(answer):
         with connection:
             connection.settimeout(10)
             try:
+                if isinstance(answer, dict):
+                    obliging(connection, answer, asked)
                 while connection.recv(4096):
                     asked.append(True)
                     connection.sendall(answer)
@@ -127,5 +205,18 @@ def test_length_that_a_name_node_announces_takes_no_memory(tmp_path, authenticat
         done = daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url)
         assert asked and done.returncode != 0, done.stdout
         assert most_resident(daemon.process) < before + LONG_MEMORY_MAX
-        assert "announces a message of 1073741824 bytes" in done.stderr + daemon.log()
+        assert "announces a message of 1073741824 bytes" in done.stderr
+        daemon.stop()
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_sizes_that_a_name_node_tells_take_no_memory(tmp_path, what):
+    with Daemon(tmp_path) as daemon, name_node(BODIES[what]) as (port, asked):
+        url = f"hdfs://127.0.0.1:{port}/volumes/v?{options_of('simple', tmp_path, timeout_seconds=5)}"
+        before = most_resident(daemon.process)
+        done = daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url)
+        assert asked and done.returncode != 0, done.stdout
+        assert daemon.process.poll() is None, daemon.log()[-3000:]
+        assert most_resident(daemon.process) < before + LONG_MEMORY_MAX
+        assert "OutOfBounds" in done.stderr + daemon.log()
         daemon.stop()

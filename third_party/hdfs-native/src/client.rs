@@ -7,6 +7,7 @@ use futures::{StreamExt, stream};
 use tokio::runtime::{Handle, Runtime};
 use url::Url;
 
+use crate::common::bounds::{DEPTH_MAX, refused};
 use crate::acl::{AclEntry, AclStatus};
 use crate::common::config::{self, Configuration};
 use crate::ec::resolve_ec_policy;
@@ -1422,6 +1423,12 @@ impl ListStatusIterator {
                         // Return the directory as the next result, but start traversing into that directory
                         // next if we're doing a recursive listing
                         if file.isdir && self.recursive {
+                            if iters.len() == DEPTH_MAX {
+                                return Some(Err(refused(format!(
+                                    "{}: more than {DEPTH_MAX} directories in each other",
+                                    file.path
+                                ))));
+                            }
                             iters.push(DirListingIterator::new(
                                 file.path.clone(),
                                 &self.mount_table,

@@ -1,6 +1,7 @@
 pub mod gf256;
 mod matrix;
 
+use crate::common::bounds::{CELL_MAX, UNITS_MAX, refused};
 use crate::{HdfsError, Result, proto::hdfs};
 use bytes::Bytes;
 
@@ -92,6 +93,16 @@ impl EcSchema {
 /// Hadoop hard codes a default list of EC policies by ID
 pub(crate) fn resolve_ec_policy(policy: &hdfs::ErasureCodingPolicyProto) -> Result<EcSchema> {
     if let Some(schema) = policy.schema.as_ref() {
+        let units = [schema.data_units as usize, schema.parity_units as usize];
+        let cell = policy.cell_size() as usize;
+        if units.iter().any(|units| !(1..=UNITS_MAX).contains(units))
+            || !(1..=CELL_MAX).contains(&cell)
+        {
+            return Err(refused(format!(
+                "erasure coding with {units:?} units and cells of {cell} bytes: units are up to {UNITS_MAX}, cells up \
+                 to {CELL_MAX}"
+            )));
+        }
         return Ok(EcSchema {
             codec_name: schema.codec_name.clone(),
             data_units: schema.data_units as usize,

@@ -357,7 +357,7 @@ impl RpcListener {
     }
 
     async fn start(&mut self) {
-        loop {
+        let error = loop {
             if let Err(error) = self.read_response().await {
                 match &error {
                     HdfsError::IOError(e) if e.kind() == ErrorKind::UnexpectedEof => {}
@@ -365,17 +365,23 @@ impl RpcListener {
                         warn!("RPC listener error: {:?}", e);
                     }
                 }
-                break;
+                break error;
             }
-        }
+        };
         self.alive = false;
 
         if let Some(map) = self.call_map.lock().unwrap().take() {
             for (_, call) in map {
-                let _ = call.send(Err(HdfsError::IOError(std::io::Error::new(
-                    std::io::ErrorKind::ConnectionAborted,
-                    "RPC listener disconnected",
-                ))));
+                let why = match &error {
+                    HdfsError::RPCError(class, text) => {
+                        HdfsError::RPCError(class.clone(), text.clone())
+                    }
+                    _ => HdfsError::IOError(std::io::Error::new(
+                        std::io::ErrorKind::ConnectionAborted,
+                        "RPC listener disconnected",
+                    )),
+                };
+                let _ = call.send(Err(why));
             }
         }
     }

@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::common::bounds::check_fields;
 use crate::Result;
 use crate::acl::AclEntry;
 use crate::hdfs::proxy::NameServiceProxy;
@@ -72,6 +73,7 @@ impl NamenodeProtocol {
             )
             .await?;
 
+        check_fields(&response)?;
         let decoded = Res::decode_length_delimited(response)?;
         debug!("{} response: {:?}", method_name, decoded);
 
