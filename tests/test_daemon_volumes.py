@@ -322,20 +322,73 @@ def test_deletion_that_did_not_end_goes_on_when_asked_again(tmp_path):
         assert [path.name for path in volumes.iterdir()] == ["other"]
 
 
-def test_deletion_asked_for_again_removes_the_data_as_was_said(tmp_path):
+def test_deletion_asked_for_again_leaves_an_image_that_may_be_somebody_elses(tmp_path):
     image = tmp_path / "image"
     image.write_bytes(bytes(16 * MIB))
     with Daemon(tmp_path) as daemon:
-        daemon.create("v", "--backend", f"file://{image}")
+        daemon.create("v", "--backend", f"file:{image}")
         # No key can be overwritten where a directory is in its place.
         (daemon.data / "volumes" / "v" / "key.json").mkdir()
         status, why = daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
         assert status == 500 and "did not end" in why
-        assert image.exists()
+        refused(daemon.cli("volume", "detach", "v"), 1, "deletion has begun", "delete it again")
         for rest in (daemon.data / "volumes").glob(".gone-v-*"):
             (rest / "key.json").rmdir()
-        daemon.ok("volume", "delete", "v")
-        assert not image.exists()
+        image.write_bytes(b"of somebody else")
+        assert daemon.json("volume", "delete", "v")["data"] == f"file:{image}"
+        assert image.read_bytes() == b"of somebody else"
+
+
+def test_deletion_that_has_begun_does_not_say_that_it_keeps_the_data(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v")
+        (daemon.data / "volumes" / "v" / "key.json").mkdir()
+        refused(daemon.cli("volume", "delete", "v"), 1, "did not end", "delete it again")
+        refused(daemon.cli("volume", "delete", "v", "--keep-data"), 1, "cannot be kept")
+        for rest in (daemon.data / "volumes").glob(".gone-v-*"):
+            (rest / "key.json").rmdir()
+        assert daemon.json("volume", "delete", "v")["data"] is None
+
+
+def test_image_is_not_removed_beneath_another_node(tmp_path):
+    image = tmp_path / "image"
+    homes = [tmp_path / name for name in ("one", "two")]
+    for home in homes:
+        home.mkdir()
+    with Daemon(homes[0]) as one, Daemon(homes[1]) as two:
+        one.create("v", "--backend", f"file:{image}")
+        one.ok("volume", "detach", "v")
+        two.create("w", "--backend", f"file:{image}")
+        # The volume of the first node still knows the place, and is not open.
+        refused(one.cli("volume", "create", "v", "--size", "16M", "--backend", f"file:{image}"), 1, "in use")
+        assert two.json("volume", "delete", "w")["data"] == f"file:{image}"
+        assert image.exists()
+
+
+def test_home_whose_backend_is_gone_is_not_deleted_without_a_word(tmp_path):
+    image = tmp_path / "image"
+    data = os.urandom(4 * MIB)
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", "--mode", "storage", "--backend", f"file:{image}")
+        daemon.write("v", data)
+        daemon.ok("volume", "flush", "v")
+        daemon.stop()
+        for cut in (None, 8 * MIB):
+            whole = image.read_bytes()
+            if cut is None:
+                image.unlink()
+            else:
+                os.truncate(image, cut)
+            daemon.start()
+            refused(daemon.cli("volume", "delete", "v"), 1, "only copy of its data", "--discard-dirty")
+            daemon.stop()
+            image.write_bytes(whole)
+        daemon.start()
+        assert daemon.read("v", 4 * MIB) == data
+        daemon.stop()
+        image.unlink()
+        daemon.start()
+        assert daemon.json("volume", "delete", "v", "--discard-dirty")["data"] is None
 
 
 def test_damaged_catalogue_entry_costs_one_volume_and_loses_nothing(tmp_path):

@@ -198,6 +198,9 @@ impl Place for ImagePath {
         if snapshots_of(path).exists() {
             return Err(refused("it has snapshots"));
         }
+        // Somebody else may have opened it since its volume was closed.
+        let opened = device::open_file(path, Direct::Off)?;
+        device::lock(&opened, 0, 0)?;
         Ok(fs::remove_file(path).map_err(at)?)
     }
 }

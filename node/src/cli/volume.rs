@@ -108,8 +108,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Delete a volume, after its dirty data is written to the backend. What it has there stays, but
-    /// for a clone, of which nothing stays
+    /// Delete a volume, after its dirty data is written to the backend. A file or image of yours stays there, with
+    /// its snapshots. A backing file that HDCS made, because no --backend was given, is deleted, and so are the
+    /// objects of a clone on S3 or HDFS, unless --keep-data is given
     Delete {
         /// Name of the volume
         name: VolumeName,

@@ -64,6 +64,12 @@ async fn remove_data(name: &str, url: String) -> bool {
     false
 }
 
+/// Whether it is certain that there is nothing at a place.
+async fn is_nothing_at(url: String) -> bool {
+    let find = move || BackendUrl::parse(&url).map(|url| url.place.find());
+    matches!(in_time(ANSWER_TIME_MAX, find).await, Some(Ok(Ok(None))))
+}
+
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
@@ -77,19 +83,31 @@ impl Node {
                 "volume {name}: its data is either kept or removed: leave out keep_data or remove_data"
             )));
         }
+        let begun = slot.not_open.as_ref().and_then(NotOpen::given_up);
         let mut leaving = Leaving::Stays;
         let (at, of) = (self.layout(), volume_name.clone());
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let has_no_other = matches!(&slot.found, Found::Entry(entry) if entry.backend.is_none());
+        if options.keep_data && (begun.is_some() || is_rest && has_no_other) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: its removal has begun, and its data cannot be kept any more: delete it again \
+                     without keep_data"
+                ),
+            ));
+        }
         let discarded = match &slot.found {
             // What it had dirty was looked at before its removal began.
             _ if is_rest => {
-                if let Some(NotOpen::Leaving { what, .. }) = &slot.not_open {
-                    leaving = *what;
-                }
+                leaving = begun.unwrap_or(leaving);
                 0
             }
             Found::Entry(entry) => {
-                leaving = self.what_leaves(name, entry, &options).await?;
+                leaving = match begun {
+                    Some(begun) => begun,
+                    None => self.what_leaves(name, entry, &options).await?,
+                };
                 self.close_for_good(name, entry, &options, &mut leaving)
                     .await?
             }
@@ -158,13 +176,19 @@ impl Node {
         self.explain(name, None);
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
+        let mut left = users.filter(|_| !is_removed);
+        if let Some(url) = left.clone()
+            && is_nothing_at(url).await
+        {
+            tracing::warn!(
+                "volume {name} was deleted, and what it had at its backend is not there"
+            );
+            left = None;
+        }
         Ok(Deleted {
             name: name.to_owned(),
             discarded_dirty_bytes: discarded,
-            data: keep
-                .as_deref()
-                .map(catalogue::file_url)
-                .or(users.filter(|_| !is_removed)),
+            data: keep.as_deref().map(catalogue::file_url).or(left),
         })
     }
 
@@ -287,13 +311,23 @@ impl Node {
         options: &DeleteOptions,
     ) -> Result<u64, ApiError> {
         let dirty = self.dirty_of_unopened(name, entry).await?;
+        let conflict = |what: String| {
+            let what = format!(
+                "volume {name}: it is not open and {what}: put it right and open it, or lose that with --discard-dirty"
+            );
+            Err(ApiError::new(ErrorKind::Conflict, what))
+        };
         if !options.discard_dirty && !dirty.is_none() {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: it is not open and its write log holds {dirty} that the backend \
-                     does not have: put it right and open it, or lose that with --discard-dirty"
-                ),
+            return conflict(format!(
+                "its write log holds {dirty} that the backend does not have"
+            ));
+        }
+        if !options.discard_dirty
+            && entry.home.is_some()
+            && let Some(why) = self.missing_backend(entry).await
+        {
+            return conflict(format!(
+                "its home may hold the only copy of its data, since its backend is not whole ({why})"
             ));
         }
         let number = VolumeNumber(entry.number);
@@ -312,6 +346,26 @@ impl Node {
         self.forget_heat(entry.number).await;
         self.forget(entry).await;
         Ok(dirty.bytes_max)
+    }
+
+    /// Why a volume's backend does not have all of it, as far as can be seen without opening it.
+    async fn missing_backend(&self, entry: &Entry) -> Option<String> {
+        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
+        let looked = in_time(ANSWER_TIME_MAX, move || {
+            let found = BackendUrl::parse(&url).map(|url| url.place.find());
+            match found {
+                Ok(Ok(Some(found))) if found.bytes < bytes => {
+                    Some(format!("{} bytes of {bytes}", found.bytes))
+                }
+                Ok(Ok(Some(_))) => None,
+                Ok(Ok(None)) => Some("there is none".to_owned()),
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(error) => Some(error.to_string()),
+            }
+        });
+        looked
+            .await
+            .unwrap_or_else(|| Some("it does not answer".to_owned()))
     }
 
     /// Whether whatever is in the place of a volume's log can be looked at in time.

@@ -22,6 +22,17 @@ impl Node {
             .await?;
         let slot = self.slot(name)?;
         let volume_name = parse_name(name)?;
+        let (at, of) = (self.layout(), volume_name.clone());
+        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        if is_rest
+            || slot
+                .not_open
+                .as_ref()
+                .is_some_and(|not_open| not_open.given_up().is_some())
+        {
+            let why = "its deletion has begun: delete it again".to_owned();
+            return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+        }
         let entry = match slot.found {
             Found::Entry(entry) => *entry,
             Found::Damaged(why) => {

@@ -96,6 +96,17 @@ pub(super) enum NotOpen {
 }
 
 impl NotOpen {
+    /// What was given up in the backend by a deletion that did not end: nobody can open it any more, so it goes
+    /// whenever that goes on. An image might be somebody else's by then.
+    pub fn given_up(&self) -> Option<Leaving> {
+        match self {
+            Self::Leaving { what, .. } => {
+                matches!(what, Leaving::Clone | Leaving::Objects).then_some(*what)
+            }
+            _ => None,
+        }
+    }
+
     /// The phase that it is shown in.
     pub fn phase(&self) -> &'static str {
         match self {
