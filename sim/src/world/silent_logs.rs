@@ -113,7 +113,9 @@ impl World {
         let is_told = state.config.when_full == WhenFull::Error;
         let is_open = self.phase(unit) == Some(Phase::Open);
         if matches!(waiting, Waiting::Write(..)) && is_open && !state.was_direct {
-            return state.log_writes_told || state.log_writes_hung && is_told;
+            // A log that has failed is emptied first, which slow reads hold up.
+            let waits = state.log_writes_hung || state.log_trouble && state.log_hung;
+            return state.log_writes_told || waits && is_told;
         }
         state.log_told || state.log_hung && (is_told || !is_open)
     }
