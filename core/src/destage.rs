@@ -39,7 +39,7 @@ use crate::format::EntryKind;
 use crate::io::{Nanos, SectorRange};
 use crate::limits::{
     CACHE_PROBE_BLOCKS_MAX, DESTAGE_ENTRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
-    pieces_max,
+    ZERO_SECTORS_MAX, pieces_max,
 };
 use crate::read_cache::Barrier;
 use crate::work::Work;
@@ -59,8 +59,6 @@ const BATCH_ENTRIES_MAX: u64 = DESTAGE_ENTRIES_MAX;
 const STEP_ENTRIES: u64 = 128;
 /// Runs of the plan that one piece replaces at once.
 const PIECE_RUNS_MAX: usize = 64;
-/// The longest zeroing that is one backend operation.
-const ITEM_ZERO_SECTORS_MAX: u64 = (4 << 30) / SECTOR_BYTES as u64;
 /// Most parts gathered in one backend write.
 const ITEM_PARTS_MAX: usize = 256;
 /// Blocks of compressed entries that are read from the log at once for it, each entry rounded up to a power of
@@ -544,7 +542,7 @@ impl Destage {
     }
 
     /// Merge adjacent pieces into writes of at most one request, and zeroings of any length but
-    /// [`ITEM_ZERO_SECTORS_MAX`]. They are in the order of the volume, which a backend likes, as long as memory has
+    /// [`ZERO_SECTORS_MAX`]. They are in the order of the volume, which a backend likes, as long as memory has
     /// their data.
     fn make_items(&mut self, log: &WriteLog, looks_max: usize) -> usize {
         let (planning, plan) = (&mut self.planning, &mut self.plan);
@@ -575,7 +573,7 @@ impl Destage {
                         && last.parts.len() < ITEM_PARTS_MAX
                         && sectors * SECTOR_BYTES as u64 <= REQUEST_BYTES_MAX as u64
                 } else {
-                    last.unmap == unmap && sectors <= ITEM_ZERO_SECTORS_MAX
+                    last.unmap == unmap && sectors <= ZERO_SECTORS_MAX
                 };
                 fits && last.parts.is_empty() != is_data && last.range.end() == range.start
             };

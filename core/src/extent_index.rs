@@ -64,10 +64,12 @@ impl ExtentIndex {
         self.runs.insert(range.start, run);
     }
 
-    /// The same for a range of any length, newer than all before, in bounded time.
+    /// The same for a range of any length, newer than all before or a part of the newest, in bounded time.
     pub fn insert_long(&mut self, range: SectorRange, sequence: Sequence) {
         if self.prefix(range, INDEX_RUNS_AT_ONCE_MAX) == range {
-            return self.insert(range, sequence);
+            self.work.add(1);
+            self.remove_if(range, |_| true);
+            return self.extend(range, sequence);
         }
         self.cut_long(range);
         let at = self
@@ -439,6 +441,19 @@ mod tests {
             assert!(steps > 20 && index.is_settled());
             assert!(index.iter().all(|(_, sequence)| sequence >= limit));
         }
+    }
+
+    #[test]
+    fn extent_index_makes_one_run_of_the_parts_of_a_write() {
+        let mut index = ExtentIndex::default();
+        index.insert(SectorRange::new(0, 8), 1);
+        index.insert(SectorRange::new(25, 2), 2);
+        for part in 1..6 {
+            index.insert_long(SectorRange::new(part * 8, 8), 3);
+        }
+        let runs: Vec<_> = index.iter().collect();
+        let range = SectorRange::new(8, 40);
+        assert_eq!(runs, [(SectorRange::new(0, 8), 1), (range, 3)]);
     }
 
     #[test]

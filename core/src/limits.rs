@@ -75,6 +75,8 @@ pub const fn log_memory_bytes(log_bytes: u64, entries_max: u64) -> u64 {
         .saturating_add(parts.saturating_mul(LOG_PART_BYTES))
         .saturating_add(pieces * DESTAGE_PIECE_BYTES)
 }
+/// The longest zeroing that is one backend operation, and that adjacent ones become in the log.
+pub const ZERO_SECTORS_MAX: u64 = (4 << 30) / SECTOR_BYTES as u64;
 /// Spans being written at once at most: enough to keep a device busy with large writes.
 pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 

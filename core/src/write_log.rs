@@ -14,6 +14,8 @@
 //! 2. Spans become durable in order of position, whatever the order in which their writes end.
 //! 3. A span holds no sync point but as its first entry, so generations are whole spans.
 //! 4. Every span is written once; a failed log write latches: nothing is appended any more.
+//! 5. What makes zeroes of the sectors behind the last entry, as that one does, becomes part of it while its span is
+//!    open, up to [`ZERO_SECTORS_MAX`]: a long range that comes in pieces does not fill the log.
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
@@ -39,6 +41,7 @@ use crate::io::{Nanos, SectorRange};
 use crate::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX,
     REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
+    ZERO_SECTORS_MAX,
 };
 use crate::lost::LostSectors;
 use crate::packing::{Compressed, Packing, Stored};
@@ -328,6 +331,9 @@ impl WriteLog {
         mut entry: Entry,
         compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
     ) -> usize {
+        if self.extend_last(&entry) {
+            return 0;
+        }
         let data_blocks = if entry.data.is_some() {
             entry.range.block_count() as usize
         } else {
@@ -381,6 +387,26 @@ impl WriteLog {
         self.open.entries.push(on_device);
         push(&mut self.entries, entry, self.entries_max);
         stored_bytes
+    }
+
+    /// Have the last entry of the open span make zeroes of these sectors too, if it may.
+    fn extend_last(&mut self, entry: &Entry) -> bool {
+        let (Some(on_device), Some(last)) = (self.open.entries.last_mut(), self.entries.back_mut())
+        else {
+            return false;
+        };
+        let sectors = last.range.count + entry.range.count;
+        let is_part = !self.sync_pending
+            && on_device.kind == entry.kind.code()
+            && entry.kind != EntryKind::Write
+            && last.no_hole == entry.no_hole
+            && last.range.end() == entry.range.start
+            && sectors <= ZERO_SECTORS_MAX;
+        if is_part {
+            last.range.count = sectors;
+            on_device.sectors = U64::new(sectors);
+        }
+        is_part
     }
 
     /// Put a sync point before the next entry, if anything was accepted since the last one.

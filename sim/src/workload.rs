@@ -66,6 +66,8 @@ pub struct Workload {
     behaviour: Behaviour,
     hot: Vec<u64>,
     stream: u64,
+    /// Zeroes that the next request may go on with, as one that cuts a long range does.
+    zeroes: Option<Ask>,
     random: Rng,
 }
 
@@ -102,6 +104,7 @@ impl Workload {
             behaviour,
             hot,
             stream: 0,
+            zeroes: None,
             random,
         }
     }
@@ -113,6 +116,10 @@ impl Workload {
 
     /// The next request to a volume of `sectors`.
     pub fn next(&mut self, sectors: u64) -> Ask {
+        if let Some(ask) = self.go_on(sectors) {
+            self.zeroes = Some(ask);
+            return ask;
+        }
         let one_in = |random: &mut Rng, count: u32| count > 0 && random.u32(..count) == 0;
         if one_in(&mut self.random, self.behaviour.flush_one_in) {
             return Ask::Flush;
@@ -126,15 +133,35 @@ impl Workload {
         let fua = self.percent(self.behaviour.fua_percent);
         if self.percent(self.behaviour.trim_percent) {
             let range = self.long_range(sectors);
-            return if self.random.bool() {
+            let ask = if self.random.bool() {
                 Ask::WriteZeroes(range, fua, self.random.bool())
             } else {
                 Ask::Discard(range, fua)
             };
+            self.zeroes = Some(ask);
+            return ask;
         }
         let pattern = self.percent(self.behaviour.pattern_percent);
         let content = pattern.then(|| Content::Pattern(self.random.u32(..self.behaviour.patterns)));
         Ask::Write(self.range(sectors), content, fua)
+    }
+
+    /// Zeroes behind the last ones.
+    fn go_on(&mut self, sectors: u64) -> Option<Ask> {
+        let last = self.zeroes.take()?;
+        let (Ask::WriteZeroes(range, ..) | Ask::Discard(range, _)) = last else {
+            unreachable!("they are zeroes");
+        };
+        if range.end() >= sectors || self.random.bool() {
+            return None;
+        }
+        let left = (sectors - range.end()).min(self.behaviour.sectors_max);
+        let range = SectorRange::new(range.end(), self.random.u64(1..=left));
+        let fua = self.percent(self.behaviour.fua_percent);
+        Some(match last {
+            Ask::WriteZeroes(_, _, no_hole) => Ask::WriteZeroes(range, fua, no_hole),
+            _ => Ask::Discard(range, fua),
+        })
     }
 
     fn odd(&mut self, sectors: u64) -> Ask {

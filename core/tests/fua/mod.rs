@@ -67,6 +67,42 @@ fn fua_write_reaches_the_backend_before_what_follows_its_acknowledgement() {
     }
 }
 
+/// Zeroes that were accepted before the acknowledgement, and others behind them that were sent after it, do not become one.
+#[test]
+fn zeroes_are_not_one_across_the_acknowledgement_of_a_fua_write() {
+    let mut world = world(Persist::OnFlush);
+    let discard = |block: u64| Request::Discard {
+        range: SectorRange::new(block * 8, 8),
+        fua: false,
+    };
+    world.log_silent = Some(Vec::new());
+    let request = world.write_request(0, &[1; 4096], true);
+    let id = RequestId(9);
+    world.step(Event::Request { id, request });
+    world.ask(discard(1));
+    world.ask(discard(2));
+    let silent = world.log_silent.take().expect("none is answered");
+    assert!(silent.len() == 1 && world.replies.is_empty());
+    let result = Ok(Done::Written);
+    world.step(Event::Completed(Completion {
+        token: silent[0],
+        result,
+    }));
+    assert!(world.replies.drain(..).all(|(answered, _)| answered == id));
+    world.ask(discard(3));
+    world.flush_silent = Some(Vec::new());
+    destage(&mut world);
+    let first = |world: &World| [0, 1, 2, 3].map(|block| world.backend[block * 4096]);
+    assert_eq!(first(&world), [1, 0, 0, 0xff]);
+    let flushes = world.flush_silent.take().expect("none is answered");
+    world.step(Event::Completed(Completion {
+        token: flushes[0],
+        result: Ok(Done::Written),
+    }));
+    destage(&mut world);
+    assert_eq!(first(&world), [1, 0, 0, 0]);
+}
+
 /// What a later write covers is left out only if nothing was sent in between that may rely on it.
 #[test]
 fn fua_write_that_is_overwritten_is_not_left_out() {

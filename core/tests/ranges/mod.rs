@@ -1,4 +1,4 @@
-//! What a step costs does not depend on the length of a range.
+//! What a step costs does not depend on the length of a range, nor what a range takes on how it is cut.
 
 use hdcs_core::io::{Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::STEP_WORK_MAX;
@@ -42,4 +42,49 @@ fn promotion_passes_by_what_is_there_in_bounded_steps() {
         .drain(..)
         .all(|(_, result)| matches!(result, Ok(Reply::Done)));
     assert!(all_done && world.backend_reads.len() == reads);
+}
+
+#[test]
+fn zeroes_that_follow_one_another_are_one_in_the_log() {
+    let mut world = World::new(Persist::OnFlush);
+    world.backend.fill(7);
+    let ask = |world: &mut World, at: u64, no_hole: Option<bool>| {
+        let range = SectorRange::new(at * 8, 8);
+        let fua = false;
+        world.ask(match no_hole {
+            None => Request::Discard { range, fua },
+            Some(no_hole) => Request::WriteZeroes {
+                range,
+                fua,
+                no_hole,
+            },
+        });
+    };
+    let before = world.volume.stats(world.now).log_used_blocks;
+    (0..1000).for_each(|at| ask(&mut world, at, None));
+    // Each of them of its own: it is of another kind, or does not follow, or comes after a flush.
+    ask(&mut world, 1000, Some(false));
+    ask(&mut world, 1001, Some(true));
+    ask(&mut world, 1003, Some(true));
+    world.ask(Request::Flush);
+    ask(&mut world, 1004, Some(true));
+    world.ask(Request::Flush);
+    // A block for each of two spans.
+    assert_eq!(world.volume.stats(world.now).log_used_blocks - before, 2);
+    let is_zero = |block: usize| block <= 1001 || block == 1003 || block == 1004;
+    let right = |bytes: &[u8]| {
+        let mut blocks = bytes.chunks_exact(4096).enumerate();
+        blocks.all(|(block, bytes)| bytes == [if is_zero(block) { 0 } else { 7 }; 4096])
+    };
+    let some = SectorRange::new(990 * 8, 30 * 8);
+    for is_reopened in [false, true] {
+        if is_reopened {
+            world.reopen();
+        }
+        let read = world.read(some);
+        let mut blocks = (990..).zip(read.chunks_exact(4096));
+        assert!(blocks.all(|(block, bytes)| bytes[0] == if is_zero(block) { 0 } else { 7 }));
+    }
+    world.close(true);
+    assert!(right(&world.backend));
 }

@@ -1,9 +1,9 @@
 //! The transmission phase of NBD: requests in, replies out.
 //!
 //! A request becomes one or several *pieces*, each a request of the core: data, and what CACHE
-//! brings in, is cut at multiples of [`REQUEST_BYTES_MAX`] of the volume's offset, trims and zeroes
-//! at multiples of [`ZERO_BYTES_MAX`]. Its state is a slot of a table; [`RequestId`] holds slot,
-//! piece and the slot's generation, so a completion is found without a search.
+//! brings in, is cut at multiples of [`REQUEST_BYTES_MAX`] of the volume's offset; trims and zeroes
+//! are not, since what they cost does not depend on their length. Its state is a slot of a table;
+//! [`RequestId`] holds slot, piece and the slot's generation, so a completion is found without a search.
 //!
 //! Pieces are submitted one by one, as far as the [`Allowance`] goes; the next request is taken once
 //! all pieces of the one before are submitted.
@@ -51,8 +51,6 @@ const SLOTS_MAX: usize = 256;
 pub const PIECES_MAX: usize = 256;
 /// Chunks that wait to be sent, below which another request is taken: as many as one send takes.
 const REPLIES_MAX: usize = 512;
-/// The largest piece of a trim or of zeroes. It moves no data, but takes time for what was there.
-const ZERO_BYTES_MAX: usize = 256 << 20;
 /// Pieces of CACHE of one connection in flight: each fetches its MiB in four reads at once.
 const CACHE_PIECES_MAX: usize = 4;
 /// Extents of one context at most, their head, and the chunk that they are in.
@@ -582,14 +580,11 @@ impl Transmission {
                 (Kind::Status { contexts, one }, usize::MAX)
             }
             command::FLUSH => (Kind::Plain(Command::Flush), usize::MAX),
-            command::TRIM => (Kind::Plain(Command::Trim), ZERO_BYTES_MAX),
+            command::TRIM => (Kind::Plain(Command::Trim), usize::MAX),
             command::CACHE => (Kind::Plain(Command::Cache), REQUEST_BYTES_MAX),
             command::WRITE_ZEROES => {
                 let no_hole = flags & command_flag::NO_HOLE != 0;
-                (
-                    Kind::Plain(Command::WriteZeroes { no_hole }),
-                    ZERO_BYTES_MAX,
-                )
+                (Kind::Plain(Command::WriteZeroes { no_hole }), usize::MAX)
             }
             _ => unreachable!("check() knows every other command"),
         }
