@@ -117,6 +117,15 @@ pub struct Disk {
     random: Rng,
 }
 
+/// The bytes of buffers, one after the other.
+pub fn joined(data: &[Buf]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(data.iter().map(|buf| buf.len()).sum());
+    for buf in data {
+        bytes.extend_from_slice(buf);
+    }
+    bytes
+}
+
 impl Disk {
     /// A device of `bytes` zeroes.
     pub fn new(bytes: u64, seed: u64) -> Self {
@@ -226,7 +235,7 @@ impl Disk {
 
     /// Begin a write.
     pub fn submit_write(&mut self, offset: u64, data: &[Buf], durable: bool) -> OpId {
-        let data = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+        let data = joined(data);
         self.begin(Op::Write {
             offset,
             data,

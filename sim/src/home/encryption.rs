@@ -13,6 +13,7 @@ use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use super::plant::Plant;
 use super::world::World;
 use crate::content::{Content, mix};
+use crate::disk::joined;
 use crate::toy_cipher::ToyCipher;
 use crate::violation::Violation;
 
@@ -116,7 +117,7 @@ impl World {
         else {
             return Ok(());
         };
-        let mut stored: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+        let mut stored = joined(data);
         for (sector, unit) in (first..).zip(stored.chunks_exact(SECTOR_BYTES)) {
             if Content::decode(super::world::VOLUME, sector, unit).is_some() {
                 let why = format!("sector {sector} is in the store as it was written");

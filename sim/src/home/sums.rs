@@ -16,7 +16,7 @@ use super::Options;
 use super::plant::Plant;
 use super::world::{Request, State, World, Write};
 use crate::content::{Content, mix};
-use crate::disk::Disk;
+use crate::disk::{Disk, joined};
 use crate::violation::Violation;
 
 const SECTOR: u64 = SECTOR_BYTES as u64;
@@ -242,8 +242,7 @@ impl World {
             return false;
         }
         if self.is_planted(Plant::SumsAfterAnswer) {
-            let data = data.iter().flat_map(|buf| buf.iter().copied()).collect();
-            self.sums.late.push((offset, data));
+            self.sums.late.push((offset, joined(data)));
             return true;
         }
         self.is_planted(Plant::SumsLost) && offset.is_multiple_of(3)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use fastrand::Rng;
-use hdcs_core::buf::{Buf, BufMut, Pool};
+use hdcs_core::buf::{BufMut, Pool};
 use hdcs_core::error::RequestError;
 use hdcs_core::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
@@ -18,6 +18,7 @@ use hdcs_core::volume::{
 use super::{Coverage, Options, Plant};
 use crate::check_cost::Cost;
 use crate::content::mix;
+use crate::disk::joined;
 use crate::lz4::LZ4;
 use crate::scenario::draw_behaviour;
 use crate::trace::Trace;
@@ -79,10 +80,6 @@ fn fill(write: u64, sector: u64, bytes: &mut [u8]) {
         bytes[..8].copy_from_slice(&write.to_le_bytes());
         bytes[8..16].copy_from_slice(&sector.to_le_bytes());
     }
-}
-
-fn joined(data: &[Buf]) -> Vec<u8> {
-    data.iter().flat_map(|part| part.iter().copied()).collect()
 }
 
 /// What the sender of a request remembers.

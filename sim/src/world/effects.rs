@@ -9,6 +9,7 @@ use super::{
     Rng, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World, check_bounds,
 };
 use crate::check_log;
+use crate::disk::joined;
 
 impl World {
     pub(super) fn perform_all(
@@ -352,7 +353,7 @@ impl World {
         };
         let volume = self.units[unit].volume;
         let mut contents = Vec::with_capacity(range.count as usize);
-        let data: Vec<u8> = held.iter().flat_map(|buf| buf.iter().copied()).collect();
+        let data: Vec<u8> = joined(&held);
         for (sector, bytes) in (range.start..range.end()).zip(data.chunks(SECTOR_BYTES)) {
             let content = Content::decode(volume, sector, bytes).ok_or_else(|| {
                 Violation::new(
