@@ -27,7 +27,7 @@
 //! the rate of destage, so that what is left shrinks, and a quota for each round makes that certain. For
 //! the last step they wait, for about one generation of destage.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::read::{block_of, whole_blocks_of};
@@ -39,6 +39,7 @@ use crate::extent_index::{ExtentIndex, Sequence};
 use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
 use crate::limits::{SECTOR_BYTES, STEP_WORK_MAX};
 use crate::read_cache::{Barrier, ReadCache, Tie};
+use crate::work::Work;
 
 /// Writes are held back for the rest of a drain once the log has no more blocks than these, or than
 /// destage frees in this time.
@@ -105,6 +106,8 @@ struct Write {
     what: What,
     fua: bool,
     stage: WriteStage,
+    /// Earlier ones that overlap it and have not ended.
+    blockers: usize,
 }
 
 /// Who waits for a flush of the backend.
@@ -145,7 +148,9 @@ pub(super) struct Direct {
     /// By order of arrival.
     writes: BTreeMap<u64, Write>,
     next: u64,
-    /// Of them, those that do not wait.
+    /// Of them, those that wait for nothing but their turn.
+    ready: BTreeSet<u64>,
+    /// Those that do not wait.
     started: usize,
     /// What the backend was given and has not flushed, each run with a number that grows.
     unflushed: ExtentIndex,
@@ -156,6 +161,8 @@ pub(super) struct Direct {
     since: Nanos,
     flushers: Vec<Flusher>,
     running: Option<Running>,
+    /// Looks at other writes.
+    work: Work,
     /// A flush has failed that nobody waited for.
     lost: bool,
     /// The volume itself wants a flush.
@@ -175,6 +182,7 @@ impl Default for Direct {
             policy: Policy::WriteThrough,
             writes: BTreeMap::new(),
             next: 0,
+            ready: BTreeSet::new(),
             started: 0,
             unflushed: ExtentIndex::default(),
             unflushed_bytes: 0,
@@ -183,6 +191,7 @@ impl Default for Direct {
             since: Nanos(0),
             flushers: Vec::new(),
             running: None,
+            work: Work::default(),
             lost: false,
             wanted: false,
             destage_all: None,
@@ -260,7 +269,37 @@ impl Direct {
 
     /// What was looked at so far, where that is counted.
     pub(super) fn work(&self) -> u64 {
-        self.unflushed.work()
+        self.unflushed.work() + self.work.units()
+    }
+
+    /// Take a write behind all others. It is ready if it overlaps none of them.
+    fn push(&mut self, mut write: Write) {
+        self.work.add(self.writes.len() as u64);
+        let others = self.writes.values();
+        let overlaps = |other: &&Write| other.range.overlaps(write.range);
+        write.blockers = others.filter(overlaps).count();
+        let number = self.next;
+        self.next += 1;
+        if write.blockers == 0 {
+            self.ready.insert(number);
+        }
+        self.writes.insert(number, write);
+    }
+
+    /// A write that was started has ended: those that waited for nothing else are ready.
+    fn pop(&mut self, number: u64) -> Write {
+        let write = self.writes.remove(&number).expect("it was started");
+        self.started -= 1;
+        self.work.add(self.writes.len() as u64);
+        for (&number, later) in self.writes.range_mut(number..) {
+            if later.range.overlaps(write.range) {
+                later.blockers -= 1;
+                if later.blockers == 0 {
+                    self.ready.insert(number);
+                }
+            }
+        }
+        write
     }
 
     /// What was numbered before this is flushed.
@@ -462,27 +501,16 @@ impl Volume {
         if let Some(error) = self.refusal_for_lost(range) {
             return self.reply(id, kind, Err(error), cx);
         }
-        let number = self.direct.next;
-        self.direct.next += 1;
-        let write = Write {
+        self.direct.push(Write {
             id,
             kind,
             range,
             what,
             fua,
             stage: WriteStage::Waiting,
-        };
-        self.direct.writes.insert(number, write);
-        if self.may_start(number) {
-            self.start_direct(number, cx);
-        }
-    }
-
-    fn may_start(&self, number: u64) -> bool {
-        let range = self.direct.writes[&number].range;
-        let mut earlier = self.direct.writes.range(..number);
-        self.direct.started < self.config.destage_depth_max.max(1)
-            && !earlier.any(|(_, write)| write.range.overlaps(range))
+            blockers: 0,
+        });
+        self.start_ready(cx);
     }
 
     fn start_direct(&mut self, number: u64, cx: &mut Context<'_>) {
@@ -590,8 +618,7 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let write = self.direct.writes.remove(&number).expect("it was started");
-        self.direct.started -= 1;
+        let write = self.direct.pop(number);
         let Write { id, kind, fua, .. } = write;
         if self.health.fenced {
             self.reply(id, kind, Err(RequestError::Fenced), cx);
@@ -608,7 +635,7 @@ impl Volume {
                 self.reply(id, kind, Ok(Reply::Done), cx);
             }
         }
-        self.start_waiting(cx);
+        self.start_ready(cx);
     }
 
     /// What write-through has written is what the backend shows now.
@@ -631,20 +658,12 @@ impl Volume {
         }
     }
 
-    /// Start what waits for an earlier one, or for its turn.
-    fn start_waiting(&mut self, cx: &mut Context<'_>) {
-        let mut from = 0;
-        while self.direct.started < self.direct.writes.len() {
-            let mut waiting = self.direct.writes.range(from..);
-            let next = waiting.find(|(number, write)| {
-                write.stage == WriteStage::Waiting && self.may_start(**number)
-            });
-            let Some((&number, _)) = next else { return };
-            from = number + 1;
+    /// Start what waits for nothing but its turn.
+    fn start_ready(&mut self, cx: &mut Context<'_>) {
+        while self.direct.started < self.config.destage_depth_max.max(1)
+            && let Some(number) = self.direct.ready.pop_first()
+        {
             self.start_direct(number, cx);
-            if self.direct.started >= self.config.destage_depth_max.max(1) {
-                return;
-            }
         }
     }
 
@@ -675,6 +694,7 @@ impl Volume {
             writes.into_iter().partition(|(_, write)| submitted(write));
         self.direct.started = kept.len();
         self.direct.writes = kept;
+        self.direct.ready.clear();
         for write in refused.into_values() {
             self.reply(write.id, write.kind, Err(error), cx);
         }
@@ -955,6 +975,14 @@ impl Volume {
             direct.writes.values().filter(started).count(),
             direct.started,
             "direct writes under way are counted"
+        );
+        let is_ready = |(number, write): (&u64, &Write)| {
+            let waits = write.stage == WriteStage::Waiting;
+            direct.ready.contains(number) == (waits && write.blockers == 0)
+        };
+        assert!(
+            direct.writes.iter().all(is_ready) && direct.ready.len() <= direct.writes.len(),
+            "what waits for nothing is ready"
         );
         let submitted = |write: &Write| write.stage == WriteStage::Submitted;
         assert!(

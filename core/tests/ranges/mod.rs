@@ -1,9 +1,9 @@
 //! What a step costs does not depend on the length of a range, nor what a range takes on how it is cut.
 
-use hdcs_core::io::{Reply, Request, RequestId, SectorRange};
+use hdcs_core::io::{Completion, Done, Reply, Request, RequestId, SectorRange};
 use hdcs_core::limits::STEP_WORK_MAX;
 use hdcs_core::read_cache::SsdConfig;
-use hdcs_core::volume::{Event, Persist};
+use hdcs_core::volume::{Event, Persist, Policy};
 
 use crate::world::{self, BYTES, World};
 
@@ -87,4 +87,38 @@ fn zeroes_that_follow_one_another_are_one_in_the_log() {
     }
     world.close(true);
     assert!(right(&world.backend));
+}
+
+/// Each of many writes that wait for one another past the log costs a look at the others, not one at each pair of them.
+#[test]
+fn writes_that_overlap_past_the_log_cost_no_more_than_a_look_at_each() {
+    const COUNT: u64 = 1000;
+    let mut config = world::config(Persist::OnWrite);
+    config.policy = Policy::WriteThrough;
+    let mut world = World::with(config, None);
+    world.write(0, &[1; 4096]);
+    world.backend_silent = Some(Vec::new());
+    let look = |world: &mut World, event| {
+        let before = world.volume.work();
+        world.step(event);
+        world.volume.work() - before
+    };
+    for number in 0..COUNT {
+        let request = world.write_request(number * 8, &[number as u8; 8192], false);
+        let id = RequestId(number);
+        assert!(look(&mut world, Event::Request { id, request }) < 2 * COUNT);
+    }
+    assert!(world.replies.is_empty());
+    for number in 0..COUNT {
+        let silent = world.backend_silent.as_mut().expect("none is answered");
+        assert_eq!(silent.len(), 1, "they go one after the other");
+        let token = silent.remove(0);
+        let result = Ok(Done::Written);
+        let ended = Event::Completed(Completion { token, result });
+        assert!(look(&mut world, ended) < 2 * COUNT);
+        assert_eq!(
+            world.replies.pop().map(|(id, _)| id),
+            Some(RequestId(number))
+        );
+    }
 }
