@@ -16,8 +16,9 @@ help: ## this list
 setup: ## install what is missing (Debian packages; says so when cargo is)
 	@testenv/setup.sh
 
+# With the examples, as `make test` builds them: other features of shared crates would build half of the tree again.
 build: setup ## target/release/hdcs and the benchmark
-	cargo build --release --workspace
+	cargo build --release --workspace --bins --examples
 
 # Quick things first; each step is bounded in time. This is all that CI runs. The simulator's seeds are the same
 # on every machine; `make sim` goes on with others. Incremental builds would take 3 GB more.

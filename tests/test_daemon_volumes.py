@@ -1,5 +1,6 @@
 """Volumes through the command line: create, list, set, resize, flush, delete, and their errors."""
 
+import gzip
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import run
 from daemon import DIRTY, HDCS, MIB, Daemon, refused
 
 
@@ -350,7 +352,7 @@ def test_deletion_that_has_begun_does_not_say_that_it_keeps_the_data(tmp_path):
         assert daemon.json("volume", "delete", "v")["data"] is None
 
 
-def test_image_is_not_removed_beneath_another_node(tmp_path):
+def test_image_that_another_node_has_open_is_left_to_it(tmp_path):
     image = tmp_path / "image"
     homes = [tmp_path / name for name in ("one", "two")]
     for home in homes:
@@ -363,6 +365,30 @@ def test_image_is_not_removed_beneath_another_node(tmp_path):
         refused(one.cli("volume", "create", "v", "--size", "16M", "--backend", f"file:{image}"), 1, "in use")
         assert two.json("volume", "delete", "w")["data"] == f"file:{image}"
         assert image.exists()
+
+
+def test_image_of_another_format_is_not_taken_for_the_bytes_of_a_volume(tmp_path):
+    qcow2, packed, raw = (tmp_path / name for name in ("v.qcow2", "v.gz", "v.raw"))
+    run("qemu-img", "create", "-q", "-f", "qcow2", qcow2, "16M")
+    raw.write_bytes(bytes(16 * MIB))
+    stream = gzip.compress(os.urandom(16 * MIB))
+    packed.write_bytes(stream + bytes(-len(stream) % 512))
+    before = [path.read_bytes() for path in (qcow2, packed)]
+    with Daemon(tmp_path) as daemon:
+        for path, what in ((qcow2, "a qcow2 image"), (packed, "compressed by gzip")):
+            asked = ("volume", "create", "v", "--backend", f"file:{path}")
+            refused(daemon.cli(*asked), 2, what, "would destroy", "hdcs volume import", f"file:{path}?raw=on")
+        assert before == [path.read_bytes() for path in (qcow2, packed)]
+        daemon.ok("volume", "create", "v", "--backend", f"file:{raw}")
+        # What a client writes is its own, whatever it looks like.
+        daemon.write("v", before[0][:4096])
+        daemon.ok("volume", "detach", "v")
+        refused(daemon.cli("volume", "create", "w", "--backend", f"file:{raw}"), 2, "a qcow2 image")
+        daemon.ok("volume", "create", "w", "--backend", f"file:{raw}?raw=on")
+        assert daemon.read("w", 4096) == before[0][:4096]
+        daemon.stop()
+        daemon.start()
+        assert daemon.read("w", 4096) == before[0][:4096]
 
 
 def test_home_whose_backend_is_gone_is_not_deleted_without_a_word(tmp_path):

@@ -171,3 +171,39 @@ def test_place_whose_data_is_being_removed_is_taken_by_no_other_volume(daemon, s
     daemon.create("w", "--backend", s3.url(credentials), size=str(SIZE))
     daemon.write("w", daemon.data_of_v)
     assert daemon.read("w", SIZE) == daemon.data_of_v
+
+
+class KillsAfterPut(dict):
+    """Objects; with the next one that is put, a process ends before it can hear of it."""
+
+    process = None
+
+    def __setitem__(self, name, what):
+        super().__setitem__(name, what)
+        process, self.process = self.process, None
+        if process:
+            process.kill()
+            process.wait()
+
+
+def test_deletion_that_was_killed_after_it_gave_the_place_up_can_only_be_ended(daemon, s3, credentials):
+    with s3.lock:
+        s3.objects = KillsAfterPut(s3.objects)
+        s3.objects.process = daemon.process
+    with pytest.raises(Exception):
+        daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
+    assert s3.objects.process is None, "something was put"
+    daemon.wait()
+    daemon.start()
+    daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+    assert "was deleted" in daemon.volume("v")["reason"]
+    for asked, why in (
+        (("open", "v"), "delete it"),
+        (("detach", "v"), "its deletion has begun"),
+        (("delete", "v", "--keep-data"), "its removal has begun"),
+    ):
+        done = daemon.cli("volume", *asked)
+        assert done.returncode == 1 and why in done.stderr, (asked, done.stdout + done.stderr)
+    assert daemon.json("volume", "delete", "v")["data"] is None
+    assert not s3.objects
+    daemon.create("v", "--backend", s3.url(credentials), size=str(SIZE))

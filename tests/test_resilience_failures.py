@@ -42,6 +42,66 @@ def image(path, model):
     return all(content[offset : offset + len(data)] == data for offset, data in model.items())
 
 
+@contextmanager
+def over_an_image(tmp_path):
+    """A daemon with a volume that destages at once, and the image that it is over."""
+    path = tmp_path / "image"
+    with Daemon(tmp_path, {"destage_age_max_ms": 10, "dirty_ratio_min": 0}) as daemon:
+        daemon.create("v", "--backend", f"file:{path}", "--persist", "on-write", size="64M")
+        yield daemon, path
+
+
+def test_resilience_image_that_is_moved_away_beneath_its_volume_takes_nothing_from_the_log(tmp_path):
+    with over_an_image(tmp_path) as (daemon, path):
+        daemon.write("v", b"a" * MIB)
+        daemon.ok("volume", "flush", "v")
+        away = path.rename(path.with_name("away"))
+        model = {}
+
+        def write():
+            # What a flush took in the second before it looked again may be in the other file alone.
+            offset = len(model) * BLOCK
+            model[offset] = os.urandom(BLOCK)
+            daemon.write("v", model[offset], offset)
+            return state(daemon) == "degraded"
+
+        daemon.until(write)
+        daemon.tells("the image was removed or replaced while its volume is open")
+        path.write_bytes(bytes(64 * MIB))
+        daemon.write("v", b"z" * BLOCK, 32 * MIB)
+        assert daemon.volume("v")["counters"]["dirty_bytes"] > 0
+        assert path.read_bytes() == bytes(64 * MIB)
+        away.rename(path)
+        daemon.until(lambda: state(daemon) == "healthy" and daemon.volume("v")["counters"]["dirty_bytes"] == 0)
+        daemon.tells("the image is back in its place")
+        assert image(path, {**model, 32 * MIB: b"z" * BLOCK})
+        daemon.stop()
+
+
+def test_resilience_image_that_is_cut_beneath_its_volume_is_not_made_whole_with_zeroes(tmp_path):
+    with over_an_image(tmp_path) as (daemon, path):
+        daemon.write("v", b"a" * MIB, 60 * MIB)
+        daemon.ok("volume", "flush", "v")
+        os.truncate(path, 8 * MIB)
+
+        def write():
+            daemon.write("v", b"b" * BLOCK)
+            return state(daemon) == "degraded"
+
+        daemon.until(write)
+        daemon.tells("the image was cut while its volume is open")
+        # It would be as long as before.
+        daemon.write("v", b"c" * BLOCK, 64 * MIB - BLOCK)
+        daemon.write("v", b"d" * BLOCK, 16 * MIB)
+        assert state(daemon) == "degraded"
+        refusal = daemon.cli("volume", "delete", "v")
+        assert refusal.returncode == 1 and "--discard-dirty" in refusal.stderr, refusal.stderr
+        assert path.stat().st_size == 8 * MIB
+        daemon.kill()
+        daemon.start()
+        daemon.until(lambda: "was cut" in (daemon.volume("v")["reason"] or ""))
+
+
 @pytest.mark.parametrize("kind", ["eio", "hang"])
 def test_resilience_failing_backend_fills_the_log_and_recovers(tmp_path, kind):
     """Writes go on into the log; when it is full they wait; when the backend is back all is there."""

@@ -17,6 +17,7 @@ pub mod device;
 pub mod events;
 pub mod filters;
 pub mod frontends;
+mod image_format;
 pub mod inspect;
 mod log_limit;
 pub mod logging;

@@ -426,7 +426,7 @@ pub enum OpenError {
         supported: u16,
     },
     /// It was given up; what it needs of its parent may be gone.
-    #[error("the clone at this place was deleted; name another place")]
+    #[error("the volume at this place was deleted; name another place")]
     Gone,
     /// Another volume than the one that was expected.
     #[error("the place holds another volume (its UUID differs)")]

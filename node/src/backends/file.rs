@@ -9,6 +9,8 @@
 //!    unless that was asked for.
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
+//! 5. A flush does not succeed into an image that was removed, replaced or cut beneath it, but for a second at most
+//!    ([`CHECK_PAUSE`]): what was written since stays dirty.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
@@ -19,11 +21,11 @@ mod snapshots;
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,6 +45,7 @@ use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
 use crate::device::ring::{Outcome, Target};
 use crate::device::worker::{JobOutput, Remote};
+use crate::image_format::{self, MAGIC_BYTES};
 use copier::Copier;
 use lineage::Origin;
 use snapshots::Frozen;
@@ -54,10 +57,14 @@ const ZERO_BLOCKS: usize = 16;
 const ZERO_PIECE_BYTES: u64 = 4 << 20;
 /// Runs in one answer about extents; a client asks again from where it ended.
 const EXTENTS_MAX: usize = 256;
+/// Flushes look whether the image is still there no more often than this.
+const CHECK_PAUSE: Nanos = Nanos::from_millis(1_000);
 
 /// An image that is open and locked, or a snapshot that is open.
 pub struct Prepared {
     opened: Opened,
+    /// What the volume needs of it.
+    bytes: u64,
     read_only: bool,
     identity: Option<String>,
     origin: Option<Origin>,
@@ -94,7 +101,7 @@ impl super::Opened for Prepared {
 pub const SCHEME: Scheme = Scheme {
     name: "file",
     form: "file:PATH",
-    options: &["direct"],
+    options: &["direct", "raw"],
     parse,
 };
 
@@ -103,6 +110,8 @@ struct ImagePath {
     path: PathBuf,
     /// Whether direct I/O is tried.
     direct: bool,
+    /// Whether what is there is taken as it is, whatever it looks like.
+    raw: bool,
 }
 
 fn parse(given: &Given<'_>, options: &mut OptionList) -> Result<Box<dyn Place>, UrlError> {
@@ -119,6 +128,7 @@ fn parse_place(given: &Given<'_>, options: &mut OptionList) -> Result<ImagePath,
     Ok(ImagePath {
         path: PathBuf::from(OsString::from_vec(path)),
         direct: options.switch("direct")?.unwrap_or(true),
+        raw: options.switch("raw")?.unwrap_or(false),
     })
 }
 
@@ -174,6 +184,17 @@ impl Place for ImagePath {
             return Err(refused("it is neither a file nor a block device"));
         };
         Ok(Some(Found { bytes, partly }))
+    }
+
+    fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
+        if self.raw {
+            return Ok(None);
+        }
+        let mut begin = Vec::new();
+        let read = File::open(&self.path)
+            .and_then(|file| file.take(MAGIC_BYTES as u64).read_to_end(&mut begin));
+        read.map_err(|error| DeviceError::io("read", &self.path, error))?;
+        Ok(image_format::of(&begin))
     }
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn super::Opened>, BackendError> {
@@ -250,6 +271,7 @@ pub fn open(
     let synced = opened.file.sync_all();
     synced.map_err(|error| DeviceError::io("make durable what is in", path, error))?;
     Ok(Prepared {
+        bytes,
         read_only: false,
         identity: None,
         origin: lineage::origin_of(&opened.file),
@@ -280,6 +302,7 @@ fn open_snapshot(
     };
     super::check_size(&path.display().to_string(), found, bytes, absent)?;
     Ok(Prepared {
+        bytes,
         read_only: true,
         identity: snapshots::identity_of(&opened.file),
         origin: None,
@@ -336,7 +359,16 @@ pub struct FileBackend {
     /// Zero requests under way: few, so a search is short.
     zeroing: Vec<(Zeroing, Way)>,
     path: PathBuf,
+    /// The image has at least so many, unless somebody has cut it.
+    bytes: u64,
     read_only: bool,
+    /// Flushes, and those of them that look whether the image is still there.
+    flushing: Vec<Token>,
+    checking: Vec<Token>,
+    /// When that was last so.
+    checked: Option<Nanos>,
+    /// Why it is not, if that was said.
+    spoilt: Option<Errno>,
     /// The snapshot that is being made or deleted.
     keeping: Option<Token>,
     /// The copy that a snapshot has begun, until it is known how that ended.
@@ -369,7 +401,12 @@ impl FileBackend {
             zeroes,
             zeroing: Vec::new(),
             path: prepared.opened.path,
+            bytes: prepared.bytes,
             read_only: prepared.read_only,
+            flushing: Vec::new(),
+            checking: Vec::new(),
+            checked: None,
+            spoilt: None,
             keeping: None,
             copier: None,
             copying: prepared.copying,
@@ -451,6 +488,45 @@ impl FileBackend {
         port.end(token, result);
     }
 
+    /// What was written is durable; look whether it can be found again, if that is due.
+    fn flushed(&mut self, now: Nanos, token: Token, port: &mut Port<'_>) {
+        let is_fresh = |checked: Nanos| now < checked.plus(CHECK_PAUSE);
+        if self.block_device || self.checked.is_some_and(is_fresh) {
+            return port.end(token, Ok(Done::Written));
+        }
+        let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
+        let job = move || JobOutput::Unit(check_place(&file, &path, bytes));
+        self.checking.push(token);
+        port.ring.job(port.owner, token, Box::new(job));
+    }
+
+    /// It was looked whether the image is still there.
+    fn checked(&mut self, now: Nanos, result: Result<(), Errno>) -> Result<Done, Errno> {
+        // What was cut off does not come back with a length.
+        let result = match self.spoilt {
+            Some(CUT) => Err(CUT),
+            _ => result,
+        };
+        let path = self.path.display();
+        match (result, self.spoilt) {
+            (Err(CUT), None) => tracing::error!(
+                %path,
+                "the image was cut while its volume is open: nothing more is written to it; put it right, then close \
+                 and open the volume"
+            ),
+            (Err(_), None) => tracing::error!(
+                %path,
+                "the image was removed or replaced while its volume is open: what is written stays in the log until \
+                 that file is back in its place"
+            ),
+            (Ok(()), Some(_)) => tracing::info!(%path, "the image is back in its place"),
+            _ => {}
+        }
+        self.spoilt = result.err();
+        self.checked = result.is_ok().then_some(now);
+        result.map(|()| Done::Written)
+    }
+
     /// Begin or go on with a zero request by the best way that is left.
     fn zero(&mut self, index: usize, port: &mut Port<'_>) {
         let fd = self.target.fd;
@@ -523,13 +599,20 @@ impl Backend for FileBackend {
             return;
         };
         let (target, fd) = (self.target, self.target.fd);
+        if self.spoilt == Some(CUT) && changed(&ask).is_some() {
+            // It would be as long as before, with zeroes in the place of what was cut off.
+            return port.end(token, Err(IoError::Failed));
+        }
         match ask {
             Ask::Read { offset, buf } => port.ring.read(port.owner, token, target, offset, buf),
             Ask::Write { offset, data } => {
                 port.ring
                     .write(port.owner, token, target, offset, data, None);
             }
-            Ask::Flush => port.ring.sync(port.owner, token, fd),
+            Ask::Flush => {
+                self.flushing.push(token);
+                port.ring.sync(port.owner, token, fd);
+            }
             Ask::Zero { bytes: 0, .. } => port.end(token, Ok(Done::Written)),
             Ask::Zero {
                 offset,
@@ -553,6 +636,7 @@ impl Backend for FileBackend {
                 port.ring.job(port.owner, token, Box::new(job));
             }
             Ask::Resize { bytes } => {
+                self.bytes = self.bytes.min(bytes);
                 let (file, block_device) = (Arc::clone(&self.file), self.block_device);
                 let job = move || JobOutput::Unit(resize(&file, block_device, bytes));
                 port.ring.job(port.owner, token, Box::new(job));
@@ -580,6 +664,13 @@ impl Backend for FileBackend {
                 }
                 return self.kept(token, result, port);
             }
+            Outcome::Job(JobOutput::Unit(result)) if taken(&mut self.checking, token) => {
+                self.checked(now, result)
+            }
+            Outcome::Device(result) if taken(&mut self.flushing, token) => match result {
+                Ok(_) => return self.flushed(now, token, port),
+                Err(errno) => Err(errno),
+            },
             Outcome::Device(result) => {
                 let zeroing = self
                     .zeroing
@@ -611,6 +702,31 @@ impl Backend for FileBackend {
             ..Capabilities::default()
         }
     }
+}
+
+/// Take a token out of a list, which is short.
+fn taken(list: &mut Vec<Token>, token: Token) -> bool {
+    let at = list.iter().position(|one| *one == token);
+    at.map(|at| list.swap_remove(at)).is_some()
+}
+
+/// That an image is too short.
+const CUT: Errno = Errno(libc::ENODATA);
+
+/// Whether an open image is what lies at its place, with so many bytes at least. Blocks.
+fn check_place(file: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
+    let own = file.metadata().map_err(|error| Errno::from(&error))?;
+    let found = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Errno(libc::ESTALE)),
+        found => found.map_err(|error| Errno::from(&error)),
+    }?;
+    if (own.dev(), own.ino()) != (found.dev(), found.ino()) {
+        return Err(Errno(libc::ESTALE));
+    }
+    if own.len() < bytes {
+        return Err(CUT);
+    }
+    Ok(())
 }
 
 /// The bytes that an operation changes, if it does.

@@ -92,6 +92,10 @@ pub trait Place: std::fmt::Debug + Send {
     }
     /// What is there, if anything. Blocks.
     fn find(&self) -> Result<Option<Found>, BackendError>;
+    /// What is here in words, if it is not the bytes of a volume: a volume over it would destroy it.
+    fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
+        Ok(None)
+    }
     /// Verify what is there without opening it, for `hdcs check`. Blocks.
     fn verify(&self, watch: &mut dyn verify::Watch) -> Result<verify::Verified, BackendError> {
         let _ = watch;
@@ -450,6 +454,11 @@ pub enum BackendError {
     /// There is nothing at its place.
     #[error("backend: {0} does not exist; put it back, or delete the volume if its data is gone")]
     Absent(String),
+    /// What it had at its place was given up: nobody can open it any more.
+    #[error(
+        "backend: the volume at {0} was deleted, perhaps by a deletion of this one that did not end: delete it (again)"
+    )]
+    Gone(String),
     /// There is something at its place, where nothing was to be.
     #[error(
         "backend: {0} is there already, and is left as it was: name a place where nothing is, or take that \

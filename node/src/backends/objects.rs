@@ -549,6 +549,7 @@ impl Driver {
                 BackendError::Unreachable(format!("{place}: it is not reachable"))
             }
             (OpenError::Absent, _) => BackendError::Absent(place),
+            (OpenError::Gone, _) => BackendError::Gone(place),
             (OpenError::OtherVolume, _) => BackendError::Exists(place),
             (OpenError::OtherSize { has, needs }, _) => BackendError::Size { place, has, needs },
             (error, _) => BackendError::Refused(format!("{place}: {error}")),

@@ -21,7 +21,7 @@ pub trait DataPath: Send + Sync {
 fn gone() -> ApiError {
     ApiError::new(
         ErrorKind::Unavailable,
-        "the node is stopping: data path: try again when it runs",
+        "the node is stopping: try again when it runs",
     )
 }
 

@@ -66,6 +66,8 @@ pub enum OpenFailureKind {
     LogLost,
     /// The home of a volume in storage mode is gone, damaged or another one, and what is dirty in it.
     HomeLost,
+    /// What it had at its backend was given up: nobody can open it any more.
+    Gone,
     /// There is too little memory for it at present: try again later.
     Shortage,
     /// Trying again changes nothing before somebody has put something right.

@@ -32,7 +32,7 @@ use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
 use super::works::Works;
 use crate::backends::home::{self, HomeBackend};
-use crate::backends::{self, Ask, Capabilities, Operation};
+use crate::backends::{self, Ask, BackendError, Capabilities, Operation};
 use crate::crypt::Unlocked;
 use crate::device::durability::Durability;
 use crate::device::file::{Device, DeviceError};
@@ -937,10 +937,10 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         fail(kind, &error)
     })?;
     let backend = spec.open_backend(absent, objects).map_err(|error| {
-        let kind = if error.is_unreachable() {
-            OpenFailureKind::Unreachable
-        } else {
-            OpenFailureKind::Refused
+        let kind = match error {
+            BackendError::Gone(_) => OpenFailureKind::Gone,
+            _ if error.is_unreachable() => OpenFailureKind::Unreachable,
+            _ => OpenFailureKind::Refused,
         };
         fail(kind, &error)
     })?;

@@ -106,7 +106,11 @@ impl Node {
                     found.bytes
                 )));
             }
-            (None, None) => return Err(at("it needs a size: give --size".to_owned())),
+            (None, None) => {
+                let none = |url: &String| format!("there is nothing at {url} yet, so that it");
+                let what = request.backend.as_ref().map_or("it".to_owned(), none);
+                return Err(at(format!("{what} needs a size: give --size")));
+            }
         };
         check_volume_bytes(bytes).map_err(&at)?;
         let encryption = self.plan_encryption(&name, request, found.is_some());
@@ -169,7 +173,19 @@ impl Node {
                 )));
             }
         }
-        let found = tokio::task::spawn_blocking(move || place.find()).await;
+        let (named, of) = (url.to_owned(), place.name());
+        let find = move || {
+            let found = place.find()?;
+            match found.map_or(Ok(None), |_| place.foreign())? {
+                Some(what) => Err(BackendError::Refused(format!(
+                    "backend {named}: it is {what}, not the bytes of a volume, and the first write would destroy \
+                     it: `hdcs volume import` takes what qemu-img reads; if a volume has written this, say \
+                     {of}?raw=on"
+                ))),
+                None => Ok(found),
+            }
+        };
+        let found = tokio::task::spawn_blocking(find).await;
         found
             .map_err(|error| failed(error.to_string()))?
             .map_err(|error| match error {

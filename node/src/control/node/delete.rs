@@ -253,7 +253,10 @@ impl Node {
         let number = VolumeNumber(entry.number);
         let report = self.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
-            return self.give_up_unopened(name, entry, options).await;
+            let is_given_up = matches!(leaving, Leaving::Clone | Leaving::Objects);
+            return self
+                .give_up_unopened(name, entry, options, is_given_up)
+                .await;
         };
         let dirty = volume.stats.dirty_bytes;
         if let Some(lost) = lost(volume).filter(|_| !options.discard_dirty) {
@@ -266,14 +269,42 @@ impl Node {
             ));
         }
         if !options.discard_dirty && dirty > 0 {
-            self.destage(name, number).await.map_err(|error| {
-                ApiError::new(
-                    ErrorKind::Conflict,
-                    format!("{error}, or lose {dirty} dirty bytes with --discard-dirty"),
-                )
-            })?;
+            self.destage(name, number)
+                .await
+                .map_err(|error| match error.kind {
+                    // Nothing is wrong with the backend.
+                    ErrorKind::Unavailable => error,
+                    _ => ApiError::new(
+                        ErrorKind::Conflict,
+                        format!("{error}, or lose {dirty} dirty bytes with --discard-dirty"),
+                    ),
+                })?;
         }
         *leaving = self.give_up_place(name, number, *leaving).await?;
+        let closed = self.close_given_up(name, entry, options).await;
+        if let Err(error) = &closed
+            && matches!(leaving, Leaving::Clone | Leaving::Objects)
+        {
+            // Whatever happens from here on, it can only be deleted.
+            let why = format!(
+                "deleting it did not end: {}: delete it again",
+                error.message
+            );
+            let what = *leaving;
+            self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+        }
+        closed?;
+        Ok(if options.discard_dirty { dirty } else { 0 })
+    }
+
+    /// Close a volume whose place is given up, if it leaves it.
+    async fn close_given_up(
+        &self,
+        name: &str,
+        entry: &Entry,
+        options: &DeleteOptions,
+    ) -> Result<(), ApiError> {
+        let number = VolumeNumber(entry.number);
         let destage = !options.discard_dirty;
         let close = |answer| Command::Close {
             volume: number,
@@ -300,15 +331,17 @@ impl Node {
         self.forget_scrubs(entry.number);
         self.forget_heat(entry.number).await;
         self.forget(entry).await;
-        Ok(if options.discard_dirty { dirty } else { 0 })
+        Ok(())
     }
 
-    /// The same for a volume that could not be opened: what it holds is read from its log.
+    /// The same for a volume that could not be opened: what it holds is read from its log. What its place is given
+    /// up for had its say already.
     async fn give_up_unopened(
         &self,
         name: &str,
         entry: &Entry,
         options: &DeleteOptions,
+        is_given_up: bool,
     ) -> Result<u64, ApiError> {
         let dirty = self.dirty_of_unopened(name, entry).await?;
         let conflict = |what: String| {
@@ -317,12 +350,13 @@ impl Node {
             );
             Err(ApiError::new(ErrorKind::Conflict, what))
         };
-        if !options.discard_dirty && !dirty.is_none() {
+        let loses = options.discard_dirty || is_given_up;
+        if !loses && !dirty.is_none() {
             return conflict(format!(
                 "its write log holds {dirty} that the backend does not have"
             ));
         }
-        if !options.discard_dirty
+        if !loses
             && entry.home.is_some()
             && let Some(why) = self.missing_backend(entry).await
         {

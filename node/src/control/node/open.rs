@@ -353,6 +353,11 @@ impl Node {
                 why,
                 loss: self.loss_of(entry).await,
             },
+            // A deletion has given it up. Whichever way that was, all that can become of its objects is that they go.
+            OpenFailureKind::Gone => NotOpen::Leaving {
+                why,
+                what: Leaving::Objects,
+            },
             OpenFailureKind::Refused => NotOpen::Refused { why },
         }
     }
@@ -546,6 +551,7 @@ impl Node {
             OpenFailureKind::Unreachable => ErrorKind::Unavailable,
             OpenFailureKind::LogLost
             | OpenFailureKind::HomeLost
+            | OpenFailureKind::Gone
             | OpenFailureKind::Shortage
             | OpenFailureKind::Refused => ErrorKind::Conflict,
         };

@@ -648,7 +648,7 @@ impl Node {
         let gone = || {
             ApiError::new(
                 ErrorKind::Unavailable,
-                "the node is stopping: data path: try again when it runs",
+                "the node is stopping: try again when it runs",
             )
         };
         let (answer, answered) = oneshot::channel();

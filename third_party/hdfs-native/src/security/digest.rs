@@ -161,7 +161,9 @@ impl TryFrom<Vec<u8>> for Challenge {
     type Error = HdfsError;
 
     fn try_from(value: Vec<u8>) -> core::result::Result<Self, Self::Error> {
-        let decoded = String::from_utf8(value).unwrap();
+        let decoded = String::from_utf8(value).map_err(|_| {
+            HdfsError::SASLError("The DIGEST challenge is not UTF-8".to_string())
+        })?;
         let mut options: HashMap<String, String> = HashMap::new();
         for capture in CHALLENGE_PATTERN.captures_iter(&decoded) {
             let key = capture.get(1).unwrap().as_str().to_string();
@@ -191,8 +193,8 @@ impl TryFrom<Vec<u8>> for Challenge {
             .collect::<Result<Vec<Qop>>>()?;
         let maxbuf: u32 = options
             .get("maxbuf")
-            .map(|mb| mb.parse().unwrap())
-            .unwrap_or(65536);
+            .map_or(Ok(65536), |mb| mb.parse())
+            .map_err(|_| HdfsError::SASLError("maxbuf in DIGEST challenge is no number".to_string()))?;
         let cipher = options
             .remove("cipher")
             .map(|c| c.split(',').map(|s| s.to_string()).collect());
@@ -386,12 +388,16 @@ impl DigestSaslSession {
     }
 }
 
+fn no_token() -> HdfsError {
+    HdfsError::SASLError("The peer has sent no token".to_string())
+}
+
 impl SaslSession for DigestSaslSession {
     fn step(&mut self, token: Option<&[u8]>) -> Result<(Vec<u8>, bool)> {
         match core::mem::replace(&mut self.state, DigestState::Errored) {
             DigestState::Pending => {
                 // First step, token is a challenge
-                let challenge: Challenge = token.unwrap().try_into().unwrap();
+                let challenge: Challenge = token.ok_or_else(no_token)?.try_into()?;
 
                 let qop = choose_qop(challenge.qop)?;
                 let cipher = match (qop, &challenge.cipher) {
@@ -433,7 +439,7 @@ impl SaslSession for DigestSaslSession {
                 Ok((message.as_bytes().to_vec(), false))
             }
             DigestState::Stepped(ctx) => {
-                let token_str = String::from_utf8(token.unwrap().to_vec()).map_err(|_| {
+                let token_str = String::from_utf8(token.ok_or_else(no_token)?.to_vec()).map_err(|_| {
                     HdfsError::SASLError("Failed to parse token as UTF-8 string".to_string())
                 })?;
                 if let Some(captures) = RESPONSE_PATTERN.captures(&token_str) {
@@ -532,9 +538,17 @@ impl SaslSession for DigestSaslSession {
     fn decode(&mut self, buf: &[u8]) -> crate::Result<Vec<u8>> {
         match &mut self.state {
             DigestState::Completed(Some(ctx)) => {
+                let short =
+                    || HdfsError::SASLError("Invalid DIGEST-MD5 message length".to_string());
+                if buf.len() < 16 {
+                    return Err(short());
+                }
                 let (message, hmac) = if let Some(decryptor) = &mut ctx.decryptor {
                     // All but last 6 bytes are encrypted
                     let mut message = buf[..buf.len() - 6].to_vec();
+                    if message.len() % 8 != 0 {
+                        return Err(short());
+                    }
                     let mut dec_bytes = 0;
                     while dec_bytes < message.len() {
                         let block =
@@ -551,7 +565,9 @@ impl SaslSession for DigestSaslSession {
                     // Split HMAC off
                     let hmac = message.split_off(message.len() - 10);
                     // Remove padding at the end of the message
-                    let _ = message.split_off(message.len() - *message.last().unwrap() as usize);
+                    let padding = message.last().map_or(0, |&last| usize::from(last));
+                    let rest = message.len().checked_sub(padding).ok_or_else(short)?;
+                    message.truncate(rest);
 
                     (message, hmac)
                 } else {

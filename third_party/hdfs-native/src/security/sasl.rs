@@ -72,6 +72,11 @@ pub(crate) trait SaslSession: Send + Sync {
     fn get_user_info(&self) -> Result<UserInfo>;
 }
 
+/// A peer has sent what does not belong there.
+fn unexpected(what: &str) -> HdfsError {
+    HdfsError::SASLError(format!("the peer has sent {what}"))
+}
+
 pub(crate) async fn negotiate_sasl_session(
     stream: TcpStream,
     service: &str,
@@ -100,7 +105,9 @@ pub(crate) async fn negotiate_sasl_session(
         let mut response: Option<RpcSaslProto> = None;
         let message = reader.read_response().await?;
         debug!("Handling SASL message: {:?}", message);
-        match SaslState::try_from(message.state).unwrap() {
+        let state = SaslState::try_from(message.state)
+            .map_err(|_| unexpected("a state that does not exist"))?;
+        match state {
             SaslState::Negotiate => {
                 let (mut selected_auth, selected_session) = select_method(
                     &message.auths,
@@ -138,7 +145,7 @@ pub(crate) async fn negotiate_sasl_session(
             SaslState::Challenge => {
                 let (token, _) = session
                     .as_mut()
-                    .unwrap()
+                    .ok_or_else(|| unexpected("a challenge before a method"))?
                     .step(message.token.as_ref().map(|t| &t[..]))?;
 
                 let r = RpcSaslProto {
@@ -150,7 +157,10 @@ pub(crate) async fn negotiate_sasl_session(
             }
             SaslState::Success => {
                 if let Some(token) = message.token.as_ref() {
-                    let (_, finished) = session.as_mut().unwrap().step(Some(&token[..]))?;
+                    let session = session
+                        .as_mut()
+                        .ok_or_else(|| unexpected("success before a method"))?;
+                    let (_, finished) = session.step(Some(&token[..]))?;
                     if !finished {
                         return Err(HdfsError::SASLError(
                             "Client not finished after server success".to_string(),
@@ -159,7 +169,7 @@ pub(crate) async fn negotiate_sasl_session(
                 }
                 done = true;
             }
-            _ => todo!(),
+            _ => return Err(unexpected("a state that only a client has")),
         }
 
         if let Some(r) = response {
@@ -286,7 +296,7 @@ impl SaslReader {
                 if !self.buffer.has_remaining() {
                     let response = self.read_response().await?;
                     if response.state() != SaslState::Wrap {
-                        todo!();
+                        return Err(unexpected("an answer that is not wrapped"));
                     }
 
                     let decoded = session.lock().unwrap().decode(response.token())?;
@@ -361,7 +371,7 @@ impl SaslWriter {
                 .lock()
                 .unwrap()
                 .encode(buf)
-                .unwrap_or_else(|_| todo!());
+                .map_err(std::io::Error::other)?;
 
             rpc_sasl.token = Some(encoded);
 
