@@ -222,6 +222,8 @@ impl Place for ImagePath {
         // Somebody else may have opened it since its volume was closed.
         let opened = device::open_file(path, Direct::Off)?;
         device::lock(&opened, 0, 0)?;
+        // And it may have another one's name by now.
+        check_place(&opened.file, path, 0).map_err(|_| refused("it was replaced just now"))?;
         Ok(fs::remove_file(path).map_err(at)?)
     }
 }

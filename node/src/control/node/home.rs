@@ -173,7 +173,8 @@ fn check_bytes(bytes: u64) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "in storage mode its size is a multiple of {BLOCK_BYTES} bytes; {bytes} is not"
+        "in storage mode its size is a multiple of {BLOCK_BYTES} bytes; {bytes} is not (the next one is {})",
+        bytes.next_multiple_of(BLOCK_BYTES as u64)
     ))
 }
 
