@@ -367,6 +367,20 @@ def test_image_that_another_node_has_open_is_left_to_it(tmp_path):
         assert image.exists()
 
 
+def test_file_in_the_place_of_a_volumes_image_is_not_removed_with_it(tmp_path):
+    image, other = tmp_path / "image", b"somebody else's"
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", "--backend", f"file:{image}")
+        image.rename(tmp_path / "away")
+        image.write_bytes(other)
+        status, answer = daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
+        assert status == 409 and "not the image that it has open" in str(answer), (status, answer)
+        assert image.read_bytes() == other
+        (tmp_path / "away").rename(image)
+        assert daemon.api("DELETE", "/v1/volumes/v?remove_data=true")[0] == 200
+        assert not image.exists()
+
+
 def test_image_of_another_format_is_not_taken_for_the_bytes_of_a_volume(tmp_path):
     qcow2, packed, raw = (tmp_path / name for name in ("v.qcow2", "v.gz", "v.raw"))
     run("qemu-img", "create", "-q", "-f", "qcow2", qcow2, "16M")

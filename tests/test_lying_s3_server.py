@@ -186,7 +186,8 @@ class KillsAfterPut(dict):
             process.wait()
 
 
-def test_deletion_that_was_killed_after_it_gave_the_place_up_can_only_be_ended(daemon, s3, credentials):
+def kill_when_given_up(daemon, s3):
+    """End the daemon in a deletion, once the place is given up and before it hears of that."""
     with s3.lock:
         s3.objects = KillsAfterPut(s3.objects)
         s3.objects.process = daemon.process
@@ -194,9 +195,13 @@ def test_deletion_that_was_killed_after_it_gave_the_place_up_can_only_be_ended(d
         daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
     assert s3.objects.process is None, "something was put"
     daemon.wait()
+
+
+def test_deletion_that_was_killed_after_it_gave_the_place_up_can_only_be_ended(daemon, s3, credentials):
+    kill_when_given_up(daemon, s3)
     daemon.start()
     daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
-    assert "was deleted" in daemon.volume("v")["reason"]
+    assert "its deletion has begun" in daemon.volume("v")["reason"]
     for asked, why in (
         (("open", "v"), "delete it"),
         (("detach", "v"), "its deletion has begun"),
@@ -207,3 +212,15 @@ def test_deletion_that_was_killed_after_it_gave_the_place_up_can_only_be_ended(d
     assert daemon.json("volume", "delete", "v")["data"] is None
     assert not s3.objects
     daemon.create("v", "--backend", s3.url(credentials), size=str(SIZE))
+
+
+def test_volume_whose_place_another_node_has_given_up_is_not_taken_for_one_that_is_being_deleted(daemon, s3):
+    kill_when_given_up(daemon, s3)
+    # Another node would have noted that for itself.
+    (daemon.data / "volumes" / "v" / "given-up-objects").unlink()
+    daemon.start()
+    daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+    assert "was deleted" in daemon.volume("v")["reason"]
+    before = dict(s3.objects)
+    assert daemon.json("volume", "delete", "v", "--keep-data")["data"].startswith("s3://")
+    assert s3.objects == before

@@ -78,19 +78,20 @@ def test_resilience_image_that_is_moved_away_beneath_its_volume_takes_nothing_fr
         daemon.stop()
 
 
-def test_resilience_image_that_is_cut_beneath_its_volume_is_not_made_whole_with_zeroes(tmp_path):
+@pytest.mark.parametrize("first", [0, 64 * MIB - BLOCK])
+def test_resilience_image_that_is_cut_beneath_its_volume_is_not_made_whole_with_zeroes(tmp_path, first):
     with over_an_image(tmp_path) as (daemon, path):
         daemon.write("v", b"a" * MIB, 60 * MIB)
         daemon.ok("volume", "flush", "v")
         os.truncate(path, 8 * MIB)
 
         def write():
-            daemon.write("v", b"b" * BLOCK)
+            # The second one would make it as long as before.
+            daemon.write("v", b"b" * BLOCK, first)
             return state(daemon) == "degraded"
 
         daemon.until(write)
         daemon.tells("the image was cut while its volume is open")
-        # It would be as long as before.
         daemon.write("v", b"c" * BLOCK, 64 * MIB - BLOCK)
         daemon.write("v", b"d" * BLOCK, 16 * MIB)
         assert state(daemon) == "degraded"

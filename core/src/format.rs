@@ -132,6 +132,7 @@
 //! ```text
 //! node.json                  identity of the node and its cache, counters
 //! volumes/NAME/volume.json   the catalogue entry; of an encrypted volume, which data key it has
+//! volumes/NAME/given-up-clone, given-up-objects  empty: a deletion has given up what the backend has, or was about to
 //! volumes/NAME/key.json      source of the key-encryption key, and the wrapped data key
 //! volumes/NAME/dirty.json    what the backend lacks, for the day on which the log is lost
 //! volumes/NAME/scrub.json    when it was scrubbed, and what that found

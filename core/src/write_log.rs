@@ -814,8 +814,8 @@ impl WriteLog {
         self.ring_blocks
     }
 
-    /// Blocks of the ring that are in use, jumps and what is open included; more if it is the number of
-    /// entries, or of all that is in memory for them, that fills the log.
+    /// Blocks of the ring that are in use, jumps and what is open included, also if that has no data; more if it is
+    /// the number of entries, or of all that is in memory for them, that fills the log. 0: the log is empty.
     pub fn used_blocks(&self) -> u64 {
         let share = |count: u64, of: u64| {
             let blocks = u128::from(self.ring_blocks) * u128::from(count);
@@ -823,7 +823,8 @@ impl WriteLog {
         };
         let entries = share(self.entries.len() as u64, self.entries_max);
         let parts = share(self.parts(), self.parts_max());
-        let used = self.head - self.tail + self.open_blocks();
+        let open = u64::from(!self.open.entries.is_empty()) + self.open_blocks();
+        let used = self.head - self.tail + open;
         used.max(entries).max(parts)
     }
 

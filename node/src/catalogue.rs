@@ -629,6 +629,50 @@ fn rest_of(layout: &Layout, name: &VolumeName) -> Result<Vec<PathBuf>, Catalogue
     Ok(rest)
 }
 
+/// What a deletion of a volume gives up in its backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenUp {
+    /// A clone, which its parent is told of.
+    Clone,
+    /// Objects that are to be removed.
+    Objects,
+}
+
+impl GivenUp {
+    /// Name of the empty file in a volume's directory that says so.
+    const fn file(self) -> &'static str {
+        match self {
+            Self::Clone => "given-up-clone",
+            Self::Objects => "given-up-objects",
+        }
+    }
+}
+
+/// Note durably, before it is so, that a deletion gives up what a volume has in its backend. Blocks.
+pub fn give_up(layout: &Layout, name: &VolumeName, what: GivenUp) -> Result<(), CatalogueError> {
+    let path = directory(layout, name).join(what.file());
+    sealed::replace(&path, b"").map_err(io_at(&path))
+}
+
+/// What a deletion on this node has given up, or was about to. Blocks.
+pub fn given_up(layout: &Layout, name: &VolumeName) -> Option<GivenUp> {
+    let directory = directory(layout, name);
+    [GivenUp::Clone, GivenUp::Objects]
+        .into_iter()
+        .find(|what| directory.join(what.file()).exists())
+}
+
+/// It turned out that nothing was given up. Blocks.
+pub fn keep_after_all(layout: &Layout, name: &VolumeName) -> Result<(), CatalogueError> {
+    let Some(what) = given_up(layout, name) else {
+        return Ok(());
+    };
+    let directory = directory(layout, name);
+    fs::remove_file(directory.join(what.file()))
+        .and_then(|()| sync_directory(&directory))
+        .map_err(io_at(&directory))
+}
+
 /// Whether the removal of a volume has begun and did not end: [`remove`] ends it. Blocks.
 pub fn is_half_removed(layout: &Layout, name: &VolumeName) -> bool {
     rest_of(layout, name).is_ok_and(|rest| !rest.is_empty())

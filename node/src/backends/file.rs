@@ -10,7 +10,8 @@
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
 //! 5. A flush does not succeed into an image that was removed, replaced or cut beneath it, but for a second at most
-//!    ([`CHECK_PAUSE`]): what was written since stays dirty.
+//!    ([`CHECK_PAUSE`]): what was written since stays dirty. What was cut is not made as long as before, by a write to
+//!    its end or by a resize.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
@@ -186,8 +187,13 @@ impl Place for ImagePath {
         Ok(Some(Found { bytes, partly }))
     }
 
+    fn is_held(&self) -> bool {
+        File::open(&self.path).is_ok_and(|file| device::is_locked(&file))
+    }
+
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
-        if self.raw {
+        let is_read = |found: fs::Metadata| found.is_file() || found.file_type().is_block_device();
+        if self.raw || !fs::metadata(&self.path).is_ok_and(is_read) {
             return Ok(None);
         }
         let mut begin = Vec::new();
@@ -222,8 +228,6 @@ impl Place for ImagePath {
         // Somebody else may have opened it since its volume was closed.
         let opened = device::open_file(path, Direct::Off)?;
         device::lock(&opened, 0, 0)?;
-        // And it may have another one's name by now.
-        check_place(&opened.file, path, 0).map_err(|_| refused("it was replaced just now"))?;
         Ok(fs::remove_file(path).map_err(at)?)
     }
 }
@@ -364,6 +368,8 @@ pub struct FileBackend {
     /// The image has at least so many, unless somebody has cut it.
     bytes: u64,
     read_only: bool,
+    /// The change of size that is under way, and to how many.
+    resizing: Option<(Token, u64)>,
     /// Flushes, and those of them that look whether the image is still there.
     flushing: Vec<Token>,
     checking: Vec<Token>,
@@ -405,6 +411,7 @@ impl FileBackend {
             path: prepared.opened.path,
             bytes: prepared.bytes,
             read_only: prepared.read_only,
+            resizing: None,
             flushing: Vec::new(),
             checking: Vec::new(),
             checked: None,
@@ -511,18 +518,23 @@ impl FileBackend {
         };
         let path = self.path.display();
         match (result, self.spoilt) {
-            (Err(CUT), None) => tracing::error!(
+            (Err(errno), before) if before == Some(errno) => {}
+            (Err(CUT), _) => tracing::error!(
                 %path,
-                "the image was cut while its volume is open: nothing more is written to it; put it right, then close \
-                 and open the volume"
+                "the image was cut while its volume is open: nothing more is written to it; put it right, then restart \
+                 the node"
             ),
-            (Err(_), None) => tracing::error!(
+            (Err(Errno(libc::ESTALE)), _) => tracing::error!(
                 %path,
-                "the image was removed or replaced while its volume is open: what is written stays in the log until \
-                 that file is back in its place"
+                "the image was removed or replaced while its volume is open: no flush succeeds until that file is back \
+                 in its place"
+            ),
+            (Err(error), _) => tracing::error!(
+                %path, %error,
+                "whether the image is still in its place cannot be seen: no flush succeeds until it can"
             ),
             (Ok(()), Some(_)) => tracing::info!(%path, "the image is back in its place"),
-            _ => {}
+            (Ok(()), None) => {}
         }
         self.spoilt = result.err();
         self.checked = result.is_ok().then_some(now);
@@ -596,14 +608,21 @@ impl FileBackend {
 }
 
 impl Backend for FileBackend {
-    fn submit(&mut self, _now: Nanos, operation: Operation, port: &mut Port<'_>) {
+    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Some(Operation { token, ask }) = self.hold(operation, port) else {
             return;
         };
         let (target, fd) = (self.target, self.target.fd);
-        if self.spoilt == Some(CUT) && changed(&ask).is_some() {
-            // It would be as long as before, with zeroes in the place of what was cut off.
-            return port.end(token, Err(IoError::Failed));
+        if let Some(range) = changed(&ask) {
+            // Zeroes in the place of what was cut off must not pass for that. A write that ends before the end of the
+            // volume leaves the image shorter, which the next flush sees.
+            let makes_whole = range.end >= self.bytes && !target.may_wait && !self.block_device;
+            if makes_whole && self.spoilt.is_none() && is_cut(&self.file, self.bytes) {
+                let _ = self.checked(now, Err(CUT));
+            }
+            if self.spoilt == Some(CUT) {
+                return port.end(token, Err(IoError::Failed));
+            }
         }
         match ask {
             Ask::Read { offset, buf } => port.ring.read(port.owner, token, target, offset, buf),
@@ -638,9 +657,18 @@ impl Backend for FileBackend {
                 port.ring.job(port.owner, token, Box::new(job));
             }
             Ask::Resize { bytes } => {
-                self.bytes = self.bytes.min(bytes);
+                let had = self.bytes;
+                // Until it is done, it may have either size.
+                self.bytes = had.min(bytes);
+                self.resizing = Some((token, bytes));
                 let (file, block_device) = (Arc::clone(&self.file), self.block_device);
-                let job = move || JobOutput::Unit(resize(&file, block_device, bytes));
+                let job = move || {
+                    JobOutput::Unit(if !block_device && is_cut(&file, had) {
+                        Err(CUT)
+                    } else {
+                        resize(&file, block_device, bytes)
+                    })
+                };
                 port.ring.job(port.owner, token, Box::new(job));
             }
             Ask::Keep(keep) => self.keep(token, keep, port),
@@ -683,7 +711,14 @@ impl Backend for FileBackend {
                 }
                 result
             }
-            Outcome::Job(JobOutput::Unit(result)) => result.map(|()| Done::Written),
+            Outcome::Job(JobOutput::Unit(result)) => {
+                if let Some((_, bytes)) = self.resizing.take_if(|(resize, _)| *resize == token)
+                    && result.is_ok()
+                {
+                    self.bytes = bytes;
+                }
+                result.map(|()| Done::Written)
+            }
             Outcome::Job(JobOutput::Extents(result)) => result.map(Done::Extents),
             other => unreachable!("a file backend starts nothing that ends in {other:?}"),
         };
@@ -729,6 +764,11 @@ fn check_place(file: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
         return Err(CUT);
     }
     Ok(())
+}
+
+/// Whether an image is shorter than it should be.
+fn is_cut(file: &File, bytes: u64) -> bool {
+    file.metadata().is_ok_and(|found| found.len() < bytes)
 }
 
 /// The bytes that an operation changes, if it does.

@@ -92,6 +92,10 @@ pub trait Place: std::fmt::Debug + Send {
     }
     /// What is there, if anything. Blocks.
     fn find(&self) -> Result<Option<Found>, BackendError>;
+    /// Whether a volume has what is here open, as far as that can be seen.
+    fn is_held(&self) -> bool {
+        true
+    }
     /// What is here in words, if it is not the bytes of a volume: a volume over it would destroy it.
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
         Ok(None)
@@ -456,7 +460,7 @@ pub enum BackendError {
     Absent(String),
     /// What it had at its place was given up: nobody can open it any more.
     #[error(
-        "backend: the volume at {0} was deleted, perhaps by a deletion of this one that did not end: delete it (again)"
+        "backend: the volume at {0} was deleted: name another place, or delete this volume if that is right"
     )]
     Gone(String),
     /// There is something at its place, where nothing was to be.

@@ -24,9 +24,34 @@ use crate::device::file::DeviceError;
 use crate::inspect;
 use crate::shard::command::DeviceRegion;
 
+/// Refuse what a new volume would destroy, since it is not the bytes of one. What else is wrong with a URL others say.
+async fn refuse_foreign(name: &str, url: &str) -> Result<(), ApiError> {
+    let place = url.to_owned();
+    let look = move || {
+        let place = BackendUrl::parse(&place).ok()?.place;
+        (!place.is_read_only()).then(|| place.foreign().ok()?)?
+    };
+    let Some(Some(what)) = in_time(ANSWER_TIME_MAX, look).await else {
+        return Ok(());
+    };
+    let more = if url.contains('?') { '&' } else { '?' };
+    Err(invalid(format!(
+        "volume {name}: backend {url}: it is {what}, not the bytes of a volume, and the first write would destroy it: \
+         `hdcs volume import` takes what qemu-img reads; if a volume has written this, say {url}{more}raw=on"
+    )))
+}
+
 impl Node {
     /// Make and open a volume.
     pub async fn create(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+        if let Some(url) = &request.backend {
+            refuse_foreign(&request.name, url).await?;
+        }
+        self.create_over(request).await
+    }
+
+    /// The same over whatever is at its backend's place.
+    pub(super) async fn create_over(&self, request: CreateVolume) -> Result<Volume, ApiError> {
         let name = parse_name(&request.name)?;
         let _busy = self.begin(name.as_str(), "created")?;
         if lock(&self.slots).contains_key(name.as_str()) {
@@ -173,19 +198,7 @@ impl Node {
                 )));
             }
         }
-        let (named, of) = (url.to_owned(), place.name());
-        let find = move || {
-            let found = place.find()?;
-            match found.map_or(Ok(None), |_| place.foreign())? {
-                Some(what) => Err(BackendError::Refused(format!(
-                    "backend {named}: it is {what}, not the bytes of a volume, and the first write would destroy \
-                     it: `hdcs volume import` takes what qemu-img reads; if a volume has written this, say \
-                     {of}?raw=on"
-                ))),
-                None => Ok(found),
-            }
-        };
-        let found = tokio::task::spawn_blocking(find).await;
+        let found = tokio::task::spawn_blocking(move || place.find()).await;
         found
             .map_err(|error| failed(error.to_string()))?
             .map_err(|error| match error {

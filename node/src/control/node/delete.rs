@@ -13,7 +13,7 @@ use super::{
     lock, lost, parse_name,
 };
 use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
-use crate::catalogue::{self, Entry, Found};
+use crate::catalogue::{self, Entry, Found, GivenUp};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use crate::control::link::ask;
 use crate::frontends::VolumeNumber;
@@ -48,6 +48,26 @@ pub(super) enum Leaving {
     Objects,
     /// A file or image that is removed because that was said.
     Image,
+}
+
+impl From<GivenUp> for Leaving {
+    fn from(what: GivenUp) -> Self {
+        match what {
+            GivenUp::Clone => Self::Clone,
+            GivenUp::Objects => Self::Objects,
+        }
+    }
+}
+
+impl Leaving {
+    /// What nobody can open any more once it leaves.
+    fn given_up(self) -> Option<GivenUp> {
+        match self {
+            Self::Clone => Some(GivenUp::Clone),
+            Self::Objects => Some(GivenUp::Objects),
+            Self::Stays | Self::Image => None,
+        }
+    }
 }
 
 /// Remove what a deleted volume has at its backend's place; whether that was done.
@@ -108,7 +128,7 @@ impl Node {
                     Some(begun) => begun,
                     None => self.what_leaves(name, entry, &options).await?,
                 };
-                self.close_for_good(name, entry, &options, &mut leaving)
+                self.close_for_good(name, entry, &options, &mut leaving, begun.is_some())
                     .await?
             }
             Found::Damaged(why) if options.discard_dirty => {
@@ -212,7 +232,18 @@ impl Node {
         if volume.is_none_or(|volume| volume.phase != Phase::Open) {
             return Ok(Leaving::Stays);
         }
+        let is_held = move |url: BackendUrl| in_time(ANSWER_TIME_MAX, move || url.place.is_held());
         let is_objects = url.place.as_keeper().is_some_and(Keeper::is_objects);
+        let named = url.place.name();
+        if !is_objects && is_held(url).await != Some(true) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: what lies at {named} is not the image that it has open: put that back, or delete \
+                     the volume without remove_data"
+                ),
+            ));
+        }
         Ok(if is_objects {
             Leaving::Objects
         } else {
@@ -228,7 +259,7 @@ impl Node {
         number: VolumeNumber,
         leaving: Leaving,
     ) -> Result<Leaving, ApiError> {
-        if !matches!(leaving, Leaving::Clone | Leaving::Objects) {
+        if leaving.given_up().is_none() {
             return Ok(leaving);
         }
         match self.give_up_clone(name, number).await {
@@ -249,17 +280,16 @@ impl Node {
         entry: &Entry,
         options: &DeleteOptions,
         leaving: &mut Leaving,
+        has_begun: bool,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
         let report = self.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
-            let is_given_up = matches!(leaving, Leaving::Clone | Leaving::Objects);
-            return self
-                .give_up_unopened(name, entry, options, is_given_up)
-                .await;
+            return self.give_up_unopened(name, entry, options, has_begun).await;
         };
         let dirty = volume.stats.dirty_bytes;
-        if let Some(lost) = lost(volume).filter(|_| !options.discard_dirty) {
+        let asks = !options.discard_dirty && !has_begun;
+        if let Some(lost) = lost(volume).filter(|_| asks) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
@@ -268,7 +298,7 @@ impl Node {
                 ),
             ));
         }
-        if !options.discard_dirty && dirty > 0 {
+        if asks && dirty > 0 {
             self.destage(name, number)
                 .await
                 .map_err(|error| match error.kind {
@@ -280,10 +310,16 @@ impl Node {
                     ),
                 })?;
         }
-        *leaving = self.give_up_place(name, number, *leaving).await?;
-        let closed = self.close_given_up(name, entry, options).await;
+        if !has_begun {
+            self.note_given_up(entry, *leaving).await?;
+            *leaving = self.give_up_place(name, number, *leaving).await?;
+            if *leaving == Leaving::Stays {
+                self.keep_after_all(entry).await;
+            }
+        }
+        let closed = self.close_given_up(name, entry, asks).await;
         if let Err(error) = &closed
-            && matches!(leaving, Leaving::Clone | Leaving::Objects)
+            && leaving.given_up().is_some()
         {
             // Whatever happens from here on, it can only be deleted.
             let why = format!(
@@ -294,7 +330,26 @@ impl Node {
             self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
         }
         closed?;
-        Ok(if options.discard_dirty { dirty } else { 0 })
+        Ok(if asks { 0 } else { dirty })
+    }
+
+    /// Note durably what is about to be given up.
+    async fn note_given_up(&self, entry: &Entry, leaving: Leaving) -> Result<(), ApiError> {
+        let Some(what) = leaving.given_up() else {
+            return Ok(());
+        };
+        let (at, of) = (self.layout(), entry.name.clone());
+        let noted = beside(move || catalogue::give_up(&at, &of, what)).await?;
+        noted.map_err(|error| failed(format!("volume {}: {error}", entry.name)))
+    }
+
+    /// Nothing was given up.
+    pub(super) async fn keep_after_all(&self, entry: &Entry) {
+        let (at, of) = (self.layout(), entry.name.clone());
+        let kept = beside(move || catalogue::keep_after_all(&at, &of)).await;
+        if let Ok(Err(error)) = kept {
+            tracing::warn!("volume {}: {error}", entry.name);
+        }
     }
 
     /// Close a volume whose place is given up, if it leaves it.
@@ -302,10 +357,9 @@ impl Node {
         &self,
         name: &str,
         entry: &Entry,
-        options: &DeleteOptions,
+        destage: bool,
     ) -> Result<(), ApiError> {
         let number = VolumeNumber(entry.number);
-        let destage = !options.discard_dirty;
         let close = |answer| Command::Close {
             volume: number,
             destage,

@@ -244,6 +244,7 @@ impl Node {
             Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
         };
         if result.is_ok() {
+            self.keep_after_all(&entry).await;
             self.begin_scrubs(&entry).await;
         }
         self.put(entry.clone(), not_open);
@@ -353,11 +354,18 @@ impl Node {
                 why,
                 loss: self.loss_of(entry).await,
             },
-            // A deletion has given it up. Whichever way that was, all that can become of its objects is that they go.
-            OpenFailureKind::Gone => NotOpen::Leaving {
-                why,
-                what: Leaving::Objects,
-            },
+            OpenFailureKind::Gone => {
+                let (at, of) = (self.layout(), entry.name.clone());
+                let given_up = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of));
+                // Another node may have deleted it, who knows nothing of what is dirty here.
+                match given_up.await.flatten() {
+                    Some(what) => NotOpen::Leaving {
+                        why: "its deletion has begun, and did not end: delete it again".to_owned(),
+                        what: what.into(),
+                    },
+                    None => NotOpen::Refused { why },
+                }
+            }
             OpenFailureKind::Refused => NotOpen::Refused { why },
         }
     }

@@ -478,7 +478,7 @@ impl Node {
             };
             ApiError::new(kind, format!("volume {new}: {error}"))
         })?;
-        let created = self.create(clone).await.map_err(|error| {
+        let created = self.create_over(clone).await.map_err(|error| {
             let what = format!(
                 "{error}; the clone is made: once that is put right, `hdcs volume create {new} \
                  --backend '{url}'` takes it into use"
