@@ -397,10 +397,11 @@ impl History {
         }
     }
 
-    /// The log has lost up to so many of the writes that it held last, and cannot tell: of the newest ones that had
-    /// survived for certain as many need not have.
-    pub fn forgive(&mut self, writes: u64) {
-        let mut left = writes;
+    /// The log has lost up to so many of the entries that it held last, and cannot tell: of the newest writes that had
+    /// survived for certain as many need not have. Zeroes that follow one another may be one entry.
+    pub fn forgive(&mut self, entries: u64) {
+        let mut left = entries;
+        let mut zeroes_from = None;
         for id in (1..self.next_write()).rev() {
             let write = &self.writes[id as usize];
             let (epoch, is_refused) = (write.epoch, write.outcome == Outcome::Refused);
@@ -410,11 +411,15 @@ impl History {
             if write.direct || is_refused || id >= epoch.lo {
                 continue;
             }
-            if left == 0 {
-                return;
+            let is_zero = write.content == Content::Zero;
+            if !is_zero || zeroes_from != Some(write.range.end()) {
+                if left == 0 {
+                    return;
+                }
+                left -= 1;
             }
+            zeroes_from = is_zero.then_some(write.range.start);
             epoch.lo = id;
-            left -= 1;
         }
     }
 

@@ -146,7 +146,9 @@ impl Volume {
             }
             let depth = self.destage_depth(now);
             self.destaging.depth = depth;
-            while !self.holds_destage()
+            let awaits_mark = self.awaits_mark(cx);
+            while !awaits_mark
+                && !self.holds_destage()
                 && let Some(item) = self.destage.next_item(now, depth)
             {
                 if !self.begin_item(item, cx) {

@@ -27,6 +27,8 @@
 //! the rate of destage, so that what is left shrinks, and a quota for each round makes that certain. For
 //! the last step they wait, for about one generation of destage.
 
+mod queue;
+
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
@@ -272,36 +274,6 @@ impl Direct {
         self.unflushed.work() + self.work.units()
     }
 
-    /// Take a write behind all others. It is ready if it overlaps none of them.
-    fn push(&mut self, mut write: Write) {
-        self.work.add(self.writes.len() as u64);
-        let others = self.writes.values();
-        let overlaps = |other: &&Write| other.range.overlaps(write.range);
-        write.blockers = others.filter(overlaps).count();
-        let number = self.next;
-        self.next += 1;
-        if write.blockers == 0 {
-            self.ready.insert(number);
-        }
-        self.writes.insert(number, write);
-    }
-
-    /// A write that was started has ended: those that waited for nothing else are ready.
-    fn pop(&mut self, number: u64) -> Write {
-        let write = self.writes.remove(&number).expect("it was started");
-        self.started -= 1;
-        self.work.add(self.writes.len() as u64);
-        for (&number, later) in self.writes.range_mut(number..) {
-            if later.range.overlaps(write.range) {
-                later.blockers -= 1;
-                if later.blockers == 0 {
-                    self.ready.insert(number);
-                }
-            }
-        }
-        write
-    }
-
     /// What was numbered before this is flushed.
     fn flushed(&mut self, covers: Sequence, now: Nanos) {
         if covers == self.next_run {
@@ -543,6 +515,16 @@ impl Volume {
         self.write_superblock(Op::DirectMark, superblock, cx);
     }
 
+    /// Whether destage has to wait until the superblock of a failed log says the same: what only memory has is not
+    /// replayed over what the cache holds.
+    pub(super) fn awaits_mark(&mut self, cx: &mut Context<'_>) -> bool {
+        let awaits = self.is_emptying_failed_log() && self.direct.mark != Mark::Set;
+        if awaits && !self.log_failed {
+            self.mark_log(cx);
+        }
+        awaits
+    }
+
     /// Whether that is being written.
     pub(super) fn is_being_marked(&self) -> bool {
         self.direct.mark == Mark::Writing
@@ -574,7 +556,8 @@ impl Volume {
 
     /// Before a superblock is made for another reason: it says what is so now of the backend and of the cache.
     pub(super) fn keep_mark(&mut self, cache: &ReadCache) {
-        let is_unflushed = !self.direct.unflushed.is_empty();
+        // What only memory has of a failed log is in the backend before a superblock can follow that says so.
+        let is_unflushed = !self.direct.unflushed.is_empty() || self.is_emptying_failed_log();
         let tie = if is_unflushed {
             Tie::UNKNOWN
         } else {

@@ -15,7 +15,9 @@
 //!    is kept durably after each: a replay of the device, if it comes back, takes nothing back in the backend.
 //! 3. Writes go past the log only after the tail is kept durably that lies behind everything that the device can
 //!    have. So nothing of it is ever replayed over them, however old or new it is.
-//! 4. What waited for the log to be durable is answered once it is durable in the backend.
+//! 4. Before anything of it goes to the backend, the superblock says that it cannot be told what a cache has to have
+//!    forgotten: what only memory had is in the backend after a crash, or not, and no replay lies over a cached line.
+//! 5. What waited for the log to be durable is answered once it is durable in the backend.
 //!
 //! Failure: dirty data that is only on the device and cannot be read is tried again, and writes are refused until
 //! it could be. A superblock that cannot be kept ends it: the volume is read-only.
