@@ -41,7 +41,7 @@ pub(super) struct FailedLog {
 
 impl Volume {
     /// Whether the log's device failed and the volume goes on without it, or is about to.
-    pub(super) fn log_is_given_up(&self) -> bool {
+    pub fn log_is_given_up(&self) -> bool {
         self.failed_log.given_up
     }
 

@@ -4,7 +4,7 @@ use hdcs_core::volume::WhenFull;
 
 use super::{
     DiskId, Event, Happening, Io, Nanos, Owner, Phase, Plant, RequestError, SMALL_POOL_BYTES,
-    Trouble, Violation, Volume, VolumeConfig, Waiting, World, check_trouble,
+    Violation, Volume, VolumeConfig, Waiting, World, check_trouble,
 };
 
 impl Io {
@@ -158,7 +158,9 @@ impl World {
         };
         let state = &self.units[unit];
         let max = state.config.log_answer_max;
-        let (phase, health, volume_trouble) = (volume.phase(), volume.state(), volume.trouble());
+        let (phase, health) = (volume.phase(), volume.state());
+        // Of a log that was given up nothing is waited for but that the backend has it.
+        let is_given_up = volume.log_is_given_up();
         let mut theirs = self.in_flight.values();
         let of_others = theirs.any(|one| one.io.is_of_cache() || one.io.backend() == Some(unit));
         let of_log = self
@@ -180,11 +182,6 @@ impl World {
         if phase == Phase::Open {
             check_trouble::check_shown(unit, age, max, health)?;
         }
-        // Of a log that was given up nothing is waited for but that the backend has it.
-        let is_given_up = matches!(
-            volume_trouble,
-            Some((Trouble::LogEmptying | Trouble::LogGivenUp, _))
-        );
         let is_told =
             state.config.when_full == WhenFull::Error && phase == Phase::Open && !is_given_up;
         // Then it is something else that is waited for.
