@@ -477,8 +477,10 @@ impl World {
                     trouble,
                     Some((Trouble::BackendSilent | Trouble::LogSilent, _))
                 );
+                // A log whose data cannot be read back gets no room either.
+                let unreadable = state.log_trouble || state.log_rotten;
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
-                    && (backend_trouble || silent || state.log_trouble)
+                    && (backend_trouble || silent || unreadable)
             }
             RequestError::ReadOnly => {
                 let hung = self.silent_log_refuses(unit, error);
