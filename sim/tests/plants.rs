@@ -385,6 +385,7 @@ fn silent_logs_hold_up_nobody_for_longer_than_they_may() {
 /// What a log that is replayed though it was given up shows.
 const GIVEN_UP_RULES: &[&str] = &[
     "read-stale",
+    "extents-hide-data",
     "backend-goes-back",
     "backend-order",
     "backend-incomplete",
