@@ -499,6 +499,10 @@ impl FileBackend {
 
     /// What was written is durable; look whether it can be found again, if that is due.
     fn flushed(&mut self, now: Nanos, token: Token, port: &mut Port<'_>) {
+        if self.checked.is_none() && self.spoilt.is_none() {
+            // It was opened by its name just now.
+            self.checked = Some(now);
+        }
         let is_fresh = |checked: Nanos| now < checked.plus(CHECK_PAUSE);
         if self.block_device || self.checked.is_some_and(is_fresh) {
             return port.end(token, Ok(Done::Written));
