@@ -14,8 +14,9 @@
 //! 2. Spans become durable in order of position, whatever the order in which their writes end.
 //! 3. A span holds no sync point but as its first entry, so generations are whole spans.
 //! 4. Every span is written once; a failed log write latches: nothing is appended any more.
-//! 5. What makes zeroes of the sectors behind the last entry, as that one does, becomes part of it while its span is
-//!    open, up to [`ZERO_SECTORS_MAX`]: a long range that comes in pieces does not fill the log.
+//! 5. A discard or write-zeroes that starts where the last entry of the open span ends, and is of the same kind,
+//!    extends that entry, up to [`ZERO_SECTORS_MAX`]. So a long range that a client sends in pieces does not fill the
+//!    log.
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
@@ -389,7 +390,8 @@ impl WriteLog {
         stored_bytes
     }
 
-    /// Have the last entry of the open span make zeroes of these sectors too, if it may.
+    /// Extend the last entry of the open span by an adjacent discard or write-zeroes of the same kind. Returns whether
+    /// that was possible; a pending sync point prevents it.
     fn extend_last(&mut self, entry: &Entry) -> bool {
         let (Some(on_device), Some(last)) = (self.open.entries.last_mut(), self.entries.back_mut())
         else {

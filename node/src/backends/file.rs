@@ -9,9 +9,9 @@
 //!    unless that was asked for.
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
-//! 5. A flush does not succeed into an image that was removed, replaced or cut beneath it, but for a second at most
-//!    ([`CHECK_PAUSE`]): what was written since stays dirty. What was cut is not made as long as before, by a write to
-//!    its end or by a resize.
+//! 5. A flush fails if the image was removed, replaced or truncated while it is open; this is checked once in
+//!    [`CHECK_PAUSE`]. A truncated image is not extended again, neither by a write to its end nor by a resize, because
+//!    zeroes would take the place of the data that was cut off.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.

@@ -477,10 +477,13 @@ impl World {
                     trouble,
                     Some((Trouble::BackendSilent | Trouble::LogSilent, _))
                 );
-                // A log whose data cannot be read back gets no room either.
-                let unreadable = state.log_trouble || state.log_rotten;
+                // The volume shows another trouble if it has one that is worse.
+                let max = state.config.backend_answer_max;
+                let mut theirs = self.in_flight.values();
+                let late = theirs
+                    .any(|one| one.io.backend() == Some(unit) && self.now.since(one.since) >= max);
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
-                    && (backend_trouble || silent || unreadable)
+                    && (backend_trouble || silent || late || state.log_trouble)
             }
             RequestError::ReadOnly => {
                 let hung = self.silent_log_refuses(unit, error);

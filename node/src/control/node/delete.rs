@@ -61,7 +61,7 @@ impl From<GivenUp> for Leaving {
 
 impl Leaving {
     /// What nobody can open any more once it leaves.
-    fn given_up(self) -> Option<GivenUp> {
+    pub(super) fn given_up(self) -> Option<GivenUp> {
         match self {
             Self::Clone => Some(GivenUp::Clone),
             Self::Objects => Some(GivenUp::Objects),

@@ -100,9 +100,7 @@ impl NotOpen {
     /// whenever that goes on. An image might be somebody else's by then.
     pub fn given_up(&self) -> Option<Leaving> {
         match self {
-            Self::Leaving { what, .. } => {
-                matches!(what, Leaving::Clone | Leaving::Objects).then_some(*what)
-            }
+            Self::Leaving { what, .. } => what.given_up().map(Leaving::from),
             _ => None,
         }
     }
