@@ -315,6 +315,8 @@ pub struct Destage {
     stop_before: Option<u64>,
     retry_at: Option<Nanos>,
     pause: Nanos,
+    /// The last flush failed: writes that succeed since then do not shorten the pause.
+    flush_failed: bool,
     started: Nanos,
     /// Log blocks that destage frees a second, smoothed.
     rate_blocks: f64,
@@ -335,6 +337,7 @@ impl Default for Destage {
             stop_before: None,
             retry_at: None,
             pause: RETRY_MIN,
+            flush_failed: false,
             started: Nanos(0),
             rate_blocks: 0.0,
             work: Work::default(),
@@ -657,7 +660,9 @@ impl Destage {
         if ok {
             self.plan.items[index].state = ItemState::Done;
             self.plan.done += 1;
-            self.pause = RETRY_MIN;
+            if !self.flush_failed {
+                self.pause = RETRY_MIN;
+            }
         } else {
             self.put_back(index);
             self.fail(now);
@@ -720,6 +725,7 @@ impl Destage {
     /// The flush ended.
     pub fn flushed(&mut self, now: Nanos, ok: bool) {
         debug_assert_eq!(self.stage, Stage::Flushing);
+        self.flush_failed = !ok;
         if ok && !self.doubted {
             self.unflushed = false;
             self.pause = RETRY_MIN;

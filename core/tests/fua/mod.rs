@@ -1,7 +1,7 @@
 //! A write with FUA that was acknowledged is in the backend before what was sent after that.
 
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Completion, Done, Reply, Request, RequestId, SectorRange};
+use hdcs_core::error::{IoError, RequestError};
+use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
 use hdcs_core::volume::{Event, Persist};
 
 use crate::world::{BYTES, World};
@@ -166,4 +166,31 @@ fn fua_write_alone_is_a_generation_like_any_other() {
     destage(&mut world);
     assert_eq!(world.backend_flushes, 1);
     assert_eq!(world.volume.stats(world.now).sync_points, 0);
+}
+
+/// Writes that succeed between flushes that fail do not make destage repeat a generation without a pause.
+#[test]
+fn flushes_that_fail_are_tried_again_ever_less_often() {
+    let mut world = world(Persist::OnWrite);
+    world.write(0, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    world.step(Event::DestageAll);
+    let (begin, mut failed) = (world.now, 0);
+    while world.now.since(begin) < Nanos::from_millis(20_000) {
+        let flushes = core::mem::take(world.flush_silent.as_mut().expect("none is answered"));
+        for token in flushes {
+            failed += 1;
+            let result = Err(IoError::Failed);
+            world.step(Event::Completed(Completion { token, result }));
+        }
+        world.now = world.now.plus(Nanos::from_millis(1));
+        world.step(Event::Poll);
+    }
+    // Pauses of 10 ms, doubled up to 2 s.
+    assert!((10..=20).contains(&failed), "{failed} flushes");
+    world.flush_silent = None;
+    world.now = world.now.plus(Nanos::from_millis(2000));
+    destage(&mut world);
+    assert_eq!(world.backend[..4096], [1; 4096]);
+    assert_eq!(world.volume.stats(world.now).log_used_blocks, 0);
 }
