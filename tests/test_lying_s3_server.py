@@ -14,6 +14,8 @@ SIZE = 8 * MIB
 BLOCK = 4096
 # What is taken of one answer at most: what was asked for, and what the kernel's buffers hold.
 TAKEN_MAX = 48 * MIB
+# The object that the removal of a volume's data begins with.
+KEY = "key/wrapped"
 # Everything goes to the store at once, and nothing is read from elsewhere.
 CONFIG = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "cache_total_size_mib": 0}
 
@@ -149,8 +151,8 @@ def test_place_whose_data_is_being_removed_is_taken_by_no_other_volume(daemon, s
     removes, may_go = threading.Event(), threading.Event()
 
     def slow(handler, bucket, names):
-        # What is deleted before the volume's directory has gone is garbage that the volume itself has made.
-        if not (daemon.data / "volumes" / "v").exists():
+        # What is deleted before the key is garbage that the volume itself has made.
+        if any(name.endswith(KEY) for name in names):
             removes.set()
             may_go.wait(COMMAND_SECONDS)
         handler.delete(bucket, names)
@@ -212,6 +214,26 @@ def test_deletion_that_was_killed_after_it_gave_the_place_up_can_only_be_ended(d
     assert daemon.json("volume", "delete", "v")["data"] is None
     assert not s3.objects
     daemon.create("v", "--backend", s3.url(credentials), size=str(SIZE))
+
+
+def test_deletion_that_was_killed_while_it_removed_objects_leaves_none_behind(daemon, s3):
+    def killing(handler, bucket, names):
+        handler.delete(bucket, names)
+        if any(name.endswith(KEY) for name in names):
+            daemon.process.kill()
+
+    with s3.lock:
+        s3.lie, s3.told = ("delete", killing), 0
+    with pytest.raises(Exception):
+        daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
+    daemon.wait()
+    s3.tell("delete", None)
+    assert s3.objects
+    daemon.start()
+    daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
+    assert "its deletion has begun" in daemon.volume("v")["reason"]
+    daemon.ok("volume", "delete", "v")
+    assert not s3.objects
 
 
 def test_volume_whose_place_another_node_has_given_up_is_not_taken_for_one_that_is_being_deleted(daemon, s3):

@@ -314,9 +314,10 @@ pub struct Destage {
     /// Nothing is taken up of the span that holds this position, nor behind it.
     stop_before: Option<u64>,
     retry_at: Option<Nanos>,
+    /// The next pause after a write that fails.
     pause: Nanos,
-    /// The last flush failed: writes that succeed since then do not shorten the pause.
-    flush_failed: bool,
+    /// The same after a flush that fails: writes that succeed do not shorten it.
+    flush_pause: Nanos,
     started: Nanos,
     /// Log blocks that destage frees a second, smoothed.
     rate_blocks: f64,
@@ -337,7 +338,7 @@ impl Default for Destage {
             stop_before: None,
             retry_at: None,
             pause: RETRY_MIN,
-            flush_failed: false,
+            flush_pause: RETRY_MIN,
             started: Nanos(0),
             rate_blocks: 0.0,
             work: Work::default(),
@@ -366,9 +367,9 @@ impl Destage {
         self.unflushed
     }
 
-    /// Whether the backend failed and has not done anything since.
+    /// Whether the last write or flush of the backend failed.
     pub fn is_failing(&self) -> bool {
-        self.pause > RETRY_MIN
+        self.pause.max(self.flush_pause) > RETRY_MIN
     }
 
     /// Whether writes wait though none is under way and no pause is due: memory was short.
@@ -660,9 +661,7 @@ impl Destage {
         if ok {
             self.plan.items[index].state = ItemState::Done;
             self.plan.done += 1;
-            if !self.flush_failed {
-                self.pause = RETRY_MIN;
-            }
+            self.pause = RETRY_MIN;
         } else {
             self.put_back(index);
             self.fail(now);
@@ -719,16 +718,16 @@ impl Destage {
         (self.plan.next, self.plan.done) = (0, 0);
         self.stage = Stage::Writing;
         self.doubted = false;
-        self.fail(now);
+        self.retry_at = Some(now.plus(self.flush_pause));
+        self.flush_pause = Nanos((self.flush_pause.0 * 2).min(RETRY_MAX.0));
     }
 
     /// The flush ended.
     pub fn flushed(&mut self, now: Nanos, ok: bool) {
         debug_assert_eq!(self.stage, Stage::Flushing);
-        self.flush_failed = !ok;
         if ok && !self.doubted {
             self.unflushed = false;
-            self.pause = RETRY_MIN;
+            (self.pause, self.flush_pause) = (RETRY_MIN, RETRY_MIN);
             self.stage = Stage::Forgetting(0);
             return;
         }

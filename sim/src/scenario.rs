@@ -65,6 +65,8 @@ pub enum Stream {
     CacheSteps = 26,
     /// The scenarios of writes that are undone.
     UndoneWrites = 27,
+    /// Which logs are made in place of one that was given up.
+    CarriedMarks = 28,
     /// What the cache's device does.
     CacheDisk = 101,
     /// What happens in the world.
@@ -945,6 +947,14 @@ impl Scenario {
             0 => Tiering::Benefit,
             _ => Tiering::Recency,
         }
+    }
+
+    /// Whether the log of a volume was made in place of one that was given up, and says of that one that the backend may be
+    /// unflushed.
+    pub fn carries_mark(&self, index: u64) -> bool {
+        Stream::CarriedMarks
+            .seed_of(self.seed, index)
+            .is_multiple_of(8)
     }
 
     /// A variant that is cheap to run once for every step of it.

@@ -146,8 +146,8 @@ impl Volume {
             }
             let depth = self.destage_depth(now);
             self.destaging.depth = depth;
-            let awaits_mark = self.awaits_mark(cx);
-            while !awaits_mark
+            self.mark_failed_log(cx);
+            while !self.awaits_mark()
                 && !self.holds_destage()
                 && let Some(item) = self.destage.next_item(now, depth)
             {
@@ -723,8 +723,8 @@ impl Volume {
                 oldest.map(|span| span.since.plus(self.destage_age()))
             }
             // With enough under way, it is a completion that wakes.
-            // While a flush holds it up, the end of that wakes.
-            Stage::Writing if self.holds_destage() => None,
+            // While a flush or a superblock holds it up, the end of that wakes.
+            Stage::Writing if self.holds_destage() || self.awaits_mark() => None,
             Stage::Writing if self.holds_destage_flush() => {
                 self.destage.retry_at().filter(|&at| at > self.now)
             }

@@ -338,7 +338,8 @@ impl Volume {
     pub(super) fn open_policy(&mut self, cx: &mut Context<'_>) {
         self.policy_changed(cx);
         let is_marked = self.log().is_marked_unflushed();
-        if is_marked {
+        // A log that was made in place of another one says of that one that it may be unflushed, and nothing of caches.
+        if is_marked && self.log().tie() == Tie::UNKNOWN {
             self.direct.mark = Mark::Set;
         }
         if is_marked || self.config.policy.is_direct() {
@@ -517,12 +518,15 @@ impl Volume {
 
     /// Whether destage has to wait until the superblock of a failed log says the same: what only memory has is not
     /// replayed over what the cache holds.
-    pub(super) fn awaits_mark(&mut self, cx: &mut Context<'_>) -> bool {
-        let awaits = self.is_emptying_failed_log() && self.direct.mark != Mark::Set;
-        if awaits && !self.log_failed {
+    pub(super) fn awaits_mark(&self) -> bool {
+        self.is_emptying_failed_log() && self.direct.mark != Mark::Set
+    }
+
+    /// Have that superblock kept.
+    pub(super) fn mark_failed_log(&mut self, cx: &mut Context<'_>) {
+        if self.awaits_mark() && !self.log_failed {
             self.mark_log(cx);
         }
-        awaits
     }
 
     /// Whether that is being written.

@@ -625,7 +625,7 @@ impl Volume {
             Phase::Open | Phase::Closing => {
                 self.reads.has_starved()
                     || self.reads.has_stalled_promotion()
-                    || (self.destage.is_postponed() && !self.health.fenced)
+                    || (self.destage.is_postponed() && !self.health.fenced && !self.awaits_mark())
             }
             Phase::Failed(_) | Phase::Closed => false,
         };

@@ -16,9 +16,11 @@ use crate::error::{IoError, RequestError};
 use crate::extent_index::Sequence;
 use crate::format::EntryKind;
 use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
-use crate::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX};
+use crate::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX, STEP_WORK_MAX};
 use crate::write_log::{Entry, FLIGHTS_MAX};
 
+/// Comparisons in one step of writes that had to wait until they can go past the log: some ten microseconds.
+const DRAINED_LOOKS_MAX: usize = 8 * STEP_WORK_MAX;
 /// With a span in flight, another is begun only for so many bytes: small writes gather.
 const SECOND_SPAN_BYTES: usize = 32 << 10;
 /// Spans in flight at most while they are small.
@@ -115,12 +117,19 @@ impl Volume {
 
     /// Admit what may be admitted, in order.
     pub(super) fn admit_writes(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        // All that waited for the log to be empty: what this step has no time for goes on in the next one.
+        let mut looks_left = DRAINED_LOOKS_MAX;
         while self.direct.is_direct()
+            && looks_left > 0
             && let Some(pending) = self.writes.admission.pop_front()
         {
+            looks_left = looks_left.saturating_sub(self.direct.push_looks());
             let waited = now.since(pending.since);
             self.stats.throttled_time = self.stats.throttled_time.plus(waited);
             self.write_directly(pending.id, pending.request, cx);
+        }
+        if self.direct.is_direct() {
+            return;
         }
         while let Some(pending) = self.writes.admission.front() {
             match self.admission(now, &pending.request) {
@@ -549,6 +558,9 @@ impl Volume {
 
     pub(super) fn write_wakeup(&self) -> Option<Nanos> {
         let log = self.log();
+        if self.direct.is_direct() && !self.writes.admission.is_empty() {
+            return Some(self.now);
+        }
         if self.log_failed || self.log_is_given_up() {
             return None;
         }

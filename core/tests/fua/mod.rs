@@ -2,7 +2,7 @@
 
 use hdcs_core::error::{IoError, RequestError};
 use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
-use hdcs_core::volume::{Event, Persist};
+use hdcs_core::volume::{Event, Persist, Policy};
 
 use crate::world::{BYTES, World};
 
@@ -193,4 +193,90 @@ fn flushes_that_fail_are_tried_again_ever_less_often() {
     destage(&mut world);
     assert_eq!(world.backend[..4096], [1; 4096]);
     assert_eq!(world.volume.stats(world.now).log_used_blocks, 0);
+}
+
+fn ended(fails: bool) -> Result<Done, IoError> {
+    if fails {
+        Err(IoError::Failed)
+    } else {
+        Ok(Done::Written)
+    }
+}
+
+fn answer_flushes(world: &mut World, fail: bool) {
+    let flushes = core::mem::take(world.flush_silent.as_mut().expect("none is answered"));
+    for token in flushes {
+        let result = ended(fail);
+        world.step(Event::Completed(Completion { token, result }));
+    }
+}
+
+fn wait_for_policy(world: &mut World, policy: Policy) {
+    world.config.policy = policy;
+    world.step(Event::Reconfigure(world.config.clone()));
+    while world.volume.policy() != policy {
+        world.now = world.now.plus(Nanos::from_millis(1));
+        world.step(Event::Poll);
+    }
+}
+
+/// Nor do flushes of clients that fail, after each of which destage writes all that is not flushed again.
+#[test]
+fn flushes_of_others_that_fail_do_not_make_destage_repeat_itself_without_a_pause() {
+    let mut world = world(Persist::OnWrite);
+    wait_for_policy(&mut world, Policy::WriteAround);
+    world.write(8, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    wait_for_policy(&mut world, Policy::WriteBack);
+    for number in 0..100 {
+        let request = world.write_request(number * 16, &[2; 4096], false);
+        let id = RequestId(1000 + number);
+        world.step(Event::Request { id, request });
+    }
+    world.step(Event::DestageAll);
+    let (begin, before, mut id) = (world.now, world.backend_writes, 5000);
+    while world.now.since(begin) < Nanos::from_millis(20_000) {
+        answer_flushes(&mut world, true);
+        id += 1;
+        world.step(Event::Request {
+            id: RequestId(id),
+            request: Request::Flush,
+        });
+        world.now = world.now.plus(Nanos::from_millis(1));
+        world.step(Event::Poll);
+    }
+    let writes = world.backend_writes - before;
+    assert!((100..=2500).contains(&writes), "{writes}");
+}
+
+/// A flush that failed once does not lengthen the pauses after writes that fail.
+#[test]
+fn writes_that_fail_now_and_then_after_a_flush_that_failed_are_tried_again_soon() {
+    let mut config = crate::world::config(Persist::OnFlush);
+    config.log_bytes = 512 << 20;
+    config.log_entries_max = config.log_bytes / 1024;
+    let mut world = World::with(config, None);
+    for number in 0..4000 {
+        world.write(number * 4, &[1; 512]);
+    }
+    (world.backend_silent, world.flush_silent) = (Some(Vec::new()), Some(Vec::new()));
+    world.step(Event::DestageAll);
+    let (begin, mut flushes, mut writes) = (world.now, 0, 0);
+    while world.volume.stats(world.now).log_used_blocks > 0 {
+        let begun = world.backend_silent.replace(Vec::new());
+        for token in begun.expect("none is answered") {
+            writes += 1;
+            let result = ended(flushes > 0 && writes % 100 == 0);
+            world.step(Event::Completed(Completion { token, result }));
+        }
+        if world.flush_silent != Some(Vec::new()) {
+            answer_flushes(&mut world, flushes == 0);
+            flushes += 1;
+        }
+        world.now = world.now.plus(Nanos::from_millis(1));
+        world.step(Event::Poll);
+        let took = world.now.since(begin);
+        assert!(took < Nanos::from_millis(5_000), "{writes} writes");
+    }
+    assert!(flushes > 1 && writes > 4000);
 }

@@ -32,6 +32,8 @@ pub struct World {
     pub backend_writes: u64,
     /// Writes to the backend are kept here, unanswered, while there is such a place.
     pub backend_silent: Option<Vec<Token>>,
+    /// Superblocks cannot be kept beside the log's device.
+    pub keep_fails: bool,
     /// Flushes of it, in the same way.
     pub flush_silent: Option<Vec<Token>>,
     /// Writes of the log, in the same way.
@@ -96,6 +98,21 @@ pub fn config(persist: Persist) -> VolumeConfig {
     }
 }
 
+/// A small cache in memory, over what the device of its SSD tier holds.
+pub fn cache(
+    ssd: Option<SsdConfig>,
+    now: Nanos,
+    pool: &Rc<Pool>,
+    actions: &mut Vec<Action>,
+) -> ReadCache {
+    let config = CacheConfig {
+        dram_blocks: 64,
+        ssd,
+        ssd_answer_max: Nanos::from_millis(5_000),
+    };
+    ReadCache::new(config, now, Rc::clone(pool), actions)
+}
+
 impl World {
     pub fn new(persist: Persist) -> Self {
         Self::with(config(persist), None)
@@ -108,16 +125,7 @@ impl World {
         log[..4096].copy_from_slice(&Volume::format_log(&config, 99));
         let mut actions = Vec::new();
         let cache_device = vec![0; ssd.as_ref().map_or(0, |ssd| ssd.bytes as usize)];
-        let mut cache = ReadCache::new(
-            CacheConfig {
-                dram_blocks: 64,
-                ssd,
-                ssd_answer_max: Nanos::from_millis(5_000),
-            },
-            Nanos(0),
-            Rc::clone(&pool),
-            &mut actions,
-        );
+        let mut cache = cache(ssd, Nanos(0), &pool, &mut actions);
         let of_cache = core::mem::take(&mut actions);
         let mut cx = Context {
             cache: &mut cache,
@@ -139,6 +147,7 @@ impl World {
             backend_writes: 0,
             backend_silent: None,
             flush_silent: None,
+            keep_fails: false,
             log_silent: None,
             log_reads_silent: None,
             log_mute: false,
@@ -175,7 +184,7 @@ impl World {
     }
 
     /// What the cache asks of its device on its own.
-    fn perform_for_cache(&mut self, mut actions: Vec<Action>) {
+    pub fn perform_for_cache(&mut self, mut actions: Vec<Action>) {
         while let Some(action) = actions.pop() {
             let (token, result) = match action {
                 Action::CacheRead { token, offset, buf } => {
@@ -253,6 +262,10 @@ impl World {
                 }
                 Action::CacheRead { token, offset, buf } => {
                     (token, Done::Read(self.read_cache_device(offset, buf)))
+                }
+                Action::KeepSuperblock { token, .. } if self.keep_fails => {
+                    queue.extend(self.end(token, Err(IoError::Failed)));
+                    continue;
                 }
                 Action::KeepSuperblock { token, block } => {
                     self.kept = Some(LogSuperblock::parse(&block).expect("a superblock"));

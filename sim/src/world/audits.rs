@@ -93,7 +93,8 @@ impl World {
         state.log = Disk::new(state.config.log_bytes, seed);
         let first: [u8; BLOCK_BYTES] = Volume::format_log(&state.config, mix(seed));
         let keys = super::forgery::log_keys(self.scenario.seed, unit);
-        let first = super::forgery::first_block(&first, keys.as_deref());
+        let carries_mark = self.scenario.carries_mark(100 + lost);
+        let first = super::forgery::first_block(&first, carries_mark, keys.as_deref());
         state.log.put(0, &first);
         state.log_rotten = false;
         state.rotten.clear();

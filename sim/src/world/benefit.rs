@@ -42,8 +42,11 @@ impl World {
         if is_blind {
             node.cache.set_tiering(Tiering::Recency);
         }
+        // What counts is how much longer that takes than a read of the tier.
+        let ssd_hit = node.cache.benefit(DEAR).ssd_hit.unwrap_or(Nanos(0));
+        let dear = Nanos::from_millis(20).plus(ssd_hit);
+        let cheap = Nanos::from_micros(300);
         for _ in 0..READS {
-            let (cheap, dear) = (Nanos::from_micros(300), Nanos::from_millis(20));
             let blocks = stats.line_blocks;
             node.cache.note_miss(BlockKey::new(CHEAP, 0), blocks, cheap);
             node.cache.note_miss(BlockKey::new(DEAR, 0), blocks, dear);

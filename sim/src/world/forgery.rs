@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use hdcs_core::cipher::Authenticator;
 use hdcs_core::error::OpenError;
-use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock};
+use hdcs_core::format::{LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::replay::Replay;
 use zerocopy::IntoBytes;
@@ -25,12 +25,17 @@ pub(super) fn log_keys(seed: u64, unit: usize) -> Option<Arc<dyn Authenticator>>
         .then(|| Arc::new(ToyCipher(key)) as Arc<dyn Authenticator>)
 }
 
-/// The first block of a new log, with its tag if it has keys.
+/// The first block of a new log, with its tag if it has keys; of one in place of a log that was given up, with what that
+/// one says of the backend.
 pub(super) fn first_block(
     block: &[u8; BLOCK_BYTES],
+    carries_mark: bool,
     keys: Option<&dyn Authenticator>,
 ) -> [u8; BLOCK_BYTES] {
     let mut superblock = LogSuperblock::parse(block).expect("a new log's superblock is good");
+    if carries_mark {
+        superblock.flags = LOG_UNFLUSHED.into();
+    }
     superblock.seal_with(keys);
     zerocopy::transmute!(superblock)
 }

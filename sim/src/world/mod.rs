@@ -321,7 +321,11 @@ impl World {
                 }
                 let keys = forgery::log_keys(seed, index as usize);
                 let block = Volume::format_log(&config, Stream::LogFormats.seed_of(seed, index));
-                log.put(0, &forgery::first_block(&block, keys.as_deref()));
+                let carries_mark = scenario.carries_mark(index);
+                log.put(
+                    0,
+                    &forgery::first_block(&block, carries_mark, keys.as_deref()),
+                );
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
                 Unit {

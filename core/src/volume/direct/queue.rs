@@ -6,6 +6,11 @@
 use super::{Direct, Write};
 
 impl Direct {
+    /// What taking a write costs: it is compared with all that have not ended.
+    pub(in crate::volume) fn push_looks(&self) -> usize {
+        1 + self.writes.len()
+    }
+
     /// Take a write behind all others. It is ready if it overlaps none of them.
     pub(super) fn push(&mut self, mut write: Write) {
         self.work.add(self.writes.len() as u64);

@@ -70,20 +70,6 @@ impl Leaving {
     }
 }
 
-/// Remove what a deleted volume has at its backend's place; whether that was done.
-async fn remove_data(name: &str, url: String) -> bool {
-    let place = url.clone();
-    let remove = move || BackendUrl::parse(&place)?.place.remove();
-    let removed = tokio::task::spawn_blocking(remove).await;
-    let problem = match removed {
-        Ok(Ok(())) => return true,
-        Ok(Err(error)) => error.to_string(),
-        Err(error) => error.to_string(),
-    };
-    tracing::warn!("volume {name} was deleted, but what it has at {url} was not: {problem}");
-    false
-}
-
 /// Whether it is certain that there is nothing at a place.
 async fn is_nothing_at(url: String) -> bool {
     let find = move || BackendUrl::parse(&url).map(|url| url.place.find());
@@ -145,6 +131,11 @@ impl Node {
                 ));
             }
         };
+        let mut is_removed = leaving == Leaving::Clone;
+        if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
+            // Before its directory, in which is noted that they are given up: a crash leaves none of them behind.
+            is_removed = self.remove_data(entry, leaving).await;
+        }
         let layout = self.layout();
         let has_own_data = catalogue::directory(&layout, &volume_name)
             .join(catalogue::DATA_FILE)
@@ -172,19 +163,11 @@ impl Node {
             self.explain(name, Some(why.clone()));
             return Err(failed(format!("volume {name}: {why}")));
         }
-        let mut is_removed = leaving == Leaving::Clone;
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
-            if matches!(leaving, Leaving::Objects | Leaving::Image) {
-                // As long as the volume is listed, no other one is made at its place, whose data would be removed.
-                let why =
-                    "it is being deleted, and what it has at its backend is removed".to_owned();
-                let what = leaving;
-                self.put(Entry::clone(entry), Some(NotOpen::Leaving { why, what }));
-                settle(url.clone()).await;
-                is_removed = remove_data(name, url).await;
-                lock(&self.slots).remove(name);
-            } else {
+            if leaving == Leaving::Image {
+                is_removed = self.remove_data(entry, leaving).await;
+            } else if leaving != Leaving::Objects {
                 lock(&self.slots).remove(name);
                 settle(url.clone()).await;
                 if leaving == Leaving::Clone {
@@ -210,6 +193,27 @@ impl Node {
             discarded_dirty_bytes: discarded,
             data: keep.as_deref().map(catalogue::file_url).or(left),
         })
+    }
+
+    /// Remove what a deleted volume has at its backend's place; whether that was done.
+    async fn remove_data(&self, entry: &Entry, leaving: Leaving) -> bool {
+        // As long as the volume is listed, no other one is made at its place, whose data would be removed.
+        let why = "it is being deleted, and what it has at its backend is removed".to_owned();
+        let what = leaving;
+        self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+        let url = entry.backend_url(&self.layout());
+        settle(url.clone()).await;
+        let place = url.clone();
+        let remove = move || BackendUrl::parse(&place)?.place.remove();
+        let removed = tokio::task::spawn_blocking(remove).await;
+        let problem = match removed {
+            Ok(Ok(())) => return true,
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let name = &entry.name;
+        tracing::warn!("what volume {name} has at {url} stays there: {problem}");
+        false
     }
 
     /// What leaves its place with a volume that is to be deleted; refused if anything depends on that.

@@ -268,7 +268,9 @@ impl SaslReader {
         let rpc_response = RpcResponseHeaderProto::decode_length_delimited(&mut bytes)?;
         debug!("RPC response: {:?}", rpc_response);
 
-        match RpcStatusProto::try_from(rpc_response.status).unwrap() {
+        match RpcStatusProto::try_from(rpc_response.status)
+            .map_err(|_| unexpected("a status that does not exist"))?
+        {
             RpcStatusProto::Error => {
                 return Err(HdfsError::RPCError(
                     rpc_response.exception_class_name().to_string(),
@@ -709,7 +711,9 @@ impl SaslDatanodeConnection {
         debug!("Data transfer encryptor response: {:?}", response);
 
         let (payload, finished) = session.step(response.payload.as_ref().map(|p| &p[..]))?;
-        assert!(!finished);
+        if finished {
+            return Err(unexpected("the end of a negotiation at its beginning"));
+        }
 
         let cipher_option = if session.supports_encryption() {
             vec![CipherOptionProto {
@@ -739,7 +743,9 @@ impl SaslDatanodeConnection {
 
         let (_, finished) = session.step(response.payload.as_ref().map(|p| &p[..]))?;
 
-        assert!(finished);
+        if !finished {
+            return Err(unexpected("no end of a negotiation"));
+        }
 
         if session.has_security_layer() {
             self.split(Some(session), response.cipher_option.first())
@@ -775,7 +781,7 @@ impl SaslDatanodeConnection {
         let (stream_reader, stream_writer) = stream.into_split();
         let stream_reader = IdleTimeoutReader::new(stream_reader, timeout);
         if let Some(cipher) = cipher_option {
-            let mut session = session.unwrap();
+            let mut session = session.ok_or_else(|| unexpected("a cipher before a method"))?;
             match cipher.suite() {
                 CipherSuiteProto::AesCtrNopadding => {
                     let in_key = session.decode(cipher.in_key())?;

@@ -41,11 +41,11 @@ pub(crate) struct BlockTokenIdentifier {
 #[allow(dead_code)]
 impl BlockTokenIdentifier {
     fn parse_writable(reader: &mut impl Buf) -> Result<Self> {
-        let expiry_date = parse_vlong(reader) as u64;
-        let key_id = parse_vint(reader) as u32;
-        let user_id = parse_int_string(reader)?.unwrap();
-        let block_pool_id = parse_int_string(reader)?.unwrap();
-        let block_id = parse_vlong(reader) as u64;
+        let expiry_date = parse_vlong(reader)? as u64;
+        let key_id = parse_vint(reader)? as u32;
+        let user_id = parse_int_string(reader)?.ok_or_else(|| invalid("no user"))?;
+        let block_pool_id = parse_int_string(reader)?.ok_or_else(|| invalid("no block pool"))?;
+        let block_id = parse_vlong(reader)? as u64;
 
         let mut modes: Vec<i32> = Vec::new();
         let mut storage_types: Vec<i32> = Vec::new();
@@ -54,7 +54,7 @@ impl BlockTokenIdentifier {
         // The rest of the fields may or may not be present depending on HDFS version
         if reader.has_remaining() {
             // Modes
-            for _ in 0..parse_vint(reader) {
+            for _ in 0..parse_vint(reader)? {
                 if let Some(mode) = AccessModeProto::from_str_name(&parse_vint_string(reader)?) {
                     modes.push(mode as i32);
                 }
@@ -63,7 +63,7 @@ impl BlockTokenIdentifier {
 
         if reader.has_remaining() {
             // Storage Types
-            for _ in 0..parse_vint(reader) {
+            for _ in 0..parse_vint(reader)? {
                 if let Some(storage_type) =
                     StorageTypeProto::from_str_name(&parse_vint_string(reader)?)
                 {
@@ -74,7 +74,7 @@ impl BlockTokenIdentifier {
 
         if reader.has_remaining() {
             // Storage IDs
-            for _ in 0..parse_vint(reader) {
+            for _ in 0..parse_vint(reader)? {
                 if let Some(storage_id) = parse_int_string(reader)? {
                     storage_ids.push(storage_id);
                 }
@@ -82,8 +82,8 @@ impl BlockTokenIdentifier {
         }
 
         let handshake_secret = if reader.has_remaining() {
-            let handshake_secret_len = parse_vint(reader) as usize;
-            reader.copy_to_bytes(handshake_secret_len).to_vec()
+            let handshake_secret_len = parse_vint(reader)?;
+            take(reader, handshake_secret_len.into())?
         } else {
             vec![]
         };
@@ -118,7 +118,8 @@ impl BlockTokenIdentifier {
     }
 
     pub(crate) fn from_identifier(identifier: &[u8]) -> Result<Self> {
-        if identifier[0] == 0 || identifier[0] > 127 {
+        let first = *identifier.first().ok_or_else(|| invalid("nothing"))?;
+        if first == 0 || first > 127 {
             let mut content = Bytes::from(identifier.to_vec());
             Self::parse_writable(&mut content)
         } else {
@@ -144,18 +145,18 @@ impl TryFrom<Vec<u8>> for TokenIdentifier {
 
     fn try_from(value: Vec<u8>) -> std::result::Result<Self, Self::Error> {
         let mut buf = Bytes::from(value);
-        let version = buf.get_u8();
+        let version = buf.try_get_u8().map_err(io::Error::from)?;
         if version != 0 {
-            panic!();
+            return Err(invalid("a version that is not 0").into());
         }
 
         let owner = parse_vint_string(&mut buf)?;
         let renewer = parse_vint_string(&mut buf)?;
         let real_user = parse_vint_string(&mut buf)?;
-        let issue_date = parse_vlong(&mut buf);
-        let max_date = parse_vlong(&mut buf);
-        let sequence_number = parse_vint(&mut buf);
-        let master_key_id = parse_vint(&mut buf);
+        let issue_date = parse_vlong(&mut buf)?;
+        let max_date = parse_vlong(&mut buf)?;
+        let sequence_number = parse_vint(&mut buf)?;
+        let master_key_id = parse_vint(&mut buf)?;
 
         Ok(TokenIdentifier {
             owner,
@@ -190,7 +191,7 @@ impl Token {
     fn read_token_file(path: &Path) -> std::io::Result<Vec<Self>> {
         let mut content = Bytes::from(fs::read(path)?);
 
-        let magic = content.copy_to_bytes(4);
+        let magic = take(&mut content, 4)?;
 
         if magic != TOKEN_STORAGE_MAGIC {
             debug!("Invalid token in magic file");
@@ -200,11 +201,11 @@ impl Token {
             ));
         }
 
-        let format = content.copy_to_bytes(1);
+        let format = content.try_get_u8()?;
 
-        if format[0] == 0 {
+        if format == 0 {
             Self::parse_writable(&mut content)
-        } else if format[0] == 1 {
+        } else if format == 1 {
             Self::parse_protobuf(content)
         } else {
             Err(io::Error::new(
@@ -215,19 +216,19 @@ impl Token {
     }
 
     fn parse_writable(reader: &mut impl Buf) -> io::Result<Vec<Token>> {
-        let token_count = parse_vlong(reader);
-        let mut tokens = Vec::<Token>::with_capacity(token_count as usize);
+        let token_count = parse_vlong(reader)?;
+        let mut tokens = Vec::new();
 
         for _ in 0..token_count {
-            let alias_length = parse_vlong(reader);
-            let alias = String::from_utf8(reader.copy_to_bytes(alias_length as usize).to_vec())
+            let alias_length = parse_vlong(reader)?;
+            let alias = String::from_utf8(take(reader, alias_length)?)
                 .map_err(|_| io::Error::other("Failed to parse token".to_string()))?;
 
-            let identifier_length = parse_vlong(reader);
-            let identifier = reader.copy_to_bytes(identifier_length as usize).to_vec();
+            let identifier_length = parse_vlong(reader)?;
+            let identifier = take(reader, identifier_length)?;
 
-            let password_length = parse_vlong(reader);
-            let password = reader.copy_to_bytes(password_length as usize).to_vec();
+            let password_length = parse_vlong(reader)?;
+            let password = take(reader, password_length)?;
 
             let kind = parse_vint_string(reader)?;
             let service = parse_vint_string(reader)?;
@@ -278,8 +279,8 @@ impl From<TokenProto> for Token {
 }
 
 /// Adapted from WritableUtils class in Hadoop
-fn parse_vlong(reader: &mut impl Buf) -> i64 {
-    let first_byte = reader.get_i8();
+fn parse_vlong(reader: &mut impl Buf) -> io::Result<i64> {
+    let first_byte = reader.try_get_i8()?;
 
     let length = if first_byte >= -112 {
         1
@@ -290,37 +291,48 @@ fn parse_vlong(reader: &mut impl Buf) -> i64 {
     };
 
     if length == 1 {
-        return first_byte as i64;
+        return Ok(first_byte as i64);
     }
 
     let mut i = 0i64;
     for _ in 0..length - 1 {
-        let b = reader.get_u8();
+        let b = reader.try_get_u8()?;
         i <<= 8;
         i |= b as i64;
     }
 
     let is_negative = first_byte < -120 || (-112..0).contains(&first_byte);
 
-    if is_negative { i ^ -1 } else { i }
+    Ok(if is_negative { i ^ -1 } else { i })
 }
 
-fn parse_vint(reader: &mut impl Buf) -> i32 {
+fn parse_vint(reader: &mut impl Buf) -> io::Result<i32> {
     // Same method as a long, but it should just be in the int range
-    let n = parse_vlong(reader);
-    assert!(n > i32::MIN as i64 && n < i32::MAX as i64);
-    n as i32
+    i32::try_from(parse_vlong(reader)?).map_err(|_| invalid("a number that is too large"))
+}
+
+/// What a token or a file of tokens must not hold.
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("invalid token: {what}"))
+}
+
+/// The next bytes, if there are as many.
+fn take(reader: &mut impl Buf, length: i64) -> io::Result<Vec<u8>> {
+    match usize::try_from(length) {
+        Ok(length) if length <= reader.remaining() => Ok(reader.copy_to_bytes(length).to_vec()),
+        _ => Err(invalid("a length beyond its end")),
+    }
 }
 
 fn parse_string(reader: &mut impl Buf, length: i32) -> io::Result<String> {
-    String::from_utf8(reader.copy_to_bytes(length as usize).to_vec())
+    String::from_utf8(take(reader, length.into())?)
         .map_err(|_| io::Error::other("Failed to parse string from writable".to_string()))
 }
 
 /// Parse a string prefixed with the length as an int
 #[allow(dead_code)]
 fn parse_int_string(reader: &mut impl Buf) -> io::Result<Option<String>> {
-    let length = reader.get_i32();
+    let length = reader.try_get_i32()?;
     let value = if length == -1 {
         None
     } else {
@@ -331,7 +343,7 @@ fn parse_int_string(reader: &mut impl Buf) -> io::Result<Option<String>> {
 
 /// Parse a string prefixed with the length as a vint
 fn parse_vint_string(reader: &mut impl Buf) -> io::Result<String> {
-    let length = parse_vint(reader);
+    let length = parse_vint(reader)?;
     parse_string(reader, length)
 }
 
@@ -358,8 +370,10 @@ impl User {
             .iter()
             .filter(|t| t.kind == kind && t.service == service)
             .find(|t| {
-                // Ignore any tokens that are set to expire in the next 60 seconds
-                let token_identifier: TokenIdentifier = t.identifier.clone().try_into().unwrap();
+                // Ignore any tokens that are set to expire in the next 60 seconds, or cannot be read
+                let Ok(token_identifier) = TokenIdentifier::try_from(t.identifier.clone()) else {
+                    return false;
+                };
                 debug!("Token Identifier: {:?}", token_identifier);
                 token_identifier.max_date > Utc::now().timestamp_millis() + 60000
             })
