@@ -10,7 +10,7 @@ use hdcs_core::limits::{
     OBJECT_PAGE_BLOCKS_MAX, OBJECT_PAGE_BLOCKS_MIN, OBJECT_TAIL_MAX,
 };
 use hdcs_core::objects::format::{Manifest, parse_page};
-use hdcs_core::objects::io::{Ask, Kind, SnapshotName};
+use hdcs_core::objects::io::{Ask, Kind, Name, SnapshotName};
 use hdcs_core::objects::{Access, Config};
 
 /// A new volume.
@@ -573,6 +573,52 @@ fn objects_clone_knows_what_it_has_zeroed_when_it_opens_again() {
     let mut clone = Bucket::open(&parent.objects, "clone/", existing, "");
     assert_eq!(inherited(&clone), 0);
     assert_eq!(clone.read(&pool, 0)[0], 0);
+}
+
+/// A place that was given up and removed is used again, beside a node that still has the volume of before open.
+#[test]
+fn objects_of_a_new_volume_are_out_of_reach_of_owners_of_the_one_that_was_given_up_there() {
+    let objects = Objects::default();
+    let batch = OBJECT_BATCH_BLOCKS_MIN;
+    let new = |uuid| Config {
+        bytes: Some(1 << 20),
+        uuid: Some(uuid),
+        batch_blocks: batch,
+        ..Config::new(Access::Create { uuid }, u64::from(uuid[0]))
+    };
+    let pool = Pool::new(1 << 20);
+    let mut old = Bucket::open(&objects, "", new([1; 16]), "");
+    old.fill(&pool, 0, batch, 1);
+    old.ask(Ask::Flush);
+    let mut next = Bucket::open(&objects, "", Config::new(Access::Existing, 5), "");
+    next.ask(Ask::GiveUp);
+    let bytes = objects.borrow().last_key_value().expect("one").1.clone();
+    let gone = Manifest::parse(&bytes).expect("it is whole");
+    assert!(gone.gone);
+    let before: Vec<String> = objects.borrow().keys().cloned().collect();
+    // As a removal leaves it.
+    let stays = |name: &str| {
+        let name = Name::parse(name).expect("a name");
+        let begins = gone.beginnings.contains(&name.number);
+        name.kind == Kind::Manifest && (begins || name.number == gone.sequence)
+    };
+    objects.borrow_mut().retain(|name, _| stays(name));
+
+    let mut other = Bucket::open(&objects, "", new([2; 16]), "");
+    other.fill(&pool, 0, batch, 2);
+    other.ask(Ask::Flush);
+    let made = objects.borrow();
+    let again = before.iter().filter(|name| made.contains_key(*name));
+    assert!(again.into_iter().all(|name| stays(name)));
+    drop(made);
+    old.fill(&pool, 0, batch, 3);
+    assert!(!old.try_to(Ask::Flush), "it is fenced");
+    other.fill(&pool, 1, 1, 4);
+    other.ask(Ask::Flush);
+    drop((old, next, other));
+    let mut other = Bucket::open(&objects, "", Config::new(Access::Existing, 6), "");
+    assert_eq!(other.volume.uuid(), [2; 16]);
+    assert_eq!([0, 1].map(|block| other.read(&pool, block)[0]), [2, 4]);
 }
 
 /// Damage a page wherever it is stored.

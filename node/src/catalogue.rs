@@ -664,13 +664,16 @@ pub fn given_up(layout: &Layout, name: &VolumeName) -> Option<GivenUp> {
 
 /// It turned out that nothing was given up. Blocks.
 pub fn keep_after_all(layout: &Layout, name: &VolumeName) -> Result<(), CatalogueError> {
-    let Some(what) = given_up(layout, name) else {
-        return Ok(());
-    };
     let directory = directory(layout, name);
-    fs::remove_file(directory.join(what.file()))
-        .and_then(|()| sync_directory(&directory))
-        .map_err(io_at(&directory))
+    for what in [GivenUp::Clone, GivenUp::Objects] {
+        match fs::remove_file(directory.join(what.file())) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed
+                .and_then(|()| sync_directory(&directory))
+                .map_err(io_at(&directory))?,
+        }
+    }
+    Ok(())
 }
 
 /// Whether the removal of a volume has begun and did not end: [`remove`] ends it. Blocks.
@@ -699,13 +702,7 @@ pub fn remove(
         // A hard link first: at no moment is the data without a name. The name must be new.
         let data = path.join(DATA_FILE);
         fs::hard_link(&data, keep).map_err(io_at(keep))?;
-        let (snapshots, kept) = (snapshots_of(&data), snapshots_of(keep));
-        match fs::rename(&snapshots, &kept) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(io_at(&kept)(error));
-            }
-            _ => {}
-        }
+        link_all(&snapshots_of(&data), &snapshots_of(keep))?;
         if let Some(parent) = keep.parent() {
             sync_directory(parent).map_err(io_at(parent))?;
         }
@@ -715,6 +712,24 @@ pub fn remove(
     fs::rename(&path, &gone).map_err(io_at(&path))?;
     sync_directory(&volumes).map_err(io_at(&volumes))?;
     remove_directory(layout, &gone)
+}
+
+/// Give all files of a directory, if there is one, a second name in a new one.
+fn link_all(from: &Path, to: &Path) -> Result<(), CatalogueError> {
+    let files = match fs::read_dir(from) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        files => files.map_err(io_at(from))?,
+    };
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(to)
+        .map_err(io_at(to))?;
+    for file in files {
+        let file = file.map_err(io_at(from))?;
+        let link = to.join(file.file_name());
+        fs::hard_link(file.path(), &link).map_err(io_at(&link))?;
+    }
+    sync_directory(to).map_err(io_at(to))
 }
 
 /// Move a volume's directory, with all that is in it, out of the catalogue.

@@ -67,6 +67,8 @@ pub(super) struct Opening {
     contentions: u32,
     failures: u32,
     clone: Option<Cloning>,
+    /// The last manifest of the volume that was here before and is given up.
+    before: Manifest,
 }
 
 /// What is known of a snapshot that is being cloned.
@@ -158,6 +160,7 @@ impl Default for Opening {
             contentions: 0,
             failures: 0,
             clone: None,
+            before: Manifest::default(),
         }
     }
 }
@@ -485,7 +488,9 @@ impl ObjectVolume {
         })
     }
 
-    /// There is nothing at the place.
+    /// There is nothing at the place, or nothing but what says that a volume was given up. A new one goes on with the numbers
+    /// of that one: it uses none of its names, which whoever removes it may not be done with, and whoever still has
+    /// that one open meets a manifest and is fenced.
     fn nothing_there(&mut self) -> Result<Stage, OpenError> {
         match self.config.access {
             Access::Existing | Access::Snapshot(_) => Err(OpenError::Absent),
@@ -498,9 +503,13 @@ impl ObjectVolume {
                 {
                     return Err(OpenError::Size { bytes });
                 }
+                let before = &self.opening.before;
                 let manifest = Manifest {
                     volume: uuid,
-                    number_limit: 1,
+                    sequence: before.sequence,
+                    epoch: before.epoch,
+                    beginnings: before.beginnings.clone(),
+                    number_limit: before.number_limit.max(1),
                     bytes,
                     page_blocks: self.config.page_blocks,
                     ..Manifest::default()
@@ -536,6 +545,16 @@ impl ObjectVolume {
         }
         if name.volume != 0 {
             return self.read_parent(&manifest);
+        }
+        let is_new = matches!(
+            self.config.access,
+            Access::Create { .. } | Access::Clone { .. }
+        );
+        // What came there since this clone was begun has said that it never is to be.
+        let is_begun = self.opening.clone.is_some();
+        if manifest.gone && is_new && !is_begun && manifest.ancestors.is_empty() {
+            self.opening.before = manifest;
+            return self.nothing_there();
         }
         if let Some(uuid) = self.config.uuid
             && uuid != manifest.volume
@@ -619,10 +638,12 @@ impl ObjectVolume {
             below: manifest.number_limit,
             location: self.opening.parent.clone(),
         });
+        let before = &self.opening.before;
         manifest.volume = uuid;
-        manifest.sequence = 0;
-        manifest.epoch = 0;
-        manifest.beginnings.clear();
+        manifest.sequence = before.sequence;
+        manifest.epoch = before.epoch;
+        manifest.beginnings.clone_from(&before.beginnings);
+        manifest.number_limit = manifest.number_limit.max(before.number_limit);
         manifest.snapshots.clear();
         manifest.own_map = false;
         self.opening.clone = Some(Cloning {

@@ -9,7 +9,9 @@ use hdcs_core::codec::{Codec, Method};
 use hdcs_core::io::{Done, Nanos, Token};
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames;
-use hdcs_core::objects::io::{Action, Ask, Event, Kind, Listed, Name, Phase, StoreError, Stored};
+use hdcs_core::objects::io::{
+    Action, Ask, Condition, Event, Kind, Listed, Name, Phase, StoreError, Stored,
+};
 use hdcs_core::objects::{Config, ObjectVolume};
 
 /// Objects by their whole names.
@@ -186,6 +188,14 @@ impl Bucket {
     fn perform(&mut self, action: Action) -> Option<(Token, Result<Stored, StoreError>)> {
         Some(match action {
             Action::Put {
+                token,
+                name,
+                condition: Condition::IfAbsent,
+                ..
+            } if self.objects.borrow().contains_key(&self.whole(name)) => {
+                (token, Err(StoreError::Exists))
+            }
+            Action::Put {
                 token, name, data, ..
             } => {
                 let bytes = data.iter().flat_map(|buf| buf.iter().copied()).collect();
@@ -232,12 +242,14 @@ impl Bucket {
                 ..
             } => {
                 self.bytes_got += buf.len() as u64;
-                let result = match self.objects.borrow().get(&self.whole(name)) {
-                    Some(bytes) => {
-                        let range = offset as usize..offset as usize + buf.len();
-                        buf.copy_from_slice(&bytes[range]);
+                let range = offset as usize..offset as usize + buf.len();
+                let objects = self.objects.borrow();
+                let result = match objects.get(&self.whole(name)).map(|bytes| bytes.get(range)) {
+                    Some(Some(part)) => {
+                        buf.copy_from_slice(part);
                         Ok(Stored::Read(buf))
                     }
+                    Some(None) => Err(StoreError::Short),
                     None => Err(StoreError::NotFound),
                 };
                 (token, result)

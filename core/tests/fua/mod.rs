@@ -263,8 +263,8 @@ fn writes_that_fail_now_and_then_after_a_flush_that_failed_are_tried_again_soon(
     world.step(Event::DestageAll);
     let (begin, mut flushes, mut writes) = (world.now, 0, 0);
     while world.volume.stats(world.now).log_used_blocks > 0 {
-        let begun = world.backend_silent.replace(Vec::new());
-        for token in begun.expect("none is answered") {
+        let tokens = world.backend_silent.replace(Vec::new());
+        for token in tokens.expect("none is answered") {
             writes += 1;
             let result = ended(flushes > 0 && writes % 100 == 0);
             world.step(Event::Completed(Completion { token, result }));

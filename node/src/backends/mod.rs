@@ -118,6 +118,9 @@ pub trait Place: std::fmt::Debug + Send {
     /// The volume that will be opened here is encrypted. A place that holds a raw image by contract
     /// keeps it plain.
     fn encrypt(&mut self, _key: ObjectKey) {}
+    /// The volume that will be opened here is this one ([`Opened::identity`]). A place where another one would notice
+    /// that it is opened looks first.
+    fn expect(&mut self, _identity: &str) {}
     /// How long one of its operations may take before it fails, if that is longer than a disk takes.
     fn patience(&self) -> Duration {
         Duration::ZERO
@@ -578,16 +581,18 @@ pub fn check_size(
 
 /// Open a backend. Blocks: not for a shard's thread.
 pub fn open(url: &str, bytes: u64, absent: Absent) -> Result<Prepared, BackendError> {
-    open_with(url, bytes, absent, None, memory::ObjectMemory::most())
+    open_with(url, bytes, absent, None, memory::ObjectMemory::most(), None)
 }
 
-/// The same with the key of the volume, if it is encrypted.
+/// The same with the key of the volume, if it is encrypted, and what the volume was made over, if that is known:
+/// something else is refused.
 pub fn open_with(
     url: &str,
     bytes: u64,
     absent: Absent,
     key: Option<ObjectKey>,
     memory: memory::ObjectMemory,
+    identity: Option<&str>,
 ) -> Result<Prepared, BackendError> {
     let mut url = BackendUrl::parse(url)?;
     if let Some(exposure) = url.place.exposure() {
@@ -598,9 +603,13 @@ pub fn open_with(
     if let Some(key) = key {
         url.place.encrypt(key);
     }
+    if let Some(identity) = identity {
+        url.place.expect(identity);
+    }
     url.place.bound(memory);
-    let backend = url.place.open(bytes, absent)?;
-    Ok(Prepared::over(backend, filters, bytes))
+    let backend = Prepared::over(url.place.open(bytes, absent)?, filters, bytes);
+    backend.expect(identity)?;
+    Ok(backend)
 }
 
 /// What is at a URL's place, if anything. Blocks.
@@ -651,7 +660,7 @@ impl Prepared {
     }
 
     /// Refuse what is not what the volume was made over.
-    pub fn expect(&self, identity: Option<&str>) -> Result<(), BackendError> {
+    fn expect(&self, identity: Option<&str>) -> Result<(), BackendError> {
         let has = self.identity();
         match (identity, &has) {
             (Some(was), Some(has)) if was != has => Err(BackendError::Replaced {

@@ -42,7 +42,9 @@ use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
 use self::compressed::Compressed;
-use self::contents::{delete_all, kept, newest_manifest, references, refuse_unless_gone};
+use self::contents::{
+    at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other,
+};
 use self::joining::{How, Joining};
 use super::compression::Compression;
 use super::copying::Copying;
@@ -116,6 +118,8 @@ pub struct ObjectsPlace {
     reach: Arc<dyn Reach>,
     patience: Duration,
     key: Option<ObjectKey>,
+    /// What the volume is that will be opened here: see [`identity`].
+    expected: Option<String>,
     memory: ObjectMemory,
 }
 
@@ -126,6 +130,7 @@ impl ObjectsPlace {
             reach,
             patience,
             key: None,
+            expected: None,
             memory: ObjectMemory::most(),
         }
     }
@@ -165,17 +170,18 @@ impl Place for ObjectsPlace {
 
     fn find(&self) -> Result<Option<Found>, BackendError> {
         let client = self.brief_client()?;
-        match runtime().block_on(newest_manifest(&client))? {
-            Some(manifest) if manifest.gone => Err(BackendError::Refused(format!(
+        let there = runtime().block_on(at(&client))?;
+        if there.as_ref().is_some_and(|there| there.gone) {
+            return Err(BackendError::Refused(format!(
                 "{}: {}",
                 client.place(),
                 OpenError::Gone
-            ))),
-            manifest => Ok(manifest.map(|manifest| Found {
-                bytes: manifest.bytes,
-                partly: false,
-            })),
+            )));
         }
+        Ok(there.map(|manifest| Found {
+            bytes: manifest.bytes,
+            partly: false,
+        }))
     }
 
     fn verify(
@@ -198,6 +204,10 @@ impl Place for ObjectsPlace {
         self.key = Some(key);
     }
 
+    fn expect(&mut self, identity: &str) {
+        self.expected = Some(identity.to_owned());
+    }
+
     fn patience(&self) -> Duration {
         self.patience
     }
@@ -212,7 +222,16 @@ impl Place for ObjectsPlace {
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
         let client = self.brief_client()?;
-        let key = key::settle(&client, self.key.as_ref())?;
+        let there = runtime().block_on(at(&client))?;
+        // What is no volume, and another one than was meant, gets no key, and is not even fenced.
+        let gets_key = match &there {
+            Some(there) => {
+                refuse_other(there, self.expected.as_deref())?;
+                !there.gone
+            }
+            None => absent != Absent::Refuse,
+        };
+        let key = key::settle(&client, self.key.as_ref().filter(|_| gets_key))?;
         let uuid = *Uuid::new_v4().as_bytes();
         let access = match absent {
             Absent::Create | Absent::CreateNew => Access::Create { uuid },
@@ -221,8 +240,11 @@ impl Place for ObjectsPlace {
         let mut config = Config::new(access, nonce());
         self.memory.bound(&mut config);
         config.bytes = (absent != Absent::Refuse).then_some(bytes);
-        // Another volume is not even fenced.
-        config.uuid = (absent == Absent::CreateNew).then_some(uuid);
+        config.uuid = match absent {
+            Absent::CreateNew => Some(uuid),
+            Absent::Create => None,
+            Absent::Refuse => self.expected.as_ref().and(there).map(|there| there.volume),
+        };
         let driver = self.drive(ObjectVolume::new(config)).inspect_err(|error| {
             if let (BackendError::Exists(_), key::Settled::Put) = (error, key) {
                 key::take_back(&client);
@@ -240,8 +262,7 @@ impl Place for ObjectsPlace {
     fn remove(&self) -> Result<(), BackendError> {
         let client = self.client()?;
         runtime().block_on(async {
-            refuse_unless_gone(&client).await?;
-            // Manifests last: until then it is known what the other objects are.
+            let gone = gone(&client).await?;
             let kinds = [
                 Kind::Data,
                 Kind::Map,
@@ -249,8 +270,7 @@ impl Place for ObjectsPlace {
                 Kind::Clone,
                 Kind::Manifest,
             ];
-            let deleted = delete_all(&client, kinds).await;
-            deleted.map(drop).map_err(|error| backend_error(&error))
+            delete_all(&client, &gone, kinds).await.map(drop)
         })
     }
 }
@@ -335,19 +355,12 @@ impl Keeper for ObjectsPlace {
 
     fn sweep(&self) -> Result<u64, BackendError> {
         let client = self.client()?;
-        let failed = |error| backend_error(&error);
         runtime().block_on(async {
-            refuse_unless_gone(&client).await?;
-            // The manifest that says so stays: a late one of before must not be the newest.
+            let gone = gone(&client).await?;
             let kinds = [Kind::Data, Kind::Map, Kind::Snapshot];
-            delete_all(&client, kinds).await.map_err(failed)
+            delete_all(&client, &gone, kinds).await
         })
     }
-}
-
-/// What a volume is, whatever its place.
-fn identity(uuid: [u8; 16]) -> String {
-    format!("the volume {} in an object store", Uuid::from_bytes(uuid))
 }
 
 /// A client for the place of a URL, without the volume that may be there; filters are left out.

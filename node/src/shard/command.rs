@@ -154,9 +154,9 @@ impl VolumeSpec {
         key: Option<ObjectKey>,
     ) -> Result<Prepared, BackendError> {
         let memory = self.memory.objects().unwrap_or(ObjectMemory::least());
-        let backend = backends::open_with(&self.backend, self.config.bytes, absent, key, memory)?;
-        backend.expect(self.identity.as_deref())?;
-        Ok(backend)
+        let (url, bytes) = (&self.backend, self.config.bytes);
+        let identity = self.identity.as_deref();
+        backends::open_with(url, bytes, absent, key, memory, identity)
     }
 }
 

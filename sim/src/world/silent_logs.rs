@@ -182,12 +182,12 @@ impl World {
         if phase == Phase::Open {
             check_trouble::check_shown(unit, age, max, health)?;
         }
-        let is_told =
-            state.config.when_full == WhenFull::Error && phase == Phase::Open && !is_given_up;
+        let tells = state.config.when_full == WhenFull::Error && phase == Phase::Open;
+        let is_told = tells && !is_given_up;
         // Then it is something else that is waited for.
         let waits_for_others = of_others || state.resizing.is_some() || !state.held.is_empty();
         if waits_for_others {
-            self.note_told(unit, is_told, writes_late);
+            self.note_told(unit, tells, is_told && writes_late);
             return Ok(());
         }
         // What was given up before is not what a close waits for.
@@ -200,7 +200,7 @@ impl World {
         let closes_late = all_old && phase == Phase::Closing && !is_tight;
         check_trouble::check_close(unit, age, closes_late)?;
         // Reads that meet that fail once all else has come, perhaps under another configuration.
-        self.note_told(unit, is_told, writes_late);
+        self.note_told(unit, tells, is_told && writes_late);
         let state = &self.units[unit];
         let waits = |what: &Waiting| matches!(what, Waiting::Write(..) | Waiting::Flush(_));
         check_trouble::check_told(
@@ -210,9 +210,10 @@ impl World {
         )
     }
 
-    fn note_told(&mut self, unit: usize, is_told: bool, writes_late: bool) {
+    /// Whoever waits for the log is told of an error: of reads also if it was given up, of writes not.
+    fn note_told(&mut self, unit: usize, tells: bool, tells_writes: bool) {
         let state = &mut self.units[unit];
-        state.log_told |= is_told;
-        state.log_writes_told |= is_told && writes_late;
+        state.log_told |= tells;
+        state.log_writes_told |= tells_writes;
     }
 }

@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use hdcs_core::objects::format::{Manifest, Reference};
-use hdcs_core::objects::io::Kind;
+use hdcs_core::objects::io::{KEY_PREFIX, Kind, Name};
+use uuid::Uuid;
 
-use super::{backend_error, identity, key};
+use super::{backend_error, key};
 use crate::backends::{BackendError, Kept, KeptClone, KeptSnapshot};
 use crate::stores::{self, Client, LIST_MAX, StoreError};
 
@@ -56,10 +57,40 @@ pub(super) async fn newest_manifest_bytes(
     )))
 }
 
-/// Only what its last owner has given up is nobody's, and nothing depends on it.
-pub(super) async fn refuse_unless_gone(client: &Client) -> Result<(), BackendError> {
+/// What a volume is, whatever its place.
+pub(super) fn identity(uuid: [u8; 16]) -> String {
+    format!("the volume {} in an object store", Uuid::from_bytes(uuid))
+}
+
+/// Refuse a volume that is not the one that is expected.
+pub(super) fn refuse_other(there: &Manifest, expected: Option<&str>) -> Result<(), BackendError> {
+    let has = identity(there.volume);
+    match expected {
+        Some(was) if was != has => Err(BackendError::Replaced {
+            has,
+            was: was.to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The newest manifest of the volume at a place, if there is one, or of one that is in the way of another.
+pub(super) async fn at(client: &Client) -> Result<Option<Manifest>, BackendError> {
+    let there = newest_manifest(client).await?;
+    if let Some(gone) = there.as_ref().filter(|there| there.gone)
+        && is_free(client, gone)
+            .await
+            .map_err(|error| backend_error(&error))?
+    {
+        return Ok(None);
+    }
+    Ok(there)
+}
+
+/// The manifest that says that what is here was given up: only that is nobody's, and nothing depends on it.
+pub(super) async fn gone(client: &Client) -> Result<Manifest, BackendError> {
     match newest_manifest(client).await? {
-        Some(manifest) if manifest.gone => Ok(()),
+        Some(manifest) if manifest.gone => Ok(manifest),
         _ => Err(BackendError::Refused(format!(
             "{}: it was not given up",
             client.place()
@@ -67,20 +98,66 @@ pub(super) async fn refuse_unless_gone(client: &Client) -> Result<(), BackendErr
     }
 }
 
-/// Delete the key, and every object of these kinds in their order; how many those were.
+/// Whether the place of a volume that was given up, and was no clone, is free for another one: the key is gone, and what
+/// clones that never came to be have left. Nothing else of it is in the way: no other volume uses its names.
+async fn is_free(client: &Client, gone: &Manifest) -> Result<bool, StoreError> {
+    if !gone.ancestors.is_empty() {
+        return Ok(false);
+    }
+    for prefix in [KEY_PREFIX, Kind::Clone.prefix()] {
+        if !client.list(prefix, "", LIST_MAX).await?.objects.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether an object is one of the volume that was given up so, and of no other that may be here by now.
+fn is_of(gone: &Manifest, name: &str) -> bool {
+    let Some(name) = Name::parse(name) else {
+        return false;
+    };
+    match name.kind {
+        Kind::Data | Kind::Map | Kind::Snapshot => name.number < gone.number_limit,
+        // What is there of clones that never came to be.
+        Kind::Clone => true,
+        // Whoever still has the volume open meets one of these, and is fenced.
+        Kind::Manifest => {
+            let first = gone.beginnings.first().copied().unwrap_or(u64::MAX);
+            let begins = gone.beginnings.binary_search(&name.number).is_ok();
+            name.number > first && name.number < gone.sequence && !begins
+        }
+    }
+}
+
+/// Delete the key of a volume that was given up so, and its objects of these kinds in their order; how many those were.
+/// It ends once another volume is here.
 pub(super) async fn delete_all<const N: usize>(
     client: &Client,
+    gone: &Manifest,
     kinds: [Kind; N],
-) -> Result<u64, StoreError> {
+) -> Result<u64, BackendError> {
+    let failed = |error| backend_error(&error);
     // First: without it nothing of what follows can be read.
-    client.delete(key::NAME).await?;
+    client.delete(key::NAME).await.map_err(failed)?;
     let mut deleted = 0;
     for kind in kinds {
         let mut after = String::new();
         loop {
-            let page = client.list(kind.prefix(), &after, LIST_MAX).await?;
-            for object in &page.objects {
-                client.delete(&object.name).await?;
+            let page = client.list(kind.prefix(), &after, LIST_MAX).await;
+            let page = page.map_err(failed)?;
+            if newest_manifest(client).await?.as_ref() != Some(gone) {
+                return Err(BackendError::Refused(format!(
+                    "{}: another volume is there by now",
+                    client.place()
+                )));
+            }
+            for object in page
+                .objects
+                .iter()
+                .filter(|object| is_of(gone, &object.name))
+            {
+                client.delete(&object.name).await.map_err(failed)?;
                 deleted += 1;
             }
             match page.objects.last() {

@@ -84,8 +84,15 @@ fn volume_that_is_to_be_new_leaves_another_one_and_its_owner_alone() {
     owner.write(0, &[1; 4096]).unwrap();
     owner.ask(Ask::Flush).unwrap();
     for key in [None, Some(key)] {
-        let refused =
-            open_with(&url, BYTES, Absent::CreateNew, key, ObjectMemory::most()).map(drop);
+        let refused = open_with(
+            &url,
+            BYTES,
+            Absent::CreateNew,
+            key,
+            ObjectMemory::most(),
+            None,
+        )
+        .map(drop);
         assert!(
             matches!(refused, Err(BackendError::Exists(_))),
             "{refused:?}"

@@ -615,7 +615,9 @@ impl Node {
             // Nothing is given up before it is certain that the backend is there.
             let url = new.backend_url(&layout);
             let memory = ObjectMemory::least();
-            let backend = backends::open_with(&url, new.bytes, Absent::Refuse, objects, memory);
+            let identity = new.backend_identity.as_deref();
+            let backend =
+                backends::open_with(&url, new.bytes, Absent::Refuse, objects, memory, identity);
             drop(backend.map_err(|error| failed(error.to_string()))?);
             let home = new.home_path(&layout).filter(|_| is_home_lost);
             if let Some(home) = &home {

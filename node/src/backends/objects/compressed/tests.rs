@@ -49,6 +49,7 @@ impl Store {
             absent,
             self.key.clone(),
             ObjectMemory::most(),
+            None,
         )
         .unwrap();
         let stack = opened.build();

@@ -1,0 +1,215 @@
+"""A place in a store of objects whose volume was deleted: another node may still have it open, or be on the way to
+delete it, when the next volume is made there."""
+
+import json
+import os
+import threading
+from contextlib import ExitStack
+
+import pytest
+from daemon import COMMAND_SECONDS, MIB, Daemon
+from lying_s3 import LyingS3
+from test_encryption_volumes import encrypted, key_file
+
+BLOCK = 4096
+CONFIG = {"destage_age_max_ms": 10, "dirty_ratio_min": 0, "cache_total_size_mib": 0}
+KEY = "key/wrapped"
+
+
+class Store:
+    """A store, and two nodes beside it."""
+
+    def __init__(self, stack, path):
+        self.s3 = stack.enter_context(LyingS3())
+        credentials = path / "credentials"
+        credentials.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+        credentials.chmod(0o600)
+        self.url = self.s3.url(credentials).replace("timeout_s=5&retry_s=2", "timeout_s=60&retry_s=60")
+        self.nodes = []
+        for name in "ab":
+            (path / name).mkdir()
+            self.nodes.append(stack.enter_context(Daemon(path / name, CONFIG)))
+
+    def create(self, node, name, *options):
+        node.create(name, *options, "--backend", self.url, size=str(8 * MIB))
+
+    def at_deletes(self, act):
+        """From now on whatever is deleted is deleted by this."""
+        with self.s3.lock:
+            self.s3.lie, self.s3.told = ("delete", act), 0
+
+    def data(self):
+        """What is there beside manifests."""
+        return [name for name in self.s3.objects if "manifest/" not in name]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ExitStack() as stack:
+        yield Store(stack, tmp_path)
+
+
+def filled(node, name, size=MIB):
+    data = os.urandom(size)
+    node.write(name, data)
+    node.ok("volume", "flush", name)
+    return data
+
+
+def reopened(node, name):
+    node.kill()
+    node.start()
+    node.until(lambda: node.volume(name)["phase"] in ("open", "failed"))
+    assert node.volume(name)["phase"] == "open", node.volume(name)["reason"]
+
+
+def test_node_that_has_a_deleted_volume_open_cannot_write_into_the_next_one_there(store):
+    here, late = store.nodes
+    store.create(late, "old")
+    for block in range(6):
+        late.write("old", os.urandom(BLOCK), block * BLOCK)
+        late.ok("volume", "flush", "old")
+    store.create(here, "old")
+    status, answer = here.api("DELETE", "/v1/volumes/old?remove_data=true")
+    assert status == 200 and json.loads(answer)["data"] is None, answer
+    assert not store.data()
+    store.create(here, "new")
+    data = filled(here, "new")
+    before = dict(store.s3.objects)
+    late.write("old", b"L" * BLOCK)
+    flushed = late.cli("volume", "flush", "old", "--timeout", "5")
+    assert flushed.returncode != 0, flushed.stdout
+    late.until(lambda: "owner" in (late.volume("old")["reason"] or ""))
+    names = [name for name in before if "manifest/" in name]
+    assert all(store.s3.objects[name] == before[name] for name in names)
+    here.write("new", b"n" * BLOCK, MIB)
+    here.ok("volume", "flush", "new")
+    reopened(here, "new")
+    assert here.read("new", MIB) == data
+
+
+class KillsBeforePut(dict):
+    """Objects; a process ends instead of the next put."""
+
+    process = None
+
+    def __setitem__(self, name, what):
+        process, self.process = self.process, None
+        if process:
+            process.kill()
+            process.wait()
+            return
+        super().__setitem__(name, what)
+
+
+def test_deletion_that_goes_on_late_leaves_the_next_volume_alone(store):
+    late, here = store.nodes
+    store.create(late, "v")
+    filled(late, "v")
+    # It ends between noting that it gives the place up, and doing so.
+    with store.s3.lock:
+        store.s3.objects = KillsBeforePut(store.s3.objects)
+        store.s3.objects.process = late.process
+    with pytest.raises(Exception):
+        late.api("DELETE", "/v1/volumes/v?remove_data=true")
+    late.wait()
+    store.create(here, "v")
+    filled(here, "v", BLOCK)
+    begun, may_go = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+
+    def slow(handler, bucket, names):
+        waiting = [turn for turn in (0, 1) if not begun[turn].is_set()]
+        if waiting and any(name.endswith(KEY) for name in names):
+            begun[waiting[0]].set()
+            may_go[waiting[0]].wait(COMMAND_SECONDS)
+        handler.delete(bucket, names)
+
+    store.at_deletes(slow)
+    answers = []
+
+    def delete(node, query):
+        thread = threading.Thread(target=lambda: answers.append(node.api("DELETE", f"/v1/volumes/v{query}")))
+        thread.start()
+        return thread
+
+    removals = [delete(here, "?remove_data=true")]
+    try:
+        assert begun[0].wait(COMMAND_SECONDS)
+        late.start()
+        late.until(lambda: late.volume("v")["phase"] == "failed")
+        removals.append(delete(late, ""))
+        assert begun[1].wait(COMMAND_SECONDS)
+        may_go[0].set()
+        removals[0].join()
+        store.create(here, "w")
+        data = filled(here, "w")
+    finally:
+        for turn in may_go:
+            turn.set()
+        for removal in removals:
+            removal.join()
+        store.s3.tell("delete", None)
+    assert len(answers) == 2
+    reopened(here, "w")
+    assert here.read("w", MIB) == data
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_node_that_starts_leaves_a_volume_alone_that_came_where_its_own_was(store, tmp_path, is_encrypted):
+    late, here = store.nodes
+    options = encrypted(key_file(tmp_path)) if is_encrypted else ()
+    store.create(late, "v", *options)
+    filled(late, "v")
+
+    def killing(handler, bucket, names):
+        handler.delete(bucket, names)
+        if not store.data():
+            late.process.kill()
+
+    store.at_deletes(killing)
+    with pytest.raises(Exception):
+        late.api("DELETE", "/v1/volumes/v?remove_data=true")
+    late.wait()
+    store.s3.tell("delete", None)
+    store.create(here, "w")
+    data = filled(here, "w")
+    late.start()
+    late.until(lambda: late.volume("v")["phase"] == "failed")
+    assert "another image stands in its place" in late.volume("v")["reason"], late.volume("v")["reason"]
+    here.write("w", b"w" * BLOCK, MIB)
+    here.ok("volume", "flush", "w")
+    assert not [name for name in store.s3.objects if name.endswith(KEY)]
+    reopened(here, "w")
+    assert here.read("w", MIB) == data
+    late.ok("volume", "delete", "v")
+    here.ok("volume", "evict", "w")
+    assert here.read("w", MIB) == data
+
+
+def test_place_whose_removal_was_cut_short_is_free_for_another_volume(store):
+    late, here = store.nodes
+    store.create(late, "v")
+    filled(late, "v")
+    old = [name for name in store.data() if "data/" in name]
+
+    def killing(handler, bucket, names):
+        handler.delete(bucket, names)
+        if any(name.endswith(KEY) for name in names):
+            late.process.kill()
+
+    store.at_deletes(killing)
+    with pytest.raises(Exception):
+        late.api("DELETE", "/v1/volumes/v?remove_data=true")
+    late.wait()
+    store.s3.tell("delete", None)
+    assert old and set(old) <= set(store.data())
+    store.create(here, "w")
+    data = filled(here, "w")
+    late.start()
+    late.until(lambda: late.volume("v")["phase"] == "failed")
+    late.ok("volume", "delete", "v")
+    reopened(here, "w")
+    assert here.read("w", MIB) == data
+    here.until(lambda: not set(old) & set(store.data()))
+    here.ok("volume", "evict", "w")
+    assert here.read("w", MIB) == data
