@@ -18,15 +18,16 @@
 
 mod copier;
 mod lineage;
+mod presence;
 mod snapshots;
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ use crate::device::worker::{JobOutput, Remote};
 use crate::image_format::{self, MAGIC_BYTES};
 use copier::Copier;
 use lineage::Origin;
+use presence::{CUT, GONE};
 use snapshots::Frozen;
 pub use snapshots::directory_of as snapshots_of;
 
@@ -239,33 +241,7 @@ pub fn open(
     direct: bool,
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
-    let exists = || BackendError::Exists(path.display().to_string());
-    let new = match fs::metadata(path) {
-        Ok(_) if absent == Absent::CreateNew => return Err(exists()),
-        Ok(_) => false,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let directory = path.parent().unwrap_or(Path::new("."));
-            if let Err(error) = fs::metadata(directory) {
-                return Err(BackendError::Unreachable(format!(
-                    "{}: {error}: is its file system mounted?",
-                    directory.display()
-                )));
-            }
-            if absent == Absent::Refuse {
-                return Err(BackendError::Absent(path.display().to_string()));
-            }
-            true
-        }
-        Err(error) => return Err(DeviceError::io("open", path, error).into()),
-    };
-    if new {
-        create(path, bytes).map_err(|error| match error {
-            DeviceError::Exists(_) if absent == Absent::CreateNew => exists(),
-            error => error.into(),
-        })?;
-    }
-    let opened = device::open_file(path, direct_or_not(direct))?;
-    device::lock(&opened, 0, 0)?;
+    let opened = presence::open(path, bytes, direct_or_not(direct), absent)?;
     snapshots::remove_leftovers(path);
     let found = Found {
         bytes: opened.bytes,
@@ -323,25 +299,6 @@ fn direct_or_not(direct: bool) -> Direct {
     } else {
         Direct::Off
     }
-}
-
-fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => DeviceError::Exists(path.to_owned()),
-            _ => DeviceError::io("create", path, error),
-        })?;
-    let sized = file.set_len(bytes).and_then(|()| file.sync_all());
-    if let Err(error) = sized {
-        // The error that matters is the first one.
-        let _ = fs::remove_file(path);
-        return Err(DeviceError::io("size", path, error));
-    }
-    Ok(())
 }
 
 /// Zeroes that are being written because nothing else makes the range zero.
@@ -508,7 +465,7 @@ impl FileBackend {
             return port.end(token, Ok(Done::Written));
         }
         let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
-        let job = move || JobOutput::Unit(check_place(&file, &path, bytes));
+        let job = move || JobOutput::Unit(presence::check(&file, &path, bytes));
         self.checking.push(token);
         port.ring.job(port.owner, token, Box::new(job));
     }
@@ -528,7 +485,7 @@ impl FileBackend {
                 "the image was cut while its volume is open: nothing more is written to it; put it right, then restart \
                  the node"
             ),
-            (Err(Errno(libc::ESTALE)), _) => tracing::error!(
+            (Err(GONE), _) => tracing::error!(
                 %path,
                 "the image was removed or replaced while its volume is open: no flush succeeds until that file is back \
                  in its place"
@@ -621,7 +578,7 @@ impl Backend for FileBackend {
             // Zeroes in the place of what was cut off must not pass for that. A write that ends before the end of the
             // volume leaves the image shorter, which the next flush sees.
             let makes_whole = range.end >= self.bytes && !target.may_wait && !self.block_device;
-            if makes_whole && self.spoilt.is_none() && is_cut(&self.file, self.bytes) {
+            if makes_whole && self.spoilt.is_none() && presence::is_cut(&self.file, self.bytes) {
                 let _ = self.checked(now, Err(CUT));
             }
             if self.spoilt == Some(CUT) {
@@ -667,7 +624,7 @@ impl Backend for FileBackend {
                 self.resizing = Some((token, bytes));
                 let (file, block_device) = (Arc::clone(&self.file), self.block_device);
                 let job = move || {
-                    JobOutput::Unit(if !block_device && is_cut(&file, had) {
+                    JobOutput::Unit(if !block_device && presence::is_cut(&file, had) {
                         Err(CUT)
                     } else {
                         resize(&file, block_device, bytes)
@@ -749,30 +706,6 @@ impl Backend for FileBackend {
 fn taken(list: &mut Vec<Token>, token: Token) -> bool {
     let at = list.iter().position(|one| *one == token);
     at.map(|at| list.swap_remove(at)).is_some()
-}
-
-/// That an image is too short.
-const CUT: Errno = Errno(libc::ENODATA);
-
-/// Whether an open image is what lies at its place, with so many bytes at least. Blocks.
-fn check_place(file: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
-    let own = file.metadata().map_err(|error| Errno::from(&error))?;
-    let found = match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Errno(libc::ESTALE)),
-        found => found.map_err(|error| Errno::from(&error)),
-    }?;
-    if (own.dev(), own.ino()) != (found.dev(), found.ino()) {
-        return Err(Errno(libc::ESTALE));
-    }
-    if own.len() < bytes {
-        return Err(CUT);
-    }
-    Ok(())
-}
-
-/// Whether an image is shorter than it should be.
-fn is_cut(file: &File, bytes: u64) -> bool {
-    file.metadata().is_ok_and(|found| found.len() < bytes)
 }
 
 /// The bytes that an operation changes, if it does.

@@ -1,0 +1,83 @@
+"""An image whose file is removed, replaced, cut or made longer by somebody else: nothing acknowledged goes where nobody
+finds it, nothing that is missing passes for zeroes, and what is somebody else's stays."""
+
+import fcntl
+import os
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from daemon import DIRTY, MIB, Daemon
+from test_resilience_failures import state
+
+BLOCK = 4096
+SIZE = 16 * MIB
+# An image that was found at its place is not looked for again so soon.
+CHECK_PAUSE_SECONDS = 1.2
+
+
+@contextmanager
+def volume_over(tmp_path, image, *options, size="16M"):
+    """A daemon with a volume that was flushed, and whose next flush looks for its image."""
+    home = tmp_path / "home"
+    home.mkdir()
+    with Daemon(home) as daemon:
+        daemon.create("v", "--backend", f"file:{image}", *options, size=size)
+        daemon.write("v", b"D" * MIB, 8 * MIB)
+        daemon.ok("volume", "flush", "v")
+        daemon.ok("volume", "evict", "v")
+        time.sleep(CHECK_PAUSE_SECONDS)
+        yield daemon
+
+
+def dirty(daemon):
+    return daemon.volume("v")["counters"]["dirty_bytes"]
+
+
+def flush(daemon):
+    """Begin to write everything dirty to the backend, and wait until that is done or cannot be."""
+    assert daemon.api("POST", "/v1/volumes/v/flush")[0] == 200
+    daemon.until(lambda: state(daemon) == "degraded" or dirty(daemon) == 0)
+
+
+def is_open_to_write(process, path):
+    """Whether a process has a file open, and not only to look at it."""
+    for number in Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            flags = int((Path(f"/proc/{process.pid}/fdinfo") / number.name).read_text().split()[3], 8)
+            if number.samefile(path) and flags & os.O_ACCMODE == os.O_RDWR:
+                return True
+        except OSError:
+            # It was closed meanwhile.
+            pass
+    return False
+
+
+@pytest.mark.parametrize("then", ["replaced", "removed"])
+def test_image_that_changes_while_its_lock_is_waited_for_is_opened_anew(tmp_path, then):
+    image, other = tmp_path / "image", tmp_path / "other"
+    image.write_bytes(bytes(SIZE))
+    other.write_bytes(b"o" * SIZE)
+    with Daemon(tmp_path) as daemon, open(image, "r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        made = []
+
+        def create():
+            made.append(daemon.cli("volume", "create", "v", "--size", "16M", "--backend", f"file:{image}"))
+
+        creation = threading.Thread(target=create)
+        creation.start()
+        daemon.until(lambda: is_open_to_write(daemon.process, image))
+        if then == "replaced":
+            other.rename(image)
+        else:
+            image.unlink()
+        held.close()
+        creation.join()
+        assert made[0].returncode == 0, made[0].stderr
+        data = os.urandom(MIB)
+        daemon.write("v", data)
+        daemon.ok("volume", "flush", "v")
+        assert image.read_bytes() == data + (b"o" if then == "replaced" else b"\0") * (SIZE - MIB)
