@@ -81,3 +81,20 @@ def test_image_that_changes_while_its_lock_is_waited_for_is_opened_anew(tmp_path
         daemon.write("v", data)
         daemon.ok("volume", "flush", "v")
         assert image.read_bytes() == data + (b"o" if then == "replaced" else b"\0") * (SIZE - MIB)
+
+
+def test_first_flush_of_an_image_that_was_open_for_a_while_looks_for_it(tmp_path):
+    image = tmp_path / "image"
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", "--backend", f"file:{image}", *DIRTY)
+        time.sleep(CHECK_PAUSE_SECONDS)
+        image.rename(tmp_path / "away")
+        image.write_bytes(bytes(SIZE))
+        daemon.write("v", b"w" * BLOCK)
+        flush(daemon)
+        assert dirty(daemon) > 0
+        daemon.tells("the image was removed or replaced while its volume is open")
+        (tmp_path / "away").rename(image)
+        daemon.until(lambda: state(daemon) == "healthy")
+        daemon.ok("volume", "flush", "v")
+        assert image.read_bytes()[:BLOCK] == b"w" * BLOCK

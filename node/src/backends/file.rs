@@ -30,6 +30,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Arena, Buf};
 use hdcs_core::error::IoError;
@@ -61,7 +62,7 @@ const ZERO_PIECE_BYTES: u64 = 4 << 20;
 /// Runs in one answer about extents; a client asks again from where it ended.
 const EXTENTS_MAX: usize = 256;
 /// Flushes look whether the image is still there no more often than this.
-const CHECK_PAUSE: Nanos = Nanos::from_millis(1_000);
+const CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// An image that is open and locked, or a snapshot that is open.
 pub struct Prepared {
@@ -72,6 +73,7 @@ pub struct Prepared {
     identity: Option<String>,
     origin: Option<Origin>,
     copying: Arc<Copying>,
+    opened_at: Instant,
 }
 
 impl super::Opened for Prepared {
@@ -242,6 +244,7 @@ pub fn open(
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
     let opened = presence::open(path, bytes, direct_or_not(direct), absent)?;
+    let opened_at = Instant::now();
     snapshots::remove_leftovers(path);
     let found = Found {
         bytes: opened.bytes,
@@ -259,6 +262,7 @@ pub fn open(
         origin: lineage::origin_of(&opened.file),
         copying: Arc::default(),
         opened,
+        opened_at,
     })
 }
 
@@ -290,6 +294,7 @@ fn open_snapshot(
         origin: None,
         copying: Arc::default(),
         opened,
+        opened_at: Instant::now(),
     })
 }
 
@@ -332,6 +337,8 @@ pub struct FileBackend {
     checking: Vec<Token>,
     /// When that was last so.
     checked: Option<Nanos>,
+    /// When it was found at its place and opened.
+    opened_at: Instant,
     /// Why it is not, if that was said.
     spoilt: Option<Errno>,
     /// The snapshot that is being made or deleted.
@@ -372,6 +379,7 @@ impl FileBackend {
             flushing: Vec::new(),
             checking: Vec::new(),
             checked: None,
+            opened_at: prepared.opened_at,
             spoilt: None,
             keeping: None,
             copier: None,
@@ -456,12 +464,14 @@ impl FileBackend {
 
     /// What was written is durable; look whether it can be found again, if that is due.
     fn flushed(&mut self, now: Nanos, token: Token, port: &mut Port<'_>) {
-        if self.checked.is_none() && self.spoilt.is_none() {
+        let pause = Nanos::from_millis(CHECK_PAUSE.as_millis() as u64);
+        let is_fresh = match (self.checked, self.spoilt) {
+            (Some(checked), _) => now < checked.plus(pause),
             // It was opened by its name just now.
-            self.checked = Some(now);
-        }
-        let is_fresh = |checked: Nanos| now < checked.plus(CHECK_PAUSE);
-        if self.block_device || self.checked.is_some_and(is_fresh) {
+            (None, None) => self.opened_at.elapsed() < CHECK_PAUSE,
+            (None, Some(_)) => false,
+        };
+        if self.block_device || is_fresh {
             return port.end(token, Ok(Done::Written));
         }
         let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
