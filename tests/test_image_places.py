@@ -8,9 +8,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import nbd
 import pytest
 from daemon import DIRTY, MIB, Daemon
-from test_resilience_failures import state
+from mirror_fuse import mirror
+from test_resilience_failures import needs_root, small_file_system, state
 
 BLOCK = 4096
 SIZE = 16 * MIB
@@ -98,3 +100,39 @@ def test_first_flush_of_an_image_that_was_open_for_a_while_looks_for_it(tmp_path
         daemon.until(lambda: state(daemon) == "healthy")
         daemon.ok("volume", "flush", "v")
         assert image.read_bytes()[:BLOCK] == b"w" * BLOCK
+
+
+def test_cut_image_on_fuse_is_not_made_whole_with_zeroes(tmp_path):
+    with mirror(tmp_path) as (mounted, behind):
+        image = mounted / "image"
+        (behind / "image").write_bytes(bytes(SIZE))
+        with volume_over(tmp_path, image) as daemon:
+            daemon.write("v", b"E" * BLOCK, SIZE - BLOCK)
+            daemon.ok("volume", "flush", "v")
+            assert image.read_bytes()[-BLOCK:] == b"E" * BLOCK
+            os.truncate(image, 4 * MIB)
+            daemon.write("v", b"F" * BLOCK, SIZE - BLOCK)
+            flush(daemon)
+            assert image.stat().st_size == 4 * MIB
+            assert state(daemon) == "degraded" and dirty(daemon) > 0
+            daemon.tells("the image was cut while its volume is open")
+            daemon.kill()
+
+
+@needs_root
+def test_image_that_is_cut_while_it_is_zeroed_is_not_made_whole(tmp_path):
+    # Zeroes are written here in many pieces, since this file system does not zero in place.
+    with small_file_system(tmp_path / "small", "1g") as small:
+        image, size = small / "image", 768 * MIB
+        with volume_over(tmp_path, image, size="768M") as daemon:
+            client = daemon.nbd("v")
+            client.zero(size - 16 * MIB, 16 * MIB, nbd.CMD_FLAG_NO_HOLE)
+            client.shutdown()
+            assert daemon.api("POST", "/v1/volumes/v/flush")[0] == 200
+            while image.stat().st_blocks * 512 < 64 * MIB:
+                time.sleep(0.001)
+            os.truncate(image, 4 * MIB)
+            daemon.until(lambda: state(daemon) == "degraded" or dirty(daemon) == 0)
+            assert image.stat().st_size < size
+            daemon.tells("the image was cut while its volume is open")
+            daemon.kill()

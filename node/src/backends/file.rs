@@ -348,6 +348,8 @@ pub struct FileBackend {
     copying: Arc<Copying>,
     /// What waits until what it changes is copied.
     held: Vec<Operation>,
+    /// What waits until it is known whether it would make an image whole that was cut.
+    looking: Vec<Operation>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -385,6 +387,7 @@ impl FileBackend {
             copier: None,
             copying: prepared.copying,
             held: Vec::new(),
+            looking: Vec::new(),
         }
     }
 
@@ -513,7 +516,7 @@ impl FileBackend {
     }
 
     /// Begin or go on with a zero request by the best way that is left.
-    fn zero(&mut self, index: usize, port: &mut Port<'_>) {
+    fn zero(&mut self, now: Nanos, index: usize, port: &mut Port<'_>) {
         let fd = self.target.fd;
         let (zeroing, way) = &mut self.zeroing[index];
         if *way == Way::Punch && !self.can_punch {
@@ -523,6 +526,7 @@ impl FileBackend {
             *way = Way::Write;
         }
         let (token, offset, bytes) = (zeroing.token, zeroing.offset, zeroing.end - zeroing.offset);
+        let way = *way;
         let keep = libc::FALLOC_FL_KEEP_SIZE;
         match way {
             Way::Punch => {
@@ -535,22 +539,69 @@ impl FileBackend {
                 port.ring
                     .allocate(port.owner, token, fd, mode, offset, bytes);
             }
-            Way::Write => {
-                let piece = bytes.min(ZERO_PIECE_BYTES);
-                zeroing.offset += piece;
-                let whole = (ZERO_BLOCKS * BLOCK_BYTES) as u64;
-                let mut data = vec![self.zeroes.clone(); (piece / whole) as usize];
-                if !piece.is_multiple_of(whole) {
-                    data.push(self.zeroes.slice(0..(piece % whole) as usize));
+            // It may have been cut since the request came, and this piece would make it whole.
+            Way::Write if self.makes_whole(offset + bytes.min(ZERO_PIECE_BYTES)) => {
+                if self.target.may_wait {
+                    return self.look(token, port);
                 }
-                port.ring
-                    .write(port.owner, token, self.target, offset, data, None);
+                self.look_now(now);
+                self.write_zeroes(index, port);
             }
+            Way::Write => self.write_zeroes(index, port),
         }
     }
 
+    /// Write the next piece of a zero request.
+    fn write_zeroes(&mut self, index: usize, port: &mut Port<'_>) {
+        let (zeroing, _) = &mut self.zeroing[index];
+        let (token, offset) = (zeroing.token, zeroing.offset);
+        if self.spoilt == Some(CUT) {
+            self.zeroing.swap_remove(index);
+            return port.end(token, Err(IoError::Failed));
+        }
+        let piece = (zeroing.end - offset).min(ZERO_PIECE_BYTES);
+        zeroing.offset += piece;
+        let whole = (ZERO_BLOCKS * BLOCK_BYTES) as u64;
+        let mut data = vec![self.zeroes.clone(); (piece / whole) as usize];
+        if !piece.is_multiple_of(whole) {
+            data.push(self.zeroes.slice(0..(piece % whole) as usize));
+        }
+        port.ring
+            .write(port.owner, token, self.target, offset, data, None);
+    }
+
+    /// Whether a write that ends there would make an image whole that was cut: zeroes in the place of what was cut off
+    /// must not pass for that. A write that ends before the end of the volume leaves the image shorter, which the next
+    /// flush sees.
+    fn makes_whole(&self, end: u64) -> bool {
+        end >= self.bytes && !self.block_device && self.spoilt != Some(CUT)
+    }
+
+    /// Look whether the image was cut.
+    fn look_now(&mut self, now: Nanos) {
+        if presence::is_cut(&self.file, self.bytes) {
+            let _ = self.checked(now, Err(CUT));
+        }
+    }
+
+    /// The same where that may wait.
+    fn look(&self, token: Token, port: &mut Port<'_>) {
+        let (file, bytes) = (Arc::clone(&self.file), self.bytes);
+        let job = move || {
+            let is_cut = presence::is_cut(&file, bytes);
+            JobOutput::Unit(if is_cut { Err(CUT) } else { Ok(()) })
+        };
+        port.ring.job(port.owner, token, Box::new(job));
+    }
+
     /// A step of a zero request ended.
-    fn zeroed(&mut self, index: usize, result: Result<Done, Errno>, port: &mut Port<'_>) {
+    fn zeroed(
+        &mut self,
+        now: Nanos,
+        index: usize,
+        result: Result<Done, Errno>,
+        port: &mut Port<'_>,
+    ) {
         let (zeroing, way) = &self.zeroing[index];
         let refused = matches!(
             result,
@@ -561,14 +612,14 @@ impl FileBackend {
         match way {
             Way::Punch if refused => {
                 self.can_punch = false;
-                return self.zero(index, port);
+                return self.zero(now, index, port);
             }
             Way::ZeroRange if refused => {
                 self.can_zero = false;
-                return self.zero(index, port);
+                return self.zero(now, index, port);
             }
             Way::Write if result.is_ok() && zeroing.offset < zeroing.end => {
-                return self.zero(index, port);
+                return self.zero(now, index, port);
             }
             _ => {}
         }
@@ -576,24 +627,25 @@ impl FileBackend {
         self.zeroing.swap_remove(index);
         port.end(token, result.map_err(IoError::from));
     }
-}
 
-impl Backend for FileBackend {
-    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
-        let Some(Operation { token, ask }) = self.hold(operation, port) else {
-            return;
-        };
+    /// It was looked whether the image was cut.
+    fn looked(&mut self, now: Nanos, outcome: &Outcome) {
+        if let Outcome::Job(JobOutput::Unit(Err(CUT))) = outcome {
+            let _ = self.checked(now, Err(CUT));
+        }
+    }
+
+    fn zeroing_of(&self, token: Token) -> Option<usize> {
+        let mut zeroing = self.zeroing.iter();
+        zeroing.position(|(zero, _)| zero.token == token)
+    }
+
+    /// Begin what waits for nothing any more.
+    fn begin(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Operation { token, ask } = operation;
         let (target, fd) = (self.target, self.target.fd);
-        if let Some(range) = changed(&ask) {
-            // Zeroes in the place of what was cut off must not pass for that. A write that ends before the end of the
-            // volume leaves the image shorter, which the next flush sees.
-            let makes_whole = range.end >= self.bytes && !target.may_wait && !self.block_device;
-            if makes_whole && self.spoilt.is_none() && presence::is_cut(&self.file, self.bytes) {
-                let _ = self.checked(now, Err(CUT));
-            }
-            if self.spoilt == Some(CUT) {
-                return port.end(token, Err(IoError::Failed));
-            }
+        if self.spoilt == Some(CUT) && changed(&ask).is_some() {
+            return port.end(token, Err(IoError::Failed));
         }
         match ask {
             Ask::Read { offset, buf } => port.ring.read(port.owner, token, target, offset, buf),
@@ -616,7 +668,7 @@ impl Backend for FileBackend {
                 let way = if unmap { Way::Punch } else { Way::ZeroRange };
                 let end = offset + bytes;
                 self.zeroing.push((Zeroing { token, offset, end }, way));
-                self.zero(self.zeroing.len() - 1, port);
+                self.zero(now, self.zeroing.len() - 1, port);
             }
             Ask::Extents { range } if self.block_device => {
                 let state = ExtentState::Data;
@@ -645,12 +697,33 @@ impl Backend for FileBackend {
             Ask::Keep(keep) => self.keep(token, keep, port),
         }
     }
+}
+
+impl Backend for FileBackend {
+    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Some(Operation { token, ask }) = self.hold(operation, port) else {
+            return;
+        };
+        if changed(&ask).is_some_and(|range| self.makes_whole(range.end)) {
+            if self.target.may_wait {
+                self.look(token, port);
+                return self.looking.push(Operation { token, ask });
+            }
+            self.look_now(now);
+        }
+        self.begin(now, Operation { token, ask }, port);
+    }
 
     fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
         // What it would change is copied.
         if let Some(index) = self.held.iter().position(|held| held.token == token) {
             let operation = self.held.swap_remove(index);
             return self.submit(now, operation, port);
+        }
+        if let Some(index) = self.looking.iter().position(|held| held.token == token) {
+            let operation = self.looking.swap_remove(index);
+            self.looked(now, &outcome);
+            return self.begin(now, operation, port);
         }
         let result = match outcome {
             Outcome::Job(JobOutput::Any(frozen)) => {
@@ -673,16 +746,16 @@ impl Backend for FileBackend {
                 Err(errno) => Err(errno),
             },
             Outcome::Device(result) => {
-                let zeroing = self
-                    .zeroing
-                    .iter()
-                    .position(|(zero, _)| zero.token == token);
-                if let Some(index) = zeroing {
-                    return self.zeroed(index, result, port);
+                if let Some(index) = self.zeroing_of(token) {
+                    return self.zeroed(now, index, result, port);
                 }
                 result
             }
             Outcome::Job(JobOutput::Unit(result)) => {
+                if let Some(index) = self.zeroing_of(token) {
+                    self.looked(now, &outcome);
+                    return self.write_zeroes(index, port);
+                }
                 if let Some((_, bytes)) = self.resizing.take_if(|(resize, _)| *resize == token)
                     && result.is_ok()
                 {
