@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbd
 import pytest
-from daemon import DIRTY, MIB, Daemon
+from daemon import DIRTY, MIB, Daemon, refused
 from mirror_fuse import mirror
 from test_resilience_failures import needs_root, small_file_system, state
 
@@ -136,3 +136,50 @@ def test_image_that_is_cut_while_it_is_zeroed_is_not_made_whole(tmp_path):
             assert image.stat().st_size < size
             daemon.tells("the image was cut while its volume is open")
             daemon.kill()
+
+
+@pytest.mark.parametrize("what", ["cut", "moved"])
+def test_snapshot_of_an_image_that_is_not_there_whole_is_not_made(tmp_path, what):
+    image = tmp_path / "image"
+    with volume_over(tmp_path, image) as daemon:
+        asked = ("volume", "snapshot", "v", "s", "--copy")
+        if what == "cut":
+            os.truncate(image, 4 * MIB)
+        else:
+            image.rename(tmp_path / "away")
+            image.write_bytes(bytes(SIZE))
+        assert daemon.cli(*asked).returncode == 1
+        assert daemon.json("volume", "snapshot", "v", "--list")["snapshots"] == []
+        if what == "cut":
+            daemon.tells("the image was cut while its volume is open")
+            daemon.kill()
+        else:
+            daemon.tells("the image was removed or replaced while its volume is open")
+            (tmp_path / "away").rename(image)
+            daemon.ok(*asked)
+            assert (tmp_path / "image.hdcs-snap" / "s").read_bytes() == image.read_bytes()
+            daemon.stop()
+
+
+def test_moved_image_keeps_its_size(tmp_path):
+    image, away = tmp_path / "image", tmp_path / "away"
+    with volume_over(tmp_path, image) as daemon:
+        image.rename(away)
+        image.write_bytes(bytes(SIZE))
+        for size in ("32M", "12M"):
+            refused(daemon.cli("volume", "resize", "v", "--size", size, "--shrink"), 1, "cannot be resized")
+        assert [path.stat().st_size for path in (image, away)] == [SIZE, SIZE]
+        away.rename(image)
+        daemon.ok("volume", "resize", "v", "--size", "32M")
+        assert image.stat().st_size == 32 * MIB
+        daemon.stop()
+
+
+def test_cut_image_does_not_grow_after_a_shrink_that_failed(tmp_path):
+    image = tmp_path / "image"
+    with volume_over(tmp_path, image) as daemon:
+        os.truncate(image, 12 * MIB)
+        for size in ("8M", "16M"):
+            refused(daemon.cli("volume", "resize", "v", "--size", size, "--shrink"), 1, "cannot be resized")
+        assert image.stat().st_size == 12 * MIB
+        daemon.kill()

@@ -10,8 +10,8 @@
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
 //! 5. A flush fails if the image was removed, replaced or truncated while it is open; this is checked once in
-//!    [`CHECK_PAUSE`]. A truncated image is not extended again, neither by a write to its end nor by a resize, because
-//!    zeroes would take the place of the data that was cut off.
+//!    [`CHECK_PAUSE`], and before every snapshot and resize. A truncated image is not extended again, neither by a write
+//!    to its end nor by a resize, because zeroes would take the place of the data that was cut off.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
@@ -330,8 +330,8 @@ pub struct FileBackend {
     /// The image has at least so many, unless somebody has cut it.
     bytes: u64,
     read_only: bool,
-    /// The change of size that is under way, and to how many.
-    resizing: Option<(Token, u64)>,
+    /// The change of size that is under way, and from how many to how many.
+    resizing: Option<(Token, [u64; 2])>,
     /// Flushes, and those of them that look whether the image is still there.
     flushing: Vec<Token>,
     checking: Vec<Token>,
@@ -411,14 +411,20 @@ impl FileBackend {
             copier.wait(token);
             return port.ring.begin_remote();
         }
-        let (file, path) = (Arc::clone(&self.file), self.path.clone());
+        let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
+        let is_spoilt = self.spoilt == Some(CUT);
         let job = move || match keep {
             Keep::Snapshot {
                 name,
                 made_ms,
                 copy,
             } => {
-                let frozen = snapshots::freeze(&file, &path, (&name, made_ms, copy));
+                let asked = (&name, made_ms, copy);
+                let frozen = if is_spoilt {
+                    Err(CUT)
+                } else {
+                    snapshots::freeze(&file, &path, bytes, asked)
+                };
                 JobOutput::Any(Box::new(frozen))
             }
             Keep::Forget { name } => JobOutput::Unit(snapshots::forget(&path, &name)),
@@ -434,7 +440,16 @@ impl FileBackend {
     }
 
     /// A state is kept, or not.
-    fn frozen(&mut self, token: Token, frozen: Result<Frozen, Errno>, port: &mut Port<'_>) {
+    fn frozen(
+        &mut self,
+        now: Nanos,
+        token: Token,
+        frozen: Result<Frozen, Errno>,
+        port: &mut Port<'_>,
+    ) {
+        if let Err(errno @ (CUT | GONE)) = frozen {
+            let _ = self.checked(now, Err(errno));
+        }
         let kept = frozen.and_then(|frozen| match frozen {
             Frozen::Made => Ok(()),
             Frozen::Copy(making, found) => {
@@ -640,11 +655,26 @@ impl FileBackend {
         zeroing.position(|(zero, _)| zero.token == token)
     }
 
+    /// A change of size has ended, or failed.
+    fn resized(&mut self, now: Nanos, [had, bytes]: [u64; 2], result: Result<(), Errno>) {
+        match result {
+            Ok(()) => self.bytes = bytes,
+            Err(errno @ (CUT | GONE)) => {
+                // Nothing was changed, and what is missing is still missed.
+                self.bytes = had;
+                let _ = self.checked(now, Err(errno));
+            }
+            Err(_) => {}
+        }
+    }
+
     /// Begin what waits for nothing any more.
     fn begin(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, ask } = operation;
         let (target, fd) = (self.target, self.target.fd);
-        if self.spoilt == Some(CUT) && changed(&ask).is_some() {
+        if self.spoilt == Some(CUT)
+            && (changed(&ask).is_some() || matches!(ask, Ask::Resize { .. }))
+        {
             return port.end(token, Err(IoError::Failed));
         }
         match ask {
@@ -683,14 +713,16 @@ impl FileBackend {
                 let had = self.bytes;
                 // Until it is done, it may have either size.
                 self.bytes = had.min(bytes);
-                self.resizing = Some((token, bytes));
-                let (file, block_device) = (Arc::clone(&self.file), self.block_device);
+                self.resizing = Some((token, [had, bytes]));
+                let (file, path) = (Arc::clone(&self.file), self.path.clone());
+                let block_device = self.block_device;
                 let job = move || {
-                    JobOutput::Unit(if !block_device && presence::is_cut(&file, had) {
-                        Err(CUT)
+                    let whole = if block_device {
+                        Ok(())
                     } else {
-                        resize(&file, block_device, bytes)
-                    })
+                        presence::check(&file, &path, had)
+                    };
+                    JobOutput::Unit(whole.and_then(|()| resize(&file, block_device, bytes)))
                 };
                 port.ring.job(port.owner, token, Box::new(job));
             }
@@ -729,7 +761,7 @@ impl Backend for FileBackend {
             Outcome::Job(JobOutput::Any(frozen)) => {
                 let frozen = frozen.downcast::<Result<Frozen, Errno>>();
                 let frozen = frozen.expect("nothing else ends so");
-                return self.frozen(token, *frozen, port);
+                return self.frozen(now, token, *frozen, port);
             }
             Outcome::Job(JobOutput::Unit(result)) if self.keeping == Some(token) => {
                 // If there was a copy, this is how it has ended.
@@ -756,10 +788,8 @@ impl Backend for FileBackend {
                     self.looked(now, &outcome);
                     return self.write_zeroes(index, port);
                 }
-                if let Some((_, bytes)) = self.resizing.take_if(|(resize, _)| *resize == token)
-                    && result.is_ok()
-                {
-                    self.bytes = bytes;
+                if let Some((_, sizes)) = self.resizing.take_if(|(resize, _)| *resize == token) {
+                    self.resized(now, sizes, result);
                 }
                 result.map(|()| Done::Written)
             }
