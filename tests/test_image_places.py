@@ -102,6 +102,39 @@ def test_first_flush_of_an_image_that_was_open_for_a_while_looks_for_it(tmp_path
         assert image.read_bytes()[:BLOCK] == b"w" * BLOCK
 
 
+def test_file_that_takes_the_place_of_an_image_during_its_deletion_stays(tmp_path):
+    image, other = tmp_path / "image", b"somebody else's" * 512
+    with volume_over(tmp_path, f"{image}?delay_us=200000", *DIRTY) as daemon:
+        # The flushes of the next second do not look again.
+        daemon.write("v", b"w" * BLOCK)
+        daemon.ok("volume", "flush", "v")
+        daemon.write("v", b"x" * BLOCK)
+        answers = []
+        deletion = threading.Thread(
+            target=lambda: answers.append(daemon.api("DELETE", "/v1/volumes/v?remove_data=true"))
+        )
+        deletion.start()
+        time.sleep(0.15)
+        image.rename(tmp_path / "away")
+        image.write_bytes(other)
+        deletion.join()
+        assert image.read_bytes() == other, answers
+        daemon.stop()
+
+
+def test_pipe_in_the_place_of_an_image_is_refused_at_once(tmp_path):
+    image = tmp_path / "image"
+    with volume_over(tmp_path, image) as daemon:
+        image.rename(tmp_path / "away")
+        os.mkfifo(image)
+        status, answer = daemon.api("DELETE", "/v1/volumes/v?remove_data=true&discard_dirty=true")
+        assert status == 409 and "not the image that it has open" in answer, (status, answer)
+        # Nobody waits for a writer.
+        with pytest.raises(OSError, match="No such device or address"):
+            os.open(image, os.O_WRONLY | os.O_NONBLOCK)
+        daemon.stop()
+
+
 def test_cut_image_on_fuse_is_not_made_whole_with_zeroes(tmp_path):
     with mirror(tmp_path) as (mounted, behind):
         image = mounted / "image"
@@ -183,3 +216,17 @@ def test_cut_image_does_not_grow_after_a_shrink_that_failed(tmp_path):
             refused(daemon.cli("volume", "resize", "v", "--size", size, "--shrink"), 1, "cannot be resized")
         assert image.stat().st_size == 12 * MIB
         daemon.kill()
+
+
+def test_snapshot_is_not_removed_with_a_volume_over_it(tmp_path):
+    image = tmp_path / "image"
+    with volume_over(tmp_path, image) as daemon:
+        daemon.ok("volume", "snapshot", "v", "s", "--copy")
+        snapshot = tmp_path / "image.hdcs-snap" / "s"
+        daemon.ok("volume", "create", "over", "--backend", f"file:{snapshot}")
+        status, answer = daemon.api("DELETE", "/v1/volumes/over?remove_data=true")
+        assert status == 409 and "is a snapshot, which is not removed" in answer, (status, answer)
+        assert "put that back" not in answer
+        daemon.ok("volume", "delete", "over")
+        assert snapshot.exists()
+        daemon.stop()

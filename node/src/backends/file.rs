@@ -41,8 +41,8 @@ use hdcs_core::volume::Inherited;
 use super::copying::Copying;
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Operation, Place, Port,
-    verify,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Held, Keep, Keeper, Operation, Place,
+    Port, verify,
 };
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
@@ -191,19 +191,21 @@ impl Place for ImagePath {
         Ok(Some(Found { bytes, partly }))
     }
 
-    fn is_held(&self) -> bool {
-        File::open(&self.path).is_ok_and(|file| device::is_locked(&file))
+    fn held(&self) -> Option<Held> {
+        presence::held(&self.path)
     }
 
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
-        let is_read = |found: fs::Metadata| found.is_file() || found.file_type().is_block_device();
-        if self.raw || !fs::metadata(&self.path).is_ok_and(is_read) {
+        if self.raw || fs::metadata(&self.path).is_err() {
             return Ok(None);
         }
+        let failed = |error| DeviceError::io("read", &self.path, error);
+        let Some(file) = presence::open_to_look(&self.path).map_err(failed)? else {
+            return Ok(None);
+        };
         let mut begin = Vec::new();
-        let read = File::open(&self.path)
-            .and_then(|file| file.take(MAGIC_BYTES as u64).read_to_end(&mut begin));
-        read.map_err(|error| DeviceError::io("read", &self.path, error))?;
+        let read = file.take(MAGIC_BYTES as u64).read_to_end(&mut begin);
+        read.map_err(failed)?;
         Ok(image_format::of(&begin))
     }
 
@@ -217,6 +219,10 @@ impl Place for ImagePath {
     }
 
     fn remove(&self) -> Result<(), BackendError> {
+        self.remove_held(Held::Unnamed)
+    }
+
+    fn remove_held(&self, was: Held) -> Result<(), BackendError> {
         let path = &self.path;
         let refused = |why: &str| BackendError::Refused(format!("{}: {why}", path.display()));
         let at = |error| DeviceError::io("remove", path, error);
@@ -229,10 +235,7 @@ impl Place for ImagePath {
         if snapshots_of(path).exists() {
             return Err(refused("it has snapshots"));
         }
-        // Somebody else may have opened it since its volume was closed.
-        let opened = device::open_file(path, Direct::Off)?;
-        device::lock(&opened, 0, 0)?;
-        Ok(fs::remove_file(path).map_err(at)?)
+        presence::remove(path, was)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::backends::{Absent, BackendError};
+use crate::backends::{Absent, BackendError, Held};
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
 
@@ -35,6 +35,34 @@ pub fn check(file: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
 /// Whether an image is shorter than it should be.
 pub fn is_cut(file: &File, bytes: u64) -> bool {
     file.metadata().is_ok_and(|found| found.len() < bytes)
+}
+
+/// Open what lies at a path to look at it, if it is a file or block device: another kind may never open.
+pub fn open_to_look(path: &Path) -> io::Result<Option<File>> {
+    let found = fs::metadata(path)?;
+    if !found.is_file() && !found.file_type().is_block_device() {
+        return Ok(None);
+    }
+    // It may be a pipe by now.
+    let mut options = OpenOptions::new();
+    let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+    options.open(path).map(Some)
+}
+
+/// What is open at a path, if anybody has locked it.
+pub fn held(path: &Path) -> Option<Held> {
+    let file = open_to_look(path).ok().flatten()?;
+    let is_locked = device::is_locked(&file);
+    is_locked.then(|| of(&file).ok()).flatten()
+}
+
+/// Which file this is.
+pub fn of(file: &File) -> io::Result<Held> {
+    let found = file.metadata()?;
+    Ok(Held::File {
+        device: found.dev(),
+        inode: found.ino(),
+    })
 }
 
 /// Open and lock an image, or make it if it may be made. Blocks.
@@ -120,4 +148,20 @@ fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
         return Err(DeviceError::io("size", path, error));
     }
     Ok(())
+}
+
+/// Remove an image that nobody has open, if it is what was held. Blocks.
+pub fn remove(path: &Path, was: Held) -> Result<(), BackendError> {
+    let at = |error| DeviceError::io("remove", path, error);
+    // Somebody else may have opened it since its volume was closed, or put another file in its place.
+    let opened = device::open_file(path, Direct::Off)?;
+    device::lock(&opened, 0, 0)?;
+    let is_it = was == Held::Unnamed || of(&opened.file).map_err(at)? == was;
+    if !is_it || check(&opened.file, path, 0).is_err() {
+        return Err(BackendError::Refused(format!(
+            "{}: it is not the image that the volume had open",
+            path.display()
+        )));
+    }
+    Ok(fs::remove_file(path).map_err(at)?)
 }

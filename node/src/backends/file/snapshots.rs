@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use super::copier::copy_all;
 pub use super::lineage::identity_of;
-use super::presence::{self, CUT};
+use super::presence::{self, CUT, open_to_look};
 use super::{ImagePath, lineage};
 use crate::backends::copying::Copying;
 use crate::backends::url::{Given, OptionList};
@@ -312,7 +312,9 @@ impl ImagePath {
 
     /// Whether a file beside it could share its data.
     fn can_share(&self) -> io::Result<bool> {
-        let image = File::open(&self.path)?;
+        let Some(image) = open_to_look(&self.path)? else {
+            return Ok(false);
+        };
         let real = fs::canonicalize(&self.path)?;
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE);
