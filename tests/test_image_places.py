@@ -218,6 +218,24 @@ def test_cut_image_does_not_grow_after_a_shrink_that_failed(tmp_path):
         daemon.kill()
 
 
+def test_growth_cuts_nothing_off_that_lies_beyond_the_end(tmp_path):
+    image, more = tmp_path / "image", os.urandom(MIB)
+    with volume_over(tmp_path, image) as daemon:
+        with open(image, "ab") as file:
+            file.write(more)
+        asked = ("volume", "resize", "v", "--size", "64M")
+        refused(daemon.cli(*asked), 1, "data beyond the 16777216 bytes", "--shrink")
+        assert image.read_bytes()[SIZE:] == more
+        daemon.ok(*asked, "--shrink")
+        assert daemon.read("v", MIB, SIZE) == bytes(MIB)
+        # What is longer and holds nothing loses nothing.
+        os.truncate(image, 96 * MIB)
+        daemon.ok("volume", "resize", "v", "--size", "80M")
+        assert image.stat().st_size == 80 * MIB
+        assert daemon.read("v", MIB, 8 * MIB) == b"D" * MIB
+        daemon.stop()
+
+
 def test_snapshot_is_not_removed_with_a_volume_over_it(tmp_path):
     image = tmp_path / "image"
     with volume_over(tmp_path, image) as daemon:

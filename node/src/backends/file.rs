@@ -195,6 +195,14 @@ impl Place for ImagePath {
         presence::held(&self.path)
     }
 
+    fn has_beyond(&self, bytes: u64) -> bool {
+        let file = presence::open_to_look(&self.path).ok().flatten();
+        let found = file.as_ref().and_then(|file| file.metadata().ok());
+        let is_longer = found.is_some_and(|found| found.is_file() && found.len() > bytes);
+        let data = file.filter(|_| is_longer);
+        data.is_some_and(|file| !matches!(copier::data_from(&file, bytes), Ok(None)))
+    }
+
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
         if self.raw || fs::metadata(&self.path).is_err() {
             return Ok(None);

@@ -96,6 +96,11 @@ pub trait Place: std::fmt::Debug + Send {
     fn held(&self) -> Option<Held> {
         Some(Held::Unnamed)
     }
+    /// Whether there is data beyond the end of a volume of `bytes` bytes here, which a change of its size would cut off.
+    /// Blocks.
+    fn has_beyond(&self, _bytes: u64) -> bool {
+        false
+    }
     /// What is here in words, if it is not the bytes of a volume: a volume over it would destroy it.
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
         Ok(None)

@@ -279,7 +279,7 @@ impl<'a> Copy<'a> {
 
 /// Where data begins, from an offset on, if there is any. A file system that cannot tell holds data
 /// everywhere.
-fn data_from(file: &File, offset: u64) -> Result<Option<u64>, Errno> {
+pub fn data_from(file: &File, offset: u64) -> Result<Option<u64>, Errno> {
     match seek(file, offset, libc::SEEK_DATA) {
         Err(Errno(libc::ENXIO)) => Ok(None),
         Err(Errno(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(Some(offset)),
