@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbd
 import pytest
+from conftest import run
 from daemon import DIRTY, MIB, Daemon, refused
 from mirror_fuse import mirror
 from test_resilience_failures import needs_root, small_file_system, state
@@ -133,6 +134,25 @@ def test_pipe_in_the_place_of_an_image_is_refused_at_once(tmp_path):
         with pytest.raises(OSError, match="No such device or address"):
             os.open(image, os.O_WRONLY | os.O_NONBLOCK)
         daemon.stop()
+
+
+@pytest.mark.parametrize("trouble", ["fails", "hangs"])
+def test_image_whose_beginning_cannot_be_read_is_not_taken_for_the_bytes_of_a_volume(tmp_path, trouble):
+    # A thread that waits for the mirror ends with it, before the daemon has to.
+    with Daemon(tmp_path) as daemon, mirror(tmp_path) as (mounted, behind):
+        image = behind / "image"
+        run("qemu-img", "create", "-q", "-f", "qcow2", image, "16M")
+        os.truncate(image, SIZE)
+        before = image.read_bytes()
+        (behind / trouble).touch()
+        url = f"file:{mounted / 'image'}"
+        asked = ("volume", "create", "v", "--backend", url)
+        refused(daemon.cli(*asked), 1, "its beginning cannot be read", f"say {url}?raw=on")
+        assert image.read_bytes() == before
+        (behind / trouble).unlink()
+        refused(daemon.cli(*asked), 2, "a qcow2 image")
+        daemon.ok("volume", "create", "v", "--backend", f"{url}?raw=on")
+        daemon.ok("volume", "create", "new", "--size", "16M", "--backend", f"file:{tmp_path}/new")
 
 
 def test_cut_image_on_fuse_is_not_made_whole_with_zeroes(tmp_path):
