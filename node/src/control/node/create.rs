@@ -68,7 +68,9 @@ async fn refuse_foreign(name: &str, url: &str) -> Result<(), ApiError> {
 impl Node {
     /// Make and open a volume.
     pub async fn create(&self, request: CreateVolume) -> Result<Volume, ApiError> {
-        if let Some(url) = &request.backend {
+        // What is there is not taken, or taken whatever it is.
+        let is_settled = request.must_be_new || request.backend_overwrite;
+        if let Some(url) = request.backend.as_ref().filter(|_| !is_settled) {
             refuse_foreign(&request.name, url).await?;
         }
         self.create_over(request).await
