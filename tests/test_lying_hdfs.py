@@ -240,3 +240,78 @@ def test_what_the_client_does_not_think_of_ends_an_operation_only(tmp_path):
         assert "the HDFS client gave an operation up" in daemon.log()
         daemon.create("local", size="4M")
         daemon.stop()
+
+
+def message_of(stream):
+    """The parts of the next call, in which each has its length before it."""
+    length = stream.read(4)
+    message, parts = stream.read(int.from_bytes(length, "big")), []
+    while message:
+        size = shift = 0
+        while message[0] > 127:
+            size, shift, message = size | (message[0] & 127) << shift, shift + 7, message[1:]
+        size, message = size | message[0] << shift, message[1:]
+        parts.append(message[:size])
+        message = message[size:]
+    return parts
+
+
+def text_of(data):
+    """Bytes as Hadoop writes them, if they are few."""
+    return bytes([len(data)]) + data
+
+
+def token_file(path, port):
+    """A file with a delegation token for this NameNode, as Hadoop writes it."""
+    # Owner, renewer and real user; issued, valid until 2100 (a long of eight bytes), its number and that of its key.
+    until = b"\x88" + (4_102_444_800_000).to_bytes(8, "big")
+    identifier = b"\0" + text_of(b"u") * 3 + b"\0" + until + b"\1\1"
+    token = text_of(identifier) + text_of(b"secret") + text_of(b"HDFS_DELEGATION_TOKEN")
+    path.write_bytes(b"HDTS\0\1" + text_of(b"a") + token + text_of(b"127.0.0.1:%d" % port) + b"\0")
+
+
+def test_success_without_proof_ends_no_negotiation(tmp_path, monkeypatch):
+    """A NameNode that does not know the token's key says that all is well."""
+    challenge = b'realm="default",nonce="n",qop="auth-conf,auth-int,auth",charset=utf-8,cipher="3des",algorithm=md5-sess'
+    method = field(1, b"TOKEN") + field(2, b"DIGEST-MD5") + field(3, b"") + field(4, b"default") + field(5, challenge)
+    seen = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def say(connection, message):
+        answer = b"".join(varint(len(part)) + part for part in (NEGOTIATING + b"\x10\x00", message))
+        connection.sendall(len(answer).to_bytes(4, "big") + answer)
+
+    def serve():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as stream:
+                try:
+                    connection.settimeout(5)
+                    assert stream.read(7)[:4] == b"hrpc"
+                    message_of(stream)
+                    say(connection, field(2, 1) + field(4, method))
+                    response = message_of(stream)[1]
+                    seen.append("response" if b"digest-uri" in response else response)
+                    say(connection, field(2, 0))
+                    if stream.read(1):
+                        seen.append("call")
+                except OSError:
+                    pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    port = listener.getsockname()[1]
+    token_file(tmp_path / "token", port)
+    monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tmp_path / "token"))
+    options = options_of("kerberos", tmp_path, timeout_seconds=2)
+    with Daemon(tmp_path) as daemon:
+        url = f"hdfs://127.0.0.1:{port}/volumes/v?{options}"
+        done = daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url)
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        assert done.returncode != 0, done.stdout
+        assert set(seen) == {"response"}
+        assert "not finished after server success" in done.stderr + daemon.log()
+        daemon.stop()

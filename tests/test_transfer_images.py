@@ -163,6 +163,19 @@ def test_import_takes_a_backend_that_is_there_only_when_told(daemon, tmp_path):
     assert there.read_bytes() == source.read_bytes()
 
 
+def test_import_takes_an_image_of_another_format_when_told(daemon, tmp_path):
+    source, there = sparse(tmp_path / "source.raw", 5, 8 * MIB), tmp_path / "there.qcow2"
+    run("qemu-img", "create", "-q", "-f", "qcow2", there, "8M")
+    os.truncate(there, 8 * MIB)
+    before = there.read_bytes()
+    arguments = ["volume", "import", "over-qcow2", source, "--backend", f"file:{there}"]
+    refused(daemon.cli(*arguments), 1, "--overwrite")
+    assert there.read_bytes() == before
+    daemon.ok(*arguments, "--overwrite")
+    daemon.ok("volume", "flush", "over-qcow2")
+    assert there.read_bytes() == source.read_bytes()
+
+
 def test_import_that_fails_removes_what_it_made_and_nothing_else(daemon, tmp_path):
     there = tmp_path / "there.img"
     there.write_bytes(b"t" * (8 * MIB))

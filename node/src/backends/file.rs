@@ -10,25 +10,27 @@
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
 //! 5. A flush fails if the image was removed, replaced or truncated while it is open; this is checked once in
-//!    [`CHECK_PAUSE`]. A truncated image is not extended again, neither by a write to its end nor by a resize, because
-//!    zeroes would take the place of the data that was cut off.
+//!    [`CHECK_PAUSE`], and before every snapshot and resize. A truncated image is not extended again, neither by a write
+//!    to its end nor by a resize, because zeroes would take the place of the data that was cut off.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
 
 mod copier;
 mod lineage;
+mod presence;
 mod snapshots;
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Arena, Buf};
 use hdcs_core::error::IoError;
@@ -39,8 +41,8 @@ use hdcs_core::volume::Inherited;
 use super::copying::Copying;
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Operation, Place, Port,
-    verify,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Held, Keep, Keeper, Operation, Place,
+    Port, verify,
 };
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Direct, Opened};
@@ -49,6 +51,7 @@ use crate::device::worker::{JobOutput, Remote};
 use crate::image_format::{self, MAGIC_BYTES};
 use copier::Copier;
 use lineage::Origin;
+use presence::{CUT, GONE};
 use snapshots::Frozen;
 pub use snapshots::directory_of as snapshots_of;
 
@@ -59,7 +62,7 @@ const ZERO_PIECE_BYTES: u64 = 4 << 20;
 /// Runs in one answer about extents; a client asks again from where it ended.
 const EXTENTS_MAX: usize = 256;
 /// Flushes look whether the image is still there no more often than this.
-const CHECK_PAUSE: Nanos = Nanos::from_millis(1_000);
+const CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// An image that is open and locked, or a snapshot that is open.
 pub struct Prepared {
@@ -70,6 +73,7 @@ pub struct Prepared {
     identity: Option<String>,
     origin: Option<Origin>,
     copying: Arc<Copying>,
+    opened_at: Instant,
 }
 
 impl super::Opened for Prepared {
@@ -187,19 +191,29 @@ impl Place for ImagePath {
         Ok(Some(Found { bytes, partly }))
     }
 
-    fn is_held(&self) -> bool {
-        File::open(&self.path).is_ok_and(|file| device::is_locked(&file))
+    fn held(&self) -> Option<Held> {
+        presence::held(&self.path)
+    }
+
+    fn has_beyond(&self, bytes: u64) -> bool {
+        let file = presence::open_to_look(&self.path).ok().flatten();
+        let found = file.as_ref().and_then(|file| file.metadata().ok());
+        let is_longer = found.is_some_and(|found| found.is_file() && found.len() > bytes);
+        let data = file.filter(|_| is_longer);
+        data.is_some_and(|file| !matches!(copier::data_from(&file, bytes), Ok(None)))
     }
 
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
-        let is_read = |found: fs::Metadata| found.is_file() || found.file_type().is_block_device();
-        if self.raw || !fs::metadata(&self.path).is_ok_and(is_read) {
+        if self.raw || fs::metadata(&self.path).is_err() {
             return Ok(None);
         }
+        let failed = |error| DeviceError::io("read", &self.path, error);
+        let Some(file) = presence::open_to_look(&self.path).map_err(failed)? else {
+            return Ok(None);
+        };
         let mut begin = Vec::new();
-        let read = File::open(&self.path)
-            .and_then(|file| file.take(MAGIC_BYTES as u64).read_to_end(&mut begin));
-        read.map_err(|error| DeviceError::io("read", &self.path, error))?;
+        let read = file.take(MAGIC_BYTES as u64).read_to_end(&mut begin);
+        read.map_err(failed)?;
         Ok(image_format::of(&begin))
     }
 
@@ -213,6 +227,10 @@ impl Place for ImagePath {
     }
 
     fn remove(&self) -> Result<(), BackendError> {
+        self.remove_held(Held::Unnamed)
+    }
+
+    fn remove_held(&self, was: Held) -> Result<(), BackendError> {
         let path = &self.path;
         let refused = |why: &str| BackendError::Refused(format!("{}: {why}", path.display()));
         let at = |error| DeviceError::io("remove", path, error);
@@ -225,10 +243,7 @@ impl Place for ImagePath {
         if snapshots_of(path).exists() {
             return Err(refused("it has snapshots"));
         }
-        // Somebody else may have opened it since its volume was closed.
-        let opened = device::open_file(path, Direct::Off)?;
-        device::lock(&opened, 0, 0)?;
-        Ok(fs::remove_file(path).map_err(at)?)
+        presence::remove(path, was)
     }
 }
 
@@ -239,33 +254,8 @@ pub fn open(
     direct: bool,
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
-    let exists = || BackendError::Exists(path.display().to_string());
-    let new = match fs::metadata(path) {
-        Ok(_) if absent == Absent::CreateNew => return Err(exists()),
-        Ok(_) => false,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let directory = path.parent().unwrap_or(Path::new("."));
-            if let Err(error) = fs::metadata(directory) {
-                return Err(BackendError::Unreachable(format!(
-                    "{}: {error}: is its file system mounted?",
-                    directory.display()
-                )));
-            }
-            if absent == Absent::Refuse {
-                return Err(BackendError::Absent(path.display().to_string()));
-            }
-            true
-        }
-        Err(error) => return Err(DeviceError::io("open", path, error).into()),
-    };
-    if new {
-        create(path, bytes).map_err(|error| match error {
-            DeviceError::Exists(_) if absent == Absent::CreateNew => exists(),
-            error => error.into(),
-        })?;
-    }
-    let opened = device::open_file(path, direct_or_not(direct))?;
-    device::lock(&opened, 0, 0)?;
+    let opened = presence::open(path, bytes, direct_or_not(direct), absent)?;
+    let opened_at = Instant::now();
     snapshots::remove_leftovers(path);
     let found = Found {
         bytes: opened.bytes,
@@ -283,6 +273,7 @@ pub fn open(
         origin: lineage::origin_of(&opened.file),
         copying: Arc::default(),
         opened,
+        opened_at,
     })
 }
 
@@ -314,6 +305,7 @@ fn open_snapshot(
         origin: None,
         copying: Arc::default(),
         opened,
+        opened_at: Instant::now(),
     })
 }
 
@@ -323,25 +315,6 @@ fn direct_or_not(direct: bool) -> Direct {
     } else {
         Direct::Off
     }
-}
-
-fn create(path: &Path, bytes: u64) -> Result<(), DeviceError> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => DeviceError::Exists(path.to_owned()),
-            _ => DeviceError::io("create", path, error),
-        })?;
-    let sized = file.set_len(bytes).and_then(|()| file.sync_all());
-    if let Err(error) = sized {
-        // The error that matters is the first one.
-        let _ = fs::remove_file(path);
-        return Err(DeviceError::io("size", path, error));
-    }
-    Ok(())
 }
 
 /// Zeroes that are being written because nothing else makes the range zero.
@@ -368,13 +341,15 @@ pub struct FileBackend {
     /// The image has at least so many, unless somebody has cut it.
     bytes: u64,
     read_only: bool,
-    /// The change of size that is under way, and to how many.
-    resizing: Option<(Token, u64)>,
+    /// The change of size that is under way, and from how many to how many.
+    resizing: Option<(Token, [u64; 2])>,
     /// Flushes, and those of them that look whether the image is still there.
     flushing: Vec<Token>,
     checking: Vec<Token>,
     /// When that was last so.
     checked: Option<Nanos>,
+    /// When it was found at its place and opened.
+    opened_at: Instant,
     /// Why it is not, if that was said.
     spoilt: Option<Errno>,
     /// The snapshot that is being made or deleted.
@@ -384,6 +359,8 @@ pub struct FileBackend {
     copying: Arc<Copying>,
     /// What waits until what it changes is copied.
     held: Vec<Operation>,
+    /// What waits until it is known whether it would make an image whole that was cut.
+    looking: Vec<Operation>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -415,11 +392,13 @@ impl FileBackend {
             flushing: Vec::new(),
             checking: Vec::new(),
             checked: None,
+            opened_at: prepared.opened_at,
             spoilt: None,
             keeping: None,
             copier: None,
             copying: prepared.copying,
             held: Vec::new(),
+            looking: Vec::new(),
         }
     }
 
@@ -443,14 +422,20 @@ impl FileBackend {
             copier.wait(token);
             return port.ring.begin_remote();
         }
-        let (file, path) = (Arc::clone(&self.file), self.path.clone());
+        let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
+        let is_spoilt = self.spoilt == Some(CUT);
         let job = move || match keep {
             Keep::Snapshot {
                 name,
                 made_ms,
                 copy,
             } => {
-                let frozen = snapshots::freeze(&file, &path, (&name, made_ms, copy));
+                let asked = (&name, made_ms, copy);
+                let frozen = if is_spoilt {
+                    Err(CUT)
+                } else {
+                    snapshots::freeze(&file, &path, bytes, asked)
+                };
                 JobOutput::Any(Box::new(frozen))
             }
             Keep::Forget { name } => JobOutput::Unit(snapshots::forget(&path, &name)),
@@ -466,7 +451,16 @@ impl FileBackend {
     }
 
     /// A state is kept, or not.
-    fn frozen(&mut self, token: Token, frozen: Result<Frozen, Errno>, port: &mut Port<'_>) {
+    fn frozen(
+        &mut self,
+        now: Nanos,
+        token: Token,
+        frozen: Result<Frozen, Errno>,
+        port: &mut Port<'_>,
+    ) {
+        if let Err(errno @ (CUT | GONE)) = frozen {
+            let _ = self.checked(now, Err(errno));
+        }
         let kept = frozen.and_then(|frozen| match frozen {
             Frozen::Made => Ok(()),
             Frozen::Copy(making, found) => {
@@ -499,16 +493,18 @@ impl FileBackend {
 
     /// What was written is durable; look whether it can be found again, if that is due.
     fn flushed(&mut self, now: Nanos, token: Token, port: &mut Port<'_>) {
-        if self.checked.is_none() && self.spoilt.is_none() {
+        let pause = Nanos::from_millis(CHECK_PAUSE.as_millis() as u64);
+        let is_fresh = match (self.checked, self.spoilt) {
+            (Some(checked), _) => now < checked.plus(pause),
             // It was opened by its name just now.
-            self.checked = Some(now);
-        }
-        let is_fresh = |checked: Nanos| now < checked.plus(CHECK_PAUSE);
-        if self.block_device || self.checked.is_some_and(is_fresh) {
+            (None, None) => self.opened_at.elapsed() < CHECK_PAUSE,
+            (None, Some(_)) => false,
+        };
+        if self.block_device || is_fresh {
             return port.end(token, Ok(Done::Written));
         }
         let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
-        let job = move || JobOutput::Unit(check_place(&file, &path, bytes));
+        let job = move || JobOutput::Unit(presence::check(&file, &path, bytes));
         self.checking.push(token);
         port.ring.job(port.owner, token, Box::new(job));
     }
@@ -528,7 +524,7 @@ impl FileBackend {
                 "the image was cut while its volume is open: nothing more is written to it; put it right, then restart \
                  the node"
             ),
-            (Err(Errno(libc::ESTALE)), _) => tracing::error!(
+            (Err(GONE), _) => tracing::error!(
                 %path,
                 "the image was removed or replaced while its volume is open: no flush succeeds until that file is back \
                  in its place"
@@ -546,7 +542,7 @@ impl FileBackend {
     }
 
     /// Begin or go on with a zero request by the best way that is left.
-    fn zero(&mut self, index: usize, port: &mut Port<'_>) {
+    fn zero(&mut self, now: Nanos, index: usize, port: &mut Port<'_>) {
         let fd = self.target.fd;
         let (zeroing, way) = &mut self.zeroing[index];
         if *way == Way::Punch && !self.can_punch {
@@ -556,6 +552,7 @@ impl FileBackend {
             *way = Way::Write;
         }
         let (token, offset, bytes) = (zeroing.token, zeroing.offset, zeroing.end - zeroing.offset);
+        let way = *way;
         let keep = libc::FALLOC_FL_KEEP_SIZE;
         match way {
             Way::Punch => {
@@ -568,22 +565,69 @@ impl FileBackend {
                 port.ring
                     .allocate(port.owner, token, fd, mode, offset, bytes);
             }
-            Way::Write => {
-                let piece = bytes.min(ZERO_PIECE_BYTES);
-                zeroing.offset += piece;
-                let whole = (ZERO_BLOCKS * BLOCK_BYTES) as u64;
-                let mut data = vec![self.zeroes.clone(); (piece / whole) as usize];
-                if !piece.is_multiple_of(whole) {
-                    data.push(self.zeroes.slice(0..(piece % whole) as usize));
+            // It may have been cut since the request came, and this piece would make it whole.
+            Way::Write if self.makes_whole(offset + bytes.min(ZERO_PIECE_BYTES)) => {
+                if self.target.may_wait {
+                    return self.look(token, port);
                 }
-                port.ring
-                    .write(port.owner, token, self.target, offset, data, None);
+                self.look_now(now);
+                self.write_zeroes(index, port);
             }
+            Way::Write => self.write_zeroes(index, port),
         }
     }
 
+    /// Write the next piece of a zero request.
+    fn write_zeroes(&mut self, index: usize, port: &mut Port<'_>) {
+        let (zeroing, _) = &mut self.zeroing[index];
+        let (token, offset) = (zeroing.token, zeroing.offset);
+        if self.spoilt == Some(CUT) {
+            self.zeroing.swap_remove(index);
+            return port.end(token, Err(IoError::Failed));
+        }
+        let piece = (zeroing.end - offset).min(ZERO_PIECE_BYTES);
+        zeroing.offset += piece;
+        let whole = (ZERO_BLOCKS * BLOCK_BYTES) as u64;
+        let mut data = vec![self.zeroes.clone(); (piece / whole) as usize];
+        if !piece.is_multiple_of(whole) {
+            data.push(self.zeroes.slice(0..(piece % whole) as usize));
+        }
+        port.ring
+            .write(port.owner, token, self.target, offset, data, None);
+    }
+
+    /// Whether a write that ends there would make an image whole that was cut: zeroes in the place of what was cut off
+    /// must not pass for that. A write that ends before the end of the volume leaves the image shorter, which the next
+    /// flush sees.
+    fn makes_whole(&self, end: u64) -> bool {
+        end >= self.bytes && !self.block_device && self.spoilt != Some(CUT)
+    }
+
+    /// Look whether the image was cut.
+    fn look_now(&mut self, now: Nanos) {
+        if presence::is_cut(&self.file, self.bytes) {
+            let _ = self.checked(now, Err(CUT));
+        }
+    }
+
+    /// The same where that may wait.
+    fn look(&self, token: Token, port: &mut Port<'_>) {
+        let (file, bytes) = (Arc::clone(&self.file), self.bytes);
+        let job = move || {
+            let is_cut = presence::is_cut(&file, bytes);
+            JobOutput::Unit(if is_cut { Err(CUT) } else { Ok(()) })
+        };
+        port.ring.job(port.owner, token, Box::new(job));
+    }
+
     /// A step of a zero request ended.
-    fn zeroed(&mut self, index: usize, result: Result<Done, Errno>, port: &mut Port<'_>) {
+    fn zeroed(
+        &mut self,
+        now: Nanos,
+        index: usize,
+        result: Result<Done, Errno>,
+        port: &mut Port<'_>,
+    ) {
         let (zeroing, way) = &self.zeroing[index];
         let refused = matches!(
             result,
@@ -594,14 +638,14 @@ impl FileBackend {
         match way {
             Way::Punch if refused => {
                 self.can_punch = false;
-                return self.zero(index, port);
+                return self.zero(now, index, port);
             }
             Way::ZeroRange if refused => {
                 self.can_zero = false;
-                return self.zero(index, port);
+                return self.zero(now, index, port);
             }
             Way::Write if result.is_ok() && zeroing.offset < zeroing.end => {
-                return self.zero(index, port);
+                return self.zero(now, index, port);
             }
             _ => {}
         }
@@ -609,24 +653,40 @@ impl FileBackend {
         self.zeroing.swap_remove(index);
         port.end(token, result.map_err(IoError::from));
     }
-}
 
-impl Backend for FileBackend {
-    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
-        let Some(Operation { token, ask }) = self.hold(operation, port) else {
-            return;
-        };
+    /// It was looked whether the image was cut.
+    fn looked(&mut self, now: Nanos, outcome: &Outcome) {
+        if let Outcome::Job(JobOutput::Unit(Err(CUT))) = outcome {
+            let _ = self.checked(now, Err(CUT));
+        }
+    }
+
+    fn zeroing_of(&self, token: Token) -> Option<usize> {
+        let mut zeroing = self.zeroing.iter();
+        zeroing.position(|(zero, _)| zero.token == token)
+    }
+
+    /// A change of size has ended, or failed.
+    fn resized(&mut self, now: Nanos, [had, bytes]: [u64; 2], result: Result<(), Errno>) {
+        match result {
+            Ok(()) => self.bytes = bytes,
+            Err(errno @ (CUT | GONE)) => {
+                // Nothing was changed, and what is missing is still missed.
+                self.bytes = had;
+                let _ = self.checked(now, Err(errno));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Begin what waits for nothing any more.
+    fn begin(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Operation { token, ask } = operation;
         let (target, fd) = (self.target, self.target.fd);
-        if let Some(range) = changed(&ask) {
-            // Zeroes in the place of what was cut off must not pass for that. A write that ends before the end of the
-            // volume leaves the image shorter, which the next flush sees.
-            let makes_whole = range.end >= self.bytes && !target.may_wait && !self.block_device;
-            if makes_whole && self.spoilt.is_none() && is_cut(&self.file, self.bytes) {
-                let _ = self.checked(now, Err(CUT));
-            }
-            if self.spoilt == Some(CUT) {
-                return port.end(token, Err(IoError::Failed));
-            }
+        if self.spoilt == Some(CUT)
+            && (changed(&ask).is_some() || matches!(ask, Ask::Resize { .. }))
+        {
+            return port.end(token, Err(IoError::Failed));
         }
         match ask {
             Ask::Read { offset, buf } => port.ring.read(port.owner, token, target, offset, buf),
@@ -649,7 +709,7 @@ impl Backend for FileBackend {
                 let way = if unmap { Way::Punch } else { Way::ZeroRange };
                 let end = offset + bytes;
                 self.zeroing.push((Zeroing { token, offset, end }, way));
-                self.zero(self.zeroing.len() - 1, port);
+                self.zero(now, self.zeroing.len() - 1, port);
             }
             Ask::Extents { range } if self.block_device => {
                 let state = ExtentState::Data;
@@ -664,19 +724,37 @@ impl Backend for FileBackend {
                 let had = self.bytes;
                 // Until it is done, it may have either size.
                 self.bytes = had.min(bytes);
-                self.resizing = Some((token, bytes));
-                let (file, block_device) = (Arc::clone(&self.file), self.block_device);
+                self.resizing = Some((token, [had, bytes]));
+                let (file, path) = (Arc::clone(&self.file), self.path.clone());
+                let block_device = self.block_device;
                 let job = move || {
-                    JobOutput::Unit(if !block_device && is_cut(&file, had) {
-                        Err(CUT)
+                    let whole = if block_device {
+                        Ok(())
                     } else {
-                        resize(&file, block_device, bytes)
-                    })
+                        presence::check(&file, &path, had)
+                    };
+                    JobOutput::Unit(whole.and_then(|()| resize(&file, block_device, bytes)))
                 };
                 port.ring.job(port.owner, token, Box::new(job));
             }
             Ask::Keep(keep) => self.keep(token, keep, port),
         }
+    }
+}
+
+impl Backend for FileBackend {
+    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        let Some(Operation { token, ask }) = self.hold(operation, port) else {
+            return;
+        };
+        if changed(&ask).is_some_and(|range| self.makes_whole(range.end)) {
+            if self.target.may_wait {
+                self.look(token, port);
+                return self.looking.push(Operation { token, ask });
+            }
+            self.look_now(now);
+        }
+        self.begin(now, Operation { token, ask }, port);
     }
 
     fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
@@ -685,11 +763,16 @@ impl Backend for FileBackend {
             let operation = self.held.swap_remove(index);
             return self.submit(now, operation, port);
         }
+        if let Some(index) = self.looking.iter().position(|held| held.token == token) {
+            let operation = self.looking.swap_remove(index);
+            self.looked(now, &outcome);
+            return self.begin(now, operation, port);
+        }
         let result = match outcome {
             Outcome::Job(JobOutput::Any(frozen)) => {
                 let frozen = frozen.downcast::<Result<Frozen, Errno>>();
                 let frozen = frozen.expect("nothing else ends so");
-                return self.frozen(token, *frozen, port);
+                return self.frozen(now, token, *frozen, port);
             }
             Outcome::Job(JobOutput::Unit(result)) if self.keeping == Some(token) => {
                 // If there was a copy, this is how it has ended.
@@ -706,20 +789,18 @@ impl Backend for FileBackend {
                 Err(errno) => Err(errno),
             },
             Outcome::Device(result) => {
-                let zeroing = self
-                    .zeroing
-                    .iter()
-                    .position(|(zero, _)| zero.token == token);
-                if let Some(index) = zeroing {
-                    return self.zeroed(index, result, port);
+                if let Some(index) = self.zeroing_of(token) {
+                    return self.zeroed(now, index, result, port);
                 }
                 result
             }
             Outcome::Job(JobOutput::Unit(result)) => {
-                if let Some((_, bytes)) = self.resizing.take_if(|(resize, _)| *resize == token)
-                    && result.is_ok()
-                {
-                    self.bytes = bytes;
+                if let Some(index) = self.zeroing_of(token) {
+                    self.looked(now, &outcome);
+                    return self.write_zeroes(index, port);
+                }
+                if let Some((_, sizes)) = self.resizing.take_if(|(resize, _)| *resize == token) {
+                    self.resized(now, sizes, result);
                 }
                 result.map(|()| Done::Written)
             }
@@ -749,30 +830,6 @@ impl Backend for FileBackend {
 fn taken(list: &mut Vec<Token>, token: Token) -> bool {
     let at = list.iter().position(|one| *one == token);
     at.map(|at| list.swap_remove(at)).is_some()
-}
-
-/// That an image is too short.
-const CUT: Errno = Errno(libc::ENODATA);
-
-/// Whether an open image is what lies at its place, with so many bytes at least. Blocks.
-fn check_place(file: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
-    let own = file.metadata().map_err(|error| Errno::from(&error))?;
-    let found = match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Errno(libc::ESTALE)),
-        found => found.map_err(|error| Errno::from(&error)),
-    }?;
-    if (own.dev(), own.ino()) != (found.dev(), found.ino()) {
-        return Err(Errno(libc::ESTALE));
-    }
-    if own.len() < bytes {
-        return Err(CUT);
-    }
-    Ok(())
-}
-
-/// Whether an image is shorter than it should be.
-fn is_cut(file: &File, bytes: u64) -> bool {
-    file.metadata().is_ok_and(|found| found.len() < bytes)
 }
 
 /// The bytes that an operation changes, if it does.

@@ -92,9 +92,14 @@ pub trait Place: std::fmt::Debug + Send {
     }
     /// What is there, if anything. Blocks.
     fn find(&self) -> Result<Option<Found>, BackendError>;
-    /// Whether a volume has what is here open, as far as that can be seen.
-    fn is_held(&self) -> bool {
-        true
+    /// What a volume has open here, as far as that can be seen; `None`: nothing.
+    fn held(&self) -> Option<Held> {
+        Some(Held::Unnamed)
+    }
+    /// Whether there is data beyond the end of a volume of `bytes` bytes here, which a change of its size would cut off.
+    /// Blocks.
+    fn has_beyond(&self, _bytes: u64) -> bool {
+        false
     }
     /// What is here in words, if it is not the bytes of a volume: a volume over it would destroy it.
     fn foreign(&self) -> Result<Option<&'static str>, BackendError> {
@@ -136,6 +141,24 @@ pub trait Place: std::fmt::Debug + Send {
     /// Remove what is there, with everything in it; nobody has it open, and a volume of objects was given up
     /// ([`Keep::GiveUp`]). Blocks.
     fn remove(&self) -> Result<(), BackendError>;
+    /// The same, but only if what is here is what was held.
+    fn remove_held(&self, _was: Held) -> Result<(), BackendError> {
+        self.remove()
+    }
+}
+
+/// What a volume has open at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// It cannot be told from something else there.
+    Unnamed,
+    /// A file.
+    File {
+        /// On which device.
+        device: u64,
+        /// Its inode.
+        inode: u64,
+    },
 }
 
 /// A place whose volume can have snapshots and clones. Snapshots are made and deleted by whoever has

@@ -278,6 +278,7 @@ impl Behaviour {
             bytes,
             backend,
             must_be_new: false,
+            backend_overwrite: false,
             log_bytes: self.log_size.map(|size| size.0),
             log_path: self.log_path.as_deref().map(absolute).transpose()?,
             log_overwrite: self.log_overwrite,

@@ -70,6 +70,7 @@ pub enum Mode {
 /// A new volume.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct CreateVolume {
     /// Its name.
     pub name: String,
@@ -82,6 +83,9 @@ pub struct CreateVolume {
     /// Refuse a backend at whose place something is already, whatever that holds, before anything is touched.
     #[serde(default)]
     pub must_be_new: bool,
+    /// Take a backend although what is there looks like an image of another format: all of it will be written over.
+    #[serde(default)]
+    pub backend_overwrite: bool,
     /// Size of its write log; left out, the node's `log_size_mib`.
     #[serde(default)]
     pub log_bytes: Option<u64>,

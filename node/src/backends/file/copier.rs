@@ -20,6 +20,7 @@ use hdcs_core::buf::{Arena, BufMut};
 use hdcs_core::io::Token;
 use hdcs_core::limits::BLOCK_BYTES;
 
+use super::presence::{CUT, is_cut};
 use super::snapshots::Making;
 use crate::backends::copying::Copying;
 use crate::device::Errno;
@@ -125,6 +126,10 @@ impl Shared {
             let start = chunk as u64 * CHUNK_BYTES;
             copy.range(start..(start + CHUNK_BYTES).min(bytes))?;
             self.note_copied(chunk);
+        }
+        // What was cut off meanwhile may have been taken for holes.
+        if is_cut(from, bytes) {
+            return Err(CUT);
         }
         Ok(())
     }
@@ -274,7 +279,7 @@ impl<'a> Copy<'a> {
 
 /// Where data begins, from an offset on, if there is any. A file system that cannot tell holds data
 /// everywhere.
-fn data_from(file: &File, offset: u64) -> Result<Option<u64>, Errno> {
+pub fn data_from(file: &File, offset: u64) -> Result<Option<u64>, Errno> {
     match seek(file, offset, libc::SEEK_DATA) {
         Err(Errno(libc::ENXIO)) => Ok(None),
         Err(Errno(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(Some(offset)),

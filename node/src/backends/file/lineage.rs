@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::presence::open_to_look;
 use super::snapshots::{UUID_ATTRIBUTE, path_bytes, path_from, set_attribute};
 use crate::device::Errno;
 
@@ -56,7 +57,7 @@ pub fn origin_of(clone: &File) -> Option<Origin> {
     let origin = attribute(clone, ORIGIN_ATTRIBUTE)?;
     let space = origin.iter().position(|&byte| byte == b' ')?;
     let (uuid, path) = (&origin[..space], path_from(&origin[space + 1..]));
-    let snapshot = File::open(&path).ok()?;
+    let snapshot = open_to_look(&path).ok()??;
     if attribute(&snapshot, UUID_ATTRIBUTE)? != uuid {
         return None;
     }

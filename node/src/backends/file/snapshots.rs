@@ -28,6 +28,7 @@ use uuid::Uuid;
 
 use super::copier::copy_all;
 pub use super::lineage::identity_of;
+use super::presence::{self, CUT, open_to_look};
 use super::{ImagePath, lineage};
 use crate::backends::copying::Copying;
 use crate::backends::url::{Given, OptionList};
@@ -213,10 +214,12 @@ fn name_it(temporary: &Path, path: &Path) -> io::Result<()> {
     sync_directory(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Keep what an image holds now under a name. Nothing may write to it meanwhile. Blocks.
+/// Keep what an image of so many bytes holds now under a name, if it is at its place and whole: what lacks something is
+/// no state of the volume. Nothing may write to it meanwhile. Blocks.
 pub fn freeze(
     image: &File,
     path: &Path,
+    bytes: u64,
     (name, made_ms, may_copy): (&SnapshotName, u64, bool),
 ) -> Result<Frozen, Errno> {
     let failed = |error: io::Error| match error.kind() {
@@ -224,14 +227,19 @@ pub fn freeze(
         _ => Errno::from(&error),
     };
     image.sync_all().map_err(failed)?;
+    presence::check(image, path, bytes)?;
     let making = Making::begin(path, name, made_ms).map_err(failed)?;
     match share(image, &making.file) {
+        Ok(()) if presence::is_cut(&making.file, bytes) => Err(CUT),
         Ok(()) => {
             making.finish().map_err(failed)?;
             Ok(Frozen::Made)
         }
         Err(errno) if is_unshareable(errno) && may_copy => {
             let found = image.metadata().map_err(failed)?;
+            if found.len() < bytes {
+                return Err(CUT);
+            }
             Ok(Frozen::Copy(making, Box::new(found)))
         }
         Err(errno) => Err(errno),
@@ -304,7 +312,9 @@ impl ImagePath {
 
     /// Whether a file beside it could share its data.
     fn can_share(&self) -> io::Result<bool> {
-        let image = File::open(&self.path)?;
+        let Some(image) = open_to_look(&self.path)? else {
+            return Ok(false);
+        };
         let real = fs::canonicalize(&self.path)?;
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE);

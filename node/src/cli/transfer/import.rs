@@ -97,6 +97,7 @@ pub(crate) async fn import(client: &Client, arguments: Import) -> Result<(), Fai
     let (name, format, image_bytes) = (&arguments.name, image.format, image.bytes);
     let request = CreateVolume {
         must_be_new: !arguments.overwrite,
+        backend_overwrite: arguments.overwrite,
         ..arguments.behaviour.of(name, Some(bytes), backend)?
     };
     let at = (name.as_str(), "/v1/volumes");

@@ -7,11 +7,11 @@ use hdcs_core::limits::SECTOR_BYTES;
 use hdcs_core::volume::Trouble;
 
 use super::{
-    COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed, find, invalid,
-    pins,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed,
+    find, in_time, invalid, pins,
 };
 use crate::backends::url::BackendUrl;
-use crate::catalogue::{Found, check_volume_bytes};
+use crate::catalogue::{Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
 use crate::control::api::{
     ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange,
@@ -149,6 +149,9 @@ impl Node {
                 ),
             ));
         }
+        if !request.shrink {
+            self.refuse_longer_image(&entry).await?;
+        }
         entry.bytes = request.bytes;
         let resize = self.command(name, "resizing it", MOVE_TIME_MAX, |answer| {
             Command::Resize(number, request.bytes, answer)
@@ -193,6 +196,24 @@ impl Node {
             self.apply_pins(&entry).await?;
         }
         self.volume(name).await
+    }
+
+    /// Refuse to change the size of an image that holds more than its volume: what is beyond the end would be cut off.
+    async fn refuse_longer_image(&self, entry: &Entry) -> Result<(), ApiError> {
+        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
+        let look = move || BackendUrl::parse(&url).is_ok_and(|url| url.place.has_beyond(bytes));
+        // What does not answer does not change its size either.
+        if in_time(ANSWER_TIME_MAX, look).await != Some(true) {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {}: its image holds data beyond the {bytes} bytes of the volume, left by an interrupted shrink \
+                 or written by another program, which would be lost: save it, or lose it with --shrink",
+                entry.name
+            ),
+        ))
     }
 
     /// Whether what an interrupted shrink has cut off is still in a volume's log.

@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
@@ -24,27 +26,51 @@ use crate::device::file::DeviceError;
 use crate::inspect;
 use crate::shard::command::DeviceRegion;
 
-/// Refuse what a new volume would destroy, since it is not the bytes of one. What else is wrong with a URL others say.
+/// Refuse what a new volume would destroy, since it is not the bytes of one, or cannot be told from that. What else is
+/// wrong with a URL others say.
 async fn refuse_foreign(name: &str, url: &str) -> Result<(), ApiError> {
-    let place = url.to_owned();
+    let (place, is_there) = (url.to_owned(), Arc::new(AtomicBool::new(false)));
+    let was_found = Arc::clone(&is_there);
     let look = move || {
-        let place = BackendUrl::parse(&place).ok()?.place;
-        (!place.is_read_only()).then(|| place.foreign().ok()?)?
+        let Ok(url) = BackendUrl::parse(&place) else {
+            return Ok(None);
+        };
+        let place = url.place;
+        if place.is_read_only() {
+            return Ok(None);
+        }
+        let found = place.path().is_some_and(Path::exists);
+        was_found.store(found, Ordering::Relaxed);
+        place.foreign()
     };
-    let Some(Some(what)) = in_time(ANSWER_TIME_MAX, look).await else {
-        return Ok(());
-    };
+    let looked = in_time(ANSWER_TIME_MAX, look).await;
     let more = if url.contains('?') { '&' } else { '?' };
-    Err(invalid(format!(
-        "volume {name}: backend {url}: it is {what}, not the bytes of a volume, and the first write would destroy it: \
-         `hdcs volume import` takes what qemu-img reads; if a volume has written this, say {url}{more}raw=on"
-    )))
+    let unseen = |why: &str| {
+        failed(format!(
+            "volume {name}: backend {url}: its beginning cannot be read ({why}), and an image of another format would \
+             be destroyed: put that right, or, if it is raw, say {url}{more}raw=on"
+        ))
+    };
+    match looked {
+        Some(Ok(None)) => Ok(()),
+        Some(Ok(Some(what))) => Err(invalid(format!(
+            "volume {name}: backend {url}: it is {what}, not the bytes of a volume, and the first write would destroy \
+             it: `hdcs volume import` takes what qemu-img reads; if a volume has written this, say {url}{more}raw=on"
+        ))),
+        Some(Err(error)) => Err(unseen(&error.to_string())),
+        None if is_there.load(Ordering::Relaxed) => Err(unseen("it does not answer")),
+        None => Err(failed(format!(
+            "volume {name}: backend {url}: what it lies on does not answer"
+        ))),
+    }
 }
 
 impl Node {
     /// Make and open a volume.
     pub async fn create(&self, request: CreateVolume) -> Result<Volume, ApiError> {
-        if let Some(url) = &request.backend {
+        // What is there is not taken, or taken whatever it is.
+        let is_settled = request.must_be_new || request.backend_overwrite;
+        if let Some(url) = request.backend.as_ref().filter(|_| !is_settled) {
             refuse_foreign(&request.name, url).await?;
         }
         self.create_over(request).await

@@ -12,7 +12,7 @@ use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
     lock, lost, parse_name,
 };
-use crate::backends::{Keeper, closing, home::store, url::BackendUrl};
+use crate::backends::{Held, Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found, GivenUp};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use crate::control::link::ask;
@@ -46,8 +46,8 @@ pub(super) enum Leaving {
     Clone,
     /// Objects that are given up, and removed because that was said.
     Objects,
-    /// A file or image that is removed because that was said.
-    Image,
+    /// A file or image that is removed because that was said: what its volume had open then.
+    Image(Held),
 }
 
 impl From<GivenUp> for Leaving {
@@ -65,7 +65,7 @@ impl Leaving {
         match self {
             Self::Clone => Some(GivenUp::Clone),
             Self::Objects => Some(GivenUp::Objects),
-            Self::Stays | Self::Image => None,
+            Self::Stays | Self::Image(_) => None,
         }
     }
 }
@@ -165,7 +165,7 @@ impl Node {
         }
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
-            if leaving == Leaving::Image {
+            if let Leaving::Image(_) = leaving {
                 is_removed = self.remove_data(entry, leaving).await;
             } else if leaving != Leaving::Objects {
                 lock(&self.slots).remove(name);
@@ -204,7 +204,13 @@ impl Node {
         let url = entry.backend_url(&self.layout());
         settle(url.clone()).await;
         let place = url.clone();
-        let remove = move || BackendUrl::parse(&place)?.place.remove();
+        let remove = move || {
+            let place = BackendUrl::parse(&place)?.place;
+            match leaving {
+                Leaving::Image(held) => place.remove_held(held),
+                _ => place.remove(),
+            }
+        };
         let removed = tokio::task::spawn_blocking(remove).await;
         let problem = match removed {
             Ok(Ok(())) => return true,
@@ -236,22 +242,28 @@ impl Node {
         if volume.is_none_or(|volume| volume.phase != Phase::Open) {
             return Ok(Leaving::Stays);
         }
-        let is_held = move |url: BackendUrl| in_time(ANSWER_TIME_MAX, move || url.place.is_held());
-        let is_objects = url.place.as_keeper().is_some_and(Keeper::is_objects);
         let named = url.place.name();
-        if !is_objects && is_held(url).await != Some(true) {
+        if url.place.is_read_only() {
             return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {named} is a snapshot, which is not removed with a volume over it: delete the \
+                     volume without remove_data, and the snapshot with the volume that it is of"
+                ),
+            ));
+        }
+        if url.place.as_keeper().is_some_and(Keeper::is_objects) {
+            return Ok(Leaving::Objects);
+        }
+        let held = in_time(ANSWER_TIME_MAX, move || url.place.held()).await;
+        held.flatten().map(Leaving::Image).ok_or_else(|| {
+            ApiError::new(
                 ErrorKind::Conflict,
                 format!(
                     "volume {name}: what lies at {named} is not the image that it has open: put that back, or delete \
                      the volume without remove_data"
                 ),
-            ));
-        }
-        Ok(if is_objects {
-            Leaving::Objects
-        } else {
-            Leaving::Image
+            )
         })
     }
 

@@ -101,6 +101,8 @@ pub(crate) async fn negotiate_sasl_session(
 
     let mut done = false;
     let mut session: Option<Box<dyn SaslSession>> = None;
+    // Whether the method of the session has come to its end.
+    let mut is_finished = false;
     while !done {
         let mut response: Option<RpcSaslProto> = None;
         let message = reader.read_response().await?;
@@ -116,6 +118,7 @@ pub(crate) async fn negotiate_sasl_session(
                     auth.clone(),
                 )?;
                 session = selected_session;
+                is_finished = false;
 
                 let token = if let Some(session) = session.as_mut() {
                     let (token, finished) =
@@ -143,7 +146,8 @@ pub(crate) async fn negotiate_sasl_session(
                 response = Some(r);
             }
             SaslState::Challenge => {
-                let (token, _) = session
+                let token;
+                (token, is_finished) = session
                     .as_mut()
                     .ok_or_else(|| unexpected("a challenge before a method"))?
                     .step(message.token.as_ref().map(|t| &t[..]))?;
@@ -160,12 +164,13 @@ pub(crate) async fn negotiate_sasl_session(
                     let session = session
                         .as_mut()
                         .ok_or_else(|| unexpected("success before a method"))?;
-                    let (_, finished) = session.step(Some(&token[..]))?;
-                    if !finished {
-                        return Err(HdfsError::SASLError(
-                            "Client not finished after server success".to_string(),
-                        ));
-                    }
+                    (_, is_finished) = session.step(Some(&token[..]))?;
+                }
+                // A server that has not proved that it knows the key would go on without a security layer.
+                if session.is_some() && !is_finished {
+                    return Err(HdfsError::SASLError(
+                        "Client not finished after server success".to_string(),
+                    ));
                 }
                 done = true;
             }
