@@ -245,6 +245,7 @@ pub(crate) fn sectors_in(disk: &Disk, block: u64) -> BTreeSet<u64> {
     sectors
 }
 
+#[derive(Clone)]
 struct Span {
     end: u64,
     checksum: u64,
@@ -344,8 +345,10 @@ impl<'a> Ring<'a> {
     /// The span that follows one that ends at `end` and has checksum `chain`; its data may be damaged.
     fn next(&self, end: u64, chain: u64) -> Option<Span> {
         let wrapped = end.next_multiple_of(self.blocks);
-        let mut places = [end, wrapped].into_iter();
-        places.find_map(|at| self.span(at, chain))
+        let mut spans = [end, wrapped].map(|at| self.span(at, chain)).into_iter();
+        // An opening that takes one for torn goes on at the other.
+        let whole = spans.clone().flatten().find(|span| span.bad.is_empty());
+        whole.or_else(|| spans.find_map(|span| span))
     }
 
     /// The control part at a position, if it is one of this log.

@@ -135,8 +135,11 @@ struct Running {
 enum Mark {
     /// Nothing, as far as it is known.
     Unset,
-    /// It is being written.
-    Writing,
+    /// It is being written, to one superblock and then to the other: what damages one does not hide it.
+    Writing {
+        /// Whether it is the second one.
+        again: bool,
+    },
     /// The backend may hold writes past the log that it has not flushed.
     Set,
 }
@@ -508,7 +511,7 @@ impl Volume {
         if self.direct.mark != Mark::Unset || self.writes_superblock() {
             return;
         }
-        self.direct.mark = Mark::Writing;
+        self.direct.mark = Mark::Writing { again: false };
         self.log_mut().mark_unflushed(true);
         // No superblock follows each of these writes that could say what the cache has forgotten for them.
         self.log_mut().set_tie(Tie::UNKNOWN);
@@ -531,7 +534,7 @@ impl Volume {
 
     /// Whether that is being written.
     pub(super) fn is_being_marked(&self) -> bool {
-        self.direct.mark == Mark::Writing
+        matches!(self.direct.mark, Mark::Writing { .. })
     }
 
     /// The log says so, or it cannot be known what it says. The writes that wait go on at the next poll.
@@ -542,6 +545,11 @@ impl Volume {
     ) {
         if result.is_ok() {
             self.superblock_ended();
+            if self.direct.mark == (Mark::Writing { again: false }) && !self.log_is_given_up() {
+                self.direct.mark = Mark::Writing { again: true };
+                let superblock = self.log_mut().next_superblock();
+                return self.write_superblock(Op::DirectMark, superblock, cx);
+            }
             self.direct.mark = Mark::Set;
             return;
         }

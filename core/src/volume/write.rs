@@ -199,7 +199,13 @@ impl Volume {
         }
         let oldest_pin = self.log_pins.keys().next().copied();
         if !log.has_room(data_blocks, oldest_pin) {
-            return Admission::Full;
+            // What is free but being read is there in a moment, unless the device is silent.
+            let is_read = log.has_room(data_blocks, None) && self.health.log_silent.is_none();
+            return if is_read {
+                Admission::Blocked
+            } else {
+                Admission::Full
+            };
         }
         let lazy = !self.is_on_write();
         if log.flights() >= FLIGHTS_MAX
