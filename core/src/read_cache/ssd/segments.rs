@@ -154,11 +154,16 @@ impl Ssd {
             // The content has changed, and the invalidation is still to come.
             self.unmap(BlockKey(key), self.layout.line_blocks as u64);
         }
-        if let Some(compare) = self.compares.iter_mut().find(|compare| compare.key == key) {
-            compare.cancelled = true;
-            return false;
-        }
         let candidate = self.index.find_content(sums);
+        if let Some(compare) = self.compares.iter_mut().find(|compare| compare.key == key) {
+            if !compare.cancelled && compare.data[..] == data[..] {
+                return true;
+            }
+            // What it is compared for is out of date. It has ended by the time that this could be compared.
+            compare.cancelled = true;
+            let stream = self.stream_of_new(key, is_promoted);
+            return self.fill_unshared(stream, key, &data, sums, candidate.is_none());
+        }
         if let Some(candidate) = candidate {
             match self
                 .line_in_memory(candidate)
@@ -262,8 +267,10 @@ impl Ssd {
     /// Whether so many blocks can be promoted beside those that are promised, before any of the
     /// writes under way ends. With nothing under way there is no use in waiting.
     pub fn has_room(&self, blocks: u64) -> bool {
-        // Beside pins, lines that are kept come first: what is being emptied is waited for.
-        let is_emptying = !self.pins.is_empty() && self.emptying.is_some();
+        // What is being emptied is waited for where nothing else is free, and beside pins, since lines that are kept come
+        // first there.
+        let needs_emptying = !self.pins.is_empty() || self.free.is_empty();
+        let is_emptying = needs_emptying && self.emptying.is_some();
         let is_under_way = !self.writing.is_empty() || self.promised_lines > 0 || is_emptying;
         if !self.takes_lines() || !is_under_way {
             return true;
@@ -297,7 +304,8 @@ impl Ssd {
     /// Whether a line is here, or will be once it was compared with another.
     pub fn has_taken(&self, key: BlockKey) -> bool {
         let first = self.line_key(key);
-        self.contains(key) || self.compares.iter().any(|compare| compare.key == first)
+        let is_compared = |compare: &Compare| compare.key == first && !compare.cancelled;
+        self.contains(key) || self.compares.iter().any(is_compared)
     }
 
     /// Whether the whole line of a block lies below `end`, so that it can be taken.
