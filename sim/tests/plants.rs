@@ -289,7 +289,10 @@ fn plant_of_a_cut_that_the_cache_does_not_forget_is_caught() {
 
 #[test]
 fn plant_of_a_log_that_does_not_say_what_went_past_it_is_caught() {
-    assert_caught(Plant::ForgottenMark, &["policy-flush"]);
+    assert_caught(
+        Plant::ForgottenMark,
+        &["policy-flush", "backend-incomplete"],
+    );
 }
 
 #[test]
