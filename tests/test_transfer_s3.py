@@ -60,6 +60,11 @@ def test_s3_import_leaves_a_clone_alone(s3, tmp_path):
         daemon.stop()
 
 
+def left(s3, place):
+    """What is at a place beside manifests, which stay to say that it was given up."""
+    return [name for name in s3.names(place) if not name.startswith("manifest/")]
+
+
 def test_s3_import_that_does_not_end_leaves_nothing_there(s3, tmp_path):
     image = image_of(tmp_path, 3)
     key = tmp_path / "key"
@@ -70,7 +75,7 @@ def test_s3_import_that_does_not_end_leaves_nothing_there(s3, tmp_path):
             place = ["--backend", s3.url("undone"), *more]
             said = fails_early(daemon, "i", *place, "--set", "policy=write-through")
             assert "the volume is removed again" in said and "left" not in said
-            assert s3.names("undone") == []
+            assert left(s3, "undone") == []
         daemon.ok("volume", "import", "i", image, "--backend", s3.url("undone"))
         assert daemon.read("i", 8 * MIB) == image.read_bytes()
         daemon.stop()
@@ -82,7 +87,7 @@ def test_s3_storage_import_and_export(s3, tmp_path):
     with Daemon(tmp_path, SMALL) as daemon:
         place = ["--backend", s3.url("home"), "--mode", "storage", "--store-path", store]
         assert "the volume is removed again" in fails_early(daemon, "i", *place)
-        assert s3.names("home") == [] and not store.exists()
+        assert left(s3, "home") == [] and not store.exists()
         daemon.ok("volume", "import", "i", image, *place)
         assert daemon.volume("i")["mode"] == "storage"
         daemon.ok("volume", "export", "i", back)
@@ -172,7 +177,7 @@ def test_s3_import_is_interrupted_while_its_place_does_not_answer(s3, tmp_path):
         finally:
             s3.up()
         assert importing.returncode == 130 and "volume i was not made" in said, said
-        assert "i" not in names(daemon) and s3.names("silent") == []
+        assert "i" not in names(daemon) and left(s3, "silent") == []
         daemon.stop()
 
 
