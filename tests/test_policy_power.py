@@ -1,6 +1,7 @@
 """What went past the log is covered by a client's flush, also after the node crashed in between."""
 
 import errno
+import re
 from urllib.parse import quote
 
 import nbd
@@ -51,5 +52,6 @@ def test_policy_flush_after_a_crash_covers_what_went_past_the_log(daemon):
     daemon.until(is_flushed)
     client.shutdown()
     daemon.stop()
-    newest = max(hdcs("inspect", log).stdout.splitlines(), key=lambda line: "closed cleanly" in line)
-    assert "closed cleanly" in newest and UNFLUSHED not in newest
+    superblocks = [line for line in hdcs("inspect", log).stdout.splitlines() if ", sequence " in line]
+    newest = max(superblocks, key=lambda line: int(re.search(r", sequence (\d+)", line)[1]))
+    assert ", closed cleanly" in newest and UNFLUSHED not in newest

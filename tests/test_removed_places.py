@@ -80,8 +80,9 @@ def test_node_that_has_a_deleted_volume_open_cannot_write_into_the_next_one_ther
     flushed = late.cli("volume", "flush", "old", "--timeout", "5")
     assert flushed.returncode != 0, flushed.stdout
     late.until(lambda: "owner" in (late.volume("old")["reason"] or ""))
-    names = [name for name in before if "manifest/" in name]
-    assert all(store.s3.objects[name] == before[name] for name in names)
+    # Its owner removes manifests that it has replaced.
+    there = dict(store.s3.objects)
+    assert all(there.get(name, was) == was for name, was in before.items() if "manifest/" in name)
     here.write("new", b"n" * BLOCK, MIB)
     here.ok("volume", "flush", "new")
     reopened(here, "new")
