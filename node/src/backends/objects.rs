@@ -231,7 +231,7 @@ impl Place for ObjectsPlace {
             }
             None => absent != Absent::Refuse,
         };
-        let key = key::settle(&client, self.key.as_ref().filter(|_| gets_key))?;
+        let key = key::settle(&client, self.key.as_ref(), gets_key)?;
         let uuid = *Uuid::new_v4().as_bytes();
         let access = match absent {
             Absent::Create | Absent::CreateNew => Access::Create { uuid },

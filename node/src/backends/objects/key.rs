@@ -40,11 +40,17 @@ pub(super) enum Settled {
     Put,
 }
 
-/// Before a volume is opened or made: the place has its key, or none if it is not encrypted.
-pub(super) fn settle(client: &Client, key: Option<&ObjectKey>) -> Result<Settled, BackendError> {
+/// Before a volume is opened or made: the place has its key, or none if it is not encrypted. One that lacks is put if
+/// `may_put`.
+pub(super) fn settle(
+    client: &Client,
+    key: Option<&ObjectKey>,
+    may_put: bool,
+) -> Result<Settled, BackendError> {
     runtime().block_on(async {
         match (get(client).await?, key) {
             (None, None) => Ok(Settled::There),
+            (None, Some(_)) if !may_put => Ok(Settled::There),
             (Some(there), Some(key)) if there.id() == key.wrapped.id() => Ok(Settled::There),
             (Some(there), Some(_)) => Err(refused(
                 client,
