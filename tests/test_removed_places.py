@@ -38,9 +38,31 @@ class Store:
         with self.s3.lock:
             self.s3.lie, self.s3.told = ("delete", act), 0
 
+    def kill_in_deletion(self, node, when, first=True):
+        """Delete `v` with its data, and kill the node at the deletion of objects of which `when` is true: it is done
+        `first`, or never is."""
+
+        def killing(handler, bucket, names):
+            if first:
+                handler.delete(bucket, names)
+            if when(names):
+                node.process.kill()
+            elif not first:
+                handler.delete(bucket, names)
+
+        self.at_deletes(killing)
+        with pytest.raises(Exception):
+            node.api("DELETE", "/v1/volumes/v?remove_data=true")
+        node.wait()
+        self.s3.tell("delete", None)
+
     def data(self):
         """What is there beside manifests."""
         return [name for name in self.s3.objects if "manifest/" not in name]
+
+
+def is_key(names):
+    return any(name.endswith(KEY) for name in names)
 
 
 @pytest.fixture
@@ -120,7 +142,7 @@ def test_deletion_that_goes_on_late_leaves_the_next_volume_alone(store):
 
     def slow(handler, bucket, names):
         waiting = [turn for turn in (0, 1) if not begun[turn].is_set()]
-        if waiting and any(name.endswith(KEY) for name in names):
+        if waiting and is_key(names):
             begun[waiting[0]].set()
             may_go[waiting[0]].wait(COMMAND_SECONDS)
         handler.delete(bucket, names)
@@ -162,16 +184,7 @@ def test_node_that_starts_leaves_a_volume_alone_that_came_where_its_own_was(stor
     store.create(late, "v", *options)
     filled(late, "v")
 
-    def killing(handler, bucket, names):
-        handler.delete(bucket, names)
-        if not store.data():
-            late.process.kill()
-
-    store.at_deletes(killing)
-    with pytest.raises(Exception):
-        late.api("DELETE", "/v1/volumes/v?remove_data=true")
-    late.wait()
-    store.s3.tell("delete", None)
+    store.kill_in_deletion(late, lambda _names: not store.data())
     store.create(here, "w")
     data = filled(here, "w")
     late.start()
@@ -193,16 +206,7 @@ def test_place_whose_removal_was_cut_short_is_free_for_another_volume(store):
     filled(late, "v")
     old = [name for name in store.data() if "data/" in name]
 
-    def killing(handler, bucket, names):
-        handler.delete(bucket, names)
-        if any(name.endswith(KEY) for name in names):
-            late.process.kill()
-
-    store.at_deletes(killing)
-    with pytest.raises(Exception):
-        late.api("DELETE", "/v1/volumes/v?remove_data=true")
-    late.wait()
-    store.s3.tell("delete", None)
+    store.kill_in_deletion(late, is_key)
     assert old and set(old) <= set(store.data())
     store.create(here, "w")
     data = filled(here, "w")
@@ -214,3 +218,16 @@ def test_place_whose_removal_was_cut_short_is_free_for_another_volume(store):
     here.until(lambda: not set(old) & set(store.data()))
     here.ok("volume", "evict", "w")
     assert here.read("w", MIB) == data
+
+
+def test_encrypted_volume_whose_removal_was_cut_short_can_only_be_deleted(store, tmp_path):
+    node, _ = store.nodes
+    store.create(node, "v", *encrypted(key_file(tmp_path)))
+    filled(node, "v")
+    store.kill_in_deletion(node, is_key, first=False)
+    assert is_key(store.s3.objects)
+    node.start()
+    node.until(lambda: node.volume("v")["phase"] == "failed")
+    assert "its deletion has begun" in node.volume("v")["reason"], node.volume("v")["reason"]
+    node.ok("volume", "delete", "v")
+    assert not store.data()
