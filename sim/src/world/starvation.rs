@@ -1,7 +1,8 @@
 //! Reads of blocks that are rewritten all the time.
 //!
 //! Checker: a read that has everything it asked devices and backend for waits only until what was written
-//! before it is durable. So no more than a few writes to the log begin after that and end before its reply.
+//! before it is durable. So no more than a few writes to the log begin after that and end before its reply. A write
+//! that overtakes an earlier one does not count: it is that one, late, which the read may wait for.
 
 use super::{Io, Owner, Reply, RequestError, RequestId, Violation, Waiting, World};
 
@@ -34,7 +35,9 @@ impl World {
             begun,
             passed: 0,
         });
-        starving.passed += u32::from(number > starving.begun);
+        let overtakes = (self.in_flight.range(..number))
+            .any(|(_, earlier)| earlier.io.log_written() == Some(unit));
+        starving.passed += u32::from(number > starving.begun && !overtakes);
         self.units[unit].starving = Some(starving);
         if starving.passed <= PASSED_MAX {
             return Ok(());
