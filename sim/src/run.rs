@@ -399,6 +399,8 @@ fn count(world: &mut World, unit: usize) -> Result<(), Violation> {
 
 /// Pin a range, let a neighbour fill the tier and writes drop lines of it: it is there all the same.
 fn pin(world: &mut World, unit: usize) -> Result<Option<SectorRange>, Violation> {
+    // What is pinned of the others from the start may leave too little for this one.
+    world.unpin_from(unit)?;
     let Some(range) = world.promotable(unit) else {
         return Ok(None);
     };

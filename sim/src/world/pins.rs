@@ -34,6 +34,16 @@ impl World {
         self.step_volume(unit, Event::Pin(ranges))
     }
 
+    /// Nothing is pinned any more of this volume and those behind it.
+    pub fn unpin_from(&mut self, unit: usize) -> Result<(), Violation> {
+        for unit in unit..self.volumes() {
+            if self.phase(unit) == Some(Phase::Open) {
+                self.step_volume(unit, Event::Pin(Vec::new()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Pin a range of a volume and nothing else of it.
     pub fn pin(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
         self.note("pin", [unit as u64, range.start, range.count, 0]);
