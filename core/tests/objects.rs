@@ -10,7 +10,7 @@ use hdcs_core::limits::{
     OBJECT_PAGE_BLOCKS_MAX, OBJECT_PAGE_BLOCKS_MIN, OBJECT_TAIL_MAX,
 };
 use hdcs_core::objects::format::{Manifest, parse_page};
-use hdcs_core::objects::io::{Ask, Kind, Name, SnapshotName};
+use hdcs_core::objects::io::{Ask, Kind, Name, OpenError, Phase, SnapshotName};
 use hdcs_core::objects::{Access, Config};
 
 /// A new volume.
@@ -619,6 +619,76 @@ fn objects_of_a_new_volume_are_out_of_reach_of_owners_of_the_one_that_was_given_
     let mut other = Bucket::open(&objects, "", Config::new(Access::Existing, 6), "");
     assert_eq!(other.volume.uuid(), [2; 16]);
     assert_eq!([0, 1].map(|block| other.read(&pool, block)[0]), [2, 4]);
+}
+
+/// A volume of 1 MiB that is made.
+fn new_volume(uuid: [u8; 16]) -> Config {
+    Config {
+        bytes: Some(1 << 20),
+        uuid: Some(uuid),
+        ..Config::new(Access::Create { uuid }, uuid[0].into())
+    }
+}
+
+/// A volume at `parent/` with a snapshot, and how a clone of that is made.
+fn parent_and_clone(objects: &Objects) -> (Bucket, Config) {
+    let mut parent = Bucket::open(objects, "parent/", new_volume([1; 16]), "");
+    let name = SnapshotName::new("a").expect("a name");
+    parent.ask(Ask::Snapshot { name, made_ms: 1 });
+    let (uuid, snapshot) = ([9; 16], name);
+    (parent, Config::new(Access::Clone { uuid, snapshot }, 8))
+}
+
+#[test]
+fn objects_of_another_volume_at_the_place_of_a_new_clone_are_left_to_their_owner() {
+    for is_there_before in [false, true] {
+        let objects = Objects::default();
+        let (_parent, clone) = parent_and_clone(&objects);
+        let make: fn(&Objects) = |objects| {
+            let mut other = Bucket::open(objects, "place/", new_volume([2; 16]), "");
+            other.fill(&Pool::new(1 << 20), 0, 1, 1);
+            other.ask(Ask::Flush);
+        };
+        let mut meanwhile = make;
+        if is_there_before {
+            make(&objects);
+            meanwhile = |_| {};
+        }
+        let clone = Bucket::open_beside(&objects, "place/", clone, "parent/", meanwhile);
+        let refused = Phase::Failed(OpenError::OtherVolume);
+        assert_eq!(clone.volume.phase(), refused);
+        let manifests = || {
+            let objects = objects.borrow();
+            let names = objects
+                .keys()
+                .filter_map(|name| name.strip_prefix("place/"));
+            let is_manifest = |name: &Name| name.kind == Kind::Manifest;
+            names.filter_map(Name::parse).filter(is_manifest).count()
+        };
+        assert_eq!(manifests(), 2, "one that begins an epoch, and one commit");
+    }
+}
+
+/// A clone is begun at the place of a volume that is given up. Who deletes that may commit it once more meanwhile.
+#[test]
+fn objects_of_a_volume_that_is_given_up_once_more_do_not_stop_a_new_clone_at_its_place() {
+    let objects = Objects::default();
+    let (_parent, clone) = parent_and_clone(&objects);
+    let mut old = Bucket::open(&objects, "place/", new_volume([2; 16]), "");
+    old.ask(Ask::GiveUp);
+    let once_more: fn(&Objects) = |objects| {
+        let newest = objects.borrow().last_key_value().expect("one").1.clone();
+        let mut gone = Manifest::parse(&newest).expect("it is whole");
+        assert!(gone.gone);
+        gone.sequence += 1;
+        let mut bytes = vec![0; gone.encoded_bytes()];
+        gone.write(&mut bytes);
+        let name = format!("place/{}", Name::own(Kind::Manifest, gone.sequence));
+        objects.borrow_mut().insert(name, bytes);
+    };
+    let clone = Bucket::open_beside(&objects, "place/", clone, "parent/", once_more);
+    assert_eq!(clone.volume.phase(), Phase::Open);
+    assert_eq!(clone.volume.uuid(), [9; 16]);
 }
 
 /// Damage a page wherever it is stored.

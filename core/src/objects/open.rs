@@ -67,8 +67,38 @@ pub(super) struct Opening {
     contentions: u32,
     failures: u32,
     clone: Option<Cloning>,
-    /// The last manifest of the volume that was here before and is given up.
-    before: Manifest,
+    /// The numbers of the volume that was here before and is given up.
+    before: Before,
+}
+
+/// What a new volume goes on with at the place of one that was given up.
+#[derive(Clone, Debug, Default)]
+struct Before {
+    volume: [u8; 16],
+    sequence: u64,
+    epoch: u64,
+    beginnings: Vec<u64>,
+    number_limit: u64,
+}
+
+impl Before {
+    fn of(gone: Manifest) -> Self {
+        Self {
+            volume: gone.volume,
+            sequence: gone.sequence,
+            epoch: gone.epoch,
+            beginnings: gone.beginnings,
+            number_limit: gone.number_limit,
+        }
+    }
+
+    /// Have a manifest go on with these numbers.
+    fn number(&self, manifest: &mut Manifest) {
+        manifest.sequence = self.sequence;
+        manifest.epoch = self.epoch;
+        manifest.beginnings.clone_from(&self.beginnings);
+        manifest.number_limit = manifest.number_limit.max(self.number_limit);
+    }
 }
 
 /// What is known of a snapshot that is being cloned.
@@ -160,7 +190,7 @@ impl Default for Opening {
             contentions: 0,
             failures: 0,
             clone: None,
-            before: Manifest::default(),
+            before: Before::default(),
         }
     }
 }
@@ -503,17 +533,14 @@ impl ObjectVolume {
                 {
                     return Err(OpenError::Size { bytes });
                 }
-                let before = &self.opening.before;
-                let manifest = Manifest {
+                let mut manifest = Manifest {
                     volume: uuid,
-                    sequence: before.sequence,
-                    epoch: before.epoch,
-                    beginnings: before.beginnings.clone(),
-                    number_limit: before.number_limit.max(1),
+                    number_limit: 1,
                     bytes,
                     page_blocks: self.config.page_blocks,
                     ..Manifest::default()
                 };
+                self.opening.before.number(&mut manifest);
                 self.take_over(&manifest)
             }
             Access::Clone { .. } => {
@@ -550,10 +577,15 @@ impl ObjectVolume {
             self.config.access,
             Access::Create { .. } | Access::Clone { .. }
         );
-        // What came there since this clone was begun has said that it never is to be.
-        let is_begun = self.opening.clone.is_some();
-        if manifest.gone && is_new && !is_begun && manifest.ancestors.is_empty() {
-            self.opening.before = manifest;
+        // Since this clone was begun the same volume may have said again that it is given up. Whatever else came there
+        // has said that this clone never is to be.
+        let is_same = self.opening.before.volume == manifest.volume;
+        let goes_on = self.opening.clone.is_none() || is_same;
+        if manifest.gone && is_new && goes_on && manifest.ancestors.is_empty() {
+            self.opening.before = Before::of(manifest);
+            if let Some(cloning) = &mut self.opening.clone {
+                self.opening.before.number(&mut cloning.manifest);
+            }
             return self.nothing_there();
         }
         if let Some(uuid) = self.config.uuid
@@ -567,6 +599,11 @@ impl ObjectVolume {
                 Some(_) => Ok(Stage::Releasing),
                 None => Err(OpenError::Gone),
             };
+        }
+        if let Access::Clone { uuid, .. } = self.config.access
+            && uuid != manifest.volume
+        {
+            return Err(OpenError::OtherVolume);
         }
         if let Access::Snapshot(wanted) = self.config.access {
             let snapshot = find_snapshot(&manifest, wanted)?;
@@ -638,12 +675,8 @@ impl ObjectVolume {
             below: manifest.number_limit,
             location: self.opening.parent.clone(),
         });
-        let before = &self.opening.before;
         manifest.volume = uuid;
-        manifest.sequence = before.sequence;
-        manifest.epoch = before.epoch;
-        manifest.beginnings.clone_from(&before.beginnings);
-        manifest.number_limit = manifest.number_limit.max(before.number_limit);
+        self.opening.before.number(&mut manifest);
         manifest.snapshots.clear();
         manifest.own_map = false;
         self.opening.clone = Some(Cloning {

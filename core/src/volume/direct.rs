@@ -545,7 +545,9 @@ impl Volume {
     ) {
         if result.is_ok() {
             self.superblock_ended();
-            if self.direct.mark == (Mark::Writing { again: false }) && !self.log_is_given_up() {
+            // Another owner may have the log of a volume that is fenced.
+            let goes_on = !self.log_is_given_up() && !self.health.fenced;
+            if self.direct.mark == (Mark::Writing { again: false }) && goes_on {
                 self.direct.mark = Mark::Writing { again: true };
                 let superblock = self.log_mut().next_superblock();
                 return self.write_superblock(Op::DirectMark, superblock, cx);

@@ -38,6 +38,8 @@ pub struct Bucket {
     pub longest_merge: u64,
     /// Bytes of the map in memory that the longest turn has forgotten.
     pub longest_forgetting: u64,
+    /// What others do before the first put of a manifest.
+    meanwhile: Option<fn(&Objects)>,
 }
 
 /// Compresses slots whose blocks hold one byte each, and tells the methods apart.
@@ -74,6 +76,19 @@ impl Codec for OneByte {
 impl Bucket {
     /// The volume at a place, which has to open; `parent` is where the one is that it is a clone of.
     pub fn open(objects: &Objects, place: &str, config: Config, parent: &str) -> Self {
+        let this = Self::open_beside(objects, place, config, parent, |_| {});
+        assert_eq!(this.volume.phase(), Phase::Open);
+        this
+    }
+
+    /// The volume at a place, which may open or not; `meanwhile` is what others do before its first put of a manifest.
+    pub fn open_beside(
+        objects: &Objects,
+        place: &str,
+        config: Config,
+        parent: &str,
+        meanwhile: fn(&Objects),
+    ) -> Self {
         let mut this = Self {
             volume: ObjectVolume::new(config),
             objects: Rc::clone(objects),
@@ -87,10 +102,10 @@ impl Bucket {
             bytes_got: 0,
             longest_merge: 0,
             longest_forgetting: 0,
+            meanwhile: Some(meanwhile),
         };
         this.volume.clone_of(parent.to_owned(), place.to_owned());
         this.go();
-        assert_eq!(this.volume.phase(), Phase::Open);
         this
     }
 
@@ -186,6 +201,12 @@ impl Bucket {
     }
 
     fn perform(&mut self, action: Action) -> Option<(Token, Result<Stored, StoreError>)> {
+        if let Action::Put { name, .. } = &action
+            && name.kind == Kind::Manifest
+            && let Some(meanwhile) = self.meanwhile.take()
+        {
+            meanwhile(&self.objects);
+        }
         Some(match action {
             Action::Put {
                 token,
