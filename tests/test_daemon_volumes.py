@@ -48,11 +48,19 @@ def test_create_takes_a_backend_as_it_is(daemon, tmp_path):
     image = tmp_path / "disk.img"
     image.write_bytes(b"b" * MIB)
     done = daemon.cli("volume", "create", "raw", "--size", "2M", "--backend", f"file:{image}")
-    refused(done, 2, "has 1048576 bytes, not 2097152", "leave --size out")
+    refused(done, 2, "has 1048576 bytes, not 2097152", "leave --size out", "truncate -s 2097152")
     assert daemon.json("volume", "create", "raw", "--backend", f"file:{image}")["bytes"] == MIB
     assert daemon.read("raw", MIB) == b"b" * MIB
     done = daemon.cli("volume", "create", "raw2", "--backend", f"file:{image}")
     refused(done, 2, "is the backend of volume raw")
+
+
+def test_create_says_what_to_do_with_an_empty_backend(daemon, tmp_path):
+    image = tmp_path / "empty.img"
+    image.touch()
+    for size in ([], ["--size", "1M"]):
+        done = daemon.cli("volume", "create", "v", *size, "--backend", f"file:{image}")
+        refused(done, 2, "exists and is empty", "remove it", "truncate -s SIZE")
 
 
 def test_create_makes_a_backend_that_is_not_there(daemon, tmp_path):
@@ -82,10 +90,16 @@ def test_create_refuses_a_bad_backend(daemon, backend, parts):
     assert set(os.listdir(daemon.data / "volumes")) == before
 
 
-def test_create_refuses_a_backend_inside_of_the_data_directory(daemon):
+def test_create_refuses_places_inside_of_the_data_directory(daemon, tmp_path):
     daemon.create("victim")
-    backend = f"file:{daemon.data}/volumes/victim/log"
-    refused(daemon.cli("volume", "create", "thief", "--backend", backend), 2, "inside the data directory")
+    linked = tmp_path / "linked"
+    linked.symlink_to(daemon.data)
+    for there in (daemon.data / "volumes/victim/log", daemon.data / "events.1.jsonl", linked / "new"):
+        for place in (["--backend", f"file:{there}"], ["--log-path", there],
+                      ["--mode", "storage", "--store-path", there]):
+            done = daemon.cli("volume", "create", "thief", "--size", "16M", *place)
+            refused(done, 2, "inside the data directory", f"{daemon.data}/kept")
+    daemon.create("v", "--backend", f"file:{daemon.data}/kept/v.img")
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ use crate::device::worker::{JobOutput, Remote};
 use crate::image_format::{self, MAGIC_BYTES};
 use copier::Copier;
 use lineage::Origin;
+pub use presence::Spoilt;
 use presence::{CUT, GONE};
 use snapshots::Frozen;
 pub use snapshots::directory_of as snapshots_of;
@@ -73,6 +74,7 @@ pub struct Prepared {
     identity: Option<String>,
     origin: Option<Origin>,
     copying: Arc<Copying>,
+    spoilt: Arc<Spoilt>,
     opened_at: Instant,
 }
 
@@ -99,6 +101,10 @@ impl super::Opened for Prepared {
 
     fn copying(&self) -> Option<Arc<Copying>> {
         Some(Arc::clone(&self.copying))
+    }
+
+    fn spoilt(&self) -> Option<Arc<Spoilt>> {
+        Some(Arc::clone(&self.spoilt))
     }
 }
 
@@ -272,6 +278,7 @@ pub fn open(
         identity: None,
         origin: lineage::origin_of(&opened.file),
         copying: Arc::default(),
+        spoilt: Arc::default(),
         opened,
         opened_at,
     })
@@ -304,6 +311,7 @@ fn open_snapshot(
         identity: snapshots::identity_of(&opened.file),
         origin: None,
         copying: Arc::default(),
+        spoilt: Arc::default(),
         opened,
         opened_at: Instant::now(),
     })
@@ -352,6 +360,8 @@ pub struct FileBackend {
     opened_at: Instant,
     /// Why it is not, if that was said.
     spoilt: Option<Errno>,
+    /// The same, for whoever asks.
+    shown: Arc<Spoilt>,
     /// The snapshot that is being made or deleted.
     keeping: Option<Token>,
     /// The copy that a snapshot has begun, until it is known how that ended.
@@ -394,6 +404,7 @@ impl FileBackend {
             checked: None,
             opened_at: prepared.opened_at,
             spoilt: None,
+            shown: prepared.spoilt,
             keeping: None,
             copier: None,
             copying: prepared.copying,
@@ -519,24 +530,12 @@ impl FileBackend {
         let path = self.path.display();
         match (result, self.spoilt) {
             (Err(errno), before) if before == Some(errno) => {}
-            (Err(CUT), _) => tracing::error!(
-                %path,
-                "the image was cut while its volume is open: nothing more is written to it; put it right, then restart \
-                 the node"
-            ),
-            (Err(GONE), _) => tracing::error!(
-                %path,
-                "the image was removed or replaced while its volume is open: no flush succeeds until that file is back \
-                 in its place"
-            ),
-            (Err(error), _) => tracing::error!(
-                %path, %error,
-                "whether the image is still in its place cannot be seen: no flush succeeds until it can"
-            ),
+            (Err(error), _) => tracing::error!(%path, %error, "{}", presence::words(error)),
             (Ok(()), Some(_)) => tracing::info!(%path, "the image is back in its place"),
             (Ok(()), None) => {}
         }
         self.spoilt = result.err();
+        self.shown.set(self.spoilt);
         self.checked = result.is_ok().then_some(now);
         result.map(|()| Done::Written)
     }

@@ -460,6 +460,10 @@ pub trait Opened: Send {
     fn copying(&self) -> Option<Arc<Copying>> {
         None
     }
+    /// Where it says why an image is not what its volume needs.
+    fn spoilt(&self) -> Option<Arc<file::Spoilt>> {
+        None
+    }
     /// Where it looks how it is to compress, if it can.
     fn compression(&self) -> Option<Arc<Compression>> {
         None
@@ -698,6 +702,7 @@ impl Prepared {
     pub fn build(self) -> Stack {
         let counters = self.backend.counters();
         let copying = self.backend.copying();
+        let spoilt = self.backend.spoilt();
         let compression = self.backend.compression();
         let backend = filters::stack(self.filters, self.backend.build());
         let backend: Box<dyn Backend> = match self.home {
@@ -710,6 +715,7 @@ impl Prepared {
         Stack {
             counters,
             copying,
+            spoilt,
             compression,
             ..Stack::new(backend, self.bytes)
         }
@@ -725,6 +731,7 @@ pub struct Stack {
     waiting: VecDeque<Operation>,
     counters: Option<Arc<Counters>>,
     copying: Option<Arc<Copying>>,
+    spoilt: Option<Arc<file::Spoilt>>,
     compression: Option<Arc<Compression>>,
 }
 
@@ -739,6 +746,7 @@ impl Stack {
             waiting: VecDeque::new(),
             counters: None,
             copying: None,
+            spoilt: None,
             compression: None,
         }
     }
@@ -748,6 +756,11 @@ impl Stack {
         self.copying
             .as_deref()
             .filter(|copying| copying.is_running())
+    }
+
+    /// What is wrong with the image, and what to do.
+    pub fn image_trouble(&self) -> Option<&'static str> {
+        self.spoilt.as_ref()?.words()
     }
 
     /// What it counts of the requests to its store, if it has one.

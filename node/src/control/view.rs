@@ -68,13 +68,16 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
             .store
             .as_ref()
             .and_then(|store| store.trouble.as_ref());
-        return Some(match store {
-            Some(why) => format!("{words}; last answer of the store: {why}"),
-            None => words,
+        return Some(match (report.image_trouble, store) {
+            (Some(why), _) => format!("{words}; {why}"),
+            (None, Some(why)) => format!("{words}; last answer of the store: {why}"),
+            (None, None) => words,
         });
     }
     match report.state {
-        State::Healthy => home_reason(report).or_else(|| map_reason(report)),
+        State::Healthy => home_reason(report)
+            .or_else(|| map_reason(report))
+            .or_else(|| Some(format!("backend: {}", report.image_trouble?))),
         _ => Some("not open".to_owned()),
     }
 }

@@ -184,6 +184,18 @@ impl Layout {
     pub fn volumes(&self) -> PathBuf {
         self.root.join("volumes")
     }
+    /// Whether a path, which has no links, is where HDCS keeps its own files and nobody else may.
+    pub fn is_own(&self, real: &Path) -> bool {
+        let free = [self.kept(), self.detached()];
+        real.starts_with(&self.root) && !free.iter().any(|free| real.starts_with(free))
+    }
+    /// Why nobody else may.
+    pub fn own_refusal(&self) -> String {
+        format!(
+            "is inside the data directory, where HDCS keeps its own files: choose a path outside, or {}",
+            self.kept().display()
+        )
+    }
     /// Where kept backing files go.
     pub fn kept(&self) -> PathBuf {
         self.root.join("kept")

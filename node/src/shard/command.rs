@@ -202,6 +202,8 @@ pub struct VolumeReport {
     pub benefit: VolumeBenefit,
     /// Requests to its backend's store, if that has one.
     pub store: Option<crate::stores::Counts>,
+    /// What is wrong with its image, and what to do.
+    pub image_trouble: Option<&'static str>,
     /// Why what was pinned is not, if it is not.
     pub pin_trouble: Option<String>,
     /// Its home, if it is in storage mode. What is dirty there is part of `stats`.

@@ -387,6 +387,7 @@ impl Served {
             qos,
             benefit: self.volume.benefit(cache),
             store: self.backend.counts(),
+            image_trouble: self.backend.image_trouble(),
             pin_trouble: self.pin_trouble.clone(),
             home: self.home(),
             is_resizing: self.resizing.is_some(),

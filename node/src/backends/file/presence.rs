@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::backends::{Absent, BackendError, Held};
 use crate::device::Errno;
@@ -15,6 +16,42 @@ pub const CUT: Errno = Errno(libc::ENODATA);
 pub const GONE: Errno = Errno(libc::ESTALE);
 /// An image that is replaced each time that it is opened is given up after so many.
 const OPEN_TRIES_MAX: usize = 8;
+
+/// Why an open image is not what its volume needs, as whoever asks is told.
+#[derive(Debug, Default)]
+pub struct Spoilt(AtomicI32);
+
+impl Spoilt {
+    /// Remember it; `None` if all is well.
+    pub fn set(&self, why: Option<Errno>) {
+        self.0.store(why.map_or(0, |why| why.0), Ordering::Relaxed);
+    }
+
+    /// What is wrong, and what to do.
+    pub fn words(&self) -> Option<&'static str> {
+        match Errno(self.0.load(Ordering::Relaxed)) {
+            Errno(0) => None,
+            why => Some(words(why)),
+        }
+    }
+}
+
+/// What is wrong with an open image, and what to do.
+pub fn words(why: Errno) -> &'static str {
+    match why {
+        CUT => {
+            "the image was cut while its volume is open: nothing more is written to it; put it right, then restart \
+             the node"
+        }
+        GONE => {
+            "the image was removed or replaced while its volume is open: no flush succeeds until that file is back \
+             in its place"
+        }
+        _ => {
+            "whether the image is still in its place cannot be seen: no flush succeeds until it can"
+        }
+    }
+}
 
 /// Whether an open image is what lies at its place, with so many bytes at least. Blocks.
 pub fn check(file: &File, path: &Path, bytes: u64) -> Result<(), Errno> {

@@ -146,17 +146,12 @@ impl Node {
         }
         let bytes = match (request.bytes, found) {
             (Some(bytes), None) => bytes,
+            (None, Some(found)) if found.bytes == 0 => return Err(at(empty_backend())),
             (None, Some(found)) => found.bytes,
             (Some(bytes), Some(found)) if bytes == found.bytes => bytes,
             // The rest of it is not touched.
             (Some(bytes), Some(found)) if found.partly && bytes < found.bytes => bytes,
-            (Some(bytes), Some(found)) => {
-                return Err(at(format!(
-                    "the backend exists and has {0} bytes, not {bytes}: leave --size out, or say --size \
-                     {0}, to use it as it is",
-                    found.bytes
-                )));
-            }
+            (Some(bytes), Some(found)) => return Err(at(other_size(bytes, found.bytes))),
             (None, None) => {
                 let none = |url: &String| format!("there is nothing at {url} yet, so that it");
                 let what = request.backend.as_ref().map_or("it".to_owned(), none);
@@ -214,14 +209,9 @@ impl Node {
             let real = real_path(path).await.ok_or_else(silent)?;
             let layout = self.layout();
             // A snapshot there is only read.
-            if !place.is_read_only()
-                && (real.starts_with(layout.volumes()) || real.starts_with(layout.cache()))
-            {
-                return Err(invalid(format!(
-                    "backend {url} is inside the data directory, where HDCS keeps its own files: \
-                     choose a path outside, or {}",
-                    layout.kept().display()
-                )));
+            if !place.is_read_only() && layout.is_own(&real) {
+                let why = layout.own_refusal();
+                return Err(invalid(format!("backend {url} {why}")));
             }
         }
         let found = tokio::task::spawn_blocking(move || place.find()).await;
@@ -305,6 +295,10 @@ impl Node {
         let mut others = self.entries();
         others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
         let real = real_path(&path).await.ok_or_else(silent)?;
+        if path.is_absolute() && layout.is_own(&real) {
+            let why = layout.own_refusal();
+            return Err(format!("log path {} {why}", path.display()));
+        }
         for other in &others {
             // One that does not answer has a volume that holds its lock.
             if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
@@ -319,10 +313,41 @@ impl Node {
     }
 }
 
+/// The backend is there and has another size than the volume is to have.
+fn other_size(bytes: u64, has: u64) -> String {
+    if has == 0 {
+        return empty_backend();
+    }
+    let way_out = if bytes < has {
+        format!("leave --size out, or say --size {has}, to use it as it is")
+    } else {
+        format!(
+            "to use it as it is, leave --size out, or say --size {has}; for a volume of {bytes} bytes, make it \
+             that long (`truncate -s {bytes}`), or remove it"
+        )
+    };
+    format!("the backend exists and has {has} bytes, not {bytes}: {way_out}")
+}
+
+fn empty_backend() -> String {
+    "the backend exists and is empty: remove it, and it is made; or give it the volume's size (`truncate -s SIZE`)"
+        .to_owned()
+}
+
 /// A path without links, as far as it exists; `None` if what it lies on does not answer.
 pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
     let path = path.to_owned();
-    let look = move || fs::canonicalize(&path).unwrap_or(path);
+    let look = move || {
+        let made_there = || {
+            Some(
+                fs::canonicalize(path.parent()?)
+                    .ok()?
+                    .join(path.file_name()?),
+            )
+        };
+        let there = fs::canonicalize(&path).ok();
+        there.or_else(made_there).unwrap_or(path)
+    };
     in_time(ANSWER_TIME_MAX, look).await
 }
 

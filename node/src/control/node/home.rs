@@ -65,6 +65,10 @@ impl Node {
         let real = real_path(&path).await.ok_or_else(silent)?;
         let is_taken = is_taken(&path).await.ok_or_else(silent)?;
         let layout = self.layout();
+        if layout.is_own(&real) {
+            let why = layout.own_refusal();
+            return Err(format!("store path {} {why}", path.display()));
+        }
         for other in self.entries() {
             let theirs = [Some(other.log_path(&layout)), other.home_path(&layout)];
             for theirs in theirs.into_iter().flatten() {
