@@ -7,7 +7,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from daemon import COMMAND_SECONDS, MIB, Daemon
+from daemon import COMMAND_SECONDS, MIB, Daemon, refused
 from lying_s3 import LyingS3
 from test_encryption_volumes import encrypted, key_file
 
@@ -231,3 +231,21 @@ def test_encrypted_volume_whose_removal_was_cut_short_can_only_be_deleted(store,
     assert "its deletion has begun" in node.volume("v")["reason"], node.volume("v")["reason"]
     node.ok("volume", "delete", "v")
     assert not store.data()
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_rotation_of_a_volume_that_is_not_there_any_more_leaves_no_key(store, tmp_path, is_reused):
+    late, here = store.nodes
+    options = encrypted(key_file(tmp_path))
+    store.create(late, "v", *options)
+    late.stop()
+    store.create(here, "v", *options)
+    here.api("DELETE", "/v1/volumes/v?remove_data=true")
+    if is_reused:
+        store.create(here, "w")
+    late.start()
+    late.until(lambda: late.volume("v")["phase"] == "failed")
+    said = "another image stands in its place" if is_reused else "was deleted"
+    done = late.cli("volume", "rotate-key", "v", "--key-file", key_file(tmp_path, "other-key"))
+    refused(done, 1, said)
+    assert not is_key(store.s3.objects)

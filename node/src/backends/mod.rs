@@ -245,6 +245,18 @@ pub struct KeptClone {
 }
 
 impl Kept {
+    /// Refuse what is not what a volume was made over, if that is known, and what was given up; `place` is for people.
+    pub fn refuse_other(&self, place: &str, identity: Option<&str>) -> Result<(), BackendError> {
+        match identity {
+            Some(was) if was != self.identity => Err(BackendError::Replaced {
+                has: self.identity.clone(),
+                was: was.to_owned(),
+            }),
+            _ if self.is_gone => Err(BackendError::Gone(place.to_owned())),
+            _ => Ok(()),
+        }
+    }
+
     /// Every clone.
     pub fn all_clones(&self) -> impl Iterator<Item = &KeptClone> {
         let snapshots = self.snapshots.iter();

@@ -121,6 +121,19 @@ fn refuse_other_wrapping(there: Option<WrappedKey>, ours: &WrappedKey) -> Result
     }
 }
 
+/// What is at the place must be this volume: beside another one, or what is left of a deleted one, a key keeps that, or
+/// the next volume there, from being opened.
+fn refuse_other_volume(
+    keeper: &dyn Keeper,
+    place: &str,
+    identity: Option<&str>,
+) -> Result<(), ApiError> {
+    let kept = keeper.kept().map_err(no_backend)?;
+    let kept = kept.ok_or_else(|| BackendError::Absent(place.to_owned()));
+    kept.and_then(|kept| kept.refuse_other(place, identity))
+        .map_err(|error| ApiError::new(ErrorKind::Conflict, error.to_string()))
+}
+
 impl Node {
     /// How a new volume is to be encrypted.
     pub(super) async fn plan_encryption(
@@ -156,7 +169,8 @@ impl Node {
             let rotated = encryption.rotated(source).map_err(no_key)?;
             let url = BackendUrl::parse(&old.backend_url(&layout));
             let place = url.map_err(|error| invalid(error.to_string()))?.place;
-            if let Some(keeper) = place.as_keeper() {
+            if let Some(keeper) = place.as_keeper().filter(|keeper| keeper.is_objects()) {
+                refuse_other_volume(keeper, &place.name(), old.backend_identity.as_deref())?;
                 refuse_other_wrapping(keeper.key().map_err(no_backend)?, &old_key)?;
                 keeper.put_key(&rotated.key).map_err(no_backend)?;
             }
