@@ -33,6 +33,10 @@ class Store:
     def create(self, node, name, *options):
         node.create(name, *options, "--backend", self.url, size=str(8 * MIB))
 
+    def elsewhere(self, name):
+        """Another place."""
+        return self.url.replace("bucket/volume", f"bucket/{name}")
+
     def at_deletes(self, act):
         """From now on whatever is deleted is deleted by this."""
         with self.s3.lock:
@@ -249,3 +253,21 @@ def test_rotation_of_a_volume_that_is_not_there_any_more_leaves_no_key(store, tm
     done = late.cli("volume", "rotate-key", "v", "--key-file", key_file(tmp_path, "other-key"))
     refused(done, 1, said)
     assert not is_key(store.s3.objects)
+
+
+def test_clone_of_a_volume_that_is_not_there_any_more_is_none_of_the_next_one(store):
+    late, here = store.nodes
+    store.create(late, "v")
+    late.ok("volume", "snapshot", "v", "daily")
+    late.stop()
+    store.create(here, "v")
+    here.ok("volume", "snapshot", "v", "daily", "--delete")
+    here.api("DELETE", "/v1/volumes/v?remove_data=true")
+    store.create(here, "w")
+    here.ok("volume", "snapshot", "w", "daily")
+    late.start()
+    late.until(lambda: late.volume("v")["phase"] == "failed")
+    said = "another image stands in its place"
+    refused(late.cli("volume", "snapshot", "v", "--list"), 1, said)
+    refused(late.cli("volume", "clone", "v@daily", "c", "--backend", store.elsewhere("c")), 1, said)
+    assert not [name for name in store.data() if "/clone/" in name]

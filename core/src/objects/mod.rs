@@ -128,6 +128,8 @@ pub struct Config {
     pub bytes: Option<u64>,
     /// UUID that an existing volume must have. `None`: any.
     pub uuid: Option<[u8; 16]>,
+    /// UUID that the parent of a clone must have. `None`: any.
+    pub parent: Option<[u8; 16]>,
     /// Drawn at random for every opening; tells this owner's manifests from those of others.
     pub nonce: u64,
     /// Blocks that a data object gathers before it is put without a flush.
@@ -155,6 +157,7 @@ impl Config {
             access,
             bytes: None,
             uuid: None,
+            parent: None,
             nonce,
             batch_blocks: OBJECT_BATCH_BLOCKS_MAX,
             write_memory_bytes: 72 << 20,

@@ -627,6 +627,10 @@ impl ObjectVolume {
         let Access::Clone { snapshot, .. } = self.config.access else {
             return Err(OpenError::Absent);
         };
+        // Another volume may have a snapshot of that name.
+        if self.config.parent.is_some_and(|uuid| uuid != parent.volume) {
+            return Err(OpenError::NoSnapshot);
+        }
         let found = find_snapshot(parent, snapshot)?;
         if let Some(cloning) = &self.opening.clone {
             // The second look, after the reference: is it still the same?

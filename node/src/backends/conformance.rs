@@ -17,7 +17,9 @@ use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 
 use super::copying::Copying;
 use super::url::BackendUrl;
-use super::{Absent, Ask, BackendError, Keep, Keeper, Kept, Operation, Port, Prepared, Stack};
+use super::{
+    Absent, Ask, BackendError, CloneOrigin, Keep, Keeper, Kept, Operation, Port, Prepared, Stack,
+};
 use crate::device::ring::{Finished, Owner, Ring, RingConfig};
 use crate::filters::Chance;
 
@@ -416,7 +418,7 @@ fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
 
     let clone_place = BackendUrl::parse(clone_url).expect("a URL").place;
     let clone_keeper = clone_place.as_keeper().expect("the same kind");
-    let begin = |from| clone_keeper.clone_from(url, &name(from), &copying);
+    let begin = |from| clone_keeper.clone_from(&origin(url, name(from)), &copying);
     assert!(begin("three").is_err());
     let made = begin("one").unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(made.bytes, BYTES);
@@ -451,6 +453,15 @@ fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
     assert!(parent.read(1 << 20, 1 << 20).unwrap() == fourth);
     if is_objects {
         gives_up(parent, clone, keeper, (clone_url, clone_keeper));
+    }
+}
+
+/// The snapshot of what is at a URL, whatever that is.
+pub(crate) fn origin(url: &str, snapshot: SnapshotName) -> CloneOrigin<'_> {
+    CloneOrigin {
+        url,
+        identity: None,
+        snapshot,
     }
 }
 

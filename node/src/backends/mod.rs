@@ -166,12 +166,11 @@ pub enum Held {
 pub trait Keeper {
     /// The snapshots and clones of the volume there; `None`: there is no volume.
     fn kept(&self) -> Result<Option<Kept>, BackendError>;
-    /// Make a volume here, where nothing is yet, that begins as a snapshot of the one at the place
-    /// of a URL. What has to be copied for it is, if `copying` allows that, and is counted there.
+    /// Make a volume here, where nothing is yet, that begins as a snapshot of another one. What has to be copied
+    /// for it is, if `copying` allows that, and is counted there.
     fn clone_from(
         &self,
-        parent: &str,
-        snapshot: &SnapshotName,
+        origin: &CloneOrigin<'_>,
         copying: &Copying,
     ) -> Result<Found, BackendError>;
     /// Whether a volume here is objects that are this program's own. A clone can be given up then, and a
@@ -205,6 +204,17 @@ pub trait Keeper {
     fn sweep(&self) -> Result<u64, BackendError> {
         Ok(0)
     }
+}
+
+/// What a clone begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct CloneOrigin<'a> {
+    /// Where its parent is.
+    pub url: &'a str,
+    /// What its parent is, if that is known ([`Opened::identity`]).
+    pub identity: Option<&'a str>,
+    /// The snapshot of it.
+    pub snapshot: SnapshotName,
 }
 
 /// What depends on a volume, and what it depends on.

@@ -35,7 +35,7 @@ use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
 use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{
     Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, Name, OpenError, Phase,
-    SnapshotError, SnapshotName, StoreError as Failure, Stored,
+    SnapshotError, StoreError as Failure, Stored,
 };
 use hdcs_core::objects::{Access, Config, ObjectVolume};
 use hdcs_core::volume::Inherited;
@@ -43,15 +43,15 @@ use uuid::Uuid;
 
 use self::compressed::Compressed;
 use self::contents::{
-    at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other,
+    at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other, uuid_of,
 };
 use self::joining::{How, Joining};
 use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Keep, Keeper, Kept, Opened, Operation,
-    Place, Port, check_size,
+    Absent, Ask, Backend, BackendError, Capabilities, CloneOrigin, Found, Keep, Keeper, Kept,
+    Opened, Operation, Place, Port, check_size,
 };
 use crate::crypt::ObjectKey;
 use crate::crypt::wrapped::WrappedKey;
@@ -289,11 +289,10 @@ impl Keeper for ObjectsPlace {
 
     fn clone_from(
         &self,
-        parent: &str,
-        snapshot: &SnapshotName,
+        origin: &CloneOrigin<'_>,
         _copying: &Copying,
     ) -> Result<Found, BackendError> {
-        let (parent, place) = (objects_place(parent)?, self.reach.name());
+        let (parent, place) = (objects_place(origin.url)?, self.reach.name());
         if parent.reach.store() != self.reach.store() {
             return Err(BackendError::Refused(format!(
                 "{place}: the parent is in {}, and a clone shares its objects: name a place in the same \
@@ -319,8 +318,9 @@ impl Keeper for ObjectsPlace {
             return Err(there());
         }
         let uuid = *Uuid::new_v4().as_bytes();
-        let snapshot = *snapshot;
+        let snapshot = origin.snapshot;
         let mut config = Config::new(Access::Clone { uuid, snapshot }, nonce());
+        config.parent = origin.identity.and_then(uuid_of);
         // It is opened anew once it is made.
         ObjectMemory::least().bound(&mut config);
         let mut machine = ObjectVolume::new(config);

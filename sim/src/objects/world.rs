@@ -280,6 +280,7 @@ impl World {
             access,
             bytes,
             uuid: None,
+            parent: None,
             nonce: self.random.u64(..),
             batch_blocks: self.scenario.batch_blocks,
             write_memory_bytes: self.scenario.write_memory_bytes,

@@ -32,7 +32,7 @@ use super::presence::{self, CUT, open_to_look};
 use super::{ImagePath, lineage};
 use crate::backends::copying::Copying;
 use crate::backends::url::{Given, OptionList};
-use crate::backends::{BackendError, Found, Keeper, Kept, KeptSnapshot, Place};
+use crate::backends::{BackendError, CloneOrigin, Found, Keeper, Kept, KeptSnapshot, Place};
 use crate::catalogue::file_url;
 use crate::device::Errno;
 use crate::device::file::{self as device, DeviceError, Opened};
@@ -434,12 +434,11 @@ impl Keeper for ImagePath {
 
     fn clone_from(
         &self,
-        parent: &str,
-        snapshot: &SnapshotName,
+        origin: &CloneOrigin<'_>,
         copying: &Copying,
     ) -> Result<Found, BackendError> {
-        let parent = Self::of(parent)?.path;
-        let snapshot = directory_of(&parent).join(snapshot.as_str());
+        let parent = Self::of(origin.url)?.path;
+        let snapshot = directory_of(&parent).join(origin.snapshot.as_str());
         let (file, temporary) = self.begin_clone(&parent, &snapshot)?;
         let filled = self.fill_clone(&snapshot, &file, copying);
         let made = filled.and_then(|()| {

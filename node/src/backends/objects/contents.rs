@@ -62,6 +62,15 @@ pub(super) fn identity(uuid: [u8; 16]) -> String {
     format!("the volume {} in an object store", Uuid::from_bytes(uuid))
 }
 
+/// Whose identity that is; `None`: that of something else.
+pub(super) fn uuid_of(said: &str) -> Option<[u8; 16]> {
+    let mut words = said.split(' ');
+    let uuid = words
+        .find_map(|word| Uuid::try_parse(word).ok())?
+        .into_bytes();
+    (identity(uuid) == said).then_some(uuid)
+}
+
 /// Refuse a volume that is not the one that is expected.
 pub(super) fn refuse_other(there: &Manifest, expected: Option<&str>) -> Result<(), BackendError> {
     let has = identity(there.volume);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{dead_clones, objects_place};
-use crate::backends::conformance::{self, Bench};
+use crate::backends::conformance::{self, Bench, origin};
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::{Verified, Watch};
@@ -213,7 +213,7 @@ fn snapshot_and_clone_copy_no_data() {
         place
             .as_keeper()
             .unwrap()
-            .clone_from(&parent, &name, &Copying::default())
+            .clone_from(&origin(&parent, name), &Copying::default())
             .unwrap();
         let bucket = served.directory.path().join("bucket");
         let (count, bytes) = total(&bucket.join(format!("clone-{mib}")));
@@ -244,14 +244,13 @@ fn clone_in_another_store_is_refused() {
     let refused = place
         .as_keeper()
         .unwrap()
-        .clone_from(&parent, &name, &Copying::default());
+        .clone_from(&origin(&parent, name), &Copying::default());
     let said = refused.unwrap_err().to_string();
     assert!(said.contains("name a place in the same store"), "{said}");
-    let elsewhere =
-        place
-            .as_keeper()
-            .unwrap()
-            .clone_from("file:/tmp/x", &name, &Copying::default());
+    let elsewhere = place
+        .as_keeper()
+        .unwrap()
+        .clone_from(&origin("file:/tmp/x", name), &Copying::default());
     assert!(elsewhere.is_err());
 }
 
@@ -305,7 +304,7 @@ fn verify_reads_all_that_a_volume_its_snapshots_and_a_clone_need_and_fences_nobo
     place
         .as_keeper()
         .unwrap()
-        .clone_from(&parent, &name, &Copying::default())
+        .clone_from(&origin(&parent, name), &Copying::default())
         .unwrap();
     let found = verified(&clone);
     assert_eq!((found.problems, found.blocks), (vec![], 64));
@@ -399,7 +398,7 @@ fn reference_of_a_clone_that_never_came_to_be_is_removed_and_no_other() {
         .unwrap();
     let clone = |to: &str| {
         let place = objects_place(&url(&served, to)).unwrap();
-        place.clone_from(&parent, &name, &Copying::default())
+        place.clone_from(&origin(&parent, name), &Copying::default())
     };
     clone("alive").unwrap();
     clone("dead").unwrap();

@@ -3,13 +3,15 @@
 //! The image that is open makes and deletes snapshots ([`perform`]); who looks or clones opens it for
 //! reading, beside whoever has its lock.
 
-use hdcs_core::objects::io::{SnapshotError, SnapshotName};
+use hdcs_core::objects::io::SnapshotError;
 
 use super::ceph::{self, Image, Snap};
 use super::{ImagePlace, Look, Prepared, bounded};
 use crate::backends::copying::Copying;
 use crate::backends::url::{Given, OptionList};
-use crate::backends::{BackendError, Found, Keep, Keeper, Kept, KeptClone, KeptSnapshot};
+use crate::backends::{
+    BackendError, CloneOrigin, Found, Keep, Keeper, Kept, KeptClone, KeptSnapshot,
+};
 use crate::device::Errno;
 
 /// Do what is asked about keeping states. Blocks.
@@ -152,12 +154,11 @@ impl Keeper for ImagePlace {
 
     fn clone_from(
         &self,
-        parent: &str,
-        snapshot: &SnapshotName,
+        origin: &CloneOrigin<'_>,
         _copying: &Copying,
     ) -> Result<Found, BackendError> {
         let (ceph, this) = (ceph::load()?, self.clone());
-        let (parent, snapshot) = (Self::of(parent)?, *snapshot);
+        let (parent, snapshot) = (Self::of(origin.url)?, origin.snapshot);
         bounded(&self.spec(), move || {
             this.clone_now(ceph, &parent, snapshot.as_str())
         })

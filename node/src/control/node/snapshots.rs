@@ -24,7 +24,7 @@ use super::{
 };
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
-use crate::backends::{BackendError, Keep, Keeper, Kept, KeptClone};
+use crate::backends::{BackendError, CloneOrigin, Keep, Keeper, Kept, KeptClone};
 use crate::catalogue::{Entry, Found};
 use crate::control::api::{
     ApiError, CloneVolume, CreateVolume, DeleteOptions, ErrorKind, MakeSnapshot, Snapshot,
@@ -168,7 +168,14 @@ impl Node {
             };
             ApiError::new(kind, format!("volume {name}: {error}"))
         })?;
-        kept.ok_or_else(|| invalid(self.instead(entry)))
+        let looked = kept.ok_or_else(|| invalid(self.instead(entry)))?;
+        let place = entry.backend_url(&self.layout());
+        let identity = entry.backend_identity.as_deref();
+        let refused = looked.kept.refuse_other(&place, identity);
+        refused.map_err(|error| {
+            ApiError::new(ErrorKind::Conflict, format!("volume {name}: {error}"))
+        })?;
+        Ok(looked)
     }
 
     /// Why a backend has no snapshots, and what to do instead.
@@ -441,6 +448,7 @@ impl Node {
             .map_err(|shortage| short(&new, &shortage))?;
         let place = url.clone();
         let key = entry.encryption.clone().map(|encryption| encryption.key);
+        let identity = entry.backend_identity.clone();
         let copied = self.begin_copy(name, copy);
         let copying = Arc::clone(&copied.copying);
         let made = tokio::task::spawn_blocking(move || {
@@ -452,7 +460,12 @@ impl Node {
                         refuse_other_key(keeper.key()?, &key)?;
                         keeper.put_key(&key)?;
                     }
-                    keeper.clone_from(&parent, &begins_with, &copying).map(drop)
+                    let origin = CloneOrigin {
+                        url: &parent,
+                        identity: identity.as_deref(),
+                        snapshot: begins_with,
+                    };
+                    keeper.clone_from(&origin, &copying).map(drop)
                 }
                 None => Err(BackendError::Refused(place.name())),
             }
