@@ -2,10 +2,11 @@
 finds it, nothing that is missing passes for zeroes, and what is somebody else's stays."""
 
 import fcntl
+import json
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import nbd
@@ -267,4 +268,38 @@ def test_snapshot_is_not_removed_with_a_volume_over_it(tmp_path):
         assert "put that back" not in answer
         daemon.ok("volume", "delete", "over")
         assert snapshot.exists()
+        daemon.stop()
+
+
+@pytest.mark.parametrize("must_be_new", [False, True])
+def test_creation_that_was_killed_leaves_a_file_alone_that_came_to_its_place(tmp_path, must_be_new):
+    image, command, go = tmp_path / "image", tmp_path / "command", tmp_path / "go"
+    with Daemon(tmp_path) as daemon:
+        made = daemon.data / "volumes/v"
+        # The volume is made, and waits for its key before its image is.
+        command.write_text(f"#!/bin/sh\nwhile [ -e {made} ] && [ ! -e {go} ]; do sleep 0.05; done\nprintf %064d 7\n")
+        command.chmod(0o700)
+        asked = {"name": "v", "bytes": SIZE, "backend": f"file:{image}", "must_be_new": must_be_new}
+        asked["encryption"] = {"key_command": str(command)}
+
+        def create():
+            with suppress(Exception):
+                daemon.api("POST", "/v1/volumes", json.dumps(asked))
+
+        creating = threading.Thread(target=create)
+        creating.start()
+        daemon.until(made.exists)
+        daemon.kill()
+        creating.join()
+        assert not image.exists()
+        go.touch()
+        run("qemu-img", "create", "-q", "-f", "qcow2", image, "64M")
+        os.truncate(image, SIZE)
+        before = image.read_bytes()
+        daemon.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] != "opening")
+        reason = daemon.volume("v")["reason"] or ""
+        assert "is there already, and is left as it was" in reason, reason
+        daemon.api("DELETE", "/v1/volumes/v?remove_data=true")
+        assert image.read_bytes() == before
         daemon.stop()

@@ -60,6 +60,12 @@ class Store:
         node.wait()
         self.s3.tell("delete", None)
 
+    def kill_at_put(self, node, puts=0):
+        """Kill the node at a put, before which so many are done."""
+        with self.s3.lock:
+            self.s3.objects = KillsBeforePut(self.s3.objects)
+            self.s3.objects.process, self.s3.objects.puts = node.process, puts
+
     def data(self):
         """What is there beside manifests."""
         return [name for name in self.s3.objects if "manifest/" not in name]
@@ -116,13 +122,15 @@ def test_node_that_has_a_deleted_volume_open_cannot_write_into_the_next_one_ther
 
 
 class KillsBeforePut(dict):
-    """Objects; a process ends instead of the next put."""
+    """Objects; a process ends instead of the next put, or of one after it."""
 
-    process = None
+    process, puts = None, 0
 
     def __setitem__(self, name, what):
-        process, self.process = self.process, None
-        if process:
+        if self.process and self.puts:
+            self.puts -= 1
+        elif self.process:
+            process, self.process = self.process, None
             process.kill()
             process.wait()
             return
@@ -134,9 +142,7 @@ def test_deletion_that_goes_on_late_leaves_the_next_volume_alone(store):
     store.create(late, "v")
     filled(late, "v")
     # It ends between noting that it gives the place up, and doing so.
-    with store.s3.lock:
-        store.s3.objects = KillsBeforePut(store.s3.objects)
-        store.s3.objects.process = late.process
+    store.kill_at_put(late)
     with pytest.raises(Exception):
         late.api("DELETE", "/v1/volumes/v?remove_data=true")
     late.wait()
@@ -271,3 +277,118 @@ def test_clone_of_a_volume_that_is_not_there_any_more_is_none_of_the_next_one(st
     refused(late.cli("volume", "snapshot", "v", "--list"), 1, said)
     refused(late.cli("volume", "clone", "v@daily", "c", "--backend", store.elsewhere("c")), 1, said)
     assert not [name for name in store.data() if "/clone/" in name]
+
+
+def creation(store, name, key=None):
+    """What an import asks for: a new volume."""
+    asked = {"name": name, "bytes": 8 * MIB, "backend": store.url, "must_be_new": True}
+    return json.dumps(asked | ({"encryption": {"key_file": str(key)}} if key else {}))
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_creation_that_was_killed_leaves_alone_what_came_to_its_place(store, tmp_path, is_encrypted, is_reused):
+    late, here = store.nodes
+    if is_reused:
+        store.create(here, "old")
+        here.api("DELETE", "/v1/volumes/old?remove_data=true")
+    store.kill_at_put(late)
+    with pytest.raises(Exception):
+        late.api("POST", "/v1/volumes", creation(store, "v", key_file(tmp_path) if is_encrypted else None))
+    late.wait()
+    store.create(here, "w")
+    data = filled(here, "w")
+    late.start()
+    late.until(lambda: late.volume("v")["phase"] == "failed")
+    assert "is there already, and is left as it was" in late.volume("v")["reason"], late.volume("v")["reason"]
+    here.write("w", b"w" * BLOCK, MIB)
+    here.ok("volume", "flush", "w")
+    late.api("DELETE", "/v1/volumes/v?remove_data=true")
+    reopened(here, "w")
+    assert here.read("w", MIB) == data
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("is_reused", [False, True])
+@pytest.mark.parametrize("puts", [0, 1, 2])
+def test_creation_that_was_killed_ends_at_the_next_start(store, tmp_path, is_encrypted, is_reused, puts):
+    node, other = store.nodes
+    if is_reused:
+        store.create(other, "old")
+        other.api("DELETE", "/v1/volumes/old?remove_data=true")
+    store.kill_at_put(node, puts)
+    with pytest.raises(Exception):
+        node.api("POST", "/v1/volumes", creation(store, "v", key_file(tmp_path) if is_encrypted else None))
+        # That many were not needed.
+        node.process.kill()
+        node.ok("status")
+    node.wait()
+    node.start()
+    node.until(lambda: node.volume("v")["phase"] in ("open", "failed"))
+    assert node.volume("v")["phase"] == "open", node.volume("v")["reason"]
+    filled(node, "v")
+
+
+def test_creation_that_is_slow_leaves_alone_what_came_to_its_place(store):
+    late, here = store.nodes
+    slow = threading.Event()
+
+    def list_slowly(handler):
+        prefix = handler.key()[1].get("prefix", "")
+        if prefix == "" and not slow.is_set():
+            # Its node has looked, and has found nothing.
+            slow.set()
+            store.create(here, "w")
+        handler.list(handler.key()[1])
+
+    with store.s3.lock:
+        store.s3.lie = ("list", list_slowly)
+    done = late.cli("volume", "create", "v", "--size", "8M", "--backend", store.url)
+    refused(done, 1, "is there already, and is left as it was")
+    data = filled(here, "w")
+    reopened(here, "w")
+    assert here.read("w", MIB) == data
+
+
+def test_opening_of_a_deleted_volume_does_not_fence_the_next_one(store):
+    late, here = store.nodes
+    store.create(late, "v")
+    late.stop()
+    store.create(here, "v")
+    here.api("DELETE", "/v1/volumes/v?remove_data=true")
+    begun = threading.Event()
+
+    def list_slowly(handler):
+        if handler.key()[1].get("prefix") == "clone/" and not begun.is_set():
+            begun.set()
+            store.create(here, "w")
+        handler.list(handler.key()[1])
+
+    with store.s3.lock:
+        store.s3.lie = ("list", list_slowly)
+    late.start()
+    late.until(lambda: begun.is_set() and late.volume("v")["phase"] == "failed")
+    store.s3.tell("list", None)
+    here.until(lambda: here.volume("w")["phase"] == "open")
+    filled(here, "w")
+
+
+def test_clone_that_is_late_does_not_fence_who_was_first(store):
+    late, here = store.nodes
+    store.create(late, "v")
+    late.ok("volume", "snapshot", "v", "s")
+    place, begun = store.elsewhere("place"), threading.Event()
+
+    def list_slowly(handler):
+        has_referred = any("volume/clone/" in name for name in list(store.s3.objects))
+        if has_referred and not begun.is_set():
+            begun.set()
+            here.create("w", "--backend", place, size=str(8 * MIB))
+        handler.list(handler.key()[1])
+
+    with store.s3.lock:
+        store.s3.lie = ("list", list_slowly)
+    done = late.cli("volume", "clone", "v@s", "c", "--backend", place)
+    refused(done, 1, "there is a volume already")
+    assert begun.is_set()
+    filled(here, "w")

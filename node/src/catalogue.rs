@@ -176,10 +176,14 @@ pub struct Entry<E = Encryption> {
     pub log: LogPlace,
     /// The backend's URL; none: the file `data` in the volume's directory, which HDCS made.
     pub backend: Option<String>,
-    /// What the backend was when the volume was first opened, if it can tell: see
+    /// What the backend was when the volume was first opened, or is to be then, if it can tell: see
     /// [`crate::backends::Opened::identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_identity: Option<String>,
+    /// Whether nothing was at the backend's place when the volume was made: what its first opening finds there, after a
+    /// crash perhaps, is somebody else's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub backend_is_new: bool,
     /// How it is encrypted, if it is. On disk it is a file of its own ([`key`]), and the entry names the data key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<E>,
@@ -211,6 +215,7 @@ impl<E> Entry<E> {
             log: self.log,
             backend: self.backend,
             backend_identity: self.backend_identity,
+            backend_is_new: self.backend_is_new,
             encryption: self.encryption.map(say),
             home: self.home,
             pins: self.pins,

@@ -445,6 +445,7 @@ fn write_data_dir(root: &Path) {
         },
         backend: None,
         backend_identity: None,
+        backend_is_new: false,
         encryption: Some(Encryption::new(KeySource::Command(key)).unwrap()),
         home: Some("home".into()),
         pins: Vec::new(),

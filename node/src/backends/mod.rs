@@ -126,6 +126,11 @@ pub trait Place: std::fmt::Debug + Send {
     /// The volume that will be opened here is this one ([`Opened::identity`]). A place where another one would notice
     /// that it is opened looks first.
     fn expect(&mut self, _identity: &str) {}
+    /// What a volume that is made here is to be ([`Opened::identity`]), if that can be chosen before: it tells what an
+    /// earlier attempt has made from what came here meanwhile.
+    fn choose_identity(&self) -> Option<String> {
+        None
+    }
     /// How long one of its operations may take before it fails, if that is longer than a disk takes.
     fn patience(&self) -> Duration {
         Duration::ZERO
@@ -518,7 +523,7 @@ pub enum BackendError {
     /// There is something at its place, where nothing was to be.
     #[error(
         "backend: {0} is there already, and is left as it was: name a place where nothing is, or take that \
-         one and what it holds with --overwrite"
+         one and what it holds with `hdcs volume create`, or `hdcs volume import --overwrite`"
     )]
     Exists(String),
     /// Something else stands at its place than when the volume was made.
@@ -595,7 +600,8 @@ impl BackendError {
 pub enum Absent {
     /// Make it: the volume is new. What is there is used.
     Create,
-    /// Make it, and refuse what is there, also if that came while this was looking.
+    /// Make it, and refuse what is there, also if that came while this was looking; but not the volume that the place
+    /// was told to expect, which an earlier attempt has made.
     CreateNew,
     /// Refuse: the volume's data should be there.
     Refuse,
@@ -659,6 +665,11 @@ pub fn open_with(
     let backend = Prepared::over(url.place.open(bytes, absent)?, filters, bytes);
     backend.expect(identity)?;
     Ok(backend)
+}
+
+/// See [`Place::choose_identity`].
+pub fn choose_identity(url: &str) -> Option<String> {
+    BackendUrl::parse(url).ok()?.place.choose_identity()
 }
 
 /// What is at a URL's place, if anything. Blocks.

@@ -43,9 +43,10 @@ use uuid::Uuid;
 
 use self::compressed::Compressed;
 use self::contents::{
-    at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other, uuid_of,
+    There, at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other, uuid_of,
 };
 use self::joining::{How, Joining};
+use self::key::Lacking;
 use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
@@ -147,11 +148,76 @@ impl ObjectsPlace {
         Ok(Client::over(store, patience))
     }
 
+    /// Which volume is opened, where that is there: another one than was meant, what is no volume, and one that comes
+    /// there meanwhile get no key and are not even fenced.
+    fn which(&self, client: &Client, there: There, absent: Absent) -> Result<Which, BackendError> {
+        let is_new = absent != Absent::Refuse;
+        let expected = self.expected.as_deref().and_then(uuid_of);
+        let existing = |uuid, lacking| {
+            Ok(Which {
+                access: Access::Existing,
+                uuid,
+                lacking,
+            })
+        };
+        match there {
+            There::Volume(there) => match expected {
+                Some(uuid) if is_new && uuid != there.volume => {
+                    Err(BackendError::Exists(client.place()))
+                }
+                None if absent == Absent::CreateNew => Err(BackendError::Exists(client.place())),
+                _ => {
+                    refuse_other(&there, self.expected.as_deref())?;
+                    let is_known = expected.is_some();
+                    let lacking = if is_known {
+                        Lacking::Put
+                    } else {
+                        Lacking::Refuse
+                    };
+                    existing(Some(there.volume), lacking)
+                }
+            },
+            There::Gone(gone) if is_new && expected.is_some_and(|uuid| uuid != gone.volume) => {
+                Err(not_free(client))
+            }
+            There::Gone(gone) => {
+                refuse_other(&gone, self.expected.as_deref())?;
+                // Its parent may still have to be told.
+                existing(Some(gone.volume), Lacking::Leave)
+            }
+            There::Free(Some(gone)) if !is_new || Some(gone) == expected => {
+                Err(BackendError::Gone(client.place()))
+            }
+            There::Free(_) if !is_new => existing(expected, Lacking::Leave),
+            There::Free(_) => {
+                let uuid = expected.unwrap_or_else(|| *Uuid::new_v4().as_bytes());
+                Ok(Which {
+                    access: Access::Create { uuid },
+                    uuid: Some(uuid),
+                    lacking: Lacking::Put,
+                })
+            }
+        }
+    }
+
     fn drive(&self, machine: ObjectVolume) -> Result<Driver, BackendError> {
         let reach = Arc::clone(&self.reach);
         let patience = self.patience.min(OPEN_PATIENCE);
         Driver::open(machine, reach, self.client()?, patience, self.key.clone())
     }
+}
+
+/// Which volume is opened at a place.
+struct Which {
+    access: Access,
+    /// What it must be.
+    uuid: Option<[u8; 16]>,
+    lacking: Lacking,
+}
+
+/// Why nothing can be made where a volume was given up.
+fn not_free(client: &Client) -> BackendError {
+    BackendError::Refused(format!("{}: {}", client.place(), OpenError::Gone))
 }
 
 /// A random number for [`Config::nonce`].
@@ -170,18 +236,14 @@ impl Place for ObjectsPlace {
 
     fn find(&self) -> Result<Option<Found>, BackendError> {
         let client = self.brief_client()?;
-        let there = runtime().block_on(at(&client))?;
-        if there.as_ref().is_some_and(|there| there.gone) {
-            return Err(BackendError::Refused(format!(
-                "{}: {}",
-                client.place(),
-                OpenError::Gone
-            )));
+        match runtime().block_on(at(&client))? {
+            There::Free(_) => Ok(None),
+            There::Volume(there) => Ok(Some(Found {
+                bytes: there.bytes,
+                partly: false,
+            })),
+            There::Gone(_) => Err(not_free(&client)),
         }
-        Ok(there.map(|manifest| Found {
-            bytes: manifest.bytes,
-            partly: false,
-        }))
     }
 
     fn verify(
@@ -208,6 +270,10 @@ impl Place for ObjectsPlace {
         self.expected = Some(identity.to_owned());
     }
 
+    fn choose_identity(&self) -> Option<String> {
+        Some(identity(*Uuid::new_v4().as_bytes()))
+    }
+
     fn patience(&self) -> Duration {
         self.patience
     }
@@ -223,31 +289,24 @@ impl Place for ObjectsPlace {
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
         let client = self.brief_client()?;
         let there = runtime().block_on(at(&client))?;
-        // What is no volume, and another one than was meant, gets no key, and is not even fenced.
-        let gets_key = match &there {
-            Some(there) => {
-                refuse_other(there, self.expected.as_deref())?;
-                !there.gone
-            }
-            None => absent != Absent::Refuse,
-        };
-        let key = key::settle(&client, self.key.as_ref(), gets_key)?;
-        let uuid = *Uuid::new_v4().as_bytes();
-        let access = match absent {
-            Absent::Create | Absent::CreateNew => Access::Create { uuid },
-            Absent::Refuse => Access::Existing,
-        };
-        let mut config = Config::new(access, nonce());
+        let which = self.which(&client, there, absent)?;
+        let key = key::settle(&client, self.key.as_ref(), which.lacking)?;
+        let mut config = Config::new(which.access, nonce());
         self.memory.bound(&mut config);
         config.bytes = (absent != Absent::Refuse).then_some(bytes);
-        config.uuid = match absent {
-            Absent::CreateNew => Some(uuid),
-            Absent::Create => None,
-            Absent::Refuse => self.expected.as_ref().and(there).map(|there| there.volume),
-        };
-        let driver = self.drive(ObjectVolume::new(config)).inspect_err(|error| {
-            if let (BackendError::Exists(_), key::Settled::Put) = (error, key) {
+        config.uuid = which.uuid;
+        let driver = self.drive(ObjectVolume::new(config)).map_err(|error| {
+            if let (BackendError::Exists(_), key::Settled::Put) = (&error, key) {
                 key::take_back(&client);
+            }
+            match (error, which.uuid) {
+                (BackendError::Exists(_), Some(uuid)) if absent == Absent::Refuse => {
+                    BackendError::Replaced {
+                        has: "another volume".to_owned(),
+                        was: identity(uuid),
+                    }
+                }
+                (error, _) => error,
             }
         })?;
         let found = Found {
@@ -320,16 +379,17 @@ impl Keeper for ObjectsPlace {
         let uuid = *Uuid::new_v4().as_bytes();
         let snapshot = origin.snapshot;
         let mut config = Config::new(Access::Clone { uuid, snapshot }, nonce());
+        config.uuid = Some(uuid);
         config.parent = origin.identity.and_then(uuid_of);
         // It is opened anew once it is made.
         ObjectMemory::least().bound(&mut config);
         let mut machine = ObjectVolume::new(config);
         let [parent, own] = locations;
         machine.clone_of(parent, own);
-        let driver = self.drive(machine)?;
-        if driver.machine.uuid() != uuid {
-            return Err(there());
-        }
+        let driver = self.drive(machine).map_err(|error| match error {
+            BackendError::Exists(_) => there(),
+            error => error,
+        })?;
         Ok(Found {
             bytes: driver.machine.bytes(),
             partly: false,

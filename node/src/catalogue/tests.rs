@@ -14,6 +14,7 @@ fn entry(name: &str, number: u32) -> Entry {
         },
         backend: None,
         backend_identity: None,
+        backend_is_new: false,
         encryption: None,
         home: None,
         pins: Vec::new(),

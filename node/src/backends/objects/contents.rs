@@ -83,17 +83,30 @@ pub(super) fn refuse_other(there: &Manifest, expected: Option<&str>) -> Result<(
     }
 }
 
-/// The newest manifest of the volume at a place, if there is one, or of one that is in the way of another.
-pub(super) async fn at(client: &Client) -> Result<Option<Manifest>, BackendError> {
-    let there = newest_manifest(client).await?;
-    if let Some(gone) = there.as_ref().filter(|there| there.gone)
-        && is_free(client, gone)
-            .await
-            .map_err(|error| backend_error(&error))?
-    {
-        return Ok(None);
-    }
-    Ok(there)
+/// What a place has for whoever opens a volume there.
+pub(super) enum There {
+    /// Nothing, or what a volume that was given up has left and nobody minds: that one's UUID.
+    Free(Option<[u8; 16]>),
+    /// A volume.
+    Volume(Manifest),
+    /// One that was given up, and whose place is not free.
+    Gone(Manifest),
+}
+
+/// See [`There`]. Nobody is fenced.
+pub(super) async fn at(client: &Client) -> Result<There, BackendError> {
+    Ok(match newest_manifest(client).await? {
+        None => There::Free(None),
+        Some(there) if !there.gone => There::Volume(there),
+        Some(gone) => {
+            let is_free = is_free(client, &gone).await;
+            if is_free.map_err(|error| backend_error(&error))? {
+                There::Free(Some(gone.volume))
+            } else {
+                There::Gone(gone)
+            }
+        }
+    })
 }
 
 /// The manifest that says that what is here was given up: only that is nobody's, and nothing depends on it.

@@ -40,17 +40,31 @@ pub(super) enum Settled {
     Put,
 }
 
-/// Before a volume is opened or made: the place has its key, or none if it is not encrypted. One that lacks is put if
-/// `may_put`.
+/// What is to be done where the key of an encrypted volume is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lacking {
+    /// It is put: nothing is there yet, or it was lost, since what is there is known to be the volume.
+    Put,
+    /// Nothing: there will be no volume.
+    Leave,
+    /// What is there is not encrypted: a key beside it would keep it from being opened.
+    Refuse,
+}
+
+/// Before a volume is opened or made: the place has its key, or none if it is not encrypted.
 pub(super) fn settle(
     client: &Client,
     key: Option<&ObjectKey>,
-    may_put: bool,
+    lacking: Lacking,
 ) -> Result<Settled, BackendError> {
     runtime().block_on(async {
         match (get(client).await?, key) {
             (None, None) => Ok(Settled::There),
-            (None, Some(_)) if !may_put => Ok(Settled::There),
+            (None, Some(_)) if lacking == Lacking::Leave => Ok(Settled::There),
+            (None, Some(_)) if lacking == Lacking::Refuse => Err(refused(
+                client,
+                &"what is there is not encrypted, or has lost its object key/wrapped",
+            )),
             (Some(there), Some(key)) if there.id() == key.wrapped.id() => Ok(Settled::There),
             (Some(there), Some(_)) => Err(refused(
                 client,
@@ -66,7 +80,7 @@ pub(super) fn settle(
                     there.wrapped_with()
                 ),
             )),
-            // A new volume, or the object was lost: nobody else has made another one meanwhile.
+            // Nobody else has made another one meanwhile.
             (None, Some(key)) => {
                 let object = key.wrapped.to_object().into();
                 let put = client.put(NAME, object, Condition::IfAbsent).await;

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, in_time, invalid, lock, parse_name};
-use crate::backends::{self, Absent, BackendError, Found, url::BackendUrl};
+use crate::backends::{self, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
 };
@@ -95,13 +95,7 @@ impl Node {
         let entry = made
             .await
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
-        // A backend of its own was made with the rest.
-        let absent = if request.must_be_new && entry.backend.is_some() {
-            Absent::CreateNew
-        } else {
-            Absent::Create
-        };
-        if let Err(error) = self.open_first(&entry, volumes, absent).await {
+        if let Err(error) = self.open(&entry, volumes).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
             lock(&self.slots).remove(name.as_str());
             self.explain(name.as_str(), None);
@@ -163,6 +157,8 @@ impl Node {
         let encryption = encryption.await?;
         let log = self.plan_log(&name, request).await.map_err(&at)?;
         let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
+        // A backend of its own is made with the rest.
+        let new = request.backend.as_deref().filter(|_| found.is_none());
         let mut entry = Entry {
             name: name.clone(),
             number: 0,
@@ -171,7 +167,8 @@ impl Node {
             log,
             backend: request.backend.clone(),
             pins: Vec::new(),
-            backend_identity: None,
+            backend_identity: new.and_then(backends::choose_identity),
+            backend_is_new: new.is_some(),
             encryption,
             home,
             settings: request.settings.clone(),

@@ -176,14 +176,14 @@ fn retry_pause(attempts: u32) -> Duration {
 
 impl Node {
     /// Have the shard open a volume; what it says, and what of it is recorded.
-    async fn ask_to_open(
-        &self,
-        entry: &Entry,
-        volumes: usize,
-        absent: Absent,
-    ) -> Result<OpenedAs, OpenFailure> {
+    async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
         let layout = self.layout();
+        let absent = if entry.backend_is_new {
+            Absent::CreateNew
+        } else {
+            Absent::Create
+        };
         let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
         let short = |error: ApiError| OpenFailure::new(OpenFailureKind::Shortage, error.message);
         let memory = self.reserve(entry).map_err(short)?;
@@ -206,16 +206,6 @@ impl Node {
 
     /// Open a volume, and note what became of it.
     pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
-        self.open_first(entry, volumes, Absent::Create).await
-    }
-
-    /// The same; if it was never opened, `absent` holds for its backend.
-    pub(super) async fn open_first(
-        &self,
-        entry: &Entry,
-        volumes: usize,
-        absent: Absent,
-    ) -> Result<(), OpenFailure> {
         let attempts = match lock(&self.slots).get(entry.name.as_str()) {
             Some(slot) => match slot.not_open {
                 Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
@@ -229,7 +219,7 @@ impl Node {
             hang_time: hang_time(&entry.backend_url(&self.layout())),
         };
         lock(&self.openings).insert(entry.name.to_string(), opening);
-        let result = self.ask_to_open(entry, volumes, absent).await;
+        let result = self.ask_to_open(entry, volumes).await;
         lock(&self.openings).remove(entry.name.as_str());
         let mut entry = entry.clone();
         let not_open = match &result {
