@@ -462,6 +462,7 @@ pub(crate) fn origin(url: &str, snapshot: SnapshotName) -> CloneOrigin<'_> {
         url,
         identity: None,
         snapshot,
+        key: None,
     }
 }
 

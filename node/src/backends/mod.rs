@@ -197,7 +197,7 @@ pub trait Keeper {
     fn key(&self) -> Result<Option<WrappedKey>, BackendError> {
         Ok(None)
     }
-    /// Put it here, perhaps in the place of the same key with another wrapping.
+    /// Put the key of the volume here in the place of the same one with another wrapping.
     fn put_key(&self, _key: &WrappedKey) -> Result<(), BackendError> {
         Ok(())
     }
@@ -220,6 +220,8 @@ pub struct CloneOrigin<'a> {
     pub identity: Option<&'a str>,
     /// The snapshot of it.
     pub snapshot: SnapshotName,
+    /// The wrapped data key of both, if they are encrypted.
+    pub key: Option<&'a WrappedKey>,
 }
 
 /// What depends on a volume, and what it depends on.

@@ -177,10 +177,12 @@ impl ObjectsPlace {
                     existing(Some(there.volume), lacking)
                 }
             },
-            There::Gone(gone) if is_new && expected.is_some_and(|uuid| uuid != gone.volume) => {
-                Err(not_free(client))
+            There::Gone(gone, left)
+                if is_new && expected.is_some_and(|uuid| uuid != gone.volume) =>
+            {
+                Err(not_free(client, left))
             }
-            There::Gone(gone) => {
+            There::Gone(gone, _) => {
                 refuse_other(&gone, self.expected.as_deref())?;
                 // Its parent may still have to be told.
                 existing(Some(gone.volume), Lacking::Leave)
@@ -216,8 +218,12 @@ struct Which {
 }
 
 /// Why nothing can be made where a volume was given up.
-fn not_free(client: &Client) -> BackendError {
-    BackendError::Refused(format!("{}: {}", client.place(), OpenError::Gone))
+fn not_free(client: &Client, left: &str) -> BackendError {
+    BackendError::Refused(format!(
+        "{}: {}, or delete what is left of it there: {left}",
+        client.place(),
+        OpenError::Gone
+    ))
 }
 
 /// A random number for [`Config::nonce`].
@@ -236,13 +242,13 @@ impl Place for ObjectsPlace {
 
     fn find(&self) -> Result<Option<Found>, BackendError> {
         let client = self.brief_client()?;
-        match runtime().block_on(at(&client))? {
+        match runtime().block_on(at(&client, None))? {
             There::Free(_) => Ok(None),
             There::Volume(there) => Ok(Some(Found {
                 bytes: there.bytes,
                 partly: false,
             })),
-            There::Gone(_) => Err(not_free(&client)),
+            There::Gone(_, left) => Err(not_free(&client, left)),
         }
     }
 
@@ -288,26 +294,24 @@ impl Place for ObjectsPlace {
 
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
         let client = self.brief_client()?;
-        let there = runtime().block_on(at(&client))?;
+        let key = self.key.as_ref().map(|key| &key.wrapped);
+        let there = runtime().block_on(at(&client, key))?;
         let which = self.which(&client, there, absent)?;
-        let key = key::settle(&client, self.key.as_ref(), which.lacking)?;
         let mut config = Config::new(which.access, nonce());
         self.memory.bound(&mut config);
         config.bytes = (absent != Absent::Refuse).then_some(bytes);
         config.uuid = which.uuid;
-        let driver = self.drive(ObjectVolume::new(config)).map_err(|error| {
-            if let (BackendError::Exists(_), key::Settled::Put) = (&error, key) {
-                key::take_back(&client);
-            }
-            match (error, which.uuid) {
-                (BackendError::Exists(_), Some(uuid)) if absent == Absent::Refuse => {
-                    BackendError::Replaced {
-                        has: "another volume".to_owned(),
-                        was: identity(uuid),
-                    }
+        let driver = key::beside(&client, key, which.lacking, which.uuid, || {
+            self.drive(ObjectVolume::new(config))
+        });
+        let driver = driver.map_err(|error| match (error, which.uuid) {
+            (BackendError::Exists(_), Some(uuid)) if absent == Absent::Refuse => {
+                BackendError::Replaced {
+                    has: "another volume".to_owned(),
+                    was: identity(uuid),
                 }
-                (error, _) => error,
             }
+            (error, _) => error,
         })?;
         let found = Found {
             bytes: driver.machine.bytes(),
@@ -373,8 +377,11 @@ impl Keeper for ObjectsPlace {
                 "{place}: there is a volume already: name a place where nothing is"
             ))
         };
-        if self.find()?.is_some() {
-            return Err(there());
+        let client = self.brief_client()?;
+        match runtime().block_on(at(&client, origin.key))? {
+            There::Free(_) => {}
+            There::Volume(_) => return Err(there()),
+            There::Gone(_, left) => return Err(not_free(&client, left)),
         }
         let uuid = *Uuid::new_v4().as_bytes();
         let snapshot = origin.snapshot;
@@ -386,7 +393,10 @@ impl Keeper for ObjectsPlace {
         let mut machine = ObjectVolume::new(config);
         let [parent, own] = locations;
         machine.clone_of(parent, own);
-        let driver = self.drive(machine).map_err(|error| match error {
+        let driver = key::beside(&client, origin.key, Lacking::Put, Some(uuid), || {
+            self.drive(machine)
+        });
+        let driver = driver.map_err(|error| match error {
             BackendError::Exists(_) => there(),
             error => error,
         })?;

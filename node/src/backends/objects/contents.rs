@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{backend_error, key};
 use crate::backends::{BackendError, Kept, KeptClone, KeptSnapshot};
+use crate::crypt::wrapped::WrappedKey;
 use crate::stores::{self, Client, LIST_MAX, StoreError};
 
 /// The newest manifest of what is at a place, without taking it over.
@@ -89,23 +90,19 @@ pub(super) enum There {
     Free(Option<[u8; 16]>),
     /// A volume.
     Volume(Manifest),
-    /// One that was given up, and whose place is not free.
-    Gone(Manifest),
+    /// One that was given up, and what of it keeps its place from being free.
+    Gone(Manifest, &'static str),
 }
 
-/// See [`There`]. Nobody is fenced.
-pub(super) async fn at(client: &Client) -> Result<There, BackendError> {
+/// See [`There`], for a volume with this key. Nobody is fenced.
+pub(super) async fn at(client: &Client, key: Option<&WrappedKey>) -> Result<There, BackendError> {
     Ok(match newest_manifest(client).await? {
         None => There::Free(None),
         Some(there) if !there.gone => There::Volume(there),
-        Some(gone) => {
-            let is_free = is_free(client, &gone).await;
-            if is_free.map_err(|error| backend_error(&error))? {
-                There::Free(Some(gone.volume))
-            } else {
-                There::Gone(gone)
-            }
-        }
+        Some(gone) => match in_the_way(client, &gone, key).await? {
+            None => There::Free(Some(gone.volume)),
+            Some(left) => There::Gone(gone, left),
+        },
     })
 }
 
@@ -120,18 +117,34 @@ pub(super) async fn gone(client: &Client) -> Result<Manifest, BackendError> {
     }
 }
 
-/// Whether the place of a volume that was given up, and was no clone, is free for another one: the key is gone, and what
-/// clones that never came to be have left. Nothing else of it is in the way: no other volume uses its names.
-async fn is_free(client: &Client, gone: &Manifest) -> Result<bool, StoreError> {
+/// What keeps the place of a volume that was given up from being free for another one: that it was a clone, its key, and
+/// what clones that never came to be have left. Nothing else of it is in the way: no other volume uses its names. Nor is
+/// the key of the other one, which an earlier attempt to make that has put.
+async fn in_the_way(
+    client: &Client,
+    gone: &Manifest,
+    key: Option<&WrappedKey>,
+) -> Result<Option<&'static str>, BackendError> {
     if !gone.ancestors.is_empty() {
-        return Ok(false);
+        return Ok(Some("its manifests"));
     }
-    for prefix in [KEY_PREFIX, Kind::Clone.prefix()] {
-        if !client.list(prefix, "", LIST_MAX).await?.objects.is_empty() {
-            return Ok(false);
+    let is_left = async |prefix| {
+        let page = client.list(prefix, "", LIST_MAX).await;
+        let page = page.map_err(|error| backend_error(&error))?;
+        Ok::<_, BackendError>(!page.objects.is_empty())
+    };
+    if is_left(KEY_PREFIX).await? {
+        let there = match key {
+            Some(_) => key::get(client).await?,
+            None => None,
+        };
+        let is_own = there.is_some_and(|there| key.is_some_and(|key| there.id() == key.id()));
+        if !is_own {
+            return Ok(Some("the object key/wrapped"));
         }
     }
-    Ok(true)
+    let left = is_left(Kind::Clone.prefix()).await?;
+    Ok(left.then_some("the objects below clone/"))
 }
 
 /// Whether an object is one of the volume that was given up so, and of no other that may be here by now.

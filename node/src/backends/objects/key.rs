@@ -1,10 +1,12 @@
 //! The wrapped data key of an encrypted volume, beside its objects: whoever has the key-encryption key
 //! can take the volume over, from any node.
 
+use std::cell::Cell;
+
 use hdcs_core::objects::io::KEY_PREFIX;
 
+use super::contents::newest_manifest;
 use super::{BackendError, backend_error};
-use crate::crypt::ObjectKey;
 use crate::crypt::wrapped::{OBJECT_BYTES, WrappedKey};
 use crate::stores::{Client, Condition, StoreError, runtime};
 
@@ -31,15 +33,6 @@ pub(super) async fn put(client: &Client, key: &WrappedKey) -> Result<(), Backend
     put.await.map_err(|error| backend_error(&error))
 }
 
-/// What there was to do about a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Settled {
-    /// Nothing.
-    There,
-    /// It was put.
-    Put,
-}
-
 /// What is to be done where the key of an encrypted volume is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lacking {
@@ -51,52 +44,93 @@ pub(super) enum Lacking {
     Refuse,
 }
 
-/// Before a volume is opened or made: the place has its key, or none if it is not encrypted.
-pub(super) fn settle(
+/// Open or make a volume with this UUID: before, its place has its key, or none if it is not encrypted. A key that was put
+/// for a volume that is not made after all is removed.
+pub(super) fn beside<T>(
     client: &Client,
-    key: Option<&ObjectKey>,
+    key: Option<&WrappedKey>,
     lacking: Lacking,
-) -> Result<Settled, BackendError> {
-    runtime().block_on(async {
-        match (get(client).await?, key) {
-            (None, None) => Ok(Settled::There),
-            (None, Some(_)) if lacking == Lacking::Leave => Ok(Settled::There),
-            (None, Some(_)) if lacking == Lacking::Refuse => Err(refused(
-                client,
-                &"what is there is not encrypted, or has lost its object key/wrapped",
-            )),
-            (Some(there), Some(key)) if there.id() == key.wrapped.id() => Ok(Settled::There),
-            (Some(there), Some(_)) => Err(refused(
-                client,
-                &format_args!(
-                    "what is there is encrypted with another data key, {}",
-                    there.id()
-                ),
-            )),
-            (Some(there), None) => Err(refused(
-                client,
-                &format_args!(
-                    "what is there is encrypted: open it with --encrypt and the key {}",
-                    there.wrapped_with()
-                ),
-            )),
-            // Nobody else has made another one meanwhile.
-            (None, Some(key)) => {
-                let object = key.wrapped.to_object().into();
-                let put = client.put(NAME, object, Condition::IfAbsent).await;
-                put.map(|()| Settled::Put)
-                    .map_err(|error| backend_error(&error))
-            }
-        }
-    })
+    uuid: Option<[u8; 16]>,
+    open: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<T, BackendError> {
+    let is_put = Cell::new(false);
+    let settled = runtime().block_on(settle(client, key, lacking, &is_put));
+    let opened = settled.and_then(|()| open());
+    if let (Err(_), Some(key), true) = (&opened, key, is_put.get()) {
+        take_back(client, key, uuid);
+    }
+    opened
 }
 
-/// Remove the key that was put for a volume that is not made, since another one came there meanwhile: that one
-/// would not open beside it.
-pub(super) fn take_back(client: &Client) {
-    if let Err(error) = runtime().block_on(client.delete(NAME)) {
+/// The place has its key, or none if it is not encrypted; `is_put` if it may have been put.
+async fn settle(
+    client: &Client,
+    key: Option<&WrappedKey>,
+    lacking: Lacking,
+    is_put: &Cell<bool>,
+) -> Result<(), BackendError> {
+    let mut there = get(client).await?;
+    if let (None, Some(key)) = (&there, key) {
+        match lacking {
+            Lacking::Leave => return Ok(()),
+            Lacking::Refuse => {
+                let why = "what is there is not encrypted, or has lost its object key/wrapped";
+                return Err(refused(client, &why));
+            }
+            Lacking::Put => {}
+        }
+        is_put.set(true);
+        let object = key.to_object().into();
+        match client.put(NAME, object, Condition::IfAbsent).await {
+            Ok(()) => return Ok(()),
+            // Somebody else was faster, or it was put and the answer was lost.
+            Err(StoreError::Exists) => there = get(client).await?,
+            Err(error) => return Err(backend_error(&error)),
+        }
+    }
+    match (there, key) {
+        (None, None) => Ok(()),
+        (Some(there), Some(key)) if there.id() == key.id() => Ok(()),
+        (Some(there), Some(_)) => Err(refused(
+            client,
+            &format_args!(
+                "what is there is encrypted with another data key, {}: name another place, or delete the \
+                 object {NAME} if that is all there is",
+                there.id()
+            ),
+        )),
+        (Some(there), None) => Err(refused(
+            client,
+            &format_args!(
+                "what is there is encrypted: open it with --encrypt and the key {}, or delete the object \
+                 {NAME} if that is all there is",
+                there.wrapped_with()
+            ),
+        )),
+        (None, Some(_)) => Err(backend_error(&StoreError::Exists)),
+    }
+}
+
+/// Remove the key that was put for a volume that is not made: another one would not open beside it, nor would one be made
+/// where a volume was given up.
+fn take_back(client: &Client, key: &WrappedKey, uuid: Option<[u8; 16]>) {
+    let take_back = async {
+        let there = newest_manifest(client).await?;
+        // Its manifest may be there although nobody was told.
+        let is_made = there.is_some_and(|there| !there.gone && Some(there.volume) == uuid);
+        let is_ours = get(client)
+            .await?
+            .is_some_and(|there| there.id() == key.id());
+        if is_ours && !is_made {
+            let deleted = client.delete(NAME).await;
+            deleted.map_err(|error| backend_error(&error))?;
+        }
+        Ok::<_, BackendError>(())
+    };
+    if let Err(error) = runtime().block_on(take_back) {
         tracing::warn!(
-            "{}: the object {NAME} is left of a volume that was not made: delete it: {error}",
+            "{}: the object {NAME} may be left of a volume that was not made: delete it if that is all there \
+             is: {error}",
             client.place()
         );
     }

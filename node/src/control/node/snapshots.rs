@@ -30,7 +30,6 @@ use crate::control::api::{
     ApiError, CloneVolume, CreateVolume, DeleteOptions, ErrorKind, MakeSnapshot, Snapshot,
     Snapshots, Volume,
 };
-use crate::crypt::wrapped::WrappedKey;
 use crate::data_dir::dirty::unix_ms;
 use crate::frontends::VolumeNumber;
 use crate::memory::{Kind, ObjectMemory};
@@ -112,17 +111,6 @@ fn explain(name: &str, failure: KeepFailure) -> ApiError {
         _ => ErrorKind::Conflict,
     };
     ApiError::new(kind, format!("volume {name}: {failure}"))
-}
-
-/// A clone's place must not have a key that objects there may need.
-fn refuse_other_key(there: Option<WrappedKey>, key: &WrappedKey) -> Result<(), BackendError> {
-    match there {
-        Some(there) if there.id() != key.id() => Err(BackendError::Refused(format!(
-            "data key {} lies there already: name a place where nothing is",
-            there.id()
-        ))),
-        _ => Ok(()),
-    }
 }
 
 impl Node {
@@ -456,14 +444,11 @@ impl Node {
             let place = BackendUrl::parse(&place)?.place;
             match place.as_keeper() {
                 Some(keeper) => {
-                    if let Some(key) = key {
-                        refuse_other_key(keeper.key()?, &key)?;
-                        keeper.put_key(&key)?;
-                    }
                     let origin = CloneOrigin {
                         url: &parent,
                         identity: identity.as_deref(),
                         snapshot: begins_with,
+                        key: key.as_deref(),
                     };
                     keeper.clone_from(&origin, &copying).map(drop)
                 }
