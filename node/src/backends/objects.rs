@@ -71,7 +71,7 @@ pub const RETRY: &str = "retry_s";
 const TIMEOUT_DEFAULT_S: u64 = 30;
 const RETRY_DEFAULT_S: u64 = 60;
 const SECONDS_MAX: u64 = 3600;
-/// An opening gives up after this: somebody waits for it.
+/// An opening gives up after this, with all that it asks: somebody waits for it.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(30);
 /// Patience with one request of an opening.
 const OPEN_PATIENCE: Duration = Duration::from_secs(12);
@@ -122,6 +122,7 @@ pub struct ObjectsPlace {
     /// What the volume is that will be opened here: see [`identity`].
     expected: Option<String>,
     memory: ObjectMemory,
+    open_time: Duration,
 }
 
 impl ObjectsPlace {
@@ -133,6 +134,7 @@ impl ObjectsPlace {
             key: None,
             expected: None,
             memory: ObjectMemory::most(),
+            open_time: OPEN_TIME_MAX,
         }
     }
 
@@ -202,10 +204,16 @@ impl ObjectsPlace {
         }
     }
 
-    fn drive(&self, machine: ObjectVolume) -> Result<Driver, BackendError> {
+    fn drive(&self, machine: ObjectVolume, until: Instant) -> Result<Driver, BackendError> {
         let reach = Arc::clone(&self.reach);
         let patience = self.patience.min(OPEN_PATIENCE);
-        Driver::open(machine, reach, self.client()?, patience, self.key.clone())
+        Driver::open(
+            machine,
+            reach,
+            self.client()?,
+            (patience, until),
+            self.key.clone(),
+        )
     }
 }
 
@@ -226,6 +234,23 @@ fn not_free(client: &Client, left: &str) -> BackendError {
     ))
 }
 
+/// Work that an opening waits for, if it ends in time. Blocks.
+fn within<T>(
+    until: Instant,
+    client: &Client,
+    work: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    let bounded = async { tokio::time::timeout_at(until.into(), work).await };
+    let ended = runtime().block_on(bounded);
+    ended.unwrap_or_else(|_| Err(late(client.place())))
+}
+
+/// Why an opening is given up that takes too long.
+fn late(place: String) -> BackendError {
+    let why = format!("{place}: it did not open within {OPEN_TIME_MAX:?}");
+    BackendError::Unreachable(why)
+}
+
 /// A random number for [`Config::nonce`].
 fn nonce() -> u64 {
     Uuid::new_v4().as_u128() as u64
@@ -242,7 +267,8 @@ impl Place for ObjectsPlace {
 
     fn find(&self) -> Result<Option<Found>, BackendError> {
         let client = self.brief_client()?;
-        match runtime().block_on(at(&client, None))? {
+        let until = Instant::now() + self.open_time;
+        match within(until, &client, at(&client, None))? {
             There::Free(_) => Ok(None),
             There::Volume(there) => Ok(Some(Found {
                 bytes: there.bytes,
@@ -295,14 +321,15 @@ impl Place for ObjectsPlace {
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError> {
         let client = self.brief_client()?;
         let key = self.key.as_ref().map(|key| &key.wrapped);
-        let there = runtime().block_on(at(&client, key))?;
+        let until = Instant::now() + self.open_time;
+        let there = within(until, &client, at(&client, key))?;
         let which = self.which(&client, there, absent)?;
         let mut config = Config::new(which.access, nonce());
         self.memory.bound(&mut config);
         config.bytes = (absent != Absent::Refuse).then_some(bytes);
         config.uuid = which.uuid;
-        let driver = key::beside(&client, key, which.lacking, which.uuid, || {
-            self.drive(ObjectVolume::new(config))
+        let driver = key::beside(&client, key, which.lacking, which.uuid, until, || {
+            self.drive(ObjectVolume::new(config), until)
         });
         let driver = driver.map_err(|error| match (error, which.uuid) {
             (BackendError::Exists(_), Some(uuid)) if absent == Absent::Refuse => {
@@ -378,7 +405,8 @@ impl Keeper for ObjectsPlace {
             ))
         };
         let client = self.brief_client()?;
-        match runtime().block_on(at(&client, origin.key))? {
+        let until = Instant::now() + self.open_time;
+        match within(until, &client, at(&client, origin.key))? {
             There::Free(_) => {}
             There::Volume(_) => return Err(there()),
             There::Gone(_, left) => return Err(not_free(&client, left)),
@@ -393,8 +421,8 @@ impl Keeper for ObjectsPlace {
         let mut machine = ObjectVolume::new(config);
         let [parent, own] = locations;
         machine.clone_of(parent, own);
-        let driver = key::beside(&client, origin.key, Lacking::Put, Some(uuid), || {
-            self.drive(machine)
+        let driver = key::beside(&client, origin.key, Lacking::Put, Some(uuid), until, || {
+            self.drive(machine, until)
         });
         let driver = driver.map_err(|error| match error {
             BackendError::Exists(_) => there(),
@@ -524,15 +552,17 @@ struct Driver {
     lost_pages: u64,
     is_fenced: bool,
     origin: Instant,
+    /// When its opening is given up.
+    until: Instant,
 }
 
 impl Driver {
-    /// Open a volume. Blocks, but not for ever.
+    /// Open a volume, with patience for one request and until a time. Blocks.
     fn open(
         machine: ObjectVolume,
         reach: Arc<dyn Reach>,
         client: Client,
-        patience: Duration,
+        (patience, until): (Duration, Instant),
         key: Option<ObjectKey>,
     ) -> Result<Self, BackendError> {
         let mut driver = Self {
@@ -551,6 +581,7 @@ impl Driver {
             lost_pages: 0,
             is_fenced: false,
             origin: Instant::now(),
+            until,
         };
         let serving = driver.client.clone();
         driver.client = serving.with_patience(patience);
@@ -604,14 +635,12 @@ impl Driver {
 
     /// While opening: wait for the end of a request, or until the machine wants to go on.
     fn wait(&mut self, ends: &Receiver<(Token, Ended)>) -> Result<(), BackendError> {
-        let left = OPEN_TIME_MAX.saturating_sub(self.origin.elapsed());
+        let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let place = self.client.place();
-            let why = match &self.trouble {
-                Some(trouble) => trouble.to_string(),
-                None => format!("{place}: it did not open within {OPEN_TIME_MAX:?}"),
-            };
-            return Err(BackendError::Unreachable(why));
+            return Err(match &self.trouble {
+                Some(trouble) => BackendError::Unreachable(trouble.to_string()),
+                None => late(self.client.place()),
+            });
         }
         let wakeup = self.next_wakeup();
         let due = wakeup.map_or(left, |at| Duration::from_nanos(at.since(self.now()).0));

@@ -2,16 +2,20 @@
 //! can take the volume over, from any node.
 
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use hdcs_core::objects::io::KEY_PREFIX;
 
 use super::contents::newest_manifest;
-use super::{BackendError, backend_error};
+use super::{BackendError, backend_error, within};
 use crate::crypt::wrapped::{OBJECT_BYTES, WrappedKey};
-use crate::stores::{Client, Condition, StoreError, runtime};
+use crate::stores::{Client, Condition, StoreError};
 
 /// The object's name.
 pub(super) const NAME: &str = "key/wrapped";
+
+/// An opening that has failed goes on for so long at most.
+const TAKE_BACK_TIME_MAX: Duration = Duration::from_secs(5);
 
 const _: () = assert!(NAME.len() > KEY_PREFIX.len());
 
@@ -51,10 +55,11 @@ pub(super) fn beside<T>(
     key: Option<&WrappedKey>,
     lacking: Lacking,
     uuid: Option<[u8; 16]>,
+    until: Instant,
     open: impl FnOnce() -> Result<T, BackendError>,
 ) -> Result<T, BackendError> {
     let is_put = Cell::new(false);
-    let settled = runtime().block_on(settle(client, key, lacking, &is_put));
+    let settled = within(until, client, settle(client, key, lacking, &is_put));
     let opened = settled.and_then(|()| open());
     if let (Err(_), Some(key), true) = (&opened, key, is_put.get()) {
         take_back(client, key, uuid);
@@ -127,7 +132,8 @@ fn take_back(client: &Client, key: &WrappedKey, uuid: Option<[u8; 16]>) {
         }
         Ok::<_, BackendError>(())
     };
-    if let Err(error) = runtime().block_on(take_back) {
+    // It is late, perhaps.
+    if let Err(error) = within(Instant::now() + TAKE_BACK_TIME_MAX, client, take_back) {
         tracing::warn!(
             "{}: the object {NAME} may be left of a volume that was not made: delete it if that is all there \
              is: {error}",

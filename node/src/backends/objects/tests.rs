@@ -2,19 +2,24 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::{dead_clones, objects_place};
+use bytes::Bytes;
+
+use super::{ObjectsPlace, Reach, dead_clones, objects_place};
 use crate::backends::conformance::{self, Bench, origin};
 use crate::backends::copying::Copying;
 use crate::backends::url::BackendUrl;
 use crate::backends::verify::{Verified, Watch};
-use crate::backends::{Absent, Ask, BackendError, Keep, Keeper as _, find, open, open_with};
+use crate::backends::{
+    Absent, Ask, BackendError, Keep, Keeper as _, Place as _, find, open, open_with,
+};
 use crate::crypt::Encryption;
 use crate::crypt::source::KeySource;
 use crate::memory::ObjectMemory;
 use crate::stores::tests::Served;
-use crate::stores::{self, StoreError, runtime};
+use crate::stores::{self, Listing, Object, Pending, Store, StoreError, runtime};
 use hdcs_core::error::IoError;
 use hdcs_core::objects::io::{Kind, Name, SnapshotName};
 
@@ -224,6 +229,69 @@ fn snapshot_and_clone_copy_no_data() {
         let last = cloned.read((mib - 1) << 20, 4096).unwrap();
         assert_eq!(last, vec![mib as u8; 4096]);
     }
+}
+
+/// A store that lists a manifest, and does not have it when it is got.
+#[derive(Debug)]
+struct Forgetful;
+
+impl Reach for Forgetful {
+    fn name(&self) -> String {
+        self.location()
+    }
+    fn reach(&self, _timeout: Option<Duration>) -> Result<Arc<dyn Store>, BackendError> {
+        Ok(Arc::new(Self))
+    }
+    fn location(&self) -> String {
+        "forgetful".to_owned()
+    }
+    fn elsewhere(&self, _location: &str) -> Option<Arc<dyn Reach>> {
+        None
+    }
+    fn store(&self) -> String {
+        self.location()
+    }
+}
+
+impl Store for Forgetful {
+    fn put<'a>(&'a self, _: &'a str, _: Bytes, _: stores::Condition) -> Pending<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+    fn get<'a>(&'a self, _: &'a str, _: u64, _: usize) -> Pending<'a, Bytes> {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            Err(StoreError::NotFound)
+        })
+    }
+    fn delete<'a>(&'a self, _: &'a str) -> Pending<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+    fn list<'a>(&'a self, _: &'a str, _: &'a str, _: usize) -> Pending<'a, Listing> {
+        let manifest = Object {
+            name: Name::own(Kind::Manifest, 1).to_string(),
+            bytes: 4096,
+            modified_ms: 0,
+        };
+        Box::pin(async {
+            Ok(Listing {
+                objects: vec![manifest],
+                more: false,
+            })
+        })
+    }
+    fn place(&self) -> String {
+        self.location()
+    }
+}
+
+#[test]
+fn opening_gives_up_in_time_whatever_it_waits_for() {
+    let mut place = ObjectsPlace::new(Arc::new(Forgetful), Duration::from_secs(60));
+    place.open_time = Duration::from_millis(300);
+    let begun = Instant::now();
+    let refused = place.open(BYTES, Absent::Refuse).map(drop).unwrap_err();
+    assert!(refused.is_unreachable(), "{refused}");
+    assert!(begun.elapsed() < Duration::from_secs(3));
 }
 
 #[test]
