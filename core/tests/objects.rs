@@ -691,6 +691,54 @@ fn objects_of_a_volume_that_is_given_up_once_more_do_not_stop_a_new_clone_at_its
     assert_eq!(clone.volume.uuid(), [9; 16]);
 }
 
+/// Giving a clone up fails, before or after its manifest says so: whoever still has it open gets no write or flush
+/// acknowledged, since nobody can open it any more; asking again ends what was begun.
+#[test]
+fn objects_volume_that_is_being_given_up_takes_no_writes_although_that_failed() {
+    for fails_manifests in [true, false] {
+        let objects = Objects::default();
+        let config = Config {
+            bytes: Some(1 << 20),
+            ..Config::new(Access::Create { uuid: [1; 16] }, 7)
+        };
+        let pool = Pool::new(1 << 20);
+        let mut parent = Bucket::open(&objects, "parent/", config, "");
+        parent.fill(&pool, 0, 1, 1);
+        parent.ask(Ask::Flush);
+        let snapshot = SnapshotName::new("a").expect("a name");
+        parent.ask(Ask::Snapshot {
+            name: snapshot,
+            made_ms: 1,
+        });
+        let uuid = [9; 16];
+        let config = Config::new(Access::Clone { uuid, snapshot }, 8);
+        let mut clone = Bucket::open(&objects, "clone/", config, "parent/");
+        clone.fill(&pool, 1, 1, 2);
+        clone.ask(Ask::Flush);
+        clone.fails_manifests = fails_manifests;
+        clone.fails_deletes = !fails_manifests;
+        assert!(!clone.try_to(Ask::GiveUp));
+        for offset in [0, 2 * 4096] {
+            let data = vec![pool.alloc(4096).expect("free").freeze()];
+            assert!(!clone.try_to(Ask::Write { offset, data }));
+            let bytes = 4096;
+            assert!(!clone.try_to(Ask::Zero { offset, bytes }));
+        }
+        assert!(!clone.try_to(Ask::Flush));
+        assert!(!clone.try_to(Ask::Resize { bytes: 2 << 20 }));
+        assert_eq!(
+            [0, 1, 2].map(|block| clone.read(&pool, block)[0]),
+            [1, 2, 0]
+        );
+        let refers = || objects.borrow().keys().any(|name| name.contains("/clone/"));
+        assert!(refers(), "its parent still keeps what it needs");
+        (clone.fails_manifests, clone.fails_deletes) = (false, false);
+        clone.ask(Ask::GiveUp);
+        assert!(!refers());
+        assert!(!clone.try_to(Ask::Flush));
+    }
+}
+
 /// Damage a page wherever it is stored.
 fn damage_page(objects: &Objects, volume: [u8; 16], page: u64) {
     let mut damaged = 0;

@@ -203,8 +203,23 @@ pub enum Ask {
         name: SnapshotName,
     },
     /// The volume is not needed any more: if it is a clone, its parent may free what it has for it.
-    /// From then on it cannot be opened. Ends with [`Action::SnapshotEnd`].
+    /// From then on it cannot be opened, and writes and flushes fail. If it fails, it may have happened all the same.
+    /// Ends with [`Action::SnapshotEnd`].
     GiveUp,
+}
+
+impl Ask {
+    /// Whether it changes what the volume holds, or makes such changes durable.
+    pub(super) fn is_change(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::Zero { .. } | Self::Flush | Self::Resize { .. } => true,
+            Self::Read { .. }
+            | Self::Extents { .. }
+            | Self::Snapshot { .. }
+            | Self::DeleteSnapshot { .. }
+            | Self::GiveUp => false,
+        }
+    }
 }
 
 /// Whether a put may replace.

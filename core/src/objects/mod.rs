@@ -635,6 +635,9 @@ impl ObjectVolume {
         match self.phase {
             Phase::Opening => self.early.push_back((token, ask)),
             Phase::Open if self.is_read_only() => self.submit_read_only(token, ask, actions),
+            Phase::Open if self.gone && ask.is_change() => {
+                refuse(token, &ask, IoError::Failed, actions);
+            }
             Phase::Open => self.begin(token, ask, actions),
             Phase::Failed(_) => refuse(token, &ask, IoError::Failed, actions),
             Phase::Fenced => refuse(token, &ask, IoError::Fenced, actions),
@@ -730,6 +733,12 @@ impl ObjectVolume {
     /// End what waits for the store with its error. What was completed stays, and goes on.
     fn fail_waiting(&mut self, error: IoError, actions: &mut Vec<Action>) {
         self.back_off();
+        self.snapshot_failed(error, actions);
+        self.end_waiting(error, actions);
+    }
+
+    /// End flushes, and writes that were not begun, with an error.
+    fn end_waiting(&mut self, error: IoError, actions: &mut Vec<Action>) {
         self.flushes.retain_mut(|flush| match flush.token.take() {
             Some(token) => {
                 end(token, Err(error), actions);
@@ -738,7 +747,6 @@ impl ObjectVolume {
             }
             None => true,
         });
-        self.snapshot_failed(error, actions);
         for id in core::mem::take(&mut self.write_queue) {
             if let Some(write) = self.writes.remove(&id) {
                 end(write.token, Err(error), actions);

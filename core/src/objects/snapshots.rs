@@ -18,7 +18,9 @@
 //! that it left with its parent. So whoever opens its place later never reads what the parent may
 //! have removed since, and ends the removal if it was interrupted (see `open.rs`). A volume with
 //! snapshots or clones is not given up: they need what it needs of its parent. Without snapshots no
-//! new clone of it comes to be.
+//! new clone of it comes to be. From Marking on it takes no writes or flushes any more, whatever
+//! becomes of the request: nobody would ever read them. A request that fails there may still have
+//! given it up; the same request goes on with that.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -143,6 +145,7 @@ impl ObjectVolume {
                         return self.end_snapshot(Err(SnapshotError::HasClones), actions);
                     }
                     self.gone = true;
+                    self.end_waiting(IoError::Failed, actions);
                     self.commit_change();
                     let changes = self.changes;
                     self.snapshot_stage = Stage::Marking { changes };
@@ -302,7 +305,8 @@ impl ObjectVolume {
         }
     }
 
-    /// The store fails: a snapshot that is not named by a manifest on its way is given up.
+    /// The store fails: a snapshot that is not named by a manifest on its way is given up. Whoever gives the volume
+    /// up hears of it, and the manifest stays on its way.
     pub(super) fn snapshot_failed(&mut self, error: IoError, actions: &mut Vec<Action>) {
         match self.snapshot_stage {
             Stage::Putting {
@@ -313,6 +317,7 @@ impl ObjectVolume {
             {
                 self.end_snapshot(Err(error.into()), actions);
             }
+            Stage::Marking { .. } => self.end_snapshot(Err(error.into()), actions),
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Volumes over objects in one bucket, on a store that never fails.
+//! Volumes over objects in one bucket, on a store that fails only if it is told to.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use hdcs_core::buf::Pool;
 use hdcs_core::codec::{Codec, Method};
+use hdcs_core::error::IoError;
 use hdcs_core::io::{Done, Nanos, Token};
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames;
@@ -32,6 +33,9 @@ pub struct Bucket {
     pub holds_map: bool,
     /// Those that were not.
     pub held: Vec<Token>,
+    /// Puts of manifests, and deletes, fail while these are set.
+    pub fails_manifests: bool,
+    pub fails_deletes: bool,
     /// Bytes that gets have brought.
     pub bytes_got: u64,
     /// Pages of the map that the longest turn has merged.
@@ -99,6 +103,8 @@ impl Bucket {
             read: None,
             holds_map: false,
             held: Vec::new(),
+            fails_manifests: false,
+            fails_deletes: false,
             bytes_got: 0,
             longest_merge: 0,
             longest_forgetting: 0,
@@ -119,9 +125,12 @@ impl Bucket {
         let mut actions = Vec::new();
         let token = Token(0);
         let event = Event::Submit { token, ask };
-        self.volume.step(self.now, event, &mut actions);
-        assert!(actions.is_empty());
         let (ended, failed) = (self.ended, self.failed);
+        self.volume.step(self.now, event, &mut actions);
+        // What is refused ends at once, and nothing else.
+        for action in actions {
+            assert!(self.perform(action).is_none());
+        }
         self.go();
         assert_eq!(self.ended, ended + 1);
         self.failed == failed
@@ -207,7 +216,14 @@ impl Bucket {
         {
             meanwhile(&self.objects);
         }
+        let failed = Err(StoreError::Io(IoError::Failed));
         Some(match action {
+            Action::Put { token, name, .. }
+                if self.fails_manifests && name.kind == Kind::Manifest =>
+            {
+                (token, failed)
+            }
+            Action::Delete { token, .. } if self.fails_deletes => (token, failed),
             Action::Put {
                 token,
                 name,
@@ -314,7 +330,7 @@ impl Bucket {
                 return None;
             }
             Action::SnapshotEnd { result, .. } => {
-                result.expect("the store never fails");
+                self.failed += u64::from(result.is_err());
                 self.ended += 1;
                 return None;
             }
