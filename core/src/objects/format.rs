@@ -474,6 +474,16 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// The beginnings of epochs that the next manifest names, if it begins one.
+    pub(super) fn next_beginnings(&self) -> Vec<u64> {
+        let mut beginnings = self.beginnings.clone();
+        beginnings.push(self.sequence + 1);
+        if beginnings.len() > OBJECT_BEGINNINGS_MAX {
+            beginnings.remove(0);
+        }
+        beginnings
+    }
+
     /// Bytes that it takes.
     pub fn encoded_bytes(&self) -> usize {
         size_of::<ManifestHeader>()

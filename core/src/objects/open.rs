@@ -40,9 +40,9 @@ use super::{Access, ObjectVolume, Purpose};
 use crate::buf::{Buf, BufMut};
 use crate::error::{FormatError, IoError};
 use crate::limits::{
-    BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_BEGINNINGS_MAX, OBJECT_LOCATION_BYTES_MAX,
-    OBJECT_MANIFEST_BYTES_MAX, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_PAGES_MAX,
-    OBJECT_VOLUME_BYTES_MAX, SECTOR_BYTES,
+    BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_LOCATION_BYTES_MAX, OBJECT_MANIFEST_BYTES_MAX,
+    OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_PAGES_MAX, OBJECT_VOLUME_BYTES_MAX,
+    SECTOR_BYTES,
 };
 
 /// Times that somebody else may be first.
@@ -600,6 +600,7 @@ impl ObjectVolume {
                 None => Err(OpenError::Gone),
             };
         }
+        // Another volume came there: it is not fenced for that.
         if let Access::Clone { uuid, .. } = self.config.access
             && uuid != manifest.volume
         {
@@ -694,11 +695,7 @@ impl ObjectVolume {
     /// The manifest that begins this epoch: the state of `before`.
     fn take_over(&mut self, before: &Manifest) -> Result<Stage, OpenError> {
         let sequence = before.sequence + 1;
-        let mut beginnings = before.beginnings.clone();
-        beginnings.push(sequence);
-        if beginnings.len() > OBJECT_BEGINNINGS_MAX {
-            beginnings.remove(0);
-        }
+        let beginnings = before.next_beginnings();
         let number_limit = before.number_limit + OBJECT_NUMBERS_AHEAD;
         if number_limit > OBJECT_NUMBER_MAX {
             let name = Name::own(Kind::Manifest, before.sequence);

@@ -6,18 +6,25 @@
 //! reference to nothing is removed, a *tombstone* takes the number of that manifest: a manifest that
 //! says that the clone was given up. One of the two is created, and the other finds that.
 //!
+//! Where a volume that is no clone was given up, a new one begins with the manifest after that which says so, and so
+//! does the tombstone: the place stays as free as it was, and its numbers go on. Whoever makes another volume there at
+//! the same time finds the tombstone, and begins with the next manifest.
+//!
 //! | at the clone's place | what that means | [`Fate`] |
 //! |---|---|---|
 //! | nothing | it never came to be, or not yet | `Bury` |
 //! | the clone | it needs its parent | `Keep` |
 //! | the clone, given up | nobody opens it again (`snapshots.rs`) | `Remove` |
 //! | another clone | its manifests stay for ever, the first one too, so this one never comes to be | `Remove` |
+//! | a volume that is no clone, given up | as nothing: a clone may begin after it | `Bury` |
 //! | a volume that is no clone | if it is deleted with all its objects, the number is free again | `Keep` |
 
 use alloc::string::String;
 use alloc::vec;
 
 use super::format::{Ancestor, Manifest, Reference};
+use super::io::{Kind, Name};
+use super::snapshots::clone_number;
 use crate::limits::{OBJECT_PAGE_BLOCKS_MAX, SECTOR_BYTES};
 
 /// The sequence of the first manifest of a volume.
@@ -35,6 +42,11 @@ pub enum Fate {
     Bury,
 }
 
+/// The name of the reference of a clone, below its parent's place.
+pub fn name(clone: &[u8; 16]) -> Name {
+    Name::own(Kind::Clone, clone_number(clone))
+}
+
 /// What is to be done about a reference, when the newest manifest at the place that it names is `there`.
 pub fn fate(reference: &Reference, there: Option<&Manifest>) -> Fate {
     match there {
@@ -47,13 +59,36 @@ pub fn fate(reference: &Reference, there: Option<&Manifest>) -> Fate {
             }
         }
         Some(there) if !there.ancestors.is_empty() => Fate::Remove,
+        Some(there) if there.gone => Fate::Bury,
         Some(_) => Fate::Keep,
     }
 }
 
-/// The manifest that says at a clone's place that the clone never came to be. `parent` and `location` are
-/// the UUID and the place of the volume that has the reference.
-pub fn tombstone(reference: &Reference, parent: [u8; 16], location: String) -> Manifest {
+/// The manifest that says at a clone's place that the clone never came to be, where `there` is the newest one, which
+/// says that another volume was given up. `parent` and `location` are the UUID and the place of the volume that has the
+/// reference.
+pub fn tombstone(
+    reference: &Reference,
+    parent: [u8; 16],
+    location: String,
+    there: Option<&Manifest>,
+) -> Manifest {
+    if let Some(there) = there {
+        let sequence = there.sequence + 1;
+        return Manifest {
+            volume: reference.clone,
+            begins: true,
+            gone: true,
+            sequence,
+            epoch: there.epoch + 1,
+            beginnings: there.next_beginnings(),
+            number_first: there.number_limit,
+            number_limit: there.number_limit,
+            bytes: SECTOR_BYTES as u64,
+            page_blocks: OBJECT_PAGE_BLOCKS_MAX,
+            ..Manifest::default()
+        };
+    }
     Manifest {
         volume: reference.clone,
         begins: true,
@@ -86,7 +121,7 @@ mod tests {
             pin: 7,
             location: "bucket/clone".into(),
         };
-        let grave = tombstone(&reference, [2; 16], "bucket/parent".into());
+        let grave = tombstone(&reference, [2; 16], "bucket/parent".into(), None);
         let mut bytes = vec![0; grave.encoded_bytes()];
         grave.write(&mut bytes);
         assert_eq!(Manifest::parse(&bytes).unwrap(), grave);
@@ -107,5 +142,22 @@ mod tests {
             ..other_clone
         };
         assert_eq!(fate(&reference, Some(&ordinary)), Fate::Keep);
+        let gone = Manifest {
+            gone: true,
+            sequence: 7,
+            epoch: 3,
+            beginnings: vec![1, 4],
+            number_limit: 900,
+            ..ordinary
+        };
+        assert_eq!(fate(&reference, Some(&gone)), Fate::Bury);
+        let grave = tombstone(&reference, [2; 16], "bucket/parent".into(), Some(&gone));
+        let mut bytes = vec![0; grave.encoded_bytes()];
+        grave.write(&mut bytes);
+        assert_eq!(Manifest::parse(&bytes).unwrap(), grave);
+        assert_eq!((grave.sequence, grave.epoch), (8, 4));
+        assert_eq!(grave.beginnings, [1, 4, 8]);
+        assert_eq!(grave.number_limit, 900);
+        assert_eq!(fate(&reference, Some(&grave)), Fate::Remove);
     }
 }

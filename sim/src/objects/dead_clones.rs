@@ -1,8 +1,10 @@
 //! Creations of clones that die or are slow, and a sweeper who removes the references of dead ones: a
-//! clone that comes to be has its reference for good, and that of one that died goes.
+//! clone that comes to be has its reference for good, and that of one that died goes. Its place may be one where another
+//! volume was given up.
 
 use std::rc::Rc;
 
+use hdcs_core::limits::OBJECT_PAGE_BLOCKS_MAX;
 use hdcs_core::objects::format::{Manifest, Reference};
 use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotName};
 use hdcs_core::objects::references::{Fate, fate, tombstone};
@@ -27,6 +29,9 @@ impl World {
         snapshot: SnapshotName,
         contents: &[Content],
     ) -> Result<(), Violation> {
+        if self.choices.bool() {
+            self.give_up_dead_place();
+        }
         let uuid = DEAD_UUID;
         let clone = self.start(Access::Clone { uuid, snapshot }, None, DEAD_PLACE);
         self.calm = false;
@@ -69,6 +74,27 @@ impl World {
         Ok(())
     }
 
+    /// Leave what a volume leaves that was given up and removed.
+    fn give_up_dead_place(&mut self) {
+        let gone = Manifest {
+            volume: [6; 16],
+            gone: true,
+            sequence: 3,
+            epoch: 1,
+            beginnings: vec![1],
+            number_first: 1,
+            number_limit: 1 << 20,
+            bytes: 4096,
+            page_blocks: OBJECT_PAGE_BLOCKS_MAX,
+            ..Manifest::default()
+        };
+        let mut bytes = vec![0; gone.encoded_bytes()];
+        gone.write(&mut bytes);
+        let name = Name::own(Kind::Manifest, gone.sequence);
+        self.store
+            .put(&format!("{DEAD_PLACE}{name}"), Rc::new(bytes));
+    }
+
     fn dead_reference(&self) -> Option<Reference> {
         let references = reader::clones(&self.store, PLACE, &UUID);
         references.into_iter().find(|it| it.clone == DEAD_UUID)
@@ -88,7 +114,7 @@ impl World {
                 Fate::Remove => {}
                 Fate::Bury if self.plant == Some(Plant::NoTombstone) => {}
                 Fate::Bury => {
-                    let grave = tombstone(&reference, UUID, PLACE.into());
+                    let grave = tombstone(&reference, UUID, PLACE.into(), there.as_ref());
                     let name = Name::own(Kind::Manifest, grave.sequence);
                     let name = format!("{DEAD_PLACE}{name}");
                     if self.store.get(&name).is_some() {

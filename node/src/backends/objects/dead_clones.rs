@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hdcs_core::objects::format::{Manifest, Reference};
-use hdcs_core::objects::io::{Kind, Name};
+use hdcs_core::objects::io::{KEY_PREFIX, Kind, Name};
 use hdcs_core::objects::references::{Fate, fate, tombstone};
 
 use super::contents::newest_manifest;
@@ -88,7 +88,11 @@ async fn is_dead(
             Fate::Remove => return Ok(true),
             Fate::Bury => {}
         }
-        let mut grave = tombstone(reference, parent.volume, location.to_owned());
+        if found.is_some() && !is_emptied(there).await? {
+            return Ok(false);
+        }
+        let location = location.to_owned();
+        let mut grave = tombstone(reference, parent.volume, location, found.as_ref());
         grave.nonce = nonce();
         let mut bytes = vec![0; grave.encoded_bytes()];
         grave.write(&mut bytes);
@@ -101,6 +105,20 @@ async fn is_dead(
         }
     }
     Ok(false)
+}
+
+/// Whether the removal of a volume that was given up has ended: with another manifest after its last one it would not go
+/// on.
+async fn is_emptied(client: &Client) -> Result<bool, BackendError> {
+    let kinds = [Kind::Data, Kind::Map, Kind::Snapshot, Kind::Clone];
+    for prefix in kinds.map(Kind::prefix).into_iter().chain([KEY_PREFIX]) {
+        let page = client.list(prefix, "", LIST_MAX).await;
+        let page = page.map_err(|error| backend_error(&error))?;
+        if !page.objects.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// All objects of a kind, in the order of their names.
