@@ -18,6 +18,7 @@
 mod compressed;
 mod contents;
 mod dead_clones;
+pub mod given_up;
 mod joining;
 mod lineage;
 mod verify;

@@ -19,6 +19,7 @@ use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+use super::control::NOT_OPEN;
 use super::places::Place;
 use crate::access::{Allow, Peer};
 use crate::backends::copying::Progress;
@@ -396,6 +397,17 @@ pub enum KeepFailure {
     /// The backend failed.
     #[error("its backend: {0}; whether it has happened shows `hdcs volume snapshot --list`")]
     Io(#[from] IoError),
+}
+
+impl KeepFailure {
+    /// Whether it is certain that it did not happen, and will not: the store was not even asked.
+    pub fn is_refusal(self) -> bool {
+        match self {
+            Self::Now(why) => why != NOT_OPEN,
+            Self::Incapable | Self::Refused(_) => true,
+            Self::Cancelled | Self::Untiered(_) | Self::HomeFailed(_) | Self::Io(_) => false,
+        }
+    }
 }
 
 /// What the control plane asks.

@@ -8,10 +8,12 @@ use uuid::Uuid;
 
 use super::create::is_block_device;
 use super::open::NotOpen;
+use super::snapshots::NotKept;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
     lock, lost, parse_name,
 };
+use crate::backends::objects::given_up::{Remains, remains};
 use crate::backends::{Held, Keeper, closing, home::store, url::BackendUrl};
 use crate::catalogue::{self, Entry, Found, GivenUp};
 use crate::control::api::{ApiError, DeleteOptions, Deleted, ErrorKind};
@@ -82,17 +84,24 @@ impl Node {
         let _busy = self
             .begin_leaving(name, DELETED, options.discard_dirty)
             .await?;
-        let slot = self.slot(name)?;
         let volume_name = parse_name(name)?;
         if options.keep_data && options.remove_data {
             return Err(invalid(format!(
                 "volume {name}: its data is either kept or removed: leave out keep_data or remove_data"
             )));
         }
-        let begun = slot.not_open.as_ref().and_then(NotOpen::given_up);
         let mut leaving = Leaving::Stays;
         let (at, of) = (self.layout(), volume_name.clone());
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let begun = if is_rest {
+            self.slot(name)?
+                .not_open
+                .as_ref()
+                .and_then(NotOpen::given_up)
+        } else {
+            self.begun(name, &options).await?
+        };
+        let slot = self.slot(name)?;
         let has_no_other = matches!(&slot.found, Found::Entry(entry) if entry.backend.is_none());
         if options.keep_data && (begun.is_some() || is_rest && has_no_other) {
             return Err(ApiError::new(
@@ -133,8 +142,12 @@ impl Node {
         };
         let mut is_removed = leaving == Leaving::Clone;
         if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
-            // Before its directory, in which is noted that they are given up: a crash leaves none of them behind.
-            is_removed = self.remove_data(entry, leaving).await;
+            // Before its directory, in which is noted that they are given up: nothing leaves any of them behind.
+            self.remove_objects(entry).await?;
+            is_removed = true;
+        }
+        if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
+            self.forget(entry).await;
         }
         let layout = self.layout();
         let has_own_data = catalogue::directory(&layout, &volume_name)
@@ -153,20 +166,12 @@ impl Node {
         });
         let removed = removed.await.unwrap_or_else(|error| Err(error.to_string()));
         if let Err(error) = removed {
-            let why = format!("deleting it did not end: {error}: delete it again");
-            if let Some(slot) = lock(&self.slots).get_mut(name) {
-                slot.not_open = Some(NotOpen::Leaving {
-                    why: why.clone(),
-                    what: leaving,
-                });
-            }
-            self.explain(name, Some(why.clone()));
-            return Err(failed(format!("volume {name}: {why}")));
+            return Err(self.did_not_end(name, &error, leaving));
         }
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
             if let Leaving::Image(_) = leaving {
-                is_removed = self.remove_data(entry, leaving).await;
+                is_removed = self.remove_data(entry, leaving).await.is_ok();
             } else if leaving != Leaving::Objects {
                 lock(&self.slots).remove(name);
                 settle(url.clone()).await;
@@ -195,8 +200,97 @@ impl Node {
         })
     }
 
-    /// Remove what a deleted volume has at its backend's place; whether that was done.
-    async fn remove_data(&self, entry: &Entry, leaving: Leaving) -> bool {
+    /// What a deletion before this one has given up of a volume, so that this one goes on with it: nothing can be kept
+    /// any more. A volume that turns out to be whole is opened.
+    async fn begun(
+        &self,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Option<Leaving>, ApiError> {
+        let slot = self.slot(name)?;
+        let (Found::Entry(entry), Some(not_open)) = (slot.found, slot.not_open) else {
+            return Ok(None);
+        };
+        let known = not_open.given_up();
+        let noted = match known {
+            Some(_) => known,
+            None => {
+                let (at, of) = (self.layout(), entry.name.clone());
+                // However its opening failed: that may have been before its place was looked at.
+                let noted = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of)).await;
+                noted.flatten().map(Leaving::from)
+            }
+        };
+        let Some(leaving) = noted else {
+            return Ok(None);
+        };
+        let report = self.report().await?;
+        let volume = find(&report, VolumeNumber(entry.number));
+        if volume.is_some_and(|volume| volume.phase == Phase::Open) {
+            return Ok(known);
+        }
+        // Of what is not there any more, nothing is left to be removed.
+        let nothing = known.map(|_| Leaving::Stays);
+        let (url, identity) = (
+            entry.backend_url(&self.layout()),
+            entry.backend_identity.clone(),
+        );
+        match beside(move || remains(&url, identity.as_deref())).await? {
+            Ok(Remains::GivenUp) => Ok(Some(leaving)),
+            Ok(Remains::Nothing) => Ok(nothing),
+            Ok(Remains::Whole) => {
+                if known.is_some()
+                    && let Err(failure) = self.open(&entry, self.entries().len()).await
+                {
+                    return Err(self.refusal(name, &failure));
+                }
+                Ok(None)
+            }
+            Err(error) if options.discard_dirty => {
+                tracing::warn!("volume {name}: what it has in its store stays there: {error}");
+                Ok(nothing)
+            }
+            Err(error) => Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: its deletion has begun, and what is left to be done cannot be seen: {error}: \
+                     delete it again once that is put right, or leave what its store has with --discard-dirty"
+                ),
+            )),
+        }
+    }
+
+    /// Note that a deletion did not end; it can only be asked for again.
+    fn did_not_end(&self, name: &str, error: &str, what: Leaving) -> ApiError {
+        let why = format!("deleting it did not end: {error}: delete it again");
+        if let Some(slot) = lock(&self.slots).get_mut(name) {
+            let why = why.clone();
+            slot.not_open = Some(NotOpen::Leaving { why, what });
+        }
+        self.explain(name, Some(why.clone()));
+        failed(format!("volume {name}: {why}"))
+    }
+
+    /// Remove the objects of a volume that is given up.
+    async fn remove_objects(&self, entry: &Entry) -> Result<(), ApiError> {
+        let leaving = Leaving::Objects;
+        let Err(problem) = self.remove_data(entry, leaving).await else {
+            return Ok(());
+        };
+        let (url, identity) = (
+            entry.backend_url(&self.layout()),
+            entry.backend_identity.clone(),
+        );
+        // Another volume that came there since removes them, and only that is let do so.
+        let remains = beside(move || remains(&url, identity.as_deref())).await?;
+        if remains.is_ok_and(|remains| remains == Remains::Nothing) {
+            return Ok(());
+        }
+        Err(self.did_not_end(entry.name.as_str(), &problem, leaving))
+    }
+
+    /// Remove what a deleted volume has at its backend's place.
+    async fn remove_data(&self, entry: &Entry, leaving: Leaving) -> Result<(), String> {
         // As long as the volume is listed, no other one is made at its place, whose data would be removed.
         let why = "it is being deleted, and what it has at its backend is removed".to_owned();
         let what = leaving;
@@ -213,13 +307,13 @@ impl Node {
         };
         let removed = tokio::task::spawn_blocking(remove).await;
         let problem = match removed {
-            Ok(Ok(())) => return true,
+            Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
         let name = &entry.name;
         tracing::warn!("what volume {name} has at {url} stays there: {problem}");
-        false
+        Err(problem)
     }
 
     /// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
@@ -272,20 +366,38 @@ impl Node {
     async fn give_up_place(
         &self,
         name: &str,
-        number: VolumeNumber,
+        entry: &Entry,
         leaving: Leaving,
+        has_begun: bool,
     ) -> Result<Leaving, ApiError> {
         if leaving.given_up().is_none() {
             return Ok(leaving);
         }
+        if !has_begun {
+            self.note_given_up(entry, leaving).await?;
+        }
+        let number = VolumeNumber(entry.number);
         match self.give_up_clone(name, number).await {
             Ok(true) => Ok(leaving),
-            Ok(false) => Ok(Leaving::Stays),
-            Err(error) if leaving == Leaving::Objects => {
+            Ok(false) => {
+                self.keep_after_all(entry).await;
+                Ok(Leaving::Stays)
+            }
+            Err(NotKept { error, is_refused }) if is_refused && !has_begun => {
+                self.keep_after_all(entry).await;
+                if leaving == Leaving::Clone {
+                    return Err(error);
+                }
                 tracing::warn!("{error}: what the volume has in its store stays there");
                 Ok(Leaving::Stays)
             }
-            Err(error) => Err(error),
+            // It may be given up all the same, or be so later: what is written to it from here on would be lost.
+            Err(NotKept { error, .. }) => {
+                if let Err(error) = self.close_given_up(name, entry, false).await {
+                    tracing::warn!("{error}");
+                }
+                Err(self.did_not_end(name, &error.message, leaving))
+            }
         }
     }
 
@@ -326,26 +438,17 @@ impl Node {
                     ),
                 })?;
         }
-        if !has_begun {
-            self.note_given_up(entry, *leaving).await?;
-            *leaving = self.give_up_place(name, number, *leaving).await?;
-            if *leaving == Leaving::Stays {
-                self.keep_after_all(entry).await;
+        *leaving = self.give_up_place(name, entry, *leaving, has_begun).await?;
+        let is_given_up = leaving.given_up().is_some();
+        // What is given up takes nothing any more.
+        let closed = self.close_given_up(name, entry, asks && !is_given_up);
+        if let Err(error) = closed.await {
+            if !is_given_up {
+                return Err(error);
             }
-        }
-        let closed = self.close_given_up(name, entry, asks).await;
-        if let Err(error) = &closed
-            && leaving.given_up().is_some()
-        {
             // Whatever happens from here on, it can only be deleted.
-            let why = format!(
-                "deleting it did not end: {}: delete it again",
-                error.message
-            );
-            let what = *leaving;
-            self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+            return Err(self.did_not_end(name, &error.message, *leaving));
         }
-        closed?;
         Ok(if asks { 0 } else { dirty })
     }
 
@@ -400,7 +503,6 @@ impl Node {
         self.records.untrack(entry.number).await;
         self.forget_scrubs(entry.number);
         self.forget_heat(entry.number).await;
-        self.forget(entry).await;
         Ok(())
     }
 
@@ -448,7 +550,6 @@ impl Node {
         self.records.untrack(entry.number).await;
         self.forget_scrubs(entry.number);
         self.forget_heat(entry.number).await;
-        self.forget(entry).await;
         Ok(dirty.bytes_max)
     }
 

@@ -542,7 +542,7 @@ impl Node {
     }
 
     /// Why a volume was not opened by hand, as its slot says it now.
-    fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
+    pub(super) fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
         let kind = match failure.kind {
             OpenFailureKind::Unreachable => ErrorKind::Unavailable,
             OpenFailureKind::LogLost

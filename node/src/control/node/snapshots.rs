@@ -102,15 +102,37 @@ fn refuse_copy(name: &str, copy_bytes: u64, is_allowed: bool) -> Result<(), ApiE
     )))
 }
 
+/// Why something was not kept, forgotten or given up.
+pub(super) struct NotKept {
+    pub error: ApiError,
+    /// Whether it is certain that it did not happen, and will not.
+    pub is_refused: bool,
+}
+
+impl From<ApiError> for NotKept {
+    fn from(error: ApiError) -> Self {
+        let is_refused = false;
+        Self { error, is_refused }
+    }
+}
+
+impl From<NotKept> for ApiError {
+    fn from(not_kept: NotKept) -> Self {
+        not_kept.error
+    }
+}
+
 /// What happened to a request about snapshots.
-fn explain(name: &str, failure: KeepFailure) -> ApiError {
+fn explain(name: &str, failure: KeepFailure) -> NotKept {
+    let is_refused = failure.is_refusal();
     let kind = match failure {
         KeepFailure::Incapable => ErrorKind::Invalid,
         KeepFailure::Refused(SnapshotError::NotFound) => ErrorKind::NotFound,
         KeepFailure::Io(_) => ErrorKind::Failed,
         _ => ErrorKind::Conflict,
     };
-    ApiError::new(kind, format!("volume {name}: {failure}"))
+    let error = ApiError::new(kind, format!("volume {name}: {failure}"));
+    NotKept { error, is_refused }
 }
 
 impl Node {
@@ -463,7 +485,8 @@ impl Node {
             let forgotten = self.keep(name, VolumeNumber(entry.number), keep).await;
             if let Err(error) = forgotten {
                 tracing::warn!(
-                    "{error}: delete the snapshot {} of it when you can",
+                    "{}: delete the snapshot {} of it when you can",
+                    error.error,
                     begins_with.as_str()
                 );
             }
@@ -568,7 +591,7 @@ impl Node {
         &self,
         name: &str,
         number: VolumeNumber,
-    ) -> Result<bool, ApiError> {
+    ) -> Result<bool, NotKept> {
         let Err(error) = self.keep(name, number, Keep::GiveUp).await else {
             return Ok(true);
         };
@@ -642,7 +665,7 @@ impl Node {
     }
 
     /// Have the shard keep or forget something.
-    async fn keep(&self, name: &str, number: VolumeNumber, keep: Keep) -> Result<(), ApiError> {
+    async fn keep(&self, name: &str, number: VolumeNumber, keep: Keep) -> Result<(), NotKept> {
         let gone = || {
             ApiError::new(
                 ErrorKind::Unavailable,
@@ -651,7 +674,7 @@ impl Node {
         };
         let (answer, answered) = oneshot::channel();
         if !self.path.send(Command::Keep(number, keep, answer)) {
-            return Err(gone());
+            return Err(gone().into());
         }
         let mut answered = pin!(answered);
         if let Keep::Snapshot { .. } = keep {
@@ -677,14 +700,12 @@ impl Node {
                 moved = (Instant::now(), left);
             }
             if moved.0.elapsed() > MOVE_TIME_MAX {
-                return Err(ApiError::new(
-                    ErrorKind::Timeout,
-                    format!(
-                        "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
-                         snapshot {name} --list`",
-                        MOVE_TIME_MAX.as_secs()
-                    ),
-                ));
+                let why = format!(
+                    "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
+                     snapshot {name} --list`",
+                    MOVE_TIME_MAX.as_secs()
+                );
+                return Err(ApiError::new(ErrorKind::Timeout, why).into());
             }
         }
     }
