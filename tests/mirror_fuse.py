@@ -1,5 +1,6 @@
 """A directory that FUSE serves as a mirror of another one, as a network's file system does. Reads fail while there is a
-file `fails` in the other one, and have no answer while there is a file `hangs`."""
+file `fails` in the other one, and have no answer while there is a file `hangs`. With a file `slow` each path takes its
+time."""
 
 import ctypes
 import errno
@@ -21,6 +22,8 @@ RELEASE, FSYNC, FLUSH, INIT, OPENDIR, ACCESS, RELEASEDIR, INTERRUPT, BATCH_FORGE
 HEAD_BYTES = 40
 SETS_SIZE = 8
 NO_ANSWER = object()
+# Longer than a look at a file is waited for.
+SLOW_SECONDS = 3.5
 
 
 @contextmanager
@@ -110,6 +113,8 @@ class Server:
                     continue
                 return
             kind = struct.unpack_from("<2I", message)[1]
+            if kind == LOOKUP and self.is_told("slow"):
+                time.sleep(SLOW_SECONDS)
             if kind == READ and self.is_told("hangs"):
                 threading.Thread(target=self.end_later, args=(message,), daemon=True).start()
             else:

@@ -156,6 +156,20 @@ def test_image_whose_beginning_cannot_be_read_is_not_taken_for_the_bytes_of_a_vo
         daemon.ok("volume", "create", "new", "--size", "16M", "--backend", f"file:{tmp_path}/new")
 
 
+def test_resize_of_an_image_that_is_slow_to_be_seen_cuts_nothing_off(tmp_path):
+    with Daemon(tmp_path) as daemon, mirror(tmp_path) as (mounted, behind):
+        image = behind / "image"
+        image.write_bytes(bytes(SIZE))
+        daemon.ok("volume", "create", "v", "--backend", f"file:{mounted / 'image'}")
+        beyond = os.urandom(MIB)
+        with open(mounted / "image", "ab") as file:
+            file.write(beyond)
+        (behind / "slow").touch()
+        refused(daemon.cli("volume", "resize", "v", "--size", "32M"), 1, "does not answer", "--shrink")
+        (behind / "slow").unlink()
+        assert image.read_bytes() == bytes(SIZE) + beyond
+
+
 def test_cut_image_on_fuse_is_not_made_whole_with_zeroes(tmp_path):
     with mirror(tmp_path) as (mounted, behind):
         image = mounted / "image"

@@ -202,18 +202,26 @@ impl Node {
     async fn refuse_longer_image(&self, entry: &Entry) -> Result<(), ApiError> {
         let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
         let look = move || BackendUrl::parse(&url).is_ok_and(|url| url.place.has_beyond(bytes));
-        // What does not answer does not change its size either.
-        if in_time(ANSWER_TIME_MAX, look).await != Some(true) {
-            return Ok(());
+        let name = &entry.name;
+        match in_time(ANSWER_TIME_MAX, look).await {
+            Some(false) => Ok(()),
+            Some(true) => Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: its image holds data beyond the {bytes} bytes of the volume, left by an \
+                     interrupted shrink or written by another program, which would be lost: save it, or lose it with \
+                     --shrink"
+                ),
+            )),
+            // It may answer by the time that its size is changed.
+            None => Err(ApiError::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "volume {name}: its image does not answer, and may hold data beyond the {bytes} bytes of the \
+                     volume, which would be lost: try again when it answers, or lose that with --shrink"
+                ),
+            )),
         }
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!(
-                "volume {}: its image holds data beyond the {bytes} bytes of the volume, left by an interrupted shrink \
-                 or written by another program, which would be lost: save it, or lose it with --shrink",
-                entry.name
-            ),
-        ))
     }
 
     /// Whether what an interrupted shrink has cut off is still in a volume's log.
