@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -168,6 +169,29 @@ def test_resize_of_an_image_that_is_slow_to_be_seen_cuts_nothing_off(tmp_path):
         refused(daemon.cli("volume", "resize", "v", "--size", "32M"), 1, "does not answer", "--shrink")
         (behind / "slow").unlink()
         assert image.read_bytes() == bytes(SIZE) + beyond
+
+
+def test_requests_about_images_that_hang_leave_the_node_its_threads(tmp_path):
+    # A thread that waits for the mirror ends with it, before the daemon has to.
+    with Daemon(tmp_path) as daemon, mirror(tmp_path) as (mounted, behind):
+        (behind / "image").write_bytes(bytes(SIZE))
+        (behind / "hangs").touch()
+
+        def threads():
+            return len(list(Path(f"/proc/{daemon.process.pid}/task").iterdir()))
+
+        before = threads()
+
+        def create(number):
+            volume = {"name": f"v{number}", "backend": f"file:{mounted}/image"}
+            return daemon.api("POST", "/v1/volumes", json.dumps(volume))
+
+        with ThreadPoolExecutor(60) as pool:
+            answers = list(pool.map(create, range(60)))
+        for status, answer in answers:
+            assert status != 200 and "not answer" in answer, answer
+        assert threads() < before + 30
+        daemon.create("healthy")
 
 
 def test_cut_image_on_fuse_is_not_made_whole_with_zeroes(tmp_path):

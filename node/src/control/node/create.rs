@@ -13,7 +13,7 @@ use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use uuid::Uuid;
 
 use super::home::make_home;
-use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, in_time, invalid, lock, parse_name};
+use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, lock, looks, parse_name};
 use crate::backends::{self, BackendError, Found, url::BackendUrl};
 use crate::catalogue::{
     self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
@@ -43,7 +43,7 @@ async fn refuse_foreign(name: &str, url: &str) -> Result<(), ApiError> {
         was_found.store(found, Ordering::Relaxed);
         place.foreign()
     };
-    let looked = in_time(ANSWER_TIME_MAX, look).await;
+    let looked = looks::in_time(url, ANSWER_TIME_MAX, look).await;
     let more = if url.contains('?') { '&' } else { '?' };
     let unseen = |why: &str| {
         failed(format!(
@@ -186,8 +186,9 @@ impl Node {
             return Err(invalid(format!("backend {}: {exposure}", place.name())));
         }
         let name_of = async |url: String| {
+            let at = url.clone();
             let look = move || place_of(&url).ok().map(|place| place.name());
-            in_time(ANSWER_TIME_MAX, look).await
+            looks::in_time(&at, ANSWER_TIME_MAX, look).await
         };
         let silent = || failed(format!("backend {url}: what it lies on does not answer"));
         let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
@@ -268,7 +269,8 @@ impl Node {
             )
         };
         let looked_at = path.clone();
-        let device = in_time(ANSWER_TIME_MAX, move || {
+        let at = path.to_string_lossy();
+        let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
             is_block_device(&looked_at).then(|| device_bytes(&looked_at))
         });
         let bytes = match (bytes, device.await.ok_or_else(silent)?) {
@@ -333,6 +335,7 @@ fn empty_backend() -> String {
 
 /// A path without links, as far as it exists; `None` if what it lies on does not answer.
 pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
+    let at = path.to_string_lossy();
     let path = path.to_owned();
     let look = move || {
         let made_there = || {
@@ -345,15 +348,16 @@ pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
         let there = fs::canonicalize(&path).ok();
         there.or_else(made_there).unwrap_or(path)
     };
-    in_time(ANSWER_TIME_MAX, look).await
+    looks::in_time(&at, ANSWER_TIME_MAX, look).await
 }
 
 /// Whether something is at a path where a file is to be made, other than a device; `None` if what it lies on does not
 /// answer. It would go with a volume whose making fails.
 pub(super) async fn is_taken(path: &Path) -> Option<bool> {
+    let at = path.to_string_lossy();
     let path = path.to_owned();
     let look = move || fs::symlink_metadata(&path).is_ok() && !is_block_device(&path);
-    in_time(ANSWER_TIME_MAX, look).await
+    looks::in_time(&at, ANSWER_TIME_MAX, look).await
 }
 
 pub(super) fn is_block_device(path: &Path) -> bool {

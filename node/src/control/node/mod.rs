@@ -17,6 +17,7 @@ mod detach;
 mod encryption;
 mod heat;
 mod home;
+mod looks;
 mod memory;
 mod open;
 mod pins;
@@ -510,13 +511,12 @@ impl Node {
     }
 }
 
-/// Look at files on a thread of its own, since what they lie on may hang; `None` if it does.
+/// Look at files of the node's volumes on a thread of its own, since what they lie on may hang; `None` if it does.
 async fn in_time<T: Send + 'static>(
     time_max: Duration,
     look: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let looked = tokio::task::spawn_blocking(look);
-    tokio::time::timeout(time_max, looked).await.ok()?.ok()
+    looks::in_time("", time_max, look).await
 }
 
 /// Do what may wait for a disk on a thread of its own: the control plane has one thread for everybody.
