@@ -541,7 +541,7 @@ impl FileBackend {
     }
 
     /// Begin or go on with a zero request by the best way that is left.
-    fn zero(&mut self, now: Nanos, index: usize, port: &mut Port<'_>) {
+    fn zero(&mut self, index: usize, port: &mut Port<'_>) {
         let fd = self.target.fd;
         let (zeroing, way) = &mut self.zeroing[index];
         if *way == Way::Punch && !self.can_punch {
@@ -566,11 +566,7 @@ impl FileBackend {
             }
             // It may have been cut since the request came, and this piece would make it whole.
             Way::Write if self.makes_whole(offset + bytes.min(ZERO_PIECE_BYTES)) => {
-                if self.target.may_wait {
-                    return self.look(token, port);
-                }
-                self.look_now(now);
-                self.write_zeroes(index, port);
+                self.look(token, port);
             }
             Way::Write => self.write_zeroes(index, port),
         }
@@ -602,14 +598,8 @@ impl FileBackend {
         end >= self.bytes && !self.block_device && self.spoilt != Some(CUT)
     }
 
-    /// Look whether the image was cut.
-    fn look_now(&mut self, now: Nanos) {
-        if presence::is_cut(&self.file, self.bytes) {
-            let _ = self.checked(now, Err(CUT));
-        }
-    }
-
-    /// The same where that may wait.
+    /// Look whether the image was cut. On a thread of its own: a network file system asks its server, and NFS waits for
+    /// all that is written to the file before.
     fn look(&self, token: Token, port: &mut Port<'_>) {
         let (file, bytes) = (Arc::clone(&self.file), self.bytes);
         let job = move || {
@@ -620,13 +610,7 @@ impl FileBackend {
     }
 
     /// A step of a zero request ended.
-    fn zeroed(
-        &mut self,
-        now: Nanos,
-        index: usize,
-        result: Result<Done, Errno>,
-        port: &mut Port<'_>,
-    ) {
+    fn zeroed(&mut self, index: usize, result: Result<Done, Errno>, port: &mut Port<'_>) {
         let (zeroing, way) = &self.zeroing[index];
         let refused = matches!(
             result,
@@ -637,14 +621,14 @@ impl FileBackend {
         match way {
             Way::Punch if refused => {
                 self.can_punch = false;
-                return self.zero(now, index, port);
+                return self.zero(index, port);
             }
             Way::ZeroRange if refused => {
                 self.can_zero = false;
-                return self.zero(now, index, port);
+                return self.zero(index, port);
             }
             Way::Write if result.is_ok() && zeroing.offset < zeroing.end => {
-                return self.zero(now, index, port);
+                return self.zero(index, port);
             }
             _ => {}
         }
@@ -679,7 +663,7 @@ impl FileBackend {
     }
 
     /// Begin what waits for nothing any more.
-    fn begin(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+    fn begin(&mut self, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, ask } = operation;
         let (target, fd) = (self.target, self.target.fd);
         if self.spoilt == Some(CUT)
@@ -708,7 +692,7 @@ impl FileBackend {
                 let way = if unmap { Way::Punch } else { Way::ZeroRange };
                 let end = offset + bytes;
                 self.zeroing.push((Zeroing { token, offset, end }, way));
-                self.zero(now, self.zeroing.len() - 1, port);
+                self.zero(self.zeroing.len() - 1, port);
             }
             Ask::Extents { range } if self.block_device => {
                 let state = ExtentState::Data;
@@ -742,18 +726,15 @@ impl FileBackend {
 }
 
 impl Backend for FileBackend {
-    fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
+    fn submit(&mut self, _now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Some(Operation { token, ask }) = self.hold(operation, port) else {
             return;
         };
         if changed(&ask).is_some_and(|range| self.makes_whole(range.end)) {
-            if self.target.may_wait {
-                self.look(token, port);
-                return self.looking.push(Operation { token, ask });
-            }
-            self.look_now(now);
+            self.look(token, port);
+            return self.looking.push(Operation { token, ask });
         }
-        self.begin(now, Operation { token, ask }, port);
+        self.begin(Operation { token, ask }, port);
     }
 
     fn completed(&mut self, now: Nanos, token: Token, outcome: Outcome, port: &mut Port<'_>) {
@@ -765,7 +746,7 @@ impl Backend for FileBackend {
         if let Some(index) = self.looking.iter().position(|held| held.token == token) {
             let operation = self.looking.swap_remove(index);
             self.looked(now, &outcome);
-            return self.begin(now, operation, port);
+            return self.begin(operation, port);
         }
         let result = match outcome {
             Outcome::Job(JobOutput::Any(frozen)) => {
@@ -789,7 +770,7 @@ impl Backend for FileBackend {
             },
             Outcome::Device(result) => {
                 if let Some(index) = self.zeroing_of(token) {
-                    return self.zeroed(now, index, result, port);
+                    return self.zeroed(index, result, port);
                 }
                 result
             }
