@@ -83,8 +83,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self):
         name, _ = self.key()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.lies("put"):
-            return
+        if not self.lies("put", name=name, body=body):
+            self.put(name, body)
+
+    def put(self, name, body):
         with self.store.lock:
             if self.headers.get("If-None-Match") == "*" and name in self.store.objects:
                 self.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")

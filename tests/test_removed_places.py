@@ -42,6 +42,17 @@ class Store:
         with self.s3.lock:
             self.s3.lie, self.s3.told = ("delete", act), 0
 
+    def reuse(self, node):
+        """Make a volume there, and delete it with its data."""
+        self.create(node, "old")
+        status, answer = node.api("DELETE", "/v1/volumes/old?remove_data=true")
+        assert status == 200 and json.loads(answer)["data"] is None, answer
+
+    def at_puts(self, act):
+        """From now on whatever is put is put by this."""
+        with self.s3.lock:
+            self.s3.lie, self.s3.told = ("put", act), 0
+
     def kill_in_deletion(self, node, when, first=True):
         """Delete `v` with its data, and kill the node at the deletion of objects of which `when` is true: it is done
         `first`, or never is."""
@@ -290,8 +301,7 @@ def creation(store, name, key=None):
 def test_creation_that_was_killed_leaves_alone_what_came_to_its_place(store, tmp_path, is_encrypted, is_reused):
     late, here = store.nodes
     if is_reused:
-        store.create(here, "old")
-        here.api("DELETE", "/v1/volumes/old?remove_data=true")
+        store.reuse(here)
     store.kill_at_put(late)
     with pytest.raises(Exception):
         late.api("POST", "/v1/volumes", creation(store, "v", key_file(tmp_path) if is_encrypted else None))
@@ -314,8 +324,7 @@ def test_creation_that_was_killed_leaves_alone_what_came_to_its_place(store, tmp
 def test_creation_that_was_killed_ends_at_the_next_start(store, tmp_path, is_encrypted, is_reused, puts):
     node, other = store.nodes
     if is_reused:
-        store.create(other, "old")
-        other.api("DELETE", "/v1/volumes/old?remove_data=true")
+        store.reuse(other)
     store.kill_at_put(node, puts)
     with pytest.raises(Exception):
         node.api("POST", "/v1/volumes", creation(store, "v", key_file(tmp_path) if is_encrypted else None))
@@ -329,16 +338,17 @@ def test_creation_that_was_killed_ends_at_the_next_start(store, tmp_path, is_enc
     filled(node, "v")
 
 
-def test_creation_that_is_slow_leaves_alone_what_came_to_its_place(store):
+@pytest.mark.parametrize("looks", [1, 2])
+def test_creation_that_is_slow_leaves_alone_what_came_to_its_place(store, looks):
+    """It came after its node had looked so often, and had found nothing."""
     late, here = store.nodes
-    slow = threading.Event()
+    listed = []
 
     def list_slowly(handler):
-        prefix = handler.key()[1].get("prefix", "")
-        if prefix == "" and not slow.is_set():
-            # Its node has looked, and has found nothing.
-            slow.set()
-            store.create(here, "w")
+        if handler.key()[1].get("prefix") == "volume/manifest/" and len(listed) <= looks:
+            listed.append(handler)
+            if len(listed) > looks:
+                store.create(here, "w")
         handler.list(handler.key()[1])
 
     with store.s3.lock:
@@ -359,7 +369,7 @@ def test_opening_of_a_deleted_volume_does_not_fence_the_next_one(store):
     begun = threading.Event()
 
     def list_slowly(handler):
-        if handler.key()[1].get("prefix") == "clone/" and not begun.is_set():
+        if handler.key()[1].get("prefix") == "volume/clone/" and not begun.is_set():
             begun.set()
             store.create(here, "w")
         handler.list(handler.key()[1])
@@ -389,6 +399,66 @@ def test_clone_that_is_late_does_not_fence_who_was_first(store):
     with store.s3.lock:
         store.s3.lie = ("list", list_slowly)
     done = late.cli("volume", "clone", "v@s", "c", "--backend", place)
-    refused(done, 1, "there is a volume already")
+    refused(done, 2, "there is a volume already")
     assert begun.is_set()
     filled(here, "w")
+
+
+def test_encrypted_clone_is_made_where_a_volume_was_deleted(store, tmp_path):
+    node, other = store.nodes
+    node.create("parent", *encrypted(key_file(tmp_path)), "--backend", store.elsewhere("parent"), size=str(8 * MIB))
+    data = filled(node, "parent")
+    node.ok("volume", "snapshot", "parent", "s")
+    store.reuse(other)
+    node.ok("volume", "clone", "parent@s", "c", "--backend", store.url)
+    assert node.read("c", MIB) == data
+    assert is_key(store.s3.objects)
+
+
+def test_key_whose_put_is_not_answered_is_known_again(store, tmp_path):
+    node, other = store.nodes
+    store.reuse(other)
+    lost = threading.Event()
+
+    def lose(handler, name, body):
+        if name.endswith(KEY) and not lost.is_set():
+            lost.set()
+            with store.s3.lock:
+                store.s3.objects[name] = (body, "2026-11-25T00:00:00.000Z")
+            handler.answer(500, b"<Error><Code>InternalError</Code></Error>")
+        else:
+            handler.put(name, body)
+
+    store.at_puts(lose)
+    store.create(node, "v", *encrypted(key_file(tmp_path)))
+    assert lost.is_set()
+    store.s3.tell("put", None)
+
+
+def test_creation_that_fails_leaves_no_key(store, tmp_path):
+    node, other = store.nodes
+    store.reuse(other)
+
+    def refuse(handler, name, body):
+        if "manifest/" in name:
+            handler.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+        else:
+            handler.put(name, body)
+
+    store.at_puts(refuse)
+    create = ("volume", "create", "v", "--size", "8M", *encrypted(key_file(tmp_path)), "--backend", store.url)
+    refused(node.cli(*create), 1, "credentials")
+    assert not is_key(store.s3.objects)
+    store.s3.tell("put", None)
+    node.ok(*create)
+
+
+def test_key_that_is_in_the_way_is_named(store):
+    node, other = store.nodes
+    store.reuse(other)
+    prefix = "bucket/volume/"
+    store.s3.objects[prefix + KEY] = (b"something", "2026-11-25T00:00:00.000Z")
+    create = ("volume", "create", "v", "--size", "8M", "--backend", store.url)
+    refused(node.cli(*create), 2, "delete what is left of it there: the object key/wrapped")
+    del store.s3.objects[prefix + KEY]
+    node.ok(*create)
