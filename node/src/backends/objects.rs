@@ -21,6 +21,7 @@ mod dead_clones;
 pub mod given_up;
 mod joining;
 mod lineage;
+mod opening;
 mod verify;
 
 use std::collections::{HashMap, VecDeque};
@@ -32,22 +33,19 @@ use bytes::Bytes;
 use hdcs_core::buf::BufMut;
 use hdcs_core::error::IoError;
 use hdcs_core::io::{Completion, Done, Nanos, Token};
-use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
 use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{
     Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, Name, OpenError, Phase,
     SnapshotError, StoreError as Failure, Stored,
 };
-use hdcs_core::objects::{Access, Config, ObjectVolume};
+use hdcs_core::objects::{Config, ObjectVolume};
 use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
 use self::compressed::Compressed;
-use self::contents::{
-    There, at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other, uuid_of,
-};
+use self::contents::{There, at, delete_all, gone, identity, kept, newest_manifest, references};
 use self::joining::{How, Joining};
-use self::key::Lacking;
+use self::opening::{late, not_free, within};
 use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
@@ -151,60 +149,6 @@ impl ObjectsPlace {
         Ok(Client::over(store, patience))
     }
 
-    /// Which volume is opened, where that is there: another one than was meant, what is no volume, and one that comes
-    /// there meanwhile get no key and are not even fenced.
-    fn which(&self, client: &Client, there: There, absent: Absent) -> Result<Which, BackendError> {
-        let is_new = absent != Absent::Refuse;
-        let expected = self.expected.as_deref().and_then(uuid_of);
-        let existing = |uuid, lacking| {
-            Ok(Which {
-                access: Access::Existing,
-                uuid,
-                lacking,
-            })
-        };
-        match there {
-            There::Volume(there) => match expected {
-                Some(uuid) if is_new && uuid != there.volume => {
-                    Err(BackendError::Exists(client.place()))
-                }
-                None if absent == Absent::CreateNew => Err(BackendError::Exists(client.place())),
-                _ => {
-                    refuse_other(&there, self.expected.as_deref())?;
-                    let is_known = expected.is_some();
-                    let lacking = if is_known {
-                        Lacking::Put
-                    } else {
-                        Lacking::Refuse
-                    };
-                    existing(Some(there.volume), lacking)
-                }
-            },
-            There::Gone(gone, left)
-                if is_new && expected.is_some_and(|uuid| uuid != gone.volume) =>
-            {
-                Err(not_free(client, left))
-            }
-            There::Gone(gone, _) => {
-                refuse_other(&gone, self.expected.as_deref())?;
-                // Its parent may still have to be told.
-                existing(Some(gone.volume), Lacking::Leave)
-            }
-            There::Free(Some(gone)) if !is_new || Some(gone) == expected => {
-                Err(BackendError::Gone(client.place()))
-            }
-            There::Free(_) if !is_new => existing(expected, Lacking::Leave),
-            There::Free(_) => {
-                let uuid = expected.unwrap_or_else(|| *Uuid::new_v4().as_bytes());
-                Ok(Which {
-                    access: Access::Create { uuid },
-                    uuid: Some(uuid),
-                    lacking: Lacking::Put,
-                })
-            }
-        }
-    }
-
     fn drive(&self, machine: ObjectVolume, until: Instant) -> Result<Driver, BackendError> {
         let reach = Arc::clone(&self.reach);
         let patience = self.patience.min(OPEN_PATIENCE);
@@ -216,40 +160,6 @@ impl ObjectsPlace {
             self.key.clone(),
         )
     }
-}
-
-/// Which volume is opened at a place.
-struct Which {
-    access: Access,
-    /// What it must be.
-    uuid: Option<[u8; 16]>,
-    lacking: Lacking,
-}
-
-/// Why nothing can be made where a volume was given up.
-fn not_free(client: &Client, left: &str) -> BackendError {
-    BackendError::Refused(format!(
-        "{}: {}, or delete what is left of it there: {left}",
-        client.place(),
-        OpenError::Gone
-    ))
-}
-
-/// Work that an opening waits for, if it ends in time. Blocks.
-fn within<T>(
-    until: Instant,
-    client: &Client,
-    work: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    let bounded = async { tokio::time::timeout_at(until.into(), work).await };
-    let ended = runtime().block_on(bounded);
-    ended.unwrap_or_else(|_| Err(late(client.place())))
-}
-
-/// Why an opening is given up that takes too long.
-fn late(place: String) -> BackendError {
-    let why = format!("{place}: it did not open within {OPEN_TIME_MAX:?}");
-    BackendError::Unreachable(why)
 }
 
 /// A random number for [`Config::nonce`].
@@ -383,56 +293,7 @@ impl Keeper for ObjectsPlace {
         origin: &CloneOrigin<'_>,
         _copying: &Copying,
     ) -> Result<Found, BackendError> {
-        let (parent, place) = (objects_place(origin.url)?, self.reach.name());
-        if parent.reach.store() != self.reach.store() {
-            return Err(BackendError::Refused(format!(
-                "{place}: the parent is in {}, and a clone shares its objects: name a place in the same \
-                 store",
-                parent.reach.store()
-            )));
-        }
-        let locations = [parent.reach.location(), self.reach.location()];
-        if locations
-            .iter()
-            .any(|text| text.len() > OBJECT_LOCATION_BYTES_MAX)
-        {
-            return Err(BackendError::Refused(format!(
-                "{place}: a place of a parent or clone has at most {OBJECT_LOCATION_BYTES_MAX} bytes"
-            )));
-        }
-        let there = || {
-            BackendError::Refused(format!(
-                "{place}: there is a volume already: name a place where nothing is"
-            ))
-        };
-        let client = self.brief_client()?;
-        let until = Instant::now() + self.open_time;
-        match within(until, &client, at(&client, origin.key))? {
-            There::Free(_) => {}
-            There::Volume(_) => return Err(there()),
-            There::Gone(_, left) => return Err(not_free(&client, left)),
-        }
-        let uuid = *Uuid::new_v4().as_bytes();
-        let snapshot = origin.snapshot;
-        let mut config = Config::new(Access::Clone { uuid, snapshot }, nonce());
-        config.uuid = Some(uuid);
-        config.parent = origin.identity.and_then(uuid_of);
-        // It is opened anew once it is made.
-        ObjectMemory::least().bound(&mut config);
-        let mut machine = ObjectVolume::new(config);
-        let [parent, own] = locations;
-        machine.clone_of(parent, own);
-        let driver = key::beside(&client, origin.key, Lacking::Put, Some(uuid), until, || {
-            self.drive(machine, until)
-        });
-        let driver = driver.map_err(|error| match error {
-            BackendError::Exists(_) => there(),
-            error => error,
-        })?;
-        Ok(Found {
-            bytes: driver.machine.bytes(),
-            partly: false,
-        })
+        self.make_clone(origin)
     }
 
     fn is_objects(&self) -> bool {

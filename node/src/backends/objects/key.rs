@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use hdcs_core::objects::io::KEY_PREFIX;
 
 use super::contents::newest_manifest;
-use super::{BackendError, backend_error, within};
+use super::opening::within;
+use super::{BackendError, backend_error};
 use crate::crypt::wrapped::{OBJECT_BYTES, WrappedKey};
 use crate::stores::{Client, Condition, StoreError};
 
