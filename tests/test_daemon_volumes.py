@@ -99,6 +99,7 @@ def test_create_refuses_places_inside_of_the_data_directory(daemon, tmp_path):
                       ["--mode", "storage", "--store-path", there]):
             done = daemon.cli("volume", "create", "thief", "--size", "16M", *place)
             refused(done, 2, "inside the data directory", f"{daemon.data}/kept")
+    (daemon.data / "kept").mkdir(exist_ok=True)
     daemon.create("v", "--backend", f"file:{daemon.data}/kept/v.img")
 
 
@@ -245,7 +246,7 @@ def test_delete_destages_first_and_keeps_a_backend_of_the_users(daemon, tmp_path
     daemon.create("mine", *DIRTY, "--backend", f"file:{image}")
     daemon.write("mine", b"w" * MIB)
     deleted = daemon.json("volume", "delete", "mine")
-    assert deleted == {"name": "mine", "discarded_dirty_bytes": 0, "data": f"file:{image}"}
+    assert deleted == {"name": "mine", "discarded_dirty_bytes": 0, "data": f"file:{image}", "data_trouble": None}
     assert image.read_bytes()[:MIB] == b"w" * MIB
     assert not (daemon.data / "volumes/mine").exists()
 

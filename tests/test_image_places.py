@@ -19,13 +19,11 @@ from test_resilience_failures import needs_root, small_file_system, state
 
 BLOCK = 4096
 SIZE = 16 * MIB
-# An image that was found at its place is not looked for again so soon.
-CHECK_PAUSE_SECONDS = 1.2
 
 
 @contextmanager
 def volume_over(tmp_path, image, *options, size="16M"):
-    """A daemon with a volume that was flushed, and whose next flush looks for its image."""
+    """A daemon with a volume that was flushed, and has nothing of it in memory."""
     home = tmp_path / "home"
     home.mkdir()
     with Daemon(home) as daemon:
@@ -33,7 +31,6 @@ def volume_over(tmp_path, image, *options, size="16M"):
         daemon.write("v", b"D" * MIB, 8 * MIB)
         daemon.ok("volume", "flush", "v")
         daemon.ok("volume", "evict", "v")
-        time.sleep(CHECK_PAUSE_SECONDS)
         yield daemon
 
 
@@ -88,21 +85,53 @@ def test_image_that_changes_while_its_lock_is_waited_for_is_opened_anew(tmp_path
         assert image.read_bytes() == data + (b"o" if then == "replaced" else b"\0") * (SIZE - MIB)
 
 
-def test_first_flush_of_an_image_that_was_open_for_a_while_looks_for_it(tmp_path):
+def test_first_flush_of_an_image_looks_for_it(tmp_path):
     image = tmp_path / "image"
     with Daemon(tmp_path) as daemon:
         daemon.create("v", "--backend", f"file:{image}", *DIRTY)
-        time.sleep(CHECK_PAUSE_SECONDS)
         image.rename(tmp_path / "away")
         image.write_bytes(bytes(SIZE))
         daemon.write("v", b"w" * BLOCK)
         flush(daemon)
         assert dirty(daemon) > 0
         daemon.tells("the image was removed or replaced while its volume is open")
+        assert "the image was removed or replaced" in daemon.volume("v")["reason"]
         (tmp_path / "away").rename(image)
         daemon.until(lambda: state(daemon) == "healthy")
         daemon.ok("volume", "flush", "v")
         assert image.read_bytes()[:BLOCK] == b"w" * BLOCK
+
+
+@pytest.mark.parametrize("then", ["removed", "replaced"])
+def test_deletion_of_a_volume_whose_image_has_just_left_its_place_keeps_its_dirty_data(tmp_path, then):
+    image, away = tmp_path / "image", tmp_path / "away"
+    with volume_over(tmp_path, image, *DIRTY) as daemon:
+        daemon.write("v", b"w" * MIB)
+        image.rename(away)
+        if then == "replaced":
+            image.write_bytes(bytes(SIZE))
+        with ThreadPoolExecutor() as threads:
+            deletion = threads.submit(daemon.cli, "volume", "delete", "v")
+            daemon.until(lambda: state(daemon) == "degraded")
+            assert dirty(daemon) >= MIB and not deletion.done()
+            away.rename(image)
+            assert deletion.result().returncode == 0
+    assert image.read_bytes()[:MIB] == b"w" * MIB
+
+
+@pytest.mark.parametrize("then", ["removed", "cut"])
+def test_deletion_says_that_the_image_is_not_there_or_not_whole(tmp_path, then):
+    image = tmp_path / "image"
+    with volume_over(tmp_path, image) as daemon:
+        if then == "removed":
+            image.unlink()
+        else:
+            os.truncate(image, MIB)
+        told = daemon.ok("volume", "delete", "v")
+    if then == "removed":
+        assert f"nothing is at file:{image} any more" in told and "is kept" not in told
+    else:
+        assert f"of its {SIZE} bytes only {MIB} are there" in told
 
 
 def test_file_that_takes_the_place_of_an_image_during_its_deletion_stays(tmp_path):

@@ -9,8 +9,8 @@
 //!    unless that was asked for.
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
-//! 5. A flush fails if the image was removed, replaced or truncated while it is open; this is checked once in
-//!    [`CHECK_PAUSE`], and before every snapshot and resize. A truncated image is not extended again, neither by a write
+//! 5. A flush fails if the image was removed, replaced or truncated while it is open; each one looks, and so
+//!    do snapshots and resizes. A truncated image is not extended again, neither by a write
 //!    to its end nor by a resize, because zeroes would take the place of the data that was cut off.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
@@ -30,7 +30,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use hdcs_core::buf::{Arena, Buf};
 use hdcs_core::error::IoError;
@@ -62,8 +61,6 @@ const ZERO_BLOCKS: usize = 16;
 const ZERO_PIECE_BYTES: u64 = 4 << 20;
 /// Runs in one answer about extents; a client asks again from where it ended.
 const EXTENTS_MAX: usize = 256;
-/// Flushes look whether the image is still there no more often than this.
-const CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// An image that is open and locked, or a snapshot that is open.
 pub struct Prepared {
@@ -75,7 +72,7 @@ pub struct Prepared {
     origin: Option<Origin>,
     copying: Arc<Copying>,
     spoilt: Arc<Spoilt>,
-    opened_at: Instant,
+    is_local: bool,
 }
 
 impl super::Opened for Prepared {
@@ -261,7 +258,6 @@ pub fn open(
     absent: Absent,
 ) -> Result<Prepared, BackendError> {
     let opened = presence::open(path, bytes, direct_or_not(direct), absent)?;
-    let opened_at = Instant::now();
     snapshots::remove_leftovers(path);
     let found = Found {
         bytes: opened.bytes,
@@ -279,8 +275,8 @@ pub fn open(
         origin: lineage::origin_of(&opened.file),
         copying: Arc::default(),
         spoilt: Arc::default(),
+        is_local: device::is_local(&opened.file),
         opened,
-        opened_at,
     })
 }
 
@@ -312,8 +308,8 @@ fn open_snapshot(
         origin: None,
         copying: Arc::default(),
         spoilt: Arc::default(),
+        is_local: device::is_local(&opened.file),
         opened,
-        opened_at: Instant::now(),
     })
 }
 
@@ -354,10 +350,8 @@ pub struct FileBackend {
     /// Flushes, and those of them that look whether the image is still there.
     flushing: Vec<Token>,
     checking: Vec<Token>,
-    /// When that was last so.
-    checked: Option<Nanos>,
-    /// When it was found at its place and opened.
-    opened_at: Instant,
+    /// Whether that is quick to see.
+    is_local: bool,
     /// Why it is not, if that was said.
     spoilt: Option<Errno>,
     /// The same, for whoever asks.
@@ -401,8 +395,7 @@ impl FileBackend {
             resizing: None,
             flushing: Vec::new(),
             checking: Vec::new(),
-            checked: None,
-            opened_at: prepared.opened_at,
+            is_local: prepared.is_local,
             spoilt: None,
             shown: prepared.spoilt,
             keeping: None,
@@ -462,15 +455,9 @@ impl FileBackend {
     }
 
     /// A state is kept, or not.
-    fn frozen(
-        &mut self,
-        now: Nanos,
-        token: Token,
-        frozen: Result<Frozen, Errno>,
-        port: &mut Port<'_>,
-    ) {
+    fn frozen(&mut self, token: Token, frozen: Result<Frozen, Errno>, port: &mut Port<'_>) {
         if let Err(errno @ (CUT | GONE)) = frozen {
-            let _ = self.checked(now, Err(errno));
+            let _ = self.checked(Err(errno));
         }
         let kept = frozen.and_then(|frozen| match frozen {
             Frozen::Made => Ok(()),
@@ -502,17 +489,15 @@ impl FileBackend {
         port.end(token, result);
     }
 
-    /// What was written is durable; look whether it can be found again, if that is due.
-    fn flushed(&mut self, now: Nanos, token: Token, port: &mut Port<'_>) {
-        let pause = Nanos::from_millis(CHECK_PAUSE.as_millis() as u64);
-        let is_fresh = match (self.checked, self.spoilt) {
-            (Some(checked), _) => now < checked.plus(pause),
-            // It was opened by its name just now.
-            (None, None) => self.opened_at.elapsed() < CHECK_PAUSE,
-            (None, Some(_)) => false,
-        };
-        if self.block_device || is_fresh {
+    /// What was written is durable; look whether it can be found again. Whoever hears of the flush drops its own copy.
+    fn flushed(&mut self, token: Token, port: &mut Port<'_>) {
+        if self.block_device {
             return port.end(token, Ok(Done::Written));
+        }
+        if self.is_local {
+            let found = presence::check(&self.file, &self.path, self.bytes);
+            let result = self.checked(found);
+            return port.end(token, result.map_err(IoError::from));
         }
         let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
         let job = move || JobOutput::Unit(presence::check(&file, &path, bytes));
@@ -521,7 +506,7 @@ impl FileBackend {
     }
 
     /// It was looked whether the image is still there.
-    fn checked(&mut self, now: Nanos, result: Result<(), Errno>) -> Result<Done, Errno> {
+    fn checked(&mut self, result: Result<(), Errno>) -> Result<Done, Errno> {
         // What was cut off does not come back with a length.
         let result = match self.spoilt {
             Some(CUT) => Err(CUT),
@@ -536,7 +521,6 @@ impl FileBackend {
         }
         self.spoilt = result.err();
         self.shown.set(self.spoilt);
-        self.checked = result.is_ok().then_some(now);
         result.map(|()| Done::Written)
     }
 
@@ -638,9 +622,9 @@ impl FileBackend {
     }
 
     /// It was looked whether the image was cut.
-    fn looked(&mut self, now: Nanos, outcome: &Outcome) {
+    fn looked(&mut self, outcome: &Outcome) {
         if let Outcome::Job(JobOutput::Unit(Err(CUT))) = outcome {
-            let _ = self.checked(now, Err(CUT));
+            let _ = self.checked(Err(CUT));
         }
     }
 
@@ -650,13 +634,13 @@ impl FileBackend {
     }
 
     /// A change of size has ended, or failed.
-    fn resized(&mut self, now: Nanos, [had, bytes]: [u64; 2], result: Result<(), Errno>) {
+    fn resized(&mut self, [had, bytes]: [u64; 2], result: Result<(), Errno>) {
         match result {
             Ok(()) => self.bytes = bytes,
             Err(errno @ (CUT | GONE)) => {
                 // Nothing was changed, and what is missing is still missed.
                 self.bytes = had;
-                let _ = self.checked(now, Err(errno));
+                let _ = self.checked(Err(errno));
             }
             Err(_) => {}
         }
@@ -745,14 +729,14 @@ impl Backend for FileBackend {
         }
         if let Some(index) = self.looking.iter().position(|held| held.token == token) {
             let operation = self.looking.swap_remove(index);
-            self.looked(now, &outcome);
+            self.looked(&outcome);
             return self.begin(operation, port);
         }
         let result = match outcome {
             Outcome::Job(JobOutput::Any(frozen)) => {
                 let frozen = frozen.downcast::<Result<Frozen, Errno>>();
                 let frozen = frozen.expect("nothing else ends so");
-                return self.frozen(now, token, *frozen, port);
+                return self.frozen(token, *frozen, port);
             }
             Outcome::Job(JobOutput::Unit(result)) if self.keeping == Some(token) => {
                 // If there was a copy, this is how it has ended.
@@ -762,10 +746,10 @@ impl Backend for FileBackend {
                 return self.kept(token, result, port);
             }
             Outcome::Job(JobOutput::Unit(result)) if taken(&mut self.checking, token) => {
-                self.checked(now, result)
+                self.checked(result)
             }
             Outcome::Device(result) if taken(&mut self.flushing, token) => match result {
-                Ok(_) => return self.flushed(now, token, port),
+                Ok(_) => return self.flushed(token, port),
                 Err(errno) => Err(errno),
             },
             Outcome::Device(result) => {
@@ -776,11 +760,11 @@ impl Backend for FileBackend {
             }
             Outcome::Job(JobOutput::Unit(result)) => {
                 if let Some(index) = self.zeroing_of(token) {
-                    self.looked(now, &outcome);
+                    self.looked(&outcome);
                     return self.write_zeroes(index, port);
                 }
                 if let Some((_, sizes)) = self.resizing.take_if(|(resize, _)| *resize == token) {
-                    self.resized(now, sizes, result);
+                    self.resized(sizes, result);
                 }
                 result.map(|()| Done::Written)
             }

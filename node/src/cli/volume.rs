@@ -492,7 +492,9 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
                 let kept = deleted.data.as_ref().map_or(String::new(), |data| {
                     format!(", its data is kept at {data}")
                 });
-                format!("volume {name} is deleted{lost}{kept}")
+                let trouble = deleted.data_trouble.as_ref();
+                let trouble = trouble.map_or(String::new(), |trouble| format!("; {trouble}"));
+                format!("volume {name} is deleted{lost}{kept}{trouble}")
             })
         }
     }

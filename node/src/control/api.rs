@@ -247,6 +247,9 @@ pub struct Deleted {
     pub discarded_dirty_bytes: u64,
     /// Where its data is now, if it was kept, or could not be removed.
     pub data: Option<String>,
+    /// What is wrong with that: it is not there, or not whole.
+    #[serde(default)]
+    pub data_trouble: Option<String>,
 }
 
 /// How a volume is detached.

@@ -207,11 +207,29 @@ fn open_for(path: &Path, direct: Direct, writes: bool) -> Result<Opened, DeviceE
 /// Whether FUSE serves it, which says to io_uring that it never waits, and does: for the lock of the file while a write
 /// is under way, and for its queue (seen with Linux 6.18).
 fn is_on_fuse(file: &File) -> bool {
+    file_system(file) == Some(libc::FUSE_SUPER_MAGIC)
+}
+
+/// Whether it lies on a file system that answers by itself, so that it is quick to see what is at a path. Of one that is
+/// not known nobody knows.
+pub fn is_local(file: &File) -> bool {
+    let local = [
+        libc::EXT4_SUPER_MAGIC,
+        libc::XFS_SUPER_MAGIC,
+        libc::BTRFS_SUPER_MAGIC,
+        libc::F2FS_SUPER_MAGIC,
+        libc::TMPFS_MAGIC,
+    ];
+    file_system(file).is_some_and(|found| local.contains(&found))
+}
+
+/// Which kind of file system (`statfs(2)`).
+fn file_system(file: &File) -> Option<libc::__fsword_t> {
     // SAFETY: all zeroes are a valid value; the call fills it.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: `found` lives until the call returns.
     let told = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) };
-    told == 0 && found.f_type == libc::FUSE_SUPER_MAGIC
+    (told == 0).then_some(found.f_type)
 }
 
 /// How long a lock is waited for. The kernel closes a killed program's files only after their

@@ -72,10 +72,18 @@ impl Leaving {
     }
 }
 
-/// Whether it is certain that there is nothing at a place.
-async fn is_nothing_at(url: String) -> bool {
-    let find = move || BackendUrl::parse(&url).map(|url| url.place.find());
-    matches!(in_time(ANSWER_TIME_MAX, find).await, Some(Ok(Ok(None))))
+/// What is wrong with what a volume of `bytes` bytes has left at its backend's place; `true` if nothing is there.
+async fn wrong_with(url: String, bytes: u64) -> Option<(String, bool)> {
+    let at = url.clone();
+    let find = move || BackendUrl::parse(&at).map(|url| url.place.find());
+    match in_time(ANSWER_TIME_MAX, find).await? {
+        Ok(Ok(None)) => Some((format!("nothing is at {url} any more"), true)),
+        Ok(Ok(Some(found))) if found.bytes < bytes => Some((
+            format!("of its {bytes} bytes only {} are there", found.bytes),
+            false,
+        )),
+        _ => None,
+    }
 }
 
 impl Node {
@@ -185,18 +193,21 @@ impl Node {
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
         let mut left = users.filter(|_| !is_removed);
-        if let Some(url) = left.clone()
-            && is_nothing_at(url).await
+        let mut data_trouble = None;
+        if let (Some(url), Found::Entry(entry)) = (left.clone(), &slot.found)
+            && let Some((trouble, is_absent)) = wrong_with(url, entry.bytes).await
         {
             tracing::warn!(
-                "volume {name} was deleted, and what it had at its backend is not there"
+                "volume {name} was deleted, and of what it had at its backend: {trouble}"
             );
-            left = None;
+            left = left.filter(|_| !is_absent);
+            data_trouble = Some(trouble);
         }
         Ok(Deleted {
             name: name.to_owned(),
             discarded_dirty_bytes: discarded,
             data: keep.as_deref().map(catalogue::file_url).or(left),
+            data_trouble,
         })
     }
 
@@ -212,15 +223,14 @@ impl Node {
             return Ok(None);
         };
         let known = not_open.given_up();
-        let noted = match known {
-            Some(_) => known,
-            None => {
-                let (at, of) = (self.layout(), entry.name.clone());
-                // However its opening failed: that may have been before its place was looked at.
-                let noted = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of)).await;
-                noted.flatten().map(Leaving::from)
-            }
-        };
+        let mut noted = known;
+        if known.is_none() {
+            let (at, of) = (self.layout(), entry.name.clone());
+            // However its opening failed: that may have been before its place was looked at.
+            let look = move || catalogue::given_up(&at, &of);
+            let found = in_time(ANSWER_TIME_MAX, look).await.flatten();
+            noted = found.map(Leaving::from);
+        }
         let Some(leaving) = noted else {
             return Ok(None);
         };
