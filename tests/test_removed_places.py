@@ -198,6 +198,15 @@ def test_deletion_that_goes_on_late_leaves_the_next_volume_alone(store):
     assert here.read("w", MIB) == data
 
 
+def leaves_alone(late, here, why):
+    """A node starts, refuses its volume `v` for that reason, and has not fenced `w`, which another node has there."""
+    late.start()
+    late.until(lambda: late.volume("v")["phase"] == "failed")
+    assert why in late.volume("v")["reason"], late.volume("v")["reason"]
+    here.write("w", b"w" * BLOCK, MIB)
+    here.ok("volume", "flush", "w")
+
+
 @pytest.mark.parametrize("is_encrypted", [False, True])
 def test_node_that_starts_leaves_a_volume_alone_that_came_where_its_own_was(store, tmp_path, is_encrypted):
     late, here = store.nodes
@@ -208,11 +217,7 @@ def test_node_that_starts_leaves_a_volume_alone_that_came_where_its_own_was(stor
     store.kill_in_deletion(late, lambda _names: not store.data())
     store.create(here, "w")
     data = filled(here, "w")
-    late.start()
-    late.until(lambda: late.volume("v")["phase"] == "failed")
-    assert "another image stands in its place" in late.volume("v")["reason"], late.volume("v")["reason"]
-    here.write("w", b"w" * BLOCK, MIB)
-    here.ok("volume", "flush", "w")
+    leaves_alone(late, here, "another image stands in its place")
     assert not [name for name in store.s3.objects if name.endswith(KEY)]
     reopened(here, "w")
     assert here.read("w", MIB) == data
@@ -308,11 +313,7 @@ def test_creation_that_was_killed_leaves_alone_what_came_to_its_place(store, tmp
     late.wait()
     store.create(here, "w")
     data = filled(here, "w")
-    late.start()
-    late.until(lambda: late.volume("v")["phase"] == "failed")
-    assert "is there already, and is left as it was" in late.volume("v")["reason"], late.volume("v")["reason"]
-    here.write("w", b"w" * BLOCK, MIB)
-    here.ok("volume", "flush", "w")
+    leaves_alone(late, here, "is there already, and is left as it was")
     late.api("DELETE", "/v1/volumes/v?remove_data=true")
     reopened(here, "w")
     assert here.read("w", MIB) == data

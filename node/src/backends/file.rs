@@ -9,9 +9,9 @@
 //!    unless that was asked for.
 //!
 //! 4. A snapshot of an image ([`snapshots`]) is only read. It is not locked: nobody writes to it.
-//! 5. A flush fails if the image was removed, replaced or truncated while it is open; each one looks, and so
-//!    do snapshots and resizes. A truncated image is not extended again, neither by a write
-//!    to its end nor by a resize, because zeroes would take the place of the data that was cut off.
+//! 5. Flushes, snapshots and resizes fail if the image was removed, replaced or truncated while it is open: each of them
+//!    looks. A truncated image is not extended again, neither by a write to its end nor by a resize, because zeroes
+//!    would take the place of the data that was cut off.
 //!
 //! Zeroing tries to punch a hole or to zero in place, and writes zeroes where the file system or
 //! device does neither. Extents and resizing run on the ring's worker, since both may block.
