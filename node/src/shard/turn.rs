@@ -13,7 +13,7 @@
 //!    is short, and whoever asks for little waits for a turn or two.
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -233,7 +233,7 @@ impl Shard {
             cache_touched: true,
             volumes: Slots::default(),
             husks: HashMap::new(),
-            numbers: HashMap::new(),
+            numbers: BTreeMap::new(),
             explained: HashMap::new(),
             refusal_said: Cell::new(Nanos(0)),
             events: config.events.clone(),
@@ -295,22 +295,27 @@ impl Shard {
 
     fn turn_until_stopped(&mut self) {
         let mut finished = Vec::new();
+        let mut end = self.read_clock();
         while !self.has_stopped() {
-            let timeout = self.timeout();
+            let timeout = self.timeout(end);
             if let Err(error) = self.works.ring.submit_and_wait(timeout) {
                 tracing::error!(%error, "io_uring failed; the shard cannot go on");
                 return;
             }
-            self.works.now = Nanos(self.origin.elapsed().as_nanos() as u64);
+            self.works.now = self.read_clock();
             self.begin_turn();
             self.works.ring.reap(&mut finished);
             for one in finished.drain(..) {
                 self.dispatch(one);
             }
             self.turn();
-            let end = Nanos(self.origin.elapsed().as_nanos() as u64);
+            end = self.read_clock();
             self.longest_turn.note(self.works.now, end);
         }
+    }
+
+    fn read_clock(&self) -> Nanos {
+        Nanos(self.origin.elapsed().as_nanos() as u64)
     }
 
     /// Those that wait for their turn come before what others have sent since.
@@ -340,17 +345,8 @@ impl Shard {
         self.accept_again();
         self.look_at_connections();
         // Whatever ended may have freed the buffer that one of them waits for. They keep their places before others.
-        let newer = std::mem::take(&mut self.listed);
-        for &slot in &newer {
-            if let Some(connection) = self.connections.get_mut(slot) {
-                connection.listed = false;
-            }
-        }
-        while let Some(slot) = self.waiters.pop_front() {
-            self.list(slot);
-        }
-        for slot in newer {
-            self.list(slot);
+        if !self.waiters.is_empty() {
+            self.list_waiters_first();
         }
         for _ in 0..ROUNDS_MAX {
             self.works.step_submitted();
@@ -378,8 +374,24 @@ impl Shard {
         }
     }
 
-    /// How long to wait at most.
-    fn timeout(&self) -> Option<Duration> {
+    /// List those that wait before those that are listed.
+    fn list_waiters_first(&mut self) {
+        let newer = std::mem::take(&mut self.listed);
+        for &slot in &newer {
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.listed = false;
+            }
+        }
+        while let Some(slot) = self.waiters.pop_front() {
+            self.list(slot);
+        }
+        for slot in newer {
+            self.list(slot);
+        }
+    }
+
+    /// How long to wait at most, `now`.
+    fn timeout(&self, now: Nanos) -> Option<Duration> {
         if self.pressed || self.works.has_more() || !self.works.touched.is_empty() {
             return Some(Duration::ZERO);
         }
@@ -401,10 +413,7 @@ impl Shard {
         ];
         let others = others.into_iter().chain(identity).chain(cache);
         let next = due.chain(listeners).chain(stop).chain(others).min()?;
-        (next != NEVER).then(|| {
-            let now = Nanos(self.origin.elapsed().as_nanos() as u64);
-            Duration::from_nanos(next.since(now).0)
-        })
+        (next != NEVER).then(|| Duration::from_nanos(next.since(now).0))
     }
 
     fn dispatch(&mut self, finished: Finished) {

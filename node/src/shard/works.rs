@@ -3,7 +3,7 @@
 //! Invariants: see [`super::turn`].
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub struct Works {
     pub volumes: Slots<Served>,
     /// By the slot that they were in.
     pub husks: HashMap<u32, Husk>,
-    pub numbers: HashMap<VolumeNumber, u32>,
+    pub numbers: BTreeMap<VolumeNumber, u32>,
     /// Why volumes that the node has are not open, by name.
     pub explained: HashMap<String, Unopened>,
     /// When the log may say again that a client was refused a volume.
@@ -197,6 +197,9 @@ impl Works {
 
     /// The same of what is held and nothing beside it.
     pub fn count_exactly(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, held: Held) {
+        if *counted == held {
+            return;
+        }
         let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
         self.data.update(before, after);
         self.heap
