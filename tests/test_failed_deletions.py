@@ -7,7 +7,7 @@ import nbd
 import pytest
 from daemon import MIB, refused
 from test_encryption_volumes import encrypted, key_file
-from test_removed_places import BLOCK, KillsBeforePut, Store, filled, is_key, store  # noqa: F401
+from test_removed_places import BLOCK, KillsBeforePut, Store, filled, is_data, is_key, store  # noqa: F401
 
 REFUSED = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
 BUSY = b"<Error><Code>SlowDown</Code></Error>"
@@ -109,6 +109,25 @@ def test_removal_that_the_store_refuses_goes_on_when_asked_again(store, tmp_path
     other.create("w", *options, "--backend", place(store, "v"), size=str(8 * MIB))
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_removal_that_the_store_never_lets_end_is_left_if_that_is_said(store, restarts):
+    node, other = store.nodes
+    node.create("v", "--backend", place(store, "v"), size=str(8 * MIB))
+    filled(node, "v")
+    store.at_deletes(lambda handler, _bucket, _names: handler.answer(403, REFUSED))
+    status, answer = node.api("DELETE", "/v1/volumes/v?remove_data=true")
+    assert status != 200 and "--discard-dirty" in answer, answer
+    if restarts:
+        node.kill()
+        node.start()
+        node.until(lambda: node.volume("v")["phase"] == "failed")
+    told = node.json("volume", "delete", "v", "--discard-dirty")
+    assert told["data"] is None and "which nobody can open any more" in told["data_trouble"], told
+    assert any("data/" in name for name in store.data())
+    store.s3.tell("delete", None)
+    other.create("w", "--backend", place(store, "v"), size=str(8 * MIB))
+
+
 @pytest.mark.parametrize("lost", ["log", "key"])
 def test_removal_that_was_killed_goes_on_however_the_volume_fails_to_open(store, tmp_path, lost):
     node, _ = store.nodes
@@ -134,7 +153,7 @@ def test_removal_that_was_killed_has_not_wiped_the_log_device_yet(store, tmp_pat
     try:
         node.create("v", "--backend", store.url, "--log-path", device, size=str(8 * MIB))
         filled(node, "v")
-        store.kill_in_deletion(node, lambda names: any("data/" in name for name in names))
+        store.kill_in_deletion(node, is_data)
         node.start()
         node.until(lambda: node.volume("v")["phase"] == "failed")
         assert "its deletion has begun" in node.volume("v")["reason"], node.volume("v")["reason"]

@@ -119,17 +119,23 @@ def test_deletion_of_a_volume_whose_image_has_just_left_its_place_keeps_its_dirt
     assert image.read_bytes()[:MIB] == b"w" * MIB
 
 
-@pytest.mark.parametrize("then", ["removed", "cut"])
+@pytest.mark.parametrize("then", ["removed", "removed with its directory", "cut"])
 def test_deletion_says_that_the_image_is_not_there_or_not_whole(tmp_path, then):
-    image = tmp_path / "image"
+    directory = tmp_path / "images"
+    directory.mkdir()
+    image = directory / "image"
     with volume_over(tmp_path, image) as daemon:
-        if then == "removed":
+        if then != "cut":
             image.unlink()
         else:
             os.truncate(image, MIB)
+        if then == "removed with its directory":
+            directory.rmdir()
         told = daemon.ok("volume", "delete", "v")
     if then == "removed":
         assert f"nothing is at file:{image} any more" in told and "is kept" not in told
+    elif then == "removed with its directory":
+        assert "its directory does not exist" in told
     else:
         assert f"of its {SIZE} bytes only {MIB} are there" in told
 
@@ -221,6 +227,32 @@ def test_requests_about_images_that_hang_leave_the_node_its_threads(tmp_path):
             assert status != 200 and "not answer" in answer, answer
         assert threads() < before + 30
         daemon.create("healthy")
+
+
+@needs_root
+def test_image_whose_path_does_not_answer_keeps_nobody_else_waiting(tmp_path):
+    # The image itself lies on a file system of this host.
+    (tmp_path / "disk").mkdir()
+    with Daemon(tmp_path) as daemon, mirror(tmp_path) as (mounted, behind):
+        (behind / "disk").mkdir()
+        run("mount", "--bind", tmp_path / "disk", mounted / "disk")
+        try:
+            daemon.create("v", "--backend", f"file:{mounted}/disk/image", *DIRTY)
+            daemon.create("w")
+            daemon.write("v", b"v" * BLOCK)
+            (behind / "waits").touch()
+            assert daemon.api("POST", "/v1/volumes/v/flush")[0] == 200
+            with ThreadPoolExecutor() as threads:
+                other = threads.submit(lambda: [daemon.write("w", bytes(BLOCK)) or time.sleep(0.05) for _ in range(40)])
+                try:
+                    other.result(timeout=60)
+                    assert dirty(daemon) > 0
+                finally:
+                    (behind / "waits").unlink()
+            daemon.until(lambda: dirty(daemon) == 0)
+            daemon.ok("volume", "delete", "v")
+        finally:
+            run("umount", "-l", mounted / "disk")
 
 
 def test_cut_image_on_fuse_is_not_made_whole_with_zeroes(tmp_path):

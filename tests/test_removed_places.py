@@ -86,6 +86,10 @@ def is_key(names):
     return any(name.endswith(KEY) for name in names)
 
 
+def is_data(names):
+    return any("data/" in name for name in names)
+
+
 @pytest.fixture
 def store(tmp_path):
     with ExitStack() as stack:
@@ -163,7 +167,7 @@ def test_deletion_that_goes_on_late_leaves_the_next_volume_alone(store):
 
     def slow(handler, bucket, names):
         waiting = [turn for turn in (0, 1) if not begun[turn].is_set()]
-        if waiting and is_key(names):
+        if waiting and is_data(names):
             begun[waiting[0]].set()
             may_go[waiting[0]].wait(COMMAND_SECONDS)
         handler.delete(bucket, names)
@@ -194,6 +198,34 @@ def test_deletion_that_goes_on_late_leaves_the_next_volume_alone(store):
             removal.join()
         store.s3.tell("delete", None)
     assert len(answers) == 2
+    reopened(here, "w")
+    assert here.read("w", MIB) == data
+
+
+def test_deletion_that_is_not_answered_leaves_the_key_of_the_next_volume_alone(store, tmp_path):
+    late, here = store.nodes
+    options = encrypted(key_file(tmp_path))
+    store.create(late, "v", *options)
+    filled(late, "v")
+    made = threading.Event()
+
+    def lose(handler, bucket, names):
+        if not is_key(names) or made.is_set():
+            handler.delete(bucket, names)
+            return
+        with store.s3.lock:
+            for name in names:
+                store.s3.objects.pop(f"{bucket}/{name}")
+        store.create(here, "w", *options)
+        made.set()
+        handler.answer(503, b"<Error><Code>SlowDown</Code></Error>")
+
+    store.at_deletes(lose)
+    late.api("DELETE", "/v1/volumes/v?remove_data=true")
+    assert made.is_set()
+    store.s3.tell("delete", None)
+    assert is_key(store.s3.objects)
+    data = filled(here, "w")
     reopened(here, "w")
     assert here.read("w", MIB) == data
 
@@ -232,7 +264,7 @@ def test_place_whose_removal_was_cut_short_is_free_for_another_volume(store):
     filled(late, "v")
     old = [name for name in store.data() if "data/" in name]
 
-    store.kill_in_deletion(late, is_key)
+    store.kill_in_deletion(late, is_data, first=False)
     assert old and set(old) <= set(store.data())
     store.create(here, "w")
     data = filled(here, "w")

@@ -9,7 +9,7 @@ use hdcs_core::error::IoError;
 use hdcs_core::io::{Done, Extent, ExtentState, Nanos, Token};
 use hdcs_node::backends::url::{Given, OptionList, Scheme, UrlError, decode};
 use hdcs_node::backends::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Opened, Operation, Place, Port,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Held, Opened, Operation, Place, Port,
     Prepared, check_size, conformance,
 };
 use hdcs_node::device::ring::Outcome;
@@ -82,7 +82,7 @@ impl Place for MemoryPlace {
         Ok(Box::new(OpenMemory { image, name, depth }))
     }
 
-    fn remove(&self) -> Result<(), BackendError> {
+    fn remove(&self, _was: Held) -> Result<(), BackendError> {
         let mut images = IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
         let removed = images.remove(&self.name);
         removed.map(drop).ok_or(BackendError::Absent(self.name()))

@@ -486,7 +486,8 @@ fn gives_up(
         refused(parent.ask(Ask::Keep(Keep::GiveUp))),
         SnapshotError::HasClones
     );
-    assert!(clone_keeper.sweep().is_err(), "it is in use");
+    let key = clone_keeper.key().unwrap().map(|key| key.id());
+    assert!(clone_keeper.sweep(key).is_err(), "it is in use");
     assert!(matches!(
         clone.ask(Ask::Keep(Keep::GiveUp)),
         Ok(Done::Written)
@@ -498,7 +499,7 @@ fn gives_up(
     assert!(super::open(clone_url, BYTES, Absent::Create).is_err());
     assert!(
         clone_keeper
-            .sweep()
+            .sweep(key)
             .unwrap_or_else(|error| panic!("{error}"))
             > 0
     );

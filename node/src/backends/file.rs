@@ -72,7 +72,6 @@ pub struct Prepared {
     origin: Option<Origin>,
     copying: Arc<Copying>,
     spoilt: Arc<Spoilt>,
-    is_local: bool,
 }
 
 impl super::Opened for Prepared {
@@ -229,11 +228,7 @@ impl Place for ImagePath {
         opened.map(|prepared| Box::new(prepared) as Box<dyn super::Opened>)
     }
 
-    fn remove(&self) -> Result<(), BackendError> {
-        self.remove_held(Held::Unnamed)
-    }
-
-    fn remove_held(&self, was: Held) -> Result<(), BackendError> {
+    fn remove(&self, was: Held) -> Result<(), BackendError> {
         let path = &self.path;
         let refused = |why: &str| BackendError::Refused(format!("{}: {why}", path.display()));
         let at = |error| DeviceError::io("remove", path, error);
@@ -275,7 +270,6 @@ pub fn open(
         origin: lineage::origin_of(&opened.file),
         copying: Arc::default(),
         spoilt: Arc::default(),
-        is_local: device::is_local(&opened.file),
         opened,
     })
 }
@@ -308,7 +302,6 @@ fn open_snapshot(
         origin: None,
         copying: Arc::default(),
         spoilt: Arc::default(),
-        is_local: device::is_local(&opened.file),
         opened,
     })
 }
@@ -350,8 +343,6 @@ pub struct FileBackend {
     /// Flushes, and those of them that look whether the image is still there.
     flushing: Vec<Token>,
     checking: Vec<Token>,
-    /// Whether that is quick to see.
-    is_local: bool,
     /// Why it is not, if that was said.
     spoilt: Option<Errno>,
     /// The same, for whoever asks.
@@ -395,7 +386,6 @@ impl FileBackend {
             resizing: None,
             flushing: Vec::new(),
             checking: Vec::new(),
-            is_local: prepared.is_local,
             spoilt: None,
             shown: prepared.spoilt,
             keeping: None,
@@ -494,11 +484,7 @@ impl FileBackend {
         if self.block_device {
             return port.end(token, Ok(Done::Written));
         }
-        if self.is_local {
-            let found = presence::check(&self.file, &self.path, self.bytes);
-            let result = self.checked(found);
-            return port.end(token, result.map_err(IoError::from));
-        }
+        // On a thread of its own: its path may lead through what does not answer, wherever the image itself is.
         let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
         let job = move || JobOutput::Unit(presence::check(&file, &path, bytes));
         self.checking.push(token);
@@ -821,7 +807,7 @@ fn resize(file: &File, block_device: bool, bytes: u64) -> Result<(), Errno> {
     }
     file.set_len(bytes)
         .and_then(|()| file.sync_all())
-        .map_err(|e| Errno::from(&e))
+        .map_err(|e| presence::plain(Errno::from(&e)))
 }
 
 /// The allocation of a file from the start of `range`.

@@ -52,6 +52,7 @@ use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Inherited;
 use thiserror::Error;
+use uuid::Uuid;
 
 use crate::crypt::ObjectKey;
 use crate::crypt::wrapped::WrappedKey;
@@ -143,16 +144,12 @@ pub trait Place: std::fmt::Debug + Send {
     fn bound(&mut self, _memory: memory::ObjectMemory) {}
     /// Open it for a volume of `bytes` bytes, alone. Blocks.
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
-    /// Remove what is there, with everything in it; nobody has it open, and a volume of objects was given up
-    /// ([`Keep::GiveUp`]). Blocks.
-    fn remove(&self) -> Result<(), BackendError>;
-    /// The same, but only if what is here is what was held.
-    fn remove_held(&self, _was: Held) -> Result<(), BackendError> {
-        self.remove()
-    }
+    /// Remove what a volume has had here, with everything in it, and nothing that came in its place; nobody has it open,
+    /// and a volume of objects was given up ([`Keep::GiveUp`]). Blocks.
+    fn remove(&self, was: Held) -> Result<(), BackendError>;
 }
 
-/// What a volume has open at a place.
+/// What a volume has at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// It cannot be told from something else there.
@@ -163,6 +160,11 @@ pub enum Held {
         device: u64,
         /// Its inode.
         inode: u64,
+    },
+    /// Objects.
+    Objects {
+        /// The data key that they are encrypted with, if they are.
+        key: Option<Uuid>,
     },
 }
 
@@ -205,8 +207,9 @@ pub trait Keeper {
     fn forget_dead_clones(&self) -> Result<u64, BackendError> {
         Ok(0)
     }
-    /// Remove what a volume here that was given up has left; how many objects that were.
-    fn sweep(&self) -> Result<u64, BackendError> {
+    /// Remove what a volume here that was given up has left, which was encrypted with this data key, if it was; how many
+    /// objects that were.
+    fn sweep(&self, _key: Option<Uuid>) -> Result<u64, BackendError> {
         Ok(0)
     }
 }

@@ -43,14 +43,16 @@ use hdcs_core::volume::Inherited;
 use uuid::Uuid;
 
 use self::compressed::Compressed;
-use self::contents::{There, at, delete_all, gone, identity, kept, newest_manifest, references};
+use self::contents::{
+    There, at, delete_all, gone, identity, kept, newest_manifest, references, refuse_other,
+};
 use self::joining::{How, Joining};
 use self::opening::{late, not_free, within};
 use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, CloneOrigin, Found, Keep, Keeper, Kept,
+    Absent, Ask, Backend, BackendError, Capabilities, CloneOrigin, Found, Held, Keep, Keeper, Kept,
     Opened, Operation, Place, Port, check_size,
 };
 use crate::crypt::ObjectKey;
@@ -181,10 +183,13 @@ impl Place for ObjectsPlace {
         let until = Instant::now() + self.open_time;
         match within(until, &client, at(&client, None))? {
             There::Free(_) => Ok(None),
-            There::Volume(there) => Ok(Some(Found {
-                bytes: there.bytes,
-                partly: false,
-            })),
+            There::Volume(there) => {
+                refuse_other(&there, self.expected.as_deref())?;
+                Ok(Some(Found {
+                    bytes: there.bytes,
+                    partly: false,
+                }))
+            }
             There::Gone(_, left) => Err(not_free(&client, left)),
         }
     }
@@ -260,7 +265,11 @@ impl Place for ObjectsPlace {
         Ok(Box::new(OpenVolume { driver, origin }))
     }
 
-    fn remove(&self) -> Result<(), BackendError> {
+    fn remove(&self, was: Held) -> Result<(), BackendError> {
+        let key = match was {
+            Held::Objects { key } => key,
+            Held::Unnamed | Held::File { .. } => None,
+        };
         let client = self.client()?;
         runtime().block_on(async {
             let gone = gone(&client).await?;
@@ -271,7 +280,7 @@ impl Place for ObjectsPlace {
                 Kind::Clone,
                 Kind::Manifest,
             ];
-            delete_all(&client, &gone, kinds).await.map(drop)
+            delete_all(&client, &gone, key, kinds).await.map(drop)
         })
     }
 }
@@ -279,7 +288,7 @@ impl Place for ObjectsPlace {
 impl Keeper for ObjectsPlace {
     fn kept(&self) -> Result<Option<Kept>, BackendError> {
         let client = self.brief_client()?;
-        runtime().block_on(async {
+        within(Instant::now() + self.open_time, &client, async {
             let Some(manifest) = newest_manifest(&client).await? else {
                 return Ok(None);
             };
@@ -313,12 +322,12 @@ impl Keeper for ObjectsPlace {
         runtime().block_on(dead_clones::forget(&*self.reach, &client, self.patience))
     }
 
-    fn sweep(&self) -> Result<u64, BackendError> {
+    fn sweep(&self, key: Option<Uuid>) -> Result<u64, BackendError> {
         let client = self.client()?;
         runtime().block_on(async {
             let gone = gone(&client).await?;
             let kinds = [Kind::Data, Kind::Map, Kind::Snapshot];
-            delete_all(&client, &gone, kinds).await
+            delete_all(&client, &gone, key, kinds).await
         })
     }
 }

@@ -157,7 +157,7 @@ impl Place for ImagePlace {
             .map(|prepared| Box::new(prepared) as Box<dyn Opened>)
     }
 
-    fn remove(&self) -> Result<(), BackendError> {
+    fn remove(&self, _was: super::Held) -> Result<(), BackendError> {
         if self.snapshot.is_some() {
             let what = "a snapshot is deleted by the volume that it is of";
             return Err(BackendError::Refused(format!("{}: {what}", self.spec())));

@@ -210,19 +210,6 @@ fn is_on_fuse(file: &File) -> bool {
     file_system(file) == Some(libc::FUSE_SUPER_MAGIC)
 }
 
-/// Whether it lies on a file system that answers by itself, so that it is quick to see what is at a path. Of one that is
-/// not known nobody knows.
-pub fn is_local(file: &File) -> bool {
-    let local = [
-        libc::EXT4_SUPER_MAGIC,
-        libc::XFS_SUPER_MAGIC,
-        libc::BTRFS_SUPER_MAGIC,
-        libc::F2FS_SUPER_MAGIC,
-        libc::TMPFS_MAGIC,
-    ];
-    file_system(file).is_some_and(|found| local.contains(&found))
-}
-
 /// Which kind of file system (`statfs(2)`).
 fn file_system(file: &File) -> Option<libc::__fsword_t> {
     // SAFETY: all zeroes are a valid value; the call fills it.

@@ -36,6 +36,14 @@ impl Spoilt {
     }
 }
 
+/// The error of a call that does not look whether an image is there: a disk that cannot be read says [`CUT`], too.
+pub fn plain(errno: Errno) -> Errno {
+    match errno {
+        CUT | GONE => Errno(libc::EIO),
+        errno => errno,
+    }
+}
+
 /// What is wrong with an open image, and what to do.
 pub fn words(why: Errno) -> &'static str {
     match why {

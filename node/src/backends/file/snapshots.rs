@@ -224,7 +224,7 @@ pub fn freeze(
 ) -> Result<Frozen, Errno> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => Errno(libc::EEXIST),
-        _ => Errno::from(&error),
+        _ => presence::plain(Errno::from(&error)),
     };
     image.sync_all().map_err(failed)?;
     presence::check(image, path, bytes)?;
@@ -242,7 +242,7 @@ pub fn freeze(
             }
             Ok(Frozen::Copy(making, Box::new(found)))
         }
-        Err(errno) => Err(errno),
+        Err(errno) => Err(presence::plain(errno)),
     }
 }
 

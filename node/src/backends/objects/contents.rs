@@ -165,16 +165,19 @@ fn is_of(gone: &Manifest, name: &str) -> bool {
     }
 }
 
-/// Delete the key of a volume that was given up so, and its objects of these kinds in their order; how many those were.
-/// It ends once another volume is here.
+/// Delete the data key, if it had one, of a volume that was given up so, and its objects of these kinds in their order; how
+/// many those were. It ends once another volume is here.
 pub(super) async fn delete_all<const N: usize>(
     client: &Client,
     gone: &Manifest,
+    key: Option<Uuid>,
     kinds: [Kind; N],
 ) -> Result<u64, BackendError> {
     let failed = |error| backend_error(&error);
     // First: without it nothing of what follows can be read.
-    client.delete(key::NAME).await.map_err(failed)?;
+    if let Some(key) = key {
+        key::delete(client, key).await?;
+    }
     let mut deleted = 0;
     for kind in kinds {
         let mut after = String::new();

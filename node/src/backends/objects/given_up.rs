@@ -1,12 +1,14 @@
 //! What a deletion that did not end has come to at its place, without opening the volume: that may fail for reasons of
 //! its own, or take over what is whole.
 
+use std::time::Instant;
+
 use hdcs_core::objects::references;
 
 use super::contents::{newest_manifest, refuse_other};
+use super::opening::within;
 use super::{OPEN_PATIENCE, backend_error, objects_place};
 use crate::backends::BackendError;
-use crate::stores::runtime;
 
 /// What is at the place of a volume that was to be given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub enum Remains {
 pub fn remains(url: &str, identity: Option<&str>) -> Result<Remains, BackendError> {
     let place = objects_place(url)?;
     let client = place.brief_client()?;
-    runtime().block_on(async {
+    within(Instant::now() + place.open_time, &client, async {
         let there = newest_manifest(&client).await?;
         let is_ours = |there: &_| refuse_other(there, identity).is_ok();
         let Some(there) = there.filter(is_ours) else {

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use hdcs_core::objects::io::KEY_PREFIX;
+use uuid::Uuid;
 
 use super::contents::newest_manifest;
 use super::opening::within;
@@ -17,6 +18,9 @@ pub(super) const NAME: &str = "key/wrapped";
 
 /// An opening that has failed goes on for so long at most.
 const TAKE_BACK_TIME_MAX: Duration = Duration::from_secs(5);
+/// Attempts to delete a key, each after a look whether it is still there, and how long it is waited between them.
+const DELETE_TRIES_MAX: usize = 10;
+const DELETE_PAUSE: Duration = Duration::from_secs(1);
 
 const _: () = assert!(NAME.len() > KEY_PREFIX.len());
 
@@ -36,6 +40,23 @@ pub(super) async fn get(client: &Client) -> Result<Option<WrappedKey>, BackendEr
 pub(super) async fn put(client: &Client, key: &WrappedKey) -> Result<(), BackendError> {
     let put = client.put(NAME, key.to_object().into(), Condition::Always);
     put.await.map_err(|error| backend_error(&error))
+}
+
+/// Delete this key, and no other one: where it is deleted another volume may be made at once, which puts its own.
+pub(super) async fn delete(client: &Client, key: Uuid) -> Result<(), BackendError> {
+    // An attempt whose answer was lost may have deleted it.
+    let once = client.with_patience(Duration::ZERO);
+    let mut tries = 0;
+    while get(client).await?.is_some_and(|there| there.id() == key) {
+        tries += 1;
+        match once.delete(NAME).await {
+            Err(StoreError::Unreachable(_)) if tries < DELETE_TRIES_MAX => {
+                tokio::time::sleep(DELETE_PAUSE).await;
+            }
+            deleted => return deleted.map_err(|error| backend_error(&error)),
+        }
+    }
+    Ok(())
 }
 
 /// What is to be done where the key of an encrypted volume is not there.
@@ -61,9 +82,14 @@ pub(super) fn beside<T>(
 ) -> Result<T, BackendError> {
     let is_put = Cell::new(false);
     let settled = within(until, client, settle(client, key, lacking, &is_put));
+    let is_settled = settled.is_ok();
     let opened = settled.and_then(|()| open());
-    if let (Err(_), Some(key), true) = (&opened, key, is_put.get()) {
-        take_back(client, key, uuid);
+    if let (Err(error), Some(key), true) = (&opened, key, is_put.get()) {
+        match error {
+            // A manifest may still be on its way: without its key nobody could read what comes to be.
+            BackendError::Unreachable(why) if is_settled => warn_of_left(client, why),
+            _ => take_back(client, key, uuid),
+        }
     }
     opened
 }
@@ -124,23 +150,22 @@ fn take_back(client: &Client, key: &WrappedKey, uuid: Option<[u8; 16]>) {
         let there = newest_manifest(client).await?;
         // Its manifest may be there although nobody was told.
         let is_made = there.is_some_and(|there| !there.gone && Some(there.volume) == uuid);
-        let is_ours = get(client)
-            .await?
-            .is_some_and(|there| there.id() == key.id());
-        if is_ours && !is_made {
-            let deleted = client.delete(NAME).await;
-            deleted.map_err(|error| backend_error(&error))?;
+        if is_made {
+            return Ok(());
         }
-        Ok::<_, BackendError>(())
+        delete(client, key.id()).await
     };
     // It is late, perhaps.
     if let Err(error) = within(Instant::now() + TAKE_BACK_TIME_MAX, client, take_back) {
-        tracing::warn!(
-            "{}: the object {NAME} may be left of a volume that was not made: delete it if that is all there \
-             is: {error}",
-            client.place()
-        );
+        warn_of_left(client, &error);
     }
+}
+
+fn warn_of_left(client: &Client, why: &dyn std::fmt::Display) {
+    tracing::warn!(
+        "{}: the object {NAME} may be left of a volume that was not made: delete it if that is all there is: {why}",
+        client.place()
+    );
 }
 
 fn refused(client: &Client, why: &dyn std::fmt::Display) -> BackendError {

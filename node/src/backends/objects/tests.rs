@@ -1,8 +1,9 @@
 //! The driver over a server in this process: the suite of the backends, and what fails.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -282,6 +283,96 @@ impl Store for Forgetful {
     fn place(&self) -> String {
         self.location()
     }
+}
+
+/// A store whose manifests take their time to be put.
+#[derive(Clone, Debug, Default)]
+struct SlowToCommit(Arc<Mutex<BTreeMap<String, Bytes>>>);
+
+impl SlowToCommit {
+    const PUT_TIME: Duration = Duration::from_millis(1500);
+
+    fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap().keys().cloned().collect()
+    }
+}
+
+impl Reach for SlowToCommit {
+    fn name(&self) -> String {
+        self.location()
+    }
+    fn reach(&self, _timeout: Option<Duration>) -> Result<Arc<dyn Store>, BackendError> {
+        Ok(Arc::new(self.clone()))
+    }
+    fn location(&self) -> String {
+        "slow".to_owned()
+    }
+    fn elsewhere(&self, _location: &str) -> Option<Arc<dyn Reach>> {
+        None
+    }
+    fn store(&self) -> String {
+        self.location()
+    }
+}
+
+impl Store for SlowToCommit {
+    fn put<'a>(&'a self, name: &'a str, data: Bytes, _: stores::Condition) -> Pending<'a, ()> {
+        Box::pin(async move {
+            if name.starts_with(Kind::Manifest.prefix()) {
+                tokio::time::sleep(Self::PUT_TIME).await;
+            }
+            self.0.lock().unwrap().insert(name.to_owned(), data);
+            Ok(())
+        })
+    }
+    fn get<'a>(&'a self, name: &'a str, _: u64, _: usize) -> Pending<'a, Bytes> {
+        let found = self.0.lock().unwrap().get(name).cloned();
+        Box::pin(async move { found.ok_or(StoreError::NotFound) })
+    }
+    fn delete<'a>(&'a self, name: &'a str) -> Pending<'a, ()> {
+        self.0.lock().unwrap().remove(name);
+        Box::pin(async { Ok(()) })
+    }
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str, _: usize) -> Pending<'a, Listing> {
+        let kept = self.0.lock().unwrap();
+        let is_asked = |name: &str| name.starts_with(prefix) && name > after;
+        let found = kept.iter().filter(|(name, _)| is_asked(name));
+        let objects = found.map(|(name, data)| Object {
+            name: name.clone(),
+            bytes: data.len() as u64,
+            modified_ms: 0,
+        });
+        let (objects, more) = (objects.collect(), false);
+        Box::pin(async move { Ok(Listing { objects, more }) })
+    }
+    fn place(&self) -> String {
+        self.location()
+    }
+}
+
+#[test]
+fn volume_that_comes_to_be_after_its_creation_was_given_up_has_its_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("wrapping-key");
+    fs::write(&path, [5; 32]).unwrap();
+    let encryption = Encryption::new(KeySource::File(path)).unwrap();
+    let store = SlowToCommit::default();
+    let mut place = ObjectsPlace::new(Arc::new(store.clone()), Duration::from_secs(60));
+    place.open_time = Duration::from_millis(300);
+    place.encrypt(encryption.unlock().unwrap().objects);
+    let refused = place.open(BYTES, Absent::CreateNew).map(drop).unwrap_err();
+    assert!(refused.is_unreachable(), "{refused}");
+    let patience = Instant::now() + Duration::from_secs(60);
+    let is_made = || {
+        store
+            .names()
+            .iter()
+            .any(|name| name.starts_with("manifest/"))
+    };
+    while !is_made() && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(is_made() && store.names().contains(&"key/wrapped".to_owned()));
 }
 
 #[test]

@@ -72,18 +72,32 @@ impl Leaving {
     }
 }
 
-/// What is wrong with what a volume of `bytes` bytes has left at its backend's place; `true` if nothing is there.
-async fn wrong_with(url: String, bytes: u64) -> Option<(String, bool)> {
+/// What is wrong with what a volume of that identity and of `bytes` bytes has left at its backend's place; `true` if
+/// nothing is there.
+async fn wrong_with(url: String, identity: Option<String>, bytes: u64) -> Option<(String, bool)> {
     let at = url.clone();
-    let find = move || BackendUrl::parse(&at).map(|url| url.place.find());
-    match in_time(ANSWER_TIME_MAX, find).await? {
-        Ok(Ok(None)) => Some((format!("nothing is at {url} any more"), true)),
-        Ok(Ok(Some(found))) if found.bytes < bytes => Some((
+    let find = move || {
+        let mut place = BackendUrl::parse(&at)?.place;
+        if let Some(identity) = identity {
+            place.expect(&identity);
+        }
+        place.find()
+    };
+    match in_time(ANSWER_TIME_MAX, find).await {
+        None => Some((format!("{url} does not answer"), false)),
+        Some(Err(error)) => Some((error.to_string(), false)),
+        Some(Ok(None)) => Some((format!("nothing is at {url} any more"), true)),
+        Some(Ok(Some(found))) if found.bytes < bytes => Some((
             format!("of its {bytes} bytes only {} are there", found.bytes),
             false,
         )),
-        _ => None,
+        Some(Ok(Some(_))) => None,
     }
+}
+
+/// Which data key a volume is encrypted with, if it is.
+fn data_key(entry: &Entry) -> Option<Uuid> {
+    entry.encryption.as_ref().map(|own| own.key.id())
 }
 
 impl Node {
@@ -149,10 +163,21 @@ impl Node {
             }
         };
         let mut is_removed = leaving == Leaving::Clone;
+        let mut data_trouble = None;
         if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
             // Before its directory, in which is noted that they are given up: nothing leaves any of them behind.
-            self.remove_objects(entry).await?;
-            is_removed = true;
+            match self.remove_objects(entry).await {
+                Ok(()) => is_removed = true,
+                // It was tried before, and nobody can open them any more.
+                Err(problem) if options.discard_dirty && begun.is_some() => {
+                    let url = entry.backend_url(&self.layout());
+                    data_trouble = Some(format!(
+                        "some of what it had at {url} stays there, which nobody can open any more: {problem}"
+                    ));
+                    is_removed = true;
+                }
+                Err(problem) => return Err(self.did_not_end(name, &problem, leaving)),
+            }
         }
         if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
             self.forget(entry).await;
@@ -184,7 +209,7 @@ impl Node {
                 lock(&self.slots).remove(name);
                 settle(url.clone()).await;
                 if leaving == Leaving::Clone {
-                    super::snapshots::sweep(name, url);
+                    super::snapshots::sweep(name, url, data_key(entry));
                 }
             }
         }
@@ -193,9 +218,10 @@ impl Node {
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
         let mut left = users.filter(|_| !is_removed);
-        let mut data_trouble = None;
-        if let (Some(url), Found::Entry(entry)) = (left.clone(), &slot.found)
-            && let Some((trouble, is_absent)) = wrong_with(url, entry.bytes).await
+        if data_trouble.is_none()
+            && let (Some(url), Found::Entry(entry)) = (left.clone(), &slot.found)
+            && let Some((trouble, is_absent)) =
+                wrong_with(url, entry.backend_identity.clone(), entry.bytes).await
         {
             tracing::warn!(
                 "volume {name} was deleted, and of what it had at its backend: {trouble}"
@@ -272,7 +298,10 @@ impl Node {
 
     /// Note that a deletion did not end; it can only be asked for again.
     fn did_not_end(&self, name: &str, error: &str, what: Leaving) -> ApiError {
-        let why = format!("deleting it did not end: {error}: delete it again");
+        let mut why = format!("deleting it did not end: {error}: delete it again");
+        if what == Leaving::Objects {
+            why += ", or leave what cannot be removed with --discard-dirty";
+        }
         if let Some(slot) = lock(&self.slots).get_mut(name) {
             let why = why.clone();
             slot.not_open = Some(NotOpen::Leaving { why, what });
@@ -281,10 +310,9 @@ impl Node {
         failed(format!("volume {name}: {why}"))
     }
 
-    /// Remove the objects of a volume that is given up.
-    async fn remove_objects(&self, entry: &Entry) -> Result<(), ApiError> {
-        let leaving = Leaving::Objects;
-        let Err(problem) = self.remove_data(entry, leaving).await else {
+    /// Remove the objects of a volume that is given up; why that did not end.
+    async fn remove_objects(&self, entry: &Entry) -> Result<(), String> {
+        let Err(problem) = self.remove_data(entry, Leaving::Objects).await else {
             return Ok(());
         };
         let (url, identity) = (
@@ -292,11 +320,10 @@ impl Node {
             entry.backend_identity.clone(),
         );
         // Another volume that came there since removes them, and only that is let do so.
-        let remains = beside(move || remains(&url, identity.as_deref())).await?;
-        if remains.is_ok_and(|remains| remains == Remains::Nothing) {
-            return Ok(());
+        match beside(move || remains(&url, identity.as_deref())).await {
+            Ok(Ok(Remains::Nothing)) => Ok(()),
+            _ => Err(problem),
         }
-        Err(self.did_not_end(entry.name.as_str(), &problem, leaving))
     }
 
     /// Remove what a deleted volume has at its backend's place.
@@ -308,13 +335,13 @@ impl Node {
         let url = entry.backend_url(&self.layout());
         settle(url.clone()).await;
         let place = url.clone();
-        let remove = move || {
-            let place = BackendUrl::parse(&place)?.place;
-            match leaving {
-                Leaving::Image(held) => place.remove_held(held),
-                _ => place.remove(),
-            }
+        let was = match leaving {
+            Leaving::Image(held) => held,
+            _ => Held::Objects {
+                key: data_key(entry),
+            },
         };
+        let remove = move || BackendUrl::parse(&place)?.place.remove(was);
         let removed = tokio::task::spawn_blocking(remove).await;
         let problem = match removed {
             Ok(Ok(())) => return Ok(()),
@@ -359,16 +386,17 @@ impl Node {
         if url.place.as_keeper().is_some_and(Keeper::is_objects) {
             return Ok(Leaving::Objects);
         }
-        let held = in_time(ANSWER_TIME_MAX, move || url.place.held()).await;
-        held.flatten().map(Leaving::Image).ok_or_else(|| {
-            ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: what lies at {named} is not the image that it has open: put that back, or delete \
-                     the volume without remove_data"
-                ),
-            )
-        })
+        let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {
+            Some(Some(held)) => return Ok(Leaving::Image(held)),
+            Some(None) => {
+                format!("what lies at {named} is not the image that it has open: put that back")
+            }
+            None => format!("{named} does not answer: try again once it does"),
+        };
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: {why}, or delete the volume without remove_data"),
+        ))
     }
 
     /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing. What another

@@ -1,18 +1,19 @@
 //! Looks at files that may hang. Each that does keeps a thread, and the control plane has 512 for everything that may
-//! wait for a disk. So a directory has only a few of them, however often somebody asks for what lies there, and all
-//! together have half; a look waits for its turn as long as it may take.
+//! wait for a disk. So a directory has only a few of them, however often somebody asks for what lies there, and one that
+//! has not answered in time gets no more until it does; all together have three quarters, of which some are for the
+//! node's own volumes alone. A look waits for its turn as long as it may take.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::lock;
 
-/// Looks at once.
+/// Looks at what requests name, at once.
 const LOOKS_MAX: usize = 256;
-/// Those in one directory that a request names.
+/// Those in one directory.
 const DIRECTORY_MAX: usize = 16;
 /// Those at what the node's own volumes have.
 const OWN_MAX: usize = 128;
@@ -41,6 +42,14 @@ fn looks_of(directory: &str) -> Arc<Semaphore> {
     Arc::clone(looks)
 }
 
+/// What a look keeps from others while it lasts.
+#[derive(Default)]
+struct Kept {
+    has_ended: bool,
+    /// What its directory had left when it was late.
+    rest: Option<OwnedSemaphorePermit>,
+}
+
 /// Look at what a path or URL names on a thread of its own, since what it lies on may hang; `None` if it does. The empty
 /// place is whatever the node's own volumes have.
 pub(super) async fn in_time<T: Send + 'static>(
@@ -48,49 +57,97 @@ pub(super) async fn in_time<T: Send + 'static>(
     time_max: Duration,
     look: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let looks = looks_of(directory(place));
-    let looked = async {
-        let permits = (
-            looks.acquire_owned().await.ok()?,
-            LOOKS.acquire().await.ok()?,
-        );
+    let directory = directory(place);
+    let is_own = directory.is_empty();
+    let looks = looks_of(directory);
+    let kept = Arc::new(Mutex::new(Kept::default()));
+    let (own, keeps) = (Arc::clone(&looks), Arc::clone(&kept));
+    let looked = async move {
+        let permit = own.acquire_owned().await.ok()?;
+        let shared = if is_own {
+            None
+        } else {
+            Some(LOOKS.acquire().await.ok()?)
+        };
         let look = move || {
-            let _permits = permits;
-            look()
+            let _permits = (permit, shared);
+            let found = look();
+            let mut kept = lock(&keeps);
+            kept.has_ended = true;
+            kept.rest = None;
+            found
         };
         tokio::task::spawn_blocking(look).await.ok()
     };
-    tokio::time::timeout(time_max, looked).await.ok()?
+    let looked = tokio::time::timeout(time_max, looked).await;
+    if looked.is_err() && !is_own {
+        let mut kept = lock(&kept);
+        // If it has begun, it keeps a reference; the others wait until it ends.
+        if !kept.has_ended {
+            let left = looks.available_permits();
+            kept.rest = looks.try_acquire_many_owned(left as u32).ok();
+        }
+    }
+    looked.ok()?
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A look that says that it begins, and ends once nobody holds the other end of `may_end`.
+    fn hanging(begins: &Sender<()>, may_end: &Arc<Mutex<Receiver<()>>>) -> impl FnOnce() + use<> {
+        let (begins, may_end) = (begins.clone(), Arc::clone(may_end));
+        move || {
+            let _ = begins.send(());
+            let _ = lock(&may_end).recv();
+        }
+    }
 
     #[tokio::test]
     async fn directory_that_hangs_takes_a_bounded_number_of_threads_and_others_answer() {
         let (begins, begun) = channel();
         let (ends, may_end) = channel::<()>();
         let may_end = Arc::new(Mutex::new(may_end));
+        let mut looks = tokio::task::JoinSet::new();
         for number in 0..2 * DIRECTORY_MAX {
-            let (begins, may_end) = (begins.clone(), Arc::clone(&may_end));
-            let hangs = move || {
-                let _ = begins.send(());
-                let _ = lock(&may_end).recv();
-            };
-            let place = format!("file:/looks-that-hang/{number}?raw=on");
-            let looked = in_time(&place, Duration::from_millis(5), hangs).await;
+            let hangs = hanging(&begins, &may_end);
+            looks.spawn(async move {
+                let place = format!("file:/looks-that-hang/{number}?raw=on");
+                in_time(&place, Duration::from_millis(50), hangs).await
+            });
+        }
+        for looked in looks.join_all().await {
             assert_eq!(looked, None);
         }
         drop(begins);
-        let patience = Duration::from_secs(60);
-        let other = in_time("/looks-that-answer/log", patience, || 7).await;
+        let other = in_time("/looks-that-answer/log", PATIENCE, || 7).await;
         assert_eq!(other, Some(7));
         drop(ends);
         assert_eq!(begun.iter().count(), DIRECTORY_MAX);
-        let again = in_time("file:/looks-that-hang/log", patience, || 8).await;
+        let again = in_time("file:/looks-that-hang/log", PATIENCE, || 8).await;
+        assert_eq!(again, Some(8));
+    }
+
+    #[tokio::test]
+    async fn directory_that_is_late_gets_no_more_threads_until_it_answers() {
+        let (begins, begun) = channel();
+        let (ends, may_end) = channel::<()>();
+        let may_end = Arc::new(Mutex::new(may_end));
+        for number in 0..3 {
+            let hangs = hanging(&begins, &may_end);
+            let place = format!("file:/looks-that-are-late/{number}");
+            let looked = in_time(&place, Duration::from_millis(50), hangs).await;
+            assert_eq!(looked, None);
+        }
+        drop(begins);
+        drop(ends);
+        assert_eq!(begun.iter().count(), 1);
+        let again = in_time("file:/looks-that-are-late/log", PATIENCE, || 8).await;
         assert_eq!(again, Some(8));
     }
 }

@@ -56,14 +56,14 @@ struct Looked {
 }
 
 /// Remove what a clone that was given up has left. Nobody waits for it, not even a stop.
-pub(super) fn sweep(name: &str, url: String) {
+pub(super) fn sweep(name: &str, url: String, key: Option<Uuid>) {
     let name = name.to_owned();
     let thread = std::thread::Builder::new().name("hdcs-sweep".into());
     // Without a thread it stays where it is, which costs space and nothing else.
     let _ = thread.spawn(move || {
         let swept = BackendUrl::parse(&url)
             .map_err(BackendError::from)
-            .and_then(|url| url.place.as_keeper().map_or(Ok(0), Keeper::sweep));
+            .and_then(|url| url.place.as_keeper().map_or(Ok(0), |keeper| keeper.sweep(key)));
         match swept {
             Ok(count) => {
                 tracing::info!("volume {name} was a clone: {count} objects of it were removed");
