@@ -1,9 +1,8 @@
 //! The driver over a server in this process: the suite of the backends, and what fails.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,8 +18,9 @@ use crate::backends::{
 use crate::crypt::Encryption;
 use crate::crypt::source::KeySource;
 use crate::memory::ObjectMemory;
+use crate::stores::memory::Memory;
 use crate::stores::tests::Served;
-use crate::stores::{self, Listing, Object, Pending, Store, StoreError, runtime};
+use crate::stores::{self, LIST_MAX, Listing, Object, Pending, Store, StoreError, runtime};
 use hdcs_core::error::IoError;
 use hdcs_core::objects::io::{Kind, Name, SnapshotName};
 
@@ -232,19 +232,19 @@ fn snapshot_and_clone_copy_no_data() {
     }
 }
 
-/// A store that lists a manifest, and does not have it when it is got.
+/// The only place of a store.
 #[derive(Debug)]
-struct Forgetful;
+pub(super) struct Alone<S>(pub S);
 
-impl Reach for Forgetful {
+impl<S: Store + Clone + std::fmt::Debug + 'static> Reach for Alone<S> {
     fn name(&self) -> String {
         self.location()
     }
     fn reach(&self, _timeout: Option<Duration>) -> Result<Arc<dyn Store>, BackendError> {
-        Ok(Arc::new(Self))
+        Ok(Arc::new(self.0.clone()))
     }
     fn location(&self) -> String {
-        "forgetful".to_owned()
+        self.0.place()
     }
     fn elsewhere(&self, _location: &str) -> Option<Arc<dyn Reach>> {
         None
@@ -253,6 +253,10 @@ impl Reach for Forgetful {
         self.location()
     }
 }
+
+/// A store that lists a manifest, and does not have it when it is got.
+#[derive(Clone, Debug)]
+struct Forgetful;
 
 impl Store for Forgetful {
     fn put<'a>(&'a self, _: &'a str, _: Bytes, _: stores::Condition) -> Pending<'a, ()> {
@@ -281,72 +285,48 @@ impl Store for Forgetful {
         })
     }
     fn place(&self) -> String {
-        self.location()
+        "forgetful".to_owned()
     }
 }
 
 /// A store whose manifests take their time to be put.
 #[derive(Clone, Debug, Default)]
-struct SlowToCommit(Arc<Mutex<BTreeMap<String, Bytes>>>);
+struct SlowToCommit(Memory);
 
 impl SlowToCommit {
     const PUT_TIME: Duration = Duration::from_millis(1500);
 
-    fn names(&self) -> Vec<String> {
-        self.0.lock().unwrap().keys().cloned().collect()
-    }
-}
-
-impl Reach for SlowToCommit {
-    fn name(&self) -> String {
-        self.location()
-    }
-    fn reach(&self, _timeout: Option<Duration>) -> Result<Arc<dyn Store>, BackendError> {
-        Ok(Arc::new(self.clone()))
-    }
-    fn location(&self) -> String {
-        "slow".to_owned()
-    }
-    fn elsewhere(&self, _location: &str) -> Option<Arc<dyn Reach>> {
-        None
-    }
-    fn store(&self) -> String {
-        self.location()
+    fn has(&self, prefix: &str) -> bool {
+        let found = runtime().block_on(self.list(prefix, "", LIST_MAX));
+        !found.unwrap().objects.is_empty()
     }
 }
 
 impl Store for SlowToCommit {
-    fn put<'a>(&'a self, name: &'a str, data: Bytes, _: stores::Condition) -> Pending<'a, ()> {
+    fn put<'a>(
+        &'a self,
+        name: &'a str,
+        data: Bytes,
+        condition: stores::Condition,
+    ) -> Pending<'a, ()> {
         Box::pin(async move {
             if name.starts_with(Kind::Manifest.prefix()) {
                 tokio::time::sleep(Self::PUT_TIME).await;
             }
-            self.0.lock().unwrap().insert(name.to_owned(), data);
-            Ok(())
+            self.0.put(name, data, condition).await
         })
     }
-    fn get<'a>(&'a self, name: &'a str, _: u64, _: usize) -> Pending<'a, Bytes> {
-        let found = self.0.lock().unwrap().get(name).cloned();
-        Box::pin(async move { found.ok_or(StoreError::NotFound) })
+    fn get<'a>(&'a self, name: &'a str, offset: u64, bytes: usize) -> Pending<'a, Bytes> {
+        self.0.get(name, offset, bytes)
     }
     fn delete<'a>(&'a self, name: &'a str) -> Pending<'a, ()> {
-        self.0.lock().unwrap().remove(name);
-        Box::pin(async { Ok(()) })
+        self.0.delete(name)
     }
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str, _: usize) -> Pending<'a, Listing> {
-        let kept = self.0.lock().unwrap();
-        let is_asked = |name: &str| name.starts_with(prefix) && name > after;
-        let found = kept.iter().filter(|(name, _)| is_asked(name));
-        let objects = found.map(|(name, data)| Object {
-            name: name.clone(),
-            bytes: data.len() as u64,
-            modified_ms: 0,
-        });
-        let (objects, more) = (objects.collect(), false);
-        Box::pin(async move { Ok(Listing { objects, more }) })
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str, max: usize) -> Pending<'a, Listing> {
+        self.0.list(prefix, after, max)
     }
     fn place(&self) -> String {
-        self.location()
+        self.0.place()
     }
 }
 
@@ -357,27 +337,21 @@ fn volume_that_comes_to_be_after_its_creation_was_given_up_has_its_key() {
     fs::write(&path, [5; 32]).unwrap();
     let encryption = Encryption::new(KeySource::File(path)).unwrap();
     let store = SlowToCommit::default();
-    let mut place = ObjectsPlace::new(Arc::new(store.clone()), Duration::from_secs(60));
+    let mut place = ObjectsPlace::new(Arc::new(Alone(store.clone())), Duration::from_secs(60));
     place.open_time = Duration::from_millis(300);
     place.encrypt(encryption.unlock().unwrap().objects);
     let refused = place.open(BYTES, Absent::CreateNew).map(drop).unwrap_err();
     assert!(refused.is_unreachable(), "{refused}");
     let patience = Instant::now() + Duration::from_secs(60);
-    let is_made = || {
-        store
-            .names()
-            .iter()
-            .any(|name| name.starts_with("manifest/"))
-    };
-    while !is_made() && Instant::now() < patience {
+    while !store.has("manifest/") && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(is_made() && store.names().contains(&"key/wrapped".to_owned()));
+    assert!(store.has("manifest/") && store.has("key/wrapped"));
 }
 
 #[test]
 fn opening_gives_up_in_time_whatever_it_waits_for() {
-    let mut place = ObjectsPlace::new(Arc::new(Forgetful), Duration::from_secs(60));
+    let mut place = ObjectsPlace::new(Arc::new(Alone(Forgetful)), Duration::from_secs(60));
     place.open_time = Duration::from_millis(300);
     let begun = Instant::now();
     let refused = place.open(BYTES, Absent::Refuse).map(drop).unwrap_err();

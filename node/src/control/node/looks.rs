@@ -44,7 +44,7 @@ fn looks_of(directory: &str) -> Arc<Semaphore> {
 
 /// What a look keeps from others while it lasts.
 #[derive(Default)]
-struct Kept {
+struct Look {
     has_ended: bool,
     /// What its directory had left when it was late.
     rest: Option<OwnedSemaphorePermit>,
@@ -60,7 +60,7 @@ pub(super) async fn in_time<T: Send + 'static>(
     let directory = directory(place);
     let is_own = directory.is_empty();
     let looks = looks_of(directory);
-    let kept = Arc::new(Mutex::new(Kept::default()));
+    let kept = Arc::new(Mutex::new(Look::default()));
     let (own, keeps) = (Arc::clone(&looks), Arc::clone(&kept));
     let looked = async move {
         let permit = own.acquire_owned().await.ok()?;

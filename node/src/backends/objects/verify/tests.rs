@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::backends::conformance::Bench;
-use crate::backends::objects::Reach;
+use crate::backends::objects::tests::Alone;
 use crate::backends::{Absent, Ask, Keep, open};
 use crate::crypt::Encryption;
 use crate::crypt::source::KeySource;
@@ -61,24 +61,6 @@ struct Files {
     denied: Arc<Mutex<Vec<String>>>,
     /// Gets under way, and the most that there were at once.
     gets: Arc<[AtomicUsize; 2]>,
-}
-
-impl Reach for Files {
-    fn name(&self) -> String {
-        self.place()
-    }
-    fn reach(&self, _: Option<Duration>) -> Result<Arc<dyn Store>, BackendError> {
-        Ok(Arc::new(self.clone()))
-    }
-    fn location(&self) -> String {
-        self.place()
-    }
-    fn elsewhere(&self, _: &str) -> Option<Arc<dyn Reach>> {
-        None
-    }
-    fn store(&self) -> String {
-        self.place()
-    }
 }
 
 impl Store for Files {
@@ -212,7 +194,7 @@ impl Volume {
     }
 
     fn place(&self) -> ObjectsPlace {
-        ObjectsPlace::new(Arc::new(self.files()), Duration::from_secs(2))
+        ObjectsPlace::new(Arc::new(Alone(self.files())), Duration::from_secs(2))
     }
 
     fn objects(&self, kind: &str) -> Vec<PathBuf> {
@@ -426,7 +408,7 @@ fn verify_goes_on_past_what_cannot_be_read_until_the_store_is_away() {
     let whole = volume.verified(Bounds::default()).0;
     let files = volume.files();
     let (denied, gets) = (Arc::clone(&files.denied), Arc::clone(&files.gets));
-    let place = ObjectsPlace::new(Arc::new(files), Duration::from_secs(2));
+    let place = ObjectsPlace::new(Arc::new(Alone(files)), Duration::from_secs(2));
     let verified = |bounds| verify(&place, bounds, &mut counting(u64::MAX));
     let names: Vec<String> = volume
         .objects("data")
