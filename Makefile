@@ -90,7 +90,7 @@ sim: setup ## the production core in virtual time, with faults (SEEDS=n or a..b,
 	cargo run --profile sim --package hdcs-sim -- $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
 
 fuzz: setup ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
-	fuzz/run.sh $(or $(TIME),300)
+	testing/fuzz/run.sh $(or $(TIME),300)
 
 clean: ## remove what was built
 	cargo clean

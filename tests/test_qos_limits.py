@@ -1,5 +1,5 @@
 """Quality of service of volumes, as clients and operators see it. What is counted decides: a limit holds
-on any machine. What a reservation brings is shown where the clock is made up (core/tests/qos.rs)."""
+on any machine. What a reservation brings is shown where the clock is made up (crates/core/tests/qos.rs)."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from daemon import COMMAND_SECONDS, MIB, Daemon, refused, samples
 
-# So much of its rate may be saved up without a burst (BURST_TIME_MIN of core/src/qos.rs).
+# So much of its rate may be saved up without a burst (BURST_TIME_MIN of crates/core/src/qos.rs).
 BURST_SECONDS = 0.01
 DEPTH = 32
 

@@ -1,0 +1,5 @@
+//! The HDCS program.
+
+fn main() -> std::process::ExitCode {
+    hdcs_cli::run()
+}

@@ -1,0 +1,989 @@
+//! One volume: routes requests over the write log, the read cache and the backend.
+//!
+//! ```text
+//!  Opening ──replayed──► Open ──Close──► Closing ──all in place──► Closed
+//!     └──not openable──► Failed
+//! ```
+//!
+//! Invariants:
+//! 1. Every request is answered exactly once.
+//! 2. The index names, for each dirty sector, the last write accepted for it; a sector that it does
+//!    not name is in the backend as a reader shall see it.
+//! 3. What is acknowledged as durable lies below the log's durable position.
+//! 4. A generation is retired only when the backend holds it durably, the cache has durably
+//!    forgotten what it overwrote, and the superblock is durable that says so, and how far the cache has come
+//!    ([`crate::read_cache::Tie`]).
+//! 5. Log space that a read in flight needs is not written over.
+//! 6. Once the backend has said that another owner has it, nothing more is asked of it, nothing is
+//!    answered but that, and the log's tail stays where it is.
+//!
+//! A failed log write latches: writes are refused, reads and destage of what is durable go on; or, if so
+//! configured, the log is given up and writes go past it. Dirty data that is bad on the log's device stops
+//! writes, and destage before it.
+//! A backend or a log's device that does not answer is waited for, and shows, but a close waits for the log's device
+//! no longer than it is allowed to take; a cache device that does not answer is waited for no longer than the cache
+//! allows, and then read around.
+//! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
+//! memory of their own, so that they can always go on.
+//!
+//! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
+//! past the log, and the way there and back), `failed_log` (going on without the log), `silent_log` (a log that does
+//! not answer), `damage` (a log that rots),
+//! `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side), `heat` (what the cache knows of it),
+//! `inherited` (what is cached under the number of an origin), `health` (what is wrong,
+//! and since when), `scrub` (verifying what lies on the node's devices).
+
+mod compression;
+mod config;
+mod damage;
+mod destaging;
+mod direct;
+mod extents;
+mod failed_log;
+mod filling;
+mod health;
+mod heat;
+mod inherited;
+mod log_chunks;
+mod promotion;
+mod read;
+mod scrub;
+mod silent_log;
+mod stats;
+mod write;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::rc::Rc;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use compression::{Compression, Packed};
+pub use config::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
+pub use health::{State, Trouble};
+pub use inherited::Inherited;
+use slab::Slab;
+pub use stats::VolumeStats;
+use zerocopy::IntoBytes;
+
+use crate::buf::{Buf, Pool};
+use crate::cipher::Authenticator;
+use crate::destage::{Destage, Stage};
+use crate::error::{IoError, OpenError, RequestError};
+use crate::extent_index::{ExtentIndex, Sequence};
+use crate::format::LogSuperblock;
+use crate::io::{
+    Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
+};
+use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
+use crate::lost::LostSectors;
+use crate::read_cache::{ReadCache, SsdRead};
+use crate::replay::{Found, Replay};
+use crate::scrub::ScrubAt;
+use crate::work::Work;
+use crate::write_log::WriteLog;
+
+/// What happens to a volume.
+#[derive(Debug)]
+pub enum Event {
+    /// A client asks. One [`Action::Reply`] follows, now or later.
+    Request {
+        /// Echoed in the reply.
+        id: RequestId,
+        /// What is asked.
+        request: Request,
+    },
+    /// One of the volume's actions ended.
+    Completed(Completion),
+    /// The end of a batch of events, or [`Volume::next_wakeup`] has come. The volume does its
+    /// group work here: a driver must poll after every batch.
+    Poll,
+    /// Destage all that is dirty now, at full speed. Progress is in [`VolumeStats`].
+    DestageAll,
+    /// Return to destaging by policy.
+    CancelDestageAll,
+    /// Stop taking requests, make everything durable, with `destage` also destage everything, and
+    /// close the log cleanly; the phase becomes [`Phase::Closed`].
+    Close {
+        /// Whether the backend must hold everything first.
+        destage: bool,
+    },
+    /// Change the size. While the log holds something beyond the smaller of both ends nothing changes, as
+    /// the configuration shows: destage first. When it shrinks that is dirty data; when it grows, what an
+    /// earlier cut took away ([`Volume::holds_cut`]). What was asked and has not begun is refused if it
+    /// reaches beyond the new end.
+    Resize {
+        /// The new size, a multiple of 512.
+        bytes: u64,
+    },
+    /// Change the behaviour; identity and sizes are kept.
+    Reconfigure(VolumeConfig),
+    /// Keep these ranges, and no others, in the SSD tier. Progress is in [`VolumeStats`].
+    Pin(Vec<SectorRange>),
+    /// Bring these ranges into the SSD tier once, in this order; with none, what was left of the last
+    /// warm-up is given up. Progress is in [`VolumeStats`].
+    WarmUp(Vec<SectorRange>),
+    /// As [`Event::WarmUp`], but only if the cache, once it is ready, holds next to nothing of these ranges, and
+    /// only as far as nothing else has to go for them.
+    WarmUpIfCold(Vec<SectorRange>),
+}
+
+/// Where a volume is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Replaying the log; requests wait.
+    Opening,
+    /// It could not be opened; requests are refused.
+    Failed(OpenError),
+    /// Serving.
+    Open,
+    /// Finishing what was asked before `Close`.
+    Closing,
+    /// Everything is in place; the volume can be dropped.
+    Closed,
+}
+
+/// What a volume works with during one step.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The node's read cache.
+    pub cache: &'a mut ReadCache,
+    /// Where buffers come from.
+    pub pool: &'a Rc<Pool>,
+    /// Where effects go.
+    pub actions: &'a mut Vec<Action>,
+}
+
+/// How soon work that found no buffer is tried again.
+const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
+
+/// Which request a reply is for, so that its counters can be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read(u64),
+    Write(u64),
+    Trim,
+    Flush,
+    Other,
+}
+
+/// An acknowledgement that waits for durability.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    /// Answered once every entry before this sequence is durable.
+    until: Sequence,
+    id: RequestId,
+    kind: Kind,
+    /// A write that the client wants durable: its acknowledgement orders what follows.
+    fua: bool,
+}
+
+/// What an outstanding action is for.
+#[derive(Debug)]
+enum Op {
+    Replay {
+        chunk: u64,
+    },
+    OpeningSuperblock,
+    Span {
+        end: u64,
+    },
+    ReadLog {
+        read: usize,
+        range: SectorRange,
+        position: u64,
+        packed: Option<Packed>,
+        /// How often it was read before.
+        tries: u8,
+    },
+    ReadSsd {
+        read: usize,
+        range: SectorRange,
+        permission: SsdRead,
+    },
+    /// A read that was given up; what it brings is not used.
+    LateSsd {
+        permission: SsdRead,
+    },
+    /// An operation of the log that was given up.
+    LateLog,
+    Fetch {
+        fetch: usize,
+    },
+    FetchPart {
+        read: usize,
+        part: SectorRange,
+    },
+    Extents {
+        id: RequestId,
+        range: SectorRange,
+    },
+    DestageRead {
+        item: usize,
+        part: usize,
+        position: u64,
+        /// How often it was read before.
+        tries: u8,
+    },
+    DestageChunk {
+        position: u64,
+    },
+    DestageWrite {
+        item: usize,
+    },
+    DestageFlush,
+    DirectWrite {
+        number: u64,
+    },
+    DirectFlush,
+    DirectMark,
+    Superblock,
+    ClosingSuperblock,
+    ScrubLog(scrub::LogPiece),
+    ScrubHeal(scrub::LogPiece),
+    ScrubCache {
+        id: RequestId,
+        permission: SsdRead,
+        next: ScrubAt,
+    },
+}
+
+/// An outstanding action.
+#[derive(Debug)]
+struct Running {
+    op: Op,
+    since: Nanos,
+}
+
+/// The state of one open volume.
+#[derive(Debug)]
+pub struct Volume {
+    config: VolumeConfig,
+    phase: Phase,
+    replay: Option<Replay>,
+    log: Option<WriteLog>,
+    index: ExtentIndex,
+    inherited: Option<Inherited>,
+    ops: Slab<Running>,
+    /// Of them, those that were given up: nobody waits for them.
+    late_operations: usize,
+    /// Requests that came while the log was being replayed.
+    early: VecDeque<(RequestId, Request)>,
+    writes: write::Writes,
+    direct: direct::Direct,
+    failed_log: failed_log::FailedLog,
+    compression: Compression,
+    filling: filling::Filling,
+    reads: read::Reads,
+    destage: Destage,
+    destaging: destaging::Destaging,
+    /// Positions that reads in flight need, with their number.
+    log_pins: BTreeMap<u64, u32>,
+    log_failed: bool,
+    damage: damage::Damage,
+    /// What is lost, as of the last write that was accepted.
+    lost: LostSectors,
+    close: Option<bool>,
+    closing_superblock: bool,
+    /// Work waits for memory that others will give back: poll again then.
+    memory_wait: Option<Nanos>,
+    health: health::Health,
+    /// The time of the present step.
+    now: Nanos,
+    open_started: Nanos,
+    stats: VolumeStats,
+    work: Work,
+}
+
+impl Volume {
+    /// The first block of a new log's region; the rest of the region is zero. `log` is a random
+    /// number that no other log has.
+    pub fn format_log(config: &VolumeConfig, log: u64) -> [u8; 4096] {
+        let superblock = WriteLog::format(config.uuid, log, config.log_bytes);
+        superblock
+            .as_bytes()
+            .try_into()
+            .expect("a superblock is one block")
+    }
+
+    /// Begin to open a volume whose log was made by [`Self::format_log`].
+    pub fn open(config: VolumeConfig, now: Nanos, cx: &mut Context<'_>) -> Self {
+        cx.cache.set_codec(config.codec);
+        let mut volume = Self {
+            replay: Some(Replay::new(config.uuid, config.log_bytes)),
+            log: None,
+            phase: Phase::Opening,
+            index: ExtentIndex::default(),
+            inherited: None,
+            ops: Slab::new(),
+            late_operations: 0,
+            early: VecDeque::new(),
+            writes: write::Writes::default(),
+            direct: direct::Direct::default(),
+            failed_log: failed_log::FailedLog::default(),
+            compression: Compression::default(),
+            filling: filling::Filling::default(),
+            reads: read::Reads::new(&config, cx.cache.line_blocks()),
+            destage: Destage::default(),
+            destaging: destaging::Destaging::default(),
+            log_pins: BTreeMap::new(),
+            log_failed: false,
+            damage: damage::Damage::default(),
+            lost: LostSectors::default(),
+            close: None,
+            closing_superblock: false,
+            memory_wait: None,
+            health: health::Health::new(cx.cache.ssd_answer_max()),
+            now,
+            open_started: now,
+            stats: VolumeStats::default(),
+            work: Work::default(),
+            config,
+        };
+        volume.read_log_ahead(cx);
+        volume
+    }
+
+    /// What was kept of the log's superblock beside its device, if anything was: to be said at once after
+    /// [`Self::open`].
+    pub fn keep_superblock(&mut self, superblock: LogSuperblock) {
+        if let Some(replay) = &mut self.replay {
+            replay.keep(superblock);
+        }
+    }
+
+    /// The superblocks of its log are authenticated with these keys: to be said at once after [`Self::open`].
+    pub fn authenticate_log(&mut self, keys: Arc<dyn Authenticator>) {
+        if let Some(replay) = &mut self.replay {
+            replay.authenticate(keys);
+        }
+    }
+
+    /// Take one event; push what follows from it.
+    pub fn step(&mut self, now: Nanos, event: Event, cx: &mut Context<'_>) {
+        self.now = now;
+        match event {
+            Event::Request { id, request } => self.request(now, id, request, cx),
+            Event::Completed(completion) => self.completed(now, completion, cx),
+            Event::Poll => self.poll(now, cx),
+            Event::DestageAll => self.destage_all(),
+            Event::CancelDestageAll => {
+                self.destaging.target = None;
+                self.direct.cancel_destage_all();
+            }
+            Event::Close { destage } => self.close = Some(destage),
+            Event::Resize { bytes } => {
+                self.resize(bytes, cx);
+                self.reconfigure_reads(cx);
+                self.forget_fetches();
+                self.cut_promotions();
+                self.filling.look_at_all();
+            }
+            Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
+            Event::WarmUp(ranges) => self.warm_up(&ranges, filling::Asked::ByHand),
+            Event::WarmUpIfCold(ranges) => self.warm_up(&ranges, filling::Asked::IfCold),
+            Event::Reconfigure(config) => {
+                let (number, uuid) = (self.config.number, self.config.uuid);
+                let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);
+                self.config = VolumeConfig {
+                    number,
+                    uuid,
+                    bytes,
+                    log_bytes,
+                    ..config
+                };
+                self.reconfigure_reads(cx);
+                if let Some(log) = &mut self.log {
+                    log.set_entries_max(self.config.log_entries_max);
+                    self.trim_resident(self.config.resident_bytes_max);
+                    self.policy_changed(cx);
+                }
+                self.health.watch_at = Some(now);
+            }
+        }
+        self.note_runs();
+        // It shows in the time that a request takes; the simulator and the tests have it on.
+        if cfg!(debug_assertions)
+            && let Some(log) = &self.log
+        {
+            log.check_invariants();
+        }
+    }
+
+    fn request(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
+        match self.phase {
+            Phase::Opening if self.close.is_none() => {
+                self.stats.requests_in_flight += 1;
+                self.early.push_back((id, request));
+            }
+            Phase::Open if self.close.is_none() => {
+                self.stats.requests_in_flight += 1;
+                self.serve(now, id, request, cx);
+            }
+            _ => cx.actions.push(Action::Reply {
+                request: id,
+                result: Err(RequestError::Closing),
+            }),
+        }
+    }
+
+    fn serve(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
+        if self.health.fenced {
+            return self.reply(id, Kind::Other, Err(RequestError::Fenced), cx);
+        }
+        if !self.is_valid(&request) {
+            return self.reply(id, Kind::Other, Err(RequestError::BadRange), cx);
+        }
+        match request {
+            Request::Read { range } => self.read(id, range, cx),
+            Request::Discard { .. }
+                if self.config.discard == Discard::Ignore
+                    && self.config.policy != Policy::ReadOnly =>
+            {
+                self.reply(id, Kind::Trim, Ok(Reply::Done), cx);
+            }
+            Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
+                self.accept_write(now, id, request, cx);
+            }
+            Request::Flush => self.flush(id, cx),
+            Request::Promote { range } => self.promote(id, range, cx),
+            Request::Evict { range } => {
+                // What is inherited stays for others.
+                let first = self.own_key(range.first_block());
+                cx.cache.invalidate(first, range.block_count());
+                self.is_forgotten(range);
+                self.reply(id, Kind::Other, Ok(Reply::Done), cx);
+            }
+            Request::Extents {
+                range,
+                kind: ExtentKind::Cache,
+            } => {
+                let extents = self.cache_extents(range, cx);
+                self.reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
+            }
+            Request::Extents {
+                range,
+                kind: ExtentKind::Allocation,
+            } => {
+                self.allocation_extents(id, range, cx);
+            }
+            Request::Scrub { at } => self.scrub(id, at, cx),
+        }
+    }
+
+    fn is_valid(&self, request: &Request) -> bool {
+        let (range, bounded) = match request {
+            Request::Flush | Request::Scrub { .. } => return true,
+            Request::Read { range } | Request::Write { range, .. } => (range, true),
+            Request::WriteZeroes { range, .. }
+            | Request::Discard { range, .. }
+            | Request::Promote { range }
+            | Request::Evict { range }
+            | Request::Extents { range, .. } => (range, false),
+        };
+        let sectors = self.sectors();
+        let inside =
+            !range.is_empty() && range.start < sectors && range.count <= sectors - range.start;
+        // Only of a range inside is the length known to be computable.
+        let sized = || !bounded || range.block_count() as usize * BLOCK_BYTES <= REQUEST_BYTES_MAX;
+        let data = match request {
+            Request::Write { data, .. } => inside && data.len() == range.bytes(),
+            _ => true,
+        };
+        inside && sized() && data
+    }
+
+    fn completed(&mut self, now: Nanos, completion: Completion, cx: &mut Context<'_>) {
+        let Completion { token, result } = completion;
+        let Running { op, since } = self.ops.remove(token.0 as usize);
+        if op.is_of_backend() {
+            self.backend_answered(&op, result.as_ref().err().copied(), cx);
+        } else if op.is_of_log() {
+            self.note_log_answer();
+        }
+        if result.is_ok() {
+            self.note_cost(&op, now.since(since), cx);
+        }
+        match op {
+            Op::Replay { chunk } => self.replayed(now, chunk, result, cx),
+            Op::OpeningSuperblock => self.opened(now, result, cx),
+            Op::Span { end } => self.span_written(end, result, cx),
+            Op::ReadLog {
+                read,
+                range,
+                position,
+                packed,
+                tries,
+            } => {
+                let place = (position, packed);
+                self.log_was_read(read, range, place, tries, result, cx);
+            }
+            Op::ReadSsd {
+                read,
+                range,
+                permission,
+            } => {
+                self.ssd_was_read(read, range, permission, result, cx);
+            }
+            Op::LateSsd { permission } => {
+                self.late_operations -= 1;
+                cx.cache.cancel_ssd_read(permission);
+            }
+            Op::LateLog => self.late_operations -= 1,
+            Op::Fetch { fetch } => self.fetched(fetch, result, cx),
+            Op::FetchPart { read, part } => self.part_was_fetched(read, part, result, cx),
+            Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
+            Op::DestageRead {
+                item,
+                part,
+                position,
+                tries,
+            } => {
+                self.destage_was_read(now, (item, part), position, tries, result, cx);
+            }
+            Op::DestageChunk { position } => {
+                self.unpin(position);
+                self.destage_chunk_was_read(now, position, result, cx);
+            }
+            Op::DestageWrite { item } => self.destage_was_written(now, item, result),
+            Op::DestageFlush => self.destage_was_flushed(now, result, cx),
+            Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
+            Op::DirectFlush => self.direct_was_flushed(result, cx),
+            Op::DirectMark => self.direct_was_marked(result, cx),
+            Op::Superblock => self.superblock_written(result, cx),
+            Op::ScrubLog(piece) => self.scrubbed_log(piece, result, cx),
+            Op::ScrubHeal(piece) => self.scrub_healed(piece, result.is_ok(), cx),
+            Op::ScrubCache {
+                id,
+                permission,
+                next,
+            } => self.scrubbed_cache(id, permission, next, result, cx),
+            Op::ClosingSuperblock => {
+                self.superblock_ended();
+                self.log_failed |= result.is_err();
+                self.phase = Phase::Closed;
+            }
+        }
+    }
+
+    /// Group work: what many events together allow.
+    fn poll(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        match self.phase {
+            Phase::Opening => {
+                self.watch(cx);
+                self.answer_for_silent_log(cx);
+                if self.close.is_some() {
+                    self.part_from_silent_log(cx);
+                }
+                if self.close.is_some() && self.awaits_nothing() {
+                    self.refuse_early(RequestError::Closing, cx);
+                    self.phase = Phase::Closed;
+                } else {
+                    self.read_log_ahead(cx);
+                }
+            }
+            Phase::Failed(_) => {
+                self.watch(cx);
+                self.part_from_silent_log(cx);
+                if self.close.is_some() && self.awaits_nothing() {
+                    self.phase = Phase::Closed;
+                }
+            }
+            Phase::Closed => {}
+            Phase::Open | Phase::Closing => {
+                if self.close.is_some() {
+                    self.begin_close(cx);
+                }
+                self.relieve_pool(cx);
+                self.watch(cx);
+                self.answer_for_silent_log(cx);
+                if self.close.is_some() {
+                    self.part_from_silent_log(cx);
+                }
+                self.index.settle(STEP_WORK_MAX);
+                self.switch_path();
+                self.poll_direct(cx);
+                self.admit_writes(now, cx);
+                self.write_spans(now, cx);
+                self.retry_reads(cx);
+                if self.close.is_none() && !self.health.fenced {
+                    self.fill_on(cx);
+                }
+                self.destage_poll(now, cx);
+                // Destage may have given back the space that writes wait for, or all of it.
+                self.admit_writes(now, cx);
+                self.write_spans(now, cx);
+                if self.close.is_some() {
+                    self.finish_close(cx);
+                }
+                self.note_trouble();
+            }
+        }
+        let waits = match self.phase {
+            Phase::Opening => self.replay.is_some() && self.ops.is_empty(),
+            Phase::Open | Phase::Closing => {
+                self.reads.has_starved()
+                    || self.reads.has_stalled_promotion()
+                    || (self.destage.is_postponed() && !self.health.fenced && !self.awaits_mark())
+            }
+            Phase::Failed(_) | Phase::Closed => false,
+        };
+        self.memory_wait = waits.then(|| now.plus(MEMORY_WAIT));
+    }
+
+    fn token(&mut self, op: Op) -> Token {
+        self.watch_from_now(&op);
+        let since = self.now;
+        Token(self.ops.insert(Running { op, since }) as u64)
+    }
+
+    fn log(&self) -> &WriteLog {
+        self.log
+            .as_ref()
+            .expect("the log is there once the volume is open")
+    }
+
+    /// Let the log know how many runs its entries have in memory.
+    fn note_runs(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.note_runs(self.index.len());
+        }
+    }
+
+    fn log_mut(&mut self) -> &mut WriteLog {
+        self.log
+            .as_mut()
+            .expect("the log is there once the volume is open")
+    }
+
+    fn reply(
+        &mut self,
+        id: RequestId,
+        kind: Kind,
+        result: Result<Reply, RequestError>,
+        cx: &mut Context<'_>,
+    ) {
+        self.stats.requests_in_flight -= 1;
+        match (kind, &result) {
+            (_, Err(_)) => self.stats.errors += 1,
+            (Kind::Read(bytes), Ok(_)) => {
+                self.stats.reads += 1;
+                self.stats.read_bytes += bytes;
+            }
+            (Kind::Write(bytes), Ok(_)) => {
+                self.stats.writes += 1;
+                self.stats.write_bytes += bytes;
+            }
+            (Kind::Trim, Ok(_)) => self.stats.trims += 1,
+            (Kind::Flush, Ok(_)) => self.stats.flushes += 1,
+            (Kind::Other, Ok(_)) => {}
+        }
+        cx.actions.push(Action::Reply {
+            request: id,
+            result,
+        });
+    }
+
+    // Opening and closing.
+
+    fn read_log_ahead(&mut self, cx: &mut Context<'_>) {
+        while let Some(read) = self
+            .replay
+            .as_mut()
+            .and_then(|replay| replay.next_read(cx.pool))
+        {
+            let token = self.token(Op::Replay { chunk: read.chunk });
+            cx.actions.push(Action::LogRead {
+                token,
+                offset: read.offset,
+                buf: read.buf,
+            });
+        }
+    }
+
+    fn replayed(
+        &mut self,
+        now: Nanos,
+        chunk: u64,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(replay) = &mut self.replay else {
+            return;
+        };
+        let result = result.map(|done| match done {
+            Done::Read(buf) => buf,
+            _ => unreachable!("a read brings a buffer"),
+        });
+        let (index, inherited, stats) = (&mut self.index, &mut self.inherited, &mut self.stats);
+        let (mut whole, mut record) = (false, None);
+        let actions = &mut *cx.actions;
+        let outcome = replay.read_done(now, chunk, result, |log, found| match found {
+            Found::Entries(sequences) => {
+                for sequence in sequences {
+                    let range = log.entry(sequence).range;
+                    actions.push(Action::BackendUnsettled { range });
+                    index.insert_long(range, sequence);
+                    // Each write is passed once, so this is no more than twice the work of its insertion.
+                    while !index.takes_long() {
+                        index.settle(STEP_WORK_MAX);
+                    }
+                    if let Some(inherited) = inherited {
+                        inherited.remove(range.first_block(), range.block_count());
+                    }
+                    stats.replayed_entries += 1;
+                }
+            }
+            // It says something to somebody: to leave it out would be to lose it.
+            Found::Record(found) => record = record.or(Some(found.span)),
+            Found::Done => whole = true,
+        });
+        let refused = record.map(|position| OpenError::Record { position });
+        match outcome.and_then(|()| refused.map_or(Ok(()), Err)) {
+            Err(error) => {
+                self.replay = None;
+                self.index = ExtentIndex::default();
+                self.phase = Phase::Failed(error);
+                self.refuse_early(RequestError::Io, cx);
+            }
+            Ok(()) if whole => {
+                let mut log = self.replay.take().expect("just used").into_log();
+                log.check_allocation();
+                // A flush may have been the last that was acknowledged; the log does not tell. So
+                // what is found goes to the backend before what is written from now on.
+                log.sync_point();
+                self.stats.replayed_bytes = log.bytes().appended;
+                self.stats.log_corrupt_blocks = log.damaged_blocks();
+                log.set_entries_max(self.config.log_entries_max);
+                log.forget_lost(beyond(self.config.bytes));
+                self.know_lost(log.lost().clone());
+                cx.cache.tie(self.config.number, log.tie());
+                let superblock = log.superblock_for_opening();
+                self.log = Some(log);
+                self.write_opening_superblock(superblock, cx);
+            }
+            Ok(()) => self.read_log_ahead(cx),
+        }
+    }
+
+    fn write_opening_superblock(&mut self, (offset, block): (u64, Buf), cx: &mut Context<'_>) {
+        let token = self.token(Op::OpeningSuperblock);
+        cx.actions.push(Action::LogWrite {
+            token,
+            offset,
+            data: Vec::from([block]),
+        });
+    }
+
+    fn opened(&mut self, now: Nanos, result: Result<Done, IoError>, cx: &mut Context<'_>) {
+        if let Err(error) = result {
+            self.phase = Phase::Failed(OpenError::Io(error));
+            return self.refuse_early(RequestError::Io, cx);
+        }
+        if let Some(superblock) = self.log_mut().superblock_beside_opening() {
+            return self.write_opening_superblock(superblock, cx);
+        }
+        self.phase = Phase::Open;
+        self.stats.replay_time = now.since(self.open_started);
+        self.writes.resident_from = self.log().next_sequence();
+        self.open_policy(cx);
+        for (id, request) in core::mem::take(&mut self.early) {
+            self.serve(now, id, request, cx);
+        }
+    }
+
+    fn refuse_early(&mut self, error: RequestError, cx: &mut Context<'_>) {
+        for (id, _) in core::mem::take(&mut self.early) {
+            self.reply(id, Kind::Other, Err(error), cx);
+        }
+    }
+
+    fn begin_close(&mut self, cx: &mut Context<'_>) {
+        self.phase = Phase::Closing;
+        self.refuse_waiting_writes(RequestError::Closing, cx);
+        self.cancel_promotions(cx);
+    }
+
+    fn finish_close(&mut self, cx: &mut Context<'_>) {
+        let stuck = self.log_failed || self.destage_is_stuck() || self.health.fenced;
+        if self.log_failed && self.awaits_nothing() {
+            // What is not durable keeps its memory, which may be all that there is.
+            self.refuse_starved_reads(RequestError::Closing, cx);
+        }
+        let destage = self.close == Some(true) && !stuck;
+        let idle = self.destage.stage() == Stage::Idle || stuck;
+        let answered = self.stats.requests_in_flight == 0;
+        let ended = self.awaits_nothing();
+        if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
+            return;
+        }
+        if self.is_emptying_failed_log() && !stuck {
+            return;
+        }
+        if self.log_failed {
+            self.phase = Phase::Closed;
+            return;
+        }
+        if self.log().flights() > 0 || (destage && !self.log().spans().is_empty()) {
+            return;
+        }
+        if self.health.fenced {
+            // The log stays as it is.
+            self.phase = Phase::Closed;
+            return;
+        }
+        debug_assert!(
+            self.log().open_since().is_none(),
+            "closing seals what is open"
+        );
+        let tail = self.log().tail_after(0);
+        self.keep_mark(cx.cache);
+        let superblock = self.log_mut().superblock_for(&tail, true);
+        self.closing_superblock = true;
+        self.write_superblock(Op::ClosingSuperblock, superblock, cx);
+    }
+
+    /// Take the new size, unless the log holds something beyond the smaller end. What waits and reaches beyond is
+    /// refused: writes here, reads when their turn comes.
+    fn resize(&mut self, bytes: u64, cx: &mut Context<'_>) {
+        let (from, to) = (bytes.min(self.config.bytes), bytes.max(self.config.bytes));
+        let beyond = beyond(from);
+        if !self.index.is_clear(beyond) || self.direct.overlaps(beyond) {
+            return;
+        }
+        // What is cut off must not come back when the volume grows again.
+        let first = from / BLOCK_BYTES as u64;
+        let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
+        cx.cache.invalidate(self.own_key(first), blocks);
+        if let Some(inherited) = &mut self.inherited {
+            inherited.remove(first, blocks);
+        }
+        self.lost.remove(beyond);
+        self.log_mut().forget_lost(beyond);
+        self.config.bytes = bytes;
+        self.refuse_writes_beyond(self.sectors(), cx);
+    }
+
+    fn sectors(&self) -> u64 {
+        self.config.bytes / SECTOR_BYTES as u64
+    }
+
+    fn pin(&mut self, position: u64) {
+        *self.log_pins.entry(position).or_default() += 1;
+    }
+
+    fn unpin(&mut self, position: u64) {
+        let count = self.log_pins.get_mut(&position).expect("a pinned position");
+        *count -= 1;
+        if *count == 0 {
+            self.log_pins.remove(&position);
+        }
+    }
+
+    /// Whole blocks of the volume; a last partial block is not cached.
+    fn whole_blocks(&self) -> u64 {
+        self.config.bytes / SECTOR_BYTES as u64 / BLOCK_SECTORS
+    }
+
+    // What others see.
+
+    /// When [`Event::Poll`] is due at the latest, if nothing happens before.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Open | Phase::Closing => {}
+            Phase::Opening | Phase::Failed(_) => {
+                return self
+                    .memory_wait
+                    .into_iter()
+                    .chain(self.health.watch_at)
+                    .min();
+            }
+            Phase::Closed => return self.memory_wait,
+        }
+        let wakeups = [
+            self.write_wakeup(),
+            self.destage_wakeup(),
+            self.direct_wakeup(),
+            self.memory_wait,
+            self.health.watch_at,
+            self.filling_wakeup(),
+            self.promotion_wakeup(),
+            (!self.index.is_settled()).then_some(self.now),
+        ];
+        wakeups.into_iter().flatten().min()
+    }
+
+    /// Where the volume is in its life.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Whether nothing of it is under way, so that it may be dropped once it is closed, and its log opened again.
+    /// Operations of devices that do not answer may outlast the close.
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Whether a write to the log has failed since it was opened.
+    pub fn log_failed(&self) -> bool {
+        self.log_failed
+    }
+
+    /// Whether every write that the backend was asked for is flushed there. What makes an atomic
+    /// backend show what it has, beside a flush, is right only then.
+    pub fn backend_is_flushed(&self) -> bool {
+        !self.destage.has_unflushed()
+    }
+
+    /// Whether the log holds something beyond the end: it was opened with a smaller size than it was written with.
+    /// That would come back if the volume grew, also in the next opening, so it does not until everything is
+    /// destaged; beyond the end nothing is.
+    pub fn holds_cut(&self) -> bool {
+        !self.index.is_clear(beyond(self.config.bytes))
+    }
+
+    /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.
+    pub fn work(&self) -> u64 {
+        let own = self.work.units() + self.index.work();
+        own + self.destage.work() + self.direct.work()
+    }
+
+    /// Whether what lies below long ranges has been taken out of the index.
+    pub fn is_settled(&self) -> bool {
+        self.index.is_settled()
+    }
+
+    /// What it is and how it behaves.
+    pub fn config(&self) -> &VolumeConfig {
+        &self.config
+    }
+
+    /// Assert what must always hold. Builds with assertions run the cheap checks after every step;
+    /// this runs them all.
+    pub fn check_invariants(&self) {
+        let Some(log) = &self.log else { return };
+        log.check_invariants();
+        log.check_allocation();
+        self.check_direct();
+        for (range, sequence) in self.index.iter() {
+            let entry = log.entry(sequence);
+            assert!(
+                entry.range.start <= range.start && range.end() <= entry.range.end(),
+                "the index names entries that hold the sectors"
+            );
+        }
+        let resident: usize = (log.first_sequence()..log.next_sequence())
+            .map(|sequence| log.entry(sequence))
+            .filter(|entry| entry.data.is_some())
+            .map(|entry| usize::from(entry.held_blocks) * BLOCK_BYTES)
+            .sum();
+        assert_eq!(
+            resident as u64, self.writes.resident_bytes,
+            "resident data is counted"
+        );
+    }
+}
+
+/// All sectors from an end in bytes on.
+fn beyond(bytes: u64) -> SectorRange {
+    SectorRange::between(bytes / SECTOR_BYTES as u64, u64::MAX)
+}

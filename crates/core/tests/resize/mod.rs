@@ -1,0 +1,228 @@
+//! A volume becomes smaller while requests wait that reach beyond the new end, and grows over a log that holds what was
+//! cut off.
+
+use hdcs_core::buf::BufMut;
+use hdcs_core::error::{IoError, RequestError};
+use hdcs_core::io::{Action, BlockKey, Completion, Nanos, Request, RequestId, SectorRange};
+use hdcs_core::limits::CACHE_BYTES_MIN;
+use hdcs_core::read_cache::{SsdConfig, Tier};
+use hdcs_core::volume::{Context, Event, Persist};
+use hdcs_kit::volume::{BYTES, World};
+
+const HALF: u64 = BYTES as u64 / 2;
+/// Begins before the new end, and reaches beyond it.
+const ACROSS: SectorRange = SectorRange::new(HALF / 512 - 8, 64);
+const BEYOND: SectorRange = SectorRange::new(HALF / 512 + 800, 64);
+const BEFORE: SectorRange = SectorRange::new(64, 64);
+
+fn with_ssd() -> World {
+    let ssd = SsdConfig {
+        bytes: CACHE_BYTES_MIN,
+        uuid: [3; 16],
+        line_blocks: 4,
+    };
+    World::with(hdcs_kit::volume::config(Persist::OnWrite), Some(ssd))
+}
+
+/// All of the pool.
+fn take_memory(world: &World) -> Vec<BufMut> {
+    let mut taken = Vec::new();
+    for bytes in [1 << 20, 64 << 10, 4096] {
+        taken.extend(core::iter::from_fn(|| world.pool.alloc(bytes)));
+    }
+    taken
+}
+
+fn ask(world: &mut World, id: u64, request: Request) {
+    world.step(Event::Request {
+        id: RequestId(id),
+        request,
+    });
+}
+
+/// The answers by number: whether it was done, or why not.
+fn answers(world: &mut World) -> Vec<(u64, Option<RequestError>)> {
+    let replies = world.replies.drain(..);
+    let mut answers: Vec<_> = replies.map(|(id, result)| (id.0, result.err())).collect();
+    answers.sort_unstable_by_key(|answer| answer.0);
+    answers
+}
+
+fn pass(world: &mut World) {
+    for _ in 0..10 {
+        world.now = world.now.plus(Nanos::from_millis(1));
+        world.step(Event::Poll);
+    }
+}
+
+#[test]
+fn resize_refuses_reads_that_wait_for_memory_and_cuts_promotions() {
+    let mut world = with_ssd();
+    let taken = take_memory(&world);
+    for (id, range) in [(1, ACROSS), (2, BEYOND), (3, BEFORE)] {
+        ask(&mut world, id, Request::Read { range });
+        ask(&mut world, 10 + id, Request::Promote { range });
+    }
+    assert!(world.replies.is_empty(), "there is no memory");
+    world.step(Event::Resize { bytes: HALF });
+    assert_eq!(world.volume.config().bytes, HALF);
+    drop(taken);
+    pass(&mut world);
+    let refused = Some(RequestError::BadRange);
+    let expected = [(1, refused), (2, refused), (3, None)];
+    assert_eq!(answers(&mut world)[..3], expected);
+    assert_eq!(world.volume.stats(world.now).requests_in_flight, 0);
+}
+
+#[test]
+fn resize_refuses_a_read_whose_cached_copy_turns_out_bad_afterwards() {
+    let mut world = with_ssd();
+    let all = SectorRange::new(0, 2 * HALF / 512);
+    world.ask(Request::Promote { range: all });
+    // DRAM has few of them.
+    let on_ssd = |&block: &u64| world.cache.probe(BlockKey::new(1, block)) == Tier::Ssd;
+    let block = (HALF / 4096..2 * HALF / 4096)
+        .find(on_ssd)
+        .expect("it holds all");
+    let range = SectorRange::new(block * 8, 8);
+    let mut actions = Vec::new();
+    let mut cx = Context {
+        cache: &mut world.cache,
+        pool: &world.pool,
+        actions: &mut actions,
+    };
+    let event = Event::Request {
+        id: RequestId(1),
+        request: Request::Read { range },
+    };
+    world.volume.step(world.now, event, &mut cx);
+    let [Action::CacheRead { token, .. }] = &actions[..] else {
+        panic!("not from the SSD tier: {actions:?}");
+    };
+    world.step(Event::Resize { bytes: HALF });
+    let completion = Completion {
+        token: *token,
+        result: Err(IoError::Failed),
+    };
+    world.step(Event::Completed(completion));
+    assert_eq!(answers(&mut world), [(1, Some(RequestError::BadRange))]);
+}
+
+#[test]
+fn resize_refuses_writes_that_wait_for_room_in_the_log() {
+    let mut world = World::new(Persist::OnWrite);
+    world.backend_silent = Some(Vec::new());
+    let write = |world: &mut World, id, range: SectorRange| {
+        let data = world.pool.alloc_for(range).expect("memory").freeze();
+        let request = Request::Write {
+            range,
+            data,
+            fua: false,
+        };
+        ask(world, id, request);
+    };
+    let mut id = 100;
+    while world.volume.stats(world.now).requests_in_flight == 0 {
+        write(&mut world, id, BEFORE);
+        id += 1;
+    }
+    world.replies.clear();
+    write(&mut world, 1, ACROSS);
+    write(&mut world, 2, BEYOND);
+    ask(
+        &mut world,
+        3,
+        Request::Discard {
+            range: BEYOND,
+            fua: false,
+        },
+    );
+    world.step(Event::Resize { bytes: HALF });
+    assert_eq!(world.volume.config().bytes, HALF);
+    let refused = Some(RequestError::BadRange);
+    let expected = [(1, refused), (2, refused), (3, refused)];
+    assert_eq!(answers(&mut world), expected, "at once");
+    assert_eq!(
+        world.volume.stats(world.now).requests_in_flight,
+        1,
+        "what lies before the end waits on"
+    );
+}
+
+#[test]
+fn resize_has_what_is_pinned_filled_again() {
+    let mut world = with_ssd();
+    let filled = |world: &World| {
+        let is_there = |block| {
+            let key = BlockKey::new(1, block);
+            world
+                .cache
+                .is_promoted(key, BlockKey::new(1, BYTES as u64 / 4096))
+        };
+        (BEYOND.first_block()..BEYOND.first_block() + BEYOND.block_count()).all(is_there)
+    };
+    let wait = |world: &mut World| {
+        for _ in 0..3000 {
+            world.now = world.now.plus(Nanos::from_millis(1));
+            world.step(Event::Poll);
+        }
+    };
+    world.step(Event::Pin(vec![BEYOND]));
+    wait(&mut world);
+    assert!(filled(&world));
+    world.step(Event::Resize { bytes: HALF });
+    wait(&mut world);
+    assert!(!filled(&world));
+    world.step(Event::Resize {
+        bytes: BYTES as u64,
+    });
+    wait(&mut world);
+    assert!(filled(&world));
+}
+
+/// A volume of which half was cut while its log held what lies beyond, as a node leaves it that goes down before it
+/// has destaged that.
+fn cut_beside_its_log() -> World {
+    let mut world = World::new(Persist::OnWrite);
+    world.backend_silent = Some(Vec::new());
+    for range in [BEFORE, ACROSS, BEYOND] {
+        world.write(range.start, &vec![7; range.bytes()]);
+    }
+    world.config.bytes = HALF;
+    world.reopen();
+    world
+}
+
+#[test]
+fn resize_waits_until_the_log_has_nothing_of_what_was_cut_off() {
+    let mut world = cut_beside_its_log();
+    for bytes in [2 * HALF, HALF + 4096, HALF / 2] {
+        world.step(Event::Resize { bytes });
+        assert_eq!(world.volume.config().bytes, HALF, "{bytes}");
+    }
+    assert!(world.volume.holds_cut());
+    world.backend_silent = None;
+    world.step(Event::DestageAll);
+    pass(&mut world);
+    assert!(!world.volume.holds_cut());
+    world.step(Event::Resize { bytes: 2 * HALF });
+    assert_eq!(world.volume.config().bytes, 2 * HALF);
+    world.config.bytes = 2 * HALF;
+    for reopened in [false, true] {
+        let end = HALF as usize;
+        let mut expected = vec![0; 2 * end];
+        for range in [BEFORE, ACROSS] {
+            let start = range.byte_offset() as usize;
+            expected[start..end.min(start + range.bytes())].fill(7);
+        }
+        for start in (0..2 * end / 512).step_by(2048) {
+            let read = world.read(SectorRange::new(start as u64, 2048));
+            assert!(
+                *read == expected[start * 512..][..1 << 20],
+                "{start} {reopened}"
+            );
+        }
+        assert!(world.backend[end..].iter().all(|&byte| byte == 0));
+        world.reopen();
+    }
+}

@@ -1,0 +1,399 @@
+//! The ring with files, pipes and sockets that behave badly.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+use hdcs_core::buf::Pool;
+use hdcs_core::error::IoError;
+
+use super::*;
+use crate::worker::Job;
+
+const OWNER: Owner = Owner::Volume(3);
+
+fn ring(entries: u32, submit: Submit, defer_taskrun: bool) -> Ring {
+    Ring::new(RingConfig {
+        entries,
+        submit,
+        defer_taskrun,
+        ..RingConfig::default()
+    })
+    .unwrap()
+}
+
+/// Turn until `count` operations have ended.
+fn ended(ring: &mut Ring, count: usize) -> Vec<Finished> {
+    let mut all = Vec::new();
+    for _ in 0..10_000 {
+        ring.submit_and_wait(Some(Duration::from_millis(10)))
+            .unwrap();
+        ring.reap(&mut all);
+        all.retain(|one| !matches!(one.outcome, Outcome::Woken));
+        if all.len() >= count {
+            return all;
+        }
+    }
+    panic!("{} of {count} ended", all.len());
+}
+
+#[test]
+fn ring_tells_when_something_can_be_read() {
+    let mut ring = ring(4, Submit::Batch, false);
+    let (here, mut there) = UnixStream::pair().unwrap();
+    ring.readable(OWNER, Token(7), here.as_raw_fd());
+    ring.submit_and_wait(Some(Duration::from_millis(1)))
+        .unwrap();
+    let mut early = Vec::new();
+    ring.reap(&mut early);
+    assert!(early.is_empty(), "{early:?}");
+    there.write_all(b"x").unwrap();
+    let ended = ended(&mut ring, 1);
+    assert_eq!((ended[0].owner, ended[0].token), (OWNER, Token(7)));
+    assert!(matches!(ended[0].outcome, Outcome::Readable(Ok(()))));
+    assert_eq!(ring.running(), 0);
+    // A ring that is dropped while it waits for nothing does not hang.
+    ring.readable(OWNER, Token(8), here.as_raw_fd());
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    ring.readable(OWNER, Token(9), here.as_raw_fd());
+}
+
+#[test]
+fn ring_takes_more_operations_than_it_has_places() {
+    let pool = Pool::new(16 << 20);
+    for (submit, defer) in [
+        (Submit::Batch, false),
+        (Submit::Each, false),
+        (Submit::Batch, true),
+    ] {
+        let mut ring = ring(4, submit, defer);
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        for at in 0..1000u64 {
+            let mut buf = pool.alloc(4096).unwrap();
+            buf.fill(at as u8);
+            let durable = (at % 100 == 0).then_some(Durability::Fdatasync);
+            ring.write(OWNER, Token(at), fd, at * 4096, vec![buf.freeze()], durable);
+        }
+        let mut tokens: Vec<u64> = ended(&mut ring, 1000)
+            .iter()
+            .map(|one| {
+                assert!(matches!(one.outcome, Outcome::Device(Ok(Done::Written))));
+                assert_eq!(one.owner, OWNER);
+                one.token.0
+            })
+            .collect();
+        tokens.sort_unstable();
+        assert!(tokens.into_iter().eq(0..1000));
+        assert_eq!(ring.running(), 0);
+        for at in [0, 999] {
+            ring.read(OWNER, Token(at), fd, at * 4096, pool.alloc(4096).unwrap());
+            let [
+                Finished {
+                    outcome: Outcome::Device(Ok(Done::Read(buf))),
+                    ..
+                },
+            ] = &ended(&mut ring, 1)[..]
+            else {
+                panic!("a read failed");
+            };
+            assert!(buf.iter().all(|&byte| byte == at as u8));
+        }
+    }
+    assert_eq!(pool.free_bytes(), pool.total_bytes());
+}
+
+#[test]
+fn short_transfer_continues_until_it_is_whole() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(8, Submit::Batch, false);
+    ring.read(
+        OWNER,
+        Token(1),
+        reader.as_raw_fd(),
+        0,
+        pool.alloc(16384).unwrap(),
+    );
+    let mut finished = Vec::new();
+    for piece in 0..4u8 {
+        writer.write_all(&[piece; 4096]).unwrap();
+        ring.submit_and_wait(Some(Duration::from_secs(5))).unwrap();
+        ring.reap(&mut finished);
+        assert_eq!(
+            finished.len(),
+            usize::from(piece == 3),
+            "after piece {piece}"
+        );
+    }
+    let Outcome::Device(Ok(Done::Read(buf))) = &finished[0].outcome else {
+        panic!("{finished:?}");
+    };
+    assert!(
+        buf.chunks(4096)
+            .zip(0u8..)
+            .all(|(piece, at)| piece == [at; 4096])
+    );
+}
+
+#[test]
+fn transfer_of_nothing_fails() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(8, Submit::Batch, false);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[1; 6000]).unwrap();
+    // Wholly beyond the end, and partly.
+    for (token, offset) in [(1, 8192), (2, 4096)] {
+        let buf = pool.alloc(4096).unwrap();
+        ring.read(OWNER, Token(token), file.as_raw_fd(), offset, buf);
+        let finished = ended(&mut ring, 1);
+        assert!(
+            matches!(finished[0].outcome, Outcome::Device(Err(Errno(libc::EIO)))),
+            "{finished:?}"
+        );
+    }
+    assert_eq!(
+        pool.free_bytes(),
+        pool.total_bytes(),
+        "its buffer is free again"
+    );
+}
+
+#[test]
+fn failure_tells_its_number() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(8, Submit::Batch, false);
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let data = vec![pool.alloc(4096).unwrap().freeze()];
+    ring.write(OWNER, Token(1), full.as_raw_fd(), 0, data, None);
+    let finished = ended(&mut ring, 1);
+    assert!(matches!(
+        finished[0].outcome,
+        Outcome::Device(Err(Errno(libc::ENOSPC)))
+    ));
+    assert_eq!(IoError::from(Errno(libc::ENOSPC)), IoError::NoSpace);
+    assert_eq!(IoError::from(Errno(libc::EIO)), IoError::Failed);
+    assert_eq!(IoError::from(Errno(libc::ENODEV)), IoError::Unreachable);
+}
+
+#[test]
+fn vectors_advance_over_whole_and_partial_ones() {
+    let bytes = [0u8; 100];
+    let vector = |start: usize, len| libc::iovec {
+        iov_base: bytes[start..].as_ptr().cast_mut().cast(),
+        iov_len: len,
+    };
+    let lengths = |vectors: &[libc::iovec]| -> Vec<usize> {
+        vectors.iter().map(|vector| vector.iov_len).collect()
+    };
+    let mut vectors = vec![vector(0, 10), vector(50, 20), vector(80, 5)];
+    advance(&mut vectors, 4);
+    assert_eq!(lengths(&vectors), [6, 20, 5]);
+    advance(&mut vectors, 6);
+    assert_eq!(lengths(&vectors), [20, 5]);
+    advance(&mut vectors, 21);
+    assert_eq!(lengths(&vectors), [4]);
+    assert_eq!(
+        vectors[0].iov_base.cast_const().cast(),
+        &raw const bytes[81]
+    );
+}
+
+#[test]
+fn cancelled_receive_ends() {
+    let mut ring = ring(8, Submit::Batch, false);
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    let mut place = [0u8; 16];
+    // SAFETY: `place` outlives the operation, whose end is awaited below.
+    let key = unsafe {
+        ring.receive(
+            Owner::Receive(1),
+            socket.as_raw_fd(),
+            place.as_mut_ptr(),
+            16,
+        )
+    };
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    ring.cancel(key);
+    let finished = ended(&mut ring, 1);
+    assert!(matches!(
+        finished[0].outcome,
+        Outcome::Count(Err(Errno(libc::ECANCELED)))
+    ));
+}
+
+#[test]
+fn dropped_ring_gives_buffers_back() {
+    let pool = Pool::new(1 << 20);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let mut ring = ring(8, Submit::Batch, false);
+    ring.read(
+        OWNER,
+        Token(1),
+        reader.as_raw_fd(),
+        0,
+        pool.alloc(4096).unwrap(),
+    );
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    assert!(pool.free_bytes() < pool.total_bytes());
+    drop(ring);
+    assert_eq!(pool.free_bytes(), pool.total_bytes());
+}
+
+#[test]
+fn job_that_hangs_keeps_only_those_of_its_owner_waiting() {
+    let mut ring = ring(8, Submit::Batch, false);
+    let (go, hangs) = std::sync::mpsc::channel::<()>();
+    let job = || -> Job { Box::new(|| JobOutput::Unit(Ok(()))) };
+    let hung = move || {
+        hangs.recv().unwrap();
+        JobOutput::Unit(Ok(()))
+    };
+    ring.job(Owner::Backend(1), Token(1), Box::new(hung));
+    ring.job(Owner::Backend(1), Token(2), job());
+    ring.job(Owner::Backend(2), Token(3), job());
+    assert_eq!(ended(&mut ring, 1)[0].token, Token(3));
+    go.send(()).unwrap();
+    let tokens: Vec<Token> = ended(&mut ring, 2).iter().map(|one| one.token).collect();
+    assert_eq!(tokens, [Token(1), Token(2)]);
+}
+
+#[test]
+fn jobs_and_wakes_of_other_threads_arrive() {
+    let mut ring = ring(8, Submit::Batch, false);
+    ring.job(
+        OWNER,
+        Token(9),
+        Box::new(|| JobOutput::Unit(Err(Errno(libc::EIO)))),
+    );
+    let finished = ended(&mut ring, 1);
+    assert_eq!(finished[0].token, Token(9));
+    assert!(matches!(
+        finished[0].outcome,
+        Outcome::Job(JobOutput::Unit(Err(Errno(libc::EIO))))
+    ));
+    let waker = ring.waker();
+    let waking = std::thread::spawn(move || waker.wake());
+    let mut finished = Vec::new();
+    for _ in 0..1000 {
+        ring.submit_and_wait(Some(Duration::from_millis(10)))
+            .unwrap();
+        ring.reap(&mut finished);
+        if finished
+            .iter()
+            .any(|one| matches!(one.outcome, Outcome::Woken))
+        {
+            waking.join().unwrap();
+            return;
+        }
+    }
+    panic!("never woken");
+}
+
+/// After stalls, writer threads make writes durable by either way; a failure is reported like the
+/// ring's own.
+#[test]
+fn ring_hands_urgent_writes_to_writers_after_stalls() {
+    let pool = Pool::new(8 << 20);
+    let config = RingConfig {
+        writer_threads: 2,
+        ..RingConfig::default()
+    };
+    let mut ring = Ring::new(config).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let read_only = std::fs::File::open("/dev/null").unwrap();
+    for by_writers in [false, true] {
+        ring.evade_until = by_writers.then(|| Instant::now() + Duration::from_secs(60));
+        for at in 0..64u64 {
+            let mut buf = pool.alloc(8192).unwrap();
+            buf.fill(at as u8 + 1);
+            let buf = buf.freeze();
+            // Two vectors, the second one not behind the first.
+            let data = vec![buf.slice(4096..8192), buf.slice(0..4096)];
+            let durability = [Durability::Dsync, Durability::Fdatasync][at as usize % 2];
+            let fd = file.as_raw_fd();
+            ring.write_urgently(OWNER, Token(at), fd, at * 8192, data, durability);
+        }
+        let data = vec![pool.alloc(4096).unwrap().freeze()];
+        let fd = read_only.as_raw_fd();
+        ring.write_urgently(OWNER, Token(64), fd, 0, data, Durability::Dsync);
+        for one in ended(&mut ring, 65) {
+            let failed = one.token == Token(64);
+            match one.outcome {
+                Outcome::Device(result) => assert_eq!(result.is_err(), failed, "{by_writers}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut content = vec![0; 64 * 8192];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut content, 0).unwrap();
+        for at in 0..64usize {
+            assert!(
+                content[at * 8192..][..8192]
+                    .iter()
+                    .all(|&byte| byte == at as u8 + 1)
+            );
+        }
+        file.set_len(0).unwrap();
+    }
+    assert_eq!(ring.running(), 0);
+    drop(ring);
+    assert_eq!(pool.free_bytes(), pool.total_bytes(), "buffers came back");
+}
+
+/// Stalls are counted on urgent writes alone, and one is no reason to change the way.
+#[test]
+fn ring_evades_after_two_stalls_close_together() {
+    let config = RingConfig {
+        writer_threads: 1,
+        ..RingConfig::default()
+    };
+    let mut ring = Ring::new(config).unwrap();
+    let start = Instant::now();
+    // When each begins and ends.
+    let stall = |at: u32| (start + STALL * at, start + STALL * (at + 2));
+    let fast = |at: u32| (start + STALL * at, start + STALL * at);
+    for (writes, evades) in [
+        (vec![stall(0), fast(3), fast(4)], false),
+        (vec![stall(0), fast(3), stall(4)], true),
+        // At once: one hiccup of the device, not a busy processor.
+        (vec![stall(0), stall(1), fast(4)], false),
+    ] {
+        ring.evade_until = None;
+        ring.since_stall = STALL_WINDOW;
+        ring.stalled_at = None;
+        for (since, now) in writes {
+            ring.note_urgent(since, now);
+        }
+        assert_eq!(ring.evade_until.is_some(), evades);
+    }
+}
+
+#[test]
+fn ring_that_cannot_cancel_says_that_memory_is_in_use() {
+    let mut ring = ring(4, Submit::Batch, false);
+    let (here, _there) = UnixStream::pair().unwrap();
+    let pool = Pool::new(1 << 20);
+    ring.read(
+        OWNER,
+        Token(1),
+        here.as_raw_fd(),
+        0,
+        pool.alloc(4096).unwrap(),
+    );
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    // Every call of the kernel's fails from now on, as if the ring had been taken away.
+    let other = std::fs::File::open("/dev/null").unwrap();
+    let fd = ring.uring.as_ref().unwrap().as_raw_fd();
+    // SAFETY: both are open descriptors; the ring's is its own.
+    assert!(unsafe { libc::dup2(other.as_raw_fd(), fd) } >= 0);
+    assert!(!ring.quiesce());
+    drop(ring);
+    assert_ne!(
+        pool.free_bytes(),
+        pool.total_bytes(),
+        "the kernel may write to it still"
+    );
+}

@@ -1,0 +1,244 @@
+//! How the process's memory cap is split. Everything large is allocated or bounded at start, so
+//! the cap is kept by construction and not by watching.
+//!
+//! ```text
+//! memory_max = fixed + connections + pool + cache index + volumes + DRAM frames
+//! ```
+//!
+//! What is for volumes is reserved by each before it is opened ([`hdcs_backend::memory`]).
+//!
+//! Invariants:
+//! 1. The parts' sum is at most the cap.
+//! 2. No part is below what the node needs to make progress; a cap that is too small is refused
+//!    with the sum that was needed.
+
+use hdcs_backend::memory::{Kind, Needs};
+use hdcs_core::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
+
+use super::{ConfigError, NodeSettings, VolumeSettings};
+
+const MIB: u64 = 1 << 20;
+
+/// Program text, stacks, ring memory, control plane.
+const FIXED_BYTES: u64 = 32 * MIB;
+/// Memory for NBD connections, data left out: a sixteenth of the cap, for some hundred connections at
+/// least. More than enough for as many as can be is of no use.
+const CONNECTIONS_BYTES_MIN: u64 = 16 * MIB;
+const CONNECTIONS_BYTES_MAX: u64 = 256 * MIB;
+/// A pool smaller than this cannot hold a few of the largest requests beside destage.
+const POOL_BYTES_MIN: u64 = 32 * REQUEST_BYTES_MAX as u64;
+/// A larger pool brings nothing: more is in flight than any device takes.
+const POOL_BYTES_MAX: u64 = 1024 * MIB;
+/// The smallest DRAM tier worth its code path.
+const FRAMES_BYTES_MIN: u64 = 8 * MIB;
+/// The read cache's promise: index bytes per cached block, DRAM and SSD alike.
+const INDEX_BYTES_PER_BLOCK: u64 = 16;
+/// Of what is left when an eighth of the cap is for volumes, so many fifths more are for them, if nothing is said. The
+/// DRAM tier has the rest.
+const VOLUMES_FIFTHS: u64 = 2;
+
+/// The parts of the process's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Program, stacks, control plane.
+    pub fixed_bytes: u64,
+    /// Inboxes, tables and replies of NBD connections.
+    pub connections_bytes: u64,
+    /// Buffers of requests, spans and segments.
+    pub pool_bytes: u64,
+    /// Index of the SSD tier.
+    pub cache_index_bytes: u64,
+    /// What all volumes may reserve together.
+    pub volumes_bytes: u64,
+    /// Frames of the DRAM tier, their index included.
+    pub frames_bytes: u64,
+}
+
+impl Budget {
+    /// Split the cap of `node`.
+    pub fn of(node: &NodeSettings, volume: &VolumeSettings) -> Result<Self, ConfigError> {
+        let cap = node.memory_max_mib * MIB;
+        let pool_bytes = (cap / 4).clamp(POOL_BYTES_MIN, POOL_BYTES_MAX);
+        let cache_index_bytes =
+            node.cache_total_size_mib * MIB / BLOCK_BYTES as u64 * INDEX_BYTES_PER_BLOCK;
+        let connections_bytes = (cap / 16).clamp(CONNECTIONS_BYTES_MIN, CONNECTIONS_BYTES_MAX);
+        let shared = FIXED_BYTES + connections_bytes + pool_bytes + cache_index_bytes;
+        // A volume with the usual log always fits.
+        let one = Needs {
+            bytes: 0,
+            log_bytes: node.log_size_mib * MIB,
+            home_bytes: None,
+            kind: Kind::File,
+            encrypted: false,
+            compressed: volume.compression.is_some(),
+        };
+        let least = (cap / 8).max(one.least_parts().total());
+        let volumes_bytes = match node.volumes_memory_mib {
+            0 => {
+                let left = cap.saturating_sub(shared + least);
+                let more = left / 5 * VOLUMES_FIFTHS;
+                least + more.min(left.saturating_sub(FRAMES_BYTES_MIN))
+            }
+            mib => mib * MIB,
+        };
+        let taken = shared + volumes_bytes;
+        if taken + FRAMES_BYTES_MIN > cap {
+            return Err(ConfigError::Relation(format!(
+                "`memory_max_mib` is {}, but {} MiB are needed: {} for the program, {} for connections, \
+                 {} for buffers, {} to index the SSD tier (cache_total_size_mib), {} for volumes (volumes_memory_mib, or \
+                 one with a log of log_size_mib), {} for the DRAM tier: raise it, or lower the others",
+                node.memory_max_mib,
+                (taken + FRAMES_BYTES_MIN).div_ceil(MIB),
+                FIXED_BYTES / MIB,
+                connections_bytes / MIB,
+                pool_bytes / MIB,
+                cache_index_bytes.div_ceil(MIB),
+                volumes_bytes.div_ceil(MIB),
+                FRAMES_BYTES_MIN / MIB,
+            )));
+        }
+        let budget = Self {
+            fixed_bytes: FIXED_BYTES,
+            connections_bytes,
+            pool_bytes,
+            cache_index_bytes,
+            volumes_bytes,
+            frames_bytes: cap - taken,
+        };
+        budget.check_unpersisted(volume)?;
+        Ok(budget)
+    }
+
+    /// Data that is not yet durable lives in the pool and must leave room for everything else.
+    pub fn check_unpersisted(&self, volume: &VolumeSettings) -> Result<(), ConfigError> {
+        let max_kib = self.pool_bytes / 4 / 1024;
+        if volume.unpersisted_max_kib > max_kib {
+            return Err(ConfigError::Relation(format!(
+                "`unpersisted_max_kib` is {}, but at most a quarter of the buffers ({max_kib}) may be \
+                 not yet durable: lower it, or raise memory_max_mib",
+                volume.unpersisted_max_kib
+            )));
+        }
+        Ok(())
+    }
+
+    /// Blocks of the DRAM tier.
+    pub fn dram_blocks(&self) -> usize {
+        (self.frames_bytes / (BLOCK_BYTES as u64 + INDEX_BYTES_PER_BLOCK)) as usize
+    }
+
+    /// Memory for recently logged data of one volume, when so many share the pool.
+    pub fn resident_bytes_max(&self, volumes: usize) -> u64 {
+        let share = self.pool_bytes / 4 / volumes.max(1) as u64;
+        share / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(memory_max_mib: u64, cache_total_size_mib: u64, log_size_mib: u64) -> NodeSettings {
+        NodeSettings {
+            memory_max_mib,
+            cache_total_size_mib,
+            log_size_mib,
+            ..NodeSettings::default()
+        }
+    }
+
+    #[test]
+    fn budget_parts_add_up_to_the_cap() {
+        for (memory, cache, log) in [
+            (128, 0, 64),
+            (512, 1024, 512),
+            (4096, 1 << 17, 1024),
+            (1 << 20, 0, 16),
+        ] {
+            let settings = node(memory, cache, log);
+            let volume = VolumeSettings {
+                unpersisted_max_kib: 4096,
+                ..VolumeSettings::default()
+            };
+            let budget = Budget::of(&settings, &volume).unwrap();
+            let sum = budget.fixed_bytes
+                + budget.connections_bytes
+                + budget.pool_bytes
+                + budget.cache_index_bytes
+                + budget.volumes_bytes
+                + budget.frames_bytes;
+            assert_eq!(sum, memory * MIB);
+            assert!(budget.frames_bytes >= FRAMES_BYTES_MIN);
+            assert!(budget.dram_blocks() as u64 * BLOCK_BYTES as u64 <= budget.frames_bytes);
+        }
+    }
+
+    #[test]
+    fn budget_too_small_says_what_is_needed() {
+        let error = Budget::of(&node(128, 1 << 20, 512), &VolumeSettings::default()).unwrap_err();
+        assert!(
+            error.to_string().contains("4096 to index the SSD tier"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn budget_has_what_was_asked_for_volumes() {
+        let mut settings = node(1024, 0, 16);
+        let of = |settings: &NodeSettings| Budget::of(settings, &VolumeSettings::default());
+        let before = of(&settings).unwrap();
+        assert!(before.volumes_bytes > 256 * MIB && before.frames_bytes > 256 * MIB);
+        settings.volumes_memory_mib = 100;
+        let asked = of(&settings).unwrap();
+        assert_eq!(asked.volumes_bytes, 100 * MIB);
+        assert_eq!(
+            asked.volumes_bytes + asked.frames_bytes,
+            before.volumes_bytes + before.frames_bytes
+        );
+        settings.volumes_memory_mib = 1000;
+        let error = of(&settings).unwrap_err().to_string();
+        assert!(error.contains("1000 for volumes"), "{error}");
+    }
+
+    #[test]
+    fn budget_of_any_cap_has_room_for_a_volume_with_the_usual_log() {
+        for (memory, log) in [(128, 16), (128, 64), (512, 512), (4096, 4096)] {
+            let budget = Budget::of(&node(memory, 0, log), &VolumeSettings::default()).unwrap();
+            let needs = Needs {
+                bytes: 0,
+                log_bytes: log * MIB,
+                home_bytes: None,
+                kind: Kind::File,
+                encrypted: false,
+                compressed: false,
+            };
+            assert!(
+                needs.least_parts().total() <= budget.volumes_bytes,
+                "{memory}, {log}"
+            );
+        }
+    }
+
+    #[test]
+    fn budget_bounds_what_is_not_durable() {
+        let volume = VolumeSettings {
+            unpersisted_max_kib: 1 << 20,
+            ..VolumeSettings::default()
+        };
+        let error = Budget::of(&node(512, 0, 16), &volume).unwrap_err();
+        assert!(error.to_string().contains("unpersisted_max_kib"), "{error}");
+    }
+
+    #[test]
+    fn budget_of_the_default_cap_has_for_volumes_what_the_documentation_says() {
+        let budget = Budget::of(&NodeSettings::default(), &VolumeSettings::default()).unwrap();
+        assert_eq!(budget.volumes_bytes / MIB, 344);
+    }
+
+    #[test]
+    fn budget_resident_memory_is_shared() {
+        let budget = Budget::of(&NodeSettings::default(), &VolumeSettings::default()).unwrap();
+        assert!(budget.resident_bytes_max(4) * 4 <= budget.pool_bytes / 4);
+        assert_eq!(budget.resident_bytes_max(3) % BLOCK_BYTES as u64, 0);
+    }
+}

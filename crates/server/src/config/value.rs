@@ -1,0 +1,420 @@
+//! Values of configuration keys: from TOML, from `key=value` on the command line, from the control
+//! API and the catalogue, each checked against what its key takes.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use hdcs_api::value::Value;
+use hdcs_core::codec::Method;
+use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
+use hdcs_core::read_cache::Tiering;
+use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
+use hdcs_device::durability::Durability;
+use hdcs_frontend::access::Allow;
+
+/// The value in a TOML file; what no key takes is described for the error.
+pub fn from_toml(value: &toml::Value) -> Result<Value, String> {
+    Ok(match value {
+        toml::Value::Boolean(truth) => Value::Bool(*truth),
+        toml::Value::Integer(number) => Value::Int(*number),
+        toml::Value::String(text) => Value::Text(text.clone()),
+        toml::Value::Array(items) => Value::List(
+            items
+                .iter()
+                .map(|item| item.as_str().map(str::to_owned))
+                .collect::<Option<_>>()
+                .ok_or("a list that holds something other than strings")?,
+        ),
+        toml::Value::Float(number) => return Err(format!("the fraction {number}")),
+        toml::Value::Datetime(date) => return Err(format!("the date {date}")),
+        toml::Value::Table(_) => return Err("a table".to_owned()),
+    })
+}
+
+/// A type that a key can have.
+pub trait Setting: Sized {
+    /// What restricts its values beside the type.
+    type Bounds;
+    /// What the key takes, for errors and documentation.
+    fn expects(bounds: &Self::Bounds) -> String;
+    /// The value, or `None` if it is not what the key takes.
+    fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self>;
+    /// As it would be given.
+    fn value(&self) -> Value;
+}
+
+impl Setting for u64 {
+    type Bounds = RangeInclusive<u64>;
+    fn expects(bounds: &Self::Bounds) -> String {
+        format!("a whole number from {} to {}", bounds.start(), bounds.end())
+    }
+    fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self> {
+        match value {
+            Value::Int(number) => u64::try_from(*number).ok().filter(|n| bounds.contains(n)),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        // No key's range reaches beyond.
+        Value::Int(i64::try_from(*self).unwrap_or(i64::MAX))
+    }
+}
+
+impl Setting for bool {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        "true or false".to_owned()
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        match value {
+            Value::Bool(truth) => Some(*truth),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        Value::Bool(*self)
+    }
+}
+
+/// A type with a few values, each with a name.
+pub trait Word: Copy + PartialEq + 'static {
+    /// Names and values.
+    const WORDS: &'static [(&'static str, Self)];
+    /// The name of a value.
+    fn word(self) -> &'static str {
+        Self::WORDS
+            .iter()
+            .find(|(_, value)| *value == self)
+            .map_or("?", |(word, _)| word)
+    }
+    /// The value of a name.
+    fn from_word(text: &str) -> Option<Self> {
+        let found = Self::WORDS.iter().find(|(word, _)| *word == text);
+        found.map(|(_, value)| *value)
+    }
+}
+
+impl Word for Persist {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("on-write", Self::OnWrite),
+        ("on-flush", Self::OnFlush),
+        ("auto", Self::Auto),
+    ];
+}
+
+impl Word for Policy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("write-back", Self::WriteBack),
+        ("write-through", Self::WriteThrough),
+        ("write-around", Self::WriteAround),
+        ("read-only", Self::ReadOnly),
+        ("pass-through", Self::PassThrough),
+    ];
+}
+
+impl Word for Option<Method> {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("off", None),
+        ("lz4", Some(Method::Lz4)),
+        ("zstd", Some(Method::Zstd)),
+    ];
+}
+
+impl Word for WhenFull {
+    const WORDS: &'static [(&'static str, Self)] = &[("wait", Self::Wait), ("error", Self::Error)];
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Switch {
+    /// It is not.
+    #[default]
+    Off,
+    /// It is.
+    On,
+}
+
+impl Word for Switch {
+    const WORDS: &'static [(&'static str, Self)] = &[("off", Self::Off), ("on", Self::On)];
+}
+
+impl Word for LogFailure {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("read-only", Self::ReadOnly),
+        ("pass-through", Self::PassThrough),
+    ];
+}
+
+impl Word for Discard {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("pass", Self::Pass), ("ignore", Self::Ignore)];
+}
+
+impl Word for Tiering {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("benefit", Self::Benefit), ("recency", Self::Recency)];
+}
+
+/// Nothing says: by what is measured.
+impl Word for Option<Durability> {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("measure", None),
+        ("dsync", Some(Durability::Dsync)),
+        ("fdatasync", Some(Durability::Fdatasync)),
+    ];
+}
+
+/// Implements [`Setting`] for a [`Word`].
+macro_rules! word_setting {
+    ($kind:ty) => {
+        impl Setting for $kind {
+            type Bounds = ();
+            fn expects((): &()) -> String {
+                let words: Vec<_> = Self::WORDS
+                    .iter()
+                    .map(|(w, _)| format!("\"{w}\""))
+                    .collect();
+                format!("one of {}", words.join(", "))
+            }
+            fn accept(value: &Value, (): &()) -> Option<Self> {
+                match value {
+                    Value::Text(text) => Self::from_word(text),
+                    _ => None,
+                }
+            }
+            fn value(&self) -> Value {
+                Value::Text(self.word().to_owned())
+            }
+        }
+    };
+}
+word_setting!(Persist);
+word_setting!(Policy);
+word_setting!(Option<Method>);
+word_setting!(WhenFull);
+word_setting!(LogFailure);
+word_setting!(Discard);
+word_setting!(Switch);
+word_setting!(Tiering);
+word_setting!(Option<Durability>);
+
+/// Size of a line of the SSD tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineKib(u64);
+
+impl LineKib {
+    /// Sizes whose index keeps its promise (16 bytes per 4 KiB) and that a small read can afford.
+    const SIZES: [u64; 3] = [16, 32, 64];
+
+    /// In blocks.
+    pub const fn blocks(self) -> usize {
+        self.0 as usize * 1024 / BLOCK_BYTES
+    }
+}
+
+const _: () = assert!(LineKib(LineKib::SIZES[2]).blocks() == CACHE_LINE_BLOCKS_MAX);
+
+impl Default for LineKib {
+    fn default() -> Self {
+        Self(Self::SIZES[0])
+    }
+}
+
+impl Setting for LineKib {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        let [small, middle, large] = Self::SIZES;
+        format!("{small}, {middle} or {large}")
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        let found = u64::accept(value, &(0..=u64::MAX))?;
+        Self::SIZES.contains(&found).then_some(Self(found))
+    }
+    fn value(&self) -> Value {
+        self.0.value()
+    }
+}
+
+/// A number, or nothing: any.
+impl Setting for Option<usize> {
+    type Bounds = RangeInclusive<usize>;
+    fn expects(bounds: &Self::Bounds) -> String {
+        let (start, end) = (bounds.start(), bounds.end());
+        format!("a whole number from {start} to {end}; empty: any")
+    }
+    fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self> {
+        match value {
+            Value::Text(text) if text.is_empty() => Some(None),
+            Value::Int(number) => {
+                let number = usize::try_from(*number).ok();
+                number.filter(|n| bounds.contains(n)).map(Some)
+            }
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        self.map_or(Value::Text(String::new()), |number| (number as u64).value())
+    }
+}
+
+/// A path, or nothing; what nothing means is said by the bounds.
+impl Setting for Option<PathBuf> {
+    type Bounds = &'static str;
+    fn expects(bounds: &Self::Bounds) -> String {
+        format!("a path in quotes; empty: {bounds}")
+    }
+    fn accept(value: &Value, _bounds: &Self::Bounds) -> Option<Self> {
+        match value {
+            Value::Text(text) if text.is_empty() => Some(None),
+            Value::Text(text) if !text.contains('\0') => Some(Some(PathBuf::from(text))),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        let path = self.as_deref().map_or("".into(), Path::to_string_lossy);
+        Value::Text(path.into_owned())
+    }
+}
+
+/// A TCP address on which nothing but this host can reach us, or nothing.
+impl Setting for Option<SocketAddr> {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        "a loopback address in quotes, such as \"127.0.0.1:9100\"; empty: off".to_owned()
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        match value {
+            Value::Text(text) if text.is_empty() => Some(None),
+            Value::Text(text) => parse_address(text)
+                .filter(|address| address.ip().is_loopback())
+                .map(Some),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        Value::Text(self.map_or(String::new(), |address| address.to_string()))
+    }
+}
+
+/// Where a frontend listens.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum Listen {
+    /// A unix socket; a relative path is below the data directory.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+impl Listen {
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            (!path.is_empty() && !path.contains('\0')).then(|| Self::Unix(path.into()))
+        } else {
+            text.strip_prefix("tcp:")
+                .and_then(parse_address)
+                .map(Self::Tcp)
+        }
+    }
+}
+
+/// `IP:PORT`, `[IPv6]:PORT` or `localhost:PORT`. Names are not looked up: a listening address is a
+/// security decision, and a resolver must not make it.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    if let Some(port) = text.strip_prefix("localhost:") {
+        let port = port.parse().ok()?;
+        return Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+    }
+    text.parse().ok()
+}
+
+impl Setting for Vec<Listen> {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        "a list of \"unix:PATH\" and \"tcp:IP:PORT\"".to_owned()
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        match value {
+            Value::List(items) => items.iter().map(|item| Listen::parse(item)).collect(),
+            Value::Text(item) => Listen::parse(item).map(|listen| vec![listen]),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        Value::List(self.iter().map(ToString::to_string).collect())
+    }
+}
+
+impl Setting for Allow {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        "a list of names of certificates, \"dns:NAME\", \"uri:URI\" or \"email:ADDRESS\", or \"any\" (at the command \
+         line with commas between)"
+            .to_owned()
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
+        match value {
+            Value::List(items) => Self::parse(items.iter().map(String::as_str)).ok(),
+            Value::Text(text) if text.is_empty() => Some(Self::default()),
+            Value::Text(text) => Self::parse(text.split(',').map(str::trim)).ok(),
+            _ => None,
+        }
+    }
+    fn value(&self) -> Value {
+        Value::List(self.items())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listen_forms() {
+        assert_eq!(
+            Listen::parse("unix:nbd.sock"),
+            Some(Listen::Unix("nbd.sock".into()))
+        );
+        for good in ["tcp:127.0.0.1:10809", "tcp:[::1]:1", "tcp:localhost:0"] {
+            assert!(
+                matches!(Listen::parse(good), Some(Listen::Tcp(_))),
+                "{good}"
+            );
+        }
+        for bad in [
+            "",
+            "unix:",
+            "tcp:",
+            "tcp:example.org:1",
+            "tcp:1.2.3.4",
+            "udp:1.2.3.4:5",
+            "tcp:1.2.3.4:99999",
+        ] {
+            assert_eq!(Listen::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn typed_values_have_types() {
+        assert_eq!(Value::from_typed("5"), Value::Int(5));
+        assert_eq!(Value::from_typed("true"), Value::Bool(true));
+        assert_eq!(Value::from_typed("5s"), Value::Text("5s".into()));
+    }
+
+    #[test]
+    fn metrics_address_must_be_loopback() {
+        let text = |s: &str| Value::Text(s.to_owned());
+        assert!(<Option<SocketAddr>>::accept(&text("127.0.0.1:1"), &()).is_some());
+        assert!(<Option<SocketAddr>>::accept(&text("0.0.0.0:1"), &()).is_none());
+    }
+}

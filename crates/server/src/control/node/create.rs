@@ -1,0 +1,474 @@
+//! Making a volume: everything that can be refused is refused before anything is made, and what was
+//! made is removed again if the rest fails.
+
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fs, io};
+
+use hdcs_api::{ApiError, CreateVolume, ErrorKind, Volume};
+use hdcs_backend::crypt::Encryption;
+use hdcs_backend::url::BackendUrl;
+use hdcs_backend::{BackendError, Found};
+use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
+use hdcs_device::DeviceRegion;
+use hdcs_device::create::{create_region, zero_region};
+use hdcs_device::file::DeviceError;
+use uuid::Uuid;
+
+use super::home::make_home;
+use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, lock, looks, parse_name};
+use crate::catalogue::{
+    self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
+};
+use crate::data_dir::Layout;
+use crate::inspect;
+
+/// Refuse what a new volume would destroy, since it is not the bytes of one, or cannot be told from that. What else is
+/// wrong with a URL others say.
+async fn refuse_foreign(name: &str, url: &str) -> Result<(), ApiError> {
+    let (place, is_there) = (url.to_owned(), Arc::new(AtomicBool::new(false)));
+    let was_found = Arc::clone(&is_there);
+    let look = move || {
+        let Ok(url) = BackendUrl::parse(&place) else {
+            return Ok(None);
+        };
+        let place = url.place;
+        if place.is_read_only() {
+            return Ok(None);
+        }
+        let found = place.path().is_some_and(Path::exists);
+        was_found.store(found, Ordering::Relaxed);
+        place.foreign()
+    };
+    let looked = looks::in_time(url, ANSWER_TIME_MAX, look).await;
+    let more = if url.contains('?') { '&' } else { '?' };
+    let unseen = |why: &str| {
+        failed(format!(
+            "volume {name}: backend {url}: its beginning cannot be read ({why}), and an image of another format would \
+             be destroyed: put that right, or, if it is raw, say {url}{more}raw=on"
+        ))
+    };
+    match looked {
+        Some(Ok(None)) => Ok(()),
+        Some(Ok(Some(what))) => Err(invalid(format!(
+            "volume {name}: backend {url}: it is {what}, not the bytes of a volume, and the first write would destroy \
+             it: `hdcs volume import` takes what qemu-img reads; if a volume has written this, say {url}{more}raw=on"
+        ))),
+        Some(Err(error)) => Err(unseen(&error.to_string())),
+        None if is_there.load(Ordering::Relaxed) => Err(unseen("it does not answer")),
+        None => Err(failed(format!(
+            "volume {name}: backend {url}: what it lies on does not answer"
+        ))),
+    }
+}
+
+impl Node {
+    /// Make and open a volume.
+    pub async fn create(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+        // What is there is not taken, or taken whatever it is.
+        let is_settled = request.must_be_new || request.backend_overwrite;
+        if let Some(url) = request.backend.as_ref().filter(|_| !is_settled) {
+            refuse_foreign(&request.name, url).await?;
+        }
+        self.create_over(request).await
+    }
+
+    /// The same over whatever is at its backend's place.
+    pub(super) async fn create_over(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+        let name = parse_name(&request.name)?;
+        let _busy = self.begin(name.as_str(), "created")?;
+        if lock(&self.slots).contains_key(name.as_str()) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("volume {name}: it exists already: choose another name"),
+            ));
+        }
+        let entry = self.plan(name.clone(), &request).await?;
+        let volumes = self.entries().len() + 1;
+        let config = self.core_config(&entry, volumes)?;
+        let layout = self.layout();
+        let overwrite = [request.log_overwrite, request.store_overwrite];
+        let made = tokio::task::spawn_blocking(move || make(&layout, entry, &config, overwrite));
+        let entry = made
+            .await
+            .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
+        if let Err(error) = self.open(&entry, volumes).await {
+            // Nothing was ever written to it; a backend of the user's is not touched.
+            lock(&self.slots).remove(name.as_str());
+            self.explain(name.as_str(), None);
+            self.forget(&entry).await;
+            let (layout, of) = (self.layout(), entry.name.clone());
+            let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
+            let rest = removed.err().map_or(String::new(), |error| {
+                format!(" (and what was made could not be removed: {error})")
+            });
+            return Err(failed(format!("volume {name}: {error}{rest}")));
+        }
+        self.share_memory().await;
+        tracing::info!("volume {name} was created");
+        self.volume(name.as_str()).await
+    }
+
+    /// Check everything about a new volume that can be checked before anything is made.
+    pub(super) async fn plan(
+        &self,
+        name: VolumeName,
+        request: &CreateVolume,
+    ) -> Result<Entry, ApiError> {
+        let at = |error: String| invalid(format!("volume {name}: {error}"));
+        self.settings_of(&request.settings)
+            .map_err(|error| at(error.message))?;
+        let found = match &request.backend {
+            Some(url) => self
+                .check_backend(url)
+                .await
+                .map_err(|error| at_volume(name.as_str(), error))?,
+            None => None,
+        };
+        if let (true, Some(url), Some(found)) = (request.must_be_new, &request.backend, found) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: backend {url} is there already, with {} bytes, and is left as it was: name \
+                     a place where nothing is, or take that one and what it holds with --overwrite",
+                    found.bytes
+                ),
+            ));
+        }
+        let bytes = match (request.bytes, found) {
+            (Some(bytes), None) => bytes,
+            (None, Some(found)) if found.bytes == 0 => return Err(at(empty_backend())),
+            (None, Some(found)) => found.bytes,
+            (Some(bytes), Some(found)) if bytes == found.bytes => bytes,
+            // The rest of it is not touched.
+            (Some(bytes), Some(found)) if found.partly && bytes < found.bytes => bytes,
+            (Some(bytes), Some(found)) => return Err(at(other_size(bytes, found.bytes))),
+            (None, None) => {
+                let none = |url: &String| format!("there is nothing at {url} yet, so that it");
+                let what = request.backend.as_ref().map_or("it".to_owned(), none);
+                return Err(at(format!("{what} needs a size: give --size")));
+            }
+        };
+        check_volume_bytes(bytes).map_err(&at)?;
+        let encryption = self.plan_encryption(&name, request, found.is_some());
+        let encryption = encryption.await?;
+        let log = self.plan_log(&name, request).await.map_err(&at)?;
+        let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
+        // A backend of its own is made with the rest.
+        let new = request.backend.as_deref().filter(|_| found.is_none());
+        let mut entry = Entry {
+            name: name.clone(),
+            number: 0,
+            uuid: Uuid::new_v4(),
+            bytes,
+            log,
+            backend: request.backend.clone(),
+            pins: Vec::new(),
+            backend_identity: new.and_then(hdcs_backend::choose_identity),
+            backend_is_new: new.is_some(),
+            encryption,
+            home,
+            settings: request.settings.clone(),
+        };
+        self.check_memory(&entry)?;
+        entry.number = self.next_volume_number(name.as_str()).await?;
+        Ok(entry)
+    }
+
+    /// Check a backend's URL; returns what is there already.
+    async fn check_backend(&self, url: &str) -> Result<Option<Found>, ApiError> {
+        let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
+        let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
+        if let Some(exposure) = place.exposure() {
+            return Err(invalid(format!("backend {}: {exposure}", place.name())));
+        }
+        let name_of = async |url: String| {
+            let at = url.clone();
+            let look = move || place_of(&url).ok().map(|place| place.name());
+            looks::in_time(&at, ANSWER_TIME_MAX, look).await
+        };
+        let silent = || failed(format!("backend {url}: what it lies on does not answer"));
+        let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
+        for other in self.entries() {
+            // One that does not answer has a volume that holds its lock.
+            let theirs = name_of(other.backend_url(&self.layout())).await.flatten();
+            if theirs.is_some() && theirs == name {
+                return Err(invalid(format!(
+                    "backend {url} is the backend of volume {} already, and two volumes on one would \
+                     destroy what is written: use that volume, or choose another backend",
+                    other.name
+                )));
+            }
+        }
+        if let Some(path) = place.path() {
+            let real = real_path(path).await.ok_or_else(silent)?;
+            let layout = self.layout();
+            // A snapshot there is only read.
+            if !place.is_read_only() && layout.is_own(&real) {
+                let why = layout.own_refusal();
+                return Err(invalid(format!("backend {url} {why}")));
+            }
+        }
+        let found = tokio::task::spawn_blocking(move || place.find()).await;
+        found
+            .map_err(|error| failed(error.to_string()))?
+            .map_err(|error| match error {
+                BackendError::Unreachable(_) => failed(error.to_string()),
+                _ => invalid(error.to_string()),
+            })
+    }
+
+    async fn plan_log(
+        &self,
+        name: &VolumeName,
+        request: &CreateVolume,
+    ) -> Result<LogPlace, String> {
+        let path = match (&request.log_path, &self.config.node.log_path) {
+            (Some(path), _) => PathBuf::from(path),
+            (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
+            (None, None) => PathBuf::from(LOG_FILE),
+        };
+        // Nothing is ever written to a volume that is only read. It has a log all the same, since to
+        // open, close and check a volume is to do that to its log; so it is the smallest that there is.
+        let read_only = request
+            .backend
+            .as_deref()
+            .is_some_and(hdcs_backend::is_read_only);
+        let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
+        let place = self.check_log_place(path, bytes, None).await?;
+        if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
+            return Err(format!(
+                "log path {}: it exists already, and is no block device: choose another",
+                place.path.display()
+            ));
+        }
+        Ok(place)
+    }
+
+    /// Check where a log is to be, and how large; `of` is the volume that has one already.
+    pub(super) async fn check_log_place(
+        &self,
+        path: PathBuf,
+        bytes: Option<u64>,
+        of: Option<&Entry>,
+    ) -> Result<LogPlace, String> {
+        let default_bytes = self.config.node.log_size_mib << 20;
+        if path != Path::new(LOG_FILE) && !path.is_absolute() {
+            return Err(format!(
+                "log path {}: give an absolute path",
+                path.display()
+            ));
+        }
+        let silent = || {
+            format!(
+                "log path {}: what it lies on does not answer",
+                path.display()
+            )
+        };
+        let looked_at = path.clone();
+        let at = path.to_string_lossy();
+        let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
+            is_block_device(&looked_at).then(|| device_bytes(&looked_at))
+        });
+        let bytes = match (bytes, device.await.ok_or_else(silent)?) {
+            (Some(bytes), _) => bytes,
+            (None, Some(found)) => {
+                let found =
+                    found.map_err(|error| format!("log path {}: {error}", path.display()))?;
+                found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+            }
+            (None, None) => default_bytes,
+        };
+        if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
+            || !bytes.is_multiple_of(BLOCK_BYTES as u64)
+        {
+            return Err(format!(
+                "the size of a write log is a multiple of {BLOCK_BYTES} bytes from {LOG_BYTES_MIN} (16M) \
+                 to {LOG_BYTES_MAX} (1T), not {bytes}"
+            ));
+        }
+        let layout = self.layout();
+        let mut others = self.entries();
+        others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
+        let real = real_path(&path).await.ok_or_else(silent)?;
+        if path.is_absolute() && layout.is_own(&real) {
+            let why = layout.own_refusal();
+            return Err(format!("log path {} {why}", path.display()));
+        }
+        for other in &others {
+            // One that does not answer has a volume that holds its lock.
+            if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
+                return Err(format!(
+                    "log path {} is the write log of volume {}: choose another",
+                    path.display(),
+                    other.name
+                ));
+            }
+        }
+        Ok(LogPlace { path, bytes })
+    }
+}
+
+/// The backend is there and has another size than the volume is to have.
+fn other_size(bytes: u64, has: u64) -> String {
+    if has == 0 {
+        return empty_backend();
+    }
+    let way_out = if bytes < has {
+        format!("leave --size out, or say --size {has}, to use it as it is")
+    } else {
+        format!(
+            "to use it as it is, leave --size out, or say --size {has}; for a volume of {bytes} bytes, make it \
+             that long (`truncate -s {bytes}`), or remove it"
+        )
+    };
+    format!("the backend exists and has {has} bytes, not {bytes}: {way_out}")
+}
+
+fn empty_backend() -> String {
+    "the backend exists and is empty: remove it, and it is made; or give it the volume's size (`truncate -s SIZE`)"
+        .to_owned()
+}
+
+/// A path without links, as far as it exists; `None` if what it lies on does not answer.
+pub(super) async fn real_path(path: &Path) -> Option<PathBuf> {
+    let at = path.to_string_lossy();
+    let path = path.to_owned();
+    let look = move || {
+        let made_there = || {
+            Some(
+                fs::canonicalize(path.parent()?)
+                    .ok()?
+                    .join(path.file_name()?),
+            )
+        };
+        let there = fs::canonicalize(&path).ok();
+        there.or_else(made_there).unwrap_or(path)
+    };
+    looks::in_time(&at, ANSWER_TIME_MAX, look).await
+}
+
+/// Whether something is at a path where a file is to be made, other than a device; `None` if what it lies on does not
+/// answer. It would go with a volume whose making fails.
+pub(super) async fn is_taken(path: &Path) -> Option<bool> {
+    let at = path.to_string_lossy();
+    let path = path.to_owned();
+    let look = move || fs::symlink_metadata(&path).is_ok() && !is_block_device(&path);
+    looks::in_time(&at, ANSWER_TIME_MAX, look).await
+}
+
+pub(super) fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+fn device_bytes(path: &Path) -> io::Result<u64> {
+    use io::{Seek, SeekFrom};
+    fs::File::open(path)?.seek(SeekFrom::End(0))
+}
+
+/// Make the files of a new volume. Blocks.
+fn make(
+    layout: &Layout,
+    entry: Entry,
+    config: &VolumeConfig,
+    [overwrite_log, overwrite_store]: [bool; 2],
+) -> Result<Entry, ApiError> {
+    let name = entry.name.clone();
+    let here = |error: CatalogueError| {
+        let full = matches!(&error, CatalogueError::Io { source, .. }
+            if source.kind() == io::ErrorKind::StorageFull);
+        let kind = if full {
+            ErrorKind::NoSpace
+        } else {
+            ErrorKind::Failed
+        };
+        ApiError::new(kind, format!("volume {name}: cannot be created: {error}"))
+    };
+    let (bytes, log_bytes) = (entry.bytes, entry.log.bytes);
+    let encryption = entry.encryption.clone();
+    let draft = Draft::begin(layout, entry).map_err(here)?;
+    if let Some(data) = draft.data_path() {
+        make_sparse(&data, bytes)
+            .map_err(catalogue::io_at(&data))
+            .map_err(here)?;
+    }
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    let mut first_block = CoreVolume::format_log(config, high ^ low);
+    let unlocked = encryption.as_ref().map(Encryption::unlock).transpose();
+    let unlocked = unlocked
+        .map_err(|error| at_volume(draft.entry().name.as_str(), failed(error.to_string())))?;
+    if let Some(keys) = &unlocked {
+        keys.mark(&mut first_block);
+    }
+    make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
+        .map_err(|error| at_volume(name.as_str(), error))?;
+    if let Some(home) = draft.home_path() {
+        let advice = "make room, or name another place with --store-path";
+        make_home(
+            &home,
+            draft.entry(),
+            unlocked.as_ref(),
+            overwrite_store,
+            advice,
+        )
+        .map_err(|error| at_volume(name.as_str(), error))?;
+    }
+    draft.commit().map_err(here)
+}
+
+fn make_sparse(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_len(bytes)?;
+    file.sync_all()
+}
+
+/// Make a write log: zeroes, each of them written, then its first block; all durable.
+pub(super) fn make_log(
+    path: &Path,
+    bytes: u64,
+    overwrite: bool,
+    first_block: &[u8; BLOCK_BYTES],
+) -> Result<(), ApiError> {
+    let is_device = is_block_device(path);
+    if is_device && !overwrite {
+        inspect::refuse_used_device(path).map_err(|why| ApiError::new(ErrorKind::Conflict, why))?;
+    }
+    let made = if is_device {
+        let region = DeviceRegion {
+            path: path.to_owned(),
+            offset: 0,
+            bytes,
+        };
+        zero_region(&region, &mut |_| ())
+    } else {
+        create_region(path, bytes, &mut |_| ())
+    };
+    made.map_err(|error| {
+        let kind = match error {
+            DeviceError::NoSpace { .. } => ErrorKind::NoSpace,
+            DeviceError::Exists(_) | DeviceError::Locked(_) => ErrorKind::Conflict,
+            _ => ErrorKind::Failed,
+        };
+        ApiError::new(kind, format!("its write log cannot be made: {error}"))
+    })?;
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| {
+            file.write_all_at(first_block, 0)
+                .and_then(|()| file.sync_all())
+        });
+    written.map_err(|error| {
+        failed(format!(
+            "its write log cannot be written: {}: {error}",
+            path.display()
+        ))
+    })
+}

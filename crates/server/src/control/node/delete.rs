@@ -1,0 +1,730 @@
+//! Deleting a volume. Dirty data is lost only if `discard_dirty` says so, and the answer says how
+//! much it was.
+
+use std::time::Duration;
+
+use hdcs_api::{ApiError, DeleteOptions, Deleted, ErrorKind};
+use hdcs_backend::home::store;
+use hdcs_backend::objects::given_up::{Remains, remains};
+use hdcs_backend::url::BackendUrl;
+use hdcs_backend::{Held, Keeper, closing};
+use hdcs_core::volume::Phase;
+use hdcs_frontend::VolumeNumber;
+use uuid::Uuid;
+
+use super::create::is_block_device;
+use super::open::NotOpen;
+use super::snapshots::NotKept;
+use super::{
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
+    lock, lost, parse_name,
+};
+use crate::catalogue::{self, Entry, Found, GivenUp};
+use crate::control::link::ask;
+use crate::inspect;
+use crate::shard::command::Command;
+
+/// What is being done to a volume that is deleted.
+pub(super) const DELETED: &str = "deleted";
+/// How long closing a backend may take until its volume counts as deleted all the same.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Wait for the end of a backend's use, so that others can use its place from now on.
+pub(super) async fn settle(url: String) {
+    let name = move || BackendUrl::parse(&url).ok().map(|url| url.place.name());
+    // A place that does not answer does not close either.
+    let Some(Some(name)) = in_time(ANSWER_TIME_MAX, name).await else {
+        return;
+    };
+    let wait = move || closing::wait(Some(&name), CLOSE_TIME_MAX);
+    // It only ends early if the thread could not be started.
+    let _ = tokio::task::spawn_blocking(wait).await;
+}
+
+/// What becomes of what a volume has at its backend's place when it is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// It stays.
+    Stays,
+    /// It is a clone, which is given up and swept.
+    Clone,
+    /// Objects that are given up, and removed because that was said.
+    Objects,
+    /// A file or image that is removed because that was said: what its volume had open then.
+    Image(Held),
+}
+
+impl From<GivenUp> for Leaving {
+    fn from(what: GivenUp) -> Self {
+        match what {
+            GivenUp::Clone => Self::Clone,
+            GivenUp::Objects => Self::Objects,
+        }
+    }
+}
+
+impl Leaving {
+    /// What nobody can open any more once it leaves.
+    pub(super) fn given_up(self) -> Option<GivenUp> {
+        match self {
+            Self::Clone => Some(GivenUp::Clone),
+            Self::Objects => Some(GivenUp::Objects),
+            Self::Stays | Self::Image(_) => None,
+        }
+    }
+}
+
+/// What is wrong with what a volume of that identity and of `bytes` bytes has left at its backend's place; `true` if
+/// nothing is there.
+async fn wrong_with(url: String, identity: Option<String>, bytes: u64) -> Option<(String, bool)> {
+    let at = url.clone();
+    let find = move || {
+        let mut place = BackendUrl::parse(&at)?.place;
+        if let Some(identity) = identity {
+            place.expect(&identity);
+        }
+        place.find()
+    };
+    match in_time(ANSWER_TIME_MAX, find).await {
+        None => Some((format!("{url} does not answer"), false)),
+        Some(Err(error)) => Some((error.to_string(), false)),
+        Some(Ok(None)) => Some((format!("nothing is at {url} any more"), true)),
+        Some(Ok(Some(found))) if found.bytes < bytes => Some((
+            format!("of its {bytes} bytes only {} are there", found.bytes),
+            false,
+        )),
+        Some(Ok(Some(_))) => None,
+    }
+}
+
+/// Which data key a volume is encrypted with, if it is.
+fn data_key(entry: &Entry) -> Option<Uuid> {
+    entry.encryption.as_ref().map(|own| own.key.id())
+}
+
+impl Node {
+    /// Delete a volume.
+    pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
+        let _busy = self
+            .begin_leaving(name, DELETED, options.discard_dirty)
+            .await?;
+        let volume_name = parse_name(name)?;
+        if options.keep_data && options.remove_data {
+            return Err(invalid(format!(
+                "volume {name}: its data is either kept or removed: leave out keep_data or remove_data"
+            )));
+        }
+        let mut leaving = Leaving::Stays;
+        let (at, of) = (self.layout(), volume_name.clone());
+        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let begun = if is_rest {
+            self.slot(name)?
+                .not_open
+                .as_ref()
+                .and_then(NotOpen::given_up)
+        } else {
+            self.begun(name, &options).await?
+        };
+        let slot = self.slot(name)?;
+        let has_no_other = matches!(&slot.found, Found::Entry(entry) if entry.backend.is_none());
+        if options.keep_data && (begun.is_some() || is_rest && has_no_other) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: its removal has begun, and its data cannot be kept any more: delete it again \
+                     without keep_data"
+                ),
+            ));
+        }
+        let discarded = match &slot.found {
+            // What it had dirty was looked at before its removal began.
+            _ if is_rest => {
+                leaving = begun.unwrap_or(leaving);
+                0
+            }
+            Found::Entry(entry) => {
+                leaving = match begun {
+                    Some(begun) => begun,
+                    None => self.what_leaves(name, entry, &options).await?,
+                };
+                self.close_for_good(name, entry, &options, &mut leaving, begun.is_some())
+                    .await?
+            }
+            Found::Damaged(why) if options.discard_dirty => {
+                tracing::warn!("volume {name} is deleted although {why}");
+                0
+            }
+            Found::Damaged(why) => {
+                return Err(ApiError::new(
+                    ErrorKind::Conflict,
+                    format!(
+                        "volume {name}: how much dirty data it has is unknown ({why}): to lose all of it, \
+                         say --discard-dirty"
+                    ),
+                ));
+            }
+        };
+        let mut is_removed = leaving == Leaving::Clone;
+        let mut data_trouble = None;
+        if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
+            // Before its directory, in which is noted that they are given up: nothing leaves any of them behind.
+            match self.remove_objects(entry).await {
+                Ok(()) => is_removed = true,
+                // It was tried before, and nobody can open them any more.
+                Err(problem) if options.discard_dirty && begun.is_some() => {
+                    let url = entry.backend_url(&self.layout());
+                    data_trouble = Some(format!(
+                        "some of what it had at {url} stays there, which nobody can open any more: {problem}"
+                    ));
+                    is_removed = true;
+                }
+                Err(problem) => return Err(self.did_not_end(name, &problem, leaving)),
+            }
+        }
+        if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
+            self.forget(entry).await;
+        }
+        let layout = self.layout();
+        let has_own_data = catalogue::directory(&layout, &volume_name)
+            .join(catalogue::DATA_FILE)
+            .exists();
+        let keep = (options.keep_data && has_own_data)
+            .then(|| layout.kept().join(format!("{name}-{}.img", Uuid::new_v4())));
+        let users = match &slot.found {
+            Found::Entry(entry) => entry.backend.clone(),
+            Found::Damaged(_) => None,
+        };
+        // Its log may be elsewhere, on something that does not answer.
+        let (at, of, kept) = (self.layout(), volume_name.clone(), keep.clone());
+        let removed = tokio::task::spawn_blocking(move || {
+            catalogue::remove(&at, &of, kept.as_deref()).map_err(|error| error.to_string())
+        });
+        let removed = removed.await.unwrap_or_else(|error| Err(error.to_string()));
+        if let Err(error) = removed {
+            return Err(self.did_not_end(name, &error, leaving));
+        }
+        if let Found::Entry(entry) = &slot.found {
+            let url = entry.backend_url(&layout);
+            if let Leaving::Image(_) = leaving {
+                is_removed = self.remove_data(entry, leaving).await.is_ok();
+            } else if leaving != Leaving::Objects {
+                lock(&self.slots).remove(name);
+                settle(url.clone()).await;
+                if leaving == Leaving::Clone {
+                    super::snapshots::sweep(name, url, data_key(entry));
+                }
+            }
+        }
+        lock(&self.slots).remove(name);
+        self.explain(name, None);
+        self.share_memory().await;
+        tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
+        let mut left = users.filter(|_| !is_removed);
+        if data_trouble.is_none()
+            && let (Some(url), Found::Entry(entry)) = (left.clone(), &slot.found)
+            && let Some((trouble, is_absent)) =
+                wrong_with(url, entry.backend_identity.clone(), entry.bytes).await
+        {
+            tracing::warn!(
+                "volume {name} was deleted, and of what it had at its backend: {trouble}"
+            );
+            left = left.filter(|_| !is_absent);
+            data_trouble = Some(trouble);
+        }
+        Ok(Deleted {
+            name: name.to_owned(),
+            discarded_dirty_bytes: discarded,
+            data: keep.as_deref().map(hdcs_backend::url::file_url).or(left),
+            data_trouble,
+        })
+    }
+
+    /// What a deletion before this one has given up of a volume, so that this one goes on with it: nothing can be kept
+    /// any more. A volume that turns out to be whole is opened.
+    async fn begun(
+        &self,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Option<Leaving>, ApiError> {
+        let slot = self.slot(name)?;
+        let (Found::Entry(entry), Some(not_open)) = (slot.found, slot.not_open) else {
+            return Ok(None);
+        };
+        let known = not_open.given_up();
+        let mut noted = known;
+        if known.is_none() {
+            let (at, of) = (self.layout(), entry.name.clone());
+            // However its opening failed: that may have been before its place was looked at.
+            let look = move || catalogue::given_up(&at, &of);
+            let found = in_time(ANSWER_TIME_MAX, look).await.flatten();
+            noted = found.map(Leaving::from);
+        }
+        let Some(leaving) = noted else {
+            return Ok(None);
+        };
+        let report = self.report().await?;
+        let volume = find(&report, VolumeNumber(entry.number));
+        if volume.is_some_and(|volume| volume.phase == Phase::Open) {
+            return Ok(known);
+        }
+        // Of what is not there any more, nothing is left to be removed.
+        let nothing = known.map(|_| Leaving::Stays);
+        let (url, identity) = (
+            entry.backend_url(&self.layout()),
+            entry.backend_identity.clone(),
+        );
+        match beside(move || remains(&url, identity.as_deref())).await? {
+            Ok(Remains::GivenUp) => Ok(Some(leaving)),
+            Ok(Remains::Nothing) => Ok(nothing),
+            Ok(Remains::Whole) => {
+                if known.is_some()
+                    && let Err(failure) = self.open(&entry, self.entries().len()).await
+                {
+                    return Err(self.refusal(name, &failure));
+                }
+                Ok(None)
+            }
+            Err(error) if options.discard_dirty => {
+                tracing::warn!("volume {name}: what it has in its store stays there: {error}");
+                Ok(nothing)
+            }
+            Err(error) => Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: its deletion has begun, and what is left to be done cannot be seen: {error}: \
+                     delete it again once that is put right, or leave what its store has with --discard-dirty"
+                ),
+            )),
+        }
+    }
+
+    /// Note that a deletion did not end; it can only be asked for again.
+    fn did_not_end(&self, name: &str, error: &str, what: Leaving) -> ApiError {
+        let mut why = format!("deleting it did not end: {error}: delete it again");
+        if what == Leaving::Objects {
+            why += ", or leave what cannot be removed with --discard-dirty";
+        }
+        if let Some(slot) = lock(&self.slots).get_mut(name) {
+            let why = why.clone();
+            slot.not_open = Some(NotOpen::Leaving { why, what });
+        }
+        self.explain(name, Some(why.clone()));
+        failed(format!("volume {name}: {why}"))
+    }
+
+    /// Remove the objects of a volume that is given up; why that did not end.
+    async fn remove_objects(&self, entry: &Entry) -> Result<(), String> {
+        let Err(problem) = self.remove_data(entry, Leaving::Objects).await else {
+            return Ok(());
+        };
+        let (url, identity) = (
+            entry.backend_url(&self.layout()),
+            entry.backend_identity.clone(),
+        );
+        // Another volume that came there since removes them, and only that is let do so.
+        match beside(move || remains(&url, identity.as_deref())).await {
+            Ok(Ok(Remains::Nothing)) => Ok(()),
+            _ => Err(problem),
+        }
+    }
+
+    /// Remove what a deleted volume has at its backend's place.
+    async fn remove_data(&self, entry: &Entry, leaving: Leaving) -> Result<(), String> {
+        // As long as the volume is listed, no other one is made at its place, whose data would be removed.
+        let why = "it is being deleted, and what it has at its backend is removed".to_owned();
+        let what = leaving;
+        self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+        let url = entry.backend_url(&self.layout());
+        settle(url.clone()).await;
+        let place = url.clone();
+        let was = match leaving {
+            Leaving::Image(held) => held,
+            _ => Held::Objects {
+                key: data_key(entry),
+            },
+        };
+        let remove = move || BackendUrl::parse(&place)?.place.remove(was);
+        let removed = tokio::task::spawn_blocking(remove).await;
+        let problem = match removed {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let name = &entry.name;
+        tracing::warn!("what volume {name} has at {url} stays there: {problem}");
+        Err(problem)
+    }
+
+    /// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
+    async fn what_leaves(
+        &self,
+        name: &str,
+        entry: &Entry,
+        options: &DeleteOptions,
+    ) -> Result<Leaving, ApiError> {
+        if self.is_free_clone(name, entry, options).await? {
+            return Ok(Leaving::Clone);
+        }
+        let place = entry.backend.as_deref().map(BackendUrl::parse);
+        let (true, Some(Ok(url))) = (options.remove_data, place) else {
+            return Ok(Leaving::Stays);
+        };
+        // Of one that is not open nobody knows whose it is by now.
+        let report = self.report().await?;
+        let volume = find(&report, VolumeNumber(entry.number));
+        if volume.is_none_or(|volume| volume.phase != Phase::Open) {
+            return Ok(Leaving::Stays);
+        }
+        let named = url.place.name();
+        if url.place.is_read_only() {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {named} is a snapshot, which is not removed with a volume over it: delete the \
+                     volume without remove_data, and the snapshot with the volume that it is of"
+                ),
+            ));
+        }
+        if url.place.as_keeper().is_some_and(Keeper::is_objects) {
+            return Ok(Leaving::Objects);
+        }
+        let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {
+            Some(Some(held)) => return Ok(Leaving::Image(held)),
+            Some(None) => {
+                format!("what lies at {named} is not the image that it has open: put that back")
+            }
+            None => format!("{named} does not answer: try again once it does"),
+        };
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: {why}, or delete the volume without remove_data"),
+        ))
+    }
+
+    /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing. What another
+    /// node has taken over stays.
+    async fn give_up_place(
+        &self,
+        name: &str,
+        entry: &Entry,
+        leaving: Leaving,
+        has_begun: bool,
+    ) -> Result<Leaving, ApiError> {
+        if leaving.given_up().is_none() {
+            return Ok(leaving);
+        }
+        if !has_begun {
+            self.note_given_up(entry, leaving).await?;
+        }
+        let number = VolumeNumber(entry.number);
+        match self.give_up_clone(name, number).await {
+            Ok(true) => Ok(leaving),
+            Ok(false) => {
+                self.keep_after_all(entry).await;
+                Ok(Leaving::Stays)
+            }
+            Err(NotKept { error, is_refused }) if is_refused && !has_begun => {
+                self.keep_after_all(entry).await;
+                if leaving == Leaving::Clone {
+                    return Err(error);
+                }
+                tracing::warn!("{error}: what the volume has in its store stays there");
+                Ok(Leaving::Stays)
+            }
+            // It may be given up all the same, or be so later: what is written to it from here on would be lost.
+            Err(NotKept { error, .. }) => {
+                if let Err(error) = self.close_given_up(name, entry, false).await {
+                    tracing::warn!("{error}");
+                }
+                Err(self.did_not_end(name, &error.message, leaving))
+            }
+        }
+    }
+
+    /// Close a volume that will be deleted; returns the dirty bytes that this loses.
+    async fn close_for_good(
+        &self,
+        name: &str,
+        entry: &Entry,
+        options: &DeleteOptions,
+        leaving: &mut Leaving,
+        has_begun: bool,
+    ) -> Result<u64, ApiError> {
+        let number = VolumeNumber(entry.number);
+        let report = self.report().await?;
+        let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
+            return self.give_up_unopened(name, entry, options, has_begun).await;
+        };
+        let dirty = volume.stats.dirty_bytes;
+        let asks = !options.discard_dirty && !has_begun;
+        if let Some(lost) = lost(volume).filter(|_| asks) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {lost}, which what stays of it does not say: write over them first, or lose them \
+                     with --discard-dirty"
+                ),
+            ));
+        }
+        if asks && dirty > 0 {
+            self.destage(name, number)
+                .await
+                .map_err(|error| match error.kind {
+                    // Nothing is wrong with the backend.
+                    ErrorKind::Unavailable => error,
+                    _ => ApiError::new(
+                        ErrorKind::Conflict,
+                        format!("{error}, or lose {dirty} dirty bytes with --discard-dirty"),
+                    ),
+                })?;
+        }
+        *leaving = self.give_up_place(name, entry, *leaving, has_begun).await?;
+        let is_given_up = leaving.given_up().is_some();
+        // What is given up takes nothing any more.
+        let closed = self.close_given_up(name, entry, asks && !is_given_up);
+        if let Err(error) = closed.await {
+            if !is_given_up {
+                return Err(error);
+            }
+            // Whatever happens from here on, it can only be deleted.
+            return Err(self.did_not_end(name, &error.message, *leaving));
+        }
+        Ok(if asks { 0 } else { dirty })
+    }
+
+    /// Note durably what is about to be given up.
+    async fn note_given_up(&self, entry: &Entry, leaving: Leaving) -> Result<(), ApiError> {
+        let Some(what) = leaving.given_up() else {
+            return Ok(());
+        };
+        let (at, of) = (self.layout(), entry.name.clone());
+        let noted = beside(move || catalogue::give_up(&at, &of, what)).await?;
+        noted.map_err(|error| failed(format!("volume {}: {error}", entry.name)))
+    }
+
+    /// Nothing was given up.
+    pub(super) async fn keep_after_all(&self, entry: &Entry) {
+        let (at, of) = (self.layout(), entry.name.clone());
+        let kept = beside(move || catalogue::keep_after_all(&at, &of)).await;
+        if let Ok(Err(error)) = kept {
+            tracing::warn!("volume {}: {error}", entry.name);
+        }
+    }
+
+    /// Close a volume whose place is given up, if it leaves it.
+    async fn close_given_up(
+        &self,
+        name: &str,
+        entry: &Entry,
+        destage: bool,
+    ) -> Result<(), ApiError> {
+        let number = VolumeNumber(entry.number);
+        let close = |answer| Command::Close {
+            volume: number,
+            destage,
+            answer,
+        };
+        let left = (self.command(name, "closing it", MOVE_TIME_MAX, close)).await?;
+        if let Some(left) = left.filter(|left| destage && !left.nothing) {
+            self.records.closed(entry.number, Some(left)).await;
+            let why = format!(
+                "its write log failed or did not answer while it was closed, and the backend may lack {} bytes",
+                left.dirty_bytes
+            );
+            let refused = NotOpen::Refused { why: why.clone() };
+            self.put(entry.clone(), Some(refused));
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: {why}: put it right and open it, or lose that with --discard-dirty"
+                ),
+            ));
+        }
+        self.records.untrack(entry.number).await;
+        self.forget_scrubs(entry.number);
+        self.forget_heat(entry.number).await;
+        Ok(())
+    }
+
+    /// The same for a volume that could not be opened: what it holds is read from its log. What its place is given
+    /// up for had its say already.
+    async fn give_up_unopened(
+        &self,
+        name: &str,
+        entry: &Entry,
+        options: &DeleteOptions,
+        is_given_up: bool,
+    ) -> Result<u64, ApiError> {
+        let dirty = self.dirty_of_unopened(name, entry).await?;
+        let conflict = |what: String| {
+            let what = format!(
+                "volume {name}: it is not open and {what}: put it right and open it, or lose that with --discard-dirty"
+            );
+            Err(ApiError::new(ErrorKind::Conflict, what))
+        };
+        let loses = options.discard_dirty || is_given_up;
+        if !loses && !dirty.is_none() {
+            return conflict(format!(
+                "its write log holds {dirty} that the backend does not have"
+            ));
+        }
+        if !loses
+            && entry.home.is_some()
+            && let Some(why) = self.missing_backend(entry).await
+        {
+            return conflict(format!(
+                "its home may hold the only copy of its data, since its backend is not whole ({why})"
+            ));
+        }
+        let number = VolumeNumber(entry.number);
+        let closed = ask(&*self.path, "closing it", COMMAND_TIME_MAX, |answer| {
+            Command::Close {
+                volume: number,
+                destage: false,
+                answer,
+            }
+        });
+        if let Err(error) = closed.await {
+            tracing::debug!("volume {name} was not open: {error}");
+        }
+        self.records.untrack(entry.number).await;
+        self.forget_scrubs(entry.number);
+        self.forget_heat(entry.number).await;
+        Ok(dirty.bytes_max)
+    }
+
+    /// Why a volume's backend does not have all of it, as far as can be seen without opening it.
+    async fn missing_backend(&self, entry: &Entry) -> Option<String> {
+        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
+        let looked = in_time(ANSWER_TIME_MAX, move || {
+            let found = BackendUrl::parse(&url).map(|url| url.place.find());
+            match found {
+                Ok(Ok(Some(found))) if found.bytes < bytes => {
+                    Some(format!("{} bytes of {bytes}", found.bytes))
+                }
+                Ok(Ok(Some(_))) => None,
+                Ok(Ok(None)) => Some("there is none".to_owned()),
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(error) => Some(error.to_string()),
+            }
+        });
+        looked
+            .await
+            .unwrap_or_else(|| Some("it does not answer".to_owned()))
+    }
+
+    /// Whether whatever is in the place of a volume's log can be looked at in time.
+    pub(super) async fn log_answers(&self, entry: &Entry) -> bool {
+        let path = entry.log_path(&self.layout());
+        let looked = in_time(ANSWER_TIME_MAX, move || inspect::log_owner(&path)).await;
+        looked.is_some()
+    }
+
+    /// What a volume that is not open has dirty: what its log says, or else its record.
+    pub(super) async fn dirty_of_unopened(
+        &self,
+        name: &str,
+        entry: &Entry,
+    ) -> Result<Dirty, ApiError> {
+        let (path, of, uuid) = (entry.log_path(&self.layout()), entry.clone(), entry.uuid);
+        // Without memory to read its log, the record has to do, which never says less.
+        let memory = self.memory_to_read_log(entry);
+        let inspected = if let Ok(memory) = memory
+            && self.log_answers(entry).await
+        {
+            let look = move || {
+                let _memory = memory;
+                inspect::dirty_of(&path, of.uuid, of.encryption.as_ref())
+            };
+            tokio::task::spawn_blocking(look)
+                .await
+                .map_err(|error| failed(format!("volume {name}: {error}")))?
+        } else {
+            None
+        };
+        let loss = self.loss_of(entry).await;
+        let home = entry.home_path(&self.layout());
+        let at_home = match home {
+            Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,
+            None => Some(Some((0, true))),
+        };
+        let inspected = inspected.zip(at_home.flatten());
+        let inspected = inspected.map(|((bytes, entries), (at_home, is_nothing))| {
+            (bytes + at_home, entries + u64::from(!is_nothing))
+        });
+        Ok(match inspected {
+            Some((bytes_max, entries)) => Dirty {
+                bytes_max,
+                is_exact: true,
+                is_none: entries == 0,
+            },
+            None => Dirty {
+                bytes_max: loss.dirty_bytes_max,
+                is_exact: loss.record.as_ref().is_some_and(|record| !record.in_use),
+                is_none: loss.is_none(),
+            },
+        })
+    }
+
+    /// Drop what the read cache and the log device still hold of a closed volume.
+    pub(super) async fn forget(&self, entry: &Entry) {
+        self.forget_cached(entry).await;
+        self.forget_home(entry).await;
+        let log = entry.log_path(&self.layout());
+        let (path, uuid) = (log.clone(), entry.uuid);
+        let wiped = in_time(COMMAND_TIME_MAX, move || {
+            // Another disk may be in its place by now.
+            let is_its_own = is_block_device(&path) && inspect::log_owner(&path) == Some(uuid);
+            let wiped = is_its_own.then(|| inspect::wipe_device(&path));
+            wiped.and_then(|wiped| wiped.err().map(|error| error.to_string()))
+        });
+        if let Some(problem) = wiped.await.unwrap_or(Some("it does not answer".to_owned())) {
+            tracing::warn!(
+                "volume {}: {}: {problem}: wipe it with `wipefs` before using it again",
+                entry.name,
+                log.display()
+            );
+        }
+    }
+
+    /// Drop what the read cache holds of a closed volume whose number will not be used again.
+    pub(super) async fn forget_cached(&self, entry: &Entry) {
+        let number = VolumeNumber(entry.number);
+        let forgotten = ask(&*self.path, "forgetting it", COMMAND_TIME_MAX, |answer| {
+            Command::Forget(number, answer)
+        });
+        if let Err(error) = forgotten.await {
+            // Its number is never used again, so what stays is only memory that ages out.
+            tracing::warn!("volume {}: {error}", entry.name);
+        }
+    }
+}
+
+/// Dirty data of a volume that is not open.
+pub(super) struct Dirty {
+    /// Bytes at most.
+    pub bytes_max: u64,
+    is_exact: bool,
+    is_none: bool,
+}
+
+impl Dirty {
+    /// Whether it is certain that there is none, discards included.
+    pub fn is_none(&self) -> bool {
+        self.is_none
+    }
+}
+
+impl std::fmt::Display for Dirty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_exact {
+            write!(f, "{} dirty bytes", self.bytes_max)
+        } else {
+            write!(
+                f,
+                "an unknown amount of dirty data, {} bytes at most,",
+                self.bytes_max
+            )
+        }
+    }
+}

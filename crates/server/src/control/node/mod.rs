@@ -1,0 +1,550 @@
+//! The node as the control plane knows it: its volumes, and every operation on them.
+//!
+//! Invariants:
+//! 1. The catalogue never names a size that the backend does not have: it changes after the shard
+//!    has grown a volume, and before the shard shrinks it. It names a volume before the shard
+//!    opens it, and until after the shard has closed it. So a crash in between leaves a volume
+//!    that opens.
+//! 2. One operation at a time changes a volume; a second one is refused, not queued.
+//! 3. Operations that change something run to their end even if the client goes away.
+//! 4. What may wait for a disk runs [`beside`] the control plane, and so never under a lock that its thread takes.
+//! 5. Dirty data is lost only by `discard_dirty`, and the answer says how much it was.
+
+mod change;
+mod create;
+mod delete;
+mod detach;
+mod encryption;
+mod heat;
+mod home;
+mod looks;
+mod memory;
+mod open;
+mod pins;
+mod record;
+mod report;
+mod scrub;
+mod snapshots;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use hdcs_api::events::{Event, Outcome};
+use hdcs_api::time::utc;
+use hdcs_api::value::Value;
+use hdcs_api::{ApiError, ErrorKind, Reloaded};
+use hdcs_backend::codec::CODECS;
+use hdcs_backend::copying::Copying;
+use hdcs_backend::memory::{Share, VolumeMemory};
+use hdcs_core::io::Nanos;
+use hdcs_core::volume::VolumeConfig;
+use hdcs_device::DeviceRegion;
+use hdcs_frontend::access::Allow;
+use hdcs_frontend::nbd::tls::Certificates;
+use hdcs_frontend::{Unopened, VolumeNumber};
+use open::{NotOpen, Opening};
+use record::Records;
+use tokio::sync::Semaphore;
+use uuid::Uuid;
+
+use super::link::{DataPath, Reports, ask};
+use crate::catalogue::{self, Entry, Found, VolumeName};
+use crate::config::budget::Budget;
+use crate::config::{Config, NodeSettings, VolumeSettings};
+use crate::data_dir::{DataDir, Layout};
+use crate::events::Events;
+use crate::shard::LOG_PATIENCE_MAX;
+use crate::shard::command::{Admission, Answer, Command, ShardReport, VolumeReport, VolumeSpec};
+
+/// What needs no device.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
+/// Looking at one file: what it is, its first block. Then what it lies on counts as not answering.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
+/// What moves data.
+const MOVE_TIME_MAX: Duration = Duration::from_mins(10);
+/// A stop that destages is bounded by its caller, one that does not by the shard.
+const STOP_TIME_MAX: Duration = Duration::from_hours(48);
+/// A destage that has moved nothing for so long is taken for stuck.
+const STALL_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often progress is looked at.
+const WATCH_PERIOD: Duration = Duration::from_millis(50);
+/// Looks at what a volume's file takes up that may be under way at once.
+const LOOKS_MAX: usize = 8;
+
+/// A volume that this node has.
+#[derive(Clone, Debug)]
+struct Slot {
+    found: Found,
+    /// Why the shard does not have it although the entry is good.
+    not_open: Option<NotOpen>,
+}
+
+/// Destaged bytes at one moment, and the rate up to then.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Instant,
+    destaged_bytes: u64,
+    bytes_per_s: u64,
+}
+
+/// The node.
+pub struct Node {
+    config: Config,
+    budget: Budget,
+    /// Memory for volumes, and what each has of it, by its number.
+    share: Arc<Share>,
+    memories: Mutex<BTreeMap<u32, Weak<VolumeMemory>>>,
+    dir: Arc<Mutex<DataDir>>,
+    root: PathBuf,
+    uuid: Uuid,
+    events: Events,
+    /// The state that each volume was in when it was last looked at.
+    states: Mutex<BTreeMap<String, String>>,
+    slots: Mutex<BTreeMap<String, Slot>>,
+    /// Operations under way, by volume.
+    busy: Mutex<BTreeMap<String, &'static str>>,
+    /// Volumes whose opening the shard was asked for and has not answered.
+    openings: Mutex<BTreeMap<String, Opening>>,
+    samples: Mutex<BTreeMap<u32, Sample>>,
+    tier_times: Mutex<home::TierTimes>,
+    /// Copies that clones have to make, by the volume that is cloned.
+    copies: Mutex<BTreeMap<String, Arc<Copying>>>,
+    records: Records,
+    scrubs: scrub::Scrubs,
+    heats: heat::Heats,
+    path: Arc<dyn DataPath>,
+    reports: Reports,
+    /// For looks at what a file takes up that are under way.
+    looks: Arc<Semaphore>,
+    nbd_listen: Vec<String>,
+    certificates: Option<Arc<Certificates>>,
+    started: Instant,
+}
+
+/// Marks a volume as having an operation under way.
+struct Busy<'a> {
+    node: &'a Node,
+    name: String,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(&self.node.busy).remove(&self.name);
+    }
+}
+
+/// No holder of these locks leaves a half-changed map behind, so a panic elsewhere changes nothing.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::Invalid, message)
+}
+
+fn failed(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::Failed, message)
+}
+
+fn parse_name(name: &str) -> Result<VolumeName, ApiError> {
+    name.parse()
+        .map_err(|error| invalid(format!("volume name {name:?}: {error}")))
+}
+
+impl Node {
+    /// A node over a data directory and a running shard. Volumes are opened by [`Self::open_all`].
+    pub fn new(
+        config: Config,
+        budget: Budget,
+        dir: Arc<Mutex<DataDir>>,
+        path: Arc<dyn DataPath>,
+        nbd_listen: Vec<String>,
+        certificates: Option<Arc<Certificates>>,
+        events: Events,
+    ) -> Self {
+        let (root, uuid) = {
+            let dir = lock(&dir);
+            (dir.layout().root().to_owned(), dir.node_uuid())
+        };
+        Self {
+            uuid,
+            events,
+            states: Mutex::default(),
+            config,
+            share: Share::new(budget.volumes_bytes),
+            memories: Mutex::default(),
+            budget,
+            root,
+            dir,
+            slots: Mutex::default(),
+            busy: Mutex::default(),
+            openings: Mutex::default(),
+            samples: Mutex::default(),
+            tier_times: Mutex::default(),
+            copies: Mutex::default(),
+            records: Records::default(),
+            scrubs: scrub::Scrubs::default(),
+            heats: heat::Heats::default(),
+            path,
+            reports: Reports::default(),
+            looks: Arc::new(Semaphore::new(LOOKS_MAX)),
+            nbd_listen,
+            certificates,
+            started: Instant::now(),
+        }
+    }
+
+    /// What the data path says of itself and its volumes now.
+    async fn report(&self) -> Result<Arc<ShardReport>, ApiError> {
+        self.reports.fresh(&*self.path).await
+    }
+
+    /// What is kept of what was done.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(&self.root)
+    }
+
+    fn begin(&self, name: &str, what: &'static str) -> Result<Busy<'_>, ApiError> {
+        let mut busy = lock(&self.busy);
+        if let Some(other) = busy.get(name) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("volume {name}: it is being {other}: wait until that has ended"),
+            ));
+        }
+        busy.insert(name.to_owned(), what);
+        Ok(Busy {
+            node: self,
+            name: name.to_owned(),
+        })
+    }
+
+    fn slot(&self, name: &str) -> Result<Slot, ApiError> {
+        parse_name(name)?;
+        lock(&self.slots).get(name).cloned().ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::NotFound,
+                format!(
+                    "no volume {name}: {}: see `hdcs volume list`",
+                    self.root.display()
+                ),
+            )
+        })
+    }
+
+    /// The entry of a volume that the shard has.
+    fn entry(&self, name: &str) -> Result<Entry, ApiError> {
+        let slot = self.slot(name)?;
+        let why = match (slot.found, slot.not_open) {
+            (Found::Entry(entry), None) => return Ok(*entry),
+            (Found::Entry(_), Some(not_open)) => not_open.to_string(),
+            (Found::Damaged(why), _) => why,
+        };
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: it is not open: {why}"),
+        ))
+    }
+
+    /// Note what became of a volume, and have the data path tell it to whoever asks for it.
+    fn put(&self, entry: Entry, not_open: Option<NotOpen>) {
+        let name = entry.name.to_string();
+        let why = not_open.as_ref().map(ToString::to_string);
+        let slot = Slot {
+            found: Found::Entry(Box::new(entry)),
+            not_open,
+        };
+        lock(&self.slots).insert(name.clone(), slot);
+        self.explain(&name, why);
+    }
+
+    fn explain(&self, name: &str, why: Option<String>) {
+        let unopened = why.map(|why| Unopened {
+            why,
+            allow: self.allow_of(name),
+        });
+        // If the shard has ended, nobody asks any more.
+        self.path.send(Command::Explain(name.to_owned(), unopened));
+    }
+
+    /// Which clients may open a volume over TCP; nobody if that cannot be told.
+    fn allow_of(&self, name: &str) -> Allow {
+        let slots = lock(&self.slots);
+        let Some(Found::Entry(entry)) = slots.get(name).map(|slot| &slot.found) else {
+            return Allow::default();
+        };
+        let settings = self.settings_of(&entry.settings);
+        settings.map_or_else(|_| Allow::default(), |settings| settings.allow)
+    }
+
+    /// The entries that take part in the split of memory.
+    fn entries(&self) -> Vec<Entry> {
+        let slots = lock(&self.slots);
+        slots
+            .values()
+            .filter_map(|slot| match &slot.found {
+                Found::Entry(entry) => Some(Entry::clone(entry)),
+                Found::Damaged(_) => None,
+            })
+            .collect()
+    }
+
+    fn settings_of(&self, overrides: &BTreeMap<String, Value>) -> Result<VolumeSettings, ApiError> {
+        let mut settings = self.config.volume.clone();
+        for (key, value) in overrides {
+            settings
+                .set_known(key, value)
+                .map_err(|error| invalid(error.to_string()))?;
+        }
+        settings
+            .check()
+            .and_then(|()| self.budget.check_unpersisted(&settings))
+            .map_err(|error| invalid(error.to_string()))?;
+        Ok(settings)
+    }
+
+    /// How long a stop waits at most for write logs whose devices do not answer.
+    pub fn log_patience(&self) -> Duration {
+        let settings = self.entries().into_iter();
+        let settings = settings.filter_map(|entry| self.settings_of(&entry.settings).ok());
+        let longest = settings.map(|settings| settings.log_answer_max_ms).max();
+        Duration::from_millis(longest.unwrap_or(0)).min(LOG_PATIENCE_MAX)
+    }
+
+    fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
+        let settings = self.settings_of(&entry.settings)?;
+        let memory = self.memory_of(entry.number);
+        Ok(VolumeConfig {
+            number: entry.number,
+            uuid: entry.uuid.into_bytes(),
+            bytes: entry.bytes,
+            log_bytes: entry.log.bytes,
+            policy: settings.policy,
+            persist: settings.persist,
+            compression: settings.compression,
+            codec: &CODECS,
+            when_full: settings.when_full,
+            log_failure: settings.log_failure,
+            discard: settings.discard,
+            unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
+            unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
+            dirty_age_max: Nanos::from_millis(settings.destage_age_max_ms),
+            dirty_ratio_min: settings.dirty_ratio_min as u8,
+            dirty_ratio_max: settings.dirty_ratio_max as u8,
+            destage_depth_max: settings.cache_flush_queue_depth as usize,
+            sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
+            promote_hits: settings.cache_promote_hits as u8,
+            fill_rate_max_bytes_s: settings.cache_warm_rate_mib_s << 20,
+            read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
+            // No fewer than it has blocks.
+            log_entries_max: memory.map_or(0, |memory| memory.entries_max()),
+            resident_bytes_max: self.budget.resident_bytes_max(volumes),
+            backend_extents: true,
+            backend_atomic: false,
+            backend_answer_max: Nanos::from_millis(settings.backend_answer_max_ms),
+            log_answer_max: Nanos::from_millis(settings.log_answer_max_ms),
+        })
+    }
+
+    fn spec(
+        &self,
+        entry: &Entry,
+        volumes: usize,
+        admission: Arc<dyn Admission>,
+        memory: Arc<VolumeMemory>,
+    ) -> Result<VolumeSpec, ApiError> {
+        let layout = self.layout();
+        let settings = self.settings_of(&entry.settings)?;
+        Ok(VolumeSpec {
+            name: entry.name.to_string(),
+            config: self.core_config(entry, volumes)?,
+            qos: settings.qos(),
+            log: DeviceRegion {
+                path: entry.log_path(&layout),
+                offset: 0,
+                bytes: entry.log.bytes,
+            },
+            backend: entry.backend_url(&layout),
+            identity: entry.backend_identity.clone(),
+            encryption: entry.encryption.clone(),
+            home: entry.home_path(&layout),
+            pins: pins::sectors(&entry.pins),
+            allow: settings.allow,
+            admission,
+            memory,
+        })
+    }
+
+    /// Make a changed entry durable in the catalogue. The operation that marks the volume as busy keeps the order.
+    async fn update_entry(&self, entry: &Entry) -> Result<(), ApiError> {
+        let (layout, entry) = (self.layout(), entry.clone());
+        let updated = beside(move || catalogue::update(&layout, &entry)).await?;
+        updated.map_err(|error| failed(error.to_string()))
+    }
+
+    /// Hand out a volume number that was never used, durably.
+    async fn next_volume_number(&self, name: &str) -> Result<u32, ApiError> {
+        let dir = Arc::clone(&self.dir);
+        let number = beside(move || lock(&dir).next_volume_number()).await?;
+        number.map_err(|error| failed(format!("volume {name}: {error}")))
+    }
+
+    /// Give every open volume its share of memory after their number has changed.
+    async fn share_memory(&self) {
+        let entries = self.entries();
+        let volumes = entries.len();
+        for entry in entries {
+            let Ok(config) = self.core_config(&entry, volumes) else {
+                continue;
+            };
+            let what = "sharing memory";
+            let shared = ask(&*self.path, what, COMMAND_TIME_MAX, |answer| {
+                Command::Reconfigure(Box::new(config), answer)
+            });
+            if let Err(error) = shared.await {
+                tracing::debug!("volume {}: {error}", entry.name);
+            }
+        }
+    }
+
+    /// Where the node's data is.
+    pub fn root(&self) -> &std::path::Path {
+        &self.root
+    }
+
+    /// The data path.
+    pub fn path(&self) -> &dyn DataPath {
+        &*self.path
+    }
+
+    /// What belongs to the node as a whole.
+    pub fn settings(&self) -> &NodeSettings {
+        &self.config.node
+    }
+
+    /// Read the TLS files again. What cannot be used changes nothing.
+    pub async fn reload(&self) -> Result<Reloaded, ApiError> {
+        let Some(certificates) = self.certificates.clone() else {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                "there are no TLS files to read again: `nbd_tls_cert_file` is not set",
+            ));
+        };
+        let files = Arc::clone(&certificates);
+        let read = tokio::task::spawn_blocking(move || files.reload());
+        let read = read
+            .await
+            .map_err(|error| failed(format!("reading the TLS files: {error}")))?;
+        let ended_clients = read.map_err(|error| {
+            failed(format!(
+                "the TLS files cannot be used, and those that were read before stay in force: {error}"
+            ))
+        })?;
+        if !self.path.send(Command::EndRevoked) {
+            return Err(failed(
+                "the TLS files were read again, and clients whose certificates are not good any more are still \
+                 connected: the data path did not take that: reload again",
+            ));
+        }
+        let until = certificates.current().valid_until_ms;
+        let until = until.map_or_else(String::new, |ms| format!(" valid until {}", utc(ms)));
+        let what =
+            format!("a certificate{until}; {ended_clients} clients are not trusted any more");
+        self.events
+            .note(Event::new("certificates", Outcome::Done, "node").what(what));
+        tracing::info!(
+            "read the TLS files again: {ended_clients} connected clients are not trusted any more"
+        );
+        Ok(Reloaded { ended_clients })
+    }
+
+    /// Close every connection and volume, making everything acknowledged durable, with `destage`
+    /// after the backends hold everything, and end the shard. Asked again without `destage`, the
+    /// shard settles for that.
+    pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
+        self.scrubs.cancel_all();
+        self.save_heat_at_stop().await;
+        let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
+            Command::Stop { destage, answer }
+        })
+        .await?;
+        for one in &closed {
+            self.records.closed(one.volume.0, one.left).await;
+        }
+        let failed_logs: Vec<String> = closed
+            .iter()
+            .filter(|one| one.log_failed)
+            .map(|one| self.name_of(one.volume))
+            .collect();
+        if failed_logs.is_empty() {
+            return Ok(());
+        }
+        Err(failed(format!(
+            "writes to the logs of these volumes failed or were not answered: {}; what was acknowledged as durable before is \
+             in them: put their devices right before the next start",
+            failed_logs.join(", ")
+        )))
+    }
+
+    /// Have the shard do something with a volume; what goes wrong names that.
+    async fn command<T>(
+        &self,
+        name: &str,
+        what: &str,
+        time_max: Duration,
+        make: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, ApiError> {
+        let done = ask(&*self.path, what, time_max, make).await;
+        done.map_err(|error| at_volume(name, error))
+    }
+
+    fn name_of(&self, number: VolumeNumber) -> String {
+        let entries = self.entries();
+        let entry = entries.iter().find(|entry| entry.number == number.0);
+        entry.map_or_else(|| format!("number {}", number.0), |e| e.name.to_string())
+    }
+}
+
+/// Look at files of the node's volumes on a thread of its own, since what they lie on may hang; `None` if it does.
+async fn in_time<T: Send + 'static>(
+    time_max: Duration,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    looks::in_time("", time_max, look).await
+}
+
+/// Do what may wait for a disk on a thread of its own: the control plane has one thread for everybody.
+async fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| {
+        failed(format!(
+            "internal error: {error}: see the log of the daemon"
+        ))
+    })
+}
+
+fn at_volume(name: &str, error: ApiError) -> ApiError {
+    ApiError::new(error.kind, format!("volume {name}: {error}"))
+}
+
+/// What an open volume has lost with its write log, in words.
+fn lost(volume: &VolumeReport) -> Option<String> {
+    let stats = &volume.stats;
+    (stats.lost_bytes > 0).then(|| {
+        let (bytes, places) = (stats.lost_bytes, stats.lost_ranges);
+        format!("its damaged write log has lost {bytes} bytes in {places} places")
+    })
+}
+
+fn find(report: &ShardReport, number: VolumeNumber) -> Option<&VolumeReport> {
+    let mut volumes = report.volumes.iter();
+    volumes.find(|volume| volume.config.number == number.0)
+}

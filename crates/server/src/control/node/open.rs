@@ -1,0 +1,794 @@
+//! Opening volumes: all of them at start, one that has to wait again and again, one by hand,
+//! and one whose write log is lost from its backend alone.
+//!
+//! ```text
+//!            ┌───────────── next attempt ────────────┐
+//!            ▼                                        │
+//!  start ─► opening ──► open            waiting (backend unreachable, too little memory; 1 s to 30 s)
+//!            │ │ └────────────────────────────────────┘
+//!            │ └─► refused ──────── `volume open` ──► opening
+//!            └───► log or home lost ── `volume open` ──► opening
+//!                     └─ `volume open --discard-dirty` ─► new log, new home, new number ──► opening
+//! ```
+//!
+//! Invariants:
+//! 1. No volume waits for another one to be opened, nor does the start of the node for longer than
+//!    [`START_PATIENCE`].
+//! 2. A log is given up only if it cannot be opened, the backend can, and `discard_dirty` says so or
+//!    it is certain that it holds nothing. It is moved aside, not destroyed, unless it is a device.
+//! 3. A volume that gives up its log gets a new number with the new log, in one durable step: what
+//!    the read cache holds under the old number, some of it of data that is lost now, is never found
+//!    again. Before that step the volume is as lost as before, after it as new as its backend.
+//! 4. An opening whose thread hangs is given up only for a volume that is to go. Whatever that thread
+//!    brings later is closed; it changes neither records nor volumes any more ([`Gate`]).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fmt, fs};
+
+use hdcs_api::time::{unix_ms, utc};
+use hdcs_api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
+use hdcs_backend::Absent;
+use hdcs_backend::crypt::Unlocked;
+use hdcs_backend::home::store;
+use hdcs_backend::memory::ObjectMemory;
+use hdcs_backend::url::BackendUrl;
+use hdcs_core::format::LogSuperblock;
+use hdcs_core::volume::Volume as CoreVolume;
+use hdcs_frontend::VolumeNumber;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::create::{is_block_device, make_log};
+use super::delete::{DELETED, Leaving};
+use super::home::make_home;
+use super::record::Gate;
+use super::{
+    ANSWER_TIME_MAX, Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed,
+    in_time, invalid, lock, scrub,
+};
+use crate::catalogue::{self, Entry, Found};
+use crate::data_dir::dirty::{DirtyRecord, Left, Loss};
+use crate::data_dir::{kept, sealed};
+use crate::inspect;
+use crate::shard::command::{Command, OpenFailure, OpenFailureKind, OpenedAs};
+
+/// How long the start waits for volumes that are slow to open; they go on opening after it.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Pauses between attempts to reach a backend, doubled from the first to the last.
+const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long an opening may take before it counts as hanging: files open at once, and what is reached
+/// over a network gives up by itself before the second time.
+const HANG_TIME_LOCAL: Duration = Duration::from_secs(10);
+const HANG_TIME_REMOTE: Duration = Duration::from_secs(60);
+/// Openings that are handed over at once: fewer than the commands that the data path takes.
+const OPENINGS_PER_ROUND: usize = 64;
+
+/// Why a volume is not open.
+#[derive(Clone, Debug)]
+pub(super) enum NotOpen {
+    /// It is being opened.
+    Opening {
+        /// Since then.
+        since: Instant,
+    },
+    /// Its backend cannot be reached, or there is too little memory for it; it is tried again.
+    Waiting {
+        why: String,
+        attempts: u32,
+        retry_at: Instant,
+    },
+    /// Its write log is lost.
+    LogLost { why: String, loss: Loss },
+    /// Its home is lost.
+    HomeLost { why: String, loss: Loss },
+    /// Somebody must put something right.
+    Refused { why: String },
+    /// Deleting or detaching it has begun, and did not end.
+    Leaving {
+        why: String,
+        /// What becomes of what it has at its backend's place once that ends.
+        what: Leaving,
+    },
+}
+
+impl NotOpen {
+    /// What was given up in the backend by a deletion that did not end: nobody can open it any more, so it goes
+    /// whenever that goes on. An image might be somebody else's by then.
+    pub fn given_up(&self) -> Option<Leaving> {
+        match self {
+            Self::Leaving { what, .. } => what.given_up().map(Leaving::from),
+            _ => None,
+        }
+    }
+
+    /// The phase that it is shown in.
+    pub fn phase(&self) -> &'static str {
+        match self {
+            Self::Opening { .. } => "opening",
+            Self::Waiting { .. } => "waiting",
+            Self::LogLost { .. }
+            | Self::HomeLost { .. }
+            | Self::Refused { .. }
+            | Self::Leaving { .. } => "failed",
+        }
+    }
+
+    /// For how long it has been opening, if that is longer than it should take.
+    pub fn hangs_for(&self) -> Option<Duration> {
+        match self {
+            Self::Opening { since } => Some(since.elapsed()).filter(|age| *age >= HANG_TIME_LOCAL),
+            _ => None,
+        }
+    }
+}
+
+/// A volume that the shard was asked to open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    number: u32,
+    since: Instant,
+    hang_time: Duration,
+}
+
+impl fmt::Display for NotOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Opening { .. } => match self.hangs_for() {
+                None => f.write_str("it is being opened"),
+                Some(age) => write!(
+                    f,
+                    "it has been opening for {} s: its write log or its backend does not answer; it \
+                     opens by itself once they do, and `hdcs volume detach` or `delete` lets go of it",
+                    age.as_secs()
+                ),
+            },
+            Self::Waiting { why, attempts, .. } => write!(
+                f,
+                "{why}: tried {attempts} times, and again by itself; `hdcs volume open` tries at once"
+            ),
+            Self::LogLost { why, loss } => write!(
+                f,
+                "{why}: its write log is lost: {loss}: put the log back and run `hdcs volume open`, or \
+                 open it from its backend alone with `hdcs volume open --discard-dirty`"
+            ),
+            Self::HomeLost { why, loss } => write!(
+                f,
+                "{why}: its home is lost: {loss}: put it back and run `hdcs volume open`, or open the volume \
+                 from its backend alone with `hdcs volume open --discard-dirty`"
+            ),
+            Self::Refused { why } => {
+                write!(f, "{why}: put that right and run `hdcs volume open`")
+            }
+            Self::Leaving { why, .. } => f.write_str(why),
+        }
+    }
+}
+
+/// The pause after so many attempts have failed.
+fn retry_pause(attempts: u32) -> Duration {
+    let doubled = RETRY_PAUSE_MIN * 2u32.pow(attempts.saturating_sub(1).min(16));
+    doubled.min(RETRY_PAUSE_MAX)
+}
+
+impl Node {
+    /// Have the shard open a volume; what it says, and what of it is recorded.
+    async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
+        let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
+        let layout = self.layout();
+        let absent = if entry.backend_is_new {
+            Absent::CreateNew
+        } else {
+            Absent::Create
+        };
+        let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
+        let short = |error: ApiError| OpenFailure::new(OpenFailureKind::Shortage, error.message);
+        let memory = self.reserve(entry).map_err(short)?;
+        let spec = self
+            .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
+            .map_err(|error| refused(error.message))?;
+        let (answer, answered) = oneshot::channel();
+        let stopping = || refused("the node is stopping".to_owned());
+        if !self.path.send(Command::Open(Box::new(spec), answer)) {
+            return Err(stopping());
+        }
+        // However long it takes: a log may be large and a backend far away.
+        let result = answered.await.unwrap_or_else(|_| Err(stopping()));
+        if result.is_err() {
+            // A thread that panics has said so; then the record says "in use".
+            let _ = tokio::task::spawn_blocking(move || gate.take_back()).await;
+        }
+        result
+    }
+
+    /// Open a volume, and note what became of it.
+    pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
+        let attempts = match lock(&self.slots).get(entry.name.as_str()) {
+            Some(slot) => match slot.not_open {
+                Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
+                _ => 1,
+            },
+            None => 1,
+        };
+        let opening = Opening {
+            number: entry.number,
+            since: Instant::now(),
+            hang_time: hang_time(&entry.backend_url(&self.layout())),
+        };
+        lock(&self.openings).insert(entry.name.to_string(), opening);
+        let result = self.ask_to_open(entry, volumes).await;
+        lock(&self.openings).remove(entry.name.as_str());
+        let mut entry = entry.clone();
+        let not_open = match &result {
+            Ok(opened) => {
+                self.records.track(&entry, &self.layout(), opened.log).await;
+                self.record_backend(&mut entry, opened.backend.as_deref())
+                    .await;
+                None
+            }
+            Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
+        };
+        if result.is_ok() {
+            self.keep_after_all(&entry).await;
+            self.begin_scrubs(&entry).await;
+        }
+        self.put(entry.clone(), not_open);
+        if result.is_ok() {
+            self.begin_heat(&entry).await;
+        }
+        result.map(drop)
+    }
+
+    /// Begin what takes a volume away, if need be in the place of an opening that hangs. An opening
+    /// that does not is waited for; none is given up for what will be refused.
+    pub(super) async fn begin_leaving(
+        &self,
+        name: &str,
+        what: &'static str,
+        discard_dirty: bool,
+    ) -> Result<Busy<'_>, ApiError> {
+        let mut given_up: Option<Instant> = None;
+        loop {
+            let refused = match self.begin(name, what) {
+                Ok(busy) => return Ok(busy),
+                Err(refused) => refused,
+            };
+            let opening = lock(&self.openings).get(name).copied();
+            match (opening, given_up) {
+                (_, Some(at)) if at.elapsed() < COMMAND_TIME_MAX => {}
+                (Some(opening), None) if opening.since.elapsed() < opening.hang_time => {}
+                (Some(opening), None) => {
+                    self.give_up(name, opening, what, discard_dirty).await?;
+                    given_up = Some(Instant::now());
+                }
+                _ => return Err(refused),
+            }
+            tokio::time::sleep(WATCH_PERIOD).await;
+        }
+    }
+
+    /// Give up an opening that hangs.
+    async fn give_up(
+        &self,
+        name: &str,
+        opening: Opening,
+        what: &'static str,
+        discard_dirty: bool,
+    ) -> Result<(), ApiError> {
+        let age = opening.since.elapsed().as_secs();
+        let refuse = |why: String| {
+            let message = format!("volume {name}: it has been opening for {age} s: {why}");
+            Err(ApiError::new(ErrorKind::Conflict, message))
+        };
+        if let Found::Entry(entry) = self.slot(name)?.found {
+            if what == DELETED && !self.log_answers(&entry).await {
+                return refuse(format!(
+                    "its write log {} does not answer, so that it cannot be removed: detach the volume \
+                     with `hdcs volume detach`",
+                    entry.log_path(&self.layout()).display()
+                ));
+            }
+            let dirty = self.dirty_of_unopened(name, &entry).await?;
+            if !discard_dirty && !dirty.is_none() {
+                return refuse(format!(
+                    "its write log or its backend does not answer, and its write log holds {dirty} that \
+                     the backend does not have: bring back what does not answer, or leave that behind \
+                     with --discard-dirty"
+                ));
+            }
+        }
+        let number = VolumeNumber(opening.number);
+        self.command(name, "giving up its opening", COMMAND_TIME_MAX, |answer| {
+            Command::GiveUpOpening(number, answer)
+        })
+        .await
+    }
+
+    /// Record what a volume's backend is, if that was not known.
+    async fn record_backend(&self, entry: &mut Entry, identity: Option<&str>) {
+        if entry.backend_identity.is_some() || identity.is_none() {
+            return;
+        }
+        let known = Entry {
+            backend_identity: identity.map(str::to_owned),
+            ..entry.clone()
+        };
+        match self.update_entry(&known).await {
+            Ok(()) => *entry = known,
+            // Until it is recorded, another image in its place would not be noticed.
+            Err(error) => tracing::warn!(
+                "volume {}: its backend is not recorded: {error}",
+                entry.name
+            ),
+        }
+    }
+
+    async fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
+        let why = failure.message.clone();
+        match failure.kind {
+            OpenFailureKind::Unreachable | OpenFailureKind::Shortage => NotOpen::Waiting {
+                why,
+                attempts,
+                retry_at: Instant::now() + retry_pause(attempts),
+            },
+            OpenFailureKind::LogLost => NotOpen::LogLost {
+                why,
+                loss: self.loss_of(entry).await,
+            },
+            OpenFailureKind::HomeLost => NotOpen::HomeLost {
+                why,
+                loss: self.loss_of(entry).await,
+            },
+            OpenFailureKind::Gone => {
+                let (at, of) = (self.layout(), entry.name.clone());
+                let given_up = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of));
+                // Another node may have deleted it, who knows nothing of what is dirty here.
+                match given_up.await.flatten() {
+                    Some(what) => NotOpen::Leaving {
+                        why: "its deletion has begun, and did not end: delete it again".to_owned(),
+                        what: what.into(),
+                    },
+                    None => NotOpen::Refused { why },
+                }
+            }
+            OpenFailureKind::Refused => NotOpen::Refused { why },
+        }
+    }
+
+    /// What is lost if the log of a volume is.
+    pub(super) async fn loss_of(&self, entry: &Entry) -> Loss {
+        let directory = catalogue::directory(&self.layout(), &entry.name);
+        let uuid = entry.uuid;
+        let read = in_time(ANSWER_TIME_MAX, move || {
+            let kept = kept::read(&directory, uuid).ok().flatten();
+            (DirtyRecord::read(&directory, uuid), kept)
+        });
+        // What cannot be read in time may be anything.
+        let (record, kept) = read.await.unwrap_or_default();
+        let is_empty = |record: &DirtyRecord| {
+            let same = kept.filter(|kept| kept.log.get() == record.log);
+            let has_all =
+                |kept: LogSuperblock| kept::is_empty(&kept) && kept.lost_ranges.get() == 0;
+            entry.home.is_none() && same.is_some_and(has_all)
+        };
+        let record = record.map(|record| {
+            if !is_empty(&record) {
+                return record;
+            }
+            // It was given up when its device failed, once the backend had everything.
+            record.closed(Left {
+                dirty_bytes: 0,
+                nothing: true,
+            })
+        });
+        Loss::of(record, entry.dirty_bytes_max())
+    }
+
+    /// Open a volume that is in the catalogue, unless something else is being done to it.
+    async fn open_by_itself(self: Arc<Self>, name: String) {
+        let Ok(_busy) = self.begin(&name, "opened") else {
+            return;
+        };
+        let Ok(slot) = self.slot(&name) else {
+            return;
+        };
+        let (Found::Entry(entry), Some(before)) = (slot.found, slot.not_open) else {
+            return;
+        };
+        let is_first = matches!(before, NotOpen::Opening { .. });
+        match self.open(&entry, self.entries().len()).await {
+            Ok(()) if is_first => {}
+            Ok(()) => tracing::info!("volume {name} is open now"),
+            Err(failure) if is_first => {
+                tracing::error!("volume {name} does not serve: {failure}");
+            }
+            Err(failure) => tracing::debug!("volume {name} still does not serve: {failure}"),
+        }
+    }
+
+    /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
+    /// what takes long goes on opening when this has returned.
+    pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        let dir = Arc::clone(&self.dir);
+        let recovered = beside(move || {
+            let mut dir = lock(&dir);
+            let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
+            let mut scrubs = Vec::new();
+            for found in recovered.volumes.values() {
+                if let Found::Entry(entry) = found {
+                    dir.note_used_number(entry.number)
+                        .map_err(|error| failed(error.to_string()))?;
+                    let directory = catalogue::directory(dir.layout(), &entry.name);
+                    scrubs.push((entry.number, scrub::read(&directory)));
+                }
+            }
+            Ok::<_, ApiError>((recovered, scrubs))
+        });
+        let (recovered, scrubs) = recovered.await??;
+        for (number, record) in scrubs {
+            self.note_scrubs(number, record);
+        }
+        for what in recovered.removed {
+            tracing::warn!("removed {what}");
+        }
+        for what in recovered.left {
+            tracing::warn!("not removed now, tried again at the next start: {what}");
+        }
+        for what in recovered.ignored {
+            tracing::warn!("left alone, not a volume: {what}");
+        }
+        let mut names = Vec::new();
+        for (name, found) in recovered.volumes {
+            match found {
+                Found::Damaged(why) => {
+                    tracing::error!("volume {name} does not serve: {why}");
+                    self.explain(&name, Some(why.clone()));
+                    let slot = super::Slot {
+                        found: Found::Damaged(why),
+                        not_open: None,
+                    };
+                    lock(&self.slots).insert(name, slot);
+                }
+                Found::Entry(entry) => {
+                    let since = Instant::now();
+                    self.put(*entry, Some(NotOpen::Opening { since }));
+                    names.push(name);
+                }
+            }
+        }
+        let mut openings = JoinSet::new();
+        for names in names.chunks(OPENINGS_PER_ROUND) {
+            for name in names {
+                openings.spawn(Arc::clone(self).open_by_itself(name.clone()));
+            }
+            // Once it has answered, it has taken what was sent before.
+            tokio::task::yield_now().await;
+            self.report().await?;
+        }
+        let all = async { while openings.join_next().await.is_some() {} };
+        if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
+            tracing::warn!(
+                "{} volumes are still being opened; the others serve",
+                openings.len()
+            );
+        }
+        openings.detach_all();
+        Ok(())
+    }
+
+    /// Try again what could not be reached and is due; called about once a second.
+    pub fn retry(self: &Arc<Self>) {
+        let now = Instant::now();
+        let slots = lock(&self.slots);
+        let due = slots.iter().filter(|(_, slot)| {
+            matches!(slot.not_open, Some(NotOpen::Waiting { retry_at, .. }) if retry_at <= now)
+        });
+        for (name, _) in due.take(OPENINGS_PER_ROUND) {
+            tokio::spawn(Arc::clone(self).open_by_itself(name.clone()));
+        }
+    }
+
+    /// Open a volume by hand, if need be without its log.
+    pub async fn open_now(
+        &self,
+        name: &str,
+        request: OpenVolume,
+    ) -> Result<OpenedVolume, ApiError> {
+        let _busy = self.begin(name, "opened")?;
+        let slot = self.slot(name)?;
+        let entry = match (slot.found, slot.not_open) {
+            (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why, .. })) => {
+                return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+            }
+            (Found::Entry(entry), Some(_)) => *entry,
+            (Found::Entry(_), None) => {
+                let volume = self.volume(name).await?;
+                return Ok(OpenedVolume { volume, lost: None });
+            }
+        };
+        let volumes = self.entries().len();
+        let mut opened_without = None;
+        if let Err(failure) = self.open(&entry, volumes).await {
+            let loss = self.loss_of(&entry).await;
+            let may_lose = request.discard_dirty || loss.is_none();
+            let is_home_lost = failure.kind == OpenFailureKind::HomeLost;
+            let is_lost = is_home_lost || failure.kind == OpenFailureKind::LogLost;
+            if !is_lost || !may_lose {
+                return Err(self.refusal(name, &failure));
+            }
+            let (entry, kept) = self.replace_log(&entry, &request, is_home_lost).await?;
+            let what = if is_home_lost { "home" } else { "log" };
+            tracing::warn!("volume {name} is opened without its {what}, which is lost: {loss}");
+            let shown = |path: PathBuf| path.display().to_string();
+            opened_without = Some(Lost {
+                is_home: is_home_lost,
+                dirty_bytes_max: loss.dirty_bytes_max,
+                complete_until: loss.complete_until(),
+                said: loss.to_string(),
+                log_kept: kept.log.map(shown),
+                home_kept: kept.home.map(shown),
+            });
+            let opened = self.open(&entry, volumes).await;
+            opened.map_err(|failure| self.refusal(name, &failure))?;
+        }
+        tracing::info!("volume {name} was opened by hand");
+        Ok(OpenedVolume {
+            volume: self.volume(name).await?,
+            lost: opened_without,
+        })
+    }
+
+    /// Why a volume was not opened by hand, as its slot says it now.
+    pub(super) fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
+        let kind = match failure.kind {
+            OpenFailureKind::Unreachable => ErrorKind::Unavailable,
+            OpenFailureKind::LogLost
+            | OpenFailureKind::HomeLost
+            | OpenFailureKind::Gone
+            | OpenFailureKind::Shortage
+            | OpenFailureKind::Refused => ErrorKind::Conflict,
+        };
+        let slot = lock(&self.slots).get(name).cloned();
+        let why = slot.and_then(|slot| slot.not_open);
+        let why = why.map_or(failure.message.clone(), |why| why.to_string());
+        ApiError::new(kind, format!("volume {name}: {why}"))
+    }
+
+    /// Make a new log for a volume whose log is lost, and a new home if that is lost: what the log has
+    /// follows what the home had, and means nothing without it. Its entry from now on, and where the old ones
+    /// were moved to.
+    async fn replace_log(
+        &self,
+        entry: &Entry,
+        request: &OpenVolume,
+        is_home_lost: bool,
+    ) -> Result<(Entry, Aside), ApiError> {
+        let name = entry.name.as_str();
+        let log = match (&request.log_path, request.log_bytes) {
+            (None, None) => entry.log.clone(),
+            (path, bytes) => {
+                let path = path.as_ref().map_or(entry.log.path.clone(), PathBuf::from);
+                let bytes = bytes.or(request.log_path.is_none().then_some(entry.log.bytes));
+                self.check_log_place(path, bytes, Some(entry))
+                    .await
+                    .map_err(|error| invalid(format!("volume {name}: {error}")))?
+            }
+        };
+        let number = self.next_volume_number(name).await?;
+        let new = Entry {
+            number,
+            log,
+            ..entry.clone()
+        };
+        self.check_memory(&new)?;
+        let config = self.core_config(&new, self.entries().len())?;
+        let (layout, old, overwrite) = (self.layout(), entry.clone(), request.log_overwrite);
+        let made = tokio::task::spawn_blocking(move || {
+            let (high, low) = Uuid::new_v4().as_u64_pair();
+            let log = high ^ low;
+            let mut first_block = CoreVolume::format_log(&config, log);
+            let directory = catalogue::directory(&layout, &new.name);
+            if let Some(kept) = kept::read(&directory, new.uuid).map_err(failed)? {
+                kept::carry(&kept, &mut first_block);
+            }
+            let mut unlocked = None;
+            if let Some(encryption) = &new.encryption {
+                let keys = encryption.unlock();
+                let keys = keys.map_err(|error| failed(error.to_string()))?;
+                keys.mark(&mut first_block);
+                unlocked = Some(keys);
+            }
+            let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
+            // Nothing is given up before it is certain that the backend is there.
+            let url = new.backend_url(&layout);
+            let memory = ObjectMemory::least();
+            let identity = new.backend_identity.as_deref();
+            let backend =
+                hdcs_backend::open_with(&url, new.bytes, Absent::Refuse, objects, memory, identity);
+            drop(backend.map_err(|error| failed(error.to_string()))?);
+            let home = new.home_path(&layout).filter(|_| is_home_lost);
+            if let Some(home) = &home {
+                refuse_foreign_home(home, new.uuid)?;
+            }
+            let place = new.log_path(&layout);
+            let is_old_place = place == old.log_path(&layout);
+            let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
+            // The device is this volume's, or it may be overwritten: `make_way` has looked. The home comes last:
+            // until then it is lost as before, so what ends here in between is found by the next opening.
+            let made = make_log(&place, new.log.bytes, true, &first_block).and_then(|()| {
+                let replace = |home: PathBuf| replace_home(&home, &new, unlocked.as_ref());
+                home.map_or(Ok(None), replace)
+            });
+            let aside = match made {
+                Ok(home) => Aside { log: aside, home },
+                Err(error) => {
+                    if let Some(aside) = &aside {
+                        let _back_where_it_was = fs::rename(aside, &place);
+                    }
+                    return Err(error);
+                }
+            };
+            let until = Loss::of(
+                DirtyRecord::read(&directory, new.uuid),
+                old.dirty_bytes_max(),
+            );
+            let until = until.record.and_then(|record| record.complete_until_ms);
+            // In this order: with the old entry or the old record the new log is refused.
+            catalogue::update(&layout, &new).map_err(|error| failed(error.to_string()))?;
+            DirtyRecord::of_new_log(new.uuid, log, until)
+                .write(&directory)
+                .map_err(|error| failed(format!("{}: {error}", directory.display())))?;
+            Ok((new, aside))
+        });
+        let made = made.await.map_err(|error| failed(error.to_string()))?;
+        let (new, aside) = made.map_err(|error| at_volume(name, error))?;
+        self.forget_cached(entry).await;
+        Ok((new, aside))
+    }
+}
+
+/// How long opening a backend may take before that counts as hanging.
+fn hang_time(url: &str) -> Duration {
+    match BackendUrl::parse(url) {
+        Ok(url) if url.place.path().is_none() => HANG_TIME_REMOTE,
+        _ => HANG_TIME_LOCAL,
+    }
+}
+
+/// A device in the place of a lost home must be this volume's or empty: names of devices change, and it may be
+/// the home of another volume, or no home at all.
+fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
+    if !is_block_device(home) && home.starts_with("/dev") {
+        // A file there would be a file in memory.
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "its home cannot be made: {}: there is no such device: connect it, or an empty one of its \
+                 size, there, and run `hdcs volume open` again",
+                home.display()
+            ),
+        ));
+    }
+    if !is_block_device(home) || store::is_of(home, volume) || inspect::is_empty_device(home) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        ErrorKind::Conflict,
+        format!(
+            "its home cannot be made: {}: the device holds something else, which would be lost: connect the \
+             right one there, or clear it with `wipefs --all` and `blkdiscard`",
+            home.display()
+        ),
+    ))
+}
+
+/// Where what was in the places of a lost log and home is kept.
+#[derive(Debug)]
+struct Aside {
+    log: Option<PathBuf>,
+    home: Option<PathBuf>,
+}
+
+/// Make a new home for a volume; a file in the place of the old one is moved aside, and back if that fails.
+/// Where it is.
+fn replace_home(
+    home: &Path,
+    volume: &Entry,
+    keys: Option<&Unlocked>,
+) -> Result<Option<PathBuf>, ApiError> {
+    let aside = make_way(home, true, volume.uuid, true)?;
+    // Its place is the volume's, and is not chosen anew.
+    let advice = "make room there, and run `hdcs volume open` again";
+    let made = make_home(home, volume, keys, true, advice);
+    if let (Err(_), Some(aside)) = (&made, &aside) {
+        let _back_where_it_was = fs::rename(aside, home);
+    }
+    made.map(|()| aside)
+}
+
+/// Make way for a new log of `volume`: a file in the place of its old one is moved aside, a device must
+/// be this volume's or empty. A file elsewhere is somebody's, and left for [`make_log`] to refuse.
+fn make_way(
+    path: &Path,
+    is_old_place: bool,
+    volume: Uuid,
+    overwrite: bool,
+) -> Result<Option<PathBuf>, ApiError> {
+    if is_block_device(path) {
+        if !overwrite && inspect::log_owner(path) != Some(volume) {
+            inspect::refuse_used_device(path)
+                .map_err(|why| ApiError::new(ErrorKind::Conflict, why))?;
+        }
+        return Ok(None);
+    }
+    if path.starts_with("/dev") {
+        // A file there would be a file in memory.
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "its write log cannot be made: {}: there is no such device: connect one, or name \
+                 another place with --log-path",
+                path.display()
+            ),
+        ));
+    }
+    if !is_old_place || fs::symlink_metadata(path).is_err() {
+        return Ok(None);
+    }
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".lost-{}", utc(unix_ms())));
+    let aside = PathBuf::from(aside);
+    let parent = path.parent().unwrap_or(Path::new("."));
+    fs::rename(path, &aside)
+        .and_then(|()| sealed::sync_directory(parent))
+        .map_err(|error| {
+            failed(format!(
+                "{}: cannot be moved aside: {error}",
+                path.display()
+            ))
+        })?;
+    Ok(Some(aside))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_pauses_double_up_to_half_a_minute() {
+        let seconds: Vec<u64> = (1..9).map(|n| retry_pause(n).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30, 30]);
+        assert_eq!(retry_pause(u32::MAX), RETRY_PAUSE_MAX);
+    }
+
+    #[test]
+    fn make_way_moves_its_own_file_aside_and_never_makes_one_below_dev() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let make_way = |path: &Path, own| make_way(path, own, Uuid::nil(), true);
+        assert_eq!(make_way(&path, true).unwrap(), None);
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(make_way(&path, false).unwrap(), None);
+        assert!(path.exists(), "a file of somebody else's stays");
+        let aside = make_way(&path, true).unwrap().unwrap();
+        assert!(!path.exists());
+        assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
+        let error = make_way(Path::new("/dev/hdcs-no-such-device"), true).unwrap_err();
+        assert!(error.message.contains("--log-path"), "{error}");
+    }
+
+    #[test]
+    fn lost_home_whose_device_is_gone_is_told_as_that() {
+        let home = Path::new("/dev/hdcs-no-such-device");
+        let said = refuse_foreign_home(home, Uuid::nil()).unwrap_err().message;
+        assert!(said.contains("its home cannot be made"), "{said}");
+        assert!(
+            said.contains("connect it") && said.contains("hdcs volume open"),
+            "{said}"
+        );
+        assert!(!said.contains("log"), "{said}");
+    }
+}

@@ -1,0 +1,415 @@
+//! Who keeps the dirty records ([`crate::data_dir::dirty`]): at most a few durable writes a second,
+//! on threads of their own, never while a volume is being taken away.
+//!
+//! Invariants:
+//! 1. A record is written only while its volume is tracked, under `writing`: once
+//!    [`Records::untrack`] has returned, nothing is written in the volume's directory any more.
+//! 2. Before a log takes a write, its record says that it is in use, or there is none.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hdcs_api::time::unix_ms;
+use hdcs_backend::Absent;
+use hdcs_core::cipher::Authenticator;
+use hdcs_core::format::LogSuperblock;
+use uuid::Uuid;
+
+use super::{beside, lock};
+use crate::catalogue::{self, Entry};
+use crate::data_dir::dirty::{DirtyRecord, Left, LogIdentity, RECORD_FILE};
+use crate::data_dir::{DataDir, Layout, kept};
+use crate::shard::command::{Admission, OpenFailure, OpenFailureKind, ShardReport, VolumeReport};
+
+/// Records renewed in one round; the others wait for the next.
+const WRITES_PER_ROUND: usize = 16;
+
+/// One open volume.
+#[derive(Clone, Debug)]
+struct Tracked {
+    directory: PathBuf,
+    log_bytes: u64,
+    /// As it is on the disk.
+    record: DirtyRecord,
+    /// How often its log was opened, this opening included.
+    incarnation: u64,
+    opened: Instant,
+    written: Instant,
+}
+
+/// The records of every open volume, by number.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Records {
+    tracked: Arc<Mutex<BTreeMap<u32, Tracked>>>,
+    writing: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// When a look at the volumes was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    at: Instant,
+    unix_ms: u64,
+}
+
+impl Asked {
+    pub fn now() -> Self {
+        Self {
+            at: Instant::now(),
+            unix_ms: unix_ms(),
+        }
+    }
+}
+
+impl Records {
+    /// A volume was opened.
+    pub async fn track(&self, entry: &Entry, layout: &Layout, log: LogIdentity) {
+        let directory = catalogue::directory(layout, &entry.name);
+        let now = Instant::now();
+        let (at, uuid) = (directory.clone(), entry.uuid);
+        let read = beside(move || DirtyRecord::read(&at, uuid)).await;
+        let record = read
+            .ok()
+            .flatten()
+            .unwrap_or_else(|| DirtyRecord::begun(None, entry.uuid, log));
+        let tracked = Tracked {
+            directory,
+            log_bytes: entry.dirty_bytes_max(),
+            record,
+            incarnation: log.incarnation,
+            opened: now,
+            written: now,
+        };
+        lock(&self.tracked).insert(entry.number, tracked);
+    }
+
+    /// A volume is being taken away: what it had recorded last.
+    pub async fn untrack(&self, number: u32) -> Option<DirtyRecord> {
+        let tracked = lock(&self.tracked).remove(&number);
+        let _none_is_being_written = self.writing.lock().await;
+        tracked.map(|tracked| tracked.record)
+    }
+
+    /// A volume was closed: what its log holds is known exactly.
+    pub async fn closed(&self, number: u32, left: Option<Left>) {
+        let tracked = lock(&self.tracked).remove(&number);
+        let _writing = self.writing.lock().await;
+        let (Some(tracked), Some(left)) = (tracked, left) else {
+            return;
+        };
+        let record = DirtyRecord {
+            incarnation: tracked.incarnation,
+            ..tracked.record.closed(left)
+        };
+        let written = tokio::task::spawn_blocking(move || write(&record, &tracked.directory));
+        // Without it the record says "in use", which is less precise and as true.
+        let _ = written.await;
+    }
+
+    /// Renew what has changed by much. Returns at once; one round is under way at a time.
+    pub fn renew(&self, asked: Asked, report: &ShardReport) {
+        let Ok(writing) = Arc::clone(&self.writing).try_lock_owned() else {
+            return;
+        };
+        let mut due = Vec::new();
+        for (number, tracked) in lock(&self.tracked).iter() {
+            let volumes = &mut report.volumes.iter();
+            let Some(volume) = volumes.find(|volume| volume.config.number == *number) else {
+                continue;
+            };
+            let new = look(tracked, asked, volume);
+            if tracked.record.is_outdated_by(&new, tracked.log_bytes) {
+                due.push((tracked.written, *number, new));
+            }
+        }
+        due.sort_unstable_by_key(|(written, ..)| *written);
+        due.truncate(WRITES_PER_ROUND);
+        if due.is_empty() {
+            return;
+        }
+        let records = Arc::clone(&self.tracked);
+        tokio::task::spawn_blocking(move || {
+            for (_, number, new) in due {
+                // It may have been taken away since.
+                let Some(directory) = lock(&records).get(&number).map(|t| t.directory.clone())
+                else {
+                    continue;
+                };
+                let is_written = write(&new, &directory);
+                if let Some(tracked) = lock(&records).get_mut(&number) {
+                    tracked.written = Instant::now();
+                    if is_written {
+                        tracked.record = new;
+                    }
+                }
+            }
+            drop(writing);
+        });
+    }
+}
+
+fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> DirtyRecord {
+    let at_home = volume.home.unwrap_or_default();
+    let is_home_clean = at_home.dirty_bytes + at_home.zero_bytes == 0;
+    let lost_bytes = volume.stats.lost_bytes;
+    let left = Left {
+        dirty_bytes: volume.stats.dirty_bytes + lost_bytes,
+        nothing: volume.stats.log_used_blocks == 0 && is_home_clean && lost_bytes == 0,
+    };
+    let age = if is_home_clean && lost_bytes == 0 {
+        Duration::from_nanos(volume.stats.dirty_age.0)
+    } else {
+        // How old that is which the home has not tiered out, or which the log has lost, nobody knows.
+        Duration::MAX
+    };
+    let open_for = asked.at.saturating_duration_since(tracked.opened);
+    DirtyRecord {
+        incarnation: tracked.incarnation,
+        ..tracked.record.seen(asked.unix_ms, left, age, open_for)
+    }
+}
+
+fn write(record: &DirtyRecord, directory: &Path) -> bool {
+    match record.write(directory) {
+        Ok(()) => true,
+        Err(error) => {
+            let path = directory.join(RECORD_FILE);
+            tracing::warn!(
+                "what is dirty cannot be recorded: {}: {error}",
+                path.display()
+            );
+            false
+        }
+    }
+}
+
+/// Lets a volume's log be opened if it is the one that the record knows, and records that it is.
+///
+/// Once it was taken back it lets nothing in: a thread that hung while it opened the volume may go on
+/// when the volume was deleted, detached or opened by another, whose record is not to be touched.
+pub(super) struct Gate {
+    directory: PathBuf,
+    volume: Uuid,
+    /// What holds for the backend of a volume that was never opened.
+    absent: Absent,
+    /// Where the numbers of origins are.
+    dir: Option<Arc<Mutex<DataDir>>>,
+    /// Held while a record is written.
+    passage: Mutex<Passage>,
+}
+
+/// How far an opening has come.
+#[derive(Debug, Default)]
+struct Passage {
+    /// What the record was before the opening, once it was replaced.
+    before: Option<DirtyRecord>,
+    /// The same of what is kept of the log's superblock.
+    kept: Option<LogSuperblock>,
+    /// The opening has failed, or was given up.
+    is_over: bool,
+}
+
+impl Gate {
+    pub fn new(entry: &Entry, layout: &Layout, dir: Arc<Mutex<DataDir>>, absent: Absent) -> Self {
+        Self {
+            dir: Some(dir),
+            directory: catalogue::directory(layout, &entry.name),
+            volume: entry.uuid,
+            absent,
+            passage: Mutex::default(),
+        }
+    }
+
+    fn record(&self) -> Option<DirtyRecord> {
+        DirtyRecord::read(&self.directory, self.volume)
+    }
+
+    /// The opening failed after all, and the log took nothing: what was known of it holds. Blocks.
+    pub fn take_back(&self) {
+        let mut passage = lock(&self.passage);
+        passage.is_over = true;
+        if let Some(before) = passage.before.take() {
+            write(&before, &self.directory);
+        }
+        if let Some(kept) = passage.kept.take()
+            && let Err(error) = kept::write_superblock(&self.directory, &kept)
+        {
+            // It says less than before, and nothing wrong.
+            tracing::warn!("what is kept of a write log is not restored: {error}");
+        }
+    }
+
+    /// Refuse an opening that has been given up meanwhile.
+    fn check_wanted(passage: &Passage) -> Result<(), OpenFailure> {
+        if !passage.is_over {
+            return Ok(());
+        }
+        let why = "its opening was given up";
+        Err(OpenFailure::new(OpenFailureKind::Refused, why))
+    }
+}
+
+impl Admission for Gate {
+    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure> {
+        Self::check_wanted(&lock(&self.passage))?;
+        let lost = |why: String| Err(OpenFailure::new(OpenFailureKind::LogLost, why));
+        match self.record() {
+            Some(record) if record.log != log.log => lost(format!(
+                "write log: this is another log of the volume ({:016x}, not {:016x}), one that was \
+                 given up",
+                log.log, record.log
+            )),
+            Some(record) if log.incarnation < record.incarnation => lost(format!(
+                "write log: this is an older copy of the log: it was opened {} times, the volume {} \
+                 times, and its old data would overwrite newer data in the backend",
+                log.incarnation, record.incarnation
+            )),
+            // Only the backend of a volume that was never opened may be missing: an image that was
+            // there and has gone must not be replaced by an empty one.
+            None if log.incarnation == 0 => Ok(self.absent),
+            _ => Ok(Absent::Refuse),
+        }
+    }
+
+    fn begin(&self, log: LogIdentity, keys: Option<&dyn Authenticator>) -> Result<(), OpenFailure> {
+        let mut passage = lock(&self.passage);
+        Self::check_wanted(&passage)?;
+        if let Some(kept) = self.kept()?.filter(kept::is_empty) {
+            kept::write_superblock(&self.directory, &kept::claims_no_more(&kept, keys)).map_err(
+                |error| {
+                    let path = kept::file(&self.directory);
+                    OpenFailure::new(
+                        OpenFailureKind::Refused,
+                        format!(
+                            "cannot record that its log is in use: {}: {error}",
+                            path.display()
+                        ),
+                    )
+                },
+            )?;
+            passage.kept = Some(kept);
+        }
+        let before = self.record();
+        let begun = DirtyRecord::begun(before.as_ref(), self.volume, log);
+        passage.before = before;
+        let Err(error) = begun.write(&self.directory) else {
+            return Ok(());
+        };
+        // No record says less than a stale one, and nothing wrong.
+        DirtyRecord::remove(&self.directory).map_err(|_| {
+            OpenFailure::new(
+                OpenFailureKind::Refused,
+                format!(
+                    "cannot record that its log is in use: {}: {error}: make the data directory \
+                     writable, with room",
+                    self.directory.join(RECORD_FILE).display()
+                ),
+            )
+        })
+    }
+
+    fn kept(&self) -> Result<Option<LogSuperblock>, OpenFailure> {
+        kept::read(&self.directory, self.volume)
+            .map_err(|why| OpenFailure::new(OpenFailureKind::Refused, why))
+    }
+
+    fn keep(&self, block: &[u8]) -> io::Result<()> {
+        // In what directory it would be by now, nobody knows.
+        if lock(&self.passage).is_over {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        kept::write(&self.directory, block)
+    }
+
+    fn origin(&self, name: &str) -> Option<u32> {
+        let numbered = lock(self.dir.as_ref()?).origin_number(name);
+        if let Err(error) = &numbered {
+            tracing::warn!("{name} gets no place of its own in the cache: {error}");
+        }
+        numbered.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate(directory: &Path) -> Gate {
+        Gate {
+            directory: directory.to_owned(),
+            volume: Uuid::from_u128(1),
+            absent: Absent::CreateNew,
+            dir: None,
+            passage: Mutex::default(),
+        }
+    }
+
+    fn log(log: u64, incarnation: u64) -> LogIdentity {
+        LogIdentity { log, incarnation }
+    }
+
+    #[test]
+    fn gate_lets_in_the_log_that_the_record_knows_and_newer_openings_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let gate = gate(directory.path());
+        assert_eq!(gate.found(log(7, 0)).unwrap(), Absent::CreateNew);
+        assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
+        gate.begin(log(7, 3), None).unwrap();
+        assert!(gate.record().unwrap().in_use);
+        assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
+        assert_eq!(gate.found(log(7, 4)).unwrap(), Absent::Refuse);
+        for other in [log(7, 2), log(8, 3), log(8, 0)] {
+            let error = gate.found(other).unwrap_err();
+            assert_eq!(error.kind, OpenFailureKind::LogLost, "{other:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn gate_takes_back_what_a_failed_opening_recorded() {
+        let directory = tempfile::tempdir().unwrap();
+        let left = Left {
+            dirty_bytes: 5,
+            nothing: false,
+        };
+        let exact = DirtyRecord::of_new_log(Uuid::from_u128(1), 7, None).closed(left);
+        exact.write(directory.path()).unwrap();
+        let gate = gate(directory.path());
+        gate.take_back();
+        assert_eq!(gate.record(), Some(exact.clone()));
+        let gate = self::gate(directory.path());
+        gate.begin(log(7, 1), None).unwrap();
+        assert!(gate.record().unwrap().in_use);
+        gate.take_back();
+        assert_eq!(gate.record(), Some(exact));
+    }
+
+    #[test]
+    fn gate_of_an_opening_that_was_given_up_lets_nothing_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let late = gate(directory.path());
+        late.take_back();
+        // By now there may be another volume in that directory.
+        gate(directory.path()).begin(log(9, 1), None).unwrap();
+        let record = late.record();
+        for refused in [
+            late.found(log(7, 1)).err(),
+            late.begin(log(7, 1), None).err(),
+        ] {
+            assert_eq!(refused.unwrap().kind, OpenFailureKind::Refused);
+        }
+        assert_eq!(late.record(), record);
+    }
+
+    #[test]
+    fn gate_without_room_for_a_record_leaves_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let gate = gate(directory.path());
+        gate.begin(log(7, 1), None).unwrap();
+        // Nothing can be written where a directory is in the way.
+        std::fs::create_dir(directory.path().join("dirty.json.tmp")).unwrap();
+        gate.begin(log(7, 2), None).unwrap();
+        assert_eq!(gate.record(), None);
+    }
+}

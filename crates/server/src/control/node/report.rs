@@ -1,0 +1,298 @@
+//! What the node says about itself and its volumes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hdcs_api::events::{Event, Outcome};
+use hdcs_api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
+use hdcs_backend::url::BackendUrl;
+use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::volume::State;
+use hdcs_frontend::VolumeNumber;
+
+use super::record::Asked;
+use super::{Node, Sample, Slot, find, in_time, lock};
+use crate::catalogue::Found;
+use crate::control::view;
+use crate::logging;
+use crate::metrics::Scrape;
+use crate::shard::command::{ShardReport, VolumeReport};
+
+/// What `stat` counts in.
+const STAT_BLOCK_BYTES: u64 = 512;
+/// How long a file may take to say how much of it is allocated.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How long the data path may take to report for a scrape: less than a scraper waits.
+const SCRAPE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What is allocated of the file at a URL. Blocks.
+fn allocated_bytes(url: &str) -> Option<u64> {
+    let backend = BackendUrl::parse(url).ok()?;
+    let found = fs::metadata(backend.place.path()?).ok()?;
+    found.is_file().then(|| found.blocks() * STAT_BLOCK_BYTES)
+}
+
+impl Node {
+    /// Every volume.
+    pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
+        let report = self.report().await?;
+        let slots = lock(&self.slots).clone();
+        Ok(slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, Some(&report)))
+            .collect())
+    }
+
+    /// One volume.
+    pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
+        let slot = self.slot(name)?;
+        let report = self.report().await?;
+        let mut volume = self.view(name, &slot, Some(&report));
+        if volume.state == view::state(State::Healthy) && volume.allocated_bytes.is_none() {
+            let url = volume.backend.clone();
+            // A disk that hangs keeps a thread for each look, and there are not many.
+            if let Ok(permit) = Arc::clone(&self.looks).try_acquire_owned() {
+                let look = move || {
+                    let _permit = permit;
+                    allocated_bytes(&url)
+                };
+                volume.allocated_bytes = in_time(LOOK_TIME_MAX, look).await.flatten();
+            }
+        }
+        Ok(volume)
+    }
+
+    /// What metrics are made of. A shard that does not answer leaves out what only it knows.
+    pub async fn scrape(&self) -> Result<Scrape, ApiError> {
+        let report = match self
+            .reports
+            .fresh_within(&*self.path, SCRAPE_TIME_MAX)
+            .await
+        {
+            Ok(report) => Some(report),
+            Err(error) if error.kind == ErrorKind::Timeout => None,
+            Err(error) => return Err(error),
+        };
+        let slots = lock(&self.slots).clone();
+        let volumes: Vec<_> = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, report.as_deref()))
+            .collect();
+        Ok(Scrape {
+            node: self.uuid.to_string(),
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            rss_bytes: view::resident_set_bytes(),
+            log_lines_dropped: logging::dropped_lines(),
+            status: report.map(|report| self.status_of(&report, &volumes)),
+            volumes,
+        })
+    }
+
+    fn view(&self, name: &str, slot: &Slot, report: Option<&ShardReport>) -> Volume {
+        let mut volume = Volume {
+            name: name.to_owned(),
+            state: "error".to_owned(),
+            phase: "failed".to_owned(),
+            reason: slot.not_open.as_ref().map(ToString::to_string),
+            trouble_ms: None,
+            number: 0,
+            uuid: String::new(),
+            bytes: 0,
+            backend: String::new(),
+            allocated_bytes: None,
+            read_only: false,
+            mode: Mode::default(),
+            home_path: None,
+            log_path: String::new(),
+            log_bytes: 0,
+            encryption: None,
+            pins: Vec::new(),
+            pin_trouble: None,
+            benefit: None,
+            connections: 0,
+            settings: BTreeMap::new(),
+            overridden: Vec::new(),
+            counters: None,
+            latency: None,
+            scrub: None,
+            heat: None,
+        };
+        let entry = match &slot.found {
+            Found::Entry(entry) => entry,
+            Found::Damaged(why) => {
+                volume.reason = Some(why.clone());
+                return volume;
+            }
+        };
+        if let Some(not_open) = &slot.not_open {
+            not_open.phase().clone_into(&mut volume.phase);
+            let age = not_open.hangs_for();
+            volume.trouble_ms = age.map(|age| age.as_millis() as u64);
+        }
+        volume.scrub = Some(self.scrub_view(entry));
+        volume.heat = self.heat_view(entry);
+        let layout = self.layout();
+        volume.number = entry.number;
+        volume.uuid = entry.uuid.to_string();
+        volume.bytes = entry.bytes;
+        volume.backend = entry.backend_url(&layout);
+        volume.read_only = entry.is_read_only();
+        let home = entry.home_path(&layout);
+        volume.mode = home.as_ref().map_or(Mode::Cache, |_| Mode::Storage);
+        volume.home_path = home.map(|path| path.display().to_string());
+        volume.log_path = entry.log_path(&layout).display().to_string();
+        volume.log_bytes = entry.log.bytes;
+        volume.pins = entry.pins.iter().map(view::pin).collect();
+        volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);
+        volume.overridden = entry.settings.keys().cloned().collect();
+        if let Ok(settings) = self.settings_of(&entry.settings) {
+            volume.settings = settings.values();
+        }
+        if let Some(found) = report.and_then(|report| find(report, VolumeNumber(entry.number))) {
+            view::phase(found.phase).clone_into(&mut volume.phase);
+            view::state(found.state).clone_into(&mut volume.state);
+            volume.reason = view::reason(found, volume.read_only).or(volume.reason);
+            volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
+            volume.pin_trouble.clone_from(&found.pin_trouble);
+            volume.benefit = Some(view::benefit(&found.benefit));
+            volume.connections = found.connections as u64;
+            let rate = lock(&self.samples)
+                .get(&entry.number)
+                .map_or(0, |sample| sample.bytes_per_s);
+            volume.allocated_bytes = found.store.as_ref().map(|store| store.stored_bytes);
+            volume.counters = Some(Counters {
+                store: found.store.as_ref().map(view::store),
+                qos: view::qos(&found.qos),
+                home: found.home.as_ref().map(view::home),
+                copy_remaining_bytes: self.copy_left(&volume.name, found),
+                ..view::counters(&found.stats, rate)
+            });
+            volume.latency = Some(view::latencies(found));
+        }
+        volume
+    }
+
+    /// The node as a whole.
+    pub async fn status(&self) -> Result<Status, ApiError> {
+        let report = self.report().await?;
+        let slots = lock(&self.slots).clone();
+        let views: Vec<_> = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, Some(&report)))
+            .collect();
+        Ok(self.status_of(&report, &views))
+    }
+
+    fn status_of(&self, report: &ShardReport, views: &[Volume]) -> Status {
+        let mut volumes_by_state: BTreeMap<String, u64> = view::STATES
+            .iter()
+            .map(|&state| (view::state(state).to_owned(), 0))
+            .collect();
+        for volume in views {
+            *volumes_by_state.entry(volume.state.clone()).or_default() += 1;
+        }
+        let cache = view::cache(report);
+        let problems = view::problems(views, &cache);
+        let state = if problems.is_empty() {
+            State::Healthy
+        } else {
+            State::Degraded
+        };
+        let (volumes_bytes, reserved) = self.memory_of_volumes();
+        let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            state: view::state(state).to_owned(),
+            problems,
+            node: self.uuid.to_string(),
+            data: self.root.display().to_string(),
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            nbd_listen: self.nbd_listen.clone(),
+            connections: report.connections as u64,
+            longest_turn_us: report.longest_turn.0 / 1000,
+            volumes: views.len() as u64,
+            volumes_by_state,
+            dirty_bytes: sum(|v| v.stats.dirty_bytes),
+            memory: Memory {
+                max_bytes: self.config.node.memory_max_mib << 20,
+                rss_bytes: view::resident_set_bytes(),
+                rss_max_bytes: view::resident_set_max_bytes(),
+                budget_fixed_bytes: self.budget.fixed_bytes,
+                budget_connections_bytes: self.budget.connections_bytes,
+                budget_pool_bytes: self.budget.pool_bytes,
+                budget_cache_index_bytes: self.budget.cache_index_bytes,
+                budget_volumes_bytes: volumes_bytes,
+                budget_frames_bytes: self.budget.frames_bytes,
+                connections_used_bytes: report.connections_used_bytes,
+                volumes_log_bytes: reserved.log_bytes,
+                volumes_tables_bytes: reserved.tables_bytes,
+                volumes_buffers_bytes: reserved.buffers_bytes,
+                pool_bytes: report.pool_bytes,
+                pool_free_bytes: report.pool_free_bytes,
+                frames_bytes: report.cache.dram_blocks * BLOCK_BYTES as u64,
+                cache_index_bytes: report.cache.index_bytes,
+                log_index_bytes: sum(|v| v.stats.index_bytes),
+                resident_bytes: sum(|v| v.stats.resident_bytes),
+            },
+            cache,
+        }
+    }
+
+    /// Note which volumes are in another state than when this was last looked at.
+    fn note_states(&self, report: &ShardReport) {
+        let slots = lock(&self.slots).clone();
+        let mut states = lock(&self.states);
+        states.retain(|name, _| slots.contains_key(name));
+        for (name, slot) in &slots {
+            let volume = self.view(name, slot, Some(report));
+            let before = states.insert(name.clone(), volume.state.clone());
+            let before = before.as_deref().unwrap_or("new");
+            if before == volume.state || (before == "new" && volume.phase == "opening") {
+                continue;
+            }
+            let event = Event::new("state", Outcome::Seen, "node")
+                .of(name)
+                .what(format!("{before} → {}", volume.state));
+            self.events
+                .note(event.why(volume.reason.unwrap_or_default()));
+        }
+    }
+
+    /// Take a sample of the destage rate, and renew the dirty records; called about once a second.
+    pub async fn sample(&self) {
+        let asked = Asked::now();
+        // Without a report there is nothing to sample; whoever asks for one gets the error.
+        let Ok(report) = self.report().await else {
+            return;
+        };
+        self.note_states(&report);
+        self.records.renew(asked, &report);
+        self.tier_by_schedule(&report, &mut lock(&self.tier_times));
+        self.record_sizes(&report).await;
+        let now = Instant::now();
+        let mut samples = lock(&self.samples);
+        let mut fresh = BTreeMap::new();
+        for volume in &report.volumes {
+            let destaged_bytes = volume.stats.destaged_bytes;
+            let before = samples.get(&volume.config.number);
+            let bytes_per_s = before.map_or(0, |before| {
+                let seconds = (now - before.at).as_secs_f64().max(0.001);
+                (destaged_bytes.saturating_sub(before.destaged_bytes) as f64 / seconds) as u64
+            });
+            fresh.insert(
+                volume.config.number,
+                Sample {
+                    at: now,
+                    destaged_bytes,
+                    bytes_per_s,
+                },
+            );
+        }
+        *samples = fresh;
+    }
+}

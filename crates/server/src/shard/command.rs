@@ -1,0 +1,480 @@
+//! What the control plane asks of a shard, and what it gets back.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hdcs_backend::copying::Progress;
+use hdcs_backend::crypt::{Encryption, ObjectKey};
+use hdcs_backend::memory::{ObjectMemory, VolumeMemory};
+use hdcs_backend::{Absent, BackendError, Keep, Prepared};
+use hdcs_core::cipher::Authenticator;
+use hdcs_core::error::IoError;
+use hdcs_core::format::LogSuperblock;
+use hdcs_core::heat::Gathering;
+use hdcs_core::io::{Nanos, SectorRange};
+use hdcs_core::objects::io::SnapshotError;
+use hdcs_core::qos::{Qos, QosStats};
+use hdcs_core::read_cache::{CacheStats, VolumeBenefit};
+use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
+use hdcs_device::DeviceRegion;
+use hdcs_frontend::access::{Allow, Peer};
+use hdcs_frontend::{Session, Unopened, VolumeNumber};
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use super::control::NOT_OPEN;
+use super::places::Place;
+use crate::data_dir::dirty::{Left, LogIdentity};
+use crate::scrub;
+
+/// What an open volume was found to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenedAs {
+    /// Its log, counting this opening.
+    pub log: LogIdentity,
+    /// What its backend is, if that has a name: see [`hdcs_backend::Opened::identity`].
+    pub backend: Option<String>,
+}
+
+/// What a node does about a volume that could not be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenFailureKind {
+    /// Its backend cannot be reached at present: try again later.
+    Unreachable,
+    /// Its write log is gone, damaged or another one: what is dirty in it may be lost.
+    LogLost,
+    /// The home of a volume in storage mode is gone, damaged or another one, and what is dirty in it.
+    HomeLost,
+    /// What it had at its backend was given up: nobody can open it any more.
+    Gone,
+    /// There is too little memory for it at present: try again later.
+    Shortage,
+    /// Trying again changes nothing before somebody has put something right.
+    Refused,
+}
+
+/// Why a volume could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct OpenFailure {
+    /// What can be done about it.
+    pub kind: OpenFailureKind,
+    /// For the user.
+    pub message: String,
+}
+
+impl OpenFailure {
+    /// A failure of this kind.
+    pub fn new(kind: OpenFailureKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+/// Who decides whether a log may be opened, and knows that it was. Its calls block, on the thread
+/// that opens the volume, which may be long after the opening was given up.
+pub trait Admission: Send + Sync {
+    /// The log was found. Says whether the backend may be made if it is absent.
+    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure>;
+    /// Log and backend are there: from now on the log may hold what the backend does not. `keys` authenticate its
+    /// superblocks, if something does.
+    fn begin(&self, log: LogIdentity, keys: Option<&dyn Authenticator>) -> Result<(), OpenFailure>;
+    /// What is kept of the log's superblock beside its device.
+    fn kept(&self) -> Result<Option<LogSuperblock>, OpenFailure> {
+        Ok(None)
+    }
+    /// Keep one there, durably.
+    fn keep(&self, _block: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// The number in the read cache of the state that the volume began as, which has this name. None:
+    /// it cannot be had.
+    fn origin(&self, _name: &str) -> Option<u32> {
+        None
+    }
+}
+
+/// Everything that a shard needs to open a volume.
+#[derive(Clone)]
+pub struct VolumeSpec {
+    /// Name, as exported.
+    pub name: String,
+    /// What the core needs.
+    pub config: VolumeConfig,
+    /// Its quality of service.
+    pub qos: Qos,
+    /// The write log.
+    pub log: DeviceRegion,
+    /// Backend URL (`file:PATH`), filters included as options: `?delay_us=1000&error_rate=…`.
+    pub backend: String,
+    /// What the volume was made over, if that is known: something else is refused.
+    pub identity: Option<String>,
+    /// How it is encrypted, if it is.
+    pub encryption: Option<Encryption>,
+    /// The store of its home, if it is in storage mode.
+    pub home: Option<PathBuf>,
+    /// What stays in the SSD tier.
+    pub pins: Vec<SectorRange>,
+    /// Which clients may open it over TCP.
+    pub allow: Allow,
+    /// Who is asked before it is opened.
+    pub admission: Arc<dyn Admission>,
+    /// Memory that is reserved for it.
+    pub memory: Arc<VolumeMemory>,
+}
+
+impl VolumeSpec {
+    /// Open the volume's backend, if it is what the volume was made over. Blocks.
+    pub fn open_backend(
+        &self,
+        absent: Absent,
+        key: Option<ObjectKey>,
+    ) -> Result<Prepared, BackendError> {
+        let memory = self.memory.objects().unwrap_or(ObjectMemory::least());
+        let (url, bytes) = (&self.backend, self.config.bytes);
+        let identity = self.identity.as_deref();
+        hdcs_backend::open_with(url, bytes, absent, key, memory, identity)
+    }
+}
+
+impl std::fmt::Debug for VolumeSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VolumeSpec")
+            .field("name", &self.name)
+            .field("log", &self.log)
+            .field("backend", &self.backend)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One volume as its shard sees it.
+#[derive(Clone, Debug)]
+pub struct VolumeReport {
+    /// Its name.
+    pub name: String,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Which of the five states.
+    pub state: State,
+    /// What is wrong, and for how long it has been.
+    pub trouble: Option<(Trouble, Nanos)>,
+    /// How it is configured now.
+    pub config: VolumeConfig,
+    /// Counters and gauges.
+    pub stats: VolumeStats,
+    /// Whether its log holds something beyond its end, which has to be destaged before it grows.
+    pub holds_cut: bool,
+    /// Latency of reads in nanoseconds, from arrival to reply.
+    pub read_latency: hdrhistogram::Histogram<u64>,
+    /// Latency of writes.
+    pub write_latency: hdrhistogram::Histogram<u64>,
+    /// Latency of flushes.
+    pub flush_latency: hdrhistogram::Histogram<u64>,
+    /// NBD connections that have it open.
+    pub connections: usize,
+    /// What quality of service has counted.
+    pub qos: QosStats,
+    /// What reading it costs, and how the cache weighs it.
+    pub benefit: VolumeBenefit,
+    /// Requests to its backend's store, if that has one.
+    pub store: Option<hdcs_backend::stores::Counts>,
+    /// What is wrong with its image, and what to do.
+    pub image_trouble: Option<&'static str>,
+    /// Why what was pinned is not, if it is not.
+    pub pin_trouble: Option<String>,
+    /// Its home, if it is in storage mode. What is dirty there is part of `stats`.
+    pub home: Option<hdcs_core::home::Status>,
+    /// How far the copy is that a snapshot of it has to make, if it makes one.
+    pub copying: Progress,
+    /// Whether it is being given another size.
+    pub is_resizing: bool,
+}
+
+/// One shard as a whole.
+#[derive(Clone, Debug)]
+pub struct ShardReport {
+    /// Its volumes, by name.
+    pub volumes: Vec<VolumeReport>,
+    /// Its read cache.
+    pub cache: CacheStats,
+    /// Bytes that the tier holds that promotions fill.
+    pub cache_room_bytes: u64,
+    /// Why the cache has no new identity yet although it needs one; destage waits for that.
+    pub cache_identity_error: Option<String>,
+    /// Why the cache device could not be used when it was last tried, if it could not.
+    pub cache_trouble: Option<String>,
+    /// How long the SSD tier has been in its state.
+    pub cache_state_age: Nanos,
+    /// Bytes of the buffer pool in all.
+    pub pool_bytes: u64,
+    /// Bytes of the buffer pool that are free.
+    pub pool_free_bytes: u64,
+    /// Memory that connections have, data left out.
+    pub connections_used_bytes: u64,
+    /// Connections open.
+    pub connections: usize,
+    /// The longest turn of the last 30 to 60 seconds.
+    pub longest_turn: Nanos,
+}
+
+/// Answers travel back by value; the error is a sentence for the user.
+pub type Answer<T, E = String> = oneshot::Sender<Result<T, E>>;
+
+/// A volume that a stop has closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClosedVolume {
+    /// Which.
+    pub volume: VolumeNumber,
+    /// What its log still holds; `None` if it was never read.
+    pub left: Option<Left>,
+    /// Whether a write to its log has failed, perhaps the one that closes it.
+    pub log_failed: bool,
+}
+
+/// A process at the other end of a unix socket, as the kernel knew it when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Whose it is.
+    pub uid: u32,
+    /// Its number; 0 if it is in a container whose numbers this node does not see.
+    pub pid: i32,
+}
+
+impl Process {
+    /// Who connected; `None` if the kernel does not say.
+    pub fn of(socket: &OwnedFd) -> Option<Self> {
+        let mut found = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the call writes at most `bytes` bytes, which is the size of `found`, plain numbers all.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut bytes,
+            )
+        };
+        (result == 0).then_some(Self {
+            uid: found.uid,
+            pid: found.pid,
+        })
+    }
+}
+
+/// How a client reached the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Over a unix socket.
+    Unix(Option<Process>),
+    /// Over TCP.
+    Tcp {
+        /// From where.
+        peer: SocketAddr,
+    },
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(Some(Process { uid, pid })) => write!(f, "uid {uid}, pid {pid}"),
+            Self::Unix(None) => f.write_str("a local client"),
+            Self::Tcp { peer } => write!(f, "tcp {}", peer.ip().to_canonical()),
+        }
+    }
+}
+
+impl Transport {
+    /// The client in words: where it comes from and the names in its certificate. Two connections of one client are
+    /// the same.
+    pub fn who(self, peer: &Peer) -> String {
+        match peer {
+            Peer::Named(identity) => format!("{self}, certificate of {}", identity.names()),
+            Peer::Unnamed | Peer::Local => self.to_string(),
+        }
+    }
+
+    /// What tells one connection of a client from another.
+    pub fn which(self) -> String {
+        match self {
+            Self::Unix(_) => String::new(),
+            Self::Tcp { peer } => format!("port {}", peer.port()),
+        }
+    }
+}
+
+/// Makes the session of a new connection; called on the shard's thread.
+pub struct SessionFactory(pub Box<dyn Fn(Transport) -> Box<dyn Session> + Send>);
+
+impl std::fmt::Debug for SessionFactory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SessionFactory")
+    }
+}
+
+/// A client that was accepted elsewhere.
+pub struct Adopted {
+    /// Its socket, blocking.
+    pub socket: OwnedFd,
+    /// Makes its session.
+    pub session: Box<dyn FnOnce() -> Box<dyn Session> + Send>,
+    /// How it came.
+    pub client: Transport,
+    /// Its place among its listener's clients.
+    pub place: Place,
+}
+
+impl std::fmt::Debug for Adopted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Adopted")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a state was not kept or forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum KeepFailure {
+    /// The volume is not open, or another such operation is under way.
+    #[error("{0}")]
+    Now(&'static str),
+    /// The flush that goes before a snapshot was cancelled, or the copy that it makes.
+    #[error("it was cancelled: nothing was made; run it again")]
+    Cancelled,
+    /// Its backend has no snapshots.
+    #[error("its backend has no snapshots")]
+    Incapable,
+    /// In storage mode: the backend did not take what it was to keep.
+    #[error(
+        "its backend did not take all that is dirty ({0}): nothing was made, and the backend may be between two \
+         states; run `hdcs volume flush` until that has ended, then this again"
+    )]
+    Untiered(IoError),
+    /// In storage mode: the home is of no use until the volume is opened anew.
+    #[error("its home failed ({0}), so that nothing can be tiered out: nothing was made")]
+    HomeFailed(IoError),
+    /// The backend refused.
+    #[error(transparent)]
+    Refused(#[from] SnapshotError),
+    /// The backend failed.
+    #[error("its backend: {0}; whether it has happened shows `hdcs volume snapshot --list`")]
+    Io(#[from] IoError),
+}
+
+impl KeepFailure {
+    /// Whether it is certain that it did not happen, and will not: the store was not even asked.
+    pub fn is_refusal(self) -> bool {
+        match self {
+            Self::Now(why) => why != NOT_OPEN,
+            Self::Incapable | Self::Refused(_) => true,
+            Self::Cancelled | Self::Untiered(_) | Self::HomeFailed(_) | Self::Io(_) => false,
+        }
+    }
+}
+
+/// What the control plane asks.
+#[derive(Debug)]
+pub enum Command {
+    /// Accept connections on a socket that listens already, until the shard stops.
+    Listen {
+        /// The socket, unix or TCP.
+        socket: OwnedFd,
+        /// What speaks on its connections.
+        sessions: SessionFactory,
+        /// When it accepts.
+        answer: Answer<()>,
+    },
+    /// Take a client that was accepted elsewhere.
+    Adopt(Box<Adopted>),
+    /// Break off the connections of clients that are trusted no more.
+    EndRevoked,
+    /// Open a volume; answered when its log is replayed.
+    Open(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>),
+    /// Wait no longer for the files of a volume to be opened: its `Open` is answered with a refusal,
+    /// and what its thread brings in the end is closed. An error if none is waited for.
+    GiveUpOpening(VolumeNumber, Answer<()>),
+    /// Close a volume, with `destage` only after its backend holds everything; connections to it
+    /// are dropped. Answered with what its log still holds, if that is known.
+    Close {
+        /// Which.
+        volume: VolumeNumber,
+        /// Whether the backend must hold everything first.
+        destage: bool,
+        /// When it is closed.
+        answer: Answer<Option<Left>>,
+    },
+    /// Begin to destage all that is dirty, and to tier it out in storage mode; watch [`VolumeStats::destage_all_remaining_bytes`].
+    DestageAll(VolumeNumber, Answer<()>),
+    /// Return to destaging by policy, and give up a snapshot that waits for that.
+    CancelDestageAll(VolumeNumber, Answer<()>),
+    /// Change the size, of the backend too. A volume that is to grow has only a larger backend afterwards: once
+    /// whoever asked has recorded the size, [`Self::Grow`] lets clients use it. So what they write there is never
+    /// beyond the size that the next opening knows of.
+    Resize(VolumeNumber, u64, Answer<()>),
+    /// Let a volume have the size that its backend was given by [`Self::Resize`].
+    Grow(VolumeNumber, u64, Answer<()>),
+    /// Make or forget a snapshot, or give the backend up. What was acknowledged before is in a
+    /// snapshot: it is made once the backend has all of that.
+    Keep(VolumeNumber, Keep, Answer<(), KeepFailure>),
+    /// Give up the snapshot that waits for destage or is being copied.
+    CancelKeep(VolumeNumber, Answer<()>),
+    /// Change the behaviour.
+    Reconfigure(Box<VolumeConfig>, Answer<()>),
+    /// Change the quality of service.
+    SetQos(VolumeNumber, Qos, Answer<()>),
+    /// Change which clients may open it over TCP; the connections of those that no longer may are ended.
+    SetAllow(VolumeNumber, Allow, Answer<()>),
+    /// Bring a range into the read cache; answered when it is there.
+    Promote(VolumeNumber, SectorRange, Answer<()>),
+    /// Keep these ranges, and no others, in the SSD tier; answered when that is accepted. Watch
+    /// [`VolumeStats::pinned_left_bytes`].
+    Pin(VolumeNumber, Vec<SectorRange>, Answer<()>),
+    /// Bring these ranges into the SSD tier in the background, instead of what is left of an earlier
+    /// warm-up; answered when that is accepted. Watch [`VolumeStats::warm_left_bytes`].
+    WarmUp(VolumeNumber, Vec<SectorRange>, Answer<()>),
+    /// The same for the ranges of a heat map, to DRAM if there is no SSD tier; with `if_cold` only if the cache
+    /// does not have them, and only where it has room.
+    WarmUpLike {
+        /// Which.
+        volume: VolumeNumber,
+        /// The hottest first.
+        ranges: Vec<SectorRange>,
+        /// Whether nobody has asked for it.
+        if_cold: bool,
+        /// When that is accepted.
+        answer: Answer<()>,
+    },
+    /// Gather what the cache knows of how hot a volume is.
+    Heat(VolumeNumber, Answer<Gathering>),
+    /// Drop the clean part of a range from the read cache.
+    Evict(VolumeNumber, SectorRange, Answer<()>),
+    /// Verify what the volume has on this node's devices, healing what has another copy; answered at its
+    /// end, or when it was cancelled through its progress.
+    Scrub(VolumeNumber, Arc<scrub::Progress>, Answer<()>),
+    /// Compare what is in the home of a volume with its checksums, from a block on: one piece.
+    VerifyHome(VolumeNumber, u64, Answer<hdcs_core::home::Verified>),
+    /// Forget a deleted volume's cached blocks.
+    Forget(VolumeNumber, Answer<()>),
+    /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.
+    Explain(String, Option<Unopened>),
+    /// Counters and gauges.
+    Report(oneshot::Sender<Box<ShardReport>>),
+    /// Close every connection and volume as `Close` does, write the cache's footers, and end the
+    /// thread.
+    Stop {
+        /// Whether the backends must hold everything first.
+        destage: bool,
+        /// When everything is closed.
+        answer: Answer<Vec<ClosedVolume>>,
+    },
+}

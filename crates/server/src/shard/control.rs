@@ -1,0 +1,987 @@
+//! What the control plane asks of a shard, carried out on its thread.
+//!
+//! Nothing here blocks: each volume is opened on a thread of its own, so that one whose backend
+//! hangs holds up no other; files are resized on the ring's worker; and an answer is sent when what
+//! was asked has ended. An answer whose receiver has gone is dropped.
+
+use std::any::Any;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use hdcs_backend::crypt::Unlocked;
+use hdcs_backend::home::{self, HomeBackend};
+use hdcs_backend::{Ask, BackendError, Capabilities, Operation};
+use hdcs_core::cipher::Authenticator;
+use hdcs_core::error::{FormatError, IoError, OpenError};
+use hdcs_core::format::LogSuperblock;
+use hdcs_core::io::{BlockKey, Completion, Nanos, SectorRange, Token};
+use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
+use hdcs_core::qos::Qos;
+use hdcs_core::read_cache::{CacheEvent, SsdState};
+use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
+use hdcs_device::durability::Durability;
+use hdcs_device::file::{Device, DeviceError};
+use hdcs_device::ring::Owner;
+use hdcs_device::worker::JobOutput;
+use hdcs_frontend::{Ending, VolumeNumber};
+
+use super::ACCEPT_FAULT_PERIOD;
+use super::ciphered_log::CipheredLog;
+use super::clients::REVOKED;
+use super::command::{
+    Answer, ClosedVolume, Command, KeepFailure, OpenFailure, OpenFailureKind, OpenedAs,
+    SessionFactory, ShardReport, VolumeSpec,
+};
+use super::jobs::{Job, Move};
+use super::places::Places;
+use super::served::{self, ResizeStep, Resizing, Served};
+use super::superblocks::identify;
+use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
+use super::visits::CLOSED;
+use super::works::Works;
+use crate::data_dir::dirty::{Left, LogIdentity};
+use crate::log_limit::LogLimit;
+
+/// Time that connections get to take their last answers when the shard stops.
+pub const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
+/// Time that volumes get to close without destage: much longer than the log needs, so what is left
+/// waits for a backend that hangs.
+pub const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
+/// Why something cannot be done to a volume.
+pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
+/// Why a volume does not grow whose log was to be emptied for that.
+const FLUSH_CANCELLED: &str = "what was cut off is still in its write log, and the flush that was to end that was \
+                               cancelled: grow it again";
+/// Why nothing is begun any more.
+const STOPPING: &str = "the node is stopping";
+
+/// A volume's files, opened on a thread of their own.
+struct Opened {
+    log: Device,
+    log_identity: LogIdentity,
+    kept: Option<LogSuperblock>,
+    backend: hdcs_backend::Prepared,
+    inherited: Option<Inherited>,
+    unlocked: Option<Unlocked>,
+}
+
+pub(super) fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
+    // Whoever asked may have gone.
+    let _ = answer.send(result);
+}
+
+impl Shard {
+    /// Carry out the commands that wait.
+    pub fn take_commands(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            self.command(command);
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Listen {
+                socket,
+                sessions,
+                answer,
+            } => {
+                self.listen(socket, sessions);
+                tell(answer, Ok(()));
+            }
+            Command::Adopt(adopted) => self.adopt(*adopted),
+            Command::EndRevoked => {
+                self.end_connections(REVOKED, |connection| connection.peer().is_revoked());
+            }
+            Command::Open(spec, answer) => self.open(spec, answer),
+            Command::GiveUpOpening(volume, answer) => tell(answer, self.give_up_opening(volume)),
+            Command::Close {
+                volume,
+                destage,
+                answer,
+            } => self.close(volume, destage, answer),
+            Command::DestageAll(volume, answer) => {
+                tell(answer, self.works.begin_tiering(volume, false));
+            }
+            Command::CancelDestageAll(volume, answer) => {
+                self.works.cancel_destage_to_keep(volume);
+                self.works.cancel_tiering(volume);
+                tell(answer, self.step_open(volume, Event::CancelDestageAll));
+            }
+            Command::Keep(volume, keep, answer) => self.works.keep(volume, keep, answer),
+            Command::CancelKeep(volume, answer) => {
+                self.works.cancel_keeping(volume);
+                tell(answer, self.step_open(volume, Event::CancelDestageAll));
+            }
+            Command::Resize(volume, bytes, answer) => self.resize(volume, bytes, answer),
+            Command::Grow(volume, bytes, answer) => tell(answer, self.works.grow(volume, bytes)),
+            Command::Reconfigure(config, answer) => {
+                tell(answer, self.reconfigure(*config));
+            }
+            Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
+            Command::SetAllow(volume, allow, answer) => tell(answer, self.set_allow(volume, allow)),
+            Command::Promote(volume, range, answer) => {
+                self.job(volume, Move::Promote, range, answer);
+            }
+            Command::Pin(volume, ranges, answer) => tell(answer, self.works.pin(volume, ranges)),
+            Command::WarmUp(volume, ranges, answer) => {
+                tell(answer, self.works.warm_up(volume, ranges));
+            }
+            Command::WarmUpLike {
+                volume,
+                ranges,
+                if_cold,
+                answer,
+            } => {
+                let result = self.works.warm_up_like(volume, ranges, if_cold);
+                tell(answer, result);
+            }
+            Command::Heat(volume, answer) => self.gatherings.ask(volume, answer),
+            Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
+            Command::Scrub(volume, progress, answer) => self.begin_scrub(volume, progress, answer),
+            Command::VerifyHome(volume, block, answer) => {
+                self.works.verify_home(volume, block, answer);
+            }
+            Command::Forget(volume, answer) => {
+                let result = if self.works.numbers.contains_key(&volume) {
+                    Err("the volume is open; close it first".to_owned())
+                } else {
+                    self.works.cache.forget_volume(volume.0);
+                    self.works.cache_touched = true;
+                    Ok(())
+                };
+                tell(answer, result);
+            }
+            Command::Explain(name, unopened) => {
+                match unopened {
+                    Some(unopened) => self.works.explained.insert(name, unopened),
+                    None => self.works.explained.remove(&name),
+                };
+            }
+            Command::Report(answer) => {
+                let _ = answer.send(Box::new(self.report()));
+            }
+            Command::Stop { destage, answer } => self.stop(destage, answer),
+        }
+    }
+
+    fn listen(&mut self, socket: std::os::fd::OwnedFd, sessions: SessionFactory) {
+        let socket = std::net::TcpListener::from(socket);
+        // Only an internet socket has such an address.
+        let tcp = socket.local_addr().is_ok();
+        let address = socket
+            .local_addr()
+            .map_or_else(|_| "the unix socket".to_owned(), |at| format!("tcp {at}"));
+        let slot = self.listeners.insert(Listener {
+            socket: socket.into(),
+            sessions,
+            accepting: None,
+            again: None,
+            places: Places::new(self.config.connections.count_max),
+            faults: LogLimit::new(ACCEPT_FAULT_PERIOD),
+            failing: false,
+            address,
+            tcp,
+        });
+        if let Some(listener) = self.listeners.get_mut(slot) {
+            let fd = listener.socket.as_raw_fd();
+            listener.accepting = Some(self.works.ring.accept(Owner::Listener(slot), fd));
+        }
+    }
+
+    fn open(&mut self, spec: Box<VolumeSpec>, answer: Answer<OpenedAs, OpenFailure>) {
+        let refuse = |answer, why: String| {
+            tell(answer, Err(OpenFailure::new(OpenFailureKind::Refused, why)));
+        };
+        let number = VolumeNumber(spec.config.number);
+        let opening = self.openings.iter().any(|(_, (other, _))| {
+            other.name == spec.name || other.config.number == spec.config.number
+        });
+        let mut volumes = self.works.volumes.iter();
+        let open = volumes.any(|(_, served)| served.name == spec.name || served.number == number);
+        if open || opening {
+            return refuse(answer, format!("volume `{}` is open already", spec.name));
+        }
+        if self.stopping.is_some() {
+            return refuse(answer, STOPPING.to_owned());
+        }
+        if let Some(why) = self.works.hindrance(&spec) {
+            return refuse(answer, why);
+        }
+        let (for_thread, durability) = (spec.clone(), self.config.durability);
+        let token = Token(u64::from(self.openings.insert((spec, answer))));
+        let remote = self.works.ring.remote(Owner::Shard);
+        let thread = std::thread::Builder::new().name("hdcs-open".into());
+        let spawned = thread.spawn(move || {
+            let opened = open_files(&for_thread, durability);
+            remote.end(token, JobOutput::Any(Box::new(opened)));
+        });
+        match spawned {
+            Ok(_) => self.works.ring.begin_remote(),
+            Err(error) => {
+                if let Some((_, answer)) = self.openings.remove(token.0 as u32) {
+                    refuse(answer, format!("cannot start a thread for it: {error}"));
+                }
+            }
+        }
+    }
+
+    /// A volume's files are open, or not.
+    pub fn opened(&mut self, token: Token, opened: Box<dyn Any + Send>) {
+        let opened = opened
+            .downcast::<Result<Opened, OpenFailure>>()
+            .expect("opening a volume says how it ended");
+        let Some((spec, answer)) = self.openings.remove(token.0 as u32) else {
+            // It was given up. Closing may take as long as opening did.
+            self.openings.release(token.0 as u32);
+            return hdcs_backend::closing::close("an opening given up".to_owned(), move || {
+                drop(opened);
+            });
+        };
+        let opened = match *opened {
+            Ok(opened) => opened,
+            Err(error) => return tell(answer, Err(error)),
+        };
+        let identity = opened.backend.identity();
+        let backend = opened.backend.build();
+        let mut config = spec.config;
+        backend.set_compression(config.compression);
+        tell_capabilities(&mut config, backend.capabilities());
+        let number = VolumeNumber(config.number);
+        let works = &mut self.works;
+        let unlocked = opened.unlocked;
+        let cache_cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
+        works.cache.set_cipher(number.0, cache_cipher);
+        if let Some(inherited) = &opened.inherited {
+            let cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
+            works.cache.set_cipher(inherited.origin(), cipher);
+        }
+        let flow = works.scheduler.add(works.now, spec.qos);
+        let log_cipher = unlocked.map(|keys| keys.log(opened.log_identity.log));
+        let log_keys = log_cipher
+            .clone()
+            .map(|keys| Arc::new(keys) as Arc<dyn Authenticator>);
+        let (mut volume, actions) =
+            works.open_volume(config, opened.inherited, opened.kept.as_ref());
+        if let Some(keys) = log_keys {
+            volume.authenticate_log(keys);
+        }
+        let slot = works.volumes.insert(Served {
+            name: spec.name,
+            number,
+            allow: spec.allow,
+            volume,
+            log: opened.log,
+            log_cipher: log_cipher.map(CipheredLog::new),
+            backend,
+            identity,
+            log_operations: 0,
+            cache_reads: 0,
+            flow,
+            data_bytes: 0,
+            requests: 0,
+            waiting: std::collections::VecDeque::new(),
+            hurry: false,
+            listed: false,
+            opening: Some(answer),
+            log_identity: opened.log_identity,
+            admission: spec.admission,
+            log_given_up: false,
+            closing: Vec::new(),
+            resizing: None,
+            grown: None,
+            keeping: None,
+            tiering: None,
+            pin_trouble: None,
+            held: Vec::new(),
+            latencies: std::array::from_fn(|_| served::histogram()),
+            memory: spec.memory,
+        });
+        works.numbers.insert(number, slot);
+        works.perform_opening(slot, actions);
+        works.pin_at_opening(slot, spec.pins);
+    }
+
+    /// A volume is closed or could not be opened, and nothing of it is under way.
+    pub fn drop_volume(&mut self, slot: u32) {
+        let removed = match self.works.volumes.get(slot) {
+            // What a device brings in the end must not meet another volume.
+            Some(served) if served.is_owed() => self.works.volumes.vacate(slot),
+            _ => self.works.volumes.remove(slot),
+        };
+        let Some(mut served) = removed else {
+            return;
+        };
+        self.works.numbers.remove(&served.number);
+        self.works.forget_pins(served.number);
+        if let Some(due) = self.works.due.get_mut(slot as usize) {
+            *due = Nanos(u64::MAX);
+        }
+        let failed = match served.volume.phase() {
+            Phase::Failed(error) => Some(not_replayed(&served.name, error)),
+            _ => None,
+        };
+        if let Some(answer) = served.opening.take() {
+            let closed = || {
+                let why = "the volume was closed while it opened";
+                OpenFailure::new(OpenFailureKind::Refused, why)
+            };
+            tell(answer, Err(failed.unwrap_or_else(closed)));
+        }
+        if let Some(resizing) = served.resizing.take() {
+            tell(resizing.answer, Err("the volume was closed".to_owned()));
+        }
+        if let Some(keeping) = served.keeping.take() {
+            tell(keeping.answer, Err(KeepFailure::Now(NOT_OPEN)));
+        }
+        let waiting = self.works.scheduler.remove(served.flow);
+        for one in served.waiting.drain(..).chain(waiting) {
+            self.works.refuse(one);
+        }
+        self.abort_connections(served.number);
+        let left = served.left(self.works.now);
+        if let Some(stopping) = &mut self.stopping {
+            stopping.closed.push(ClosedVolume {
+                volume: served.number,
+                left,
+                log_failed: served.volume.log_failed(),
+            });
+        }
+        if served.log_operations > 0 {
+            tracing::warn!(
+                volume = served.name,
+                "closed while the device of its write log does not answer: its log is in use until it does"
+            );
+        }
+        for answer in std::mem::take(&mut served.closing) {
+            tell(answer, Ok(left));
+        }
+        if served.is_owed() {
+            self.works.keep_husk(slot, served);
+        } else {
+            self.works.forget_ciphers(&served.volume);
+        }
+    }
+
+    /// Let go of an opening whose thread hangs, which nobody can end. Its place is kept for what it
+    /// brings in the end.
+    fn give_up_opening(&mut self, number: VolumeNumber) -> Result<(), String> {
+        let is_it = |(slot, (spec, _)): (u32, &(Box<VolumeSpec>, _))| {
+            (spec.config.number == number.0).then_some(slot)
+        };
+        let slot = self.openings.iter().find_map(is_it);
+        let Some((spec, answer)) = slot.and_then(|slot| self.openings.vacate(slot)) else {
+            return Err("its files are not being opened".to_owned());
+        };
+        tracing::warn!(
+            volume = spec.name,
+            "its opening is given up; its log is in use until the thread that opens it ends"
+        );
+        let why = "its opening was given up while its write log or its backend did not answer";
+        tell(answer, Err(OpenFailure::new(OpenFailureKind::Refused, why)));
+        Ok(())
+    }
+
+    fn abort_connections(&mut self, number: VolumeNumber) {
+        for slot in 0..self.connections.end() {
+            if let Some(connection) = self.connections.get_mut(slot)
+                && connection.volume() == Some(number)
+            {
+                connection.abort(CLOSED);
+                self.list(slot);
+            }
+        }
+    }
+
+    fn close(&mut self, number: VolumeNumber, destage: bool, answer: Answer<Option<Left>>) {
+        let Some(&slot) = self.works.numbers.get(&number) else {
+            return tell(answer, Err(NOT_OPEN.to_owned()));
+        };
+        if let Some(served) = self.works.volumes.get_mut(slot) {
+            served.closing.push(answer);
+        }
+        self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
+        self.abort_connections(number);
+        if !destage || !self.works.tier_and_close(number) {
+            self.works.step(slot, Event::Close { destage });
+        }
+    }
+
+    /// Step a volume that is open.
+    fn step_open(&mut self, number: VolumeNumber, event: Event) -> Result<(), String> {
+        let slot = self.works.open_slot(number)?;
+        self.works.step(slot, event);
+        Ok(())
+    }
+
+    fn reconfigure(&mut self, mut config: VolumeConfig) -> Result<(), String> {
+        let slot = self.works.open_slot(VolumeNumber(config.number))?;
+        if let Some(served) = self.works.volumes.get(slot) {
+            tell_capabilities(&mut config, served.backend.capabilities());
+            served.backend.set_compression(config.compression);
+        }
+        self.works.step(slot, Event::Reconfigure(config));
+        Ok(())
+    }
+
+    fn set_qos(&mut self, number: VolumeNumber, qos: Qos) -> Result<(), String> {
+        let slot = self.works.open_slot(number)?;
+        let served = self.works.volumes.get(slot).ok_or(NOT_OPEN)?;
+        self.works.scheduler.set(self.works.now, served.flow, qos);
+        Ok(())
+    }
+
+    fn job(&mut self, number: VolumeNumber, way: Move, range: SectorRange, answer: Answer<()>) {
+        let slot = match self.works.open_slot(number) {
+            Ok(slot) => slot,
+            Err(error) => return tell(answer, Err(error)),
+        };
+        let sectors = self.works.volumes.get(slot).map_or(0, |served| {
+            served.volume.config().bytes / SECTOR_BYTES as u64
+        });
+        let inside = range.start.checked_add(range.count);
+        if range.is_empty() || inside.is_none_or(|end| end > sectors) {
+            let error = format!("the range is empty or beyond the volume's {sectors} sectors");
+            return tell(answer, Err(error));
+        }
+        self.jobs.insert(Job::new(number, way, range, answer));
+    }
+
+    fn resize(&mut self, number: VolumeNumber, bytes: u64, answer: Answer<()>) {
+        match self.works.check_resize(number, bytes) {
+            Ok(slot) => self.works.begin_resize(slot, bytes, answer),
+            Err(error) => tell(answer, Err(error)),
+        }
+    }
+
+    fn report(&self) -> ShardReport {
+        let works = &self.works;
+        let mut volumes: Vec<_> = works
+            .volumes
+            .iter()
+            .map(|(_, served)| {
+                let connections = self
+                    .connections
+                    .iter()
+                    .filter(|(_, connection)| connection.volume() == Some(served.number));
+                let qos = works.scheduler.stats(works.now, served.flow);
+                served.report(works.now, connections.count(), qos, &works.cache)
+            })
+            .collect();
+        volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let cache = works.cache.stats();
+        ShardReport {
+            volumes,
+            cache_state_age: works.now.since(cache.ssd_since),
+            cache,
+            cache_room_bytes: self.works.cache.room_bytes(),
+            cache_identity_error: self.identity.error().map(str::to_owned),
+            cache_trouble: self.readmission.trouble().map(str::to_owned),
+            pool_bytes: works.pool.total_bytes() as u64,
+            pool_free_bytes: works.pool.free_bytes() as u64,
+            connections_used_bytes: works.heap.held(),
+            connections: self.connections.len(),
+            longest_turn: self.longest_turn.get(),
+        }
+    }
+
+    fn stop(&mut self, destage: bool, answer: Answer<Vec<ClosedVolume>>) {
+        if let Some(stopping) = &mut self.stopping {
+            // Asked again, it may be content with less: nobody should have to wait for a dead
+            // backend for ever.
+            stopping.destage &= destage;
+            stopping.answers.push(answer);
+            stopping.volumes_closing = false;
+            return;
+        }
+        self.stopping = Some(Stopping {
+            destage,
+            answers: vec![answer],
+            closed: Vec::new(),
+            deadline: self.works.now.plus(STOP_PATIENCE),
+            volumes_closing: false,
+            give_up: Nanos(u64::MAX),
+            cache_closing: false,
+        });
+        // Nobody waits for a limit's sake while the node stops.
+        self.works.scheduler.open();
+        // Their threads may hang for as long as their backends do; nobody waits for them.
+        for slot in 0..self.openings.end() {
+            if let Some((_, answer)) = self.openings.vacate(slot) {
+                let stopping = OpenFailure::new(OpenFailureKind::Refused, STOPPING);
+                tell(answer, Err(stopping));
+            }
+        }
+        for slot in 0..self.listeners.end() {
+            match self.listeners.get_mut(slot).map(|one| one.accepting) {
+                Some(Some(key)) => self.works.ring.cancel(key),
+                Some(None) => drop(self.listeners.remove(slot)),
+                None => {}
+            }
+        }
+        for slot in 0..self.connections.end() {
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.shut_down(&mut self.works.ring);
+                self.list(slot);
+            }
+        }
+    }
+
+    /// The next step of a stop: connections, volumes, the cache.
+    pub fn go_on_stopping(&mut self) {
+        let Some(stopping) = &mut self.stopping else {
+            return;
+        };
+        if stopping.deadline <= self.works.now {
+            stopping.deadline = Nanos(u64::MAX);
+            for slot in 0..self.connections.end() {
+                if let Some(connection) = self.connections.get_mut(slot) {
+                    connection.abort(Ending::NodeStops);
+                    if !connection.listed {
+                        connection.listed = true;
+                        self.listed.push(slot);
+                    }
+                }
+            }
+        }
+        let answered = self.connections.is_empty() || stopping.deadline == Nanos(u64::MAX);
+        if answered && !stopping.volumes_closing {
+            stopping.volumes_closing = true;
+            let destage = stopping.destage;
+            if !destage {
+                let patience = self.works.log_patience().plus(CLOSE_PATIENCE);
+                stopping.give_up = self.works.now.plus(patience);
+            }
+            for slot in 0..self.works.volumes.end() {
+                self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
+                self.works.step(slot, Event::Close { destage });
+            }
+        }
+        if self.works.volumes.is_empty() {
+            stopping.give_up = Nanos(u64::MAX);
+        }
+        if stopping.volumes_closing && self.works.volumes.is_empty() && !stopping.cache_closing {
+            stopping.cache_closing = true;
+            self.works.step_cache(CacheEvent::Close);
+            self.works.cache_touched = true;
+        }
+    }
+
+    /// Whether a stop has come to its end; whoever asked for it is told.
+    pub fn has_stopped(&mut self) -> bool {
+        let works = &self.works;
+        let Some(stopping) = &self.stopping else {
+            return false;
+        };
+        // A device that does not answer is not waited for.
+        let given_up = works.cache.stats().ssd_state == SsdState::Offline;
+        let cache_closed = works.cache.is_closed() && (works.cache_operations == 0 || given_up);
+        let result = if stopping.cache_closing && cache_closed {
+            Ok(stopping.closed.clone())
+        } else if stopping.give_up <= works.now && !works.volumes.is_empty() {
+            // As after a crash: the logs hold all that was acknowledged as durable.
+            let names: Vec<&str> = works
+                .volumes
+                .iter()
+                .map(|(_, served)| &*served.name)
+                .collect();
+            let names = names.join(", ");
+            tracing::warn!(volumes = names, "stopped without closing volumes that hang");
+            Err(format!(
+                "these volumes did not close in time: {names}; their backend hangs, or the device of \
+                 their write log, and their logs are replayed at the next start"
+            ))
+        } else {
+            return false;
+        };
+        if let Some(stopping) = self.stopping.take() {
+            for answer in stopping.answers {
+                tell(answer, result.clone());
+            }
+        }
+        true
+    }
+}
+
+impl Works {
+    pub(super) fn open_slot(&self, number: VolumeNumber) -> Result<u32, String> {
+        let slot = *self.numbers.get(&number).ok_or(NOT_OPEN)?;
+        match self.volumes.get(slot).map(|served| served.volume.phase()) {
+            Some(Phase::Open) => Ok(slot),
+            Some(Phase::Opening) => Err("the volume is still replaying its log".to_owned()),
+            _ => Err(NOT_OPEN.to_owned()),
+        }
+    }
+
+    fn open_volume(
+        &mut self,
+        config: VolumeConfig,
+        inherited: Option<Inherited>,
+        kept: Option<&LogSuperblock>,
+    ) -> (Volume, Vec<hdcs_core::io::Action>) {
+        let mut actions = Vec::new();
+        let mut context = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut actions,
+        };
+        let mut volume = Volume::open(config, self.now, &mut context);
+        if let Some(inherited) = inherited {
+            volume.inherit(inherited);
+        }
+        if let Some(kept) = kept {
+            volume.keep_superblock(*kept);
+        }
+        (volume, actions)
+    }
+
+    /// Whether a volume may get a new size; its slot.
+    fn check_resize(&self, number: VolumeNumber, bytes: u64) -> Result<u32, String> {
+        let slot = self.open_slot(number)?;
+        let sizes = VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX;
+        if !bytes.is_multiple_of(SECTOR_BYTES as u64) || !sizes.contains(&bytes) {
+            return Err(format!(
+                "size {bytes}: must be a multiple of {SECTOR_BYTES} from {VOLUME_BYTES_MIN} to \
+                 {VOLUME_BYTES_MAX}"
+            ));
+        }
+        let served = self.volumes.get(slot).ok_or(NOT_OPEN)?;
+        if served.resizing.is_some() {
+            return Err("a resize is under way already; wait for its end".to_owned());
+        }
+        if served.keeping.is_some() {
+            return Err("a snapshot is under way; wait for its end".to_owned());
+        }
+        Ok(slot)
+    }
+
+    /// Take the end of what the shard itself has asked a backend; another's comes back.
+    pub fn take_own(&mut self, slot: u32, completion: Completion) -> Option<Completion> {
+        match completion.token {
+            RESIZE_TOKEN => self.backend_resized(slot, completion.result.map(drop)),
+            KEEP_TOKEN => self.backend_kept(slot, completion.result),
+            _ => return Some(completion),
+        }
+        None
+    }
+
+    /// The backend grows before the volume and shrinks after it, so that it always holds all of
+    /// the volume. Between its growth and the volume's the new size is recorded ([`Command::Grow`]). One
+    /// that shows everything that it was given when it is resized is resized between two generations of destage.
+    ///
+    /// A node that ended within a shrink has recorded the smaller size, and may have left what lies
+    /// beyond it in the log, the cache and the backend: it goes before the volume grows.
+    fn begin_resize(&mut self, slot: u32, bytes: u64, answer: Answer<()>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let before = served.volume.config().bytes;
+        let shrinks = bytes < before;
+        let destages = shrinks || served.volume.holds_cut();
+        let atomic = served.backend.capabilities().atomic_flush;
+        served.grown = None;
+        served.resizing = Some(Resizing {
+            step: if destages {
+                ResizeStep::Destage
+            } else {
+                ResizeStep::Whole
+            },
+            bytes,
+            before,
+            answer,
+        });
+        if shrinks {
+            self.step(slot, Event::Resize { bytes });
+        }
+        if destages {
+            self.step(slot, Event::DestageAll);
+        } else if atomic {
+            self.go_on_resizing(slot);
+        } else {
+            self.forget_beyond(slot);
+            self.go_on_resizing(slot);
+        }
+    }
+
+    /// Let a volume have the size that its backend has grown to, and that the catalogue has recorded.
+    fn grow(&mut self, number: VolumeNumber, bytes: u64) -> Result<(), String> {
+        let slot = self.open_slot(number)?;
+        let served = self.volumes.get_mut(slot).ok_or(NOT_OPEN)?;
+        if served.volume.config().bytes == bytes {
+            return Ok(());
+        }
+        if served.resizing.is_some() || served.grown != Some(bytes) {
+            return Err("its backend has another size".to_owned());
+        }
+        served.grown = None;
+        self.step(slot, Event::Resize { bytes });
+        Ok(())
+    }
+
+    fn resize_backend(&mut self, slot: u32, bytes: u64) {
+        let token = RESIZE_TOKEN;
+        let ask = Ask::Resize { bytes };
+        self.ask_backend(slot, Operation { token, ask });
+    }
+
+    /// The next step of a volume's resize.
+    pub fn go_on_resizing(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let Some(resizing) = &mut served.resizing else {
+            return;
+        };
+        if resizing.step == ResizeStep::Destage
+            && served.volume.stats(self.now).destage_all_remaining_bytes == 0
+        {
+            resizing.step = ResizeStep::Whole;
+            let bytes = resizing.bytes;
+            if bytes >= resizing.before {
+                if served.volume.holds_cut() {
+                    return self.give_up_resizing(slot, FLUSH_CANCELLED.to_owned());
+                }
+                return self.go_on_resizing(slot);
+            }
+            // What was dirty beyond the new end has kept the volume from taking it before. The backend is not
+            // cut under a volume that is larger.
+            self.step(slot, Event::Resize { bytes });
+            if !self.has_size(slot, bytes) {
+                let what = format!(
+                    "what lies beyond {bytes} bytes is being written: stop whoever writes there, then shrink it again"
+                );
+                return self.give_up_resizing(slot, what);
+            }
+            return self.go_on_resizing(slot);
+        }
+        let shrinks = resizing.bytes < resizing.before;
+        if resizing.step == ResizeStep::Whole {
+            let atomic = served.backend.capabilities().atomic_flush;
+            if !atomic || served.volume.backend_is_flushed() {
+                resizing.step = ResizeStep::Drain;
+            } else if !shrinks && served.volume.trouble().is_some() {
+                // What it was given may not be flushed for a long time.
+                let failing = Err(IoError::Unreachable);
+                return self.backend_resized(slot, failing);
+            }
+        }
+        if resizing.step == ResizeStep::Drain && served.backend.under_way() == 0 {
+            self.forget_beyond(slot);
+            return self.go_on_resizing(slot);
+        }
+        if let ResizeStep::Void(barrier) = resizing.step
+            && barrier <= self.cache.persisted()
+        {
+            resizing.step = if shrinks {
+                ResizeStep::Backend
+            } else {
+                ResizeStep::Cut
+            };
+            let bytes = resizing.bytes.min(resizing.before);
+            self.resize_backend(slot, bytes);
+            self.perform(slot);
+        }
+    }
+
+    /// Have the cache forget, durably, what it holds beyond the smaller of both sizes. A volume that grows may have
+    /// been cut by a node that ended before this was durable: what it had there would come back.
+    fn forget_beyond(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let Some(resizing) = &mut served.resizing else {
+            return;
+        };
+        let (from, to) = if resizing.bytes < resizing.before {
+            (resizing.bytes, resizing.before)
+        } else {
+            (resizing.before, resizing.bytes)
+        };
+        // The block in which the smaller end lies is among them: it is not cached while it is a
+        // part of one, but found again once the volume has grown.
+        let first = from / BLOCK_BYTES as u64;
+        let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
+        let first = BlockKey::new(served.number.0, first);
+        self.cache.invalidate(first, blocks);
+        resizing.step = ResizeStep::Void(self.cache.barrier());
+        // What makes it durable begins now, since the turn has polled the cache already.
+        self.step_cache(CacheEvent::Poll);
+    }
+
+    fn has_size(&self, slot: u32, bytes: u64) -> bool {
+        let served = self.volumes.get(slot);
+        served.is_some_and(|served| served.volume.config().bytes == bytes)
+    }
+
+    /// The volume does not take the new size: nothing was changed yet.
+    fn give_up_resizing(&mut self, slot: u32, why: String) {
+        let served = self.volumes.get_mut(slot);
+        if let Some(resizing) = served.and_then(|served| served.resizing.take()) {
+            tell(resizing.answer, Err(why));
+        }
+    }
+
+    /// The backend has changed its size, or could not.
+    fn backend_resized(&mut self, slot: u32, result: Result<(), IoError>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        if let Some(resizing) = &mut served.resizing
+            && resizing.step == ResizeStep::Cut
+            && result.is_ok()
+        {
+            resizing.step = ResizeStep::Backend;
+            let bytes = resizing.bytes;
+            return self.resize_backend(slot, bytes);
+        }
+        let Some(resizing) = served.resizing.take() else {
+            return;
+        };
+        let bytes = resizing.bytes;
+        let result = result.map_err(|error| {
+            let trouble = served.backend.home().and_then(HomeBackend::resize_trouble);
+            match (trouble, served.backend.home()) {
+                (Some(trouble), _) => trouble.to_owned(),
+                (None, Some(_)) => format!("its home cannot be resized: {error}"),
+                (None, None) => format!("the backend cannot be resized: {error}"),
+            }
+        });
+        let held = std::mem::take(&mut served.held);
+        if result.is_ok() {
+            served.backend.resized(bytes);
+            if bytes > resizing.before {
+                // Whoever asked records it first: see `grow`.
+                served.grown = Some(bytes);
+            } else {
+                self.step(slot, Event::Resize { bytes });
+            }
+        } else {
+            // A shrunk volume keeps its new size over a backend that is larger than it.
+            served.backend.resized(bytes.min(resizing.before));
+        }
+        for operation in held {
+            self.ask_backend(slot, operation);
+        }
+        tell(resizing.answer, result);
+    }
+}
+
+/// What a volume is to know of its backend.
+fn tell_capabilities(config: &mut VolumeConfig, capabilities: Capabilities) {
+    config.backend_extents = capabilities.extents;
+    config.backend_atomic = capabilities.atomic_flush;
+}
+
+/// Open a volume's log and backend; on a thread of its own, since it blocks.
+fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opened, OpenFailure> {
+    let name = &spec.name;
+    let fail = |kind, what: &dyn std::fmt::Display| {
+        OpenFailure::new(kind, format!("volume `{name}`: {what}"))
+    };
+    let log_fails = |error: DeviceError| {
+        let kind = match error {
+            DeviceError::Locked(_) => OpenFailureKind::Refused,
+            _ => OpenFailureKind::LogLost,
+        };
+        fail(kind, &format_args!("write log: {error}"))
+    };
+    // Measured only once it is known to be ours: that writes to it.
+    let unmeasured = durability.unwrap_or(Durability::Fdatasync);
+    let mut log = Device::open(&spec.log, Some(unmeasured)).map_err(log_fails)?;
+    let superblocks = log.read_superblocks_again().map_err(log_fails)?;
+    let (log_identity, log_key, is_log_whole) = identify(&superblocks, spec.config.uuid)
+        .map_err(|error| not_replayed(name, OpenError::Superblock(error)))?;
+    let prefixed = |failure: OpenFailure| fail(failure.kind, &failure.message);
+    let unlocked = match &spec.encryption {
+        Some(encryption) => Some(
+            encryption
+                .unlock()
+                .map_err(|error| fail(OpenFailureKind::Refused, &error))?,
+        ),
+        None => None,
+    };
+    let data_key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
+    if data_key.unwrap_or_default() != log_key {
+        let what = "write log: it is encrypted with another key than the volume, or only one of them is: \
+                    put the right log back";
+        return Err(fail(OpenFailureKind::LogLost, &what));
+    }
+    let log_keys = unlocked.as_ref().map(|keys| keys.log(log_identity.log));
+    let log_keys = log_keys.as_ref().map(|keys| keys as &dyn Authenticator);
+    // Replay does so, too, but before that the home is told what the superblocks say.
+    let blocks = superblocks.each_ref().map(|block| &block[..]);
+    LogSuperblock::authenticate_all(&blocks, spec.config.uuid, log_keys)
+        .map_err(|error| not_replayed(name, error))?;
+    let absent = spec.admission.found(log_identity).map_err(prefixed)?;
+    let kept = spec.admission.kept().map_err(prefixed)?;
+    // A log that has failed was gone past, which its device does not say.
+    let is_failed = |kept: &LogSuperblock| kept.log.get() == log_identity.log;
+    let is_log_whole = is_log_whole && !kept.as_ref().is_some_and(is_failed);
+    let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
+    let home = spec.home.as_ref().map(|path| {
+        let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
+        home::store::open(
+            path,
+            volume,
+            bytes,
+            log_identity.log,
+            is_log_whole,
+            unlocked.as_ref(),
+            &spec.memory,
+        )
+    });
+    let home = home.transpose().map_err(|error| {
+        let kind = if error.is_lost() {
+            OpenFailureKind::HomeLost
+        } else {
+            OpenFailureKind::Refused
+        };
+        fail(kind, &error)
+    })?;
+    let backend = spec.open_backend(absent, objects).map_err(|error| {
+        let kind = match error {
+            BackendError::Gone(_) => OpenFailureKind::Gone,
+            _ if error.is_unreachable() => OpenFailureKind::Unreachable,
+            _ => OpenFailureKind::Refused,
+        };
+        fail(kind, &error)
+    })?;
+    let backend = backend.behind(home);
+    spec.admission
+        .begin(log_identity, log_keys)
+        .map_err(prefixed)?;
+    if durability.is_none() {
+        log.measure_durability();
+    }
+    let number = backend.origin().and_then(|origin| {
+        // What is encrypted with different keys is not shared.
+        let key = data_key.map(|key| format!(" with key {}", uuid::Uuid::from_bytes(key)));
+        let name = format!("{origin}{}", key.unwrap_or_default());
+        spec.admission.origin(&name)
+    });
+    if number.is_some() {
+        let reached = spec.memory.reach_inherited(spec.config.bytes);
+        reached.map_err(|shortage| fail(OpenFailureKind::Shortage, &shortage))?;
+    }
+    let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
+    Ok(Opened {
+        log,
+        log_identity,
+        kept,
+        backend,
+        inherited,
+        unlocked,
+    })
+}
+
+/// Why a log could not be used. Whatever is wrong with its content, the content is lost, unless a
+/// newer program, or another part of one, can read it.
+fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
+    let kind = match error {
+        OpenError::Superblock(FormatError::Newer { .. } | FormatError::Holds { .. })
+        | OpenError::Method { .. }
+        | OpenError::Record { .. }
+        | OpenError::Kind { .. } => OpenFailureKind::Refused,
+        _ => OpenFailureKind::LogLost,
+    };
+    OpenFailure::new(kind, format!("volume `{name}`: {error}"))
+}

@@ -1,0 +1,119 @@
+//! A new identity for a cache whose device can no longer say what is void.
+//!
+//! Until the identity is durable, no invalidation counts as recorded and no log's tail moves, so
+//! this is tried until it works.
+//!
+//! ```text
+//! Idle ──device given up──► Recording ──recorded──► Idle: the cache is told
+//!                               │ ▲
+//!                             failed └──── Paused ──pause over──┘
+//! ```
+//!
+//! Failure: a data directory that takes no writes leaves destage waiting; the log says so at every
+//! attempt, and so does the node's report.
+
+use std::sync::Arc;
+
+use hdcs_core::io::{Nanos, Token};
+use hdcs_device::ring::Owner;
+use hdcs_device::worker::JobOutput;
+
+use super::cache_place::CachePlace;
+use super::works::Works;
+
+/// Between two attempts to record the identity.
+const PAUSE: Nanos = Nanos::from_millis(1_000);
+/// The token of the job; openings count from zero.
+pub const TOKEN: Token = Token(u64::MAX);
+
+/// What the worker hands back: whether the identity was recorded.
+pub type Recorded = Result<(), String>;
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Idle,
+    Recording,
+    Paused(Nanos),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Identity {
+    state: State,
+    /// Why the last attempt failed, until one succeeds.
+    error: Option<String>,
+    /// Volumes of which it was said that the cache has lost something that they need.
+    forgotten_volumes: u64,
+}
+
+impl Identity {
+    /// At the end of a turn: begin to record a new identity if the cache needs one.
+    pub fn go_on(&mut self, works: &mut Works, place: &Arc<dyn CachePlace>) {
+        let forgotten = works.cache.forgotten_volumes();
+        if forgotten != self.forgotten_volumes {
+            tracing::warn!(
+                volumes = forgotten,
+                "what the SSD tier held of these volumes is older than their logs, and was not used: unless they were \
+                 in the middle of writes past their logs, its device has lost a write that it had acknowledged"
+            );
+            self.forgotten_volumes = forgotten;
+        }
+        match self.state {
+            State::Idle if works.cache.must_reset() => tracing::warn!(
+                "the cache device fails or does not answer, and what it holds cannot be voided: \
+                 giving the read cache a new identity"
+            ),
+            State::Paused(until) if until <= works.now => {}
+            State::Idle | State::Paused(_) | State::Recording => return,
+        }
+        self.state = State::Recording;
+        let place = Arc::clone(place);
+        let job = move || {
+            let recorded: Recorded = place.renew().map(drop);
+            JobOutput::Any(Box::new(recorded))
+        };
+        works.ring.job(Owner::Shard, TOKEN, Box::new(job));
+    }
+
+    /// An attempt ended.
+    pub fn recorded(&mut self, works: &mut Works, result: Recorded) {
+        match result {
+            Ok(()) => {
+                tracing::warn!(
+                    "the read cache has a new identity: the SSD tier stays off until its device is \
+                     well again, and starts empty"
+                );
+                self.state = State::Idle;
+                self.error = None;
+                works.cache.reset_recorded();
+                // They wait for their invalidations to count as durable.
+                for slot in 0..works.volumes.end() {
+                    works.touch(slot);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error,
+                    "cannot record a new identity of the read cache; destage waits for it, trying \
+                     again"
+                );
+                self.state = State::Paused(works.now.plus(PAUSE));
+                self.error = Some(error);
+            }
+        }
+    }
+
+    /// When to try again.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        match self.state {
+            State::Paused(until) => Some(until),
+            State::Idle | State::Recording => None,
+        }
+    }
+
+    /// Why destage waits for this, if it does.
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+}

@@ -1,0 +1,409 @@
+//! One open volume with its devices, as its shard keeps it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hdcs_backend::copying::Copying;
+use hdcs_backend::home::HomeBackend;
+use hdcs_backend::memory::VolumeMemory;
+use hdcs_backend::{Ask, Keep, Operation, Stack};
+use hdcs_core::home::{Status, TierState};
+use hdcs_core::io::{Nanos, Reply, Request, RequestId};
+use hdcs_core::qos::{FlowId, QosStats, Ticket};
+use hdcs_core::read_cache::{Barrier, ReadCache};
+use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
+use hdcs_device::file::Device;
+use hdcs_frontend::access::Allow;
+use hdcs_frontend::{Export, VolumeNumber};
+use hdrhistogram::Histogram;
+
+use super::ciphered_log::CipheredLog;
+use super::command::{Admission, Answer, KeepFailure, OpenFailure, OpenedAs, VolumeReport};
+use crate::data_dir::dirty::{Left, LogIdentity};
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {
+    /// The connection in this slot, under its own name for it.
+    Connection(u32, RequestId),
+    /// The range job in this slot.
+    Job(u32),
+    /// The scrub in this slot.
+    Scrub(u32),
+}
+
+/// A request that has not reached its volume.
+#[derive(Debug)]
+pub struct Submitted {
+    /// From where.
+    pub origin: Origin,
+    /// For which volume.
+    pub volume: VolumeNumber,
+    /// When it came.
+    pub arrived: Nanos,
+    /// Since quality of service has let it go.
+    pub ticket: Option<Ticket>,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// Which histogram a request belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Reads.
+    Read,
+    /// Writes, zeroes and discards.
+    Write,
+    /// Flushes.
+    Flush,
+    /// None.
+    Other,
+}
+
+impl Class {
+    /// The class of a request.
+    pub fn of(request: &Request) -> Self {
+        match request {
+            Request::Read { .. } => Self::Read,
+            Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
+                Self::Write
+            }
+            Request::Flush => Self::Flush,
+            Request::Promote { .. }
+            | Request::Evict { .. }
+            | Request::Extents { .. }
+            | Request::Scrub { .. } => Self::Other,
+        }
+    }
+}
+
+/// A request that its volume works on.
+#[derive(Debug)]
+pub struct Pending {
+    /// From where.
+    pub origin: Origin,
+    /// When it came.
+    pub arrived: Nanos,
+    /// How it is counted.
+    pub class: Class,
+    /// To be given back at its end.
+    pub ticket: Option<Ticket>,
+}
+
+/// What a change of size waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeStep {
+    /// The backend has everything that was written before, so that the log holds nothing beyond
+    /// the smaller end (when shrinking, and over what an interrupted shrink has left in the log).
+    Destage,
+    /// The backend has flushed everything that it was given, for a resize would show the first half
+    /// of a generation (only if its flushes are atomic).
+    Whole,
+    /// Nothing is under way in the backend, which could grow it again (when shrinking), or be
+    /// flushed with the resize (if its flushes are atomic).
+    Drain,
+    /// No restart brings back what was cached beyond the smaller of both ends.
+    Void(Barrier),
+    /// The backend has nothing beyond the present end, where an interrupted shrink may have left
+    /// something (only when growing).
+    Cut,
+    /// The backend has the new size.
+    Backend,
+}
+
+/// A change of size that is under way.
+#[derive(Debug)]
+pub struct Resizing {
+    /// What it waits for.
+    pub step: ResizeStep,
+    /// The new size.
+    pub bytes: u64,
+    /// The one before.
+    pub before: u64,
+    /// Who asked.
+    pub answer: Answer<()>,
+}
+
+/// What a snapshot waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeepStep {
+    /// What is being tiered out already, of a moment before, is there (in storage mode).
+    Tiers,
+    /// The backend has everything that was acknowledged before.
+    Destage,
+    /// Nothing is under way in the backend. What it has then is a state of one moment: destage has just
+    /// brought it everything up to one write, and nothing of what follows. Not needed if its flushes are
+    /// atomic, since what it keeps is what the last one left.
+    Drain,
+    /// The home has flushed that, so that it is a moment to tier out (in storage mode).
+    Flush,
+    /// The home has tiered that moment out, and leaves the backend so (in storage mode).
+    Tier,
+    /// The backend has kept the state, or done what else it was asked for.
+    Asked,
+    /// It has copied what it has kept.
+    Copying,
+}
+
+/// A snapshot, or what else is kept or forgotten, that is under way.
+#[derive(Debug)]
+pub struct Keeping {
+    /// What.
+    pub keep: Keep,
+    /// What it waits for.
+    pub step: KeepStep,
+    /// Why it is not wanted any more, though it cannot end at once.
+    pub given_up: Option<KeepFailure>,
+    /// Who asked.
+    pub answer: Answer<(), KeepFailure>,
+}
+
+/// Tiering out what a volume in storage mode has dirty, which is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiering {
+    /// Whether the home was asked; before that it has to have everything.
+    pub asked: bool,
+    /// Whether the volume is closed then. Nobody connects to it any more.
+    pub then_close: bool,
+}
+
+/// See the module.
+pub struct Served {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub number: VolumeNumber,
+    /// Which clients may open it over TCP.
+    pub allow: Allow,
+    /// The state machine.
+    pub volume: Volume,
+    /// Its write log.
+    pub log: Device,
+    /// What encrypts that, if the volume is encrypted.
+    pub log_cipher: Option<CipheredLog>,
+    /// Its backend.
+    pub backend: Stack,
+    /// What its backend is.
+    pub identity: Option<String>,
+    /// Operations on its log that have not ended.
+    pub log_operations: usize,
+    /// Reads of the cache device that have not ended.
+    pub cache_reads: usize,
+    /// What quality of service knows it as.
+    pub flow: FlowId,
+    /// Buffers that its clients hold.
+    pub data_bytes: u64,
+    /// Requests that the volume has not answered.
+    pub requests: usize,
+    /// Requests beyond what the volume takes at once.
+    pub waiting: VecDeque<Submitted>,
+    /// Whether its backend has ended something at once since it was polled.
+    pub hurry: bool,
+    /// Whether it waits in the shard's list of those to be polled.
+    pub listed: bool,
+    /// Who waits for the end of the replay.
+    pub opening: Option<Answer<OpenedAs, OpenFailure>>,
+    /// Its log, as it was found.
+    pub log_identity: LogIdentity,
+    /// Who keeps what its log's device does not take.
+    pub admission: Arc<dyn Admission>,
+    /// Whether it was said that its log is given up.
+    pub log_given_up: bool,
+    /// Who waits for the close.
+    pub closing: Vec<Answer<Option<Left>>>,
+    /// The change of size under way.
+    pub resizing: Option<Resizing>,
+    /// The size that its backend has grown to, until the volume has it.
+    pub grown: Option<u64>,
+    /// What is being kept or forgotten.
+    pub keeping: Option<Keeping>,
+    /// What is being tiered out.
+    pub tiering: Option<Tiering>,
+    /// Why what was pinned is not.
+    pub pin_trouble: Option<String>,
+    /// Backend operations that wait until the backend has shrunk, or has kept a state.
+    pub held: Vec<Operation>,
+    /// Latency by class.
+    pub latencies: [Histogram<u64>; 3],
+    /// Memory that is reserved for it.
+    pub memory: Arc<VolumeMemory>,
+}
+
+impl Served {
+    /// Whether what is asked of the backend waits for the end of a resize, or for a state to be kept.
+    pub fn holds(&self, ask: &Ask) -> bool {
+        let is_atomic = self.backend.capabilities().atomic_flush;
+        let keeping = self.keeping.as_ref();
+        if let Some(keeping) = keeping.filter(|_| !is_atomic)
+            && let Keep::Snapshot { .. } = keeping.keep
+        {
+            let home = self.home();
+            return match keeping.step {
+                KeepStep::Tiers | KeepStep::Destage | KeepStep::Copying => false,
+                KeepStep::Drain | KeepStep::Flush => true,
+                // Once the home has its moment, it copies before it writes.
+                KeepStep::Tier => home.is_some_and(|home| home.tier == TierState::Waiting),
+                KeepStep::Asked if home.is_some() => false,
+                KeepStep::Asked => matches!(
+                    ask,
+                    Ask::Write { .. } | Ask::Zero { .. } | Ask::Flush | Ask::Resize { .. }
+                ),
+            };
+        }
+        let Some(resizing) = &self.resizing else {
+            return false;
+        };
+        match resizing.step {
+            ResizeStep::Destage | ResizeStep::Whole => false,
+            ResizeStep::Drain => true,
+            ResizeStep::Void(_) => is_atomic || resizing.bytes < resizing.before,
+            // A read shows nothing to anybody.
+            ResizeStep::Cut | ResizeStep::Backend => {
+                let free = matches!(ask, Ask::Resize { .. } | Ask::Read { .. });
+                is_atomic && !free
+            }
+        }
+    }
+
+    /// A snapshot that waits for destage has waited enough, as soon as the backend has everything: from
+    /// then on nothing reaches it that came later.
+    pub fn note_destaged(&mut self, now: Nanos) {
+        if let Some(keeping) = &mut self.keeping
+            && keeping.step == KeepStep::Destage
+            && self.volume.stats(now).destage_all_remaining_bytes == 0
+        {
+            keeping.step = KeepStep::Drain;
+        }
+    }
+
+    /// What frontends may know, if it serves.
+    pub fn export(&self) -> Option<Export> {
+        use hdcs_core::volume::Policy;
+        let is_leaving = self.tiering.is_some_and(|tiering| tiering.then_close);
+        let is_open = matches!(self.volume.phase(), Phase::Open | Phase::Opening);
+        (is_open && !is_leaving).then(|| Export {
+            number: self.number,
+            name: self.name.clone(),
+            bytes: self.volume.config().bytes,
+            discards: self.volume.config().discard == Discard::Pass,
+            allow: self.allow.clone(),
+            read_only: self.backend.capabilities().read_only
+                || self.volume.config().policy == Policy::ReadOnly
+                || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
+        })
+    }
+
+    /// Count an answer.
+    pub fn record(&mut self, class: Class, took: Nanos) {
+        let histogram = match class {
+            Class::Read => &mut self.latencies[0],
+            Class::Write => &mut self.latencies[1],
+            Class::Flush => &mut self.latencies[2],
+            Class::Other => return,
+        };
+        histogram.saturating_record(took.0);
+    }
+
+    /// Whether nothing is left that could still concern it, but perhaps operations of devices that do not answer.
+    pub fn is_idle(&self) -> bool {
+        self.volume.awaits_nothing() && self.backend.under_way() == 0 && self.requests == 0
+    }
+
+    /// Whether a device owes it the end of an operation.
+    pub fn is_owed(&self) -> bool {
+        self.log_operations > 0 || self.cache_reads > 0
+    }
+
+    /// What its log holds, or has lost, that the backend does not have; `None` if the log was never read.
+    pub fn left(&self, now: Nanos) -> Option<Left> {
+        let stats = self.volume.stats(now);
+        let home = self.home().unwrap_or_default();
+        (stats.log_ring_blocks > 0).then_some(Left {
+            dirty_bytes: stats.dirty_bytes + stats.lost_bytes + home.dirty_bytes,
+            nothing: stats.log_used_blocks == 0
+                && stats.lost_bytes == 0
+                && home.dirty_bytes + home.zero_bytes == 0,
+        })
+    }
+
+    /// Its home, if it is in storage mode.
+    pub fn home(&self) -> Option<Status> {
+        self.backend.home().map(HomeBackend::status)
+    }
+
+    /// Its state. With a part of its home damaged it is degraded: it goes on, and what is written there heals it.
+    fn state(&self) -> State {
+        let is_damaged = self.home().is_some_and(|home| home.damaged_sectors > 0);
+        match self.volume.state() {
+            State::Healthy if is_damaged => State::Degraded,
+            state => state,
+        }
+    }
+
+    /// Counters, with what the home has dirty, and what it has to tier out.
+    fn stats(&self, now: Nanos) -> VolumeStats {
+        let mut stats = self.volume.stats(now);
+        let Some(home) = self.home() else {
+            return stats;
+        };
+        stats.dirty_bytes += home.dirty_bytes;
+        let keeping = self.keeping.as_ref();
+        let is_kept = keeping.is_some_and(|keeping| keeping.step < KeepStep::Asked);
+        if self.tiering.is_some() || is_kept {
+            let left = match home.tier {
+                TierState::Copying | TierState::Finishing => home.tier_left_bytes,
+                _ => home.dirty_bytes + home.zero_bytes,
+            };
+            stats.destage_all_remaining_bytes += left.max(1);
+        }
+        stats
+    }
+
+    /// What the control plane may know.
+    pub fn report(
+        &self,
+        now: Nanos,
+        connections: usize,
+        qos: QosStats,
+        cache: &ReadCache,
+    ) -> VolumeReport {
+        let [read_latency, write_latency, flush_latency] = self.latencies.clone();
+        VolumeReport {
+            name: self.name.clone(),
+            phase: self.volume.phase(),
+            state: self.state(),
+            trouble: self
+                .volume
+                .trouble()
+                .map(|(trouble, since)| (trouble, now.since(since))),
+            config: self.volume.config().clone(),
+            stats: self.stats(now),
+            holds_cut: self.volume.holds_cut(),
+            read_latency,
+            write_latency,
+            flush_latency,
+            connections,
+            qos,
+            benefit: self.volume.benefit(cache),
+            store: self.backend.counts(),
+            image_trouble: self.backend.image_trouble(),
+            pin_trouble: self.pin_trouble.clone(),
+            home: self.home(),
+            is_resizing: self.resizing.is_some(),
+            copying: self
+                .backend
+                .copying()
+                .map(Copying::progress)
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// An empty histogram of nanoseconds: 1 µs to 100 s, two digits. It takes 23 KB, and each volume has three; three
+/// digits would take 156 KB.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1_000, 100_000_000_000, 2).expect("constant bounds are valid")
+}
+
+/// How a request ended, for whoever submitted it.
+pub type Ended = Result<Reply, hdcs_core::error::RequestError>;

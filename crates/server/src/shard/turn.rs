@@ -1,0 +1,863 @@
+//! The loop of a shard.
+//!
+//! A turn: wait for completions; hand them to volumes, cache and sessions; step what the sessions
+//! submitted; poll what was touched or is due; serve the connections that have something to send
+//! or may receive again. Everything that this starts goes to the kernel with the next wait.
+//!
+//! Invariants:
+//! 1. A volume that was stepped, or whose time has come, is polled in the same turn.
+//! 2. A request is answered exactly once, to the connection or job that submitted it.
+//! 3. A volume leaves its slot only when nothing of it is under way, so no completion ever meets
+//!    another volume in its place.
+//! 4. One connection gets one receive and one send per turn, and submits no more work than [`Turns`] lets it: so a turn
+//!    is short, and whoever asks for little waits for a turn or two.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use hdcs_core::buf::Pool;
+use hdcs_core::error::IoError;
+use hdcs_core::io::{Completion, Nanos, Token};
+use hdcs_core::qos::{Qos, Scheduler};
+use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::shares::Shares;
+use hdcs_core::turns::Turns;
+use hdcs_core::volume::{Event, Phase};
+use hdcs_device::Errno;
+use hdcs_device::ring::{Finished, Key, Outcome, Owner, Ring};
+use hdcs_device::worker::{JobOutput, Waker};
+use hdcs_device::writers::raise_priority;
+use hdcs_frontend::access::Peer;
+use hdcs_frontend::{Ending, Held, Host, VolumeNumber};
+
+use super::cache_place::Started;
+use super::clients::NO_MEMORY;
+use super::command::{
+    Answer, ClosedVolume, Command, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
+};
+use super::connection::{Connection, introduce};
+use super::heat::Gatherings;
+use super::identity::{self, Identity};
+use super::jobs::Job;
+use super::leavers::Leaver;
+use super::places::{NO_PLACE, Places};
+use super::readmission::{self, Readmission};
+use super::scrub::Scrub;
+use super::served::{KeepStep, Origin, Submitted};
+use super::slots::Slots;
+use super::visits::{error_of, note_accepting};
+use super::works::{SessionHost, Works};
+use super::{ACCEPT_PAUSE, ShardConfig};
+use crate::data_dir::dirty::LogIdentity;
+use crate::log_limit::LogLimit;
+
+/// Between two lines in the log about connections that were too many.
+const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
+/// Rounds of serving and stepping within one turn: lets a request that a session had kept back be
+/// answered in the turn in which another one ended.
+const ROUNDS_MAX: usize = 4;
+/// Unanswered requests from which on a client is not woken for by each of its requests: below, what
+/// it waits for is the answer.
+const HOLD_REQUESTS_MIN: usize = 8;
+/// Unanswered requests up to which a connection submits more while its volume has more than it takes
+/// at once: so what waits before the volume is not all of one client.
+const CONGESTED_REQUESTS_MAX: usize = 16;
+/// Share of the pool that clients' data may take up, as a divisor: the rest is for destage, for the
+/// caches, and for what the core reads beside.
+const CLIENTS_SHARE: u64 = 2;
+/// How long its next requests may gather: less than a durable write takes, which they wait for.
+const HOLD_MAX: Nanos = Nanos::from_micros(40);
+/// The longest turn is looked for in this period and in the one before.
+const TURN_PERIOD: Nanos = Nanos::from_millis(30_000);
+/// Tokens of the shard's own backend operations; the core counts from zero.
+pub const RESIZE_TOKEN: Token = Token(u64::MAX);
+/// See [`RESIZE_TOKEN`].
+pub const KEEP_TOKEN: Token = Token(u64::MAX - 1);
+/// A time that never comes.
+pub const NEVER: Nanos = Nanos(u64::MAX);
+
+/// A socket that accepts.
+pub struct Listener {
+    pub socket: OwnedFd,
+    pub sessions: SessionFactory,
+    pub accepting: Option<Key>,
+    pub again: Option<Nanos>,
+    /// What its clients can have.
+    pub places: Arc<Places>,
+    pub faults: LogLimit,
+    /// Whether the last attempt to accept failed.
+    pub failing: bool,
+    /// Where it listens, in words.
+    pub address: String,
+    pub tcp: bool,
+}
+
+/// How long the longest turn took in this period and in the one before: for so long everybody has waited at least once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LongestTurn {
+    period: u64,
+    longest: [Nanos; 2],
+}
+
+impl LongestTurn {
+    /// A turn took so long.
+    fn note(&mut self, begin: Nanos, end: Nanos) {
+        let period = begin.0 / TURN_PERIOD.0;
+        if period != self.period {
+            let before = if period == self.period + 1 {
+                self.longest[0]
+            } else {
+                Nanos(0)
+            };
+            self.longest = [Nanos(0), before];
+            self.period = period;
+        }
+        self.longest[0] = self.longest[0].max(end.since(begin));
+    }
+
+    /// How long that was.
+    pub fn get(&self) -> Nanos {
+        self.longest[0].max(self.longest[1])
+    }
+}
+
+/// How far a stop has come.
+pub struct Stopping {
+    pub destage: bool,
+    pub answers: Vec<Answer<Vec<ClosedVolume>>>,
+    pub closed: Vec<ClosedVolume>,
+    /// When connections that are left are broken off.
+    pub deadline: Nanos,
+    pub volumes_closing: bool,
+    /// When volumes that are left are given up, unless they are to be destaged.
+    pub give_up: Nanos,
+    pub cache_closing: bool,
+}
+
+/// See the module.
+pub struct Shard {
+    pub works: Works,
+    pub connections: Slots<Connection>,
+    /// By the slots of their connections.
+    pub leavers: HashMap<u32, Leaver>,
+    /// Connections to be served in this turn.
+    pub listed: Vec<u32>,
+    /// Connections that wait for buffers, for what they have in flight or for their turn, in the order in which they
+    /// began to.
+    waiters: VecDeque<u32>,
+    /// Connections that nothing is received from until the log is written, or this time has come.
+    held: Vec<u32>,
+    /// Connections that broke off, whose requests are still to be withdrawn.
+    broken: Vec<(VolumeNumber, u32)>,
+    held_until: Nanos,
+    /// How much work connections may submit. See [`hdcs_frontend::work_of`].
+    turns: Turns,
+    /// The longest turn of late.
+    pub longest_turn: LongestTurn,
+    /// Whether a connection has more to submit than it may in this turn.
+    pressed: bool,
+    pub listeners: Slots<Listener>,
+    /// When connections are looked at again.
+    look_at: Nanos,
+    /// Connections that were closed because they were too many, and when that is said again.
+    refused: u64,
+    refused_said: Nanos,
+    pub jobs: Slots<Job>,
+    pub scrubs: Slots<Scrub>,
+    pub gatherings: Gatherings,
+    pub openings: Slots<(Box<VolumeSpec>, Answer<OpenedAs, OpenFailure>)>,
+    pub stopping: Option<Stopping>,
+    /// Of the cache.
+    pub identity: Identity,
+    pub readmission: Readmission,
+    pub commands: Receiver<Command>,
+    pub config: ShardConfig,
+    origin: Instant,
+}
+
+impl Shard {
+    pub fn new(
+        config: ShardConfig,
+        cache_start: Option<Started>,
+        commands: Receiver<Command>,
+    ) -> io::Result<Self> {
+        let ring = Ring::new(config.ring)?;
+        // After the ring's threads were started, which would inherit it.
+        if config.ring.raise_priority {
+            raise_priority();
+        }
+        if let Some(processor) = config.processor {
+            keep_to(processor);
+        }
+        let pool = Pool::new(config.pool_bytes);
+        let mut cache_config = config.cache.clone();
+        let (mut actions, memory) = (Vec::new(), Rc::clone(&pool));
+        let mut readmission = Readmission::default();
+        let mut cache_device = None;
+        let mut cache = match cache_start {
+            None => {
+                cache_config.ssd = None;
+                ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
+            }
+            Some(Started { uuid, device }) => {
+                if let Some(ssd) = &mut cache_config.ssd {
+                    ssd.uuid = uuid;
+                }
+                match device {
+                    Ok(device) => {
+                        cache_device = Some(device);
+                        ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
+                    }
+                    Err(why) => {
+                        readmission = Readmission::after(why);
+                        ReadCache::without_device(cache_config, memory)
+                    }
+                }
+            }
+        };
+        let mut scheduler = Scheduler::default();
+        let background = scheduler.add(Nanos(0), Qos::default());
+        cache.set_fill_marks(config.cache_fill);
+        cache.set_tiering(config.cache_tiering);
+        let mut works = Works {
+            ring,
+            pool,
+            cache,
+            cache_device,
+            cache_operations: 0,
+            cache_touched: true,
+            volumes: Slots::default(),
+            husks: HashMap::new(),
+            numbers: BTreeMap::new(),
+            explained: HashMap::new(),
+            refusal_said: Cell::new(Nanos(0)),
+            events: config.events.clone(),
+            due: Vec::new(),
+            touched: Vec::new(),
+            requests: Slots::default(),
+            submitted: Vec::new(),
+            scheduler,
+            background,
+            ended: Vec::new(),
+            actions,
+            completions: Vec::new(),
+            data: Shares::new(config.pool_bytes as u64 / CLIENTS_SHARE),
+            heap: Shares::new(config.connections.heap_bytes),
+            now: Nanos(0),
+        };
+        works.perform_cache();
+        Ok(Self {
+            works,
+            connections: Slots::default(),
+            leavers: HashMap::new(),
+            listed: Vec::new(),
+            waiters: VecDeque::new(),
+            held: Vec::new(),
+            broken: Vec::new(),
+            held_until: NEVER,
+            turns: Turns::default(),
+            longest_turn: LongestTurn::default(),
+            pressed: false,
+            listeners: Slots::default(),
+            look_at: NEVER,
+            refused: 0,
+            refused_said: Nanos(0),
+            jobs: Slots::default(),
+            scrubs: Slots::default(),
+            gatherings: Gatherings::default(),
+            openings: Slots::default(),
+            stopping: None,
+            identity: Identity::default(),
+            readmission,
+            commands,
+            config,
+            origin: Instant::now(),
+        })
+    }
+
+    pub fn waker(&self) -> Waker {
+        self.works.ring.waker()
+    }
+
+    /// Turn until it has stopped.
+    pub fn run(mut self) {
+        self.turn_until_stopped();
+        if !self.works.ring.quiesce() {
+            // The kernel may still write to their buffers, however long it takes.
+            std::mem::forget(std::mem::take(&mut self.connections));
+        }
+    }
+
+    fn turn_until_stopped(&mut self) {
+        let mut finished = Vec::new();
+        let mut end = self.read_clock();
+        while !self.has_stopped() {
+            let timeout = self.timeout(end);
+            if let Err(error) = self.works.ring.submit_and_wait(timeout) {
+                tracing::error!(%error, "io_uring failed; the shard cannot go on");
+                return;
+            }
+            self.works.now = self.read_clock();
+            self.begin_turn();
+            self.works.ring.reap(&mut finished);
+            for one in finished.drain(..) {
+                self.dispatch(one);
+            }
+            self.turn();
+            end = self.read_clock();
+            self.longest_turn.note(self.works.now, end);
+        }
+    }
+
+    fn read_clock(&self) -> Nanos {
+        Nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    /// Those that wait for their turn come before what others have sent since.
+    fn begin_turn(&mut self) {
+        self.turns.begin();
+        self.pressed = false;
+        while !self.turns.is_spent()
+            && let Some(slot) = self.waiters.pop_front()
+        {
+            let number = self.connections.get(slot).and_then(Connection::volume);
+            if self.works.is_flooded(number) || self.held.contains(&slot) {
+                self.list(slot);
+            } else {
+                // Where it wants to receive it says again when it is served.
+                self.with_session(slot, |connection, host| {
+                    connection.ask_receive(host);
+                });
+            }
+        }
+        self.turns.open();
+    }
+
+    fn turn(&mut self) {
+        if self.held_until <= self.works.now {
+            self.release();
+        }
+        self.accept_again();
+        self.look_at_connections();
+        // Whatever ended may have freed the buffer that one of them waits for. They keep their places before others.
+        if !self.waiters.is_empty() {
+            self.list_waiters_first();
+        }
+        for _ in 0..ROUNDS_MAX {
+            self.works.step_submitted();
+            self.withdraw();
+            self.works.poll();
+            self.settle();
+            self.deliver();
+            self.run_jobs();
+            self.run_scrubs();
+            self.serve();
+            if !self.works.has_more() {
+                break;
+            }
+        }
+        if self.works.submitted.is_empty() {
+            self.withdraw();
+        }
+        self.run_gatherings();
+        self.go_on_stopping();
+        if let Some(device) = &self.config.cache_device {
+            self.identity.go_on(&mut self.works, &device.place);
+            if self.stopping.is_none() {
+                self.readmission.go_on(&mut self.works, device);
+            }
+        }
+    }
+
+    /// List those that wait before those that are listed.
+    fn list_waiters_first(&mut self) {
+        let newer = std::mem::take(&mut self.listed);
+        for &slot in &newer {
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.listed = false;
+            }
+        }
+        while let Some(slot) = self.waiters.pop_front() {
+            self.list(slot);
+        }
+        for slot in newer {
+            self.list(slot);
+        }
+    }
+
+    /// How long to wait at most, `now`.
+    fn timeout(&self, now: Nanos) -> Option<Duration> {
+        if self.pressed || self.works.has_more() || !self.works.touched.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
+        let stopping = self.stopping.as_ref();
+        let stop = stopping.map(|stopping| stopping.deadline.min(stopping.give_up));
+        let due = self.works.due.iter().copied();
+        let identity = self.identity.next_wakeup();
+        let cache = self.works.cache.next_wakeup();
+        let retry = self.readmission.next_wakeup();
+        let retry = retry.filter(|_| self.stopping.is_none());
+        let turns = self.works.scheduler.next_wakeup();
+        let cache = cache.into_iter().chain(retry).chain(turns);
+        let others = [
+            self.look_at,
+            self.held_until,
+            self.scrub_wakeup(),
+            self.gatherings_wakeup(),
+        ];
+        let others = others.into_iter().chain(identity).chain(cache);
+        let next = due.chain(listeners).chain(stop).chain(others).min()?;
+        (next != NEVER).then(|| Duration::from_nanos(next.since(now).0))
+    }
+
+    fn dispatch(&mut self, finished: Finished) {
+        let Finished {
+            owner,
+            token,
+            outcome,
+        } = finished;
+        match (owner, outcome) {
+            (Owner::Volume(slot), Outcome::Device(result)) => {
+                let result = result.map_err(IoError::from);
+                self.works.log_finished(slot, token, result);
+                self.release();
+            }
+            (Owner::Volume(slot), Outcome::Job(JobOutput::Unit(result))) => {
+                self.works.superblock_kept(slot, token, result);
+            }
+            (Owner::CacheOf(slot), Outcome::Device(result)) => {
+                let result = result.map_err(IoError::from);
+                let completion = Completion { token, result };
+                if let Some(served) = self.works.volumes.get_mut(slot) {
+                    served.cache_reads -= 1;
+                    self.works.step(slot, Event::Completed(completion));
+                } else {
+                    self.works.cache_ended_late(slot, completion);
+                }
+            }
+            (Owner::Cache, Outcome::Device(result)) => {
+                self.works.cache_operations -= 1;
+                let result = result.map_err(IoError::from);
+                let event = CacheEvent::Completed(Completion { token, result });
+                self.works.step_cache(event);
+                self.works.cache_touched = true;
+                // A volume may wait for what has just become durable.
+                for slot in 0..self.works.volumes.end() {
+                    self.works.touch(slot);
+                }
+            }
+            (Owner::Backend(slot), outcome) => self.works.backend_finished(slot, token, outcome),
+            (Owner::Receive(slot), Outcome::Count(result)) => {
+                self.with_session(slot, |connection, host| connection.received(result, host));
+                self.hold(slot);
+            }
+            (Owner::Send(slot), Outcome::Count(result)) => {
+                if let Some(connection) = self.connections.get_mut(slot) {
+                    connection.sent(result);
+                }
+                self.list(slot);
+            }
+            (Owner::Listener(slot), Outcome::Accepted(connection)) => {
+                self.accepted(slot, connection);
+            }
+            (Owner::Shard, Outcome::Woken) => self.take_commands(),
+            (Owner::Shard, Outcome::Job(JobOutput::Any(recorded))) if token == identity::TOKEN => {
+                let recorded = recorded.downcast().expect("the job says how it ended");
+                self.identity.recorded(&mut self.works, *recorded);
+            }
+            (Owner::Shard, Outcome::Job(JobOutput::Any(tried))) if token == readmission::TOKEN => {
+                let tried = tried.downcast().expect("the probe says what it found");
+                self.readmission.tried(&mut self.works, *tried);
+            }
+            (Owner::Shard, Outcome::Job(JobOutput::Any(opened))) => self.opened(token, opened),
+            (owner, outcome) => unreachable!("{owner:?} starts nothing that ends in {outcome:?}"),
+        }
+    }
+
+    /// Call into a connection's session, and note what it submitted.
+    fn with_session(&mut self, slot: u32, call: impl FnOnce(&mut Connection, &mut dyn Host)) {
+        let work = self.work_left(slot);
+        let Some(connection) = self.connections.get_mut(slot) else {
+            return;
+        };
+        let mut host = host(&mut self.works, slot, connection, work);
+        call(connection, &mut host);
+        let (requests, worked) = (host.requests, host.worked);
+        connection.requests += requests;
+        self.turns.note(&mut connection.account, worked);
+        // Most have no volume before, so what they take of it is counted with the volume they have now.
+        let (volume, held) = (connection.volume(), connection.held());
+        self.works.count(volume, &mut connection.counted, held);
+        self.list(slot);
+    }
+
+    /// What a connection may still submit in this turn.
+    fn work_left(&self, slot: u32) -> usize {
+        let Some(connection) = self.connections.get(slot) else {
+            return 0;
+        };
+        if connection.requests >= CONGESTED_REQUESTS_MAX
+            && self.works.is_congested(connection.volume())
+        {
+            return 0;
+        }
+        self.turns.left(&connection.account)
+    }
+
+    /// Let the requests of a client gather that sends them one by one, while its volume's log is
+    /// being written: they go out with the next span, and a wakeup for each costs more than they do.
+    fn hold(&mut self, slot: u32) {
+        let Some(connection) = self.connections.get_mut(slot) else {
+            return;
+        };
+        if connection.requests < HOLD_REQUESTS_MIN || self.held.contains(&slot) {
+            return;
+        }
+        let number = connection.volume();
+        let volume = number.and_then(|number| self.works.numbers.get(&number));
+        let served = volume.and_then(|&volume| self.works.volumes.get(volume));
+        if served.is_some_and(|served| served.log_operations > 0) {
+            self.held.push(slot);
+            self.held_until = self.held_until.min(self.works.now.plus(HOLD_MAX));
+        }
+    }
+
+    /// Receive again from everyone.
+    fn release(&mut self) {
+        while let Some(slot) = self.held.pop() {
+            self.list(slot);
+        }
+        self.held_until = NEVER;
+    }
+
+    /// Serve a connection later in this turn.
+    pub fn list(&mut self, slot: u32) {
+        if let Some(connection) = self.connections.get_mut(slot)
+            && !connection.listed
+        {
+            connection.listed = true;
+            self.listed.push(slot);
+        }
+    }
+
+    /// Tell sessions and jobs what ended.
+    fn deliver(&mut self) {
+        let mut ended = std::mem::take(&mut self.works.ended);
+        for (origin, result) in ended.drain(..) {
+            match origin {
+                Origin::Connection(slot, id) => {
+                    if let Some(connection) = self.connections.get_mut(slot) {
+                        connection.requests -= 1;
+                        connection.session().completed(id, result);
+                        self.list(slot);
+                    } else {
+                        self.request_of_leaver_ended(slot);
+                    }
+                }
+                Origin::Job(slot) => {
+                    if let Some(job) = self.jobs.get_mut(slot) {
+                        job.ended(result.map(drop));
+                    }
+                }
+                Origin::Scrub(slot) => self.scrub_ended(slot, result),
+            }
+        }
+        self.works.ended = ended;
+    }
+
+    fn run_jobs(&mut self) {
+        for slot in 0..self.jobs.end() {
+            let Some(job) = self.jobs.get_mut(slot) else {
+                continue;
+            };
+            while let Some(request) = job.next() {
+                self.works.submitted.push(Submitted {
+                    origin: Origin::Job(slot),
+                    volume: job.volume,
+                    arrived: self.works.now,
+                    ticket: None,
+                    request,
+                });
+            }
+            if job.is_over()
+                && let Some(job) = self.jobs.remove(slot)
+            {
+                job.answer();
+            }
+        }
+    }
+
+    /// Take back what waits for its turn and came from connections that broke off: once for each of them, and for all
+    /// of a volume's together, since each time costs as much as there waits. What they submitted has been taken in.
+    fn withdraw(&mut self) {
+        let mut broken = std::mem::take(&mut self.broken);
+        broken.sort_unstable_by_key(|&(volume, slot)| (volume.0, slot));
+        for theirs in broken.chunk_by(|one, other| one.0 == other.0) {
+            self.works.withdraw(theirs);
+        }
+    }
+
+    /// Send and receive on the listed connections; drop those that are over.
+    fn serve(&mut self) {
+        let mut listed = std::mem::take(&mut self.listed);
+        let count = listed.len();
+        for slot in listed.drain(..) {
+            let work = self.work_left(slot);
+            let Some(connection) = self.connections.get_mut(slot) else {
+                continue;
+            };
+            connection.listed = false;
+            let number = connection.volume();
+            let flooded = self.works.is_flooded(number);
+            let mut host = host(&mut self.works, slot, connection, work);
+            let place = if flooded || self.held.contains(&slot) {
+                None
+            } else {
+                connection.ask_receive(&mut host)
+            };
+            let (requests, worked) = (host.requests, host.worked);
+            connection.requests += requests;
+            self.turns.note(&mut connection.account, worked);
+            connection.serve(slot, place, count, &mut self.works.ring);
+            self.note_visit(slot);
+            let Some(connection) = self.connections.get_mut(slot) else {
+                continue;
+            };
+            let (number, held) = (connection.volume(), connection.held());
+            self.works.count(number, &mut connection.counted, held);
+            if connection.breaks_off() && connection.requests > 0 {
+                self.broken.extend(number.map(|number| (number, slot)));
+            }
+            if connection.is_over() {
+                let none = Held::default();
+                self.works.count(number, &mut connection.counted, none);
+                self.connections.remove(slot);
+            } else if connection.is_left() {
+                self.part_from(slot);
+            } else if connection.waits() || flooded {
+                self.waiters.push_back(slot);
+            }
+            // It may be its next turn that it waits for.
+            let connection = self.connections.get(slot);
+            self.pressed |= connection.is_some_and(|connection| {
+                connection.waits() && self.turns.left(&connection.account) == 0
+            });
+        }
+        self.listed = listed;
+    }
+
+    fn accepted(&mut self, slot: u32, connection: Result<OwnedFd, Errno>) {
+        let stopping = self.stopping.is_some();
+        let now = self.works.now;
+        let Some(listener) = self.listeners.get_mut(slot) else {
+            return;
+        };
+        listener.accepting = None;
+        if stopping {
+            self.listeners.remove(slot);
+            return;
+        }
+        listener.again = Some(now.plus(if connection.is_ok() {
+            Nanos(0)
+        } else {
+            Nanos(ACCEPT_PAUSE.as_nanos() as u64)
+        }));
+        match connection {
+            Ok(socket) => {
+                if std::mem::take(&mut listener.failing) {
+                    note_accepting(&self.works.events, &listener.address, Ok(()));
+                }
+                let place = listener.places.take();
+                let has_room = self.works.has_room_for_connection(!listener.tcp);
+                let Some((socket, client)) = introduce(socket, listener.tcp) else {
+                    return;
+                };
+                match place {
+                    Some(place) if has_room => {
+                        let session = (listener.sessions.0)(client);
+                        self.insert(Connection::new(socket, session, client, place));
+                    }
+                    place => {
+                        drop(socket);
+                        let why = place.map_or(NO_PLACE, |_| NO_MEMORY);
+                        self.note_refused_entry(client, &Peer::Unnamed, why);
+                        self.refuse_connection();
+                    }
+                }
+            }
+            Err(Errno(libc::ECANCELED | libc::ECONNABORTED)) => {}
+            Err(errno) => {
+                listener.failing = true;
+                note_accepting(&self.works.events, &listener.address, Err(&error_of(errno)));
+                if let Some(left_out) = listener.faults.pass() {
+                    tracing::warn!(error = %errno, left_out, "cannot accept a connection");
+                }
+            }
+        }
+    }
+
+    /// Begin to serve a client.
+    pub fn insert(&mut self, mut connection: Connection) {
+        let held = connection.held();
+        self.works.count(None, &mut connection.counted, held);
+        let slot = self.connections.insert(connection);
+        if self.look_at == NEVER {
+            let period = self.config.connections.look_period();
+            self.look_at = self.works.now.plus(period);
+        }
+        self.list(slot);
+    }
+
+    /// A connection was one too many. Whoever tries again and again does not fill the log.
+    pub fn refuse_connection(&mut self) {
+        self.refused += 1;
+        let now = self.works.now;
+        if self.refused_said <= now {
+            tracing::warn!(
+                max = self.config.connections.count_max,
+                refused = self.refused,
+                memory = self.works.heap.total(),
+                memory_left = self.works.heap.left(),
+                "too many connections: closed the newest; raise nbd_connections_max or memory_max_mib if they are needed"
+            );
+            self.refused_said = now.plus(REFUSAL_PAUSE);
+        }
+    }
+
+    /// End the connections whose clients have owed something for too long.
+    fn look_at_connections(&mut self) {
+        let now = self.works.now;
+        if now < self.look_at {
+            return;
+        }
+        self.look_for_leavers();
+        for slot in 0..self.connections.end() {
+            let Some(connection) = self.connections.get_mut(slot) else {
+                continue;
+            };
+            let Some(why) = connection.look(now, &self.config.connections) else {
+                continue;
+            };
+            let number = connection.volume();
+            let served = number.and_then(|number| self.works.numbers.get(&number));
+            let served = served.and_then(|&slot| self.works.volumes.get(slot));
+            let volume = served.map_or("none", |served| &served.name);
+            tracing::warn!(
+                volume,
+                client = %connection.client,
+                "ended the connection of a client that stalls: {why}"
+            );
+            // After the line, so that whoever sees the end finds it.
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.abort(Ending::Ended(why));
+            }
+            self.note_visit(slot);
+            self.list(slot);
+        }
+        self.look_at = if self.connections.is_empty() {
+            NEVER
+        } else {
+            now.plus(self.config.connections.look_period())
+        };
+    }
+
+    fn accept_again(&mut self) {
+        for slot in 0..self.listeners.end() {
+            if let Some(listener) = self.listeners.get_mut(slot)
+                && listener.again.is_some_and(|again| again <= self.works.now)
+            {
+                listener.again = None;
+                let fd = listener.socket.as_raw_fd();
+                listener.accepting = Some(self.works.ring.accept(Owner::Listener(slot), fd));
+            }
+        }
+    }
+
+    /// Volumes that have come to the end of opening or closing.
+    fn settle(&mut self) {
+        for slot in 0..self.works.volumes.end() {
+            let Some(served) = self.works.volumes.get_mut(slot) else {
+                continue;
+            };
+            match served.volume.phase() {
+                Phase::Opening => {}
+                // What the backend has to do may wait for the end of a resize.
+                Phase::Closing => self.works.go_on_resizing(slot),
+                Phase::Open => {
+                    if let Some(keeping) = &served.keeping {
+                        let waits_for_tiers = keeping.step == KeepStep::Tiers;
+                        if waits_for_tiers {
+                            self.works.go_on_tiering(slot);
+                        }
+                        self.works.go_on_keeping(slot);
+                        continue;
+                    }
+                    if served.resizing.is_some() {
+                        self.works.go_on_resizing(slot);
+                        continue;
+                    }
+                    if served.tiering.is_some() {
+                        self.works.go_on_tiering(slot);
+                        continue;
+                    }
+                    if let Some(answer) = served.opening.take() {
+                        let found = served.log_identity;
+                        let incarnation = found.incarnation + 1;
+                        // Whoever asked may have gone.
+                        let _ = answer.send(Ok(OpenedAs {
+                            log: LogIdentity {
+                                incarnation,
+                                ..found
+                            },
+                            backend: served.identity.clone(),
+                        }));
+                    }
+                }
+                Phase::Failed(_) | Phase::Closed => {
+                    if served.is_idle() && served.backend.finish() {
+                        self.drop_volume(slot);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a session sees of its shard when it is called.
+fn host<'a>(
+    works: &'a mut Works,
+    slot: u32,
+    connection: &Connection,
+    work: usize,
+) -> SessionHost<'a> {
+    let (counted, queued) = (connection.counted, connection.queued());
+    let allowance = works.allowance(connection.volume(), counted, queued, work);
+    SessionHost {
+        works,
+        connection: slot,
+        client: connection.client,
+        requests: 0,
+        allowance,
+        worked: 0,
+    }
+}
+
+fn keep_to(processor: usize) {
+    // SAFETY: all zeroes is a valid, empty set; the call reads it before it returns.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor % libc::CPU_SETSIZE as usize, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    if result < 0 {
+        let error = io::Error::last_os_error();
+        tracing::warn!(processor, %error, "cannot keep the shard to its processor");
+    }
+}

@@ -1,0 +1,726 @@
+//! What a shard's sessions and volumes share, and how a volume's actions are performed.
+//!
+//! Invariants: see [`super::turn`].
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hdcs_backend::{Ask, Operation, Port};
+use hdcs_core::buf::{BufMut, Pool};
+use hdcs_core::error::{IoError, RequestError};
+use hdcs_core::io::{Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
+use hdcs_core::limits::{
+    CONNECTION_DATA_BYTES_MAX, CONNECTION_DATA_BYTES_MIN, CONNECTION_HEAP_BYTES_MAX,
+    CONNECTION_HEAP_BYTES_MIN, CONNECTION_SHARE, REQUEST_BYTES_MAX, VOLUME_REQUESTS_MAX,
+    VOLUME_SHARE,
+};
+use hdcs_core::qos::{Cost, FlowId, Scheduler};
+use hdcs_core::read_cache::{CacheEvent, ReadCache};
+use hdcs_core::shares::Shares;
+use hdcs_core::volume::{Context, Event, Volume};
+use hdcs_device::Errno;
+use hdcs_device::file::Device;
+use hdcs_device::ring::{Outcome, Owner, Ring};
+use hdcs_device::worker::JobOutput;
+use hdcs_frontend::access::Peer;
+use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_of};
+
+use super::ciphered_log::Write;
+use super::command::Transport;
+use super::husks::Husk;
+use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
+use super::slots::Slots;
+use super::turn::NEVER;
+use crate::events::Recorder;
+
+/// Between two lines in the log about clients that were refused a volume.
+const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
+
+/// What sessions and volumes share: everything but the connections.
+pub struct Works {
+    pub ring: Ring,
+    pub pool: Rc<Pool>,
+    pub cache: ReadCache,
+    pub cache_device: Option<Device>,
+    pub cache_operations: usize,
+    pub cache_touched: bool,
+    pub volumes: Slots<Served>,
+    /// By the slot that they were in.
+    pub husks: HashMap<u32, Husk>,
+    pub numbers: BTreeMap<VolumeNumber, u32>,
+    /// Why volumes that the node has are not open, by name.
+    pub explained: HashMap<String, Unopened>,
+    /// When the log may say again that a client was refused a volume.
+    pub refusal_said: Cell<Nanos>,
+    /// Where clients' comings and goings are noted.
+    pub events: Recorder,
+    /// By volume slot: when it must be polled.
+    pub due: Vec<Nanos>,
+    pub touched: Vec<u32>,
+    pub requests: Slots<Pending>,
+    pub submitted: Vec<Submitted>,
+    /// Which of them goes next, if there is something to choose.
+    pub scheduler: Scheduler<Submitted>,
+    /// The flow of what the node does for itself: promotions and evictions.
+    pub background: FlowId,
+    /// Requests that ended, for their origins.
+    pub ended: Vec<(Origin, Ended)>,
+    pub actions: Vec<Action>,
+    pub completions: Vec<Completion>,
+    /// Who of the clients holds how much of the buffers.
+    pub data: Shares,
+    /// And of the memory for connections.
+    pub heap: Shares,
+    pub now: Nanos,
+}
+
+/// What a session sees of its shard.
+pub struct SessionHost<'a> {
+    pub works: &'a mut Works,
+    pub connection: u32,
+    pub client: Transport,
+    pub requests: usize,
+    pub allowance: Allowance,
+    /// Work that was submitted.
+    pub worked: usize,
+}
+
+impl Host for SessionHost<'_> {
+    fn exports(&self) -> Vec<Export> {
+        let mut exports: Vec<Export> = self
+            .works
+            .volumes
+            .iter()
+            .filter_map(|(_, served)| served.export())
+            .collect();
+        exports.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        exports
+    }
+
+    fn export(&self, name: &str) -> Option<Export> {
+        let mut served = self.works.volumes.iter().map(|(_, served)| served);
+        served.find(|served| served.name == name)?.export()
+    }
+
+    fn why_not(&self, name: &str) -> Option<Unopened> {
+        self.works.explained.get(name).cloned()
+    }
+
+    fn refused(&self, name: &str, peer: &Peer) {
+        self.works.note_refused(name, self.client, peer);
+        let mut volumes = self.works.volumes.iter();
+        let is_denied =
+            volumes.any(|(_, served)| served.name == name && !served.allow.lets_in(peer));
+        let (now, said) = (self.works.now, &self.works.refusal_said);
+        if is_denied && said.get() <= now {
+            said.set(now.plus(REFUSAL_PAUSE));
+            tracing::warn!(
+                volume = name,
+                "denied to {peer}: it is not in `allow` (hdcs volume set {name} allow=...)"
+            );
+        }
+    }
+
+    fn allowance(&self) -> Allowance {
+        self.allowance
+    }
+
+    fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
+        self.works.pool.alloc_for(range)
+    }
+
+    fn charge(&mut self, work: usize) {
+        self.worked += work;
+        self.allowance.work = self.allowance.work.saturating_sub(work);
+    }
+
+    fn volumes(&self) -> usize {
+        self.works.numbers.len()
+    }
+
+    fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
+        self.requests += 1;
+        self.charge(work_of(&request));
+        self.works.submitted.push(Submitted {
+            origin: Origin::Connection(self.connection, id),
+            volume,
+            arrived: self.works.now,
+            ticket: None,
+            request,
+        });
+    }
+}
+
+impl Works {
+    /// What the session of a connection may hold and submit, that is known to hold `counted`, of
+    /// which `queued` waits in its socket, and that has `work` left in this turn.
+    pub fn allowance(
+        &self,
+        volume: Option<VolumeNumber>,
+        counted: Held,
+        queued: Held,
+        work: usize,
+    ) -> Allowance {
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let served = slot.and_then(|&slot| self.volumes.get(slot));
+        let of_volume = served.map_or(0, |served| served.data_bytes);
+        let (data, heap) = (counted.data_bytes as u64, counted.heap_bytes as u64);
+        // Its part of what its volume may have leaves something for the volume's other clients.
+        let mut volume = Shares::new(self.data.most(of_volume, VOLUME_SHARE));
+        volume.update(0, of_volume);
+        let data = volume.most(data, CONNECTION_SHARE) as usize;
+        let data = data.max(CONNECTION_DATA_BYTES_MIN);
+        let heap = self.heap.most(heap, CONNECTION_SHARE) as usize;
+        Allowance {
+            held: Held {
+                data_bytes: data
+                    .min(CONNECTION_DATA_BYTES_MAX)
+                    .saturating_sub(queued.data_bytes),
+                heap_bytes: heap
+                    .min(CONNECTION_HEAP_BYTES_MAX)
+                    .saturating_sub(queued.heap_bytes),
+            },
+            work,
+        }
+    }
+
+    /// Count what a connection holds now.
+    pub fn count(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, mut held: Held) {
+        if held != Held::default() {
+            // So much is kept for it.
+            held.heap_bytes = held.heap_bytes.max(CONNECTION_HEAP_BYTES_MIN);
+        }
+        self.count_exactly(volume, counted, held);
+    }
+
+    /// The same of what is held and nothing beside it.
+    pub fn count_exactly(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, held: Held) {
+        if *counted == held {
+            return;
+        }
+        let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
+        self.data.update(before, after);
+        self.heap
+            .update(counted.heap_bytes as u64, held.heap_bytes as u64);
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        if let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) {
+            // A volume that was closed and opened anew knows nothing of before.
+            served.data_bytes = (served.data_bytes + after).saturating_sub(before);
+        }
+        *counted = held;
+    }
+
+    /// Whether more requests of a volume wait than it takes at once.
+    pub fn is_congested(&self, volume: Option<VolumeNumber>) -> bool {
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let served = slot.and_then(|&slot| self.volumes.get(slot));
+        served.is_some_and(|served| !served.waiting.is_empty())
+    }
+
+    /// Whether there is memory for one more connection. A quarter is for local ones alone: whoever reaches the node
+    /// over a network must not lock out those who work on it.
+    pub fn has_room_for_connection(&self, is_local: bool) -> bool {
+        let reserve = if is_local { 0 } else { self.heap.total() / 4 };
+        self.heap.left() >= CONNECTION_HEAP_BYTES_MIN as u64 + reserve
+    }
+
+    /// Mark a volume for a poll in this turn.
+    pub fn touch(&mut self, slot: u32) {
+        if let Some(served) = self.volumes.get_mut(slot)
+            && !served.listed
+        {
+            served.listed = true;
+            self.touched.push(slot);
+        }
+    }
+
+    /// Hand a volume an event, and perform what follows.
+    pub fn step(&mut self, slot: u32, event: Event) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut context = Context {
+            cache: &mut self.cache,
+            pool: &self.pool,
+            actions: &mut self.actions,
+        };
+        served.volume.step(self.now, event, &mut context);
+        self.perform(slot);
+    }
+
+    /// Perform what opening a volume has asked for.
+    pub fn perform_opening(&mut self, slot: u32, mut actions: Vec<Action>) {
+        self.actions.append(&mut actions);
+        self.perform(slot);
+    }
+
+    /// Perform the volume's actions; what ends at once is fed back.
+    pub fn perform(&mut self, slot: u32) {
+        self.touch(slot);
+        self.feed(slot);
+        while !self.actions.is_empty() {
+            let mut actions = std::mem::take(&mut self.actions);
+            for action in actions.drain(..) {
+                self.act(slot, action);
+            }
+            self.actions = actions;
+            self.feed(slot);
+        }
+    }
+
+    /// Step the volume with what its backend ended at once.
+    fn feed(&mut self, slot: u32) {
+        while !self.completions.is_empty() {
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                let Some(completion) = self.take_own(slot, completion) else {
+                    continue;
+                };
+                let Some(served) = self.volumes.get_mut(slot) else {
+                    continue;
+                };
+                served.hurry = true;
+                let mut context = Context {
+                    cache: &mut self.cache,
+                    pool: &self.pool,
+                    actions: &mut self.actions,
+                };
+                let event = Event::Completed(completion);
+                served.volume.step(self.now, event, &mut context);
+            }
+            // What a resize had held back may have ended at once: it is next.
+            if self.completions.is_empty() {
+                self.completions = completions;
+            }
+        }
+    }
+
+    fn act(&mut self, slot: u32, action: Action) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let owner = Owner::Volume(slot);
+        let operation = match action {
+            Action::Reply { request, result } => return self.reply(slot, request, result),
+            Action::LogRead { token, offset, buf } => {
+                served.log_operations += 1;
+                if let Some(cipher) = &mut served.log_cipher {
+                    cipher.reads(token, offset);
+                }
+                return served.log.read(&mut self.ring, owner, token, offset, buf);
+            }
+            Action::LogWrite {
+                token,
+                offset,
+                data,
+            } => {
+                served.log_operations += 1;
+                if let Some(cipher) = &mut served.log_cipher {
+                    cipher.writes(Write {
+                        token,
+                        offset,
+                        data,
+                    });
+                    return self.write_ciphered(slot);
+                }
+                let ring = &mut self.ring;
+                return served.log.write_urgently(ring, owner, token, offset, data);
+            }
+            Action::KeepSuperblock { token, block } => {
+                served.log_operations += 1;
+                if !std::mem::replace(&mut served.log_given_up, true) {
+                    tracing::warn!(
+                        volume = served.name,
+                        "a write to the device of its write log failed: what the log holds goes to the backend, and \
+                         then what clients write"
+                    );
+                }
+                let (admission, block) = (Arc::clone(&served.admission), block.to_vec());
+                let job = move || {
+                    let kept = admission.keep(&block).map_err(|error| {
+                        tracing::warn!("the superblock of a write log cannot be kept: {error}");
+                        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+                    });
+                    JobOutput::Unit(kept)
+                };
+                return self.ring.job(owner, token, Box::new(job));
+            }
+            Action::CacheRead { token, offset, buf } => {
+                let device = self.cache_device.as_ref();
+                let device = device.expect("a cache without a device reads nothing from it");
+                served.cache_reads += 1;
+                let owner = Owner::CacheOf(slot);
+                return device.read(&mut self.ring, owner, token, offset, buf);
+            }
+            Action::CacheWrite { .. } => unreachable!("volumes do not write to the cache device"),
+            Action::BackendRead { token, offset, buf } => Operation {
+                token,
+                ask: Ask::Read { offset, buf },
+            },
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => Operation {
+                token,
+                ask: Ask::Write { offset, data },
+            },
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+                unmap,
+            } => Operation {
+                token,
+                ask: Ask::Zero {
+                    offset,
+                    bytes,
+                    unmap,
+                },
+            },
+            Action::BackendFlush { token } => Operation {
+                token,
+                ask: Ask::Flush,
+            },
+            Action::BackendUnsettled { range } => {
+                return served.backend.unsettled(range);
+            }
+            Action::BackendExtents { token, range } => Operation {
+                token,
+                ask: Ask::Extents { range },
+            },
+        };
+        self.ask_backend(slot, operation);
+    }
+
+    /// Begin the writes to an encrypted log that there is memory for.
+    fn write_ciphered(&mut self, slot: u32) {
+        if let Some(served) = self.volumes.get_mut(slot)
+            && let Some(cipher) = &mut served.log_cipher
+        {
+            let owner = Owner::Volume(slot);
+            while let Some(Write {
+                token,
+                offset,
+                data,
+            }) = cipher.next()
+            {
+                let ring = &mut self.ring;
+                served.log.write_urgently(ring, owner, token, offset, data);
+            }
+        }
+    }
+
+    /// An operation on a volume's log ended.
+    pub fn log_finished(&mut self, slot: u32, token: Token, mut result: Result<Done, IoError>) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.log_ended_late(slot, token, result);
+        };
+        served.log_operations -= 1;
+        if let Some(cipher) = &mut served.log_cipher {
+            cipher.ended(token, &mut result);
+            self.write_ciphered(slot);
+        }
+        self.step(slot, Event::Completed(Completion { token, result }));
+    }
+
+    /// A superblock was kept beside a volume's log, or could not be.
+    pub fn superblock_kept(&mut self, slot: u32, token: Token, result: Result<(), Errno>) {
+        let result = result.map(|()| Done::Written).map_err(IoError::from);
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.log_ended_late(slot, token, result);
+        };
+        served.log_operations -= 1;
+        self.step(slot, Event::Completed(Completion { token, result }));
+    }
+
+    /// Hand an operation to a volume's backend; what ends at once waits in `completions`.
+    pub fn ask_backend(&mut self, slot: u32, operation: Operation) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        served.note_destaged(self.now);
+        if served.holds(&operation.ask) {
+            served.held.push(operation);
+            return;
+        }
+        served.backend.submit(self.now, operation, &mut port);
+    }
+
+    /// A ring operation of a volume's backend ended.
+    pub fn backend_finished(&mut self, slot: u32, token: Token, outcome: Outcome) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let mut port = Port {
+            ring: &mut self.ring,
+            owner: Owner::Backend(slot),
+            done: &mut self.completions,
+        };
+        served
+            .backend
+            .completed(self.now, token, outcome, &mut port);
+        self.perform(slot);
+    }
+
+    /// Perform the cache's own actions.
+    pub fn perform_cache(&mut self) {
+        let Some(device) = &self.cache_device else {
+            assert!(
+                self.actions.is_empty(),
+                "a cache without a device does no I/O"
+            );
+            return;
+        };
+        for action in self.actions.drain(..) {
+            self.cache_operations += 1;
+            match action {
+                Action::CacheRead { token, offset, buf } => {
+                    device.read(&mut self.ring, Owner::Cache, token, offset, buf);
+                }
+                Action::CacheWrite {
+                    token,
+                    offset,
+                    data,
+                    durable,
+                } => {
+                    device.write(&mut self.ring, Owner::Cache, token, offset, data, durable);
+                }
+                other => unreachable!("the cache touches its device alone, not {other:?}"),
+            }
+        }
+    }
+
+    /// Hand the cache an event, and perform what follows.
+    pub fn step_cache(&mut self, event: CacheEvent) {
+        self.cache.step(self.now, event, &mut self.actions);
+        self.perform_cache();
+    }
+
+    /// A volume has gone: so does what encrypts it in the cache, and its origin, if it was the last one.
+    pub fn forget_ciphers(&mut self, volume: &Volume) {
+        self.cache.set_cipher(volume.config().number, None);
+        let served = self.volumes.iter().map(|(_, served)| &served.volume);
+        let mut others = served.chain(self.husks.values().map(Husk::volume));
+        if let Some(origin) = volume.origin()
+            && !others.any(|other| other.origin() == Some(origin))
+        {
+            self.cache.set_cipher(origin, None);
+        }
+    }
+
+    fn reply(&mut self, slot: u32, request: RequestId, result: Ended) {
+        let pending = self.requests.remove(request.0 as u32);
+        let pending = pending.expect("a volume answers what it was asked, once");
+        if let Some(served) = self.volumes.get_mut(slot) {
+            served.requests -= 1;
+            served.record(pending.class, self.now.since(pending.arrived));
+        }
+        if let Some(ticket) = pending.ticket {
+            self.scheduler.ended(self.now, ticket);
+        }
+        self.ended.push((pending.origin, result));
+    }
+
+    /// Step the volumes with what was submitted.
+    pub fn step_submitted(&mut self) {
+        let mut submitted = std::mem::take(&mut self.submitted);
+        for one in submitted.drain(..) {
+            let slot = self.numbers.get(&one.volume).copied();
+            let served = slot.and_then(|slot| Some((slot, self.volumes.get_mut(slot)?)));
+            let Some((slot, served)) = served else {
+                self.ended.push((one.origin, Err(RequestError::Closing)));
+                continue;
+            };
+            if self.scheduler.is_on() {
+                let flow = match one.origin {
+                    Origin::Connection(..) => served.flow,
+                    Origin::Job(_) | Origin::Scrub(_) => self.background,
+                };
+                let cost = Cost::of(&one.request);
+                self.scheduler.submit(self.now, flow, cost, one);
+                continue;
+            }
+            self.let_in(slot, one);
+        }
+        self.submitted = submitted;
+        self.schedule();
+    }
+
+    /// Let in what quality of service lets go now.
+    fn schedule(&mut self) {
+        while let Some((mut one, ticket)) = self.scheduler.next(self.now) {
+            one.ticket = Some(ticket);
+            match self.numbers.get(&one.volume) {
+                Some(&slot) => self.let_in(slot, one),
+                None => self.refuse(one),
+            }
+        }
+    }
+
+    fn let_in(&mut self, slot: u32, one: Submitted) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return self.refuse(one);
+        };
+        if served.requests >= VOLUME_REQUESTS_MAX || !served.waiting.is_empty() {
+            served.waiting.push_back(one);
+            return self.touch(slot);
+        }
+        self.request(slot, one);
+    }
+
+    /// Answer what will not reach its volume.
+    pub fn refuse(&mut self, one: Submitted) {
+        if let Some(ticket) = one.ticket {
+            self.scheduler.ended(self.now, ticket);
+        }
+        self.ended.push((one.origin, Err(RequestError::Closing)));
+    }
+
+    /// Whether there is something to do at once.
+    pub fn has_more(&self) -> bool {
+        !self.submitted.is_empty() || !self.ended.is_empty() || self.scheduler.has_changed()
+    }
+
+    /// Whether so much of a volume waits for its turn that its clients have to wait with more: what
+    /// they send takes memory that others need.
+    pub fn is_flooded(&self, volume: Option<VolumeNumber>) -> bool {
+        if !self.scheduler.is_on() {
+            return false;
+        }
+        let slot = volume.and_then(|number| self.numbers.get(&number));
+        let served = slot.and_then(|&slot| self.volumes.get(slot));
+        let (pool, all) = (
+            self.pool.total_bytes() as u64,
+            self.scheduler.queued_bytes_of_all(),
+        );
+        served.is_some_and(|served| {
+            let queued = self.scheduler.queued_bytes(served.flow);
+            queued > pool / 8 || (all > pool / 4 && queued > REQUEST_BYTES_MAX as u64)
+        })
+    }
+
+    /// Take back what waits for its turn and came from these connections, in order, to one volume.
+    pub fn withdraw(&mut self, connections: &[(VolumeNumber, u32)]) {
+        let slot = connections
+            .first()
+            .and_then(|(number, _)| self.numbers.get(number));
+        let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) else {
+            return;
+        };
+        let is_theirs = |one: &Submitted| match one.origin {
+            Origin::Connection(slot, _) => connections
+                .binary_search_by_key(&slot, |&(_, slot)| slot)
+                .is_ok(),
+            Origin::Job(_) | Origin::Scrub(_) => false,
+        };
+        let of_turn = self.scheduler.withdraw(served.flow, is_theirs);
+        let before = std::mem::take(&mut served.waiting);
+        let (of_volume, left): (VecDeque<_>, VecDeque<_>) = before.into_iter().partition(is_theirs);
+        served.waiting = left;
+        for one in of_turn.into_iter().chain(of_volume) {
+            self.refuse(one);
+        }
+    }
+
+    /// Let waiting requests in, as far as the volume takes them.
+    fn admit(&mut self, slot: u32) {
+        while let Some(served) = self.volumes.get_mut(slot)
+            && served.requests < VOLUME_REQUESTS_MAX
+            && let Some(one) = served.waiting.pop_front()
+        {
+            self.request(slot, one);
+        }
+    }
+
+    fn request(&mut self, slot: u32, one: Submitted) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.requests += 1;
+        let id = self.requests.insert(Pending {
+            origin: one.origin,
+            arrived: one.arrived,
+            class: Class::of(&one.request),
+            ticket: one.ticket,
+        });
+        let id = RequestId(u64::from(id));
+        let request = one.request;
+        self.step(slot, Event::Request { id, request });
+    }
+
+    /// Poll the volumes that were touched or whose time has come, then the cache.
+    pub fn poll(&mut self) {
+        for slot in 0..self.due.len() as u32 {
+            if self.due[slot as usize] <= self.now {
+                self.touch(slot);
+            }
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        for &slot in &touched {
+            let Some(served) = self.volumes.get_mut(slot) else {
+                continue;
+            };
+            let mut port = Port {
+                ring: &mut self.ring,
+                owner: Owner::Backend(slot),
+                done: &mut self.completions,
+            };
+            served.backend.poll(self.now, &mut port);
+            self.perform(slot);
+            if let Some(served) = self.volumes.get_mut(slot) {
+                served.hurry = false;
+            }
+            // A poll may answer requests and so let others in, which need a poll of their own.
+            loop {
+                self.admit(slot);
+                self.step(slot, Event::Poll);
+                let more = self.volumes.get(slot).is_some_and(|served| {
+                    !served.waiting.is_empty() && served.requests < VOLUME_REQUESTS_MAX
+                });
+                if !more {
+                    break;
+                }
+            }
+        }
+        let cache_due = self.cache.next_wakeup().is_some_and(|due| due <= self.now);
+        if !touched.is_empty() || self.cache_touched || cache_due {
+            self.cache_touched = false;
+            self.step_cache(CacheEvent::Poll);
+        }
+        for &slot in &touched {
+            self.note_due(slot);
+        }
+        // Those that were touched while they were polled are among them.
+        self.touched.clear();
+        touched.clear();
+        self.touched = touched;
+    }
+
+    /// Note when a volume must be polled next.
+    fn note_due(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.listed = false;
+        let volume = served.volume.next_wakeup().unwrap_or(NEVER);
+        let backend = served.backend.next_wakeup().unwrap_or(NEVER);
+        let index = slot as usize;
+        if self.due.len() <= index {
+            self.due.resize(index + 1, NEVER);
+        }
+        // What ended at once while the volume was polled, it has yet to go on with.
+        self.due[index] = if std::mem::take(&mut served.hurry) {
+            self.now
+        } else {
+            volume.min(backend)
+        };
+    }
+}
