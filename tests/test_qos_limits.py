@@ -9,7 +9,7 @@ import pytest
 
 from daemon import COMMAND_SECONDS, MIB, Daemon, refused, samples
 
-# So much of its rate may be saved up without a burst (BURST_TIME_MIN of crates/core/src/qos.rs).
+# So much of its rate may be saved up without a burst (BURST_TIME_MIN of crates/core/src/node/qos.rs).
 BURST_SECONDS = 0.01
 DEPTH = 32
 

@@ -16,16 +16,16 @@ mod testenv;
 use std::path::PathBuf;
 
 use clap::Args;
+use lab::{Lab, Peer};
+use requests::Requests;
 use serde::Serialize;
 use serde_json::Value;
+pub use store::{Behind, Store};
 
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{self, Load, Outcome};
 use crate::options::Places;
 use crate::results::Directory;
-use lab::{Lab, Peer};
-use requests::Requests;
-pub use store::{Behind, Store};
 
 /// What to compare.
 #[derive(Args, Debug)]

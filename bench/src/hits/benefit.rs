@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use fastrand::Rng;
-use hdcs_core::io::{BlockKey, Nanos};
-use hdcs_core::read_cache::Tiering;
+use hdcs_core::base::io::{BlockKey, Nanos};
+use hdcs_core::cache::Tiering;
 use serde::Serialize;
 
 use super::policy::Tier;

@@ -12,13 +12,13 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
+use read::Format;
 use serde::Serialize;
+use trace::Trace;
 
 use crate::failure::Result;
 use crate::plot;
 use crate::results::Directory;
-use read::Format;
-use trace::Trace;
 
 /// Requests of a model.
 const REQUESTS: usize = 600_000;

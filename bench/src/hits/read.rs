@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 use clap::ValueEnum;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::limits::BLOCK_BYTES;
 
 use super::trace::Trace;
 use crate::failure::{Context, Failure, Result};

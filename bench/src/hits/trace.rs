@@ -153,8 +153,9 @@ fn virtual_disk(requests: usize) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::collections::BTreeSet;
+
+    use super::*;
 
     #[test]
     fn models_are_the_same_every_time_and_as_long_as_asked_for() {

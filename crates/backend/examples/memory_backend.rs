@@ -10,8 +10,8 @@ use hdcs_backend::{
     Absent, Ask, Backend, BackendError, Capabilities, Found, Held, Opened, Operation, Place, Port,
     Prepared, check_size, conformance, filters,
 };
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Done, Extent, ExtentState, Nanos, Token};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Done, Extent, ExtentState, Nanos, Token};
 use hdcs_device::ring::Outcome;
 
 /// What a line in `backends::SCHEMES` would name.

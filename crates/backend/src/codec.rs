@@ -1,8 +1,8 @@
-//! LZ4 and Zstandard for [`hdcs_core::codec`].
+//! LZ4 and Zstandard for [`hdcs_core::base::codec`].
 
 use std::cell::RefCell;
 
-use hdcs_core::codec::{Codec, Method};
+use hdcs_core::base::codec::{Codec, Method};
 use lz4_flex::block::{compress_into_with_table, get_maximum_output_size};
 use zstd::bulk::{Compressor, Decompressor};
 

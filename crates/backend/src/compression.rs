@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use hdcs_core::codec::Method;
+use hdcs_core::base::codec::Method;
 
 /// The setting. It takes effect with what is stored next.
 #[derive(Debug, Default)]

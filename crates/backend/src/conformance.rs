@@ -10,9 +10,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
+use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 use hdcs_device::ring::{Finished, Owner, Ring, RingConfig};
 

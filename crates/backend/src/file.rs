@@ -32,10 +32,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use copier::Copier;
-use hdcs_core::buf::{Arena, Buf};
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::buf::{Arena, Buf};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::volume::Inherited;
 use hdcs_device::Errno;
 use hdcs_device::file::{self as device, DeviceError, Direct, Opened};

@@ -52,11 +52,11 @@ use std::time::Duration;
 
 use compression::Compression;
 use copying::Copying;
-use hdcs_core::buf::{Buf, BufMut};
-use hdcs_core::codec::Method;
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Inherited;
 use hdcs_device::file::DeviceError;

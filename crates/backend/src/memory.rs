@@ -12,12 +12,12 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hdcs_core::home::format::pages;
-use hdcs_core::limits::{
+use hdcs_core::base::limits::{
     BLOCK_BYTES, HOME_CIPHER_BYTES, HOME_POOL_BYTES, HOME_READ_POOL_BYTES, HOME_SUMS_BYTES,
     LOG_BLOCK_ENTRIES_MAX, OBJECT_BATCH_BLOCKS_MAX, OBJECT_CONTROL_BYTES,
     OBJECT_FRAMES_MEMORY_BYTES, OBJECT_PAGE_BLOCKS_MAX, log_memory_bytes,
 };
+use hdcs_core::local::format::pages;
 use hdcs_core::objects::Config as ObjectConfig;
 use hdcs_core::objects::format::SLOT_BYTES;
 

@@ -30,9 +30,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hdcs_core::buf::BufMut;
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::buf::BufMut;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{
     Action, Ask as ObjectAsk, Condition, Event, Kind, Listed, Name, OpenError, Phase,

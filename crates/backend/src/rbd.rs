@@ -28,10 +28,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use ceph::{Ceph, Cluster, Event, Image, Pool};
-use hdcs_core::buf::{Buf, BufMut};
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Done, Extent, ExtentState, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::volume::Inherited;
 use hdcs_device::Errno;
 use hdcs_device::ring::Outcome;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use hdcs_api::Volume;
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_server::catalogue::VolumeName;
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};

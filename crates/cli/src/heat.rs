@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hdcs_api::WarmedFrom;
-use hdcs_core::heat::{Heat, HeatMap};
+use hdcs_core::cache::heat_map::{Heat, HeatMap};
 use hdcs_server::catalogue::VolumeName;
 use hdcs_server::data_dir::{heat, sealed};
 use hyper::Method;
@@ -247,7 +247,7 @@ pub fn left_out(warmed: &WarmedFrom) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::heat::{Gathering, HEAT_BYTES_MAX};
+    use hdcs_core::cache::heat_map::{Gathering, HEAT_BYTES_MAX};
 
     use super::*;
 

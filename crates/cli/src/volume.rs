@@ -10,7 +10,7 @@ use hdcs_api::{
     ResizeVolume, SetVolume, Volume, VolumeRange,
 };
 use hdcs_backend::url::file_url;
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_server::catalogue::{VolumeName, check_volume_bytes};
 use hyper::Method;
 

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use fastrand::Rng;
-use hdcs_core::buf::Pool;
-use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, Lookup, ReadCache, SsdConfig};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::{Action, BlockKey, Completion, Done, Nanos};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{CacheConfig, CacheEvent, Lookup, ReadCache, SsdConfig};
 
 const OPERATIONS: usize = 1 << 18;
 

@@ -182,17 +182,17 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::cipher::{Authenticator, TAG_BYTES, compare_tags};
-use crate::error::{FormatError, OpenError};
-use crate::heat;
-use crate::home::format as home;
-use crate::limits::{
+use crate::base::cipher::{Authenticator, TAG_BYTES, compare_tags};
+use crate::base::error::{FormatError, OpenError};
+use crate::base::limits::{
     BLOCK_BYTES, CACHE_STARTS_KEPT, LOST_RANGES_MAX, SECTOR_BYTES, SPAN_DATA_BLOCKS_MAX,
     SPAN_ENTRIES_MAX, VOLUME_BYTES_MAX,
 };
+use crate::cache::heat_map;
+use crate::cache::packed;
+use crate::local::format as home;
 use crate::objects::format as objects;
 use crate::objects::frames;
-use crate::read_cache::packed;
 
 /// One field of an on-disk structure, for the generated documentation.
 #[derive(Debug)]
@@ -280,8 +280,8 @@ pub const STRUCTURES: &[Structure] = &[
     objects::ManifestSnapshot::STRUCTURE,
     objects::ManifestAncestor::STRUCTURE,
     objects::CloneReference::STRUCTURE,
-    heat::HeatHeader::STRUCTURE,
-    heat::HeatRun::STRUCTURE,
+    heat_map::HeatHeader::STRUCTURE,
+    heat_map::HeatRun::STRUCTURE,
 ];
 
 /// CRC-32C (Castagnoli, RFC 3720): the checksum of one data block.

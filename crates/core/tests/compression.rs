@@ -1,12 +1,14 @@
 //! A volume that compresses its log: nobody notices but the log.
 
-use hdcs_core::buf::BufMut;
-use hdcs_core::codec::Method;
-use hdcs_core::error::{OpenError, RequestError};
+use hdcs_core::base::buf::BufMut;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::{OpenError, RequestError};
+use hdcs_core::base::io::{
+    Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange,
+};
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, CACHE_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::cache::{SsdConfig, Tier};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanEntry, SpanHeader};
-use hdcs_core::io::{Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, CACHE_BYTES_MIN, SECTOR_BYTES};
-use hdcs_core::read_cache::{SsdConfig, Tier};
 use hdcs_core::volume::{Context, Event, Inherited, Persist, Phase, VolumeConfig};
 use hdcs_kit::volume::{BYTES, World};
 

@@ -6,11 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::codec::Method;
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::io::{Request, SectorRange};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION};
-use hdcs_core::io::{Request, SectorRange};
-use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::io::{Ask, SnapshotName};
 use hdcs_core::objects::{Access, Config};

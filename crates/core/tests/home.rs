@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::home::format::{self, Layout};
-use hdcs_core::home::map::Map;
-use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
-use hdcs_core::io::{Completion, Done, Nanos, Token};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::local::format::{self, Layout};
+use hdcs_core::local::map::Map;
+use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
 
 const BLOCKS: u64 = 64;
 const BYTES: u64 = BLOCKS * BLOCK_BYTES as u64;

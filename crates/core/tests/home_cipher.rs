@@ -1,14 +1,14 @@
 //! An encrypted home: ciphertext in its store, plaintext for clients and the backend.
 
-use hdcs_core::error::FormatError;
-use hdcs_core::format::block_checksum;
-use hdcs_core::home::format::{
-    self, CRC_BYTES, HomePage, HomeSuperblock, MapCheck, SUMS_UNTRUSTED, choose_page,
-};
-use hdcs_core::home::{Action, Ask, Event};
-use hdcs_core::limits::{
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, HOME_CIPHER_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES,
 };
+use hdcs_core::format::block_checksum;
+use hdcs_core::local::format::{
+    self, CRC_BYTES, HomePage, HomeSuperblock, MapCheck, SUMS_UNTRUSTED, choose_page,
+};
+use hdcs_core::local::{Action, Ask, Event};
 use hdcs_kit::home::{BYTES, HOME, KEY, LOG, Rig, UUID, open, superblock, try_open};
 use zerocopy::IntoBytes;
 

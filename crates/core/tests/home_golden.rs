@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use hdcs_core::home::format::{HOME_VERSION, Layout};
-use hdcs_core::home::{Ask, Event};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::local::format::{HOME_VERSION, Layout};
+use hdcs_core::local::{Ask, Event};
 use hdcs_kit::home::{KEY, Rig, packed, unpacked};
 
 fn image_path(version: u16, key: [u8; 16]) -> PathBuf {

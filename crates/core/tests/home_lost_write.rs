@@ -1,11 +1,11 @@
 //! A device that acknowledges a write of a home's map and loses it: what was flushed is there, or the home is refused.
 
-use hdcs_core::error::FormatError;
-use hdcs_core::home::format::Layout;
-use hdcs_core::home::map::BlockState;
-use hdcs_core::home::{Action, Ask, Event};
-use hdcs_core::io::{Completion, Done};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::io::{Completion, Done};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::local::format::Layout;
+use hdcs_core::local::map::BlockState;
+use hdcs_core::local::{Action, Ask, Event};
 use hdcs_kit::home::{Rig, try_open};
 
 /// What becomes of a write.

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::home::format;
-use hdcs_core::home::map::Map;
-use hdcs_core::home::{Action, Ask, Config, Event, Home};
-use hdcs_core::io::{Completion, Done, Nanos, Token};
-use hdcs_core::limits::{BLOCK_BYTES, HOME_POOL_BYTES, HOME_READ_POOL_BYTES};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, HOME_POOL_BYTES, HOME_READ_POOL_BYTES};
+use hdcs_core::local::format;
+use hdcs_core::local::map::Map;
+use hdcs_core::local::{Action, Ask, Config, Event, Home};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// The home has the first of so many blocks; of those behind them it has every other run of [`RUN`] blocks.

@@ -4,16 +4,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::error::IoError;
-use hdcs_core::home::format::{
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::local::format::{
     self, FoundPage, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS,
     SUMS_UNTRUSTED, choose_page,
 };
-use hdcs_core::home::map::{BlockState, Map};
-use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
-use hdcs_core::io::{Completion, Done, Nanos, Token};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::local::map::{BlockState, Map};
+use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
 use zerocopy::IntoBytes;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;

@@ -4,8 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use hdcs_core::io::{Request, RequestId, SectorRange};
-use hdcs_core::limits::{SECTOR_BYTES, log_memory_bytes};
+use hdcs_core::base::io::{Request, RequestId, SectorRange};
+use hdcs_core::base::limits::{SECTOR_BYTES, log_memory_bytes};
 use hdcs_core::volume::{Event, Persist, VolumeConfig};
 use hdcs_kit::volume::{BYTES, World};
 

@@ -1,8 +1,8 @@
 //! A volume over objects at its usual size, on a store that never fails: what it costs.
 
-use hdcs_core::buf::Pool;
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::{
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::{
     OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_LAP_STEP, OBJECT_MAP_PAGES_MAX,
     OBJECT_PAGE_BLOCKS_MAX, OBJECT_PAGE_BLOCKS_MIN, OBJECT_TAIL_MAX,
 };

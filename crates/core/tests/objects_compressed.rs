@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::codec::Method;
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::codec::Method;
 use hdcs_core::objects::format::DataFooter;
 use hdcs_core::objects::io::{Ask, SnapshotName};
 use hdcs_core::objects::{Access, Config};

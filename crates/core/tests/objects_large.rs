@@ -7,9 +7,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::io::{Done, Nanos, Token};
-use hdcs_core::limits::{OBJECT_PAGE_BLOCKS_MAX, OBJECT_USAGE_ENTRIES_MAX};
+use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::io::{Done, Nanos, Token};
+use hdcs_core::base::limits::{OBJECT_PAGE_BLOCKS_MAX, OBJECT_USAGE_ENTRIES_MAX};
 use hdcs_core::objects::format::{
     IndexEntry, Manifest, MapEntry, SLOT_BYTES, Usage, index_bytes, page_bytes, slot_checksum,
     usage_bytes, write_index, write_page, write_usage,

@@ -2,10 +2,10 @@
 
 mod failed_log;
 
-use hdcs_core::buf::Buf;
-use hdcs_core::codec::Method;
-use hdcs_core::error::{IoError, RequestError};
-use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
 use hdcs_core::volume::{Event, Persist, Policy, State};
 use hdcs_kit::volume::World;
 

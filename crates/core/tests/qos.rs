@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use hdcs_core::io::{Nanos, Request, SectorRange};
-use hdcs_core::qos::{Cost, FlowId, Qos, Scheduler, Ticket, WAIT_MAX, WEIGHT_DEFAULT};
+use hdcs_core::base::io::{Nanos, Request, SectorRange};
+use hdcs_core::node::qos::{Cost, FlowId, Qos, Scheduler, Ticket, WAIT_MAX, WEIGHT_DEFAULT};
 
 const SECOND: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;

@@ -4,14 +4,14 @@ mod cache_ties;
 
 use std::rc::Rc;
 
-use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::format::{CACHE_HEADER_BLOCKS, block_checksum};
-use hdcs_core::io::{Action, BlockKey, Nanos};
-use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
-use hdcs_core::read_cache::{
+use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::io::{Action, BlockKey, Nanos};
+use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
+use hdcs_core::cache::{
     CacheConfig, CacheEvent, Corrupt, FillMarks, Lookup, PinRefused, ReadCache, SsdConfig,
     SsdFailure, SsdState, Tier, Tiering,
 };
+use hdcs_core::format::{CACHE_HEADER_BLOCKS, block_checksum};
 use hdcs_kit::cache::Rig;
 
 const REGION: usize = 16 << 20;

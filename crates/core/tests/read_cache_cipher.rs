@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_kit::cache::{Adds, Rig};
 
 const REGION: usize = 16 << 20;

@@ -5,11 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use hdcs_core::codec::Method;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{Layout, ReadCache, SsdFailure, Tie};
 use hdcs_core::format::{CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, seal};
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{Layout, ReadCache, SsdFailure, Tie};
 use hdcs_kit::cache::{LINE_BLOCKS, LINE_BYTES, Rig, key};
 
 const REGION: usize = 16 << 20;

@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use fastrand::Rng;
-use hdcs_core::buf::{Buf, BufMut, Pool};
-use hdcs_core::codec::Method;
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos, Token};
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{
+use hdcs_core::base::buf::{Buf, BufMut, Pool};
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Action, BlockKey, Completion, Done, Nanos, Token};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{
     Barrier, CacheConfig, CacheEvent, CacheStats, Lookup, ReadCache, SsdConfig, SsdRead, SsdState,
 };
 use hdcs_kit::lz4::Lz4;

@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use hdcs_core::cipher::BlockCipher;
-use hdcs_core::codec::Method;
-use hdcs_core::limits::{BLOCK_BYTES, CACHE_SEGMENT_LINES_MAX};
-use hdcs_core::read_cache::{Corrupt, Layout, Tier};
+use hdcs_core::base::cipher::BlockCipher;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_SEGMENT_LINES_MAX};
+use hdcs_core::cache::{Corrupt, Layout, Tier};
 use hdcs_kit::cache::{Adds, LINE_BYTES, Rig, key};
 
 const REGION: usize = 16 << 20;

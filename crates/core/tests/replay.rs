@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::cipher::{Authenticator, TAG_BYTES};
-use hdcs_core::error::{FormatError, OpenError, RequestError};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::cipher::{Authenticator, TAG_BYTES};
+use hdcs_core::base::error::{FormatError, OpenError, RequestError};
+use hdcs_core::base::io::{ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange};
+use hdcs_core::base::limits::{BLOCK_BYTES, LOST_RANGES_MAX, VOLUME_BYTES_MAX};
 use hdcs_core::format::{
     EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SpanEntry, SpanHeader, block_checksum, seal,
 };
-use hdcs_core::io::{ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{BLOCK_BYTES, LOST_RANGES_MAX, VOLUME_BYTES_MAX};
-use hdcs_core::replay::{Found, Record, Replay};
+use hdcs_core::log::replay::{Found, Record, Replay};
+use hdcs_core::log::write_log::WriteLog;
 use hdcs_core::volume::{Event, Persist, Phase, Policy, State};
-use hdcs_core::write_log::WriteLog;
 use hdcs_kit::volume::World;
 use zerocopy::FromBytes;
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use hdcs_core::limits::{TURN_WORK, TURN_WORK_MIN};
-use hdcs_core::turns::{Account, Turns};
+use hdcs_core::base::limits::{TURN_WORK, TURN_WORK_MIN};
+use hdcs_core::node::turns::{Account, Turns};
 
 /// A client that wants one request after the other, each of so much work.
 struct Client {

@@ -11,11 +11,11 @@ mod resize;
 mod scrub;
 mod silent_log;
 
-use hdcs_core::error::IoError;
-use hdcs_core::io::{
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{
     Completion, Extent, ExtentKind, ExtentState, Nanos, Reply, Request, RequestId, SectorRange,
 };
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::volume::{Event, Persist, State, Trouble};
 use hdcs_kit::volume::{BYTES, World};
 
@@ -179,7 +179,7 @@ fn volume_refuses_what_is_outside() {
         let (_, result) = world.replies.pop().unwrap();
         assert_eq!(
             result.unwrap_err(),
-            hdcs_core::error::RequestError::BadRange,
+            hdcs_core::base::error::RequestError::BadRange,
             "{range:?}"
         );
     }

@@ -11,8 +11,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use hdcs_core::buf::Arena;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::buf::Arena;
+use hdcs_core::base::limits::BLOCK_BYTES;
 
 use super::file::{self, DeviceError, Direct};
 use crate::DeviceRegion;

@@ -8,7 +8,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::limits::BLOCK_BYTES;
 
 use super::Errno;
 

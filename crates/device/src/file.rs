@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hdcs_core::buf::{Buf, BufMut};
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::io::Token;
+use hdcs_core::base::limits::{BLOCK_BYTES, LOG_READ_TRIES_MAX};
 use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock};
-use hdcs_core::io::Token;
-use hdcs_core::limits::{BLOCK_BYTES, LOG_READ_TRIES_MAX};
-use hdcs_core::replay::superblocks_hold;
+use hdcs_core::log::replay::superblocks_hold;
 use thiserror::Error;
 
 use super::durability::{self, Durability};

@@ -13,7 +13,7 @@ pub mod writers;
 
 use std::path::PathBuf;
 
-use hdcs_core::error::IoError;
+use hdcs_core::base::error::IoError;
 
 /// A region of a file or block device.
 #[derive(Clone, Debug)]

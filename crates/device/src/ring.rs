@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use hdcs_core::buf::{Buf, BufMut};
-use hdcs_core::io::{Done, Token};
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::io::{Done, Token};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use hdcs_core::io::{Extent, Token};
+use hdcs_core::base::io::{Extent, Token};
 
 use super::Errno;
 use super::ring::Owner;

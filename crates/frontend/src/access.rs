@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hdcs_core::limits::{ALLOWED_CLIENTS_MAX, CLIENT_NAME_BYTES_MAX, CLIENT_NAMES_MAX};
+use hdcs_core::base::limits::{ALLOWED_CLIENTS_MAX, CLIENT_NAME_BYTES_MAX, CLIENT_NAMES_MAX};
 use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};

@@ -13,10 +13,12 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 
-use hdcs_core::buf::{Buf, BufMut};
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{CONNECTION_DATA_BYTES_MAX, CONNECTION_HEAP_BYTES_MAX, REQUEST_BYTES_MAX};
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{Reply, Request, RequestId, SectorRange};
+use hdcs_core::base::limits::{
+    CONNECTION_DATA_BYTES_MAX, CONNECTION_HEAP_BYTES_MAX, REQUEST_BYTES_MAX,
+};
 
 use crate::access::{Allow, Peer};
 
@@ -121,7 +123,7 @@ pub trait Host {
     fn allowance(&self) -> Allowance {
         Allowance::WHOLE
     }
-    /// A buffer for the data of a write; see [`hdcs_core::buf::Pool::alloc_for`]. `None`: the
+    /// A buffer for the data of a write; see [`hdcs_core::base::buf::Pool::alloc_for`]. `None`: the
     /// session answers [`Receive::Wait`] until the shard calls it again.
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut>;
     /// Take from the session's work of this turn what it has done without submitting anything.

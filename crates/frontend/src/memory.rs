@@ -6,11 +6,13 @@
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Extent, ExtentKind, ExtentState, Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
-use hdcs_core::scrub::Scrubbed;
+use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{
+    Extent, ExtentKind, ExtentState, Reply, Request, RequestId, SectorRange,
+};
+use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::node::scrub::Scrubbed;
 
 use super::{Allowance, Export, Host, Unopened, VolumeNumber};
 

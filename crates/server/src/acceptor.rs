@@ -29,8 +29,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hdcs_api::events::{Event, Outcome};
-use hdcs_core::buf::BufMut;
-use hdcs_core::io::{Request, RequestId, SectorRange};
+use hdcs_core::base::buf::BufMut;
+use hdcs_core::base::io::{Request, RequestId, SectorRange};
 use hdcs_frontend::access::Peer;
 use hdcs_frontend::nbd::tls::Certificates;
 use hdcs_frontend::nbd::{Admitted, NbdConfig, NbdSession};

@@ -23,7 +23,9 @@ use hdcs_api::value::Value;
 use hdcs_backend::crypt::Encryption;
 use hdcs_backend::file::snapshots_of;
 use hdcs_backend::url::file_url;
-use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_BYTES_MAX};
+use hdcs_core::base::limits::{
+    SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_BYTES_MAX,
+};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: clients never hold so many that volumes, keys, the catalogue and the control socket lack one.
 
-use hdcs_core::limits::{DESCRIPTORS_MIN, DESCRIPTORS_RESERVED};
+use hdcs_core::base::limits::{DESCRIPTORS_MIN, DESCRIPTORS_RESERVED};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// There are fewer than a node can work with.

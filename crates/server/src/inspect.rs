@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! 1. Nothing is written, but by [`wipe_device`].
-//! 2. A log is read by the code that opens it ([`hdcs_core::replay`]), so that what is called good
+//! 2. A log is read by the code that opens it ([`hdcs_core::log::replay`]), so that what is called good
 //!    here opens there.
 //!
 //! A log that is in use moves while it is read. A failure then counts only if the same position
@@ -23,16 +23,16 @@ use std::time::Duration;
 pub use cache::{CacheSummary, CachedVolume, JournalSummary, check as check_cache};
 use hdcs_api::CheckReport;
 use hdcs_backend::crypt::{Encryption, LogCipher, NoCipher};
-use hdcs_core::buf::Pool;
-use hdcs_core::error::{FormatError, IoError, OpenError};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::error::{FormatError, IoError, OpenError};
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::format::{
     CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME,
     LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock,
 };
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
-use hdcs_core::replay::{Found as Replayed, Replay};
-use hdcs_core::write_log::WriteLog;
+use hdcs_core::log::replay::{Found as Replayed, Replay};
+use hdcs_core::log::write_log::WriteLog;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -726,10 +726,10 @@ pub fn wipe_device(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use hdcs_core::base::limits::LOG_BYTES_MIN;
     use hdcs_core::format::{
         EntryKind, LOG_VERSION, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
     };
-    use hdcs_core::limits::LOG_BYTES_MIN;
     use zerocopy::IntoBytes;
 
     use super::*;

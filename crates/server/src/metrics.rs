@@ -60,7 +60,7 @@ const fn gauge<T, V>(
     }
 }
 
-const BLOCK_BYTES: f64 = hdcs_core::limits::BLOCK_BYTES as f64;
+const BLOCK_BYTES: f64 = hdcs_core::base::limits::BLOCK_BYTES as f64;
 
 /// Of what every open volume counts.
 const OF_COUNTERS: &[Family<Counters>] = &[

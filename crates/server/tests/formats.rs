@@ -19,18 +19,18 @@ use hdcs_backend::crypt::Encryption;
 use hdcs_backend::crypt::source::KeySource;
 use hdcs_backend::home::store;
 use hdcs_backend::memory::VolumeMemory;
+use hdcs_core::base::io::{Nanos, SectorRange};
+use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
+use hdcs_core::cache::heat_map::{Gathering, HEAT_VERSION, Heat};
+use hdcs_core::cache::{Layout as CacheLayout, ReadCache, SsdFailure};
 use hdcs_core::format::{
     CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, LOG_MAGIC, LOG_VERSION, LogSuperblock, seal,
 };
-use hdcs_core::heat::{Gathering, HEAT_VERSION, Heat};
-use hdcs_core::home::format::{HOME_VERSION, Layout as HomeLayout};
-use hdcs_core::io::{Nanos, SectorRange};
-use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
+use hdcs_core::local::format::{HOME_VERSION, Layout as HomeLayout};
+use hdcs_core::log::write_log::WriteLog;
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::{Access, Config};
-use hdcs_core::read_cache::{Layout as CacheLayout, ReadCache, SsdFailure};
 use hdcs_core::volume::{Persist, Phase};
-use hdcs_core::write_log::WriteLog;
 use hdcs_server::catalogue::{self, Draft, Entry, Found, LogPlace};
 use hdcs_server::data_dir::beside::{SCRUB, SCRUB_FILE};
 use hdcs_server::data_dir::dirty::{DirtyRecord, RECORD_FILE};

@@ -2,11 +2,11 @@
 //!
 //! Whatever a parser accepts must be within its bounds, and say the same after it is sealed again.
 
+use hdcs_core::base::limits::{CACHE_BYTES_MIN, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
+use hdcs_core::cache::{FooterFound, Layout, Root, read_footer};
 use hdcs_core::format::{
     CACHE_FOOTER_MAGIC, LOG_MAGIC, LogSuperblock, SPAN_MAGIC, SpanHeader, seal,
 };
-use hdcs_core::limits::{CACHE_BYTES_MIN, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
-use hdcs_core::read_cache::{FooterFound, Layout, Root, read_footer};
 use zerocopy::IntoBytes;
 
 /// The bytes as they are, and again with magic and checksum put right, so that what lies behind

@@ -2,8 +2,8 @@
 //!
 //! Whatever it accepts covers the map's volume in order, encodes to the same bytes, and plans no more than it has.
 
+use hdcs_core::cache::heat_map::{HEAT_BYTES_MAX, Heat, HeatHeader, HeatMap};
 use hdcs_core::format::seal;
-use hdcs_core::heat::{HEAT_BYTES_MAX, Heat, HeatHeader, HeatMap};
 
 /// The bytes as they are, and again with the checksum put right.
 pub fn heat(data: &[u8]) {
@@ -40,7 +40,7 @@ fn parse(data: &[u8]) {
         let planned: u64 = plan.ranges.iter().map(|range| range.count * 512).sum();
         assert_eq!(planned, plan.bytes);
         assert!(plan.bytes <= room);
-        let inside = |range: &hdcs_core::io::SectorRange| range.end() * 512 <= volume.min(at);
+        let inside = |range: &hdcs_core::base::io::SectorRange| range.end() * 512 <= volume.min(at);
         assert!(plan.ranges.iter().all(inside));
     }
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hdcs_core::error::RequestError;
+use hdcs_core::base::error::RequestError;
 use hdcs_frontend::access::Allow;
 use hdcs_frontend::memory::{MemoryHost, MemoryVolume};
 use hdcs_frontend::nbd::{NbdConfig, NbdSession};

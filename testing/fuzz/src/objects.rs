@@ -5,8 +5,8 @@
 //! written again.
 
 use hdcs_backend::codec::CODECS;
+use hdcs_core::base::limits::OBJECT_BATCH_BLOCKS_MAX;
 use hdcs_core::format::{seal, seal_at};
-use hdcs_core::limits::OBJECT_BATCH_BLOCKS_MAX;
 use hdcs_core::objects::format::{
     CLONE_MAGIC, DATA_MAGIC, MANIFEST_MAGIC, MAP_MAGIC, Manifest, PAGE_MAGIC, Reference,
     SLOT_BYTES, SLOT_NONE, USAGE_MAGIC, page_bytes, parse_index, parse_page, parse_table,

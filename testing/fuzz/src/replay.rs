@@ -6,11 +6,11 @@
 
 use std::cell::RefCell;
 
-use hdcs_core::codec::Method;
-use hdcs_core::error::RequestError;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{Request, RequestId, SectorRange};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanHeader, seal};
-use hdcs_core::io::{Request, RequestId, SectorRange};
-use hdcs_core::limits::BLOCK_BYTES;
 use hdcs_core::volume::{Event, Persist, Phase};
 use hdcs_kit::volume::{BYTES, World};
 

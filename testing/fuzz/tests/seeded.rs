@@ -2,8 +2,8 @@
 //! does. `FUZZ_SEED` replays one run, `FUZZ_RUNS` sets how many there are.
 
 use hdcs_backend::codec::CODECS;
-use hdcs_core::codec::Method;
-use hdcs_core::heat::{Gathering, Heat};
+use hdcs_core::base::codec::Method;
+use hdcs_core::cache::heat_map::{Gathering, Heat};
 use hdcs_core::objects::format::{
     Ancestor, Manifest, MapEntry, SLOT_BYTES, Snapshot, TailEntry, index_bytes, page_bytes,
     usage_bytes,

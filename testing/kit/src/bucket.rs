@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::codec::{Codec, Method};
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Done, Nanos, Token};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::codec::{Codec, Method};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Done, Nanos, Token};
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::io::{
     Action, Ask, Condition, Event, Kind, Listed, Name, Phase, StoreError, Stored,

@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::cipher::BlockCipher;
-use hdcs_core::codec::Method;
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::cipher::BlockCipher;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Action, BlockKey, Completion, Done, Nanos};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{
     CacheConfig, CacheEvent, Corrupt, Lookup, ReadCache, SsdConfig, SsdTaken, Tier,
 };
 

@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
-use hdcs_core::error::{FormatError, IoError};
-use hdcs_core::home::format::{
+use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::base::error::{FormatError, IoError};
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::local::format::{
     self, HOME_HEADER_BLOCKS, HomeSuperblock, Layout, MapCheck, choose_page,
 };
-use hdcs_core::home::map::Map;
-use hdcs_core::home::{Action, Ask, Config, Event, Home};
-use hdcs_core::io::{Completion, Done, Nanos, Token};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::local::map::Map;
+use hdcs_core::local::{Action, Ask, Config, Event, Home};
 use zerocopy::IntoBytes;
 
 /// Size of the home.

@@ -1,6 +1,6 @@
 //! LZ4 for both methods, marked so that one taken for the other shows.
 
-use hdcs_core::codec::{Codec, Method};
+use hdcs_core::base::codec::{Codec, Method};
 
 /// LZ4 blocks.
 #[derive(Debug)]

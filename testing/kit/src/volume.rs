@@ -5,15 +5,15 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hdcs_core::buf::{Buf, BufMut, Pool};
-use hdcs_core::cipher::Authenticator;
-use hdcs_core::error::IoError;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
-use hdcs_core::io::{
+use hdcs_core::base::buf::{Buf, BufMut, Pool};
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{
     Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
-use hdcs_core::limits::{LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES};
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
+use hdcs_core::base::limits::{LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::volume::{
     Context, Event, Inherited, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull,
 };
@@ -72,7 +72,10 @@ pub struct World {
     /// The time that the volume is told.
     pub now: Nanos,
     /// Replies, oldest first.
-    pub replies: Vec<(RequestId, Result<Reply, hdcs_core::error::RequestError>)>,
+    pub replies: Vec<(
+        RequestId,
+        Result<Reply, hdcs_core::base::error::RequestError>,
+    )>,
 }
 
 /// The usual configuration.

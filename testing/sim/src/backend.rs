@@ -16,8 +16,8 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
-use hdcs_core::io::{Extent, ExtentState, SectorRange};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::io::{Extent, ExtentState, SectorRange};
+use hdcs_core::base::limits::SECTOR_BYTES;
 
 use crate::content::Content;
 use crate::disk::OpId;

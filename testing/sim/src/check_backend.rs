@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hdcs_core::io::SectorRange;
+use hdcs_core::base::io::SectorRange;
 
 use crate::check_reads::survived;
 use crate::content::{Content, WriteId};
@@ -308,7 +308,7 @@ fn holds(
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::io::Nanos;
+    use hdcs_core::base::io::Nanos;
 
     use super::*;
 

@@ -7,9 +7,9 @@
 //! 4. What a volume and a cache report of themselves is within what they were given.
 //! 5. When everything is dropped, every buffer is back in the pool.
 
-use hdcs_core::buf::Pool;
-use hdcs_core::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, log_memory_bytes};
-use hdcs_core::read_cache::{CacheConfig, CacheStats};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, log_memory_bytes};
+use hdcs_core::cache::{CacheConfig, CacheStats};
 use hdcs_core::volume::{VolumeConfig, VolumeStats};
 
 use crate::violation::Violation;
@@ -179,8 +179,9 @@ pub fn check_pool_is_free(pool: &Pool) -> Result<(), Violation> {
 
 #[cfg(test)]
 mod tests {
+    use hdcs_core::base::io::Nanos;
+
     use super::*;
-    use hdcs_core::io::Nanos;
 
     #[test]
     fn bounds_of_a_device_are_checked() {

@@ -1,10 +1,10 @@
 //! Checker: no step costs more than a bound, whatever the length of a range, the number of extents below it and
 //! what waits. So nobody else who is served by the same shard waits longer than that.
 //!
-//! What is counted is what the machines look at ([`hdcs_core::work`]): runs of an index, entries, parts of items,
+//! What is counted is what the machines look at ([`hdcs_core::base::work`]): runs of an index, entries, parts of items,
 //! blocks and places of the cache.
 
-use hdcs_core::limits::{CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
+use hdcs_core::base::limits::{CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
 
 use crate::violation::Violation;
 

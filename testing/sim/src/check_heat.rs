@@ -5,8 +5,8 @@
 //!    are weighed beside one another, some may have gone again for what is dearer: no more than went at all.
 //! 3. What was brought back reads as what the volume holds: that is what [`crate::check_reads`] says of every read.
 
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::BLOCK_SECTORS;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::BLOCK_SECTORS;
 
 use crate::check_promotion::check_blocks;
 use crate::violation::Violation;

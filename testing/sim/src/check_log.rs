@@ -12,11 +12,11 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SPAN_DATA_BLOCKS_MAX};
 use hdcs_core::format::{
     EntryKind, LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanEntry, SpanHeader,
     block_checksum,
 };
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SPAN_DATA_BLOCKS_MAX};
 use zerocopy::FromBytes;
 
 use crate::disk::Disk;

@@ -23,7 +23,7 @@ pub fn give_up_log(
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::io::{Nanos, SectorRange};
+    use hdcs_core::base::io::{Nanos, SectorRange};
 
     use super::*;
     use crate::check_reads::check_sector;

@@ -4,7 +4,7 @@
 //! 2. The tier goes on taking what others fill.
 //! 3. What is pinned reads as what the volume holds: that is what [`crate::check_reads`] says of every read.
 
-use hdcs_core::io::SectorRange;
+use hdcs_core::base::io::SectorRange;
 
 use crate::check_promotion::check_blocks;
 use crate::violation::Violation;

@@ -103,7 +103,7 @@ pub fn check_writable(
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::io::{Nanos, SectorRange};
+    use hdcs_core::base::io::{Nanos, SectorRange};
 
     use super::*;
 

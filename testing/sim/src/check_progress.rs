@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use hdcs_core::io::{Nanos, RequestId};
+use hdcs_core::base::io::{Nanos, RequestId};
 
 use crate::violation::Violation;
 

@@ -8,8 +8,8 @@
 //! 4. What was promoted reads as what the volume holds, whatever was written or destaged meanwhile:
 //!    that is what [`crate::check_reads`] says of every read, and of those that follow a promotion.
 
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::BLOCK_SECTORS;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::BLOCK_SECTORS;
 
 use crate::violation::Violation;
 

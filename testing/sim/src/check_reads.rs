@@ -7,8 +7,8 @@
 //! 4. A range that is said to be a hole or zero reads as zeroes.
 //! 5. What was cut off since the read was sent may be anything; what the read has of it nobody reads later.
 
-use hdcs_core::io::{Extent, ExtentState};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::io::{Extent, ExtentState};
+use hdcs_core::base::limits::SECTOR_BYTES;
 
 use crate::content::{Content, WriteId};
 use crate::model::{History, Outcome, ReadOp, Seq};
@@ -307,7 +307,7 @@ fn may_be_zero(history: &History, sector: u64, issued: Seq) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::io::{Nanos, SectorRange};
+    use hdcs_core::base::io::{Nanos, SectorRange};
 
     use super::*;
 

@@ -12,7 +12,7 @@
 //!
 //! Because a crash keeps a prefix, a promise about one write is one about all before it.
 
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 use hdcs_core::volume::Persist;
 
 use crate::content::WriteId;
@@ -128,7 +128,7 @@ pub fn check_lost_bytes(history: &History, bytes_max: u64) -> Result<(), Violati
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::io::SectorRange;
+    use hdcs_core::base::io::SectorRange;
 
     use super::*;
     use crate::check_reads::check_sector;

@@ -48,7 +48,7 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::io::{Nanos, SectorRange};
+    use hdcs_core::base::io::{Nanos, SectorRange};
 
     use super::*;
     use crate::content::WriteId;

@@ -9,11 +9,11 @@
 //! 4. A cache device that keeps an operation for longer than the cache's bound is given up. It is
 //!    used again only when nothing of before is under way on it.
 
-use hdcs_core::error::RequestError;
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::SsdState;
 use hdcs_core::format::LOG_HEADER_BLOCKS;
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::SsdState;
 use hdcs_core::volume::State;
 
 use crate::violation::Violation;

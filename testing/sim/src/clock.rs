@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 
 /// Events in the order of their time; those of one instant in the order in which they were added.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! its place within 64 KiB: equal lines abound and the content-addressed cache has something to
 //! share. Zeroes are themselves. Some of both can be compressed, some cannot.
 
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::limits::SECTOR_BYTES;
 
 /// Number of a write in the history of one volume, counted from 1 in the order of arrival.
 pub type WriteId = u32;

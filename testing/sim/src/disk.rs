@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use fastrand::Rng;
-use hdcs_core::buf::Buf;
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
 type Block = Box<[u8; BLOCK_BYTES]>;
 
@@ -607,7 +607,7 @@ impl Disk {
 mod tests {
     use std::rc::Rc;
 
-    use hdcs_core::buf::Pool;
+    use hdcs_core::base::buf::Pool;
 
     use super::*;
 

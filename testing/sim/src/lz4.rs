@@ -1,6 +1,6 @@
 //! LZ4 for both methods, each marked, so that data compressed by one and read by the other is noticed.
 
-use hdcs_core::codec::{Codec, Method};
+use hdcs_core::base::codec::{Codec, Method};
 
 /// What a planted bug does to what is decompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@
 //! Invariants: a sector's versions are in the order of arrival; a refused write is no version; a
 //! write that failed may be there or not, sector by sector, wherever the cut is.
 
-use hdcs_core::io::{Nanos, SectorRange};
+use hdcs_core::base::io::{Nanos, SectorRange};
 
 use crate::content::{Content, WriteId};
 

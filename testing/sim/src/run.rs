@@ -1,8 +1,8 @@
 //! One run from a seed: openings, work, endings, and the verification at last.
 
 use fastrand::Rng;
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 use crate::outcome;
 use crate::plant::Plant;

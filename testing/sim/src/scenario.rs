@@ -1,10 +1,12 @@
 //! Everything that a seed decides before a run begins.
 
 use fastrand::Rng;
-use hdcs_core::codec::Method;
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES};
-use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::{
+    BLOCK_BYTES, CACHE_BYTES_MIN, LOG_BYTES_MIN, SECTOR_BYTES, SEGMENT_BYTES,
+};
+use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 
 use crate::clock::Latency;

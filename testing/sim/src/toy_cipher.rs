@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::base::limits::SECTOR_BYTES;
 
 use crate::content::mix;
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 
 use crate::content::mix;
 

@@ -1,8 +1,8 @@
 //! What a client asks, drawn from a seed: sizes, alignments, hot ranges, kinds.
 
 use fastrand::Rng;
-use hdcs_core::io::{ExtentKind, SectorRange};
-use hdcs_core::limits::{BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use hdcs_core::base::io::{ExtentKind, SectorRange};
+use hdcs_core::base::limits::{BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 use crate::content::Content;
 

@@ -14,7 +14,7 @@ mod tiny_lfu;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use hdcs_core::read_cache::ReadCache;
+use hdcs_core::cache::ReadCache;
 
 /// One access; true on a hit. A miss brings the key in.
 pub trait Policy {

@@ -1,9 +1,9 @@
 //! The DRAM tier of the cache as it ships.
 
-use hdcs_core::buf::Pool;
-use hdcs_core::io::{BlockKey, Nanos};
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{CacheConfig, Lookup, ReadCache};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::{BlockKey, Nanos};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{CacheConfig, Lookup, ReadCache};
 
 use super::{Policy, Tier};
 

@@ -3,10 +3,10 @@
 
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::io::{Action, BlockKey, Completion, Done, Nanos};
-use hdcs_core::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, SEGMENT_BYTES};
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, Lookup, ReadCache, SsdConfig};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::{Action, BlockKey, Completion, Done, Nanos};
+use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_BYTES_MIN, SEGMENT_BYTES};
+use hdcs_core::cache::{CacheConfig, CacheEvent, Lookup, ReadCache, SsdConfig};
 
 use super::{Policy, Tier};
 

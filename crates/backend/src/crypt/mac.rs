@@ -12,7 +12,7 @@ use aes::Aes256;
 use aes::cipher::array::Array;
 use aes::cipher::consts::U16;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use hdcs_core::cipher::TAG_BYTES;
+use hdcs_core::base::cipher::TAG_BYTES;
 use polyval::Polyval;
 use polyval::universal_hash::UniversalHash;
 

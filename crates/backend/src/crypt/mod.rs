@@ -29,9 +29,9 @@ pub mod xts;
 
 use std::sync::Arc;
 
-use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::base::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames::{Part, Unit};
 use mac::Mac;

@@ -16,9 +16,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hdcs_core::buf::{Arena, BufMut};
-use hdcs_core::io::Token;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::buf::{Arena, BufMut};
+use hdcs_core::base::io::Token;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_device::Errno;
 use hdcs_device::worker::{JobOutput, Remote};
 

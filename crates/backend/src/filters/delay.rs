@@ -1,6 +1,6 @@
 //! Makes every operation take longer: `delay_us`, and up to `delay_jitter_us` more by chance.
 
-use hdcs_core::io::{Nanos, Token};
+use hdcs_core::base::io::{Nanos, Token};
 use hdcs_device::ring::Outcome;
 
 use super::Chance;

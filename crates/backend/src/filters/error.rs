@@ -7,8 +7,8 @@
 
 use std::path::PathBuf;
 
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Nanos, Token};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Nanos, Token};
 use hdcs_device::ring::Outcome;
 
 use super::Chance;

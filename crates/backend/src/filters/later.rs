@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 
 use crate::Operation;
 

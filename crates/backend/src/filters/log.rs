@@ -9,7 +9,7 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use hdcs_core::io::{Completion, Nanos, Token};
+use hdcs_core::base::io::{Completion, Nanos, Token};
 use hdcs_device::ring::Outcome;
 
 use super::later::earlier;

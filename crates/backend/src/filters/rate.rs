@@ -3,7 +3,7 @@
 //! Operations go through one after another at the rate, as over one slow link; idle time is not
 //! saved up beyond [`BURST`].
 
-use hdcs_core::io::{Nanos, Token};
+use hdcs_core::base::io::{Nanos, Token};
 use hdcs_device::ring::Outcome;
 
 use super::later::{Later, earlier};

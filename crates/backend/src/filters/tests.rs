@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hdcs_core::error::IoError;
+use hdcs_core::base::error::IoError;
 
 use crate::conformance::{BYTES, Bench};
 use crate::{Absent, Ask};

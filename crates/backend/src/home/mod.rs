@@ -1,4 +1,4 @@
-//! The home of a volume in storage mode: drives [`hdcs_core::home`] over a store, which is a file or block
+//! The home of a volume in storage mode: drives [`hdcs_core::local`] over a store, which is a file or block
 //! device, and the volume's backend with its filters.
 //!
 //! Invariants:
@@ -11,7 +11,7 @@
 //!    the volume grows: what it holds beyond the volume's end never comes back. It is cut at the next opening,
 //!    before anything else is asked of it.
 //!
-//! Failure: see [`hdcs_core::home`] and [`store`].
+//! Failure: see [`hdcs_core::local`] and [`store`].
 
 pub mod store;
 #[cfg(test)]
@@ -19,11 +19,11 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use hdcs_core::error::IoError;
-use hdcs_core::home::map::BlockState;
-use hdcs_core::home::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
-use hdcs_core::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
-use hdcs_core::limits::BLOCK_SECTORS;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::BLOCK_SECTORS;
+use hdcs_core::local::map::BlockState;
+use hdcs_core::local::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
 use hdcs_device::file::Opened;
 use hdcs_device::ring::Outcome;
 use hdcs_device::worker::JobOutput;

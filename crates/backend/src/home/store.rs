@@ -9,17 +9,17 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hdcs_core::buf::Arena;
-use hdcs_core::cipher::KeyedCipher;
-use hdcs_core::error::{FormatError, IoError};
-use hdcs_core::home::Config;
-use hdcs_core::home::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
-};
-use hdcs_core::home::map::{BlockState, Map};
-use hdcs_core::limits::{
+use hdcs_core::base::buf::Arena;
+use hdcs_core::base::cipher::KeyedCipher;
+use hdcs_core::base::error::{FormatError, IoError};
+use hdcs_core::base::limits::{
     BLOCK_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
+use hdcs_core::local::Config;
+use hdcs_core::local::format::{
+    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
+};
+use hdcs_core::local::map::{BlockState, Map};
 use hdcs_device::file::{self as device, DeviceError, Direct};
 use thiserror::Error;
 use uuid::Uuid;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hdcs_core::home::TierState;
-use hdcs_core::home::format::Layout;
+use hdcs_core::local::TierState;
+use hdcs_core::local::format::Layout;
 use hdcs_device::ring::Owner;
 use uuid::Uuid;
 

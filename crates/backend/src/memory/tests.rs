@@ -1,6 +1,6 @@
 //! What volumes reserve, what they are refused, and what they find where there is plenty.
 
-use hdcs_core::limits::{HOME_TIER_FLUSH_BYTES, OBJECT_TAIL_MAX};
+use hdcs_core::base::limits::{HOME_TIER_FLUSH_BYTES, OBJECT_TAIL_MAX};
 use hdcs_core::objects::{Access, ObjectVolume};
 
 use super::*;

@@ -3,8 +3,8 @@
 //! Frames are compressed first and then encrypted, each for itself.
 
 use bytes::{Bytes, BytesMut};
-use hdcs_core::codec::Method;
-use hdcs_core::error::FormatError;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::error::FormatError;
 use hdcs_core::objects::format::SLOT_BYTES;
 use hdcs_core::objects::frames::{Frames, Part, pack};
 use hdcs_core::objects::io::Name;

@@ -4,15 +4,15 @@
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
-use hdcs_core::buf::Buf;
-use hdcs_core::codec::Method;
-use hdcs_core::io::Token;
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::io::Token;
 use hdcs_core::objects::io::{Condition, Name};
 
 /// Bytes that are copied in one turn at most: some 100 µs. A manifest is no longer, so an opening never waits for a
 /// turn.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
-const _: () = assert!(PIECE_BYTES >= hdcs_core::limits::OBJECT_MANIFEST_BYTES_MAX);
+const _: () = assert!(PIECE_BYTES >= hdcs_core::base::limits::OBJECT_MANIFEST_BYTES_MAX);
 
 /// How an object is put.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +84,7 @@ impl Joining {
 mod tests {
     use std::time::Instant;
 
-    use hdcs_core::buf::Pool;
+    use hdcs_core::base::buf::Pool;
     use hdcs_core::objects::io::Kind;
 
     use super::*;

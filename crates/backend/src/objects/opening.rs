@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use hdcs_core::limits::OBJECT_LOCATION_BYTES_MAX;
+use hdcs_core::base::limits::OBJECT_LOCATION_BYTES_MAX;
 use hdcs_core::objects::io::OpenError;
 use hdcs_core::objects::{Access, Config, ObjectVolume};
 use uuid::Uuid;

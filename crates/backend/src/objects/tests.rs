@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hdcs_core::error::IoError;
+use hdcs_core::base::error::IoError;
 use hdcs_core::objects::io::{Kind, Name, SnapshotName};
 
 use super::{ObjectsPlace, Reach, dead_clones, objects_place};

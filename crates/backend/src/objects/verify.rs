@@ -26,7 +26,7 @@ use std::fmt::Display;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use hdcs_core::limits::{BLOCK_BYTES, OBJECT_VOLUME_BYTES_MAX};
+use hdcs_core::base::limits::{BLOCK_BYTES, OBJECT_VOLUME_BYTES_MAX};
 use hdcs_core::objects::format::{Manifest, Reference, SLOT_BYTES, slot_checksum};
 use hdcs_core::objects::io::{Kind, Name};
 

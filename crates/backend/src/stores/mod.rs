@@ -33,8 +33,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hdcs_core::error::IoError;
-use hdcs_core::limits::{BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::limits::{BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX};
 use thiserror::Error;
 use tokio::runtime::{Handle, Runtime};
 

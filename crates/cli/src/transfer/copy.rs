@@ -317,7 +317,7 @@ fn read_file(file: &File, name: &str, offset: u64, data: &mut [u8]) -> Result<()
             }
         }
     }
-    if data.len() - filled >= hdcs_core::limits::SECTOR_BYTES {
+    if data.len() - filled >= hdcs_core::base::limits::SECTOR_BYTES {
         return Err(Failure::failed(format!(
             "{name}: it ends at byte {}: somebody has cut it meanwhile",
             offset + filled as u64

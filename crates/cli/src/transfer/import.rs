@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use hdcs_api::{CreateVolume, Deleted, Volume};
 use hdcs_backend::image_format::{self, MAGIC_BYTES, QCOW2};
 use hdcs_backend::url::BackendUrl;
-use hdcs_core::limits::{SECTOR_BYTES, VOLUME_BYTES_MIN};
+use hdcs_core::base::limits::{SECTOR_BYTES, VOLUME_BYTES_MIN};
 use hdcs_server::catalogue::{VolumeName, check_volume_bytes};
 
 use super::copy::{Copied, Source, Target, copy};

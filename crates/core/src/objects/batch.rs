@@ -18,9 +18,9 @@ use zerocopy::little_endian::{U32, U64};
 use super::COVERED_MAX;
 use super::format::{DataRun, SLOT_BYTES, SLOT_NONE, slot_checksum};
 use super::map::Place;
-use crate::buf::{Buf, BufMut, Pool};
-use crate::codec::Method;
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, OBJECT_UNMAPPED_MAX, SECTOR_BYTES};
+use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::codec::Method;
+use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, OBJECT_UNMAPPED_MAX, SECTOR_BYTES};
 
 /// Slots in one buffer of a batch at most.
 const CHUNK_SLOTS_MAX: usize = (1 << 20) / SLOT_BYTES;

@@ -28,10 +28,10 @@ use super::map::directory::{Entry, PAGE_ALIGN};
 use super::map::{Page, Run};
 use super::maps::object_bytes;
 use super::{ObjectVolume, Purpose, turns};
-use crate::buf::{Buf, BufMut};
-use crate::error::IoError;
-use crate::io::Nanos;
-use crate::limits::{
+use crate::base::buf::{Buf, BufMut};
+use crate::base::error::IoError;
+use crate::base::io::Nanos;
+use crate::base::limits::{
     OBJECT_MAP_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_PAGES_MAX, OBJECT_TAIL_MAX,
     OBJECT_TAIL_UNFLUSHED_MAX, OBJECT_USAGE_ENTRIES_MAX,
 };

@@ -20,8 +20,8 @@ use super::pages::Waiter;
 use super::read::{FETCH_BLOCKS_MAX, slot};
 use super::turns;
 use super::{DELETES_IN_FLIGHT_MAX, ObjectVolume, Purpose};
-use crate::buf::BufMut;
-use crate::limits::{BLOCK_BYTES, OBJECT_LAP_STEP, OBJECT_TAIL_MAX, OBJECT_VOLUME_BYTES_MAX};
+use crate::base::buf::BufMut;
+use crate::base::limits::{BLOCK_BYTES, OBJECT_LAP_STEP, OBJECT_TAIL_MAX, OBJECT_VOLUME_BYTES_MAX};
 
 /// Part of what is stored that may be dead, in percent.
 const GARBAGE_PERCENT_MAX: u64 = 40;

@@ -20,9 +20,9 @@ use super::checkpoint::Checkpoint;
 use super::format::{Manifest, MapEntry};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::{Flush, ObjectVolume, Purpose, end};
-use crate::buf::Buf;
-use crate::io::Done;
-use crate::limits::{
+use crate::base::buf::Buf;
+use crate::base::io::Done;
+use crate::base::limits::{
     OBJECT_MAPS_MAX, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_TAIL_MAX, OBJECT_USAGES_MAX,
 };
 

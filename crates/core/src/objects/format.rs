@@ -15,9 +15,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::frames::{COMPRESSED_SLOTS_MIN, FRAMES_OFFSET};
 use super::io::SnapshotName;
 use super::map::Place;
-use crate::error::FormatError;
-use crate::format::{Field, Structure, on_disk, seal, seal_at, verify, verify_at};
-use crate::limits::{
+use crate::base::error::FormatError;
+use crate::base::limits::{
     BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BEGINNINGS_MAX,
     OBJECT_LOCATION_BYTES_MAX, OBJECT_MANIFEST_BYTES_MAX, OBJECT_MAP_BYTES_MAX,
     OBJECT_MAP_PAGES_MAX, OBJECT_MAPS_MAX, OBJECT_NUMBER_MAX, OBJECT_PAGE_BLOCKS_MAX,
@@ -25,6 +24,7 @@ use crate::limits::{
     OBJECT_SNAPSHOTS_MAX, OBJECT_USAGE_ENTRIES_MAX, OBJECT_USAGES_MAX, OBJECT_VOLUME_BYTES_MAX,
     SECTOR_BYTES,
 };
+use crate::format::{Field, Structure, on_disk, seal, seal_at, verify, verify_at};
 
 /// Last bytes but 56 of a data object.
 pub const DATA_MAGIC: [u8; 8] = *b"HDCSODAT";

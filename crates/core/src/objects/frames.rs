@@ -30,10 +30,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::format::{OBJECT_VERSION, SLOT_BYTES};
-use crate::codec::{Codec, Method};
-use crate::error::FormatError;
+use crate::base::codec::{Codec, Method};
+use crate::base::error::FormatError;
+use crate::base::limits::{OBJECT_BATCH_BLOCKS_MAX, OBJECT_FRAMES_MEMORY_BYTES};
 use crate::format::{Field, Structure, on_disk, seal, verify};
-use crate::limits::{OBJECT_BATCH_BLOCKS_MAX, OBJECT_FRAMES_MEMORY_BYTES};
 
 /// First bytes of a compressed data object.
 pub const FRAMES_MAGIC: [u8; 8] = *b"HDCSOFRM";

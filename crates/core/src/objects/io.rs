@@ -13,11 +13,11 @@ use core::fmt;
 use thiserror::Error;
 
 use super::frames::{Frames, Part};
-use crate::buf::{Buf, BufMut};
-use crate::codec::Method;
-use crate::error::{FormatError, IoError};
-use crate::io::{Completion, SectorRange, Token};
-use crate::limits::OBJECT_SNAPSHOT_NAME_BYTES_MAX;
+use crate::base::buf::{Buf, BufMut};
+use crate::base::codec::Method;
+use crate::base::error::{FormatError, IoError};
+use crate::base::io::{Completion, SectorRange, Token};
+use crate::base::limits::OBJECT_SNAPSHOT_NAME_BYTES_MAX;
 
 /// Digits of the numbers in names: any `u64`, so that names sort as numbers do.
 const DIGITS: usize = 20;
@@ -156,7 +156,7 @@ impl fmt::Debug for SnapshotName {
 /// What is asked of the volume. Offsets and lengths are bytes, multiples of 512, within its size.
 #[derive(Debug)]
 pub enum Ask {
-    /// Fill the buffer; ends with [`crate::io::Done::Read`].
+    /// Fill the buffer; ends with [`crate::base::io::Done::Read`].
     Read {
         /// From where.
         offset: u64,
@@ -179,7 +179,7 @@ pub enum Ask {
     },
     /// Make completed writes durable.
     Flush,
-    /// Describe the allocation; ends with [`crate::io::Done::Extents`].
+    /// Describe the allocation; ends with [`crate::base::io::Done::Extents`].
     Extents {
         /// Of what.
         range: SectorRange,

@@ -14,7 +14,7 @@ use super::io::Name;
 use super::map::Place;
 use super::map::changes::Changes;
 use super::{Access, ObjectVolume};
-use crate::limits::BLOCK_BYTES;
+use crate::base::limits::BLOCK_BYTES;
 
 /// What a clone began as.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use cache::PageCache;
 use changes::Changes;
 use directory::{Directory, Entry};
 
-use crate::limits::OBJECT_PAGE_BLOCKS_MAX;
+use crate::base::limits::OBJECT_PAGE_BLOCKS_MAX;
 
 /// Set in the places of compressed objects, above every slot.
 const COMPRESSED: u64 = 1 << 15;

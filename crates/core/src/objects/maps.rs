@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::format::{MapEntry, index_bytes};
 use super::map::directory::{Directory, Entry};
-use crate::limits::{OBJECT_MAP_BYTES_MAX, OBJECT_MAP_PAGES_MAX};
+use crate::base::limits::{OBJECT_MAP_BYTES_MAX, OBJECT_MAP_PAGES_MAX};
 
 /// Objects of the map that are less than a quarter full, beyond which they are stored again.
 const SMALL_MAPS_MAX: usize = 8;

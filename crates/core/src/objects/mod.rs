@@ -75,11 +75,11 @@ use maps::MapObjects;
 use snapshots::What;
 use turns::Turns;
 
-use crate::buf::Pool;
-use crate::codec::Method;
-use crate::error::IoError;
-use crate::io::{Completion, Done, Nanos, Token};
-use crate::limits::{
+use crate::base::buf::Pool;
+use crate::base::codec::Method;
+use crate::base::error::IoError;
+use crate::base::io::{Completion, Done, Nanos, Token};
+use crate::base::limits::{
     BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_CHANGES_MAX,
     OBJECT_CONTROL_BYTES, OBJECT_PAGE_BLOCKS_MAX, OBJECT_READ_MEMORY_BYTES_MIN,
 };
@@ -470,7 +470,7 @@ impl ObjectVolume {
 
     /// Say where the volume is that this one is to be a clone of ([`Access::Clone`]), and where this
     /// one is, before the first [`Self::poll`]. Places are text of at most
-    /// [`crate::limits::OBJECT_LOCATION_BYTES_MAX`] bytes.
+    /// [`crate::base::limits::OBJECT_LOCATION_BYTES_MAX`] bytes.
     pub fn clone_of(&mut self, parent: String, own: String) {
         self.opening.parent = parent;
         self.opening.own = own;

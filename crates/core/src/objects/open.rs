@@ -37,9 +37,9 @@ use super::io::{
 use super::map::directory::Entry;
 use super::snapshots::clone_number;
 use super::{Access, ObjectVolume, Purpose};
-use crate::buf::{Buf, BufMut};
-use crate::error::{FormatError, IoError};
-use crate::limits::{
+use crate::base::buf::{Buf, BufMut};
+use crate::base::error::{FormatError, IoError};
+use crate::base::limits::{
     BLOCK_BYTES, OBJECT_ANCESTORS_MAX, OBJECT_LOCATION_BYTES_MAX, OBJECT_MANIFEST_BYTES_MAX,
     OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_PAGES_MAX, OBJECT_VOLUME_BYTES_MAX,
     SECTOR_BYTES,

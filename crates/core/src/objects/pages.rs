@@ -13,7 +13,7 @@ use super::checkpoint::PageGet;
 use super::io::{Action, StoreError, Stored};
 use super::map::directory::Entry;
 use super::{ObjectVolume, Purpose, turns};
-use crate::error::IoError;
+use crate::base::error::IoError;
 
 /// Bytes of the page that is wanted and of those behind it.
 const WARM_BYTES: usize = 64 << 10;

@@ -12,10 +12,10 @@ use super::map::{Found, Place};
 use super::pages::Waiter;
 use super::turns;
 use super::{ObjectVolume, Purpose, end};
-use crate::buf::BufMut;
-use crate::error::IoError;
-use crate::io::{Done, Extent, ExtentState, SectorRange, Token};
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS};
+use crate::base::buf::BufMut;
+use crate::base::error::IoError;
+use crate::base::io::{Done, Extent, ExtentState, SectorRange, Token};
+use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS};
 
 /// Blocks of one get at most: with their checksums they fill a buffer of 512 KiB.
 pub(super) const FETCH_BLOCKS_MAX: u64 = (512 << 10) / SLOT_BYTES as u64;

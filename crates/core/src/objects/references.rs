@@ -25,7 +25,7 @@ use alloc::vec;
 use super::format::{Ancestor, Manifest, Reference};
 use super::io::{Kind, Name};
 use super::snapshots::clone_number;
-use crate::limits::{OBJECT_PAGE_BLOCKS_MAX, SECTOR_BYTES};
+use crate::base::limits::{OBJECT_PAGE_BLOCKS_MAX, SECTOR_BYTES};
 
 /// The sequence of the first manifest of a volume.
 const FIRST: u64 = 1;

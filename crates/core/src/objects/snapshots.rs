@@ -29,9 +29,9 @@ use alloc::vec::Vec;
 use super::format::{Manifest, Snapshot};
 use super::io::{Action, Condition, Kind, Name, SnapshotError, SnapshotName, StoreError, Stored};
 use super::{ObjectVolume, Purpose};
-use crate::error::IoError;
-use crate::io::Token;
-use crate::limits::OBJECT_SNAPSHOTS_MAX;
+use crate::base::error::IoError;
+use crate::base::io::Token;
+use crate::base::limits::OBJECT_SNAPSHOTS_MAX;
 
 /// Something that was asked for about a snapshot.
 #[derive(Clone, Copy, Debug)]

@@ -15,10 +15,10 @@ use super::pages::Waiter;
 use super::read::Fetch;
 use super::turns;
 use super::{COVERED_MAX, COVERED_PER_PAGE, Flush, ObjectVolume, Purpose, Tail, end};
-use crate::buf::Buf;
-use crate::error::IoError;
-use crate::io::{Done, Token};
-use crate::limits::{BLOCK_BYTES, OBJECT_TAIL_MAX, OBJECT_TAIL_UNFLUSHED_MAX, SECTOR_BYTES};
+use crate::base::buf::Buf;
+use crate::base::error::IoError;
+use crate::base::io::{Done, Token};
+use crate::base::limits::{BLOCK_BYTES, OBJECT_TAIL_MAX, OBJECT_TAIL_UNFLUSHED_MAX, SECTOR_BYTES};
 
 /// What a write leaves.
 #[derive(Debug)]
@@ -76,8 +76,8 @@ impl ObjectVolume {
     pub(super) fn begin_resize(&mut self, token: Token, bytes: u64, actions: &mut Vec<Action>) {
         let good = bytes > 0
             && bytes.is_multiple_of(SECTOR_BYTES as u64)
-            && bytes <= crate::limits::OBJECT_VOLUME_BYTES_MAX
-            && pages(bytes, self.manifest.page_blocks) <= crate::limits::OBJECT_PAGES_MAX;
+            && bytes <= crate::base::limits::OBJECT_VOLUME_BYTES_MAX
+            && pages(bytes, self.manifest.page_blocks) <= crate::base::limits::OBJECT_PAGES_MAX;
         if !good {
             return end(token, Err(IoError::NoSpace), actions);
         }

@@ -12,14 +12,16 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 use super::{Context, Volume};
-use crate::buf::{Buf, Pool};
-use crate::codec::{Codec, Method};
-use crate::extent_index::Sequence;
+use crate::base::buf::{Buf, Pool};
+use crate::base::codec::{Codec, Method};
+use crate::base::io::{Nanos, SectorRange};
+use crate::base::limits::{
+    BLOCK_BYTES, LOG_PIECE_BYTES_MAX, LOG_PIECE_SAVING_DIVISOR, SECTOR_BYTES,
+};
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Nanos, SectorRange};
-use crate::limits::{BLOCK_BYTES, LOG_PIECE_BYTES_MAX, LOG_PIECE_SAVING_DIVISOR, SECTOR_BYTES};
-use crate::packing::{Compressed, Stored};
-use crate::write_log::Entry;
+use crate::log::extent_index::Sequence;
+use crate::log::packing::{Compressed, Stored};
+use crate::log::write_log::Entry;
 
 /// After so many misses in a row the pause before the next try grows no more.
 const MISSES_MAX: u32 = 6;

@@ -1,7 +1,7 @@
 //! What a volume is and how it behaves.
 
-use crate::codec::{Codec, Method};
-use crate::io::Nanos;
+use crate::base::codec::{Codec, Method};
+use crate::base::io::Nanos;
 
 /// When a write counts as durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Persist {
 pub enum WhenFull {
     /// It waits.
     Wait,
-    /// It fails: with [`crate::error::RequestError::LogFull`], or with [`crate::error::RequestError::Io`] if it is the
+    /// It fails: with [`crate::base::error::RequestError::LogFull`], or with [`crate::base::error::RequestError::Io`] if it is the
     /// log's device that does not answer.
     Error,
 }

@@ -28,13 +28,13 @@ use alloc::collections::BTreeSet;
 use core::ops::Range;
 
 use super::{Context, Volume};
-use crate::destage::Stage;
-use crate::error::RequestError;
-use crate::extent_index::Sequence;
+use crate::base::error::RequestError;
+use crate::base::io::SectorRange;
+use crate::base::limits::{BLOCK_BYTES, LOG_BAD_BLOCKS_MAX};
 use crate::format::block_checksum;
-use crate::io::SectorRange;
-use crate::limits::{BLOCK_BYTES, LOG_BAD_BLOCKS_MAX};
-use crate::lost::LostSectors;
+use crate::log::destage::Stage;
+use crate::log::extent_index::Sequence;
+use crate::log::lost::LostSectors;
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! The backend side of a volume: performs what [`crate::destage`] decides.
+//! The backend side of a volume: performs what [`crate::log::destage`] decides.
 
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
@@ -9,16 +9,16 @@ use super::compression::Packed;
 use super::log_chunks::{LogChunks, Source, Waiting};
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Op, Policy, Volume};
-use crate::buf::{Buf, BufMut, Pool};
-use crate::destage::{Part, Planned, Stage};
-use crate::error::{IoError, RequestError};
-use crate::extent_index::Sequence;
-use crate::format::EntryKind;
-use crate::io::{Action, Done, Nanos, SectorRange};
-use crate::limits::{
+use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, Nanos, SectorRange};
+use crate::base::limits::{
     BLOCK_BYTES, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
 };
-use crate::write_log::WriteLog;
+use crate::format::EntryKind;
+use crate::log::destage::{Part, Planned, Stage};
+use crate::log::extent_index::Sequence;
+use crate::log::write_log::WriteLog;
 
 /// Destage at the pace of the deadline uses this share of its depth, as a divisor.
 const IDLE_DEPTH_DIVISOR: usize = 4;
@@ -29,7 +29,7 @@ const KEEP_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     sequence: Sequence,
-    /// Of [`crate::write_log::LogBytes`].
+    /// Of [`crate::log::write_log::LogBytes`].
     pub(super) bytes: u64,
 }
 

@@ -34,14 +34,14 @@ use alloc::vec::Vec;
 
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Kind, Op, Phase, Policy, Volume, Waiter};
-use crate::buf::Buf;
-use crate::destage::Stage;
-use crate::error::{IoError, RequestError};
-use crate::extent_index::{ExtentIndex, Sequence};
-use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
-use crate::limits::{SECTOR_BYTES, STEP_WORK_MAX};
-use crate::read_cache::{Barrier, ReadCache, Tie};
-use crate::work::Work;
+use crate::base::buf::Buf;
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use crate::base::limits::{SECTOR_BYTES, STEP_WORK_MAX};
+use crate::base::work::Work;
+use crate::cache::{Barrier, ReadCache, Tie};
+use crate::log::destage::Stage;
+use crate::log::extent_index::{ExtentIndex, Sequence};
 
 /// Writes are held back for the rest of a drain once the log has no more blocks than these, or than
 /// destage frees in this time.

@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 
 use super::read::block_range;
 use super::{Context, Kind, Op, Volume};
-use crate::error::{IoError, RequestError};
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
+use crate::base::limits::STEP_WORK_MAX;
+use crate::cache::Tier;
 use crate::format::EntryKind;
-use crate::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
-use crate::limits::STEP_WORK_MAX;
-use crate::read_cache::Tier;
 
 /// Extents in one answer, and what is looked at for it: blocks of the cache, runs of the log, extents of the backend.
 const EXTENTS_MAX: usize = 256;

@@ -25,9 +25,9 @@
 use alloc::vec::Vec;
 
 use super::{Action, Context, LogFailure, Op, Phase, Volume};
-use crate::buf::Buf;
-use crate::destage::Stage;
-use crate::error::RequestError;
+use crate::base::buf::Buf;
+use crate::base::error::RequestError;
+use crate::log::destage::Stage;
 
 /// See the module.
 #[derive(Debug, Default)]

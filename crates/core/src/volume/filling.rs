@@ -16,8 +16,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use super::{Context, Policy, Volume};
-use crate::io::{Nanos, SectorRange};
-use crate::limits::BLOCK_BYTES;
+use crate::base::io::{Nanos, SectorRange};
+use crate::base::limits::BLOCK_BYTES;
 
 /// Blocks of one piece; pieces end at multiples of it.
 const PIECE_BLOCKS: u64 = 256;
@@ -154,7 +154,7 @@ impl Filling {
 }
 
 impl Volume {
-    /// Pin these ranges and nothing else. A driver asks [`crate::read_cache::ReadCache::may_pin`] before; what
+    /// Pin these ranges and nothing else. A driver asks [`crate::cache::ReadCache::may_pin`] before; what
     /// the cache refuses is not pinned.
     pub(super) fn pin_ranges(&mut self, ranges: &[SectorRange], cx: &mut Context<'_>) {
         let blocks = blocks_of(ranges);
@@ -282,7 +282,7 @@ fn blocks_of(ranges: &[SectorRange]) -> Vec<(u64, u64)> {
             (first, first + range.block_count())
         })
         .collect();
-    crate::read_cache::whole_lines(&blocks, 1)
+    crate::cache::whole_lines(&blocks, 1)
 }
 
 #[cfg(test)]

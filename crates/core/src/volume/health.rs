@@ -14,7 +14,7 @@
 //! [`VolumeConfig::log_answer_max`]: super::VolumeConfig::log_answer_max
 
 use super::{Context, Nanos, Op, Phase, RequestError, Volume};
-use crate::error::IoError;
+use crate::base::error::IoError;
 
 /// How long a failed read of the backend shows, if no other read follows.
 const READ_TROUBLE_SHOWN: Nanos = Nanos::from_millis(30_000);

@@ -1,9 +1,9 @@
 //! What the cache knows of how hot the volume is.
 
 use super::{Context, Volume};
-use crate::heat::Gathering;
-use crate::io::Nanos;
-use crate::read_cache::ReadCache;
+use crate::base::io::Nanos;
+use crate::cache::ReadCache;
+use crate::cache::heat_map::Gathering;
 
 /// Places of the cache that one step looks at: some 10 microseconds, or some 100 where all are aliases.
 const STEP_PLACES: usize = 4096;

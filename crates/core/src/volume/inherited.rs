@@ -22,10 +22,10 @@ use alloc::vec::Vec;
 
 use super::read::Fill;
 use super::{Context, Volume};
-use crate::buf::Buf;
-use crate::io::{BlockKey, SectorRange};
-use crate::limits::{BLOCK_BYTES, INHERITED_PAGES_MIXED_MAX};
-use crate::read_cache::{Lookup, ReadCache, SsdTaken, Tier, VolumeBenefit};
+use crate::base::buf::Buf;
+use crate::base::io::{BlockKey, SectorRange};
+use crate::base::limits::{BLOCK_BYTES, INHERITED_PAGES_MIXED_MAX};
+use crate::cache::{Lookup, ReadCache, SsdTaken, Tier, VolumeBenefit};
 
 /// Blocks of one page: 16 MiB of the volume.
 const PAGE_BLOCKS: u64 = 4096;

@@ -14,10 +14,10 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::buf::Buf;
-use crate::destage::Item;
-use crate::limits::BLOCK_BYTES;
-use crate::write_log::WriteLog;
+use crate::base::buf::Buf;
+use crate::base::limits::BLOCK_BYTES;
+use crate::log::destage::Item;
+use crate::log::write_log::WriteLog;
 
 /// Blocks of one chunk.
 const CHUNK_BLOCKS: u64 = 64;

@@ -12,7 +12,7 @@
 //! 3. What is acknowledged as durable lies below the log's durable position.
 //! 4. A generation is retired only when the backend holds it durably, the cache has durably
 //!    forgotten what it overwrote, and the superblock is durable that says so, and how far the cache has come
-//!    ([`crate::read_cache::Tie`]).
+//!    ([`crate::cache::Tie`]).
 //! 5. Log space that a read in flight needs is not written over.
 //! 6. Once the backend has said that another owner has it, nothing more is asked of it, nothing is
 //!    answered but that, and the log's tail stays where it is.
@@ -50,6 +50,7 @@ mod read;
 mod scrub;
 mod silent_log;
 mod stats;
+pub mod streams;
 mod write;
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -65,22 +66,24 @@ use slab::Slab;
 pub use stats::VolumeStats;
 use zerocopy::IntoBytes;
 
-use crate::buf::{Buf, Pool};
-use crate::cipher::Authenticator;
-use crate::destage::{Destage, Stage};
-use crate::error::{IoError, OpenError, RequestError};
-use crate::extent_index::{ExtentIndex, Sequence};
-use crate::format::LogSuperblock;
-use crate::io::{
+use crate::base::buf::{Buf, Pool};
+use crate::base::cipher::Authenticator;
+use crate::base::error::{IoError, OpenError, RequestError};
+use crate::base::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
-use crate::lost::LostSectors;
-use crate::read_cache::{ReadCache, SsdRead};
-use crate::replay::{Found, Replay};
-use crate::scrub::ScrubAt;
-use crate::work::Work;
-use crate::write_log::WriteLog;
+use crate::base::limits::{
+    BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
+};
+use crate::base::work::Work;
+use crate::cache::{ReadCache, SsdRead};
+use crate::format::LogSuperblock;
+use crate::log::destage::{Destage, Stage};
+use crate::log::extent_index::{ExtentIndex, Sequence};
+use crate::log::lost::LostSectors;
+use crate::log::replay::{Found, Replay};
+use crate::log::write_log::WriteLog;
+use crate::node::scrub::ScrubAt;
 
 /// What happens to a volume.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use alloc::vec::Vec;
 
 use super::read::{FETCH_BLOCKS_MAX, Fill};
 use super::{Context, Kind, Volume, filling};
-use crate::error::RequestError;
-use crate::io::{Nanos, Reply, RequestId, SectorRange};
-use crate::limits::{BLOCK_SECTORS, STEP_WORK_MAX};
+use crate::base::error::RequestError;
+use crate::base::io::{Nanos, Reply, RequestId, SectorRange};
+use crate::base::limits::{BLOCK_SECTORS, STEP_WORK_MAX};
 
 /// Fetches of one promotion in flight.
 const PROMOTE_FETCHES_MAX: usize = 4;

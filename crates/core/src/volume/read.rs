@@ -24,15 +24,17 @@ use slab::Slab;
 use super::compression::Packed;
 use super::promotion::Promotion;
 use super::{Context, Kind, Op, Policy, Running, Volume, VolumeConfig};
-use crate::buf::{Buf, BufMut, Pool};
-use crate::error::{IoError, RequestError};
-use crate::extent_index::Sequence;
+use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, Nanos, Reply, RequestId, SectorRange, Token};
+use crate::base::limits::{
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
+};
+use crate::cache::read_counts::ReadCounts;
+use crate::cache::{Lookup, SsdRead, SsdTaken, Tier};
 use crate::format::{EntryKind, block_checksum};
-use crate::io::{Action, Done, Nanos, Reply, RequestId, SectorRange, Token};
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
-use crate::read_cache::{Lookup, SsdRead, SsdTaken, Tier};
-use crate::read_counts::ReadCounts;
-use crate::tiering::{StreamConfig, StreamDetector};
+use crate::log::extent_index::Sequence;
+use crate::volume::streams::{StreamConfig, StreamDetector};
 
 /// Largest fetch in blocks: large enough for a sequential stream, small enough to find a buffer.
 pub(super) const FETCH_BLOCKS_MAX: u64 = 64;

@@ -11,14 +11,14 @@
 use core::ops::Range;
 
 use super::{Context, Kind, Op, Volume};
-use crate::buf::Buf;
-use crate::error::{IoError, RequestError};
-use crate::extent_index::Sequence;
+use crate::base::buf::Buf;
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, Reply, RequestId, SectorRange};
+use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS};
+use crate::cache::{ScrubLine, SsdRead};
 use crate::format::{EntryKind, SpanHeader, block_checksum};
-use crate::io::{Action, Done, Reply, RequestId, SectorRange};
-use crate::limits::{BLOCK_BYTES, BLOCK_SECTORS};
-use crate::read_cache::{ScrubLine, SsdRead};
-use crate::scrub::{PIECE_BYTES, ScrubAt, Scrubbed};
+use crate::log::extent_index::Sequence;
+use crate::node::scrub::{PIECE_BYTES, ScrubAt, Scrubbed};
 
 /// Blocks of the log that are read at once.
 const PIECE_BLOCKS: u64 = (PIECE_BYTES / BLOCK_BYTES) as u64;

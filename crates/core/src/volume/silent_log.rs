@@ -28,7 +28,7 @@
 use alloc::vec::Vec;
 
 use super::{Context, Nanos, Op, Phase, Volume, WhenFull};
-use crate::error::RequestError;
+use crate::base::error::RequestError;
 
 impl Op {
     /// Whether the log's device performs it, or whoever keeps a superblock beside it.

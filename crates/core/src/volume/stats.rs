@@ -1,8 +1,8 @@
 //! What a volume has counted.
 
 use super::{Policy, Volume};
-use crate::io::Nanos;
-use crate::limits::SECTOR_BYTES;
+use crate::base::io::Nanos;
+use crate::base::limits::SECTOR_BYTES;
 
 /// Counters and gauges of one volume. Counters only grow while it is open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

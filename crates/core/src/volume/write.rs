@@ -11,13 +11,13 @@ use alloc::collections::VecDeque;
 
 use super::direct::{DRAIN_FILL, DRAIN_RATE_BLOCKS_MIN};
 use super::{Context, Kind, Op, Persist, Phase, Policy, Volume, Waiter, WhenFull};
-use crate::buf::Buf;
-use crate::error::{IoError, RequestError};
-use crate::extent_index::Sequence;
+use crate::base::buf::Buf;
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use crate::base::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX, STEP_WORK_MAX};
 use crate::format::EntryKind;
-use crate::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
-use crate::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX, STEP_WORK_MAX};
-use crate::write_log::{Entry, FLIGHTS_MAX};
+use crate::log::extent_index::Sequence;
+use crate::log::write_log::{Entry, FLIGHTS_MAX};
 
 /// Comparisons in one step of writes that had to wait until they can go past the log: some ten microseconds.
 const DRAINED_LOOKS_MAX: usize = 8 * STEP_WORK_MAX;

@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
+use hdcs_core::base::io::{Action, BlockKey, Nanos};
+use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
+use hdcs_core::cache::{CacheEvent, Layout, ReadCache, Tie, Tier};
 use hdcs_core::format::CACHE_SUPERBLOCK_BLOCKS;
-use hdcs_core::io::{Action, BlockKey, Nanos};
-use hdcs_core::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
-use hdcs_core::read_cache::{CacheEvent, Layout, ReadCache, Tie, Tier};
 use hdcs_kit::cache::Rig;
 
 use crate::{LINES_PER_SEGMENT, REGION, is_write, key};

@@ -1,9 +1,9 @@
 //! A log whose device takes no writes any more is emptied and given up.
 
-use hdcs_core::error::IoError;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
+use hdcs_core::cache::{CacheEvent, SsdConfig};
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
-use hdcs_core::io::{Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
-use hdcs_core::read_cache::{CacheEvent, SsdConfig};
 use hdcs_core::volume::{Event, LogFailure, Persist, Policy, Volume};
 use hdcs_kit::volume::{BYTES, World};
 use zerocopy::IntoBytes;

@@ -1,8 +1,8 @@
 //! What is pinned is brought to the SSD tier and back to it; a warm-up fills what it names, in order.
 
-use hdcs_core::io::{BlockKey, Nanos, Request, SectorRange};
-use hdcs_core::limits::CACHE_BYTES_MIN;
-use hdcs_core::read_cache::{SsdConfig, Tier};
+use hdcs_core::base::io::{BlockKey, Nanos, Request, SectorRange};
+use hdcs_core::base::limits::CACHE_BYTES_MIN;
+use hdcs_core::cache::{SsdConfig, Tier};
 use hdcs_core::volume::{Event, Persist, Policy};
 use hdcs_kit::volume::World;
 

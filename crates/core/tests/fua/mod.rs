@@ -1,7 +1,7 @@
 //! A write with FUA that was acknowledged is in the backend before what was sent after that.
 
-use hdcs_core::error::{IoError, RequestError};
-use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange};
 use hdcs_core::volume::{Event, Persist, Policy};
 use hdcs_kit::volume::{BYTES, World};
 

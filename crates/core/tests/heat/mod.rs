@@ -1,9 +1,9 @@
 //! A heat map says what the cache holds; a warm-up from it needs a cold cache and takes free room only.
 
-use hdcs_core::heat::{Heat, HeatMap};
-use hdcs_core::io::{BlockKey, Nanos, Request, SectorRange};
-use hdcs_core::limits::CACHE_BYTES_MIN;
-use hdcs_core::read_cache::{SsdConfig, Tier};
+use hdcs_core::base::io::{BlockKey, Nanos, Request, SectorRange};
+use hdcs_core::base::limits::CACHE_BYTES_MIN;
+use hdcs_core::cache::heat_map::{Heat, HeatMap};
+use hdcs_core::cache::{SsdConfig, Tier};
 use hdcs_core::volume::{Event, Persist, Volume};
 use hdcs_kit::volume::World;
 

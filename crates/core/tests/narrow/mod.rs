@@ -1,8 +1,8 @@
 //! A backend that has checksums refuses a fetch for one sector that is bad: what is asked for is read alone.
 
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{BlockKey, Request, RequestId, SectorRange};
-use hdcs_core::read_cache::Tier;
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{BlockKey, Request, RequestId, SectorRange};
+use hdcs_core::cache::Tier;
 use hdcs_core::volume::{Persist, State};
 use hdcs_kit::volume::World;
 

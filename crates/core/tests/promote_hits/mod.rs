@@ -1,8 +1,8 @@
 //! What is read seldom does not reach the SSD tier.
 
-use hdcs_core::io::{Request, SectorRange};
-use hdcs_core::limits::CACHE_BYTES_MIN;
-use hdcs_core::read_cache::SsdConfig;
+use hdcs_core::base::io::{Request, SectorRange};
+use hdcs_core::base::limits::CACHE_BYTES_MIN;
+use hdcs_core::cache::SsdConfig;
 use hdcs_core::volume::{Event, Persist};
 use hdcs_kit::volume::{BYTES, World};
 

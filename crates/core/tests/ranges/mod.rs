@@ -1,8 +1,8 @@
 //! What a step costs does not depend on the length of a range, nor what a range takes on how it is cut.
 
-use hdcs_core::io::{Completion, Done, Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::STEP_WORK_MAX;
-use hdcs_core::read_cache::SsdConfig;
+use hdcs_core::base::io::{Completion, Done, Reply, Request, RequestId, SectorRange};
+use hdcs_core::base::limits::STEP_WORK_MAX;
+use hdcs_core::cache::SsdConfig;
 use hdcs_core::volume::{Event, Persist, Policy};
 use hdcs_kit::volume::{BYTES, World};
 

@@ -1,11 +1,11 @@
 //! A volume becomes smaller while requests wait that reach beyond the new end, and grows over a log that holds what was
 //! cut off.
 
-use hdcs_core::buf::BufMut;
-use hdcs_core::error::{IoError, RequestError};
-use hdcs_core::io::{Action, BlockKey, Completion, Nanos, Request, RequestId, SectorRange};
-use hdcs_core::limits::CACHE_BYTES_MIN;
-use hdcs_core::read_cache::{SsdConfig, Tier};
+use hdcs_core::base::buf::BufMut;
+use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::io::{Action, BlockKey, Completion, Nanos, Request, RequestId, SectorRange};
+use hdcs_core::base::limits::CACHE_BYTES_MIN;
+use hdcs_core::cache::{SsdConfig, Tier};
 use hdcs_core::volume::{Context, Event, Persist};
 use hdcs_kit::volume::{BYTES, World};
 

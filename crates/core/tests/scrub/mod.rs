@@ -1,8 +1,8 @@
 //! A scrub of a log whose device fails, or keeps nothing right.
 
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Action, Completion, Done, Reply, Request, RequestId, Token};
-use hdcs_core::scrub::{ScrubAt, Scrubbed};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Action, Completion, Done, Reply, Request, RequestId, Token};
+use hdcs_core::node::scrub::{ScrubAt, Scrubbed};
 use hdcs_core::volume::{Context, Event, Persist};
 use hdcs_kit::volume::World;
 

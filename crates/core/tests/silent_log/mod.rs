@@ -1,7 +1,7 @@
 //! A log whose device does not answer, and who waits for it.
 
-use hdcs_core::error::{IoError, RequestError};
-use hdcs_core::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
+use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
 use hdcs_core::volume::{Event, LogFailure, Persist, Phase, Policy, State, Trouble, WhenFull};
 use hdcs_kit::volume::{World, config};
 

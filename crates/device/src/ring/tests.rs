@@ -4,8 +4,8 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::error::IoError;
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::error::IoError;
 
 use super::*;
 use crate::worker::Job;

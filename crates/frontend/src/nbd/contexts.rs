@@ -3,7 +3,7 @@
 //! * `base:allocation`: [`super::protocol::allocation`], as the NBD specification has it.
 //! * `hdcs:cache`: [`super::protocol::cache`]: clean = 1, dirty = 2, cold = 4.
 
-use hdcs_core::io::{Extent, ExtentKind, ExtentState, SectorRange};
+use hdcs_core::base::io::{Extent, ExtentKind, ExtentState, SectorRange};
 
 use super::protocol::{allocation, cache};
 

@@ -18,7 +18,7 @@
 
 use std::borrow::Cow;
 
-use hdcs_core::limits::{PROTOCOL_REQUEST_BYTES_MAX, SECTOR_BYTES};
+use hdcs_core::base::limits::{PROTOCOL_REQUEST_BYTES_MAX, SECTOR_BYTES};
 use zerocopy::FromBytes;
 
 use super::PREFERRED_BYTES;

@@ -35,8 +35,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Reply, RequestId};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{Reply, RequestId};
 use rustls::ServerConfig;
 
 use self::handshake::{Handshake, Security};
@@ -48,7 +48,7 @@ use super::{Chunk, Ending, Held, Host, Owed, Receive, Session, VolumeNumber};
 use crate::access::{Identity, Peer};
 
 /// The request size that clients are told to prefer: the block of the log and the caches.
-const PREFERRED_BYTES: usize = hdcs_core::limits::BLOCK_BYTES;
+const PREFERRED_BYTES: usize = hdcs_core::base::limits::BLOCK_BYTES;
 /// Inbox during the handshake: one option of the longest kind.
 const HANDSHAKE_INBOX_BYTES: usize = handshake::OPTION_BYTES_MAX + protocol::OPTION_HEADER_BYTES;
 /// Inbox during transmission, once a receive has filled that of the handshake and if there is memory:

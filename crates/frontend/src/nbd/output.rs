@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use hdcs_core::buf::Buf;
+use hdcs_core::base::buf::Buf;
 use smallvec::SmallVec;
 
 use crate::{Chunk, Held};

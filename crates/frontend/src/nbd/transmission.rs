@@ -28,10 +28,12 @@
 //! if the reply has begun. A success without data is a simple reply in both cases: it is shorter, and
 //! allowed.
 
-use hdcs_core::buf::{Buf, BufMut};
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Reply, Request, RequestId, SectorRange};
-use hdcs_core::limits::{BLOCK_BYTES, PROTOCOL_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{Reply, Request, RequestId, SectorRange};
+use hdcs_core::base::limits::{
+    BLOCK_BYTES, PROTOCOL_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES,
+};
 use zerocopy::FromBytes;
 
 use super::contexts::{Contexts, EXTENTS_MAX};
@@ -69,7 +71,7 @@ const _: () = assert!(
     (1 << 32) / REQUEST_BYTES_MAX < u16::MAX as usize,
     "the pieces of the longest command are numbered in 16 bits"
 );
-const _: () = assert!(SLOTS_MAX <= hdcs_core::limits::VOLUME_REQUESTS_MAX / 4);
+const _: () = assert!(SLOTS_MAX <= hdcs_core::base::limits::VOLUME_REQUESTS_MAX / 4);
 
 /// What follows from the bytes so far.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@
 //!    with the sum that was needed.
 
 use hdcs_backend::memory::{Kind, Needs};
-use hdcs_core::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
+use hdcs_core::base::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
 
 use super::{ConfigError, NodeSettings, VolumeSettings};
 

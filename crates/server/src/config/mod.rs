@@ -15,11 +15,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hdcs_api::value::Value;
-use hdcs_core::codec::Method;
-use hdcs_core::limits::{
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::limits::{
     CACHE_BYTES_MAX, CACHE_BYTES_MIN, CACHE_PIN_RATIO_MAX, LOG_BYTES_MAX, LOG_BYTES_MIN,
 };
-use hdcs_core::read_cache::Tiering;
+use hdcs_core::cache::Tiering;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use hdcs_device::durability::Durability;
 use hdcs_frontend::access::Allow;
@@ -318,7 +318,7 @@ settings! {
     bandwidth_min_mib_s: u64 = 0, 0..=qos::BANDWIDTH_MAX_MIB_S;
     /// Share of what is left, in proportion to those of the volumes that want it too; 0: none was
     /// given, which counts as 100.
-    qos_weight: u64 = 0, 0..=hdcs_core::qos::WEIGHT_MAX;
+    qos_weight: u64 = 0, 0..=hdcs_core::node::qos::WEIGHT_MAX;
 }
 
 impl VolumeSettings {

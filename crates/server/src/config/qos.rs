@@ -1,6 +1,6 @@
 //! What the keys of quality of service mean together.
 
-use hdcs_core::qos::Qos;
+use hdcs_core::node::qos::Qos;
 
 use super::{ConfigError, MIB, VolumeSettings};
 

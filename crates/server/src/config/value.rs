@@ -7,9 +7,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use hdcs_api::value::Value;
-use hdcs_core::codec::Method;
-use hdcs_core::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
-use hdcs_core::read_cache::Tiering;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_LINE_BLOCKS_MAX};
+use hdcs_core::cache::Tiering;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use hdcs_device::durability::Durability;
 use hdcs_frontend::access::Allow;

@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, ErrorKind};
-use hdcs_core::heat::HEAT_BYTES_MAX;
+use hdcs_core::cache::heat_map::HEAT_BYTES_MAX;
 use serde_json::Value;
 use tokio::net::UnixStream;
 

@@ -5,7 +5,7 @@
 //! the node forbids it.
 
 use hdcs_api::ApiError;
-use hdcs_core::limits::{OBJECT_SNAPSHOT_NAME_BYTES_MAX, VOLUME_NAME_BYTES_MAX};
+use hdcs_core::base::limits::{OBJECT_SNAPSHOT_NAME_BYTES_MAX, VOLUME_NAME_BYTES_MAX};
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 

@@ -35,7 +35,7 @@ use hdcs_api::{
     ResizeVolume, ScrubVolume, SetVolume, Snapshot, Snapshots, Status, Volume, VolumeRange,
     WarmedFrom,
 };
-use hdcs_core::heat::HEAT_BYTES_MAX;
+use hdcs_core::cache::heat_map::HEAT_BYTES_MAX;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;

@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, ErrorKind};
-use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig};
+use hdcs_core::base::io::Nanos;
+use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig};
 use hdcs_device::ring::RingConfig;
 use hdcs_frontend::access::Peer;
 use hdcs_frontend::nbd::tls::{self, Certificates};

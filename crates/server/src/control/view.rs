@@ -5,11 +5,11 @@ use hdcs_api::{
     Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
     VolumeBenefit, VolumePin,
 };
-use hdcs_core::error::IoError;
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::qos::QosStats;
-use hdcs_core::read_cache::{CacheStats, SsdFailure, SsdState};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{CacheStats, SsdFailure, SsdState};
+use hdcs_core::node::qos::QosStats;
 use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats, WhenFull};
 use hdrhistogram::Histogram;
 
@@ -334,7 +334,7 @@ pub fn pin(range: &PinnedRange) -> VolumePin {
 }
 
 /// What reading a volume costs, and how it is weighed.
-pub fn benefit(found: &hdcs_core::read_cache::VolumeBenefit) -> VolumeBenefit {
+pub fn benefit(found: &hdcs_core::cache::VolumeBenefit) -> VolumeBenefit {
     let micros = |time: Nanos| time.0 as f64 / 1000.0;
     VolumeBenefit {
         miss_us: found.miss.map(micros),
@@ -359,8 +359,8 @@ pub const fn qos(stats: &QosStats) -> QosCounters {
 }
 
 /// The home of a volume in storage mode.
-pub fn home(status: &hdcs_core::home::Status) -> HomeCounters {
-    use hdcs_core::home::TierState;
+pub fn home(status: &hdcs_core::local::Status) -> HomeCounters {
+    use hdcs_core::local::TierState;
     let tier = match status.tier {
         TierState::Idle => "idle",
         TierState::Waiting => "waiting",

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use hdcs_core::error::FormatError;
+use hdcs_core::base::error::FormatError;
 use hdcs_core::format::LogSuperblock;
 
 use super::dirty::{RECORD, RECORD_FILE};

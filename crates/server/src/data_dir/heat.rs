@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use hdcs_core::error::FormatError;
-use hdcs_core::heat::{HEAT_BYTES_MAX, HeatMap};
+use hdcs_core::base::error::FormatError;
+use hdcs_core::cache::heat_map::{HEAT_BYTES_MAX, HeatMap};
 
 /// The map that is kept in a volume's directory.
 pub const HEAT_FILE: &str = "heat.map";

@@ -12,10 +12,10 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use hdcs_core::cipher::Authenticator;
-use hdcs_core::error::FormatError;
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
-use hdcs_core::limits::BLOCK_BYTES;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
@@ -90,8 +90,8 @@ pub fn write_superblock(directory: &Path, kept: &LogSuperblock) -> io::Result<()
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::limits::LOG_BYTES_MIN;
-    use hdcs_core::write_log::WriteLog;
+    use hdcs_core::base::limits::LOG_BYTES_MIN;
+    use hdcs_core::log::write_log::WriteLog;
 
     use super::*;
 

@@ -39,7 +39,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use hdcs_core::limits::VOLUME_NUMBER_MAX;
+use hdcs_core::base::limits::VOLUME_NUMBER_MAX;
 use sealed::{Kind, SealedError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;

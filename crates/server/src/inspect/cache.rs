@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Superblocks, journal and footers are read by the code that starts from them
-//!    ([`hdcs_core::read_cache`]), so that what counts here counts there.
+//!    ([`hdcs_core::cache`]), so that what counts here counts there.
 //! 2. Memory is bounded by the journal (32 bytes per entry) and one segment, whatever the region's size.
 //! 3. Everything in a cache is clean: what is damaged costs a read of the backend, never data.
 //!    Every problem says so.
@@ -21,14 +21,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use hdcs_api::CheckReport;
-use hdcs_core::error::FormatError;
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::io::BlockKey;
+use hdcs_core::base::limits::{BLOCK_BYTES, SEGMENT_BYTES};
+use hdcs_core::cache::{
+    Entry, EpochScan, FooterFound, Layout, Place, Root, SsdConfig, Verdict, read_footer,
+};
 use hdcs_core::format::{
     CACHE_FOOTER_MAGIC, CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, block_checksum,
-};
-use hdcs_core::io::BlockKey;
-use hdcs_core::limits::{BLOCK_BYTES, SEGMENT_BYTES};
-use hdcs_core::read_cache::{
-    Entry, EpochScan, FooterFound, Layout, Place, Root, SsdConfig, Verdict, read_footer,
 };
 use serde::Serialize;
 use uuid::Uuid;

@@ -13,13 +13,13 @@ use std::path::Path;
 use data::Compared;
 use hdcs_api::CheckReport;
 use hdcs_backend::verify::{Verified, Watch};
-use hdcs_core::error::FormatError;
-use hdcs_core::home::format::{
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::local::format::{
     self, HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, MapCheck, PAGE_BLOCKS,
     SUMS_UNTRUSTED, choose_page, pages,
 };
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::BLOCK_BYTES;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -310,7 +310,7 @@ fn check_file(
 }
 
 /// Asks whoever has a home open to compare what is in it from a block on.
-pub type AskHome<'a> = dyn FnMut(u64) -> io::Result<hdcs_core::home::Verified> + 'a;
+pub type AskHome<'a> = dyn FnMut(u64) -> io::Result<hdcs_core::local::Verified> + 'a;
 
 /// Verify the map of a home that is in use, and its data by its checksums.
 pub fn verify(
@@ -352,9 +352,9 @@ pub fn verify(
 #[cfg(test)]
 mod tests {
     use hdcs_backend::home::store;
+    use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
     use hdcs_core::format::block_checksum;
-    use hdcs_core::home::format::{CRC_BYTES, Layout, PAGE_STATE_BYTES};
-    use hdcs_core::limits::{BLOCK_SECTORS, SECTOR_BYTES};
+    use hdcs_core::local::format::{CRC_BYTES, Layout, PAGE_STATE_BYTES};
     use zerocopy::IntoBytes;
 
     use super::*;

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 
 use hdcs_backend::codec::CODECS;
 use hdcs_backend::crypt::LogCipher;
-use hdcs_core::limits::{BLOCK_BYTES, LOG_PIECE_BYTES_MAX};
-use hdcs_core::write_log::{Entry, WriteLog};
+use hdcs_core::base::limits::{BLOCK_BYTES, LOG_PIECE_BYTES_MAX};
+use hdcs_core::log::write_log::{Entry, WriteLog};
 use serde::Serialize;
 
 /// What there is of them.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 use hdcs_device::file::Device;
 
 /// What opening may take beyond one answer of the device: its lock may still be held by a program
@@ -21,7 +21,7 @@ const OPEN_SLACK: Duration = Duration::from_secs(5);
 pub trait CachePlace: Send + Sync {
     /// Open what is there. It blocks, perhaps for ever.
     fn open(&self) -> Result<Found, CacheTrouble>;
-    /// The identity of the cache ([`hdcs_core::read_cache::SsdConfig::uuid`]), as it is recorded.
+    /// The identity of the cache ([`hdcs_core::cache::SsdConfig::uuid`]), as it is recorded.
     fn identity(&self) -> [u8; 16];
     /// Give the cache another identity, durably. It blocks, but not on the cache's device; an error
     /// is a sentence for the user.

@@ -12,11 +12,13 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use hdcs_backend::crypt::LogCipher;
-use hdcs_core::buf::{Buf, Pool};
-use hdcs_core::error::IoError;
+use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Done, Token};
+use hdcs_core::base::limits::{
+    BLOCK_BYTES, REQUEST_BLOCKS_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX,
+};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanHeader};
-use hdcs_core::io::{Done, Token};
-use hdcs_core::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX};
 
 /// The largest buffer of a pool.
 const RUN_BYTES: usize = REQUEST_BLOCKS_MAX * BLOCK_BYTES;

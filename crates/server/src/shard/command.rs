@@ -10,14 +10,14 @@ use hdcs_backend::copying::Progress;
 use hdcs_backend::crypt::{Encryption, ObjectKey};
 use hdcs_backend::memory::{ObjectMemory, VolumeMemory};
 use hdcs_backend::{Absent, BackendError, Keep, Prepared};
-use hdcs_core::cipher::Authenticator;
-use hdcs_core::error::IoError;
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Nanos, SectorRange};
+use hdcs_core::cache::heat_map::Gathering;
+use hdcs_core::cache::{CacheStats, VolumeBenefit};
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::heat::Gathering;
-use hdcs_core::io::{Nanos, SectorRange};
+use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
-use hdcs_core::qos::{Qos, QosStats};
-use hdcs_core::read_cache::{CacheStats, VolumeBenefit};
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::access::{Allow, Peer};
@@ -189,7 +189,7 @@ pub struct VolumeReport {
     /// Why what was pinned is not, if it is not.
     pub pin_trouble: Option<String>,
     /// Its home, if it is in storage mode. What is dirty there is part of `stats`.
-    pub home: Option<hdcs_core::home::Status>,
+    pub home: Option<hdcs_core::local::Status>,
     /// How far the copy is that a snapshot of it has to make, if it makes one.
     pub copying: Progress,
     /// Whether it is being given another size.
@@ -462,7 +462,7 @@ pub enum Command {
     /// end, or when it was cancelled through its progress.
     Scrub(VolumeNumber, Arc<scrub::Progress>, Answer<()>),
     /// Compare what is in the home of a volume with its checksums, from a block on: one piece.
-    VerifyHome(VolumeNumber, u64, Answer<hdcs_core::home::Verified>),
+    VerifyHome(VolumeNumber, u64, Answer<hdcs_core::local::Verified>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.

@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 use std::{io, mem};
 
-use hdcs_core::io::Nanos;
-use hdcs_core::turns::Account;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::node::turns::Account;
 use hdcs_device::Errno;
 use hdcs_device::ring::{Key, Owner, Ring};
 use hdcs_frontend::access::Peer;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use hdcs_backend::crypt::Unlocked;
 use hdcs_backend::home::{self, HomeBackend};
 use hdcs_backend::{Ask, BackendError, Capabilities, Operation};
-use hdcs_core::cipher::Authenticator;
-use hdcs_core::error::{FormatError, IoError, OpenError};
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::error::{FormatError, IoError, OpenError};
+use hdcs_core::base::io::{BlockKey, Completion, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
+use hdcs_core::cache::{CacheEvent, SsdState};
 use hdcs_core::format::LogSuperblock;
-use hdcs_core::io::{BlockKey, Completion, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
-use hdcs_core::qos::Qos;
-use hdcs_core::read_cache::{CacheEvent, SsdState};
+use hdcs_core::node::qos::Qos;
 use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
 use hdcs_device::durability::Durability;
 use hdcs_device::file::{Device, DeviceError};
@@ -617,7 +617,7 @@ impl Works {
         config: VolumeConfig,
         inherited: Option<Inherited>,
         kept: Option<&LogSuperblock>,
-    ) -> (Volume, Vec<hdcs_core::io::Action>) {
+    ) -> (Volume, Vec<hdcs_core::base::io::Action>) {
         let mut actions = Vec::new();
         let mut context = Context {
             cache: &mut self.cache,

@@ -4,9 +4,9 @@
 
 use std::collections::VecDeque;
 
-use hdcs_core::heat::Gathering;
-use hdcs_core::io::{Nanos, SectorRange};
-use hdcs_core::limits::HEAT_RUNS_MAX;
+use hdcs_core::base::io::{Nanos, SectorRange};
+use hdcs_core::base::limits::HEAT_RUNS_MAX;
+use hdcs_core::cache::heat_map::Gathering;
 use hdcs_core::volume::{Event, Volume};
 use hdcs_frontend::VolumeNumber;
 

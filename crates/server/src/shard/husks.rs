@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use hdcs_backend::memory::VolumeMemory;
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::volume::{Context, Event, Volume};
 use hdcs_device::file::Device;
 

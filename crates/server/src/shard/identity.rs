@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use hdcs_core::io::{Nanos, Token};
+use hdcs_core::base::io::{Nanos, Token};
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 

@@ -1,7 +1,7 @@
 //! Promoting and evicting long ranges, piece by piece, beside the clients' requests.
 
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Request, SectorRange};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{Request, SectorRange};
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;

@@ -26,9 +26,9 @@
 
 use hdcs_backend::home::Tiers;
 use hdcs_backend::{Ask, Keep, Operation, Port};
-use hdcs_core::error::IoError;
-use hdcs_core::home::{Status, TierState};
-use hdcs_core::io::Done;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::Done;
+use hdcs_core::local::{Status, TierState};
 use hdcs_core::volume::Event;
 use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;

@@ -1,7 +1,7 @@
 //! Pins and warm-ups of volumes: what the read cache is asked to keep and to take, and why it may not.
 
-use hdcs_core::io::SectorRange;
-use hdcs_core::read_cache::{PinRefused, SsdState};
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::cache::{PinRefused, SsdState};
 use hdcs_core::volume::Event;
 use hdcs_frontend::VolumeNumber;
 

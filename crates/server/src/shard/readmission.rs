@@ -18,8 +18,8 @@
 
 use std::sync::Arc;
 
-use hdcs_core::io::{Nanos, Token};
-use hdcs_core::read_cache::CacheEvent;
+use hdcs_core::base::io::{Nanos, Token};
+use hdcs_core::cache::CacheEvent;
 use hdcs_device::file::Device;
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{Reply, Request};
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::scrub::{Pace, ScrubAt, Scrubbed};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{Reply, Request};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::node::scrub::{Pace, ScrubAt, Scrubbed};
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
@@ -25,7 +25,7 @@ pub struct Scrub {
 
 impl Scrub {
     /// Take the end of a piece; whether there is more.
-    fn ended(&mut self, found: Scrubbed, now: hdcs_core::io::Nanos) -> bool {
+    fn ended(&mut self, found: Scrubbed, now: hdcs_core::base::io::Nanos) -> bool {
         let progress = &self.progress;
         progress.moved(found.read_bytes, found.passed_bytes);
         progress.found(found.bad_blocks, found.healed_blocks);
@@ -148,7 +148,7 @@ impl Shard {
     }
 
     /// When a piece may begin.
-    pub fn scrub_wakeup(&self) -> hdcs_core::io::Nanos {
+    pub fn scrub_wakeup(&self) -> hdcs_core::base::io::Nanos {
         let waiting = self.scrubs.iter().filter(|(_, scrub)| !scrub.under_way);
         let next = waiting.map(|(_, scrub)| scrub.pace.ready_at()).min();
         next.unwrap_or(NEVER)

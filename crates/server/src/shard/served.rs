@@ -7,10 +7,10 @@ use hdcs_backend::copying::Copying;
 use hdcs_backend::home::HomeBackend;
 use hdcs_backend::memory::VolumeMemory;
 use hdcs_backend::{Ask, Keep, Operation, Stack};
-use hdcs_core::home::{Status, TierState};
-use hdcs_core::io::{Nanos, Reply, Request, RequestId};
-use hdcs_core::qos::{FlowId, QosStats, Ticket};
-use hdcs_core::read_cache::{Barrier, ReadCache};
+use hdcs_core::base::io::{Nanos, Reply, Request, RequestId};
+use hdcs_core::cache::{Barrier, ReadCache};
+use hdcs_core::local::{Status, TierState};
+use hdcs_core::node::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
 use hdcs_device::file::Device;
 use hdcs_frontend::access::Allow;
@@ -406,4 +406,4 @@ pub fn histogram() -> Histogram<u64> {
 }
 
 /// How a request ended, for whoever submitted it.
-pub type Ended = Result<Reply, hdcs_core::error::RequestError>;
+pub type Ended = Result<Reply, hdcs_core::base::error::RequestError>;

@@ -2,9 +2,9 @@
 //! only found out whether there is anything to choose from, and what others have to know before the replay. Nothing of
 //! that holds before they are authenticated.
 
-use hdcs_core::error::FormatError;
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
-use hdcs_core::limits::BLOCK_BYTES;
 
 use crate::data_dir::dirty::LogIdentity;
 

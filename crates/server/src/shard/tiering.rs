@@ -3,7 +3,7 @@
 
 use hdcs_backend::Port;
 use hdcs_backend::home::Tiers;
-use hdcs_core::home::{TierState, Verified};
+use hdcs_core::local::{TierState, Verified};
 use hdcs_core::volume::{Event, Trouble};
 use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;

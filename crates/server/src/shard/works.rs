@@ -8,17 +8,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_backend::{Ask, Operation, Port};
-use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::error::{IoError, RequestError};
-use hdcs_core::io::{Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token};
-use hdcs_core::limits::{
+use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::io::{
+    Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token,
+};
+use hdcs_core::base::limits::{
     CONNECTION_DATA_BYTES_MAX, CONNECTION_DATA_BYTES_MIN, CONNECTION_HEAP_BYTES_MAX,
     CONNECTION_HEAP_BYTES_MIN, CONNECTION_SHARE, REQUEST_BYTES_MAX, VOLUME_REQUESTS_MAX,
     VOLUME_SHARE,
 };
-use hdcs_core::qos::{Cost, FlowId, Scheduler};
-use hdcs_core::read_cache::{CacheEvent, ReadCache};
-use hdcs_core::shares::Shares;
+use hdcs_core::cache::{CacheEvent, ReadCache};
+use hdcs_core::node::qos::{Cost, FlowId, Scheduler};
+use hdcs_core::node::shares::Shares;
 use hdcs_core::volume::{Context, Event, Volume};
 use hdcs_device::Errno;
 use hdcs_device::file::Device;

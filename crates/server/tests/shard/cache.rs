@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use hdcs_core::io::SectorRange;
-use hdcs_core::read_cache::SsdState;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::cache::SsdState;
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::create_region;
 use hdcs_device::file::{Device, DeviceError};

@@ -1,6 +1,6 @@
 //! What faults of devices and backends lead to.
 
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 use hdcs_core::volume::{Phase, State, Trouble, Volume, WhenFull};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::{create_region, zero_region};

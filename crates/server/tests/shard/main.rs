@@ -10,7 +10,7 @@ mod node;
 use std::io::{Read, Write};
 
 use client::noise;
-use hdcs_core::io::SectorRange;
+use hdcs_core::base::io::SectorRange;
 use hdcs_core::volume::{Phase, State};
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::{NbdConfig, NbdSession};

@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdcs_backend::Absent;
-use hdcs_core::cipher::Authenticator;
-use hdcs_core::io::Nanos;
-use hdcs_core::read_cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
 use hdcs_core::volume::{Persist, Policy, Volume, VolumeConfig, WhenFull};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::create_region;
@@ -94,7 +94,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         allow: hdcs_frontend::access::Allow::default(),
         admission: std::sync::Arc::new(Welcome),
         memory: hdcs_backend::memory::VolumeMemory::unlimited(64 << 20),
-        qos: hdcs_core::qos::Qos::default(),
+        qos: hdcs_core::node::qos::Qos::default(),
         config,
     }
 }

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use fastrand::Rng;
-use hdcs_core::buf::Buf;
-use hdcs_core::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
-use hdcs_core::home::format::{Layout, PAGE_BLOCKS};
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES};
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::local::format::{Layout, PAGE_BLOCKS};
 
 use super::plant::Plant;
 use super::world::World;

@@ -2,11 +2,11 @@
 //! superblock, with a checksum that is right. No opening may take it.
 
 use fastrand::Rng;
-use hdcs_core::cipher::KeyedCipher;
-use hdcs_core::error::FormatError;
+use hdcs_core::base::cipher::KeyedCipher;
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::seal;
-use hdcs_core::home::format::{self, FoundPage, HomePage, HomeSuperblock, MapCheck, choose_page};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::local::format::{self, FoundPage, HomePage, HomeSuperblock, MapCheck, choose_page};
 use zerocopy::IntoBytes;
 
 use super::plant::Plant;

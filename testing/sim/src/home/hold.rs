@@ -2,7 +2,7 @@
 //! one that was the last when it was asked for, and nothing else is written there until it is let go.
 
 use fastrand::Rng;
-use hdcs_core::home::{Event, Home, TierState};
+use hdcs_core::local::{Event, Home, TierState};
 
 use super::Options;
 use super::plant::Plant;

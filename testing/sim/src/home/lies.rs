@@ -5,9 +5,9 @@
 //! copy counts, or the home is refused, which ends the run.
 
 use fastrand::Rng;
-use hdcs_core::error::FormatError;
-use hdcs_core::home::format::Layout;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::local::format::Layout;
 
 use super::Options;
 use super::plant::Plant;

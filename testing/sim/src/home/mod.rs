@@ -23,9 +23,10 @@ pub mod world;
 
 use std::fmt;
 
-use crate::outcome;
 use plant::Plant;
 use world::World;
+
+use crate::outcome;
 
 /// How to run a seed.
 pub type Options = outcome::Options<Plant>;

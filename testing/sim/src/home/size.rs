@@ -5,10 +5,10 @@
 //! and backend have, and not less than the catalogue.
 
 use fastrand::Rng;
-use hdcs_core::error::IoError;
-use hdcs_core::home::{Ask, Event, Home};
-use hdcs_core::io::{Done, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Done, SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::local::{Ask, Event, Home};
 
 use super::Options;
 use super::plant::Plant;

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
-use hdcs_core::buf::Buf;
-use hdcs_core::error::IoError;
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::format::block_checksum;
-use hdcs_core::home::format::{CRC_BYTES, Layout, PAGE_BLOCKS};
-use hdcs_core::home::{Event, Home, Verified};
-use hdcs_core::io::{SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::local::format::{CRC_BYTES, Layout, PAGE_BLOCKS};
+use hdcs_core::local::{Event, Home, Verified};
 
 use super::Options;
 use super::plant::Plant;

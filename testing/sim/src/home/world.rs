@@ -8,14 +8,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use fastrand::Rng;
-use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::cipher::KeyedCipher;
-use hdcs_core::error::{FormatError, IoError};
-use hdcs_core::home::format::{self, HOME_BETWEEN, Layout, PAGE_BLOCKS};
-use hdcs_core::home::map::Map;
-use hdcs_core::home::{Action, Ask, Config, Event, Home, TierState};
-use hdcs_core::io::{Completion, Done, Nanos, SectorRange, Token};
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::cipher::KeyedCipher;
+use hdcs_core::base::error::{FormatError, IoError};
+use hdcs_core::base::io::{Completion, Done, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::local::format::{self, HOME_BETWEEN, Layout, PAGE_BLOCKS};
+use hdcs_core::local::map::Map;
+use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
 use zerocopy::IntoBytes;
 
 use super::encryption::DATA_KEY;

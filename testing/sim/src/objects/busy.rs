@@ -2,15 +2,16 @@
 //! more. Whatever they ask for, a write of a part of a block and the flush after it end within a bounded
 //! number of gets.
 
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::BLOCK_SECTORS;
+use hdcs_core::objects::format::SLOT_BYTES;
+use hdcs_core::objects::io::Kind;
+
 use super::model::Model;
 use super::plant::Plant;
 use super::world::{Look, Op, World};
 use crate::content::Content;
 use crate::violation::Violation;
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::BLOCK_SECTORS;
-use hdcs_core::objects::format::SLOT_BYTES;
-use hdcs_core::objects::io::Kind;
 
 /// Parts of blocks that are written before each flush.
 const PARTS: u64 = 4;

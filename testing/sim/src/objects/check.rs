@@ -1,7 +1,7 @@
 //! The rules: what requests may end with, what may be created and removed, and what may be left.
 
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Completion, Done, ExtentState, Token};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, ExtentState, Token};
 use hdcs_core::objects::ObjectVolume;
 use hdcs_core::objects::format::{Manifest, SLOT_BYTES};
 use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotError};

@@ -1,8 +1,8 @@
 //! Compressed objects: what a driver makes of slots, and what a get of frames brings.
 
-use hdcs_core::buf::{Buf, BufMut};
-use hdcs_core::codec::{Codec, Method};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::buf::{Buf, BufMut};
+use hdcs_core::base::codec::{Codec, Method};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::{DataFooter, SLOT_BYTES};
 use hdcs_core::objects::frames::{FRAMES_OFFSET, Frames, Part, pack};
 use hdcs_core::objects::io::{Kind, Name, StoreError, Stored};

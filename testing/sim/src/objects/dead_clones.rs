@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use hdcs_core::limits::OBJECT_PAGE_BLOCKS_MAX;
+use hdcs_core::base::limits::OBJECT_PAGE_BLOCKS_MAX;
 use hdcs_core::objects::format::{Manifest, Reference};
 use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotName};
 use hdcs_core::objects::references::{Fate, fate, tombstone};

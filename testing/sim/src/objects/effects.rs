@@ -3,10 +3,10 @@
 
 use std::rc::Rc;
 
-use hdcs_core::buf::Buf;
-use hdcs_core::error::IoError;
-use hdcs_core::io::{Nanos, Token};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Nanos, Token};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::objects::format::{
     DataFooter, Manifest, SLOT_BYTES, USAGE_MAGIC, parse_usage, slot_checksum, write_usage,
 };

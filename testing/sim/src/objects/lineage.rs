@@ -1,8 +1,8 @@
 //! Checker: what a clone says it has inherited is what it began with, however it has been written, cut
 //! and stored since, and whoever opens it.
 
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::BLOCK_SECTORS;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::BLOCK_SECTORS;
 use hdcs_core::objects::Access;
 
 use super::model::Model;

@@ -27,10 +27,11 @@ pub mod scenario;
 pub mod store;
 pub mod world;
 
-use crate::outcome;
 use plant::Plant;
 use scenario::Coverage;
 use world::World;
+
+use crate::outcome;
 
 /// How to run a seed. The crash of the short variant is the death of its first owner.
 pub type Options = outcome::Options<Plant>;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use hdcs_core::io::SectorRange;
+use hdcs_core::base::io::SectorRange;
 
 use crate::content::Content;
 use crate::violation::Violation;

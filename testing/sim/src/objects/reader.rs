@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hdcs_core::error::FormatError;
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::base::error::FormatError;
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::objects::format::{
     Manifest, Reference, SLOT_BYTES, SLOT_NONE, parse_index, parse_page, parse_table, parse_usage,
     slot_checksum,

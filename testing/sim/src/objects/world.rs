@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use fastrand::Rng;
-use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::io::{Nanos, SectorRange, Token};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::io::{Nanos, SectorRange, Token};
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::objects::frames::{Frames, Part};
 use hdcs_core::objects::io::{
     Action, Ask, Condition, Event, Kind, Name, OpenError, Phase, SnapshotName, StoreError, Stored,

@@ -14,9 +14,9 @@ pub mod world;
 use std::fmt;
 
 use clap::ValueEnum;
+use world::World;
 
 use crate::outcome;
-use world::World;
 
 /// How to run a seed.
 pub type Options = outcome::Options<Plant>;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use fastrand::Rng;
-use hdcs_core::buf::{BufMut, Pool};
-use hdcs_core::error::RequestError;
-use hdcs_core::io::{
+use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::error::RequestError;
+use hdcs_core::base::io::{
     Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, LOG_BYTES_MIN, SECTOR_BYTES};
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, LOG_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
 use hdcs_core::volume::{
     Context, Discard, Event, LogFailure, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull,
 };

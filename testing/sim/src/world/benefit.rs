@@ -1,12 +1,13 @@
 //! What the SSD tier keeps, and how full it becomes: neighbours that are dear and cheap to read again, and lines that were
 //! read too rarely.
 
+use hdcs_core::cache::Tiering;
+
 use super::{
     BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Event, Happening, Nanos, Plant, SMALL_POOL_BYTES,
     SectorRange, SsdState, Violation, World,
 };
 use crate::check_benefit;
-use hdcs_core::read_cache::Tiering;
 
 /// Blocks of a segment.
 const SEGMENT_BLOCKS: u64 = 256;

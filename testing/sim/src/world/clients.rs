@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hdcs_core::limits::LOST_RANGES_MAX;
+use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::volume::{State, Trouble};
 
 use super::{

@@ -1,6 +1,6 @@
 //! Volumes that began as one origin and share what the cache has of it.
 
-use hdcs_core::read_cache::{SsdState, Tier};
+use hdcs_core::cache::{SsdState, Tier};
 use hdcs_core::volume::{Inherited, Policy};
 
 use super::{

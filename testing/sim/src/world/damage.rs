@@ -12,8 +12,8 @@
 
 use std::collections::BTreeSet;
 
-use hdcs_core::io::{Reply, SectorRange};
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::io::{Reply, SectorRange};
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::volume::State;
 
 use super::{

@@ -1,7 +1,7 @@
 //! Performing actions and returning completions.
 
+use hdcs_core::cache::Tie;
 use hdcs_core::format::{CACHE_HEADER_BLOCKS, LogSuperblock};
-use hdcs_core::read_cache::Tie;
 
 use super::{
     Action, BLOCK_BYTES, Buf, BufMut, CacheEvent, Completion, Content, DiskId, Done, Event,

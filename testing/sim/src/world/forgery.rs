@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use fastrand::Rng;
-use hdcs_core::cipher::Authenticator;
-use hdcs_core::error::OpenError;
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::error::OpenError;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock};
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::replay::Replay;
+use hdcs_core::log::replay::Replay;
 use zerocopy::IntoBytes;
 
 use super::{Violation, Volume, World};

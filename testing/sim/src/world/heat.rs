@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hdcs_core::read_cache::Tiering;
+use hdcs_core::cache::Tiering;
 
 use super::{Event, Phase, Plant, SectorRange, Violation, World};
 use crate::check_heat;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use hdcs_core::cipher::BlockCipher;
-use hdcs_core::codec::Method;
-use hdcs_core::limits::LOST_RANGES_MAX;
-use hdcs_core::read_cache::Barrier;
+use hdcs_core::base::cipher::BlockCipher;
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::limits::LOST_RANGES_MAX;
+use hdcs_core::cache::Barrier;
 
 use super::{
     AGE_SLACK, Action, Ask, CacheEvent, Context, Coverage, DIRECTOR_ACTIONS_MAX, Durability, Event,

@@ -7,17 +7,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+pub use coverage::Coverage;
 use fastrand::Rng;
-use hdcs_core::buf::{Buf, BufMut, Pool};
-use hdcs_core::error::{IoError, OpenError, RequestError};
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
-use hdcs_core::io::{
+use hdcs_core::base::buf::{Buf, BufMut, Pool};
+use hdcs_core::base::error::{IoError, OpenError, RequestError};
+use hdcs_core::base::io::{
     Action, BlockKey, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange,
     Token,
 };
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
-use hdcs_core::read_cache::{CacheEvent, ReadCache, SsdState};
-use hdcs_core::scrub::ScrubAt;
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::cache::{CacheEvent, ReadCache, SsdState};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::node::scrub::ScrubAt;
 use hdcs_core::volume::{
     Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
 };
@@ -44,8 +45,6 @@ use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
-
-pub use coverage::Coverage;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.

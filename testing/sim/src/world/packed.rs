@@ -6,9 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use hdcs_core::codec::Method;
-use hdcs_core::limits::BLOCK_BYTES;
-use hdcs_core::read_cache::{ScrubLine, Tier};
+use hdcs_core::base::codec::Method;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::{ScrubLine, Tier};
 
 use super::{BlockKey, Event, Violation, World};
 

@@ -10,7 +10,7 @@
 //! grows its log is emptied and its backend is cut: what they hold would come back. What is asked of the backend beyond
 //! its end is left out.
 
-use hdcs_core::read_cache::Barrier;
+use hdcs_core::cache::Barrier;
 
 use super::{
     Action, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner,

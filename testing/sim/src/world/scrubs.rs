@@ -4,8 +4,8 @@
 //! any more, no read finds a bad block of the cache, nor one of the log unless the scrub said that data is
 //! damaged.
 
-use hdcs_core::io::Reply;
-use hdcs_core::scrub::{ScrubAt, Scrubbed};
+use hdcs_core::base::io::Reply;
+use hdcs_core::node::scrub::{ScrubAt, Scrubbed};
 
 use super::{Event, Happening, Nanos, Phase, Plant, Request, Violation, Waiting, World};
 

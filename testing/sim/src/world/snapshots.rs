@@ -2,7 +2,7 @@
 //! destaged, then the backend is asked, which keeps what its last flush has made durable. Clients,
 //! destage and faults go on meanwhile; only while a volume becomes smaller its client holds back.
 
-use hdcs_core::read_cache::Barrier;
+use hdcs_core::cache::Barrier;
 
 use super::{
     BLOCK_SECTORS, BlockKey, Happening, Nanos, Node, Phase, Plant, Violation, World, check_backend,

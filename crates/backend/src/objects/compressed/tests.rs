@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use hdcs_core::error::IoError;
+use hdcs_core::base::error::IoError;
 
 use super::*;
 use crate::conformance::Bench;

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use hdcs_core::limits::OBJECT_BATCH_BLOCKS_MAX;
+use hdcs_core::base::limits::OBJECT_BATCH_BLOCKS_MAX;
 use hdcs_core::objects::map::Place;
 
 use super::BLOCKS_MAX;

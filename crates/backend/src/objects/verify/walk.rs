@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
-use hdcs_core::error::FormatError;
+use hdcs_core::base::error::FormatError;
 use hdcs_core::objects::format::{
     Manifest, MapEntry, SLOT_NONE, TailEntry, parse_index, parse_page, parse_table, parse_usage,
 };

@@ -6,12 +6,12 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{OBJECT_VERSION, Writer};
-use crate::error::FormatError;
-use crate::format::{Field, Structure, on_disk, seal, seal_at, verify, verify_at};
-use crate::limits::{
+use crate::base::error::FormatError;
+use crate::base::limits::{
     BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX, OBJECT_MAP_PAGES_MAX, OBJECT_NUMBER_MAX,
     OBJECT_PAGE_BLOCKS_MAX, OBJECT_PAGE_BYTES_MAX, OBJECT_RUNS_MAX, OBJECT_USAGE_ENTRIES_MAX,
 };
+use crate::format::{Field, Structure, on_disk, seal, seal_at, verify, verify_at};
 use crate::objects::map::directory::PAGE_ALIGN;
 use crate::objects::map::{Place, Run};
 

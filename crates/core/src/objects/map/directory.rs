@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 
-use crate::limits::{OBJECT_MAP_BYTES_MAX, OBJECT_MAPS_MAX, OBJECT_PAGE_BYTES_MAX};
+use crate::base::limits::{OBJECT_MAP_BYTES_MAX, OBJECT_MAPS_MAX, OBJECT_PAGE_BYTES_MAX};
 
 /// Pages begin at multiples of this in their object, so that an entry has room for everything.
 pub const PAGE_ALIGN: usize = 64;

@@ -4,8 +4,8 @@
 //! one of them does not match, as after a crash those may that the log is about to write again. Then each part
 //! that a client waits for is read by itself: nothing of it is dirty, so it matches, or its only copy is bad.
 
-use crate::error::{IoError, RequestError};
-use crate::io::{Action, Done, SectorRange};
+use crate::base::error::{IoError, RequestError};
+use crate::base::io::{Action, Done, SectorRange};
 use crate::volume::{Context, Op, Volume};
 
 impl Volume {

@@ -8,7 +8,7 @@ mod transmission;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hdcs_core::error::RequestError;
+use hdcs_core::base::error::RequestError;
 
 use super::protocol::{
     GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,

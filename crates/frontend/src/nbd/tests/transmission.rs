@@ -1,7 +1,7 @@
 //! Every command, every error, and the bounds.
 
-use hdcs_core::io::Request;
-use hdcs_core::limits::CONNECTION_DATA_BYTES_MAX;
+use hdcs_core::base::io::Request;
+use hdcs_core::base::limits::CONNECTION_DATA_BYTES_MAX;
 
 use super::*;
 use crate::nbd::protocol::command_flag::{DF, FUA, NO_HOLE, REQ_ONE};

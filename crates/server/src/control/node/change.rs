@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use hdcs_api::{ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange};
 use hdcs_backend::url::BackendUrl;
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::volume::Trouble;
 use hdcs_frontend::VolumeNumber;
 

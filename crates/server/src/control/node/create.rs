@@ -11,7 +11,7 @@ use hdcs_api::{ApiError, CreateVolume, ErrorKind, Volume};
 use hdcs_backend::crypt::Encryption;
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{BackendError, Found};
-use hdcs_core::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::{create_region, zero_region};

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hdcs_api::time::unix_ms;
 use hdcs_api::{ApiError, ErrorKind, SavedHeat, WarmedFrom};
-use hdcs_core::heat::{HEAT_BYTES_MAX, HeatMap, Plan};
-use hdcs_core::read_cache::SsdState;
+use hdcs_core::cache::SsdState;
+use hdcs_core::cache::heat_map::{HEAT_BYTES_MAX, HeatMap, Plan};
 use hdcs_frontend::VolumeNumber;
 
 use super::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hdcs_api::{ApiError, ErrorKind};
 use hdcs_backend::memory::{Kind, Lease, Needs, Parts, Share, Shortage, VolumeMemory, verify_log};
 use hdcs_backend::url::BackendUrl;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::limits::BLOCK_BYTES;
 
 use super::open::NotOpen;
 use super::{Node, lock};

@@ -38,7 +38,7 @@ use hdcs_api::{ApiError, ErrorKind, Reloaded};
 use hdcs_backend::codec::CODECS;
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Share, VolumeMemory};
-use hdcs_core::io::Nanos;
+use hdcs_core::base::io::Nanos;
 use hdcs_core::volume::VolumeConfig;
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::access::Allow;

@@ -2,8 +2,8 @@
 //! are not.
 
 use hdcs_api::{ApiError, ErrorKind, Volume, VolumeRange};
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::SECTOR_BYTES;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_frontend::VolumeNumber;
 
 use super::{COMMAND_TIME_MAX, Node, invalid};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use hdcs_api::time::unix_ms;
 use hdcs_backend::Absent;
-use hdcs_core::cipher::Authenticator;
+use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::format::LogSuperblock;
 use uuid::Uuid;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
 use hdcs_backend::url::BackendUrl;
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::volume::State;
 use hdcs_frontend::VolumeNumber;
 

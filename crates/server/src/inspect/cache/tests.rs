@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use hdcs_core::buf::Pool;
-use hdcs_core::io::{Action, Completion, Done, Nanos};
-use hdcs_core::limits::CACHE_BYTES_MIN;
-use hdcs_core::read_cache::{CacheConfig, CacheEvent, ReadCache};
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::{Action, Completion, Done, Nanos};
+use hdcs_core::base::limits::CACHE_BYTES_MIN;
+use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache};
 
 use super::*;
 

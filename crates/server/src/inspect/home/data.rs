@@ -10,10 +10,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use hdcs_backend::crypt::Encryption;
+use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock, block_checksum};
-use hdcs_core::home::format::{CRC_BYTES, HomePage, HomeSuperblock, PAGE_BLOCKS};
-use hdcs_core::io::SectorRange;
-use hdcs_core::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::local::format::{CRC_BYTES, HomePage, HomeSuperblock, PAGE_BLOCKS};
 use uuid::Uuid;
 
 use super::{BLOCK, READ_BLOCKS, state};

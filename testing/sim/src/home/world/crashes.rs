@@ -1,9 +1,9 @@
 //! How a home goes: the power or the process, at any moment; or the process some time after writes past the log that
 //! nobody has flushed. Of these, what was acknowledged is still there, as it would be in a raw file.
 
-use hdcs_core::home::Home;
-use hdcs_core::io::Nanos;
-use hdcs_core::limits::HOME_UNCOMMITTED_AGE_MS;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::HOME_UNCOMMITTED_AGE_MS;
+use hdcs_core::local::Home;
 
 use super::World;
 use crate::home::plant::Plant;

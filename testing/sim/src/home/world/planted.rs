@@ -1,9 +1,9 @@
 //! What planted bugs do to what the home wants done.
 
-use hdcs_core::buf::Buf;
-use hdcs_core::home::format::HomeSuperblock;
-use hdcs_core::io::{Nanos, SectorRange, Token};
-use hdcs_core::limits::BLOCK_BYTES;
+use hdcs_core::base::buf::Buf;
+use hdcs_core::base::io::{Nanos, SectorRange, Token};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::local::format::HomeSuperblock;
 use zerocopy::IntoBytes;
 
 use super::{Happening, World};

@@ -1,0 +1,9 @@
+//! What every layer is made of: buffers, the vocabulary of I/O, errors, limits, ciphers and codecs.
+
+pub mod buf;
+pub mod cipher;
+pub mod codec;
+pub mod error;
+pub mod io;
+pub mod limits;
+pub mod work;

@@ -1,0 +1,482 @@
+//! Reading the tier at start: superblocks, footers, journal. See the module above.
+//!
+//! Footers come first and fill the index; then the journal is read once, in order. What it voids of segments is
+//! applied as it comes; ranges are gathered, some ten bytes for each, and applied in one walk over the lines, in
+//! bounded steps: so a start takes no longer for many of them, or for long ones.
+//!
+//! Whatever cannot be told for sure makes the start cold: a damaged superblock, a journal block
+//! that may have held entries, a gap. A footer that cannot be read is voided by an entry, in
+//! case it can be read next time.
+
+use super::{
+    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root,
+    SegmentState, Ssd, SsdFailure, Stream, Tied, Vec,
+};
+use crate::base::error::FormatError;
+use crate::base::io::SectorRange;
+use crate::base::limits::{CACHE_FOOTERS_DOUBTED, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
+use crate::cache::footer::{self, FooterLine, FooterLines};
+use crate::cache::journal::{EpochScan, Layout};
+use crate::cache::root::Verdict;
+use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
+
+/// Blocks of the journal that are read at once.
+const CHUNK_BLOCKS: u64 = 16;
+const INCARNATION_MAX: u64 = (1 << (64 - CACHE_START_SHIFT)) - 2;
+
+/// How far the journal is read.
+#[derive(Debug)]
+pub(super) struct Scan {
+    epoch: EpochScan,
+    waiting: bool,
+}
+
+impl Scan {
+    fn new(root: &Root, epoch: u64) -> Self {
+        Self {
+            epoch: EpochScan::new(root, epoch),
+            waiting: false,
+        }
+    }
+}
+
+/// What a start makes of a footer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Footer {
+    /// What it says is entered, if it says anything.
+    Known,
+    /// The segment may hold anything.
+    Unknown,
+    /// See [`FooterFound::Ahead`].
+    Ahead,
+}
+
+/// What the last block of a segment turned out to be.
+#[derive(Debug)]
+pub enum FooterFound<'a> {
+    /// No footer.
+    Blank,
+    /// A footer of another cache or of an earlier format: nothing of it counts.
+    Void,
+    /// It cannot be told what the segment holds.
+    Damaged(FormatError),
+    /// It was sealed after a start that the superblocks do not know: they are not those that were written last.
+    Ahead,
+    /// A footer; the journal may void it or some of its lines.
+    Lines {
+        /// Order in which segments were sealed.
+        sequence: u64,
+        /// The queue that the segment waits in.
+        stream: u8,
+        /// Its lines.
+        lines: FooterLines<'a>,
+    },
+}
+
+/// Read the footer of segment `number` of the cache `uuid`.
+pub fn read_footer<'a>(
+    layout: &Layout,
+    uuid: [u8; 16],
+    root: &Root,
+    number: usize,
+    block: &'a [u8],
+) -> FooterFound<'a> {
+    let (footer, lines) = match footer::parse(block) {
+        Ok(found) => found,
+        Err(FormatError::Magic) => return FooterFound::Blank,
+        Err(why) => return FooterFound::Damaged(why),
+    };
+    if footer.uuid != uuid || footer.format.get() != root.format {
+        return FooterFound::Void;
+    }
+    let sequence = footer.sequence.get();
+    let line_blocks = layout.line_blocks;
+    let field = |name| FooterFound::Damaged(FormatError::Field(name));
+    if footer.segment.get() as usize != number {
+        return field("segment");
+    }
+    if usize::from(footer.line_blocks.get()) != line_blocks {
+        return field("line_blocks");
+    }
+    if sequence >> CACHE_START_SHIFT > root.incarnation {
+        return FooterFound::Ahead;
+    }
+    let is_key = |key: u64| key == u64::MAX || key.is_multiple_of(line_blocks as u64);
+    if !lines.iter().all(|line| is_key(line.key)) {
+        return field("key");
+    }
+    FooterFound::Lines {
+        sequence,
+        stream: footer.stream,
+        lines,
+    }
+}
+
+impl Ssd {
+    pub(super) fn read_superblocks(&mut self, actions: &mut Vec<Action>) {
+        if let Phase::Superblocks(blocks) = &self.phase
+            && let Some(place) = CACHE_SUPERBLOCK_BLOCKS.get(blocks.len() / BLOCK_BYTES)
+            && self.ops.is_empty()
+            && let Some(buf) = self.pool.alloc(BLOCK_BYTES)
+        {
+            let token = self.token(Op::Superblock);
+            let offset = place * BLOCK_BYTES as u64;
+            actions.push(Action::CacheRead { token, offset, buf });
+        }
+    }
+
+    pub(super) fn superblock_read(&mut self, data: Option<&[u8]>) {
+        let (Phase::Superblocks(blocks), Some(data)) = (&mut self.phase, data) else {
+            return;
+        };
+        blocks.extend_from_slice(data);
+        if blocks.len() < CACHE_SUPERBLOCK_BLOCKS.len() * BLOCK_BYTES {
+            return;
+        }
+        match Root::judge(&self.config, blocks) {
+            Verdict::Warm(root) if root.incarnation < INCARNATION_MAX => {
+                self.forget_all();
+                self.stamp = root.stamp;
+                self.root = root;
+                self.phase = Phase::Footers {
+                    next: 0,
+                    again: false,
+                };
+            }
+            // Nothing is written, not even to say that it does not count: it gets another identity.
+            Verdict::Newer => self.give_up(SsdFailure::Newer, Burn::Wanted(0)),
+            Verdict::Warm(root) => self.start_forming(root.format + 1),
+            Verdict::Cold { format } => self.start_forming(format),
+        }
+    }
+
+    /// Make the region anew: nothing on it counts.
+    pub(super) fn start_forming(&mut self, format: u64) {
+        self.forget_all();
+        self.root = Root::fresh(format, true);
+        self.phase = Phase::Forming { begun: false };
+    }
+
+    pub(super) fn read_footers(&mut self, actions: &mut Vec<Action>) {
+        let Phase::Footers { mut next, again } = self.phase else {
+            return;
+        };
+        let end = if again {
+            // Segments are written in this order at first, so what is blank behind them was not written.
+            let used = (self.segments.iter()).rposition(|segment| segment.sequence > 0);
+            let used = used.map_or(0, |last| last + 1);
+            self.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
+        } else {
+            self.segments.len()
+        };
+        while next < end && self.ops.len() < CACHE_READS_MAX {
+            if again && self.segments[next].sequence > 0 {
+                next += 1;
+                continue;
+            }
+            let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
+                break;
+            };
+            let token = self.token(Op::Footer(next));
+            let offset = self.layout.footer_offset(next);
+            actions.push(Action::CacheRead { token, offset, buf });
+            next += 1;
+        }
+        self.phase = Phase::Footers { next, again };
+        if next < end || !self.ops.is_empty() {
+            return;
+        }
+        if again {
+            self.phase = Phase::Journal(Scan::new(&self.root, self.root.journal_first));
+            self.read_journal(actions);
+        } else {
+            self.phase = Phase::Footers {
+                next: 0,
+                again: true,
+            };
+            self.read_footers(actions);
+        }
+    }
+
+    pub(super) fn footer_read(&mut self, number: usize, data: Option<&[u8]>) {
+        if !matches!(self.phase, Phase::Footers { .. }) {
+            return;
+        }
+        let found = data.map_or(Footer::Unknown, |data| self.take_footer(number, data));
+        if found == Footer::Ahead {
+            return self.start_forming(self.root.format + 1);
+        }
+        if found == Footer::Unknown {
+            // In case it is readable next time.
+            let sequence = (self.root.incarnation + 1) << CACHE_START_SHIFT;
+            self.segments[number].sequence = sequence;
+            self.segments[number].state = SegmentState::Free;
+            self.record(Entry::Segment {
+                segment: number as u32,
+                sequence,
+                void: 0,
+            });
+        }
+    }
+
+    /// Enter the lines of a footer.
+    fn take_footer(&mut self, number: usize, data: &[u8]) -> Footer {
+        let found = read_footer(&self.layout, self.config.uuid, &self.root, number, data);
+        let (sequence, stream, lines) = match found {
+            FooterFound::Blank | FooterFound::Void => return Footer::Known,
+            FooterFound::Damaged(_) => return Footer::Unknown,
+            FooterFound::Ahead => return Footer::Ahead,
+            FooterFound::Lines {
+                sequence,
+                stream,
+                lines,
+            } => (sequence, stream, lines),
+        };
+        let line_blocks = self.layout.line_blocks;
+        let segment = &mut self.segments[number];
+        segment.sequence = sequence;
+        segment.state = SegmentState::Sealed;
+        segment.stream = if stream == 0 {
+            Stream::Small
+        } else {
+            Stream::Main
+        };
+        for (
+            slot,
+            FooterLine {
+                key,
+                place,
+                checksums,
+            },
+        ) in lines.iter().enumerate()
+        {
+            if key == u64::MAX {
+                continue;
+            }
+            let line = self.index.line_at(number, slot);
+            let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
+            // Two footers name the address: one of a segment that was being reused. The older
+            // line would come back unnoticed if the newer one went first.
+            if let Some(other) = self.index.find(key) {
+                let rival = self.segments[self.index.segment_of(other)].sequence;
+                self.record(Entry::Range {
+                    first: key,
+                    blocks: line_blocks as u64,
+                    upto: rival.min(sequence),
+                });
+                if rival >= sequence {
+                    self.index.place_void(line, key, place.first, &sums);
+                    continue;
+                }
+                self.index.unmap_primary(other);
+            }
+            let shareable = self.index.find_content(&sums).is_none();
+            self.index.place(line, key, place.first, &sums, shareable);
+        }
+        Footer::Known
+    }
+
+    pub(super) fn read_journal(&mut self, actions: &mut Vec<Action>) {
+        let half_blocks = self.layout.half_blocks;
+        let Phase::Journal(scan) = &mut self.phase else {
+            return;
+        };
+        if scan.waiting || !self.ops.is_empty() {
+            return;
+        }
+        if scan.epoch.next() >= half_blocks {
+            self.journal_index = scan.epoch.used_blocks();
+            self.stamp = self.stamp.max(scan.epoch.stamp());
+            if scan.epoch.epoch() < self.root.journal_last {
+                *scan = Scan::new(&self.root, scan.epoch.epoch() + 1);
+            } else {
+                // What this step does not come to follows in the next ones.
+                self.void_at.get_or_insert(0);
+                self.void_some(CACHE_STEP_PLACES_MAX);
+                return;
+            }
+        }
+        let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
+        let Some(buf) = self.pool.alloc(blocks as usize * BLOCK_BYTES) else {
+            return;
+        };
+        scan.waiting = true;
+        let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
+        let offset = self.layout.journal_offset(epoch, index);
+        let token = self.token(Op::Journal);
+        actions.push(Action::CacheRead { token, offset, buf });
+    }
+
+    pub(super) fn journal_read(&mut self, data: Option<&[u8]>) {
+        let Phase::Journal(scan) = &mut self.phase else {
+            return;
+        };
+        scan.waiting = false;
+        let Some(data) = data else {
+            return self.start_forming(self.root.format + 1);
+        };
+        let blocks = data.chunks_exact(BLOCK_BYTES);
+        let entries: Option<Vec<Vec<Entry>>> = blocks.map(|b| scan.epoch.take(b)).collect();
+        let sound = entries
+            .is_some_and(|blocks| blocks.into_iter().flatten().all(|entry| self.apply(entry)));
+        if !sound {
+            self.start_forming(self.root.format + 1);
+        }
+    }
+
+    /// Void what an entry of the journal voids; false if it makes no sense.
+    fn apply(&mut self, entry: Entry) -> bool {
+        match entry {
+            Entry::Range {
+                first,
+                blocks,
+                upto,
+            } => {
+                let blocks = blocks.min(u64::MAX - first);
+                let pieces = self.voids.pieces(SectorRange::new(first, blocks));
+                let pieces: Vec<_> = pieces.filter(|&(_, had)| had < Some(upto)).collect();
+                for (piece, _) in pieces {
+                    self.voids.insert_long(piece, upto);
+                    while !self.voids.takes_long() {
+                        self.voids.settle(STEP_WORK_MAX);
+                    }
+                }
+            }
+            Entry::Segment {
+                segment,
+                sequence,
+                void,
+            } => {
+                let number = segment as usize;
+                let Some(segment) = self.segments.get_mut(number) else {
+                    return false;
+                };
+                if segment.sequence < sequence {
+                    segment.sequence = sequence;
+                    segment.state = SegmentState::Free;
+                    self.index.clear_segment(number);
+                } else if segment.sequence == sequence {
+                    for slot in
+                        (0..self.layout.lines_per_segment).filter(|slot| void >> slot & 1 == 1)
+                    {
+                        self.index.unmap_primary(self.index.line_at(number, slot));
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Void what the journal says in so many lines more: one walk for all of its entries.
+    pub(super) fn void_some(&mut self, lines_max: usize) {
+        let Some(from) = self
+            .void_at
+            .filter(|_| matches!(self.phase, Phase::Journal(_)))
+        else {
+            return;
+        };
+        let lines = self.index.lines();
+        let to = lines.min(from.saturating_add(lines_max));
+        let line_blocks = self.layout.line_blocks as u64;
+        for line in (from..to).map(|number| Line(number as u32)) {
+            let Some(key) = self.index.primary(line) else {
+                continue;
+            };
+            let sequence = self.segments[self.index.segment_of(line)].sequence;
+            let mut voids = self.voids.overlaps(SectorRange::new(key, line_blocks));
+            if voids.any(|(_, upto)| sequence <= upto) {
+                drop(voids);
+                self.index.unmap_primary(line);
+            }
+        }
+        self.void_at = Some(to);
+        if to == lines {
+            (self.voids, self.void_at) = (ExtentIndex::default(), None);
+            self.finish_loading();
+        }
+    }
+
+    fn finish_loading(&mut self) {
+        let mut sealed: Vec<u32> = (0..self.segments.len() as u32)
+            .filter(|&number| self.segments[number as usize].state == SegmentState::Sealed)
+            .collect();
+        sealed.sort_unstable_by_key(|&number| self.segments[number as usize].sequence);
+        for number in sealed {
+            let stream = self.segments[number as usize].stream;
+            self.sealed[stream as usize].push_back(number);
+        }
+        let segments = &self.segments;
+        self.free
+            .retain(|&number| segments[number as usize].state == SegmentState::Free);
+        self.phase = Phase::Starting;
+    }
+
+    pub(super) fn serve_cold(&mut self) {
+        let all = self.queue.supersede();
+        self.queue.settle(all);
+        self.renew = false;
+        self.journal_index = 0;
+        self.ties.clear();
+        self.began_empty = true;
+        self.next_sequence = (self.root.incarnation << CACHE_START_SHIFT) + 1;
+        self.phase = Phase::Ready;
+    }
+
+    pub(super) fn serve_warm(&mut self) {
+        let base = self.root.incarnation << CACHE_START_SHIFT;
+        self.next_sequence = base + 1;
+        self.phase = Phase::Ready;
+        if self.renew {
+            // Too many invalidations came meanwhile to be recorded: none of the content is used.
+            let root = self.root;
+            self.forget_all();
+            self.root = root;
+            // The medium holds what their logs know better until the superblocks say that all of it is void.
+            let upto = self.queue.queued();
+            for tied in self.ties.values_mut() {
+                *tied = Tied::Forgotten(upto);
+            }
+            self.began_empty = true;
+            return;
+        }
+        // What was invalidated since the start.
+        let mut ranges = Vec::new();
+        for entry in self.queue.pending_mut() {
+            if let Entry::Range {
+                first,
+                blocks,
+                upto: upto @ u64::MAX,
+            } = entry
+            {
+                *upto = base;
+                ranges.push((*first, *blocks));
+            }
+        }
+        for (first, blocks) in ranges {
+            let end = first.saturating_add(blocks);
+            if blocks > self.probes_max as u64 {
+                if let Some((first, end)) = self.forget_lines(first, end) {
+                    self.record(Entry::Range {
+                        first,
+                        blocks: end - first,
+                        upto: base,
+                    });
+                }
+                continue;
+            }
+            for key in self.index.addresses_in(first, end) {
+                self.index.unmap(key);
+            }
+        }
+        self.counters.warm_lines = self.index.used_lines() as u64;
+        if self.root.journal_first < self.root.journal_last {
+            // A checkpoint was cut short; take it up again if its half still has the room.
+            self.snapshot = Some(0);
+            if self.journal_room() == 0 {
+                self.snapshot = None;
+                self.renew = true;
+            }
+        }
+        self.try_ties();
+    }
+}

@@ -1,0 +1,994 @@
+//! The write log of one volume: an append-only ring of spans. Format: [`crate::format`].
+//!
+//! ```text
+//!   tail            durable            head
+//!    │ durable spans  │ spans in flight  │ open span (in memory)
+//!    ├────────────────┼──────────────────┼ ─ ─ ─ ─
+//!  append → open ──seal──► sealed ──submit──► in flight ──all before it complete──► durable
+//!  durable ──generation destaged, superblock written──► retired (space free again)
+//! ```
+//!
+//! Invariants:
+//! 1. `tail <= durable <= head <= tail + ring`: a span is written only over space before the tail
+//!    that the superblock on the device names.
+//! 2. Spans become durable in order of position, whatever the order in which their writes end.
+//! 3. A span holds no sync point but as its first entry, so generations are whole spans.
+//! 4. Every span is written once; a failed log write latches: nothing is appended any more.
+//! 5. A discard or write-zeroes that starts where the last entry of the open span ends, and is of the same kind,
+//!    extends that entry, up to [`ZERO_SECTORS_MAX`]. So a long range that a client sends in pieces does not fill the
+//!    log.
+//!
+//! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
+
+mod parts;
+
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::rc::Rc;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use parts::push;
+pub use parts::{Entry, Span};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::base::buf::{Buf, Pool};
+use crate::base::cipher::{Authenticator, TAG_BYTES};
+use crate::base::io::{Nanos, SectorRange};
+use crate::base::limits::{
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX,
+    REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
+    ZERO_SECTORS_MAX,
+};
+use crate::cache::Tie;
+use crate::format::{
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_UNFLUSHED,
+    LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+};
+use crate::log::extent_index::Sequence;
+use crate::log::lost::LostSectors;
+use crate::log::packing::{Compressed, Packing, Stored};
+
+/// Blocks of the largest control part.
+const CONTROL_BLOCKS_MAX: u64 =
+    SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) as u64;
+/// Blocks of the largest span.
+pub const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + CONTROL_BLOCKS_MAX;
+/// Spans sealed and not yet durable at most: the caller appends nothing beyond, so that the
+/// control pool covers them.
+pub const FLIGHTS_MAX: usize = 2 * SPANS_IN_FLIGHT_MAX;
+
+/// The span that collects entries in memory.
+#[derive(Debug, Default)]
+struct OpenSpan {
+    entries: Vec<SpanEntry>,
+    checksums: Vec<u32>,
+    data: Vec<Buf>,
+    packing: Packing,
+    first_sequence: Sequence,
+    since: Nanos,
+}
+
+/// A sealed span on its way to the device.
+#[derive(Debug)]
+struct Flight {
+    end: u64,
+    end_sequence: Sequence,
+    offset: u64,
+    blocks: Vec<Buf>,
+    issued: bool,
+    done: bool,
+}
+
+/// A log write for the driver.
+#[derive(Debug)]
+pub struct SpanWrite {
+    /// Names the span in [`WriteLog::span_written`].
+    pub end: u64,
+    /// Offset in bytes on the log's region.
+    pub offset: u64,
+    /// Control part and data.
+    pub data: Vec<Buf>,
+}
+
+/// The write log of one open volume.
+#[derive(Debug)]
+pub struct WriteLog {
+    superblock: LogSuperblock,
+    /// What authenticates superblocks, if something does.
+    keys: Option<Arc<dyn Authenticator>>,
+    ring_blocks: u64,
+    head: u64,
+    durable: u64,
+    /// The tail that the device's superblock names.
+    tail: u64,
+    chain: u64,
+    sync_points: u64,
+    /// A flush came after the last entry: the next entry begins a generation.
+    sync_pending: bool,
+    open: OpenSpan,
+    open_bytes: usize,
+    flights: VecDeque<Flight>,
+    spans: VecDeque<Span>,
+    entries: VecDeque<Entry>,
+    /// Sequence of `entries[0]`.
+    first: Sequence,
+    durable_sequence: Sequence,
+    /// Entries that it holds at most.
+    entries_max: u64,
+    /// Runs that the index has of its entries.
+    runs: u64,
+    bytes_appended: u64,
+    bytes_retired: u64,
+    bytes_durable: u64,
+    /// CRC-32C of each ring block that holds live data.
+    checksums: Vec<u32>,
+    /// What is lost, as of the tail that the last superblock names; but of what replay found, as of its end.
+    lost: LostSectors,
+    /// Entries from this one on take from that when they are retired.
+    lost_from: Sequence,
+    /// Data blocks that replay found damaged in the spans that it took.
+    damaged_blocks: u64,
+    /// The older superblock on the device does not say yet what this opening found.
+    is_told_once: bool,
+    /// Control parts and superblocks come from here, so that a full pool cannot stop the log.
+    control_pool: Rc<Pool>,
+}
+
+impl WriteLog {
+    /// The superblock of a new log.
+    pub fn format(volume: [u8; 16], log: u64, region_bytes: u64) -> LogSuperblock {
+        let mut superblock = LogSuperblock {
+            magic: LOG_MAGIC,
+            version: U16::new(LOG_VERSION),
+            holds: U16::new(LOG_HOLDS_VOLUME),
+            reserved_a: [0; 4],
+            checksum: U64::new(0),
+            volume,
+            log: U64::new(log),
+            // Even: it belongs in block 0, and the first opening writes the other one.
+            sequence: U64::new(0),
+            incarnation: U64::new(0),
+            epoch: U64::new(0),
+            ring_blocks: U64::new(region_bytes / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS),
+            tail: U64::new(0),
+            tail_chain: U64::new(0),
+            clean_head: U64::new(0),
+            sync_points: U64::new(0),
+            data_key: [0; 16],
+            flags: U64::new(0),
+            cache: U64::new(Tie::NONE.cache),
+            cache_stamp: U64::new(Tie::NONE.stamp),
+            backend_commit: [0; 64],
+            known_head: U64::new(0),
+            tag: [0; TAG_BYTES],
+            reserved_b: [0; 1800],
+            lost_ranges: U64::new(0),
+            lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
+        };
+        superblock.seal();
+        superblock
+    }
+
+    /// An empty log at the tail of `superblock`, whose later ones get tags of these keys, if there are any; replay fills
+    /// it through [`Self::replay_span`].
+    pub fn new(superblock: LogSuperblock, keys: Option<Arc<dyn Authenticator>>) -> Self {
+        let ring_blocks = superblock.ring_blocks.get();
+        let tail = superblock.tail.get();
+        Self {
+            superblock,
+            keys,
+            ring_blocks,
+            head: tail,
+            durable: tail,
+            tail,
+            chain: superblock.tail_chain.get(),
+            sync_points: superblock.sync_points.get(),
+            sync_pending: false,
+            open: OpenSpan::default(),
+            open_bytes: 0,
+            flights: VecDeque::new(),
+            spans: VecDeque::new(),
+            entries: VecDeque::new(),
+            first: 0,
+            durable_sequence: 0,
+            entries_max: u64::MAX,
+            runs: 0,
+            bytes_appended: 0,
+            bytes_retired: 0,
+            bytes_durable: 0,
+            checksums: vec![0; ring_blocks as usize],
+            lost: LostSectors::recorded(&superblock),
+            lost_from: 0,
+            damaged_blocks: 0,
+            is_told_once: false,
+            control_pool: Pool::new(REQUEST_BYTES_MAX),
+        }
+    }
+
+    /// Take a span that replay found valid, with the checksums of its data blocks, but for what lies in the blocks
+    /// at the positions `bad`: that is lost. Returns the sequences of its entries; there is none for what is lost.
+    pub fn replay_span(
+        &mut self,
+        now: Nanos,
+        header: &SpanHeader,
+        entries: &[SpanEntry],
+        checksums: &[u32],
+        bad: &BTreeSet<u64>,
+    ) -> core::ops::Range<Sequence> {
+        let position = header.position.get();
+        let data_position = position + u64::from(header.control_blocks.get());
+        let from = self.next_sequence();
+        self.damaged_blocks += bad.len() as u64;
+        self.sync_points = header.sync_points.get();
+        for entry in entries {
+            let kind = EntryKind::from_code(entry.kind).expect("replay checked the kind");
+            match kind {
+                EntryKind::SyncPoint => {
+                    self.sync_points += 1;
+                    continue;
+                }
+                EntryKind::Record => continue,
+                EntryKind::Write | EntryKind::WriteZeroes | EntryKind::Discard => {}
+            }
+            let range = SectorRange::new(entry.start.get(), entry.sectors.get());
+            self.replay_entry(
+                Entry {
+                    range,
+                    kind,
+                    no_hole: entry.flags & ENTRY_NO_HOLE != 0,
+                    position: data_position + u64::from(entry.data_block.get()),
+                    stored: (kind == EntryKind::Write)
+                        .then(|| Stored::of(entry))
+                        .flatten(),
+                    data: None,
+                    held_blocks: 0,
+                },
+                bad,
+            );
+        }
+        for (block, checksum) in (data_position..).zip(checksums) {
+            let slot = self.slot(block);
+            self.checksums[slot] = *checksum;
+        }
+        let span = Span {
+            position,
+            data_position,
+            blocks: u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get()),
+            checksum: header.checksum.get(),
+            end_sequence: self.next_sequence(),
+            sync_points: self.sync_points,
+            since: now,
+            bytes_end: self.bytes_appended,
+        };
+        self.head = span.end();
+        self.durable = self.head;
+        self.durable_sequence = span.end_sequence;
+        self.bytes_durable = self.bytes_appended;
+        self.chain = span.checksum;
+        push(&mut self.spans, span, self.ring_blocks);
+        from..self.next_sequence()
+    }
+
+    /// Take an entry of a replayed span, as far as it is not in the blocks at the positions `bad`.
+    fn replay_entry(&mut self, entry: Entry, bad: &BTreeSet<u64>) {
+        let (range, has_data) = (entry.range, entry.kind == EntryKind::Write);
+        let positions = entry.positions(range);
+        if !has_data || bad.range(positions.clone()).next().is_none() {
+            return self.replay_piece(entry);
+        }
+        if entry.stored.is_some() {
+            return self.lost.add(range);
+        }
+        let mut at = range.first_block();
+        while at < range.first_block() + range.block_count() {
+            let position = positions.start + at - range.first_block();
+            let is_bad = bad.contains(&position);
+            let alike = (position..positions.end).take_while(|at| bad.contains(at) == is_bad);
+            let blocks = alike.count() as u64;
+            let piece = SectorRange::new(at * BLOCK_SECTORS, blocks * BLOCK_SECTORS);
+            let range = piece.intersect(range);
+            if is_bad {
+                self.lost.add(range);
+            } else {
+                self.replay_piece(Entry {
+                    range,
+                    kind: entry.kind,
+                    no_hole: entry.no_hole,
+                    position,
+                    stored: None,
+                    data: None,
+                    held_blocks: 0,
+                });
+            }
+            at += blocks;
+        }
+    }
+
+    fn replay_piece(&mut self, entry: Entry) {
+        if entry.kind == EntryKind::Write {
+            self.bytes_appended += entry.range.bytes() as u64;
+        }
+        self.lost.remove(entry.range);
+        push(&mut self.entries, entry, self.ring_blocks);
+    }
+
+    /// Have the next entries, of so many data blocks, go into one span: they are one write.
+    pub fn keep_together(&mut self, entries: usize, data_blocks: usize) {
+        if self.open.entries.len() + entries > SPAN_ENTRIES_MAX
+            || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
+        {
+            self.seal();
+        }
+    }
+
+    /// Accept an entry into the open span, with what its data is stored as if that is not itself, and
+    /// where buffers for that come from. Its data mirrors the range within its blocks. The caller has
+    /// checked [`Self::has_room`]. Returns how many bytes of data are stored.
+    pub fn append(
+        &mut self,
+        now: Nanos,
+        mut entry: Entry,
+        compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
+    ) -> usize {
+        if self.extend_last(&entry) {
+            return 0;
+        }
+        let data_blocks = if entry.data.is_some() {
+            entry.range.block_count() as usize
+        } else {
+            0
+        };
+        let sync = core::mem::take(&mut self.sync_pending);
+        if sync
+            || self.open.entries.len() == SPAN_ENTRIES_MAX
+            || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
+        {
+            self.seal();
+        }
+        if self.open.entries.is_empty() {
+            self.open.since = now;
+            self.open.first_sequence = self.next_sequence();
+        }
+        if sync {
+            self.sync_points += 1;
+            self.open.entries.push(span_entry(
+                EntryKind::SyncPoint,
+                SectorRange::new(0, 0),
+                0,
+                0,
+            ));
+        }
+        let flags = if entry.no_hole { ENTRY_NO_HOLE } else { 0 };
+        let data_block = self.open.checksums.len() as u32;
+        let mut on_device = span_entry(entry.kind, entry.range, data_block, flags);
+        let mut stored_bytes = data_blocks * BLOCK_BYTES;
+        if let Some(data) = &entry.data {
+            debug_assert_eq!(data.len(), entry.range.bytes());
+            let blocks = data.covering_blocks();
+            debug_assert_eq!(blocks.len(), data_blocks * BLOCK_BYTES);
+            let packed =
+                compressed.and_then(|(compressed, pool)| self.open.packing.put(&compressed, pool));
+            if let Some((block, stored)) = packed {
+                debug_assert!(blocks.len() <= LOG_PIECE_BYTES_MAX);
+                // Among the compressed ones, until it is known how many blocks lie before them.
+                on_device.data_block = U32::new(block);
+                stored.describe(&mut on_device);
+                stored_bytes = usize::from(stored.bytes);
+                entry.stored = Some(stored);
+            } else {
+                let checksums = blocks.chunks_exact(BLOCK_BYTES).map(block_checksum);
+                self.open.checksums.extend(checksums);
+                self.open.data.push(blocks);
+            }
+            self.open_bytes += data.len();
+            self.bytes_appended += data.len() as u64;
+        }
+        self.open.entries.push(on_device);
+        push(&mut self.entries, entry, self.entries_max);
+        stored_bytes
+    }
+
+    /// Extend the last entry of the open span by an adjacent discard or write-zeroes of the same kind. Returns whether
+    /// that was possible; a pending sync point prevents it.
+    fn extend_last(&mut self, entry: &Entry) -> bool {
+        let (Some(on_device), Some(last)) = (self.open.entries.last_mut(), self.entries.back_mut())
+        else {
+            return false;
+        };
+        let sectors = last.range.count + entry.range.count;
+        let is_part = !self.sync_pending
+            && on_device.kind == entry.kind.code()
+            && entry.kind != EntryKind::Write
+            && last.no_hole == entry.no_hole
+            && last.range.end() == entry.range.start
+            && sectors <= ZERO_SECTORS_MAX;
+        if is_part {
+            last.range.count = sectors;
+            on_device.sectors = U64::new(sectors);
+        }
+        is_part
+    }
+
+    /// Put a sync point before the next entry, if anything was accepted since the last one.
+    pub fn sync_point(&mut self) {
+        if !self.open.entries.is_empty()
+            || self
+                .spans
+                .back()
+                .is_some_and(|span| span.sync_points == self.sync_points)
+        {
+            self.sync_pending = true;
+        }
+    }
+
+    /// Close the open span, if it has entries, and queue it for writing.
+    pub fn seal(&mut self) {
+        if self.open.entries.is_empty() {
+            return;
+        }
+        let mut open = core::mem::take(&mut self.open);
+        self.open_bytes = 0;
+        open.lay_out();
+        let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
+        let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
+        let blocks = (control_blocks + data_blocks) as u64;
+        let position = self.place(blocks);
+        let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
+        let header = SpanHeader {
+            magic: SPAN_MAGIC,
+            version: U16::new(LOG_VERSION),
+            control_blocks: U16::new(control_blocks as u16),
+            data_blocks: U16::new(data_blocks as u16),
+            entries: U16::new(entries as u16),
+            checksum: U64::new(0),
+            chain: U64::new(self.chain),
+            log: self.superblock.log,
+            incarnation: self.superblock.incarnation,
+            epoch: self.superblock.epoch,
+            position: U64::new(position),
+            durable: U64::new(self.durable),
+            sync_points: U64::new(self.sync_points - u64::from(leads_with_sync)),
+            reserved: [0; 48],
+        };
+        let mut control = self
+            .control_pool
+            .alloc(control_blocks * BLOCK_BYTES)
+            .expect("the control pool covers every span that may be sealed at once");
+        write_control(&mut control, &header, &open.entries, &open.checksums);
+        self.chain = SpanHeader::seal(&mut control);
+        self.place_entries(&open, position + control_blocks as u64);
+        let mut data = Vec::with_capacity(1 + open.data.len());
+        data.push(control.freeze());
+        data.extend(open.data);
+        let end_sequence = self.next_sequence();
+        self.flights.push_back(Flight {
+            end: position + blocks,
+            end_sequence,
+            offset: (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64,
+            blocks: data,
+            issued: false,
+            done: false,
+        });
+        let span = Span {
+            position,
+            data_position: position + control_blocks as u64,
+            blocks,
+            checksum: self.chain,
+            end_sequence,
+            sync_points: self.sync_points,
+            since: open.since,
+            bytes_end: self.bytes_appended,
+        };
+        push(&mut self.spans, span, self.ring_blocks);
+        self.head = position + blocks;
+        assert!(
+            self.head - self.tail <= self.ring_blocks,
+            "a span never covers live space"
+        );
+    }
+
+    /// Tell each entry of the span where its data is, and each ring block its checksum.
+    fn place_entries(&mut self, open: &OpenSpan, data_position: u64) {
+        let written = open
+            .entries
+            .iter()
+            .filter(|entry| entry.kind != EntryKind::SyncPoint.code());
+        for (sequence, entry) in (open.first_sequence..).zip(written) {
+            let index = (sequence - self.first) as usize;
+            self.entries[index].position = data_position + u64::from(entry.data_block.get());
+        }
+        for (block, &checksum) in (data_position..).zip(&open.checksums) {
+            let slot = self.slot(block);
+            self.checksums[slot] = checksum;
+        }
+    }
+
+    /// Where a span of so many blocks goes: at the head, or at the next lap if it would wrap.
+    fn place(&self, blocks: u64) -> u64 {
+        let left = self.ring_blocks - self.head % self.ring_blocks;
+        if blocks <= left {
+            self.head
+        } else {
+            self.head + left
+        }
+    }
+
+    /// The next sealed span to write, while fewer than `in_flight_max` are being written.
+    pub fn next_write(&mut self, in_flight_max: usize) -> Option<SpanWrite> {
+        let issued = self
+            .flights
+            .iter()
+            .filter(|flight| flight.issued && !flight.done)
+            .count();
+        if issued >= in_flight_max.min(SPANS_IN_FLIGHT_MAX) {
+            return None;
+        }
+        let flight = self.flights.iter_mut().find(|flight| !flight.issued)?;
+        flight.issued = true;
+        Some(SpanWrite {
+            end: flight.end,
+            offset: flight.offset,
+            data: core::mem::take(&mut flight.blocks),
+        })
+    }
+
+    /// The span that ends at `end` is on the device. Returns whether more became durable.
+    pub fn span_written(&mut self, end: u64) -> bool {
+        let flight = self
+            .flights
+            .iter_mut()
+            .find(|flight| flight.end == end)
+            .expect("a completed span was in flight");
+        flight.done = true;
+        let before = self.durable;
+        while let Some(flight) = self.flights.front().filter(|flight| flight.done) {
+            self.durable = flight.end;
+            self.durable_sequence = flight.end_sequence;
+            self.flights.pop_front();
+        }
+        if let Some(span) = self
+            .spans
+            .iter()
+            .rev()
+            .find(|span| span.end() == self.durable)
+        {
+            self.bytes_durable = span.bytes_end;
+        }
+        self.durable != before
+    }
+
+    /// A superblock that names `tail` as the tail, to be written durably at the returned offset
+    /// before [`Self::retire`]. With `clean`, it says that the log ends at its head.
+    pub fn superblock_for(&mut self, tail: &Tail, clean: bool) -> (u64, Buf) {
+        self.find_written(tail.position);
+        self.superblock.tail = U64::new(tail.position);
+        self.superblock.tail_chain = U64::new(tail.chain);
+        self.superblock.sync_points = U64::new(tail.sync_points);
+        self.superblock.clean_head = U64::new(if clean { self.head } else { u64::MAX });
+        self.next_superblock()
+    }
+
+    /// Replay has found that all before this position had been durable.
+    pub(crate) fn know_head(&mut self, known: u64) {
+        assert!(known <= self.head, "a log that ends before it is refused");
+        self.superblock.known_head = U64::new(known);
+    }
+
+    /// The superblock of a new opening, to be written durably before the first append, and before
+    /// [`Self::superblock_beside_opening`].
+    pub fn superblock_for_opening(&mut self) -> (u64, Buf) {
+        self.is_told_once = self.damaged_blocks > 0 || !self.lost.is_empty();
+        self.superblock
+            .incarnation
+            .set(self.superblock.incarnation.get() + 1);
+        self.lost_from = self.next_sequence();
+        self.superblock.clean_head = U64::new(u64::MAX);
+        self.next_superblock()
+    }
+
+    /// The other superblock of an opening, if the first one is to be told twice: of a log that is damaged, no older
+    /// superblock may come into force which knows less of that. To be written durably before the first append.
+    pub fn superblock_beside_opening(&mut self) -> Option<(u64, Buf)> {
+        core::mem::take(&mut self.is_told_once).then(|| self.next_superblock())
+    }
+
+    /// What is lost, of the sectors that the log had when it was opened, and of what its superblock recorded.
+    pub fn lost(&self) -> &LostSectors {
+        &self.lost
+    }
+
+    /// Data blocks that replay found damaged, whether something newer takes the place of what they held or not.
+    pub fn damaged_blocks(&self) -> u64 {
+        self.damaged_blocks
+    }
+
+    /// What lies there is not needed: nothing is recorded of it any more.
+    pub fn forget_lost(&mut self, range: SectorRange) {
+        self.lost.remove(range);
+    }
+
+    /// What lies before `tail` and was written since the opening is not lost any more.
+    fn find_written(&mut self, tail: u64) {
+        if self.lost.is_empty() {
+            return;
+        }
+        let spans = self.spans.partition_point(|span| span.end() <= tail);
+        let last = spans.checked_sub(1).map(|last| &self.spans[last]);
+        let end = last.map_or(self.first, |last| last.end_sequence);
+        for sequence in self.lost_from.max(self.first)..end {
+            let range = self.entry(sequence).range;
+            self.lost.remove(range);
+        }
+        self.lost_from = self.lost_from.max(end);
+    }
+
+    /// Hold so many entries at most from now on, but no fewer than there are blocks.
+    pub fn set_entries_max(&mut self, entries_max: u64) {
+        self.entries_max = entries_max.max(self.ring_blocks);
+    }
+
+    /// Entries that it holds at most.
+    pub fn entries_max(&self) -> u64 {
+        self.entries_max
+    }
+
+    /// Whether the next superblock says that the backend may hold writes past the log which it has not
+    /// flushed. That of an opening says what was found.
+    pub fn mark_unflushed(&mut self, unflushed: bool) {
+        let others = self.superblock.flags.get() & !LOG_UNFLUSHED;
+        let mark = if unflushed { LOG_UNFLUSHED } else { 0 };
+        self.superblock.flags = U64::new(others | mark);
+    }
+
+    /// What the last superblock says of that.
+    pub fn is_marked_unflushed(&self) -> bool {
+        self.superblock.flags.get() & LOG_UNFLUSHED != 0
+    }
+
+    /// What the next superblock says of the read cache. That of an opening says what was found.
+    pub fn set_tie(&mut self, tie: Tie) {
+        self.superblock.cache = U64::new(tie.cache);
+        self.superblock.cache_stamp = U64::new(tie.stamp);
+    }
+
+    /// What the last superblock says of that.
+    pub fn tie(&self) -> Tie {
+        Tie {
+            cache: self.superblock.cache.get(),
+            stamp: self.superblock.cache_stamp.get(),
+        }
+    }
+
+    /// Nothing goes to the device any more: what is in memory alone may be destaged from there, and counts as
+    /// durable once it is retired.
+    pub fn abandon(&mut self) {
+        self.flights.clear();
+        self.seal();
+        self.flights.clear();
+        self.durable = self.head;
+    }
+
+    /// A superblock that says what the last one did, but for the mark.
+    pub fn next_superblock(&mut self) -> (u64, Buf) {
+        self.lost.record(&mut self.superblock);
+        let sequence = self.superblock.sequence.get() + 1;
+        self.superblock.sequence = U64::new(sequence);
+        self.superblock.seal_with(self.keys.as_deref());
+        let mut block = self
+            .control_pool
+            .alloc(BLOCK_BYTES)
+            .expect("one superblock is written at a time");
+        block.copy_from_slice(self.superblock.as_bytes());
+        (LogSuperblock::offset_of(sequence), block.freeze())
+    }
+
+    /// The tail after the first `spans` spans.
+    pub fn tail_after(&self, spans: usize) -> Tail {
+        match spans.checked_sub(1).map(|last| &self.spans[last]) {
+            Some(last) => Tail {
+                position: last.end(),
+                chain: last.checksum,
+                sync_points: last.sync_points,
+            },
+            None => Tail {
+                position: self.superblock.tail.get(),
+                chain: self.superblock.tail_chain.get(),
+                sync_points: self.superblock.sync_points.get(),
+            },
+        }
+    }
+
+    /// Forget the first `spans` spans: a superblock with the tail after them is durable. Returns
+    /// their entries.
+    pub fn retire(&mut self, spans: usize) -> impl Iterator<Item = Entry> + '_ {
+        let last = self
+            .spans
+            .drain(..spans)
+            .next_back()
+            .expect("something to retire");
+        assert!(last.end() <= self.durable, "only durable spans are retired");
+        self.tail = last.end();
+        self.bytes_retired = last.bytes_end;
+        let count = (last.end_sequence - self.first) as usize;
+        self.first = last.end_sequence;
+        // Of a log that was abandoned, this is what makes it durable.
+        self.bytes_durable = self.bytes_durable.max(last.bytes_end);
+        self.durable_sequence = self.durable_sequence.max(last.end_sequence);
+        self.entries.drain(..count)
+    }
+
+    fn slot(&self, position: u64) -> usize {
+        (position % self.ring_blocks) as usize
+    }
+
+    /// The checksum that the data block at `position` must have.
+    pub fn checksum(&self, position: u64) -> u32 {
+        self.checksums[self.slot(position)]
+    }
+
+    /// Offset in bytes on the log's region of the block at `position`, and how many blocks follow
+    /// it before the ring's end.
+    pub fn locate(&self, position: u64) -> (u64, u64) {
+        let slot = position % self.ring_blocks;
+        (
+            (LOG_HEADER_BLOCKS + slot) * BLOCK_BYTES as u64,
+            self.ring_blocks - slot,
+        )
+    }
+
+    /// Whether an entry with so many data blocks can be appended and sealed without covering live
+    /// space from `oldest` (a position that readers still need) or the tail.
+    pub fn has_room(&self, data_blocks: u64, oldest: Option<u64>) -> bool {
+        let slack = SPAN_ENTRIES_MAX as u64;
+        if self.entries.len() as u64 + slack > self.entries_max
+            || self.parts() + slack > self.parts_max()
+        {
+            return false;
+        }
+        let from = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
+        // The open span and this entry may become two spans, one of them after a jump to the next
+        // lap over less than its own length.
+        self.head + self.open_blocks() + data_blocks + 2 * CONTROL_BLOCKS_MAX + SPAN_BLOCKS_MAX
+            <= from + self.ring_blocks
+    }
+
+    fn open_blocks(&self) -> u64 {
+        (self.open.checksums.len() + self.open.packing.blocks()) as u64
+    }
+
+    /// The entry of a sequence that is not retired.
+    pub fn entry(&self, sequence: Sequence) -> &Entry {
+        &self.entries[(sequence - self.first) as usize]
+    }
+
+    /// As [`Self::entry`].
+    pub fn entry_mut(&mut self, sequence: Sequence) -> &mut Entry {
+        &mut self.entries[(sequence - self.first) as usize]
+    }
+
+    /// The sealed spans that are not retired, oldest first.
+    pub fn spans(&self) -> &VecDeque<Span> {
+        &self.spans
+    }
+
+    /// Sequence of the oldest entry that is not retired.
+    pub fn first_sequence(&self) -> Sequence {
+        self.first
+    }
+
+    /// Sequence that the next entry gets.
+    pub fn next_sequence(&self) -> Sequence {
+        self.first + self.entries.len() as u64
+    }
+
+    /// Every entry before this sequence is durable.
+    pub fn durable_sequence(&self) -> Sequence {
+        self.durable_sequence
+    }
+
+    /// The first durable span that ends after `position` and before `end`, and its entries.
+    pub fn span_after(
+        &self,
+        position: u64,
+        end: u64,
+    ) -> Option<(&Span, core::ops::Range<Sequence>)> {
+        let index = self.spans.partition_point(|span| span.end() <= position);
+        let span = self.spans.get(index)?;
+        let before = index.checked_sub(1).map(|before| &self.spans[before]);
+        let from = before.map_or(self.first, |before| before.end_sequence);
+        (span.end() <= end.min(self.durable)).then_some((span, from..span.end_sequence))
+    }
+
+    /// Position before which everything is durable.
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Position after the last sealed span.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Blocks in the ring.
+    pub fn ring_blocks(&self) -> u64 {
+        self.ring_blocks
+    }
+
+    /// Blocks of the ring that are in use, jumps and what is open included, also if that has no data; more if it is
+    /// the number of entries, or of all that is in memory for them, that fills the log. 0: the log is empty.
+    pub fn used_blocks(&self) -> u64 {
+        let share = |count: u64, of: u64| {
+            let blocks = u128::from(self.ring_blocks) * u128::from(count);
+            (blocks / u128::from(of)).min(self.ring_blocks.into()) as u64
+        };
+        let entries = share(self.entries.len() as u64, self.entries_max);
+        let parts = share(self.parts(), self.parts_max());
+        let open = u64::from(!self.open.entries.is_empty()) + self.open_blocks();
+        let used = self.head - self.tail + open;
+        used.max(entries).max(parts)
+    }
+
+    /// The index has so many runs of its entries.
+    pub fn note_runs(&mut self, runs: usize) {
+        self.runs = runs as u64;
+    }
+
+    /// What is in memory of the log: entries, spans, runs. Each takes [`LOG_PART_BYTES`] at most.
+    fn parts(&self) -> u64 {
+        (self.entries.len() + self.spans.len()) as u64 + self.runs
+    }
+
+    /// How many there may be: those of writes that do not cut others, or are not a span each.
+    fn parts_max(&self) -> u64 {
+        self.entries_max.saturating_mul(LOG_ENTRY_PARTS)
+    }
+
+    /// Data bytes in the open span.
+    pub fn open_bytes(&self) -> usize {
+        self.open_bytes
+    }
+
+    /// When the open span's oldest entry was accepted, if it has one.
+    pub fn open_since(&self) -> Option<Nanos> {
+        (!self.open.entries.is_empty()).then_some(self.open.since)
+    }
+
+    /// When the oldest entry that is not retired was accepted, if there is one.
+    pub fn oldest_since(&self) -> Option<Nanos> {
+        self.spans
+            .front()
+            .map(|span| span.since)
+            .or_else(|| self.open_since())
+    }
+
+    /// Spans sealed and not yet durable.
+    pub fn flights(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Data bytes accepted, durable, and retired since the log was opened.
+    pub fn bytes(&self) -> LogBytes {
+        LogBytes {
+            appended: self.bytes_appended,
+            durable: self.bytes_durable,
+            retired: self.bytes_retired,
+        }
+    }
+
+    /// Sync points since the log was made.
+    pub fn sync_points(&self) -> u64 {
+        self.sync_points
+    }
+
+    /// Memory of the log's tables in bytes, data not included.
+    pub fn memory_bytes(&self) -> usize {
+        self.checksums.len() * 4
+            + self.entries.capacity() * size_of::<Entry>()
+            + self.spans.capacity() * size_of::<Span>()
+            + self.control_pool.total_bytes()
+    }
+
+    /// Assert what must always hold.
+    pub fn check_invariants(&self) {
+        assert!(self.tail <= self.durable && self.durable <= self.head);
+        assert!(self.head - self.tail <= self.ring_blocks);
+        assert!(self.durable_sequence <= self.next_sequence());
+        assert!(self.bytes_retired <= self.bytes_durable);
+        assert!(self.bytes_durable <= self.bytes_appended);
+    }
+
+    /// Assert, by going through every span, that allocation follows from the spans alone.
+    pub fn check_allocation(&self) {
+        let (mut at, mut sync_points) = (self.tail, 0);
+        let mut sequence = self.first;
+        for span in &self.spans {
+            let lap = at.next_multiple_of(self.ring_blocks);
+            assert!(
+                span.position == at || span.position == lap,
+                "spans follow one another"
+            );
+            assert!(span.position % self.ring_blocks + span.blocks <= self.ring_blocks);
+            assert!(span.end_sequence >= sequence && span.sync_points >= sync_points);
+            (at, sequence, sync_points) = (span.end(), span.end_sequence, span.sync_points);
+        }
+        assert_eq!(at, self.head, "the head follows the last span");
+        assert!(self.head - self.tail <= self.ring_blocks);
+    }
+}
+
+/// Where replay begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Tail {
+    /// Position of the first span that counts.
+    pub position: u64,
+    /// Checksum of the span before it.
+    pub chain: u64,
+    /// Sync points before it.
+    pub sync_points: u64,
+}
+
+/// Data bytes since the log was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct LogBytes {
+    /// Accepted.
+    pub appended: u64,
+    /// Durable.
+    pub durable: u64,
+    /// Retired.
+    pub retired: u64,
+}
+
+impl OpenSpan {
+    /// Put the compressed entries behind the others.
+    fn lay_out(&mut self) {
+        if self.packing.is_empty() {
+            return;
+        }
+        let plain_blocks = self.checksums.len() as u32;
+        for entry in self.entries.iter_mut().filter(|entry| entry.method != 0) {
+            entry.data_block = U32::new(plain_blocks + entry.data_block.get());
+        }
+        for blocks in core::mem::take(&mut self.packing).into_blocks() {
+            let checksums = blocks.chunks_exact(BLOCK_BYTES).map(block_checksum);
+            self.checksums.extend(checksums);
+            self.data.push(blocks);
+        }
+    }
+}
+
+fn span_entry(kind: EntryKind, range: SectorRange, data_block: u32, flags: u8) -> SpanEntry {
+    SpanEntry {
+        start: U64::new(range.start),
+        sectors: U64::new(range.count),
+        data_block: U32::new(data_block),
+        kind: kind.code(),
+        flags,
+        stored_offset: U16::new(0),
+        stored_bytes: U16::new(0),
+        method: 0,
+        reserved: 0,
+        checksum: U32::new(0),
+    }
+}
+
+/// Lay out a control part; its checksum is still to be sealed.
+fn write_control(out: &mut [u8], header: &SpanHeader, entries: &[SpanEntry], checksums: &[u32]) {
+    let used = SpanHeader::control_bytes(entries.len(), checksums.len());
+    let (head, rest) = out.split_at_mut(size_of::<SpanHeader>());
+    head.copy_from_slice(header.as_bytes());
+    let (list, rest) = rest.split_at_mut(size_of_val(entries));
+    list.copy_from_slice(entries.as_bytes());
+    for (place, checksum) in rest.chunks_exact_mut(4).zip(checksums) {
+        place.copy_from_slice(&checksum.to_le_bytes());
+    }
+    out[used..].fill(0);
+}
+
+// Every span that may be sealed at once, the one that an append seals, and a superblock.
+const _: () = assert!(
+    (FLIGHTS_MAX + 4) * (CONTROL_BLOCKS_MAX as usize).next_power_of_two() * BLOCK_BYTES
+        <= REQUEST_BYTES_MAX,
+    "the control pool covers the spans in flight"
+);
