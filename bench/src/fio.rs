@@ -29,6 +29,7 @@ pub enum Target {
         export: String,
     },
     /// An image on Ceph, with librbd in fio's process; `O_DIRECT` keeps librbd from caching.
+    #[cfg(feature = "stores")]
     Rbd {
         /// Configuration of the cluster.
         conf: PathBuf,
@@ -151,6 +152,7 @@ impl Load {
                     socket.display()
                 ));
             }
+            #[cfg(feature = "stores")]
             Target::Rbd { pool, image, .. } => {
                 arguments.push("--ioengine=rbd".into());
                 arguments.push("--clientname=admin".into());
@@ -192,6 +194,7 @@ impl Load {
     /// Run it with further options of fio.
     pub fn run_with(&self, target: &Target, raw: &Path, further: &[String]) -> Result<Outcome> {
         let mut command = Command::new("fio");
+        #[cfg(feature = "stores")]
         if let Target::Rbd { conf, .. } = target {
             // The engine has no option for it.
             command.env("CEPH_CONF", conf);
@@ -324,6 +327,7 @@ mod tests {
         );
     }
 
+    #[cfg(feature = "stores")]
     #[test]
     fn image_is_named_to_librbd() {
         let target = Target::Rbd {

@@ -5,7 +5,9 @@
 //! other; figures of two runs do not.
 
 mod bars;
+#[cfg(feature = "stores")]
 mod before;
+#[cfg(feature = "stores")]
 mod clones;
 mod compare;
 mod crash;
@@ -32,6 +34,7 @@ mod storage;
 
 use std::process::ExitCode;
 
+#[cfg(feature = "stores")]
 use before::Store;
 use clap::Parser;
 
@@ -42,12 +45,16 @@ enum Job {
     /// Every peer under every profile, side by side.
     Compare(compare::Options),
     /// HDCS before a real Ceph, beside librbd straight to it.
+    #[cfg(feature = "stores")]
     Ceph(before::Options),
     /// HDCS before a real S3, beside its client; what it costs in requests.
+    #[cfg(feature = "stores")]
     S3(before::Options),
     /// HDCS before a real HDFS, beside its client; what it costs in requests.
+    #[cfg(feature = "stores")]
     Hdfs(before::Options),
     /// A clone's first reads of what another clone has read, beside those of a cached volume.
+    #[cfg(feature = "stores")]
     Clones(clones::Options),
     /// Which mode and policy for which load.
     Guide(guide::Options),
@@ -72,9 +79,13 @@ enum Job {
 fn main() -> ExitCode {
     let result = match Job::parse() {
         Job::Compare(options) => compare::run(&options),
+        #[cfg(feature = "stores")]
         Job::Ceph(options) => before::run(Store::Ceph, &options),
+        #[cfg(feature = "stores")]
         Job::S3(options) => before::run(Store::S3, &options),
+        #[cfg(feature = "stores")]
         Job::Hdfs(options) => before::run(Store::Hdfs, &options),
+        #[cfg(feature = "stores")]
         Job::Clones(options) => clones::run(&options),
         Job::Guide(options) => guide::run(&options),
         Job::Hits(options) => hits::run(&options),

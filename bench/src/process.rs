@@ -245,6 +245,7 @@ pub fn run_measured(command: &mut Command) -> Result<f64> {
     Ok(cpu_us(&usage))
 }
 
+#[cfg(feature = "stores")]
 /// CPU time of this process so far, in microseconds, without its children.
 pub fn own_cpu_us() -> Result<f64> {
     // SAFETY: rusage is plain integers, for which zero is valid.

@@ -31,8 +31,10 @@ pub mod compression;
 pub mod conformance;
 pub mod copying;
 pub mod crypt;
+pub mod dir;
 pub mod file;
 pub mod filters;
+#[cfg(feature = "hdfs")]
 pub mod hdfs;
 pub mod home;
 pub mod image_format;
@@ -40,6 +42,7 @@ pub mod memory;
 pub mod objects;
 #[cfg(feature = "rbd")]
 pub mod rbd;
+#[cfg(feature = "s3")]
 pub mod s3;
 pub mod stores;
 pub mod url;
@@ -72,9 +75,12 @@ use crate::stores::{Counters, Counts};
 /// Every kind of backend: a new one is a file of its own and a line here.
 pub const SCHEMES: &[Scheme] = &[
     file::SCHEME,
+    dir::SCHEME,
     #[cfg(feature = "rbd")]
     rbd::SCHEME,
+    #[cfg(feature = "s3")]
     s3::SCHEME,
+    #[cfg(feature = "hdfs")]
     hdfs::SCHEME,
 ];
 

@@ -344,11 +344,14 @@ fn objects_place(url: &str) -> Result<ObjectsPlace, BackendError> {
     let mut options = OptionList::parse(query)?;
     let given = Given { url, place };
     let place = match scheme {
+        "dir" => super::dir::parse_place(&given, &mut options)?,
+        #[cfg(feature = "s3")]
         "s3" => super::s3::parse_place(&given, &mut options)?,
+        #[cfg(feature = "hdfs")]
         "hdfs" => super::hdfs::parse_place(&given, &mut options)?,
         _ => {
             return Err(given
-                .refuse("it must be an object store's: s3: or hdfs:")
+                .refuse("it must be one of objects: dir:, s3: or hdfs:")
                 .into());
         }
     };

@@ -35,7 +35,7 @@ pub struct Log {
 pub fn end_on_panic() {
     // The default hook writes to standard error by itself, and a process that is to abort would hang there.
     std::panic::set_hook(Box::new(|panic| {
-        if std::thread::current().name() == Some(stores::hdfs::THREADS) {
+        if std::thread::current().name() == Some(stores::HDFS_THREADS) {
             tracing::error!("the HDFS client gave an operation up: {panic}");
             return;
         }

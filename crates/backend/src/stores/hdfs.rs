@@ -21,10 +21,9 @@ use hdfs_native::{Client, ClientBuilder, HdfsError, WriteOptions};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
 
-use super::{Condition, LIST_MAX, Listing, Object, Pending, Store, StoreError, WORKERS, brief};
-
-/// Name of the threads in which the client library runs, and nothing else: a panic there does not end the process.
-pub const THREADS: &str = "hdcs-hdfs";
+use super::{
+    Condition, HDFS_THREADS, LIST_MAX, Listing, Object, Pending, Store, StoreError, WORKERS, brief,
+};
 
 /// Where objects are made.
 const WORKSHOP: &str = ".tmp";
@@ -240,7 +239,7 @@ fn runtime() -> &'static Handle {
         .get_or_init(|| {
             tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(WORKERS)
-                .thread_name(THREADS)
+                .thread_name(HDFS_THREADS)
                 .enable_all()
                 .build()
                 .expect("a thread can be started")

@@ -16,9 +16,13 @@
 //! Everything runs on one runtime of its own threads, never on a shard's. Secrets come from the
 //! environment or from files; no message holds one.
 
+#[cfg(feature = "s3")]
 mod bounded;
 pub mod conformance;
+pub mod dir;
+#[cfg(feature = "hdfs")]
 pub mod hdfs;
+#[cfg(feature = "s3")]
 pub mod s3;
 
 #[cfg(test)]
@@ -38,6 +42,8 @@ use hdcs_core::base::limits::{BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX};
 use thiserror::Error;
 use tokio::runtime::{Handle, Runtime};
 
+/// Name of the threads in which the client library of HDFS runs, and nothing else: a panic there does not end the process.
+pub const HDFS_THREADS: &str = "hdcs-hdfs";
 /// Threads of the runtime: it moves bytes and signs requests, and is rarely busy.
 const WORKERS: usize = 1;
 /// The first pause before a retry, and the longest.
@@ -48,6 +54,7 @@ const OBJECT_BYTES_MAX: usize = 2 * OBJECT_BATCH_BLOCKS_MAX * BLOCK_BYTES;
 /// Names in one page of a listing.
 pub const LIST_MAX: usize = 1000;
 /// Characters of a store's message that reach ours: some send whole pages.
+#[cfg(any(feature = "s3", feature = "hdfs"))]
 const MESSAGE_MAX: usize = 300;
 
 /// When a put may take place.
@@ -424,6 +431,7 @@ pub fn runtime() -> &'static Handle {
 }
 
 /// One line of a message, not too long.
+#[cfg(any(feature = "s3", feature = "hdfs"))]
 fn brief(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(MESSAGE_MAX) {
