@@ -13,11 +13,12 @@ HDCS := target/release/hdcs
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
-setup: ## install what is missing (Debian packages; says so when cargo is)
+setup: ## install what is missing of everything (Debian packages; says so when cargo is)
 	@testenv/setup.sh
 
 # With the examples, as `make test` builds them: other features of shared crates would build half of the tree again.
-build: setup ## target/release/hdcs and the benchmark
+build: ## target/release/hdcs and the benchmark
+	@testenv/setup.sh build
 	cargo build --release --workspace --bins --examples
 
 # Quick things first; each step is bounded in time. This is all that CI runs. The simulator's seeds are the same
@@ -34,62 +35,66 @@ test: setup ## everything that must hold, in under 30 minutes on 2 cores
 	timeout 300 target/release/hdcs-sim --world ranges --seeds 30 --time 20 && wait $$node
 	timeout 3000 $(PYTEST) tests
 
-demo: build ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
-	timeout 300 target/release/hdcs-bench demo
+# Without the kinds of backends that it does not show, unless everything is built already.
+demo: DEMO := $(if $(wildcard target/release/hdcs-bench),release,quick)
+demo: ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
+	@testenv/setup.sh $(if $(filter release,$(DEMO)),build) demo
+	cargo build $(if $(filter release,$(DEMO)),--release --workspace --bins --examples,--profile quick -p hdcs-cli -p hdcs-bench --no-default-features)
+	timeout 300 target/$(DEMO)/hdcs-bench demo --hdcs target/$(DEMO)/hdcs
 
 run: build ## a node in the foreground, and how to attach to it
 	@testenv/run.sh
 
-bench-policies: build ## every cache policy, and the longest gap when one becomes another (QUICK=1)
+bench-policies: setup build ## every cache policy, and the longest gap when one becomes another (QUICK=1)
 	target/release/hdcs-bench policies $(if $(QUICK),--quick)
 
-bench: build ## side by side with the device and peers (QUICK=1 ONLY=profile REPEAT=n)
+bench: setup build ## side by side with the device and peers (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-ceph: build ## before a real Ceph, beside librbd straight to it (QUICK=1 ONLY=profile REPEAT=n)
+bench-ceph: setup build ## before a real Ceph, beside librbd straight to it (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench ceph $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-s3: build ## before a real S3, beside its client, with what it costs in requests (QUICK=1 ONLY=profile REPEAT=n)
+bench-s3: setup build ## before a real S3, beside its client, with what it costs in requests (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench s3 $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-storage: build ## what storage mode writes when a full volume is overwritten (QUICK=1)
+bench-storage: setup build ## what storage mode writes when a full volume is overwritten (QUICK=1)
 	target/release/hdcs-bench storage $(if $(QUICK),--quick)
 
-bench-hdfs: build ## the same before a real HDFS (QUICK=1 ONLY=profile REPEAT=n)
+bench-hdfs: setup build ## the same before a real HDFS (QUICK=1 ONLY=profile REPEAT=n)
 	target/release/hdcs-bench hdfs $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-guide: build ## which mode and policy for which load, with a picture of each (QUICK=1)
+bench-guide: setup build ## which mode and policy for which load, with a picture of each (QUICK=1)
 	target/release/hdcs-bench guide $(if $(QUICK),--quick)
 
-bench-clones: build ## a clone's first reads of what another one has read, beside a cached volume's (QUICK=1 REPEAT=n)
+bench-clones: setup build ## a clone's first reads of what another one has read, beside a cached volume's (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench clones $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-hits: build ## hit rates of the cache beside LRU, ARC, S3-FIFO, W-TinyLFU (TRACE=file: a trace of yours; FORMAT=msr|oracle|plain)
+bench-hits: setup build ## hit rates of the cache beside LRU, ARC, S3-FIFO, W-TinyLFU (TRACE=file: a trace of yours; FORMAT=msr|oracle|plain)
 	target/release/hdcs-bench hits $(if $(TRACE),--trace $(TRACE)) $(if $(FORMAT),--format $(FORMAT))
 
-bench-encryption: build ## encrypted volumes beside plain ones (REPEAT=n)
+bench-encryption: setup build ## encrypted volumes beside plain ones (REPEAT=n)
 	target/release/hdcs-bench encryption $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-qos: build ## quality of service: a reservation beside noisy neighbours, weights, limits (QUICK=1 REPEAT=n)
+bench-qos: setup build ## quality of service: a reservation beside noisy neighbours, weights, limits (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench qos $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-volumes: build ## four volumes of a node beside one, and what saturates (QUICK=1 REPEAT=n)
+bench-volumes: setup build ## four volumes of a node beside one, and what saturates (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench volumes $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
-hostile: build ## each attack of hostile clients for TIME=60 seconds, beside one that must not notice (ATTACK=name)
+hostile: setup build ## each attack of hostile clients for TIME=60 seconds, beside one that must not notice (ATTACK=name)
 	HOSTILE_SECONDS=$(or $(TIME),60) HOSTILE_SLOWEST_MS=$(or $(SLOWEST),50) $(PYTHON) -m pytest -q -s -p no:cacheprovider --tb=short tests/test_hostile_clients.py $(if $(ATTACK),-k '$(ATTACK)')
 
-crash: build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
+crash: setup build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
 	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
-crash-fua: build ## lose the node and its log in mid-load: the backend honours FUA (KILLS=200)
+crash-fua: setup build ## lose the node and its log in mid-load: the backend honours FUA (KILLS=200)
 	HDCS_FUA_KILLS=$(or $(KILLS),200) $(PYTHON) -m pytest -q -s -p no:cacheprovider tests/test_crash_fua.py
 
-sim: setup ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one, WORLD=objects)
+sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one, WORLD=objects)
 	cargo run --profile sim --package hdcs-sim -- $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
 
-fuzz: setup ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
+fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	testing/fuzz/run.sh $(or $(TIME),300)
 
 clean: ## remove what was built

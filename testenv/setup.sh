@@ -1,32 +1,57 @@
 #!/usr/bin/env bash
-# Install what building, testing, the demo and the benchmark need. Idempotent; with everything
-# there it takes no time. Usage: testenv/setup.sh [--check]   (--check: say what is missing, change nothing)
+# Install what is missing for building, for the demo, or for everything. Idempotent; with everything there it takes no
+# time. Usage: testenv/setup.sh [demo] [build|test] [--check]   (default: test, which is everything; --check: say what is
+# missing, change nothing)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(
-    build-essential pkg-config          # linking, and the C plugin of nbdkit
-    fio jq gnuplot-nox                  # load, its results, the plots
-    nbdkit nbdkit-plugin-dev            # the peer, the slow backend, the disk with a volatile cache
-    libnbd-bin python3-libnbd           # nbdinfo, nbdcopy, nbdfuse; the tests' client
-    python3-pytest python3-pytest-xdist # the black-box suite
-    qemu-utils                          # the peer qemu-nbd; qemu-img and qemu-io as clients
-    e2fsprogs xfsprogs fuse3            # file systems on a volume
-    openssl strace                      # certificates of the TLS tests; injected errors
-    librbd-dev librados-dev libclang-dev # the rbd backend's declarations, read from Ceph's own headers
-    ceph-mon ceph-mgr ceph-osd ceph-common # a real cluster for the tests of the rbd backend
-    radosgw curl python3-boto3          # a real S3 over that cluster, and a client that knows nothing of HDCS
-    openjdk-17-jdk-headless maven       # a real HDFS
-    python3-venv                        # schemathesis, which Debian does not have
-)
+what= demo= check=
+for argument in "$@"; do
+    case $argument in
+        demo) demo=yes ;;
+        build | test) what=$argument ;;
+        --check) check=yes ;;
+        *) echo "setup: $argument: say demo, build or test, and --check" >&2; exit 2 ;;
+    esac
+done
+
+[ -n "$what$demo" ] || what=test
+
+packages=(build-essential pkg-config) # linking
+programs=(cc pkg-config)
+if [ -n "$demo" ]; then
+    packages+=(fio gnuplot-nox nbdkit) # load, its pictures, the slow backend
+    programs+=(fio gnuplot nbdkit)
+fi
+if [ -n "$what" ]; then
+    packages+=(librbd-dev librados-dev libclang-dev) # the rbd backend's declarations, read from Ceph's own headers
+fi
+if [ "$what" = test ]; then
+    packages+=(
+        fio jq gnuplot-nox                  # load, its results, the plots
+        nbdkit nbdkit-plugin-dev            # the peer, the slow backend, the disk with a volatile cache
+        libnbd-bin python3-libnbd           # nbdinfo, nbdcopy, nbdfuse; the tests' client
+        python3-pytest python3-pytest-xdist # the black-box suite
+        qemu-utils                          # the peer qemu-nbd; qemu-img and qemu-io as clients
+        e2fsprogs xfsprogs fuse3            # file systems on a volume
+        openssl strace                      # certificates of the TLS tests; injected errors
+        ceph-mon ceph-mgr ceph-osd ceph-common # a real cluster for the tests of the rbd backend
+        radosgw curl python3-boto3          # a real S3 over that cluster, and a client that knows nothing of HDCS
+        openjdk-17-jdk-headless maven       # a real HDFS
+        python3-venv                        # schemathesis, which Debian does not have
+    )
+    programs+=(fio jq gnuplot nbdkit nbdinfo nbdfuse qemu-nbd openssl strace ceph-mon ceph-mgr ceph-osd rbd radosgw java mvn)
+fi
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 # What `make test` builds takes about 5 GB, and what it runs a few more.
+needed_mb=3000
+[ "$what" = test ] && needed_mb=8000
 free_mb=$(df --output=avail --block-size=1M . | tail -n 1)
-if [ ! -d target ] && [ "$free_mb" -lt 8000 ]; then
-    say "$(pwd): $free_mb MB are free, and building and testing everything needs about 8000: make room there"
-    [ "$free_mb" -ge 3000 ] || exit 1
+if [ ! -d target ] && [ "$free_mb" -lt "$needed_mb" ]; then
+    say "$(pwd): $free_mb MB are free, and this needs about $needed_mb: make room there"
+    exit 1
 fi
 
 missing=()
@@ -36,7 +61,7 @@ if command -v dpkg-query >/dev/null; then
         grep -qx "$package installed" <<<"$installed" || missing+=("$package")
     done
 else
-    for program in cc pkg-config fio jq gnuplot nbdkit nbdinfo nbdfuse qemu-nbd openssl strace ceph-mon ceph-mgr ceph-osd rbd radosgw java mvn; do
+    for program in "${programs[@]}"; do
         command -v "$program" >/dev/null || missing+=("$program")
     done
     if [ ${#missing[@]} -gt 0 ]; then
@@ -47,7 +72,7 @@ else
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then
-    if [ "${1:-}" = --check ]; then
+    if [ -n "$check" ]; then
         say "missing: ${missing[*]}"
         exit 1
     fi
@@ -71,10 +96,12 @@ if ! PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin" command -v cargo >/dev/null; t
     exit 1
 fi
 
+[ "$what" = test ] || exit 0
+
 # The disk with a volatile write cache, for the tests that cut the power.
 plugin=target/testenv/nbdkit-power.so
 if [ testenv/nbdkit-power.c -nt "$plugin" ]; then
-    [ "${1:-}" = --check ] && { say "missing: $plugin"; exit 1; }
+    [ -n "$check" ] && { say "missing: $plugin"; exit 1; }
     mkdir -p target/testenv
     # The name changes only when the file is whole, so that two set-ups at once do no harm.
     cc -shared -fPIC -O2 -Wall -Wextra -Werror -o "$plugin.$$" testenv/nbdkit-power.c
@@ -83,7 +110,7 @@ fi
 
 # Hadoop's own HDFS, for the tests of the hdfs backend.
 if [ testenv/hdfs/pom.xml -nt target/testenv/hadoop/.complete ]; then
-    [ "${1:-}" = --check ] && { say "missing: target/testenv/hadoop"; exit 1; }
+    [ -n "$check" ] && { say "missing: target/testenv/hadoop"; exit 1; }
     testenv/hdfs-up.sh --fetch
 fi
 
@@ -91,7 +118,7 @@ fi
 schemathesis=schemathesis==4.32.5
 place=target/testenv/$schemathesis
 if [ ! -e "$place/.complete" ]; then
-    [ "${1:-}" = --check ] && { say "missing: $place"; exit 1; }
+    [ -n "$check" ] && { say "missing: $place"; exit 1; }
     say "installing $schemathesis"
     rm -rf "$place"
     /usr/bin/python3 -m venv "$place"
