@@ -63,7 +63,7 @@ impl Watch for Pace {
 /// Whether a target of the check is the URL of a backend.
 pub fn is_url(target: &str) -> bool {
     let scheme = target.split_once(':').map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| ["file", "rbd", "s3", "hdfs"].contains(&scheme))
+    scheme.is_some_and(|scheme| ["dir", "file", "rbd", "s3", "hdfs"].contains(&scheme))
 }
 
 /// Verify what is at a URL, which may be encrypted: without its key, what needs none.

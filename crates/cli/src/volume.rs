@@ -135,7 +135,7 @@ pub(crate) struct Create {
     /// Size, such as 10G; can be left out if the backend exists
     #[arg(long, value_parser = parse_volume_size)]
     size: Option<Size>,
-    /// Where cold data lives, such as file:PATH; read-only if it is a snapshot, rbd:POOL/IMAGE@SNAP or
+    /// Where cold data lives, such as file:PATH or dir:PATH; read-only if it is a snapshot, rbd:POOL/IMAGE@SNAP or
     /// file:PATH.hdcs-snap/SNAP
     /// [default: a sparse file in the data directory]
     #[arg(long, value_name = "URL")]
@@ -362,13 +362,15 @@ pub(super) fn parse_setting(text: &str) -> Result<(String, Value), String> {
     Ok((key.to_owned(), Value::from_typed(value)))
 }
 
-/// Turn a relative `file:` URL into an absolute one: the daemon has another working directory.
+/// Turn a relative `file:` or `dir:` URL into an absolute one: the daemon has another working directory.
 pub(super) fn absolute_backend(url: &str) -> Result<String, Failure> {
-    match url.strip_prefix("file:") {
-        Some(rest) if !rest.is_empty() && !rest.starts_with('/') => {
+    match url.split_once(':') {
+        Some((scheme @ ("file" | "dir"), rest)) if !rest.is_empty() && !rest.starts_with('/') => {
             let here = std::env::current_dir()
                 .map_err(|error| Failure::failed(format!("working directory: {error}")))?;
-            Ok(format!("{}/{rest}", file_url(&here)))
+            let here = file_url(&here);
+            let here = here.strip_prefix("file:").unwrap_or(&here);
+            Ok(format!("{scheme}:{here}/{rest}"))
         }
         _ => Ok(url.to_owned()),
     }

@@ -38,10 +38,10 @@ pub(crate) struct Export {
     /// Replace a file that exists
     #[arg(long)]
     overwrite: bool,
-    /// Export one moment of a volume on s3: or hdfs: that clients write to
+    /// Export one moment of a volume on s3:, hdfs: or dir: that clients write to
     #[arg(long, requires = "clone_backend")]
     snapshot: bool,
-    /// On s3: and hdfs:, where the objects of the clone go through which a snapshot is read: a place of
+    /// On s3:, hdfs: and dir:, where the objects of the clone go through which a snapshot is read: a place of
     /// its own in the same store
     #[arg(long, value_name = "URL")]
     clone_backend: Option<String>,
@@ -206,7 +206,7 @@ async fn beside(
         }
         (None, None) => {
             return Err(Failure::misused(
-                "a snapshot on s3: or hdfs: is read through a clone that is deleted afterwards: give \
+                "a snapshot on s3:, hdfs: or dir: is read through a clone that is deleted afterwards: give \
                  --clone-backend, a place for its few objects in the same store",
             ));
         }
@@ -235,7 +235,11 @@ async fn snapshot_place(client: &Client, arguments: &Export) -> Result<Option<St
         .await?;
     let Some(snapshot) = snapshot else {
         let place = arguments.clone_backend.as_deref().map(absolute_backend);
-        let is_objects = |url: &str| url.starts_with("s3:") || url.starts_with("hdfs:");
+        let is_objects = |url: &str| {
+            ["s3:", "hdfs:", "dir:"]
+                .iter()
+                .any(|scheme| url.starts_with(scheme))
+        };
         return match place.transpose()? {
             Some(url) if !is_objects(&url) => Err(Failure::misused(format!(
                 "--snapshot goes through a clone, whose file or image would stay: run `hdcs volume snapshot \
