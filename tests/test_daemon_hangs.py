@@ -348,6 +348,26 @@ def test_volume_whose_log_hangs_is_detached_and_keeps_its_log_until_that_answers
         daemon.stop()
 
 
+def test_volume_whose_backend_hangs_is_deleted_when_its_dirty_data_may_be_lost(tmp_path):
+    hangs = tmp_path / "hangs"
+    with Daemon(tmp_path, {"log_size_mib": 16, "cache_total_size_mib": 0}) as daemon:
+        daemon.create("v", "--backend", f"file:{tmp_path}/b?error_file={hangs}&error_kind=hang", *DIRTY)
+        daemon.write("v", b"x" * MIB)
+        hangs.touch()
+        # It says what is wrong, and has left writes under way that never end.
+        refused(daemon.cli("volume", "delete", "v"), 1, "takes no data", "no answer for", "--discard-dirty")
+        began = time.monotonic()
+        said = daemon.ok("volume", "delete", "v", "--discard-dirty")
+        assert f"{MIB} dirty bytes were discarded" in said
+        assert time.monotonic() - began < 60
+        assert daemon.json("volume", "list") == []
+        daemon.tells("has not ended what it was asked before")
+        hangs.unlink()
+        # Its place is free once that has ended.
+        daemon.create("v", "--backend", f"file:{tmp_path}/b")
+        daemon.stop()
+
+
 @pytest.mark.parametrize("how", ["closed", "left", "half-closed"])
 def test_clients_of_a_volume_that_hangs_keep_no_places(tmp_path, how):
     """They go while their requests hang, more of them than there are places; each gives its place back."""

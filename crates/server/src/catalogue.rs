@@ -293,7 +293,7 @@ impl Recovered {
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogueError {
     /// A file could not be made, written or removed.
-    #[error("{path}: {source}{hint}", path = path.display(), hint = hint(source))]
+    #[error("{path}: {source}{hint}", path = path.display(), hint = hint(path, source))]
     Io {
         /// Which file.
         path: PathBuf,
@@ -310,10 +310,13 @@ pub enum CatalogueError {
     },
 }
 
-fn hint(error: &io::Error) -> &'static str {
+fn hint(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if path.ends_with(LOG_FILE) => {
             ": make room, or give a smaller --log-size; nothing was left behind"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": make room there and try again"
         }
         io::ErrorKind::PermissionDenied => ": let the daemon's user write there",
         _ => "",

@@ -16,6 +16,7 @@ use super::{
 use crate::catalogue::{Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
 use crate::control::link::ask;
+use crate::control::view;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport, VolumeReport};
 
@@ -310,16 +311,14 @@ impl Node {
                          left: put the device right"
                     )));
                 }
-                return Err(ApiError::new(
-                    ErrorKind::Failed,
-                    format!(
-                        "volume {name}: its backend takes no data ({} operations failed) and {} dirty \
-                         bytes are left: {}: put the backend right",
-                        volume.stats.backend_errors,
-                        volume.stats.dirty_bytes,
-                        self.backend_of(name)
-                    ),
-                ));
+                let errors = volume.stats.backend_errors;
+                let why = view::reason(volume, false)
+                    .unwrap_or_else(|| format!("{errors} operations failed"));
+                let backend = self.backend_of(name);
+                return Err(failed(format!(
+                    "volume {name}: its backend takes no data and {dirty} dirty bytes are left ({why}): {backend}: \
+                     put the backend right"
+                )));
             }
             tokio::time::sleep(WATCH_PERIOD).await;
         }

@@ -28,6 +28,8 @@ use crate::shard::command::Command;
 pub(super) const DELETED: &str = "deleted";
 /// How long closing a backend may take until its volume counts as deleted all the same.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the removal of a large file may take.
+const UNLINK_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Wait for the end of a backend's use, so that others can use its place from now on.
 pub(super) async fn settle(url: String) {
@@ -344,11 +346,19 @@ impl Node {
             },
         };
         let remove = move || BackendUrl::parse(&place)?.place.remove(was);
-        let removed = tokio::task::spawn_blocking(remove).await;
-        let problem = match removed {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
+        // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by themselves.
+        let problem = if let Leaving::Image(Held::File { .. }) = leaving {
+            match in_time(UNLINK_TIME_MAX, remove).await {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => error.to_string(),
+                None => "it does not answer".to_owned(),
+            }
+        } else {
+            match tokio::task::spawn_blocking(remove).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            }
         };
         let name = &entry.name;
         tracing::warn!("what volume {name} has at {url} stays there: {problem}");
@@ -433,7 +443,7 @@ impl Node {
             }
             // It may be given up all the same, or be so later: what is written to it from here on would be lost.
             Err(NotKept { error, .. }) => {
-                if let Err(error) = self.close_given_up(name, entry, false).await {
+                if let Err(error) = self.close_given_up(name, entry, false, MOVE_TIME_MAX).await {
                     tracing::warn!("{error}");
                 }
                 Err(self.did_not_end(name, &error.message, leaving))
@@ -481,8 +491,23 @@ impl Node {
         *leaving = self.give_up_place(name, entry, *leaving, has_begun).await?;
         let is_given_up = leaving.given_up().is_some();
         // What is given up takes nothing any more.
-        let closed = self.close_given_up(name, entry, asks && !is_given_up);
+        let destage = asks && !is_given_up;
+        let patience = if destage || is_given_up {
+            MOVE_TIME_MAX
+        } else {
+            CLOSE_TIME_MAX
+        };
+        let closed = self.close_given_up(name, entry, destage, patience);
         if let Err(error) = closed.await {
+            if options.discard_dirty && !is_given_up && error.kind == ErrorKind::Timeout {
+                // As after a crash: what is under way may still be done, and nothing of the log any more.
+                tracing::warn!(
+                    "volume {name} is deleted although its backend, or the device of its write log, has not ended what \
+                     it was asked before; whatever of that is done later may still reach the backend"
+                );
+                self.untrack(entry.number).await;
+                return Ok(dirty);
+            }
             if !is_given_up {
                 return Err(error);
             }
@@ -517,6 +542,7 @@ impl Node {
         name: &str,
         entry: &Entry,
         destage: bool,
+        patience: Duration,
     ) -> Result<(), ApiError> {
         let number = VolumeNumber(entry.number);
         let close = |answer| Command::Close {
@@ -524,7 +550,7 @@ impl Node {
             destage,
             answer,
         };
-        let left = (self.command(name, "closing it", MOVE_TIME_MAX, close)).await?;
+        let left = (self.command(name, "closing it", patience, close)).await?;
         if let Some(left) = left.filter(|left| destage && !left.nothing) {
             self.records.closed(entry.number, Some(left)).await;
             let why = format!(
@@ -540,10 +566,15 @@ impl Node {
                 ),
             ));
         }
-        self.records.untrack(entry.number).await;
-        self.forget_scrubs(entry.number);
-        self.forget_heat(entry.number).await;
+        self.untrack(entry.number).await;
         Ok(())
+    }
+
+    /// Keep no account of a volume any more that is closed, or will be.
+    async fn untrack(&self, number: u32) {
+        self.records.untrack(number).await;
+        self.forget_scrubs(number);
+        self.forget_heat(number).await;
     }
 
     /// The same for a volume that could not be opened: what it holds is read from its log. What its place is given
@@ -587,9 +618,7 @@ impl Node {
         if let Err(error) = closed.await {
             tracing::debug!("volume {name} was not open: {error}");
         }
-        self.records.untrack(entry.number).await;
-        self.forget_scrubs(entry.number);
-        self.forget_heat(entry.number).await;
+        self.untrack(entry.number).await;
         Ok(dirty.bytes_max)
     }
 

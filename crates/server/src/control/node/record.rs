@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::{beside, lock};
 use crate::catalogue::{self, Entry};
 use crate::data_dir::dirty::{DirtyRecord, Left, LogIdentity, RECORD_FILE};
+use crate::data_dir::sealed::SealedError;
 use crate::data_dir::{DataDir, Layout, kept};
 use crate::shard::command::{Admission, OpenFailure, OpenFailureKind, ShardReport, VolumeReport};
 
@@ -38,6 +39,8 @@ struct Tracked {
     incarnation: u64,
     opened: Instant,
     written: Instant,
+    /// The last attempt to renew it failed, and that was said.
+    failed: bool,
 }
 
 /// The records of every open volume, by number.
@@ -81,6 +84,7 @@ impl Records {
             incarnation: log.incarnation,
             opened: now,
             written: now,
+            failed: false,
         };
         lock(&self.tracked).insert(entry.number, tracked);
     }
@@ -103,7 +107,11 @@ impl Records {
             incarnation: tracked.incarnation,
             ..tracked.record.closed(left)
         };
-        let written = tokio::task::spawn_blocking(move || write(&record, &tracked.directory));
+        let written = tokio::task::spawn_blocking(move || {
+            if let Err(error) = record.write(&tracked.directory) {
+                not_written(&tracked.directory, &error);
+            }
+        });
         // Without it the record says "in use", which is less precise and as true.
         let _ = written.await;
     }
@@ -133,14 +141,22 @@ impl Records {
         tokio::task::spawn_blocking(move || {
             for (_, number, new) in due {
                 // It may have been taken away since.
-                let Some(directory) = lock(&records).get(&number).map(|t| t.directory.clone())
-                else {
+                let place = |tracked: &Tracked| (tracked.directory.clone(), tracked.failed);
+                let Some((directory, failed)) = lock(&records).get(&number).map(place) else {
                     continue;
                 };
-                let is_written = write(&new, &directory);
+                let written = new.write(&directory);
+                match &written {
+                    Err(error) if !failed => not_written(&directory, error),
+                    Ok(()) if failed => {
+                        tracing::info!("{}: written again", directory.join(RECORD_FILE).display());
+                    }
+                    _ => {}
+                }
                 if let Some(tracked) = lock(&records).get_mut(&number) {
                     tracked.written = Instant::now();
-                    if is_written {
+                    tracked.failed = written.is_err();
+                    if written.is_ok() {
                         tracked.record = new;
                     }
                 }
@@ -171,18 +187,12 @@ fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> DirtyRecord {
     }
 }
 
-fn write(record: &DirtyRecord, directory: &Path) -> bool {
-    match record.write(directory) {
-        Ok(()) => true,
-        Err(error) => {
-            let path = directory.join(RECORD_FILE);
-            tracing::warn!(
-                "what is dirty cannot be recorded: {}: {error}",
-                path.display()
-            );
-            false
-        }
-    }
+fn not_written(directory: &Path, error: &SealedError) {
+    let path = directory.join(RECORD_FILE);
+    tracing::warn!(
+        "what is dirty cannot be recorded: {}: {error}; it is tried again, and said once",
+        path.display()
+    );
 }
 
 /// Lets a volume's log be opened if it is the one that the record knows, and records that it is.
@@ -230,8 +240,10 @@ impl Gate {
     pub fn take_back(&self) {
         let mut passage = lock(&self.passage);
         passage.is_over = true;
-        if let Some(before) = passage.before.take() {
-            write(&before, &self.directory);
+        if let Some(before) = passage.before.take()
+            && let Err(error) = before.write(&self.directory)
+        {
+            not_written(&self.directory, &error);
         }
         if let Some(kept) = passage.kept.take()
             && let Err(error) = kept::write_superblock(&self.directory, &kept)

@@ -203,7 +203,7 @@ impl Node {
                  the volume that it is of, or `cp --reflink=auto {path} NEW` and create a volume over that"
             ),
             _ => format!(
-                "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, s3: and hdfs: have: \
+                "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, dir:, s3: and hdfs: have: \
                  run `hdcs volume flush {name}`, then snapshot the device (LVM, the array)"
             ),
         }
