@@ -357,8 +357,8 @@ on_disk! {
         cache_stamp: U64,
         /// What the backend's last commit is known by; zeroes: nothing is known of it.
         backend_commit: [u8; 64],
-        /// Position before which the log was known to be durable when it was opened: one that seems to end before it
-        /// has lost something.
+        /// Position before which the log was known to be durable when it was opened, or later: one that seems to end
+        /// before it has lost something.
         known_head: U64,
         /// With a `data_key`: the tag of the block with this field and `checksum` zero.
         tag: [u8; 16],

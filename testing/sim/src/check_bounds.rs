@@ -78,6 +78,11 @@ impl WritesInFlight {
         self.ranges.retain(|&(start, _)| start != offset);
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// All are gone.
     pub fn clear(&mut self) {
         self.ranges.clear();

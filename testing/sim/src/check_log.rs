@@ -165,6 +165,13 @@ pub fn is_marked(disk: &Disk, kept: Option<&LogSuperblock>) -> bool {
         .is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
 }
 
+/// Where the block at a position lies on `disk`, in bytes; `None` if no superblock is valid.
+pub fn place_of(disk: &Disk, kept: Option<&LogSuperblock>, position: u64) -> Option<u64> {
+    let superblock = image(disk).superblock(kept)?;
+    let block = LOG_HEADER_BLOCKS + position % superblock.ring_blocks.get();
+    Some(block * BLOCK_BYTES as u64)
+}
+
 /// Read the image on `disk`; `None` if no superblock is valid.
 pub fn read_log(disk: &Disk, kept: Option<&LogSuperblock>) -> Option<LogView> {
     read_image(image(disk), kept)

@@ -134,6 +134,8 @@ pub enum Plant {
     LoneLoss,
     /// The opening of a damaged log does not record how far it is known to reach.
     ForgottenHead,
+    /// A log at rest does not say where it ends.
+    UnmarkedEnd,
     /// The tags of superblocks of a log are not compared.
     ForgedLogTaken,
     /// A read of what is lost is answered with what the backend has.
@@ -193,6 +195,7 @@ impl Plant {
             | Self::ShownLoss
             | Self::LoneLoss
             | Self::ForgottenHead
+            | Self::UnmarkedEnd
             | Self::ForgedLogTaken
             | Self::ForgottenMark
             | Self::HastyUnmark

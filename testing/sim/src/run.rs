@@ -33,6 +33,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::ForgottenLoss | Plant::ShownLoss | Plant::LoneLoss) => {
             Scenario::draw_for_damaged_logs(seed)
         }
+        Some(Plant::UnmarkedEnd) => Scenario::draw_for_rests(seed),
         Some(Plant::ForgottenHead) => Scenario::draw_for_damaged_ends(seed),
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
@@ -98,7 +99,7 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
     let (crash_at, power) = match ending {
         Ending::PowerCut(step) => (Some(step), true),
         Ending::Kill(step) => (Some(step), false),
-        Ending::Close { .. } => (None, true),
+        Ending::Rest | Ending::Close { .. } => (None, true),
     };
     world.start(crash_at)?;
     world.give_work(scenario.requests);
@@ -110,6 +111,11 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
         world.crash(false)?;
         world.heal_logs();
         return Ok(());
+    }
+    if ending == Ending::Rest && world.is_open() && !world.is_broken() {
+        world.rest()?;
+        world.rot_ends();
+        return world.crash(scenario.shared_power);
     }
     if !world.is_cache_back()
         && world.is_open()

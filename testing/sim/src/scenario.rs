@@ -16,6 +16,7 @@ use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
 mod clones;
+mod rots;
 
 /// What a seed decides. Each has randomness of its own, so that one more decision in one place changes no other, and no
 /// two are drawn alike.
@@ -69,6 +70,8 @@ pub enum Stream {
     UndoneWrites = 27,
     /// Which logs are made in place of one that was given up.
     CarriedMarks = 28,
+    /// Whether logs come to rest before they rot.
+    Rests = 29,
     /// What the cache's device does.
     CacheDisk = 101,
     /// What happens in the world.
@@ -108,6 +111,9 @@ pub enum Ending {
     PowerCut(u64),
     /// The process is killed after so many steps; devices keep their caches.
     Kill(u64),
+    /// Once the clients have had what they asked for, nobody asks for anything for a while. Then the end of a log rots, and
+    /// the process is killed or power is cut.
+    Rest,
     /// The volumes are closed, destaged or not.
     Close {
         /// Whether the backends must hold everything first.
@@ -418,6 +424,12 @@ impl Scenario {
         if random.u32(..8) == 0 && !scenario.faults.log_rot {
             scenario.faults.replay_spoils_one_in = pick(random, &[1, 3]);
         }
+        let random = &mut Stream::Rests.of(seed);
+        for ending in &mut scenario.endings {
+            if scenario.faults.log_rot && random.u32(..3) == 0 {
+                *ending = Ending::Rest;
+            }
+        }
         scenario
     }
 
@@ -600,44 +612,6 @@ impl Scenario {
         };
         let cut = |random: &mut Rng| Ending::PowerCut(random.u64(50..1500));
         scenario.endings = (0..5).map(|_| cut(random)).collect();
-        scenario
-    }
-
-    /// A scenario of a seed in which logs rot under much dirty data, and are opened again.
-    pub fn draw_for_damaged_logs(seed: u64) -> Self {
-        let mut random = Stream::DamagedLogs.of(seed);
-        let random = &mut random;
-        let mut scenario = Self::draw_for_volumes(seed, random);
-        scenario.draw_silence(random);
-        scenario.faults = Faults {
-            log_rot: true,
-            ..Faults::default()
-        };
-        scenario.director_pause = Nanos::from_micros(300);
-        scenario.requests = scenario.requests.max(100);
-        let kill = |random: &mut Rng| Ending::Kill(random.u64(200..3000));
-        let pairs = (0..4).map(|_| [kill(random), Ending::Close { destage: true }]);
-        scenario.endings = pairs.flatten().collect();
-        for volume in &mut scenario.volumes {
-            volume.config.resident_bytes_max = 0;
-            volume.config.dirty_age_max = Nanos::from_millis(pick(random, &[50, 30_000]));
-            volume.behaviour.read_percent = volume.behaviour.read_percent.clamp(20, 60);
-        }
-        scenario
-    }
-
-    /// A scenario of a seed in which logs rot at their ends, and are opened again and again before anything is written.
-    pub fn draw_for_damaged_ends(seed: u64) -> Self {
-        let mut random = Stream::DamagedEnds.of(seed);
-        let random = &mut random;
-        let mut scenario = Self::draw_for_damaged_logs(seed);
-        scenario.requests = 20;
-        let kill = |random: &mut Rng| Ending::Kill(random.u64(3..60));
-        let rounds = (0..6).map(|_| [Ending::Close { destage: false }, kill(random), kill(random)]);
-        scenario.endings = rounds.flatten().collect();
-        for volume in &mut scenario.volumes {
-            volume.config.dirty_age_max = Nanos::from_millis(30_000);
-        }
         scenario
     }
 

@@ -146,6 +146,11 @@ fn plant_of_an_end_that_is_not_recorded_is_caught() {
 }
 
 #[test]
+fn plant_of_a_log_at_rest_that_does_not_say_where_it_ends_is_caught() {
+    assert_caught(Plant::UnmarkedEnd, &["rest-forgotten"]);
+}
+
+#[test]
 fn plant_of_a_forged_superblock_of_a_log_that_is_taken_is_caught() {
     assert_caught(Plant::ForgedLogTaken, &["forged-taken"]);
 }

@@ -21,6 +21,7 @@
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
 mod parts;
+mod superblocks;
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
@@ -34,17 +35,15 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::base::buf::{Buf, Pool};
-use crate::base::cipher::{Authenticator, TAG_BYTES};
+use crate::base::cipher::Authenticator;
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, LOST_RANGES_MAX,
-    REQUEST_BYTES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX,
-    ZERO_SECTORS_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX,
+    SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX, ZERO_SECTORS_MAX,
 };
-use crate::cache::Tie;
 use crate::format::{
-    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_UNFLUSHED,
-    LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry,
+    SpanHeader, block_checksum,
 };
 use crate::log::extent_index::Sequence;
 use crate::log::lost::LostSectors;
@@ -137,40 +136,6 @@ pub struct WriteLog {
 }
 
 impl WriteLog {
-    /// The superblock of a new log.
-    pub fn format(volume: [u8; 16], log: u64, region_bytes: u64) -> LogSuperblock {
-        let mut superblock = LogSuperblock {
-            magic: LOG_MAGIC,
-            version: U16::new(LOG_VERSION),
-            holds: U16::new(LOG_HOLDS_VOLUME),
-            reserved_a: [0; 4],
-            checksum: U64::new(0),
-            volume,
-            log: U64::new(log),
-            // Even: it belongs in block 0, and the first opening writes the other one.
-            sequence: U64::new(0),
-            incarnation: U64::new(0),
-            epoch: U64::new(0),
-            ring_blocks: U64::new(region_bytes / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS),
-            tail: U64::new(0),
-            tail_chain: U64::new(0),
-            clean_head: U64::new(0),
-            sync_points: U64::new(0),
-            data_key: [0; 16],
-            flags: U64::new(0),
-            cache: U64::new(Tie::NONE.cache),
-            cache_stamp: U64::new(Tie::NONE.stamp),
-            backend_commit: [0; 64],
-            known_head: U64::new(0),
-            tag: [0; TAG_BYTES],
-            reserved_b: [0; 1800],
-            lost_ranges: U64::new(0),
-            lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
-        };
-        superblock.seal();
-        superblock
-    }
-
     /// An empty log at the tail of `superblock`, whose later ones get tags of these keys, if there are any; replay fills
     /// it through [`Self::replay_span`].
     pub fn new(superblock: LogSuperblock, keys: Option<Arc<dyn Authenticator>>) -> Self {
@@ -559,41 +524,6 @@ impl WriteLog {
         self.durable != before
     }
 
-    /// A superblock that names `tail` as the tail, to be written durably at the returned offset
-    /// before [`Self::retire`]. With `clean`, it says that the log ends at its head.
-    pub fn superblock_for(&mut self, tail: &Tail, clean: bool) -> (u64, Buf) {
-        self.find_written(tail.position);
-        self.superblock.tail = U64::new(tail.position);
-        self.superblock.tail_chain = U64::new(tail.chain);
-        self.superblock.sync_points = U64::new(tail.sync_points);
-        self.superblock.clean_head = U64::new(if clean { self.head } else { u64::MAX });
-        self.next_superblock()
-    }
-
-    /// Replay has found that all before this position had been durable.
-    pub(crate) fn know_head(&mut self, known: u64) {
-        assert!(known <= self.head, "a log that ends before it is refused");
-        self.superblock.known_head = U64::new(known);
-    }
-
-    /// The superblock of a new opening, to be written durably before the first append, and before
-    /// [`Self::superblock_beside_opening`].
-    pub fn superblock_for_opening(&mut self) -> (u64, Buf) {
-        self.is_told_once = self.damaged_blocks > 0 || !self.lost.is_empty();
-        self.superblock
-            .incarnation
-            .set(self.superblock.incarnation.get() + 1);
-        self.lost_from = self.next_sequence();
-        self.superblock.clean_head = U64::new(u64::MAX);
-        self.next_superblock()
-    }
-
-    /// The other superblock of an opening, if the first one is to be told twice: of a log that is damaged, no older
-    /// superblock may come into force which knows less of that. To be written durably before the first append.
-    pub fn superblock_beside_opening(&mut self) -> Option<(u64, Buf)> {
-        core::mem::take(&mut self.is_told_once).then(|| self.next_superblock())
-    }
-
     /// What is lost, of the sectors that the log had when it was opened, and of what its superblock recorded.
     pub fn lost(&self) -> &LostSectors {
         &self.lost
@@ -634,33 +564,6 @@ impl WriteLog {
         self.entries_max
     }
 
-    /// Whether the next superblock says that the backend may hold writes past the log which it has not
-    /// flushed. That of an opening says what was found.
-    pub fn mark_unflushed(&mut self, unflushed: bool) {
-        let others = self.superblock.flags.get() & !LOG_UNFLUSHED;
-        let mark = if unflushed { LOG_UNFLUSHED } else { 0 };
-        self.superblock.flags = U64::new(others | mark);
-    }
-
-    /// What the last superblock says of that.
-    pub fn is_marked_unflushed(&self) -> bool {
-        self.superblock.flags.get() & LOG_UNFLUSHED != 0
-    }
-
-    /// What the next superblock says of the read cache. That of an opening says what was found.
-    pub fn set_tie(&mut self, tie: Tie) {
-        self.superblock.cache = U64::new(tie.cache);
-        self.superblock.cache_stamp = U64::new(tie.stamp);
-    }
-
-    /// What the last superblock says of that.
-    pub fn tie(&self) -> Tie {
-        Tie {
-            cache: self.superblock.cache.get(),
-            stamp: self.superblock.cache_stamp.get(),
-        }
-    }
-
     /// Nothing goes to the device any more: what is in memory alone may be destaged from there, and counts as
     /// durable once it is retired.
     pub fn abandon(&mut self) {
@@ -668,20 +571,6 @@ impl WriteLog {
         self.seal();
         self.flights.clear();
         self.durable = self.head;
-    }
-
-    /// A superblock that says what the last one did, but for the mark.
-    pub fn next_superblock(&mut self) -> (u64, Buf) {
-        self.lost.record(&mut self.superblock);
-        let sequence = self.superblock.sequence.get() + 1;
-        self.superblock.sequence = U64::new(sequence);
-        self.superblock.seal_with(self.keys.as_deref());
-        let mut block = self
-            .control_pool
-            .alloc(BLOCK_BYTES)
-            .expect("one superblock is written at a time");
-        block.copy_from_slice(self.superblock.as_bytes());
-        (LogSuperblock::offset_of(sequence), block.freeze())
     }
 
     /// The tail after the first `spans` spans.

@@ -579,6 +579,9 @@ impl Volume {
         };
         self.log_mut().mark_unflushed(is_unflushed);
         self.log_mut().set_tie(tie);
+        if !self.is_emptying_failed_log() && !self.log_is_given_up() {
+            self.log_mut().name_durable();
+        }
         if !is_unflushed {
             self.direct.mark = Mark::Unset;
         }

@@ -105,7 +105,7 @@ impl Volume {
 
     /// Whether a superblock is being written: the next one waits for it, so that one is whole whatever happens.
     pub(super) fn writes_superblock(&self) -> bool {
-        self.is_being_marked() || self.destage.stage() == Stage::Committing
+        self.is_being_marked() || self.writes.marks_end || self.destage.stage() == Stage::Committing
     }
 
     /// Have a superblock made durable: on the log's device, or once that has failed beside it.

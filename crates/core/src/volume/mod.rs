@@ -239,6 +239,7 @@ enum Op {
     },
     DirectFlush,
     DirectMark,
+    EndMark,
     Superblock,
     ClosingSuperblock,
     ScrubLog(scrub::LogPiece),
@@ -552,6 +553,7 @@ impl Volume {
             Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
             Op::DirectFlush => self.direct_was_flushed(result, cx),
             Op::DirectMark => self.direct_was_marked(result, cx),
+            Op::EndMark => self.end_was_marked(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
             Op::ScrubLog(piece) => self.scrubbed_log(piece, result, cx),
             Op::ScrubHeal(piece) => self.scrub_healed(piece, result.is_ok(), cx),
@@ -615,6 +617,7 @@ impl Volume {
                 // Destage may have given back the space that writes wait for, or all of it.
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
+                self.mark_end(now, cx);
                 if self.close.is_some() {
                     self.finish_close(cx);
                 }
@@ -761,6 +764,7 @@ impl Volume {
                 self.know_lost(log.lost().clone());
                 cx.cache.tie(self.config.number, log.tie());
                 let superblock = log.superblock_for_opening();
+                self.writes.durable_since = self.now;
                 self.log = Some(log);
                 self.write_opening_superblock(superblock, cx);
             }

@@ -42,6 +42,7 @@ impl Op {
                 | Self::DestageRead { .. }
                 | Self::DestageChunk { .. }
                 | Self::DirectMark
+                | Self::EndMark
                 | Self::Superblock
                 | Self::ClosingSuperblock
                 | Self::ScrubLog(_)
@@ -163,6 +164,7 @@ impl Volume {
                 self.unpin(position);
             }
             Op::ScrubLog(piece) | Op::ScrubHeal(piece) => self.give_up_scrub(&piece, cx),
+            Op::EndMark => self.writes.marks_end = false,
             // Whoever waits for these was answered with everybody else.
             Op::Replay { .. }
             | Op::OpeningSuperblock

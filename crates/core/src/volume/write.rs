@@ -38,6 +38,9 @@ const BURST_BLOCKS: f64 = 32.0;
 /// Bounds of that time: a timer's granularity, and what a client may notice.
 const BURST_MIN: Nanos = Nanos::from_micros(500);
 const BURST_MAX: Nanos = Nanos::from_millis(5);
+/// When nothing has become durable for so long, a superblock says what had been. Until then a span at the end of the log
+/// that is damaged cannot be told from one that was never acknowledged.
+const END_MARK_AGE: Nanos = Nanos::from_millis(1_000);
 /// Log blocks a second that are admitted above the threshold while nothing is known of destage.
 const RATE_BLOCKS_MIN: f64 = 256.0;
 
@@ -55,6 +58,10 @@ pub(super) struct Writes {
     pub(super) admission: VecDeque<Pending>,
     /// In order of `until`.
     waiters: VecDeque<Waiter>,
+    /// When something became durable the last time.
+    pub(super) durable_since: Nanos,
+    /// A superblock is being written that says where the log ends.
+    pub(super) marks_end: bool,
     /// When the next throttled write may go, and since when it is known.
     next_admission: Nanos,
     /// Admissions have run ahead as far as they may, and wait for their schedule.
@@ -470,6 +477,7 @@ impl Volume {
         if self.log_failed || self.log_is_given_up() || !self.log_mut().span_written(end) {
             return;
         }
+        self.writes.durable_since = self.now;
         self.answer_durable(cx);
         self.trim_resident(self.config.resident_bytes_max);
     }
@@ -562,6 +570,37 @@ impl Volume {
         }
     }
 
+    /// When a superblock is to say where the log ends; none: nothing has to be said, or it cannot be now.
+    fn end_mark_at(&self) -> Option<Nanos> {
+        let is_well = self.phase == Phase::Open
+            && !self.log_failed
+            && !self.log_is_given_up()
+            && !self.health.fenced;
+        let is_due = is_well && !self.writes_superblock() && self.log().end_is_unproven();
+        is_due.then(|| self.writes.durable_since.plus(END_MARK_AGE))
+    }
+
+    /// Have a superblock say where the log ends, once nothing that follows will.
+    pub(super) fn mark_end(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        if self.end_mark_at().is_none_or(|at| now < at) {
+            return;
+        }
+        self.writes.marks_end = true;
+        let log = self.log_mut();
+        log.name_durable();
+        let superblock = log.next_superblock();
+        self.write_superblock(Op::EndMark, superblock, cx);
+    }
+
+    pub(super) fn end_was_marked(&mut self, result: Result<Done, IoError>, cx: &mut Context<'_>) {
+        self.writes.marks_end = false;
+        if result.is_ok() {
+            self.superblock_ended();
+        } else {
+            self.superblock_failed(cx);
+        }
+    }
+
     pub(super) fn write_wakeup(&self) -> Option<Nanos> {
         let log = self.log();
         if self.direct.is_direct() && !self.writes.admission.is_empty() {
@@ -580,6 +619,9 @@ impl Volume {
                 Admission::Now | Admission::Blocked | Admission::Full => None,
             }
         });
-        [lazy, admission].into_iter().flatten().min()
+        [lazy, admission, self.end_mark_at()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

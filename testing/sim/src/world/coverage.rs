@@ -71,6 +71,8 @@ pub struct Coverage {
     pub torn_logs: u64,
     /// and of one that had rotted where it holds nothing.
     pub idle_rots: u64,
+    /// Crashes that found a log at rest.
+    pub rests: u64,
     /// Reads of a log that have brought wrong bytes.
     pub spoiled_reads: u64,
     /// The same while an opening replays it.
@@ -144,6 +146,7 @@ impl Coverage {
         self.lost_sectors += other.lost_sectors;
         self.torn_logs += other.torn_logs;
         self.idle_rots += other.idle_rots;
+        self.rests += other.rests;
         self.spoiled_reads += other.spoiled_reads;
         self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
@@ -174,7 +177,7 @@ impl std::fmt::Display for Coverage {
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
              {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
-             {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} spoiled reads ({} of replays), {} lies, \
+             {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} at rest when the node crashed, {} spoiled reads ({} of replays), {} lies, \
              {} rounds with silent logs, {} closes without them",
             self.steps,
             self.replies,
@@ -221,6 +224,7 @@ impl std::fmt::Display for Coverage {
             self.lost_sectors,
             self.torn_logs,
             self.idle_rots,
+            self.rests,
             self.spoiled_reads,
             self.spoiled_replays,
             self.lies,

@@ -175,6 +175,44 @@ impl World {
         self.check_commits(unit)
     }
 
+    /// Let the end of each log rot that has one.
+    pub fn rot_ends(&mut self) {
+        if !self.scenario.faults.log_rot {
+            return;
+        }
+        for unit in 0..self.units.len() {
+            let state = &self.units[unit];
+            let Some(view) = check_log::read_log(&state.log, state.kept.as_ref()) else {
+                continue;
+            };
+            // Any block of the last span.
+            let mut ends = view.spans.iter().rev().map(|(end, _)| *end);
+            let (Some(last), Some(first)) = (ends.next(), ends.next()) else {
+                continue;
+            };
+            let position = self.random.u64(first..last);
+            let Some(place) = check_log::place_of(&state.log, state.kept.as_ref(), position) else {
+                continue;
+            };
+            let offset = place + self.random.u64(..BLOCK_BYTES as u64);
+            let bit = self.random.u8(..);
+            self.rot_log(unit, offset, bit);
+        }
+    }
+
+    /// Let a bit of a log rot. Returns whether anything was there that can.
+    fn rot_log(&mut self, unit: usize, offset: u64, bit: u8) -> bool {
+        let state = &mut self.units[unit];
+        if !state.log.rot(offset, bit) {
+            return false;
+        }
+        state.log_rotten = true;
+        let block = offset / BLOCK_BYTES as u64;
+        (state.rotten).extend(check_log::sectors_in(&state.log, block));
+        self.note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
+        true
+    }
+
     pub(super) fn log_rots(&mut self, unit: usize) {
         // What becomes of an opening is judged by what the log held when that began.
         let is_opening = self.phase(unit) == Some(Phase::Opening);
@@ -192,12 +230,7 @@ impl World {
             } else {
                 self.random.u64(..bytes)
             };
-            if self.units[unit].log.rot(offset, bit) {
-                let state = &mut self.units[unit];
-                state.log_rotten = true;
-                let block = offset / BLOCK_BYTES as u64;
-                (state.rotten).extend(check_log::sectors_in(&state.log, block));
-                self.note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
+            if self.rot_log(unit, offset, bit) {
                 return;
             }
         }

@@ -247,6 +247,7 @@ impl World {
             DiskId::Log(unit) => {
                 self.units[unit].fence.check_log_write(unit, offset)?;
                 self.units[unit].log_writes.begin(name, offset, bytes)?;
+                self.units[unit].log_written = self.now;
             }
             DiskId::Cache => self.cache_writes.begin(name, offset, bytes)?,
         }
@@ -314,7 +315,8 @@ impl World {
         let forgets_loss = (!is_opening && self.planted.is(Plant::ForgottenLoss))
             || (is_opening && is_first && self.planted.is(Plant::LoneLoss));
         let forgets_head = self.planted.is(Plant::ForgottenHead);
-        if !unmarks && !unties && !forgets_loss && !forgets_head {
+        let forgets_end = !is_opening && self.planted.is(Plant::UnmarkedEnd);
+        if !unmarks && !unties && !forgets_loss && !forgets_head && !forgets_end {
             return held;
         }
         if unmarks {
@@ -327,7 +329,7 @@ impl World {
         if forgets_loss {
             superblock.lost_ranges = 0.into();
         }
-        if forgets_head {
+        if forgets_head || forgets_end {
             superblock.known_head = 0.into();
         }
         superblock.seal_with(self.log_keys(unit).as_deref());

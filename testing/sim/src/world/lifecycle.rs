@@ -8,10 +8,10 @@ use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
 
 use super::{
-    AGE_SLACK, Action, Ask, CacheEvent, Context, Coverage, DIRECTOR_ACTIONS_MAX, Durability, Event,
-    Fence, Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc, ReadCache, SsdState, State,
-    Trouble, UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
-    check_log, check_policy, check_recovery, check_trouble,
+    AGE_SLACK, Action, Ask, CacheEvent, Context, Coverage, DIRECTOR_ACTIONS_MAX, Durability,
+    END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc,
+    ReadCache, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World,
+    check_backend, check_bounds, check_log, check_policy, check_recovery, check_trouble,
 };
 use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
@@ -300,6 +300,16 @@ impl World {
         let sound = check_log::read_sound(&state.log, state.kept.as_ref());
         let taken = sound.map_or(0, |sound| sound.entries_beyond(view.end));
         let superblock_rots = check_log::superblock_rots(&state.log);
+        let rested = std::mem::take(&mut state.rested);
+        if taken > 0 && rested && !superblock_rots {
+            return Err(Violation::new(
+                "rest-forgotten",
+                format!(
+                    "volume {unit} was opened up to position {}, though its log had been at rest with more",
+                    view.end
+                ),
+            ));
+        }
         if taken > 0 {
             state.history.forgive(taken);
             state.lost_bytes_max = None;
@@ -425,8 +435,22 @@ impl World {
         self.note("crash", [u64::from(power), 0, 0, 0]);
         self.coverage.crashes += 1;
         for unit in 0..self.units.len() {
+            let is_well = matches!(
+                self.volume(unit).map(Volume::state),
+                Some(State::Healthy | State::Degraded)
+            );
             let state = &mut self.units[unit];
             let is_timely = !state.log_slow && !state.log_hung;
+            if state.opened {
+                let time = END_TIME_MAX.0 + state.log_latency.longest().0 * 8;
+                let is_at_rest = self.now.since(state.log_written) > Nanos(time);
+                state.rested = is_well
+                    && is_timely
+                    && is_at_rest
+                    && !state.log_trouble
+                    && state.log_writes.is_empty();
+                self.coverage.rests += u64::from(state.rested);
+            }
             if !state.log_trouble && is_timely && state.opened {
                 let config = &state.config;
                 let age =

@@ -51,6 +51,10 @@ use crate::workload::{Ask, Workload};
 const CALM_TIME_MAX: Nanos = Nanos::from_millis(900_000);
 /// How much later than its deadline a write may become durable: batching and a slow device.
 const AGE_SLACK: Nanos = Nanos::from_millis(50);
+/// How soon a log at rest says where it ends, at most, if its device is quick.
+const END_TIME_MAX: Nanos = Nanos::from_millis(1_500);
+/// Logs are at rest after this, if anything.
+const REST_TIME: Nanos = Nanos::from_millis(4_000);
 /// Actions of the director after which an opening is calmed.
 const DIRECTOR_ACTIONS_MAX: u64 = 3000;
 /// What may be lost beyond the bound on unpersisted bytes: the request that reached it.
@@ -211,6 +215,10 @@ struct Unit {
     asked_early: BTreeSet<u64>,
     /// Position that its log was known to reach when it was opened with rot in it.
     log_known: u64,
+    /// When a write of its log began last.
+    log_written: Nanos,
+    /// Its log had been at rest for long when the node crashed.
+    rested: bool,
     /// An opening has found that something is lost, and may show it as long as there is this log.
     has_lost: bool,
     /// Since when the volume is inconsistent.
@@ -375,6 +383,8 @@ impl World {
                     lost: BTreeSet::new(),
                     asked_early: BTreeSet::new(),
                     log_known: 0,
+                    log_written: Nanos(0),
+                    rested: false,
                     has_lost: false,
                     spoiled: BTreeSet::new(),
                     refused: false,
@@ -454,6 +464,26 @@ impl World {
                 && self.now.since(since) > CALM_TIME_MAX
             {
                 return Err(self.stall("does not end"));
+            }
+        }
+    }
+
+    /// Let time pass that is long enough for logs to be at rest.
+    pub fn rest(&mut self) -> Result<(), Violation> {
+        let until = self.now.plus(REST_TIME);
+        loop {
+            let next = [self.queue.next_time(), self.next_wakeup()];
+            if next
+                .into_iter()
+                .flatten()
+                .min()
+                .is_none_or(|next| next > until)
+            {
+                self.now = until;
+                return Ok(());
+            }
+            if self.round()? == Ended::Crash {
+                return Ok(());
             }
         }
     }
