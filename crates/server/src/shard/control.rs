@@ -9,12 +9,12 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use hdcs_backend::crypt::Unlocked;
-use hdcs_backend::home::{self, HomeBackend};
-use hdcs_backend::{Ask, BackendError, Capabilities, Operation};
+use hdcs_backend::home;
+use hdcs_backend::{BackendError, Capabilities};
 use hdcs_core::base::cipher::Authenticator;
-use hdcs_core::base::error::{FormatError, IoError, OpenError};
-use hdcs_core::base::io::{BlockKey, Completion, Nanos, SectorRange, Token};
-use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
+use hdcs_core::base::error::{FormatError, OpenError};
+use hdcs_core::base::io::{Completion, Nanos, SectorRange, Token};
+use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::cache::{CacheEvent, SsdState};
 use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::qos::Qos;
@@ -34,7 +34,7 @@ use super::command::{
 };
 use super::jobs::{Job, Move};
 use super::places::Places;
-use super::served::{self, ResizeStep, Resizing, Served};
+use super::served::{self, Served};
 use super::superblocks::identify;
 use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
@@ -49,9 +49,6 @@ pub const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
 pub const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
-/// Why a volume does not grow whose log was to be emptied for that.
-const FLUSH_CANCELLED: &str = "what was cut off is still in its write log, and the flush that was to end that was \
-                               cancelled: grow it again";
 /// Why nothing is begun any more.
 const STOPPING: &str = "the node is stopping";
 
@@ -112,7 +109,7 @@ impl Shard {
                 self.works.cancel_keeping(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
-            Command::Resize(volume, bytes, answer) => self.resize(volume, bytes, answer),
+            Command::Resize(volume, bytes, answer) => self.works.resize(volume, bytes, answer),
             Command::Grow(volume, bytes, answer) => tell(answer, self.works.grow(volume, bytes)),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
@@ -328,7 +325,7 @@ impl Shard {
             tell(answer, Err(failed.unwrap_or_else(closed)));
         }
         if let Some(resizing) = served.resizing.take() {
-            tell(resizing.answer, Err("the volume was closed".to_owned()));
+            resizing.closed();
         }
         if let Some(keeping) = served.keeping.take() {
             tell(keeping.answer, Err(KeepFailure::Now(NOT_OPEN)));
@@ -444,13 +441,6 @@ impl Shard {
             return tell(answer, Err(error));
         }
         self.jobs.insert(Job::new(number, way, range, answer));
-    }
-
-    fn resize(&mut self, number: VolumeNumber, bytes: u64, answer: Answer<()>) {
-        match self.works.check_resize(number, bytes) {
-            Ok(slot) => self.works.begin_resize(slot, bytes, answer),
-            Err(error) => tell(answer, Err(error)),
-        }
     }
 
     fn report(&self) -> ShardReport {
@@ -634,26 +624,6 @@ impl Works {
         (volume, actions)
     }
 
-    /// Whether a volume may get a new size; its slot.
-    fn check_resize(&self, number: VolumeNumber, bytes: u64) -> Result<u32, String> {
-        let slot = self.open_slot(number)?;
-        let sizes = VOLUME_BYTES_MIN..=VOLUME_BYTES_MAX;
-        if !bytes.is_multiple_of(SECTOR_BYTES as u64) || !sizes.contains(&bytes) {
-            return Err(format!(
-                "size {bytes}: must be a multiple of {SECTOR_BYTES} from {VOLUME_BYTES_MIN} to \
-                 {VOLUME_BYTES_MAX}"
-            ));
-        }
-        let served = self.volumes.get(slot).ok_or(NOT_OPEN)?;
-        if served.resizing.is_some() {
-            return Err("a resize is under way already; wait for its end".to_owned());
-        }
-        if served.keeping.is_some() {
-            return Err("a snapshot is under way; wait for its end".to_owned());
-        }
-        Ok(slot)
-    }
-
     /// Take the end of what the shard itself has asked a backend; another's comes back.
     pub fn take_own(&mut self, slot: u32, completion: Completion) -> Option<Completion> {
         match completion.token {
@@ -662,206 +632,6 @@ impl Works {
             _ => return Some(completion),
         }
         None
-    }
-
-    /// The backend grows before the volume and shrinks after it, so that it always holds all of
-    /// the volume. Between its growth and the volume's the new size is recorded ([`Command::Grow`]). One
-    /// that shows everything that it was given when it is resized is resized between two generations of destage.
-    ///
-    /// A node that ended within a shrink has recorded the smaller size, and may have left what lies
-    /// beyond it in the log, the cache and the backend: it goes before the volume grows.
-    fn begin_resize(&mut self, slot: u32, bytes: u64, answer: Answer<()>) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        let before = served.volume.config().bytes;
-        let shrinks = bytes < before;
-        let destages = shrinks || served.volume.holds_cut();
-        let atomic = served.backend.capabilities().atomic_flush;
-        served.grown = None;
-        served.resizing = Some(Resizing {
-            step: if destages {
-                ResizeStep::Destage
-            } else {
-                ResizeStep::Whole
-            },
-            bytes,
-            before,
-            answer,
-        });
-        if shrinks {
-            self.step(slot, Event::Resize { bytes });
-        }
-        if destages {
-            self.step(slot, Event::DestageAll);
-        } else if atomic {
-            self.go_on_resizing(slot);
-        } else {
-            self.forget_beyond(slot);
-            self.go_on_resizing(slot);
-        }
-    }
-
-    /// Let a volume have the size that its backend has grown to, and that the catalogue has recorded.
-    fn grow(&mut self, number: VolumeNumber, bytes: u64) -> Result<(), String> {
-        let slot = self.open_slot(number)?;
-        let served = self.volumes.get_mut(slot).ok_or(NOT_OPEN)?;
-        if served.volume.config().bytes == bytes {
-            return Ok(());
-        }
-        if served.resizing.is_some() || served.grown != Some(bytes) {
-            return Err("its backend has another size".to_owned());
-        }
-        served.grown = None;
-        self.step(slot, Event::Resize { bytes });
-        Ok(())
-    }
-
-    fn resize_backend(&mut self, slot: u32, bytes: u64) {
-        let token = RESIZE_TOKEN;
-        let ask = Ask::Resize { bytes };
-        self.ask_backend(slot, Operation { token, ask });
-    }
-
-    /// The next step of a volume's resize.
-    pub fn go_on_resizing(&mut self, slot: u32) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        let Some(resizing) = &mut served.resizing else {
-            return;
-        };
-        if resizing.step == ResizeStep::Destage
-            && served.volume.stats(self.now).destage_all_remaining_bytes == 0
-        {
-            resizing.step = ResizeStep::Whole;
-            let bytes = resizing.bytes;
-            if bytes >= resizing.before {
-                if served.volume.holds_cut() {
-                    return self.give_up_resizing(slot, FLUSH_CANCELLED.to_owned());
-                }
-                return self.go_on_resizing(slot);
-            }
-            // What was dirty beyond the new end has kept the volume from taking it before. The backend is not
-            // cut under a volume that is larger.
-            self.step(slot, Event::Resize { bytes });
-            if !self.has_size(slot, bytes) {
-                let what = format!(
-                    "what lies beyond {bytes} bytes is being written: stop whoever writes there, then shrink it again"
-                );
-                return self.give_up_resizing(slot, what);
-            }
-            return self.go_on_resizing(slot);
-        }
-        let shrinks = resizing.bytes < resizing.before;
-        if resizing.step == ResizeStep::Whole {
-            let atomic = served.backend.capabilities().atomic_flush;
-            if !atomic || served.volume.backend_is_flushed() {
-                resizing.step = ResizeStep::Drain;
-            } else if !shrinks && served.volume.trouble().is_some() {
-                // What it was given may not be flushed for a long time.
-                let failing = Err(IoError::Unreachable);
-                return self.backend_resized(slot, failing);
-            }
-        }
-        if resizing.step == ResizeStep::Drain && served.backend.under_way() == 0 {
-            self.forget_beyond(slot);
-            return self.go_on_resizing(slot);
-        }
-        if let ResizeStep::Void(barrier) = resizing.step
-            && barrier <= self.cache.persisted()
-        {
-            resizing.step = if shrinks {
-                ResizeStep::Backend
-            } else {
-                ResizeStep::Cut
-            };
-            let bytes = resizing.bytes.min(resizing.before);
-            self.resize_backend(slot, bytes);
-            self.perform(slot);
-        }
-    }
-
-    /// Have the cache forget, durably, what it holds beyond the smaller of both sizes. A volume that grows may have
-    /// been cut by a node that ended before this was durable: what it had there would come back.
-    fn forget_beyond(&mut self, slot: u32) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        let Some(resizing) = &mut served.resizing else {
-            return;
-        };
-        let (from, to) = if resizing.bytes < resizing.before {
-            (resizing.bytes, resizing.before)
-        } else {
-            (resizing.before, resizing.bytes)
-        };
-        // The block in which the smaller end lies is among them: it is not cached while it is a
-        // part of one, but found again once the volume has grown.
-        let first = from / BLOCK_BYTES as u64;
-        let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
-        let first = BlockKey::new(served.number.0, first);
-        self.cache.invalidate(first, blocks);
-        resizing.step = ResizeStep::Void(self.cache.barrier());
-        // What makes it durable begins now, since the turn has polled the cache already.
-        self.step_cache(CacheEvent::Poll);
-    }
-
-    fn has_size(&self, slot: u32, bytes: u64) -> bool {
-        let served = self.volumes.get(slot);
-        served.is_some_and(|served| served.volume.config().bytes == bytes)
-    }
-
-    /// The volume does not take the new size: nothing was changed yet.
-    fn give_up_resizing(&mut self, slot: u32, why: String) {
-        let served = self.volumes.get_mut(slot);
-        if let Some(resizing) = served.and_then(|served| served.resizing.take()) {
-            tell(resizing.answer, Err(why));
-        }
-    }
-
-    /// The backend has changed its size, or could not.
-    fn backend_resized(&mut self, slot: u32, result: Result<(), IoError>) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        if let Some(resizing) = &mut served.resizing
-            && resizing.step == ResizeStep::Cut
-            && result.is_ok()
-        {
-            resizing.step = ResizeStep::Backend;
-            let bytes = resizing.bytes;
-            return self.resize_backend(slot, bytes);
-        }
-        let Some(resizing) = served.resizing.take() else {
-            return;
-        };
-        let bytes = resizing.bytes;
-        let result = result.map_err(|error| {
-            let trouble = served.backend.home().and_then(HomeBackend::resize_trouble);
-            match (trouble, served.backend.home()) {
-                (Some(trouble), _) => trouble.to_owned(),
-                (None, Some(_)) => format!("its home cannot be resized: {error}"),
-                (None, None) => format!("the backend cannot be resized: {error}"),
-            }
-        });
-        let held = std::mem::take(&mut served.held);
-        if result.is_ok() {
-            served.backend.resized(bytes);
-            if bytes > resizing.before {
-                // Whoever asked records it first: see `grow`.
-                served.grown = Some(bytes);
-            } else {
-                self.step(slot, Event::Resize { bytes });
-            }
-        } else {
-            // A shrunk volume keeps its new size over a backend that is larger than it.
-            served.backend.resized(bytes.min(resizing.before));
-        }
-        for operation in held {
-            self.ask_backend(slot, operation);
-        }
-        tell(resizing.answer, result);
     }
 }
 

@@ -26,6 +26,7 @@ mod leavers;
 mod pinning;
 pub mod places;
 mod readmission;
+mod resizing;
 mod scrub;
 mod served;
 mod slots;

@@ -8,7 +8,7 @@ use hdcs_backend::home::HomeBackend;
 use hdcs_backend::memory::VolumeMemory;
 use hdcs_backend::{Ask, Keep, Operation, Stack};
 use hdcs_core::base::io::{Nanos, Reply, Request, RequestId};
-use hdcs_core::cache::{Barrier, ReadCache};
+use hdcs_core::cache::ReadCache;
 use hdcs_core::local::{Status, TierState};
 use hdcs_core::node::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
@@ -19,6 +19,7 @@ use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Admission, Answer, KeepFailure, OpenFailure, OpenedAs, VolumeReport};
+use super::resizing::Resizing;
 use crate::data_dir::dirty::{Left, LogIdentity};
 
 /// Where a request came from.
@@ -88,40 +89,6 @@ pub struct Pending {
     pub class: Class,
     /// To be given back at its end.
     pub ticket: Option<Ticket>,
-}
-
-/// What a change of size waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResizeStep {
-    /// The backend has everything that was written before, so that the log holds nothing beyond
-    /// the smaller end (when shrinking, and over what an interrupted shrink has left in the log).
-    Destage,
-    /// The backend has flushed everything that it was given, for a resize would show the first half
-    /// of a generation (only if its flushes are atomic).
-    Whole,
-    /// Nothing is under way in the backend, which could grow it again (when shrinking), or be
-    /// flushed with the resize (if its flushes are atomic).
-    Drain,
-    /// No restart brings back what was cached beyond the smaller of both ends.
-    Void(Barrier),
-    /// The backend has nothing beyond the present end, where an interrupted shrink may have left
-    /// something (only when growing).
-    Cut,
-    /// The backend has the new size.
-    Backend,
-}
-
-/// A change of size that is under way.
-#[derive(Debug)]
-pub struct Resizing {
-    /// What it waits for.
-    pub step: ResizeStep,
-    /// The new size.
-    pub bytes: u64,
-    /// The one before.
-    pub before: u64,
-    /// Who asked.
-    pub answer: Answer<()>,
 }
 
 /// What a snapshot waits for.
@@ -253,16 +220,9 @@ impl Served {
         let Some(resizing) = &self.resizing else {
             return false;
         };
-        match resizing.step {
-            ResizeStep::Destage | ResizeStep::Whole => false,
-            ResizeStep::Drain => true,
-            ResizeStep::Void(_) => is_atomic || resizing.bytes < resizing.before,
-            // A read shows nothing to anybody.
-            ResizeStep::Cut | ResizeStep::Backend => {
-                let free = matches!(ask, Ask::Resize { .. } | Ask::Read { .. });
-                is_atomic && !free
-            }
-        }
+        // The resize itself does not wait for its end.
+        let is_own = matches!(ask, Ask::Resize { .. });
+        !is_own && resizing.resize.holds(matches!(ask, Ask::Read { .. }))
     }
 
     /// A snapshot that waits for destage has waited enough, as soon as the backend has everything: from

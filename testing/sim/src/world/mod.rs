@@ -18,6 +18,7 @@ use hdcs_core::base::io::{
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::cache::{CacheEvent, ReadCache, SsdState};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::node::resize::Resize;
 use hdcs_core::node::scrub::ScrubAt;
 use hdcs_core::volume::{
     Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
@@ -238,7 +239,7 @@ struct Unit {
     snapshot_asked: Option<u64>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
-    resizing: Option<resizes::Resizing>,
+    resizing: Option<Resize>,
     /// What waits for the end of that.
     held: Vec<Action>,
     /// What was cut off, which a planted bug keeps: from a sector on.

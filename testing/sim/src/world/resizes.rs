@@ -1,16 +1,11 @@
-//! Changes of size while clients go on, in the steps and the order of a node: a volume is told before its backend
-//! shrinks, and once that has grown. Before that nothing of it is under way there, and the cache has forgotten for good
-//! what is cut off. What the volume asks of its backend meanwhile is held back.
-//!
-//! What the cache has beyond the end of a volume that grows was cut off by a node that went down before that was
-//! forgotten for good.
+//! Changes of size while clients go on, as [`Resize`] decides them: what is asked of the backend meanwhile is held back if
+//! that says so.
 //!
 //! A smaller size is recorded before the volume is told of it: if the node goes down before all is done, the next
-//! opening has it, and may find what lies beyond it in its log, and in a backend that is larger. Before such a volume
-//! grows its log is emptied and its backend is cut: what they hold would come back. What is asked of the backend beyond
-//! its end is left out.
+//! opening has it, and may find what lies beyond it in its log, and in a backend that is larger. What is asked of the
+//! backend beyond its end is left out.
 
-use hdcs_core::cache::Barrier;
+use hdcs_core::node::resize::{Act, Resize, View};
 
 use super::{
     Action, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner,
@@ -23,35 +18,6 @@ const SECTORS_MIN: u64 = 64;
 const SECTORS_MAX: u64 = 200_000;
 /// How often it is looked whether a backend that is away can be resized.
 const AGAIN: Nanos = Nanos::from_millis(1);
-
-/// What a change of size waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// Everything is destaged (when shrinking, and when the log holds what was cut off before).
-    Destage,
-    /// An atomic backend has flushed what it was given: a resize would show it.
-    Whole,
-    /// Nothing is under way in the backend.
-    Drain,
-    /// The cache has forgotten for good what lies beyond the smaller end.
-    Void(Barrier),
-    /// The backend has the new size.
-    Backend,
-}
-
-/// A change of size that is under way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Resizing {
-    step: Step,
-    before: u64,
-    to: u64,
-}
-
-impl Resizing {
-    fn shrinks(&self) -> bool {
-        self.to < self.before
-    }
-}
 
 impl World {
     /// Somebody asks for another size.
@@ -78,25 +44,28 @@ impl World {
         let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
         self.coverage.cut_logs += u64::from(to > before && holds_cut);
         self.note("begin resize", [unit as u64, before, to, 0]);
-        let step = match (to < before, self.units[unit].config.backend_atomic) {
-            _ if holds_cut => Step::Destage,
-            (true, _) => Step::Destage,
-            (false, true) => Step::Whole,
-            (false, false) => match self.forget_cut(unit, before, to)? {
-                Some(barrier) => Step::Void(barrier),
-                None => return Ok(()),
-            },
+        let state = &self.units[unit];
+        let (number, is_atomic) = (state.config.number, state.config.backend_atomic);
+        let Some(view) = self.resize_view(unit) else {
+            return Ok(());
         };
-        self.units[unit].resizing = Some(Resizing { step, before, to });
-        match step {
-            Step::Destage => {
-                if to < before {
-                    self.tell_size(unit, to)?;
-                }
-                self.destage_all(unit)
-            }
-            _ => self.go_on_resizing(unit),
-        }
+        let bytes = to * SECTOR_BYTES as u64;
+        self.units[unit].resizing = Some(Resize::begin(number, bytes, is_atomic, &view));
+        self.go_on_resizing(unit)
+    }
+
+    fn resize_view(&self, unit: usize) -> Option<View> {
+        let volume = self.volume(unit)?;
+        let asked = self.in_flight.values();
+        Some(View {
+            bytes: volume.config().bytes,
+            destage_left_bytes: volume.stats(self.now).destage_all_remaining_bytes,
+            holds_cut: volume.holds_cut(),
+            is_flushed: volume.backend_is_flushed(),
+            is_in_trouble: volume.trouble().is_some(),
+            under_way: asked.filter(|one| one.io.backend() == Some(unit)).count(),
+            persisted: self.node.as_ref()?.cache.persisted(),
+        })
     }
 
     /// Whether a volume's size is being changed.
@@ -106,83 +75,58 @@ impl World {
 
     /// Take the next steps of what is under way.
     pub(super) fn go_on_resizing(&mut self, unit: usize) -> Result<(), Violation> {
-        while let Some(resizing) = self.units[unit].resizing
-            && let Some(step) = self.next_step(unit, resizing)?
+        while self.units[unit].resizing.is_some()
+            && let Some(view) = self.resize_view(unit)
+            && let Some(resize) = &mut self.units[unit].resizing
+            && let Some(act) = resize.go_on(&view)
         {
-            self.note("resize goes on", [unit as u64, resizing.to, 0, 0]);
-            self.units[unit].resizing = Some(Resizing { step, ..resizing });
-            if step == Step::Backend {
-                self.ask_for_size(unit);
-            }
+            let bytes = resize.bytes();
+            self.note("resize goes on", [unit as u64, bytes, 0, 0]);
+            self.perform_resize(unit, act)?;
         }
         Ok(())
     }
 
-    /// The step that follows, once there is nothing to wait for.
-    fn next_step(&mut self, unit: usize, resizing: Resizing) -> Result<Option<Step>, Violation> {
-        let Some(volume) = self.volume(unit) else {
-            return Ok(None);
-        };
-        let is_atomic = volume.config().backend_atomic;
-        Ok(match resizing.step {
-            Step::Destage => {
-                if volume.stats(self.now).destage_all_remaining_bytes > 0 {
-                    return Ok(None);
-                }
-                let refused = if resizing.shrinks() {
-                    self.tell_size(unit, resizing.to)?;
-                    // What lies beyond the new end is being written.
-                    self.units[unit].history.sectors() != resizing.to
-                } else {
-                    // It was cancelled.
-                    volume.holds_cut()
+    fn perform_resize(&mut self, unit: usize, act: Act) -> Result<(), Violation> {
+        match act {
+            Act::Tell(bytes) => self.step_volume(unit, Event::Resize { bytes }),
+            Act::DestageAll => self.destage_all(unit),
+            Act::Forget(first, blocks) => {
+                let Some(Node { cache, .. }) = &mut self.node else {
+                    return Ok(());
                 };
-                if refused {
-                    self.note("resize given up", [unit as u64, resizing.to, 0, 0]);
-                    self.units[unit].resizing = None;
-                    return Ok(None);
+                cache.invalidate(first, blocks);
+                let barrier = cache.barrier();
+                if let Some(resize) = &mut self.units[unit].resizing {
+                    resize.forgotten(barrier);
                 }
-                Some(Step::Whole)
+                self.step_cache(CacheEvent::Poll)
             }
-            Step::Whole if !is_atomic || volume.backend_is_flushed() => Some(Step::Drain),
-            Step::Whole => {
-                if !resizing.shrinks() && volume.trouble().is_some() {
-                    self.units[unit].resizing = None;
-                }
-                None
+            Act::Backend(_) => {
+                self.ask_for_size(unit);
+                Ok(())
             }
-            Step::Drain => {
-                let mut asked = self.in_flight.values();
-                if asked.any(|one| one.io.backend() == Some(unit)) {
-                    None
-                } else {
-                    let Resizing { before, to, .. } = resizing;
-                    self.forget_cut(unit, before, to)?.map(Step::Void)
-                }
-            }
-            Step::Void(barrier) => self.is_persisted(Some(barrier)).then_some(Step::Backend),
-            Step::Backend => None,
-        })
+            Act::End(result) => self.end_resize(unit, result.is_ok()),
+        }
     }
 
-    /// The cache forgets what lies beyond the smaller end; when it has for good. The block with that end is a part
-    /// of it.
-    fn forget_cut(
-        &mut self,
-        unit: usize,
-        before: u64,
-        to: u64,
-    ) -> Result<Option<Barrier>, Violation> {
-        let number = self.units[unit].config.number;
-        let Some(Node { cache, .. }) = &mut self.node else {
-            return Ok(None);
+    fn end_resize(&mut self, unit: usize, is_done: bool) -> Result<(), Violation> {
+        let Some(resize) = self.units[unit].resizing.take() else {
+            return Ok(());
         };
-        let first = before.min(to) / BLOCK_SECTORS;
-        let blocks = before.max(to).div_ceil(BLOCK_SECTORS) - first;
-        cache.invalidate(BlockKey::new(number, first), blocks);
-        let barrier = cache.barrier();
-        self.step_cache(CacheEvent::Poll)?;
-        Ok(Some(barrier))
+        let sectors = resize.bytes() / SECTOR_BYTES as u64;
+        if is_done {
+            self.coverage.resizes += 1;
+            self.tell_size(unit, sectors)?;
+            if !resize.shrinks() {
+                self.fill_cut(unit);
+            }
+        } else {
+            self.note("resize given up", [unit as u64, sectors, 0, 0]);
+        }
+        let held = std::mem::take(&mut self.units[unit].held);
+        held.into_iter()
+            .try_for_each(|action| self.perform_now(Owner::Volume(unit), action))
     }
 
     fn tell_size(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
@@ -205,19 +149,21 @@ impl World {
         }
     }
 
-    /// Ask the backend for the new size.
+    /// Ask the backend for a size. Where it is cut before it grows takes no time of its own.
     fn ask_for_size(&mut self, unit: usize) {
-        let random = &mut self.random;
-        let latency = self.units[unit].backend_latency.draw(random);
-        let at = self.now.plus(latency);
+        let is_last = (self.units[unit].resizing).is_some_and(|resize| resize.is_at_backend());
+        let mut at = self.now;
+        if is_last {
+            let latency = self.units[unit].backend_latency.draw(&mut self.random);
+            at = at.plus(latency);
+        }
         self.queue.add(at, Happening::BackendResized(unit));
     }
 
-    /// The backend has the new size, or is away.
+    /// The backend has the size that it was asked for, or is away.
     pub(super) fn backend_resized(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
-        let Some(Resizing { to, .. }) = state.resizing.filter(|one| one.step == Step::Backend)
-        else {
+        let Some(mut resize) = state.resizing.filter(Resize::awaits_backend) else {
             return Ok(());
         };
         if state.backend_down.is_some() || state.backend_silent > self.now {
@@ -225,24 +171,24 @@ impl World {
                 .add(self.now.plus(AGAIN), Happening::BackendResized(unit));
             return Ok(());
         }
-        let before = state.history.sectors();
-        state.resizing = None;
-        if !state.fence.is_up() {
-            if self.planted.is(Plant::KeptCut) {
-                state.keep_cut(to);
-            }
-            state.resize_backend(to);
-            self.note("backend resized", [unit as u64, to, 0, 0]);
-            self.coverage.resizes += 1;
-            self.check_commits(unit)?;
-            self.tell_size(unit, to)?;
-            if before < to {
-                self.fill_cut(unit);
-            }
+        if state.fence.is_up() {
+            return self.end_resize(unit, false);
         }
-        let held = std::mem::take(&mut self.units[unit].held);
-        held.into_iter()
-            .try_for_each(|action| self.perform_now(Owner::Volume(unit), action))
+        let bytes = if resize.is_at_backend() {
+            resize.bytes()
+        } else {
+            resize.before()
+        };
+        let sectors = bytes / SECTOR_BYTES as u64;
+        if resize.shrinks() && self.planted.is(Plant::KeptCut) {
+            state.keep_cut(sectors);
+        }
+        state.backend.resize(sectors);
+        self.note("backend resized", [unit as u64, sectors, 0, 0]);
+        self.check_commits(unit)?;
+        let act = resize.backend_resized(Ok(()));
+        self.units[unit].resizing = Some(resize);
+        self.perform_resize(unit, act)
     }
 
     /// A planted bug has the cache keep what was cut off: blocks of it are found once the volume has them again.
@@ -269,19 +215,9 @@ impl World {
 
     /// Whether what a volume asks of its backend waits for the end of a change of size.
     pub(super) fn holds(&self, unit: usize, action: &Action) -> bool {
-        let state = &self.units[unit];
-        match state.resizing.map(|resizing| resizing.step) {
-            None | Some(Step::Destage | Step::Whole) => false,
-            Some(Step::Drain) => true,
-            Some(Step::Void(_)) => {
-                state.config.backend_atomic
-                    || state.resizing.is_some_and(|resizing| resizing.shrinks())
-            }
-            // A read shows nothing to anybody.
-            Some(Step::Backend) => {
-                state.config.backend_atomic && !matches!(action, Action::BackendRead { .. })
-            }
-        }
+        let is_read = matches!(action, Action::BackendRead { .. });
+        let resize = self.units[unit].resizing;
+        resize.is_some_and(|resize| resize.holds(is_read))
     }
 
     /// How much of so many sectors from one on lies within the backend: what was accepted before a cut is left out
@@ -290,9 +226,9 @@ impl World {
         let state = &self.units[unit];
         let shrinks = state
             .resizing
-            .filter(|one| one.step == Step::Backend && one.shrinks());
+            .filter(|one| one.is_at_backend() && one.shrinks());
         let end = state.backend.sectors();
-        let end = shrinks.map_or(end, |one| end.min(one.to));
+        let end = shrinks.map_or(end, |one| end.min(one.bytes() / SECTOR_BYTES as u64));
         if self.scenario.resizes {
             count.min(end.saturating_sub(start))
         } else {
@@ -336,10 +272,10 @@ impl super::Unit {
     /// The volume is gone: of a change of size that was under way the next opening knows what was recorded.
     pub(super) fn leave_resizing(&mut self) {
         self.held.clear();
-        if let Some(resizing) = self.resizing.take()
-            && resizing.shrinks()
+        if let Some(resize) = self.resizing.take()
+            && resize.shrinks()
         {
-            self.has_size(resizing.to);
+            self.has_size(resize.bytes() / SECTOR_BYTES as u64);
         }
     }
 }
