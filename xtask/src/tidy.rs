@@ -4,9 +4,11 @@
 //! 2. No marker of unfinished work and no test that is switched off.
 //! 3. No file beyond [`LINES_MAX`] lines, unless it is listed with a reason.
 //! 4. No path of somebody's machine.
-//! 5. A relative link in a document leads to a file, and its fragment to a heading.
+//! 5. A relative link in a document leads to a file, and its fragment to a heading; a path of the tree that stands in code
+//!    leads to something that is there.
 //! 6. Every dependency has its line in docs/DEPENDENCIES.md, and every line there a dependency.
 //! 7. A member of the workspace uses what it depends on.
+//! 8. Every decision has its line in docs/decisions/README.md.
 //!
 //! What cannot be read is a finding. Nothing is changed.
 
@@ -43,6 +45,8 @@ const TEXT: &[&str] = &[
 
 /// Where the reasons for dependencies are.
 const DEPENDENCIES: &str = "docs/DEPENDENCIES.md";
+/// Where the decisions are listed.
+const DECISIONS: &str = "docs/decisions/README.md";
 
 /// Everything that is wrong, as `path:line: what`.
 pub fn check(root: &Path) -> Vec<String> {
@@ -63,7 +67,23 @@ pub fn check(root: &Path) -> Vec<String> {
         }
     }
     check_dependencies(root, &files, &mut findings);
+    check_decisions(root, &files, &mut findings);
     findings
+}
+
+/// Rule 8.
+fn check_decisions(root: &Path, files: &[PathBuf], findings: &mut Vec<String>) {
+    let index = fs::read_to_string(root.join(DECISIONS)).unwrap_or_default();
+    let index_path = Path::new(DECISIONS);
+    for path in files {
+        if path.parent() == index_path.parent()
+            && path != index_path
+            && let Some(name) = path.file_name().and_then(|name| name.to_str())
+            && !index.contains(&format!("]({name})"))
+        {
+            findings.push(format!("{DECISIONS}:1: has no line for {name}"));
+        }
+    }
 }
 
 /// Whether a file's name ends in `.extension`.
@@ -174,6 +194,14 @@ fn mentions_path(line: &str, path: &str) -> bool {
 
 /// Rule 5 on one document.
 fn check_links(root: &Path, document: &Path, text: &str, findings: &mut Vec<String>) {
+    for (number, path) in paths(text) {
+        if !root.join(&path).exists() {
+            findings.push(format!(
+                "{}:{number}: `{path}`: there is no such file",
+                document.display()
+            ));
+        }
+    }
     let directory = root.join(document.parent().unwrap_or(Path::new("")));
     for (number, target) in links(text) {
         if target.contains("://") || target.starts_with("mailto:") {
@@ -195,6 +223,25 @@ fn check_links(root: &Path, document: &Path, text: &str, findings: &mut Vec<Stri
             }
         }
     }
+}
+
+/// Folders of the tree whose paths documents name.
+const FOLDERS: [&str; 6] = [
+    "bench/", "crates/", "testenv/", "testing/", "tests/", "xtask/",
+];
+
+/// Paths of the tree that a document names in code, with their lines; patterns are left out.
+fn paths(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in prose(text) {
+        for code in line.split('`').skip(1).step_by(2) {
+            let is_path = FOLDERS.iter().any(|folder| code.starts_with(folder));
+            if is_path && !code.contains(|c: char| c.is_whitespace() || "*{<".contains(c)) {
+                found.push((number, code.to_owned()));
+            }
+        }
+    }
+    found
 }
 
 /// Targets of the inline links of a document with their lines; code is left out.
@@ -417,6 +464,24 @@ mod tests {
                     ```\n[e](nothing.md)\n```\n";
         check_links(&root(), Path::new("x.md"), text, &mut findings);
         assert_eq!(findings.len(), 2, "{findings:?}");
+    }
+
+    #[test]
+    fn path_to_nowhere_is_found() {
+        let mut findings = Vec::new();
+        let text =
+            "`xtask/src/main.rs` `xtask/src/none.rs` `tests/test_*.py` `crates/x y` `none.rs`\n";
+        check_links(&root(), Path::new("x.md"), text, &mut findings);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+    }
+
+    #[test]
+    fn decision_without_a_line_is_found() {
+        let mut findings = Vec::new();
+        let known = PathBuf::from("docs/decisions/2026-11-25-crates.md");
+        let unknown = PathBuf::from("docs/decisions/2026-11-25-unheard-of.md");
+        check_decisions(&root(), &[known, unknown], &mut findings);
+        assert_eq!(findings.len(), 1, "{findings:?}");
     }
 
     #[test]
