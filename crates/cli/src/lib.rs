@@ -12,6 +12,7 @@ mod check;
 mod client;
 mod events;
 mod flush;
+mod generate;
 mod heat;
 mod interrupts;
 mod output;
@@ -29,7 +30,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use client::Client;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
 use hdcs_backend::closing;
@@ -90,6 +91,10 @@ enum Command {
     },
     /// Verify every checksum of a log, read cache, volume, data directory or backend; exit status 1 if one is wrong
     Check(check::Arguments),
+    /// Print what a shell needs to complete these commands, such as for `source <(hdcs completions bash)`
+    Completions(generate::Completions),
+    /// Write manual pages
+    Man(generate::Man),
 }
 
 #[derive(Debug, Subcommand)]
@@ -186,6 +191,11 @@ pub fn run() -> ExitCode {
         Command::Events(arguments) => {
             online(&data, async |client| events::run(&client, &arguments).await)
         }
+        Command::Completions(arguments) => {
+            generate::completions(Cli::command(), &arguments);
+            Ok(())
+        }
+        Command::Man(arguments) => generate::man(Cli::command(), &arguments),
         Command::Check(arguments) => online(&data, async |client| {
             check::check(&client, &arguments).await
         }),
@@ -249,8 +259,6 @@ fn online(
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

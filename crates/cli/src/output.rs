@@ -15,6 +15,12 @@ pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
+/// Print what a program reads.
+pub fn raw(bytes: &[u8]) {
+    use std::io::Write;
+    let _ = std::io::stdout().write_all(bytes);
+}
+
 /// Print a line to standard error; a reader that has gone (`2>&1 | head`) must not end what is under way.
 pub fn note(text: &str) {
     use std::io::Write;
