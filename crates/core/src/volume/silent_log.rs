@@ -84,7 +84,7 @@ impl Volume {
 
     /// Whether an operation of the log is of no use any more, since the log was given up.
     pub(super) fn is_abandoned(&self, op: &Op) -> bool {
-        self.log_is_given_up() && matches!(op, Op::Span { .. } | Op::LateLog)
+        self.log_is_given_up() && matches!(op, Op::Span { .. } | Op::EndMark | Op::LateLog)
     }
 
     /// Whether whoever waits for the log is told of an error.

@@ -99,6 +99,21 @@ async fn wrong_with(url: String, identity: Option<String>, bytes: u64) -> Option
     }
 }
 
+/// A volume that does not close has its log and backend in use: what is under way there may still be done.
+fn still_closing(name: &str, error: ApiError) -> ApiError {
+    if error.kind != ErrorKind::Timeout {
+        return error;
+    }
+    ApiError::new(
+        ErrorKind::Timeout,
+        format!(
+            "volume {name}: it is being closed, but its backend, or the device of its write log, has not ended what it \
+             was asked before: delete it again once that has ended; if it never does, restart the daemon and delete it \
+             then"
+        ),
+    )
+}
+
 /// Which data key a volume is encrypted with, if it is.
 fn data_key(entry: &Entry) -> Option<Uuid> {
     entry.encryption.as_ref().map(|own| own.key.id())
@@ -376,8 +391,14 @@ impl Node {
             return Ok(Leaving::Clone);
         }
         let place = entry.backend.as_deref().map(BackendUrl::parse);
-        let (true, Some(Ok(url))) = (options.remove_data, place) else {
-            return Ok(Leaving::Stays);
+        let url = match place.filter(|_| options.remove_data) {
+            None => return Ok(Leaving::Stays),
+            Some(Ok(url)) => url,
+            Some(Err(error)) => {
+                return Err(invalid(format!(
+                    "volume {name}: what is at its backend cannot be removed: {error}; or delete it without remove_data"
+                )));
+            }
         };
         // Of one that is not open nobody knows whose it is by now.
         let report = self.report().await?;
@@ -462,8 +483,11 @@ impl Node {
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
         let report = self.report().await?;
-        let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
-            return self.give_up_unopened(name, entry, options, has_begun).await;
+        let volume = find(&report, number);
+        let Some(volume) = volume.filter(|volume| volume.phase == Phase::Open) else {
+            let is_closing = volume.is_some_and(|volume| volume.phase == Phase::Closing);
+            let unopened = self.give_up_unopened(name, entry, options, has_begun, is_closing);
+            return unopened.await;
         };
         let dirty = volume.stats.dirty_bytes;
         let asks = !options.discard_dirty && !has_begun;
@@ -499,17 +523,8 @@ impl Node {
         };
         let closed = self.close_given_up(name, entry, destage, patience);
         if let Err(error) = closed.await {
-            if options.discard_dirty && !is_given_up && error.kind == ErrorKind::Timeout {
-                // As after a crash: what is under way may still be done, and nothing of the log any more.
-                tracing::warn!(
-                    "volume {name} is deleted although its backend, or the device of its write log, has not ended what \
-                     it was asked before; whatever of that is done later may still reach the backend"
-                );
-                self.untrack(entry.number).await;
-                return Ok(dirty);
-            }
             if !is_given_up {
-                return Err(error);
+                return Err(still_closing(name, error));
             }
             // Whatever happens from here on, it can only be deleted.
             return Err(self.did_not_end(name, &error.message, *leaving));
@@ -585,6 +600,7 @@ impl Node {
         entry: &Entry,
         options: &DeleteOptions,
         is_given_up: bool,
+        is_closing: bool,
     ) -> Result<u64, ApiError> {
         let dirty = self.dirty_of_unopened(name, entry).await?;
         let conflict = |what: String| {
@@ -615,8 +631,12 @@ impl Node {
                 answer,
             }
         });
-        if let Err(error) = closed.await {
-            tracing::debug!("volume {name} was not open: {error}");
+        match closed.await {
+            Err(error) if error.kind == ErrorKind::Timeout && is_closing => {
+                return Err(still_closing(name, error));
+            }
+            Err(error) => tracing::debug!("volume {name} was not open: {error}"),
+            Ok(_) => {}
         }
         self.untrack(entry.number).await;
         Ok(dirty.bytes_max)
