@@ -1,6 +1,7 @@
 # HDCS: `make demo` shows it, `make test` proves it. `make help` lists the rest.
 SHELL := /bin/bash
-export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+# Before a cargo of the distribution, which would be too old.
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 # pytest and libnbd come with the distribution's Python, whatever else is installed.
 PYTHON := /usr/bin/python3

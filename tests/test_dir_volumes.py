@@ -89,7 +89,7 @@ def test_dir_snapshot_and_clone_of_a_compressed_and_encrypted_volume(tmp_path):
 def test_dir_that_is_not_there_or_another_one_is_not_made_anew(tmp_path):
     place, away = tmp_path / "mount" / "v", tmp_path / "mount" / "away"
     with Daemon(tmp_path / "node", {**EAGER, "memory_max_mib": 1024}) as daemon:
-        refused(daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url(place)), 2, str(place))
+        refused(daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url(place, retry_s=1)), 1, str(place), "make it first, or mount")
         assert not place.parent.exists()
         place.parent.mkdir()
         daemon.create("v", "--backend", url(place, retry_s=1), *DIRTY)
@@ -109,15 +109,40 @@ def test_dir_that_is_not_there_or_another_one_is_not_made_anew(tmp_path):
         daemon.ok("volume", "flush", "v")
         daemon.ok("volume", "evict", "v")
         assert daemon.read("v", MIB) == b"b" * MIB
-        # Nor at the next start.
+        # At the next start the file system is not mounted, and is waited for.
         daemon.stop()
-        place.rename(away)
+        place.parent.rename(tmp_path / "unmounted")
         daemon.start()
-        daemon.until(lambda: daemon.volume("v")["phase"] in ("failed", "waiting"))
-        assert not place.exists()
-        away.rename(place)
-        daemon.ok("volume", "open", "v")
+        daemon.until(lambda: daemon.volume("v")["phase"] == "waiting")
+        assert not place.parent.exists()
+        (tmp_path / "unmounted").rename(place.parent)
+        daemon.until(lambda: daemon.volume("v")["state"] == "healthy")
         assert daemon.read("v", MIB) == b"b" * MIB
+        daemon.stop()
+
+
+def test_dir_of_a_clone_that_is_not_mounted_keeps_what_its_parent_has_for_it(tmp_path):
+    (tmp_path / "mount").mkdir()
+    model = Model(5, 16 * MIB)
+    with Daemon(tmp_path / "node", ROOM) as daemon:
+        daemon.create("v", "--backend", url(tmp_path / "v"), *DIRTY, size="16M")
+        client = daemon.nbd("v")
+        model.write(client, 40)
+        client.shutdown()
+        daemon.ok("volume", "clone", "v", "c", "--backend", url(tmp_path / "mount" / "c"))
+        daemon.ok("volume", "detach", "c")
+        # As old as a reference has to be that a scrub looks at.
+        for reference in (tmp_path / "v" / "clone").iterdir():
+            os.utime(reference, (0, 0))
+        (tmp_path / "mount" / "c").rename(tmp_path / "away")
+        daemon.ok("volume", "scrub", "v")
+        assert list((tmp_path / "v" / "clone").iterdir()), "the reference stays"
+        assert not (tmp_path / "mount" / "c").exists()
+        (tmp_path / "away").rename(tmp_path / "mount" / "c")
+        daemon.create("c2", "--backend", url(tmp_path / "mount" / "c"), size="16M")
+        client = daemon.nbd("c2")
+        model.check(client)
+        client.shutdown()
         daemon.stop()
 
 
@@ -146,7 +171,7 @@ def test_dir_wrong_places_are_said_clearly(tmp_path):
         file = tmp_path / "file"
         file.write_bytes(b"x")
         refused(create(url(file)), 2, "not a directory")
-        refused(create(url("/proc/v")), 2, "/proc/v")
+        refused(create(url("/proc/v", retry_s=1)), 2, "/proc/v")
         daemon.create("v", "--backend", url(tmp_path / "v"))
         assert counters(daemon)["store"]["puts"] > 0
         refused(daemon.cli("volume", "create", "w", "--size", "16M", "--backend", url(tmp_path / "v")), 2,

@@ -68,6 +68,10 @@ impl Reach for InDirectory {
         "dir".to_owned()
     }
 
+    fn proves_absence(&self) -> bool {
+        false
+    }
+
     fn reach(&self, timeout: Option<Duration>) -> Result<Arc<dyn Store>, BackendError> {
         let timeout = timeout.map_or(self.timeout, |most| most.min(self.timeout));
         Ok(Arc::new(Dir::new(&PathBuf::from(&self.path), timeout)))

@@ -110,6 +110,10 @@ pub trait Reach: std::fmt::Debug + Send + Sync {
     fn exposure(&self) -> Option<String> {
         None
     }
+    /// Whether nothing is at a place if nothing is found there: not so where it could be mounted and is not.
+    fn proves_absence(&self) -> bool {
+        true
+    }
     /// The store: places in one of the same name can be clones of each other.
     fn store(&self) -> String;
 }

@@ -29,6 +29,16 @@ pub enum UrlError {
         /// Its scheme.
         scheme: &'static str,
     },
+    /// A scheme that was left out of this program.
+    #[error(
+        "backend `{url}`: this program was built without {scheme}: run one that was built with it (`make build`)"
+    )]
+    LeftOut {
+        /// As given.
+        url: String,
+        /// Its scheme.
+        scheme: &'static str,
+    },
     /// What follows the scheme is not what it must be.
     #[error("backend `{url}`: {must}")]
     Place {
@@ -85,6 +95,16 @@ fn suggest(nearest: Option<&'static str>) -> String {
 }
 
 /// The forms of all URLs that can be used.
+/// Schemes that this program was built without.
+const LEFT_OUT: &[&str] = &[
+    #[cfg(not(feature = "rbd"))]
+    "rbd",
+    #[cfg(not(feature = "s3"))]
+    "s3",
+    #[cfg(not(feature = "hdfs"))]
+    "hdfs",
+];
+
 fn forms() -> String {
     let forms: Vec<&str> = SCHEMES.iter().map(|scheme| scheme.form).collect();
     forms.join(", ")
@@ -143,6 +163,10 @@ impl BackendUrl {
         if let Some(scheme) = PLANNED.iter().find(|planned| **planned == name) {
             let url = url.to_owned();
             return Err(UrlError::Planned { url, scheme });
+        }
+        if let Some(scheme) = LEFT_OUT.iter().find(|left_out| **left_out == name) {
+            let url = url.to_owned();
+            return Err(UrlError::LeftOut { url, scheme });
         }
         let scheme = SCHEMES.iter().find(|scheme| scheme.name == name);
         let scheme = scheme.ok_or_else(|| UrlError::Scheme(url.to_owned()))?;

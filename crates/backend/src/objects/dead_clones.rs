@@ -64,7 +64,11 @@ pub(super) async fn forget_older(
         let Some(there) = reach.elsewhere(&reference.location) else {
             continue;
         };
+        let proves_absence = there.proves_absence();
         let there = Client::over(there.reach(None)?, patience);
+        if !proves_absence && newest_manifest(&there).await?.is_none() {
+            continue;
+        }
         if is_dead(&reference, &parent, &reach.location(), &there).await? {
             let deleted = client.delete(&object.name).await;
             deleted.map_err(|error| backend_error(&error))?;

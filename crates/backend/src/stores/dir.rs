@@ -1,33 +1,39 @@
-//! A directory of any file system: an object is a file, made under a name of its own, synced, and renamed.
+//! A directory of any file system: an object is a file, made under a name of its own, synced, and given its name.
 //!
-//! A conditional put is a rename that does not replace, or a hard link where the file system has no such rename. What a
-//! crash leaves half-made lies in `PATH/.tmp` and is swept when it is old.
+//! A conditional put is a hard link, or where the file system has none a rename that does not replace. What a crash leaves
+//! half-made lies in `PATH/.tmp` and is swept when it is old.
 //!
 //! Invariants:
-//! 1. A put that ended well is durable: file and directories were synced before.
-//! 2. Another directory at the path (a mount that came or went while this was in use) is never taken for this one: nothing
-//!    is read from it, nothing is made in it. It counts as not reachable.
+//! 1. A put that ended well is durable, and so is what a conditional put has found: file and directories were synced
+//!    before.
+//! 2. Another directory at the path (a mount that came or went while this was in use) is never taken for this one: what is
+//!    done while it is there counts as not reachable, whatever it brought. Neither is a path above which nothing is.
 //! 3. Only files with names that the stores take are objects; links and everything else are left alone.
-//! 4. A file system that does not answer holds no more than [`THREADS_MAX`] threads.
+//! 4. A file system that does not answer holds no more than [`ROOT_THREADS_MAX`] threads for a directory, however often
+//!    that was reached, and [`THREADS_MAX`] for all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, RenameFlags, StatFs, renameat_with, statfs, statvfs};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
 use super::{Condition, LIST_MAX, Listing, Object, Pending, Store, StoreError, is_name};
 
-/// Operations that are under way at once.
-const THREADS_MAX: usize = 32;
+/// Operations that are under way at once in one directory, and in all: the runtime of the stores has 512 threads that may
+/// block, and others need some.
+const ROOT_THREADS_MAX: usize = 16;
+const THREADS_MAX: usize = 128;
+/// Attempts to put an object whose directory is removed meanwhile, since what was in it was deleted.
+const PUTS_MAX: usize = 10;
 /// Where objects are made.
 const WORKSHOP: &str = ".tmp";
 /// Age from which something half-made is nobody's: much longer than any put takes.
@@ -49,16 +55,42 @@ pub struct Dir {
 #[derive(Debug)]
 struct Inner {
     root: PathBuf,
-    /// Device and number of the directory that was first found or made there.
-    identity: OnceLock<(u64, u64)>,
+    /// The directory that was first found or made there.
+    identity: OnceLock<Identity>,
     swept: AtomicBool,
     /// What the last listing found beyond its page.
     ahead: Mutex<Option<Ahead>>,
 }
 
+/// What a directory is told from others by, also after it was mounted again: kind and number of its file system, and its
+/// own number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    kind: i64,
+    file_system: u64,
+    number: u64,
+}
+
+static THREADS: Semaphore = Semaphore::const_new(THREADS_MAX);
+/// Those of each directory that is in use.
+static ROOTS: Mutex<BTreeMap<PathBuf, Weak<Semaphore>>> = Mutex::new(BTreeMap::new());
+
+fn threads_of(root: &Path) -> Arc<Semaphore> {
+    let mut roots = ROOTS.lock().unwrap_or_else(PoisonError::into_inner);
+    roots.retain(|_, threads| threads.strong_count() > 0);
+    let known = roots.get(root).and_then(Weak::upgrade);
+    known.unwrap_or_else(|| {
+        let threads = Arc::new(Semaphore::new(ROOT_THREADS_MAX));
+        roots.insert(root.to_owned(), Arc::downgrade(&threads));
+        threads
+    })
+}
+
 /// Names that the page after `after` begins with.
 #[derive(Debug)]
 struct Ahead {
+    /// When it was looked.
+    began: Instant,
     prefix: String,
     after: String,
     names: BTreeSet<String>,
@@ -76,7 +108,7 @@ impl Dir {
                 swept: AtomicBool::new(false),
                 ahead: Mutex::new(None),
             }),
-            threads: Arc::new(Semaphore::new(THREADS_MAX)),
+            threads: threads_of(root),
             timeout,
         }
     }
@@ -90,11 +122,14 @@ impl Dir {
         let inner = Arc::clone(&self.inner);
         let threads = Arc::clone(&self.threads);
         let done = async move {
-            // The thread keeps its place for as long as it runs, also when nobody waits for it any more.
-            let place = threads.acquire_owned().await;
+            // The thread keeps its places for as long as it runs, also when nobody waits for it any more.
+            let places = (threads.acquire_owned().await, THREADS.acquire().await);
             let run = tokio::task::spawn_blocking(move || {
-                let _place = place;
-                work(&inner)
+                let _places = places;
+                let done = work(&inner)?;
+                // What was read may be of another directory, and what was made in one.
+                inner.is_there()?;
+                Ok(done)
             });
             run.await
                 .unwrap_or_else(|error| Err(Failure::Other(error.to_string())))
@@ -145,6 +180,16 @@ fn meaning(error: &io::Error, message: String) -> StoreError {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StoreError::NoSpace(message),
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => StoreError::Refused(message),
+        // What passes.
+        ErrorKind::OutOfMemory | ErrorKind::ResourceBusy | ErrorKind::WouldBlock => {
+            StoreError::Unreachable(message)
+        }
+        _ if [Errno::MFILE, Errno::NFILE]
+            .map(|errno| Some(errno.raw_os_error()))
+            .contains(&error.raw_os_error()) =>
+        {
+            StoreError::Unreachable(message)
+        }
         // Of network file systems; what a local disk could not read stays an error.
         ErrorKind::StaleNetworkFileHandle
         | ErrorKind::TimedOut
@@ -167,9 +212,9 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 /// Make a directory if it is not there, durably; its parent must be.
 fn make_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-        Ok(()) => path.parent().map_or(Ok(()), sync_directory),
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        // Whoever has made it may not have synced it yet.
+        _ => path.parent().map_or(Ok(()), sync_directory),
     }
 }
 
@@ -186,32 +231,44 @@ fn make_file(path: &Path, data: &[u8]) -> io::Result<()> {
 
 /// Give a file another name that nothing has.
 fn publish_new(from: &Path, to: &Path) -> Result<(), Failure> {
+    let taken = || Err(Failure::Store(StoreError::Exists));
+    match fs::hard_link(from, to) {
+        // It has two names for a moment; the first one is swept if it stays.
+        Ok(()) => {
+            let _ = fs::remove_file(from);
+            return Ok(());
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return taken(),
+        // Not every file system has them.
+        Err(error)
+            if [Errno::OPNOTSUPP, Errno::NOSYS, Errno::PERM, Errno::MLINK]
+                .map(|errno| Some(errno.raw_os_error()))
+                .contains(&error.raw_os_error()) => {}
+        Err(error) => return Err(error.into()),
+    }
+    // A client of SMB looks for the name itself, and has the server replace what another client has made since.
+    let is_local = !SMB.contains(&kind_of(&statfs(from)?));
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        _ if !is_local => {}
         Ok(()) => return Ok(()),
-        Err(Errno::EXIST) => return Err(Failure::Store(StoreError::Exists)),
-        // Not every file system has it.
+        Err(Errno::EXIST) => return taken(),
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(errno.into()),
     }
-    match fs::hard_link(from, to) {
-        Ok(()) => Ok(fs::remove_file(from)?),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Err(Failure::Store(StoreError::Exists))
-        }
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::Unsupported | ErrorKind::PermissionDenied
-            ) =>
-        {
-            Err(Failure::Store(StoreError::Refused(format!(
-                "{}: its file system can neither rename without replacing nor make hard links, one of which a \
-                 volume needs: use another one",
-                to.display()
-            ))))
-        }
-        Err(error) => Err(error.into()),
-    }
+    Err(Failure::Store(StoreError::Refused(format!(
+        "{}: its file system can neither make hard links nor rename without replacing, one of which a volume needs: use \
+         another one",
+        to.display()
+    ))))
+}
+
+/// Kinds of SMB, as `statfs` has them.
+const SMB: [i64; 3] = [0x517B, 0xFF53_4D42, 0xFE53_4D42];
+
+// The type of the field differs between architectures.
+#[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
+fn kind_of(found: &StatFs) -> i64 {
+    found.f_type as i64
 }
 
 impl Inner {
@@ -219,14 +276,21 @@ impl Inner {
         self.root.join(name)
     }
 
-    /// Whether the directory is there, and the one that it was.
+    /// Whether the directory is there, and the one that it was. If not, at least what it would lie in is.
     fn is_there(&self) -> Result<bool, Failure> {
+        let away = |why: &str| Err(Failure::Away(why.to_owned()));
         let found = match fs::metadata(&self.root) {
             Ok(found) => found,
             Err(error) if is_absent(&error) => {
-                return match self.identity.get() {
-                    None => Ok(false),
-                    Some(_) => Err(Failure::Away("the directory is gone".to_owned())),
+                if self.identity.get().is_some() {
+                    return away("the directory is gone: is its file system mounted?");
+                }
+                return match self.root.parent().map(fs::metadata) {
+                    Some(Ok(above)) if above.is_dir() => Ok(false),
+                    Some(Err(error)) if !is_absent(&error) => Err(error.into()),
+                    _ => away(
+                        "the directory above it does not exist: make it first, or mount its file system",
+                    ),
                 };
             }
             Err(error) => return Err(error.into()),
@@ -237,11 +301,14 @@ impl Inner {
                 self.root.display()
             ))));
         }
-        let identity = (found.dev(), found.ino());
+        let within = statfs(&self.root)?;
+        let identity = Identity {
+            kind: kind_of(&within),
+            file_system: statvfs(&self.root)?.f_fsid,
+            number: found.ino(),
+        };
         if *self.identity.get_or_init(|| identity) != identity {
-            return Err(Failure::Away(
-                "it is another directory than before: is a file system mounted there, or none any more?".to_owned(),
-            ));
+            return away("it is another directory than before: is its file system mounted?");
         }
         Ok(true)
     }
@@ -252,39 +319,47 @@ impl Inner {
             self.is_there()?;
         }
         self.sweep();
-        let workshop = self.path(WORKSHOP);
-        let half_made = workshop.join(uuid::Uuid::new_v4().to_string());
-        let made = match make_file(&half_made, data) {
-            Err(error) if is_absent(&error) => {
-                make_directory(&workshop).and_then(|()| make_file(&half_made, data))
+        let path = self.path(name);
+        for _ in 1..PUTS_MAX {
+            match self.attempt(&path, data, condition) {
+                // Some directory of it is not there.
+                Err(Failure::Io(error)) if is_absent(&error) => {
+                    self.is_there()?;
+                    make_directory(&self.path(WORKSHOP))?;
+                    match self.make_parents(name) {
+                        Err(error) if !is_absent(&error) => return Err(error.into()),
+                        _ => {}
+                    }
+                }
+                done => return done,
             }
-            made => made,
-        };
-        let done = made
-            .map_err(Failure::from)
-            .and_then(|()| self.publish(&half_made, name, condition));
+        }
+        Err(Failure::Away(
+            "its directory goes again and again".to_owned(),
+        ))
+    }
+
+    fn attempt(&self, path: &Path, data: &[u8], condition: Condition) -> Result<(), Failure> {
+        let half_made = self.path(WORKSHOP).join(uuid::Uuid::new_v4().to_string());
+        let done =
+            make_file(&half_made, data)
+                .map_err(Failure::from)
+                .and_then(|()| match condition {
+                    Condition::Always => Ok(fs::rename(&half_made, path)?),
+                    Condition::IfAbsent => publish_new(&half_made, path),
+                });
         if done.is_err() {
             // What cannot be deleted now is swept later.
             let _ = fs::remove_file(&half_made);
         }
-        done
-    }
-
-    /// Give what was made its name, durably.
-    fn publish(&self, half_made: &Path, name: &str, condition: Condition) -> Result<(), Failure> {
-        let path = self.path(name);
-        let publish = || match condition {
-            Condition::Always => fs::rename(half_made, &path).map_err(Failure::from),
-            Condition::IfAbsent => publish_new(half_made, &path),
-        };
-        match publish() {
-            Err(Failure::Io(error)) if is_absent(&error) => {
-                self.make_parents(name)?;
-                publish()?;
-            }
-            done => done?,
+        // What is there was perhaps made by an attempt of ours that was not synced to its end: whoever is told of it
+        // relies on it.
+        if matches!(done, Ok(()) | Err(Failure::Store(StoreError::Exists)))
+            && let Some(parent) = path.parent()
+        {
+            sync_directory(parent)?;
         }
-        Ok(path.parent().map_or(Ok(()), sync_directory)?)
+        done
     }
 
     /// Make the directories that an object lies in.
@@ -295,18 +370,40 @@ impl Inner {
         Ok(())
     }
 
+    /// Open an object for reading; what has its name and is no file is none.
+    fn open(&self, name: &str) -> io::Result<File> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+            .open(self.path(name))?;
+        if file.metadata()?.is_file() {
+            Ok(file)
+        } else {
+            Err(ErrorKind::NotFound.into())
+        }
+    }
+
     fn get(&self, name: &str, offset: u64, bytes: usize) -> Result<Bytes, Failure> {
-        let file = match File::open(self.path(name)) {
+        self.is_there()?;
+        let opened = self.open(name).or_else(|error| {
+            // It may have been away for a moment.
+            let is_there = is_absent(&error) && self.is_there().is_ok_and(|there| there);
+            if is_there {
+                self.open(name)
+            } else {
+                Err(error)
+            }
+        });
+        let file = match opened {
             Ok(file) => file,
             Err(error) if is_absent(&error) => {
-                self.is_there()?;
                 return Err(Failure::Store(StoreError::NotFound));
             }
             Err(error) => return Err(error.into()),
         };
-        self.is_there()?;
         let end = offset.checked_add(bytes as u64);
-        if end.is_none_or(|end| file.metadata().map_or(0, |found| found.len()) < end) {
+        let there = file.metadata()?.len();
+        if end.is_none_or(|end| there < end) {
             return Err(Failure::Store(StoreError::Short));
         }
         let mut data = vec![0; bytes];
@@ -343,46 +440,64 @@ impl Inner {
         if !self.is_there()? {
             return Ok(Listing::default());
         }
+        let mut after = after.to_owned();
         let ahead = { self.ahead.lock().unwrap_or_else(PoisonError::into_inner) }.take();
-        let mut ahead = match ahead.filter(|ahead| ahead.prefix == prefix && ahead.after == after) {
-            Some(ahead) if !ahead.names.is_empty() => ahead,
-            _ => {
-                let mut names = BTreeSet::new();
-                let more = self.walk(prefix.trim_end_matches('/'), after, &mut names)?;
-                Ahead {
+        let mut ahead = ahead.filter(|ahead| ahead.prefix == prefix && ahead.after == after);
+        loop {
+            let (began, mut names, more) = match ahead.take() {
+                Some(ahead) if !ahead.names.is_empty() => (ahead.began, ahead.names, ahead.more),
+                _ => {
+                    let (began, mut names) = (Instant::now(), BTreeSet::new());
+                    let more = self.walk(prefix.trim_end_matches('/'), &after, &mut names)?;
+                    (began, names, more)
+                }
+            };
+            let mut objects = Vec::new();
+            while objects.len() < max
+                && let Some(name) = names.pop_first()
+            {
+                after.clone_from(&name);
+                let found = match fs::symlink_metadata(self.path(&name)) {
+                    Ok(found) => found,
+                    // It was deleted meanwhile.
+                    Err(error) if is_absent(&error) => continue,
+                    Err(error) => return Err(error.into()),
+                };
+                let modified = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                let modified = modified.duration_since(SystemTime::UNIX_EPOCH);
+                objects.push(Object {
+                    bytes: found.len(),
+                    modified_ms: modified.map_or(0, |since| since.as_millis() as u64),
+                    name,
+                });
+            }
+            let is_more = more || !names.is_empty();
+            if objects.is_empty() && is_more {
+                // All of these were deleted.
+                continue;
+            }
+            if is_more {
+                self.keep_ahead(Ahead {
+                    began,
                     prefix: prefix.to_owned(),
-                    after: after.to_owned(),
+                    after,
                     names,
                     more,
-                }
+                });
             }
-        };
-        let mut objects = Vec::new();
-        while objects.len() < max
-            && let Some(name) = ahead.names.pop_first()
-        {
-            let found = match fs::symlink_metadata(self.path(&name)) {
-                Ok(found) => found,
-                // It was deleted meanwhile.
-                Err(error) if is_absent(&error) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let modified = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            let modified = modified.duration_since(SystemTime::UNIX_EPOCH);
-            objects.push(Object {
-                bytes: found.len(),
-                modified_ms: modified.map_or(0, |since| since.as_millis() as u64),
-                name,
+            return Ok(Listing {
+                objects,
+                more: is_more,
             });
         }
-        let more = ahead.more || !ahead.names.is_empty();
-        if let Some(last) = objects.last()
-            && more
-        {
-            last.name.clone_into(&mut ahead.after);
-            *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+    }
+
+    /// Keep names for the page that follows, unless a later listing has.
+    fn keep_ahead(&self, ahead: Ahead) {
+        let mut kept = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.as_ref().is_none_or(|kept| kept.began < ahead.began) {
+            *kept = Some(ahead);
         }
-        Ok(Listing { objects, more })
     }
 
     /// The first names below a directory that come after `after`; whether there are more.
@@ -411,7 +526,10 @@ impl Inner {
                 } else {
                     format!("{directory}/{name}")
                 };
-                let kind = entry.file_type()?;
+                let kind = match entry.file_type() {
+                    Err(error) if is_absent(&error) => continue,
+                    kind => kind?,
+                };
                 if kind.is_dir() {
                     directories.push(name);
                 } else if kind.is_file() && *name > *after {
@@ -521,7 +639,7 @@ mod tests {
     fn parent_that_is_not_there_is_not_made() {
         let place = tempfile::tempdir().unwrap();
         let error = put(&client(&place.path().join("absent/volume")), "data/1").unwrap_err();
-        assert!(matches!(error, StoreError::Failed(_)), "{error:?}");
+        assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
         assert!(!place.path().join("absent").exists());
     }
 
@@ -571,6 +689,68 @@ mod tests {
         assert_eq!(listed, ["data/1"]);
         ends(client.delete("data/1")).unwrap();
         assert!(root.join("data/two words").exists() && root.join("data/etc").exists());
+    }
+
+    #[test]
+    fn put_goes_on_while_its_directory_comes_and_goes() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().to_owned();
+        let (one, other) = (client(&root), client(&root));
+        let rounds = 100;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for at in 0..rounds {
+                    let name = format!("data/a{at}");
+                    put(&one, &name).unwrap();
+                    ends(one.delete(&name)).unwrap();
+                }
+            });
+            for at in 0..rounds {
+                let name = format!("data/b{at}");
+                put(&other, &name).unwrap();
+                assert_eq!(ends(other.get(&name, 0, 3)).unwrap(), "abc");
+                ends(other.delete(&name)).unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn what_has_the_name_of_an_object_and_is_no_file_is_none() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path();
+        fs::create_dir(root.join("data")).unwrap();
+        let fifo = root.join("data/1");
+        rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let client = client(root);
+        assert_eq!(ends(client.get("data/1", 0, 1)), Err(StoreError::NotFound));
+        assert_eq!(ends(client.list("", "", 10)).unwrap(), Listing::default());
+    }
+
+    #[test]
+    fn listing_whose_names_ahead_were_deleted_goes_on() {
+        let place = tempfile::tempdir().unwrap();
+        let client = client(place.path());
+        for at in 0..9 {
+            put(&client, &format!("data/{at}")).unwrap();
+        }
+        let first = ends(client.list("data/", "", 3)).unwrap();
+        assert!(first.more);
+        for at in 3..8 {
+            ends(client.delete(&format!("data/{at}"))).unwrap();
+        }
+        let next = ends(client.list("data/", "data/2", 3)).unwrap();
+        assert_eq!((next.objects.len(), next.more), (1, false));
+        assert_eq!(next.objects[0].name, "data/8");
+    }
+
+    #[test]
+    fn directories_of_one_path_share_their_threads() {
+        let place = tempfile::tempdir().unwrap();
+        let made = |path: &Path| Dir::new(path, Duration::from_secs(1));
+        let (one, same) = (made(place.path()), made(place.path()));
+        let other = made(&place.path().join("other"));
+        assert!(Arc::ptr_eq(&one.threads, &same.threads));
+        assert!(!Arc::ptr_eq(&one.threads, &other.threads));
     }
 
     #[test]
