@@ -1,6 +1,6 @@
 """A directory that FUSE serves as a mirror of another one, as a network's file system does. Reads fail while there is a
-file `fails` in the other one, and have no answer while there is a file `hangs`. With a file `slow` each path takes its
-time, and with a file `waits` it has no answer."""
+file `fails` in the other one, and have no answer while there is a file `hangs`; nor have writes while there is a file
+`stalls`. With a file `slow` each path takes its time, and with a file `waits` it has no answer."""
 
 import ctypes
 import errno
@@ -115,7 +115,7 @@ class Server:
             kind = struct.unpack_from("<2I", message)[1]
             if kind == LOOKUP and self.is_told("slow"):
                 time.sleep(SLOW_SECONDS)
-            if holds := {READ: "hangs", LOOKUP: "waits"}.get(kind):
+            if holds := {READ: "hangs", WRITE: "stalls", LOOKUP: "waits"}.get(kind):
                 threading.Thread(target=self.end_later, args=(message, holds), daemon=True).start()
             else:
                 self.end(message)

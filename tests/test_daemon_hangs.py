@@ -13,7 +13,8 @@ import time
 
 import nbd
 import pytest
-from daemon import DIRTY, HDCS, MIB, Daemon, freeze, samples
+from daemon import DIRTY, HDCS, MIB, Daemon, freeze, refused, samples
+from mirror_fuse import mirror
 from raw_client import DISC, READ, Client
 from test_daemon_cache import served_disk
 
@@ -349,25 +350,28 @@ def test_volume_whose_log_hangs_is_detached_and_keeps_its_log_until_that_answers
 
 
 def test_volume_whose_backend_hangs_is_not_deleted_before_that_ends_or_the_daemon_does(tmp_path):
-    hangs = tmp_path / "hangs"
-    backend = f"file:{tmp_path}/b?error_file={hangs}&error_kind=hang"
-    with Daemon(tmp_path, {"log_size_mib": 16, "cache_total_size_mib": 0}) as daemon:
-        daemon.create("v", "--backend", backend, *DIRTY)
+    config = {"log_size_mib": 16, "cache_total_size_mib": 0}
+    with mirror(tmp_path) as (mounted, behind), Daemon(tmp_path, config) as daemon:
+        with (behind / "image").open("wb") as image:
+            image.truncate(16 * MIB)
+        daemon.create("v", "--backend", f"file:{mounted}/image", *DIRTY)
         daemon.write("v", b"x" * MIB)
-        hangs.touch()
-        # It says what is wrong, and has left writes under way that never end.
-        refused(daemon.cli("volume", "delete", "v"), 1, "takes no data", "no answer for", "--discard-dirty")
-        for _ in range(2):
-            began = time.monotonic()
-            refused(daemon.cli("volume", "delete", "v", "--discard-dirty"), 1, "it is being closed", "restart the daemon")
-            assert time.monotonic() - began < 30
-        assert [volume["name"] for volume in daemon.json("volume", "list")] == ["v"]
-        daemon.kill()
-        daemon.start()
-        assert "dirty bytes were discarded" in daemon.ok("volume", "delete", "v", "--discard-dirty")
+        (behind / "stalls").touch()
+        try:
+            # It says what is wrong, and has left writes under way that do not end.
+            refused(daemon.cli("volume", "delete", "v"), 1, "takes no data", "no answer for", "--discard-dirty")
+            for _ in range(2):
+                began = time.monotonic()
+                refused(daemon.cli("volume", "delete", "v", "--discard-dirty"), 1, "it is being closed",
+                        "restart the daemon")
+                assert time.monotonic() - began < 40
+            assert [volume["name"] for volume in daemon.json("volume", "list")] == ["v"]
+        finally:
+            (behind / "stalls").unlink()
+        done = "dirty bytes were discarded"
+        daemon.until(lambda: done in daemon.cli("volume", "delete", "v", "--discard-dirty").stdout)
         assert daemon.json("volume", "list") == []
-        hangs.unlink()
-        daemon.create("v", "--backend", f"file:{tmp_path}/b")
+        daemon.create("v", "--backend", f"file:{mounted}/image")
         daemon.stop()
 
 

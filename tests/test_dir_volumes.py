@@ -23,7 +23,7 @@ def test_dir_backend_conforms(tmp_path):
 
 
 def test_dir_daemon_killed_finds_everything_again(tmp_path):
-    with Daemon(tmp_path / "node", EAGER) as daemon:
+    with Daemon(tmp_path, EAGER) as daemon:
         survives_kills(daemon, url(tmp_path / "killed"), Model(1, 32 * MIB), 3)
         daemon.stop()
 
@@ -57,7 +57,7 @@ def test_dir_snapshot_and_clone_of_a_compressed_and_encrypted_volume(tmp_path):
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
     before = Model(3, 16 * MIB)
-    with Daemon(tmp_path / "node", ROOM) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
         daemon.create("v", "--backend", url(tmp_path / "parent"), "--compress", "lz4", "--encrypt", "--key-file", key,
                       *DIRTY, size="16M")
         client = daemon.nbd("v")
@@ -88,7 +88,7 @@ def test_dir_snapshot_and_clone_of_a_compressed_and_encrypted_volume(tmp_path):
 
 def test_dir_that_is_not_there_or_another_one_is_not_made_anew(tmp_path):
     place, away = tmp_path / "mount" / "v", tmp_path / "mount" / "away"
-    with Daemon(tmp_path / "node", {**EAGER, "memory_max_mib": 1024}) as daemon:
+    with Daemon(tmp_path, {**EAGER, "memory_max_mib": 1024}) as daemon:
         refused(daemon.cli("volume", "create", "v", "--size", "16M", "--backend", url(place, retry_s=1)), 1, str(place), "make it first, or mount")
         assert not place.parent.exists()
         place.parent.mkdir()
@@ -124,7 +124,7 @@ def test_dir_that_is_not_there_or_another_one_is_not_made_anew(tmp_path):
 def test_dir_of_a_clone_that_is_not_mounted_keeps_what_its_parent_has_for_it(tmp_path):
     (tmp_path / "mount").mkdir()
     model = Model(5, 16 * MIB)
-    with Daemon(tmp_path / "node", ROOM) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
         daemon.create("v", "--backend", url(tmp_path / "v"), *DIRTY, size="16M")
         client = daemon.nbd("v")
         model.write(client, 40)
@@ -147,7 +147,7 @@ def test_dir_of_a_clone_that_is_not_mounted_keeps_what_its_parent_has_for_it(tmp
 
 
 def test_dir_that_hangs_holds_nobody_up(tmp_path):
-    with mirror(tmp_path) as (mounted, behind), Daemon(tmp_path / "node", ROOM) as daemon:
+    with mirror(tmp_path) as (mounted, behind), Daemon(tmp_path, ROOM) as daemon:
         daemon.create("w")
         (behind / "waits").touch()
         try:
@@ -161,12 +161,12 @@ def test_dir_that_hangs_holds_nobody_up(tmp_path):
 
 
 def test_dir_wrong_places_are_said_clearly(tmp_path):
-    with Daemon(tmp_path / "node", ROOM) as daemon:
+    with Daemon(tmp_path, ROOM) as daemon:
 
         def create(backend):
             return daemon.cli("volume", "create", "v", "--size", "16M", "--backend", backend)
 
-        refused(create("dir:relative/path"), 2, "absolute path of a directory")
+        refused(create("dir:/srv/two words"), 2, "absolute path of a directory")
         refused(create("dir:/srv/../etc/v"), 2, "absolute path of a directory")
         file = tmp_path / "file"
         file.write_bytes(b"x")
