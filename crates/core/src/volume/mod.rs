@@ -374,8 +374,7 @@ impl Volume {
                 self.destaging.target = None;
                 self.direct.cancel_destage_all();
             }
-            // What was said to be lost is not destaged after all, where a node that stops destages everything.
-            Event::Close { destage } => self.close = Some(destage && self.close != Some(false)),
+            Event::Close { destage } => self.close = Some(destage),
             Event::Resize { bytes } => {
                 self.resize(bytes, cx);
                 self.reconfigure_reads(cx);
