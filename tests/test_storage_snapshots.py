@@ -128,7 +128,9 @@ def test_storage_snapshot_fails_where_a_tier_fails_and_says_what_to_do(tmp_path)
         assert status == 409, said
         for part in ("did not take all that is dirty", "nothing was made", "between two states", "hdcs volume flush"):
             assert part in said, said
-        assert home(daemon)["tier"] == "idle" and home(daemon)["backend_between"] is True
+        # What is shown may be a moment old.
+        daemon.until(lambda: home(daemon)["tier"] == "idle")
+        assert home(daemon)["backend_between"] is True
         check(daemon, "v", model)
         stop.unlink()
         daemon.ok("volume", "snapshot", "v", "s", "--copy")
