@@ -25,7 +25,7 @@ build: ## target/release/hdcs and the benchmark
 # Quick things first; each step is bounded in time. This is all that CI runs. The simulator's seeds are the same
 # on every machine; `make sim` goes on with others. Incremental builds would take 3 GB more.
 test: export CARGO_INCREMENTAL ?= 0
-test: setup ## everything that must hold, in under 30 minutes on 2 cores
+test: setup ## everything that must hold; 50 minutes on 2 cores, from nothing
 	cargo fmt --all --check
 	timeout 1500 cargo clippy --workspace --all-targets -- -D warnings
 	timeout 2400 cargo test --workspace

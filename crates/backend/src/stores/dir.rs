@@ -26,7 +26,9 @@ use rustix::fs::{CWD, RenameFlags, StatFs, renameat_with, statfs, statvfs};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use super::{Condition, LIST_MAX, Listing, Object, Pending, Store, StoreError, is_name};
+use super::{
+    ABANDONED, Condition, LIST_MAX, Listing, Object, Pending, Store, StoreError, WORKSHOP, is_name,
+};
 
 /// Operations that are under way at once in one directory, and in all: the runtime of the stores has 512 threads that may
 /// block, and others need some.
@@ -34,10 +36,6 @@ const ROOT_THREADS_MAX: usize = 16;
 const THREADS_MAX: usize = 128;
 /// Attempts to put an object whose directory is removed meanwhile, since what was in it was deleted.
 const PUTS_MAX: usize = 10;
-/// Where objects are made.
-const WORKSHOP: &str = ".tmp";
-/// Age from which something half-made is nobody's: much longer than any put takes.
-const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Names that one walk of the directories keeps, so that the pages that follow need no other.
 const NAMES_MAX: usize = 32 * LIST_MAX;
 /// Files and directories are ours alone.
@@ -126,10 +124,10 @@ impl Dir {
             let places = (threads.acquire_owned().await, THREADS.acquire().await);
             let run = tokio::task::spawn_blocking(move || {
                 let _places = places;
-                let done = work(&inner)?;
-                // What was read may be of another directory, and what was made in one.
+                let done = work(&inner);
+                // What was found, or not found, may be of another directory, and what was made may be in one.
                 inner.is_there()?;
-                Ok(done)
+                done
             });
             run.await
                 .unwrap_or_else(|error| Err(Failure::Other(error.to_string())))
@@ -320,7 +318,7 @@ impl Inner {
         }
         self.sweep();
         let path = self.path(name);
-        for _ in 1..PUTS_MAX {
+        for _ in 0..PUTS_MAX {
             match self.attempt(&path, data, condition) {
                 // Some directory of it is not there.
                 Err(Failure::Io(error)) if is_absent(&error) => {

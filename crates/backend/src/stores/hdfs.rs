@@ -22,13 +22,10 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
 
 use super::{
-    Condition, HDFS_THREADS, LIST_MAX, Listing, Object, Pending, Store, StoreError, WORKERS, brief,
+    ABANDONED, Condition, HDFS_THREADS, LIST_MAX, Listing, Object, Pending, Store, StoreError,
+    WORKERS, WORKSHOP, brief,
 };
 
-/// Where objects are made.
-const WORKSHOP: &str = ".tmp";
-/// Age from which something half-made is nobody's: much longer than any put takes.
-const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Block sizes are multiples of this; HDFS refuses smaller blocks.
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Directories are ours alone, as are the files.

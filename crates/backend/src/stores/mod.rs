@@ -51,6 +51,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// No object is longer: what says that one is lies, and nobody makes room for it.
 const OBJECT_BYTES_MAX: usize = 2 * OBJECT_BATCH_BLOCKS_MAX * BLOCK_BYTES;
+/// Where stores that are made of files make an object, before it has its name.
+const WORKSHOP: &str = ".tmp";
+/// Age from which something half-made there is nobody's: much longer than any put takes.
+const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Names in one page of a listing.
 pub const LIST_MAX: usize = 1000;
 /// Characters of a store's message that reach ours: some send whole pages.

@@ -1,10 +1,13 @@
 //! A change of a volume's size while clients go on.
 //!
 //! ```text
-//!            shrinks ──► Tell ─┐                                               ┌─ grows ──► Cut ─┐
-//!  begin ──┬─ log holds a cut ─┴► Ask ──► Destage ──► Whole ──► Drain ──► Forget ──► Void ──┤                 ▼
-//!          ├─ flushes of the backend are atomic ───────► Whole                        │     └─ shrinks ─► Backend ──► End
-//!          └─ grows otherwise ───────────────────────────────────────────────► Forget
+//!  shrinks ─────────────► Tell ─► Ask ─► Destage ─► Check ─┐
+//!  grows over a cut ───────────► Ask ─► Destage ───────────┴─► Whole ─► Drain ─► Forget ─► Void ─► …
+//!  grows, atomic flushes ────────────────────────────────────► Whole
+//!  grows otherwise ────────────────────────────────────────────────────────────► Forget
+//!
+//!  … Void ─┬─ shrinks ──────────► Backend ─► End
+//!          └─ grows ────► Cut ──► Backend ─► End
 //! ```
 //!
 //! | step | waits for | leaves with |
