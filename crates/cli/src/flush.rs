@@ -166,7 +166,8 @@ impl Progress {
 
     fn line(&self, done: u64, elapsed: Duration, trouble: Option<&str>) -> String {
         let rate = done as f64 / elapsed.as_secs_f64().max(0.001);
-        let eta = if rate > 0.0 {
+        // What went well before says nothing of when the backend takes the rest.
+        let eta = if rate > 0.0 && trouble.is_none() {
             format!("{:.0} s", self.left as f64 / rate)
         } else {
             "unknown".to_owned()
@@ -196,8 +197,10 @@ mod tests {
     fn flush_line_tells_progress_rate_and_eta() {
         let mut progress = Progress::new(4 << 20, "flushed");
         progress.left = 3 << 20;
-        let line = progress.line(1 << 20, Duration::from_secs(2), Some("slow"));
-        assert_eq!(line, "1 MiB of 4 MiB flushed, 512 KiB/s, ETA 6 s (slow)");
+        let line = progress.line(1 << 20, Duration::from_secs(2), None);
+        assert_eq!(line, "1 MiB of 4 MiB flushed, 512 KiB/s, ETA 6 s");
+        let line = progress.line(1 << 20, Duration::from_secs(2), Some("full"));
+        assert_eq!(line, "1 MiB of 4 MiB flushed, 512 KiB/s, ETA unknown (full)");
         progress.left = 4 << 20;
         assert!(
             progress
