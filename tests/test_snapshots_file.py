@@ -277,6 +277,41 @@ def test_file_snapshots_of_a_file_that_hdcs_made(tmp_path):
         daemon.stop()
 
 
+def test_file_clones_of_a_file_that_hdcs_made(tmp_path):
+    """They need no place of their own: they live in the data directory as their parent does, and go with their volume."""
+    old, new = random.Random(6).randbytes(4 * MIB), random.Random(7).randbytes(4 * MIB)
+    with Daemon(tmp_path, SMALL) as daemon:
+        daemon.create("v", size="16M")
+        daemon.create("elsewhere", "--backend", f"file:{tmp_path}/elsewhere")
+        daemon.write("v", old)
+        daemon.ok("volume", "snapshot", "v", "s", "--copy")
+        daemon.write("v", new)
+        daemon.ok("volume", "resize", "v", "--size", "32M")
+        made = daemon.json("volume", "clone", "v@s", "then", "--copy")
+        assert made["bytes"] == 16 * MIB
+        daemon.ok("volume", "clone", "v", "now", "--copy", "--mode", "storage")
+        refused(daemon.cli("volume", "clone", "elsewhere", "c", "--copy"), 2, "give --backend")
+        refused(daemon.cli("volume", "clone", "v", "now", "--copy"), 1, "it exists already")
+        refused(daemon.cli("volume", "clone", "v", "far", "--copy", "--log-size", "1M"), 2, "write log")
+        daemon.write("then", b"mine" * (MIB // 4), 8 * MIB)
+        daemon.kill()
+        # What a creation leaves that is killed while it copies.
+        half = daemon.data / "volumes" / ".new-data-5d6e3f1e-0000-4000-8000-000000000000"
+        half.mkdir()
+        (half / "data.hdcs-making").write_bytes(b"x")
+        daemon.start()
+        daemon.until(lambda: all(v["phase"] == "open" for v in daemon.json("volume", "list")))
+        assert daemon.read("then", 16 * MIB) == old + bytes(4 * MIB) + b"mine" * (MIB // 4) + bytes(7 * MIB)
+        assert daemon.read("now", 4 * MIB) == new and daemon.volume("now")["bytes"] == 32 * MIB
+        assert daemon.read("v", 4 * MIB) == new
+        daemon.ok("volume", "delete", "then")
+        daemon.ok("volume", "flush", "now")
+        assert (daemon.data / "volumes" / "now" / "data").read_bytes()[: 4 * MIB] == new
+        left = sorted(path.name for path in (daemon.data / "volumes").iterdir())
+        assert left == ["elsewhere", "now", "v"]
+        daemon.stop()
+
+
 def test_file_block_device_has_no_snapshots(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("a loop device needs root")

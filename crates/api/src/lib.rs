@@ -370,7 +370,8 @@ pub struct CloneVolume {
     /// Which snapshot; left out, the present state.
     #[serde(default)]
     pub snapshot: Option<String>,
-    /// The new volume: with a backend in the same store, and without a size.
+    /// The new volume: without a size, and with a backend in the same store; only a volume whose data is in the data
+    /// directory has clones without a backend, which are there too.
     pub clone: CreateVolume,
     /// Whether data may be copied for it where the backend cannot share any.
     #[serde(default)]

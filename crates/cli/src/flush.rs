@@ -200,7 +200,10 @@ mod tests {
         let line = progress.line(1 << 20, Duration::from_secs(2), None);
         assert_eq!(line, "1 MiB of 4 MiB flushed, 512 KiB/s, ETA 6 s");
         let line = progress.line(1 << 20, Duration::from_secs(2), Some("full"));
-        assert_eq!(line, "1 MiB of 4 MiB flushed, 512 KiB/s, ETA unknown (full)");
+        assert_eq!(
+            line,
+            "1 MiB of 4 MiB flushed, 512 KiB/s, ETA unknown (full)"
+        );
         progress.left = 4 << 20;
         assert!(
             progress

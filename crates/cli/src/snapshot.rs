@@ -46,9 +46,10 @@ pub(crate) struct Clone {
     source: Source,
     /// Name of the new volume
     new: VolumeName,
-    /// Where its own data goes: a place of its own in the same store, cluster or file system
+    /// Where its own data goes: a place of its own in the same store, cluster or file system [default: the data
+    /// directory, if its parent is there]
     #[arg(long, value_name = "URL")]
-    backend: String,
+    backend: Option<String>,
     #[command(flatten)]
     behaviour: Behaviour,
     /// Copy the data if the file system cannot share it (a file without reflinks)
@@ -195,10 +196,11 @@ pub(crate) async fn clone(client: &Client, arguments: Clone) -> Result<(), Failu
         Some(snapshot) => format!("snapshot {snapshot} of volume {volume}"),
         None => format!("volume {volume}"),
     };
-    let backend = absolute_backend(&arguments.backend)?;
+    let backend = arguments.backend.as_deref().map(absolute_backend);
+    let backend = backend.transpose()?;
     let request = CloneVolume {
         snapshot,
-        clone: (arguments.behaviour).of(&arguments.new, None, Some(backend))?,
+        clone: (arguments.behaviour).of(&arguments.new, None, backend)?,
         copy: arguments.copy,
     };
     let path = format!("{}/clone", api_path(&volume));

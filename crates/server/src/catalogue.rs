@@ -577,6 +577,45 @@ impl Drop for Draft {
     }
 }
 
+/// The backing file of a volume that is to be made, until [`Draft`] takes it. Dropped before that, it leaves nothing
+/// behind; what a crash leaves of it is removed at the next start.
+#[derive(Debug)]
+pub struct StagedData {
+    directory: PathBuf,
+}
+
+impl StagedData {
+    /// Make room for one.
+    pub fn begin(layout: &Layout) -> Result<Self, CatalogueError> {
+        let name = format!("{NEW_PREFIX}data-{}", Uuid::new_v4());
+        let directory = layout.volumes().join(name);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .map_err(io_at(&directory))?;
+        Ok(Self { directory })
+    }
+
+    /// Where the file is to be made.
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(DATA_FILE)
+    }
+
+    /// Move the file to where a volume has its own.
+    pub fn move_to(&self, path: &Path) -> Result<(), CatalogueError> {
+        fs::rename(self.path(), path).map_err(io_at(path))
+    }
+}
+
+impl Drop for StagedData {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            let path = self.directory.display();
+            tracing::warn!("{path}: it stays until the next start: {error}");
+        }
+    }
+}
+
 fn sealed_at(path: PathBuf) -> impl FnOnce(SealedError) -> CatalogueError {
     move |error| match error {
         SealedError::Io(source) => CatalogueError::Io { path, source },

@@ -21,7 +21,8 @@ use uuid::Uuid;
 use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, lock, looks, parse_name};
 use crate::catalogue::{
-    self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, VolumeName, check_volume_bytes,
+    self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, StagedData, VolumeName,
+    check_volume_bytes,
 };
 use crate::data_dir::Layout;
 use crate::inspect;
@@ -73,11 +74,15 @@ impl Node {
         if let Some(url) = request.backend.as_ref().filter(|_| !is_settled) {
             refuse_foreign(&request.name, url).await?;
         }
-        self.create_over(request).await
+        self.create_over(request, None).await
     }
 
-    /// The same over whatever is at its backend's place.
-    pub(super) async fn create_over(&self, request: CreateVolume) -> Result<Volume, ApiError> {
+    /// The same over whatever is at its backend's place, or with `data` as its backing file if it has its own.
+    pub(super) async fn create_over(
+        &self,
+        request: CreateVolume,
+        data: Option<Arc<StagedData>>,
+    ) -> Result<Volume, ApiError> {
         let name = parse_name(&request.name)?;
         let _busy = self.begin(name.as_str(), "created")?;
         if lock(&self.slots).contains_key(name.as_str()) {
@@ -91,7 +96,9 @@ impl Node {
         let config = self.core_config(&entry, volumes)?;
         let layout = self.layout();
         let overwrite = [request.log_overwrite, request.store_overwrite];
-        let made = tokio::task::spawn_blocking(move || make(&layout, entry, &config, overwrite));
+        let made = tokio::task::spawn_blocking(move || {
+            make(&layout, entry, &config, overwrite, data.as_deref())
+        });
         let entry = made
             .await
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
@@ -375,6 +382,7 @@ fn make(
     entry: Entry,
     config: &VolumeConfig,
     [overwrite_log, overwrite_store]: [bool; 2],
+    staged: Option<&StagedData>,
 ) -> Result<Entry, ApiError> {
     let name = entry.name.clone();
     let here = |error: CatalogueError| {
@@ -391,9 +399,11 @@ fn make(
     let encryption = entry.encryption.clone();
     let draft = Draft::begin(layout, entry).map_err(here)?;
     if let Some(data) = draft.data_path() {
-        make_sparse(&data, bytes)
-            .map_err(catalogue::io_at(&data))
-            .map_err(here)?;
+        let made = match staged {
+            Some(staged) => staged.move_to(&data),
+            None => make_sparse(&data, bytes).map_err(catalogue::io_at(&data)),
+        };
+        made.map_err(here)?;
     }
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let mut first_block = CoreVolume::format_log(config, high ^ low);

@@ -19,7 +19,7 @@ use hdcs_api::{
 };
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Kind, ObjectMemory};
-use hdcs_backend::url::BackendUrl;
+use hdcs_backend::url::{BackendUrl, file_url};
 use hdcs_backend::{BackendError, CloneOrigin, Keep, Keeper, Kept, KeptClone};
 use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 use hdcs_core::volume::Phase;
@@ -30,10 +30,10 @@ use uuid::Uuid;
 use super::encryption::key_place;
 use super::memory::short;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, failed, find,
-    in_time, invalid, lock, lost, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, beside,
+    failed, find, in_time, invalid, lock, lost, parse_name,
 };
-use crate::catalogue::{Entry, Found};
+use crate::catalogue::{Entry, Found, StagedData, VolumeName};
 use crate::shard::command::{Command, KeepFailure, VolumeReport};
 
 /// How often it is looked whether a copy moves.
@@ -45,6 +45,22 @@ fn parse_snapshot(name: &str) -> Result<SnapshotName, ApiError> {
             "snapshot name {name:?}: it has 1 to 64 letters A-Z a-z, digits, `.`, `_` and `-`"
         ))
     })
+}
+
+/// A clone's place is in its parent's store.
+fn check_clone_place(new: &VolumeName, url: &str, parent: &str) -> Result<(), ApiError> {
+    let place = BackendUrl::parse(url).map_err(|error| invalid(error.to_string()))?;
+    if let Some(exposure) = place.place.exposure() {
+        return Err(invalid(format!("volume {new}: {exposure}")));
+    }
+    let scheme = |url: &str| url.split(':').next().map(str::to_owned);
+    if place.place.as_keeper().is_none() || scheme(url) != scheme(parent) {
+        return Err(invalid(format!(
+            "volume {new}: a clone shares what a snapshot of its parent holds: name a place in the same store, not {}",
+            place.place.name()
+        )));
+    }
+    Ok(())
 }
 
 /// What was found at a volume's place.
@@ -396,11 +412,11 @@ impl Node {
                 ),
             ));
         }
-        let Some(url) = clone.backend.clone() else {
+        if clone.backend.is_none() && entry.backend.is_some() {
             return Err(invalid(format!(
                 "volume {new}: a clone needs a place of its own in its parent's store: give --backend"
             )));
-        };
+        }
         if clone.bytes.is_some() {
             return Err(invalid(format!(
                 "volume {new}: a clone has the size of its snapshot: leave the size out, and resize it"
@@ -412,18 +428,9 @@ impl Node {
                 format!("volume {new}: it exists already: choose another name"),
             ));
         }
-        let place = BackendUrl::parse(&url).map_err(|error| invalid(error.to_string()))?;
-        if let Some(exposure) = place.place.exposure() {
-            return Err(invalid(format!("volume {new}: {exposure}")));
-        }
         let parent = entry.backend_url(&self.layout());
-        let scheme = |url: &str| url.split(':').next().map(str::to_owned);
-        if place.place.as_keeper().is_none() || scheme(&url) != scheme(&parent) {
-            return Err(invalid(format!(
-                "volume {new}: a clone shares what a snapshot of its parent holds: name a place in the same store, \
-                 not {}",
-                place.place.name()
-            )));
+        if let Some(url) = &clone.backend {
+            check_clone_place(&new, url, &parent)?;
         }
         // A clone's always is; once it is made, something is there.
         clone.must_be_new = false;
@@ -457,26 +464,33 @@ impl Node {
         let memory = memory
             .transpose()
             .map_err(|shortage| short(&new, &shortage))?;
-        let place = url.clone();
+        let (place, layout) = (clone.backend.clone(), self.layout());
         let key = entry.encryption.clone().map(|encryption| encryption.key);
         let identity = entry.backend_identity.clone();
         let copied = self.begin_copy(name, copy);
         let copying = Arc::clone(&copied.copying);
         let made = tokio::task::spawn_blocking(move || {
             let _memory = memory;
-            let place = BackendUrl::parse(&place)?.place;
-            match place.as_keeper() {
-                Some(keeper) => {
-                    let origin = CloneOrigin {
-                        url: &parent,
-                        identity: identity.as_deref(),
-                        snapshot: begins_with,
-                        key: key.as_deref(),
-                    };
-                    keeper.clone_from(&origin, &copying).map(drop)
-                }
-                None => Err(BackendError::Refused(place.name())),
-            }
+            // Without a place of its own it becomes a file in the data directory, as its parent is.
+            let (url, staged) = if let Some(url) = place {
+                (url, None)
+            } else {
+                let staged = StagedData::begin(&layout)
+                    .map_err(|error| BackendError::Refused(error.to_string()))?;
+                (file_url(&staged.path()), Some(staged))
+            };
+            let place = BackendUrl::parse(&url)?.place;
+            let Some(keeper) = place.as_keeper() else {
+                return Err(BackendError::Refused(place.name()));
+            };
+            let origin = CloneOrigin {
+                url: &parent,
+                identity: identity.as_deref(),
+                snapshot: begins_with,
+                key: key.as_deref(),
+            };
+            let found = keeper.clone_from(&origin, &copying)?;
+            Ok((found, staged.map(Arc::new)))
         });
         let made = made.await.map_err(|error| failed(error.to_string()));
         drop(copied);
@@ -492,7 +506,7 @@ impl Node {
                 );
             }
         }
-        made?.map_err(|error| {
+        let (found, staged) = made?.map_err(|error| {
             let kind = if error.is_unreachable() {
                 ErrorKind::Unavailable
             } else {
@@ -500,12 +514,22 @@ impl Node {
             };
             ApiError::new(kind, format!("volume {new}: {error}"))
         })?;
-        let created = self.create_over(clone).await.map_err(|error| {
-            let what = format!(
-                "{error}; the clone is made: once that is put right, `hdcs volume create {new} \
-                 --backend '{url}'` takes it into use"
-            );
-            ApiError::new(error.kind, what)
+        let place = clone.backend.clone();
+        if staged.is_some() {
+            clone.bytes = Some(found.bytes);
+        }
+        let created = self.create_over(clone, staged.clone()).await;
+        // What was not taken is removed, which may block.
+        beside(move || drop(staged)).await?;
+        let created = created.map_err(|error| match place {
+            None => error,
+            Some(url) => ApiError::new(
+                error.kind,
+                format!(
+                    "{error}; the clone is made: once that is put right, `hdcs volume create {new} \
+                     --backend '{url}'` takes it into use"
+                ),
+            ),
         })?;
         tracing::info!("volume {new} was made as a clone of volume {name}");
         Ok(created)
