@@ -1,7 +1,11 @@
 //! What the volumes of a node share, and who of their clients gets how much of it.
 
+pub mod cache_identity;
 pub mod qos;
+pub mod readmission;
 pub mod resize;
 pub mod scrub;
 pub mod shares;
+pub mod snapshot;
+pub mod tier_out;
 pub mod turns;

@@ -365,6 +365,13 @@ impl Device {
         self.durability = measure(&self.opened, last);
     }
 
+    /// Make durable what a process before this one has written, whether its writes completed or not: what is read of
+    /// that before could be lost with the power after. Blocks.
+    pub fn sync(&self) -> Result<(), DeviceError> {
+        let synced = self.opened.file.sync_data();
+        synced.map_err(|error| DeviceError::io("sync", &self.opened.path, error))
+    }
+
     /// Length of the region.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -1,6 +1,7 @@
-//! Checker: what a snapshot of an atomic backend holds.
+//! Checker: what a snapshot holds.
 //!
-//! 1. When it is taken it holds everything that was acknowledged before it was asked for.
+//! 1. When it is taken it holds everything that was acknowledged before it was asked for, and everything that was
+//!    acknowledged before the newest write in it was sent: it is a prefix of what was written.
 //! 2. It is a disk that the client could have seen: nothing of what was sent after a flush without all
 //!    that the flush put before it ([`check_backend::check_first`]), however many flushes destage went
 //!    past at once.
@@ -26,6 +27,13 @@ impl Snapshot {
         let at = |sector: u64| contents[sector as usize];
         check_backend::check_complete(history, asked, at)
             .map_err(|missing| Violation::new("snapshot-incomplete", missing.message))?;
+        let sectors = 0..contents.len() as u64;
+        // The oldest write that may have left it: no later one is certain to be there.
+        let newest = sectors.filter_map(|sector| history.matches(sector, at(sector)).last());
+        if let Some(newest) = newest.max().filter(|&newest| newest > 0) {
+            check_backend::check_complete(history, history.write(newest).issued, at)
+                .map_err(|missing| Violation::new("snapshot-not-a-prefix", missing.message))?;
+        }
         let snapshot = Self {
             kept: contents.len() as u64,
             contents,

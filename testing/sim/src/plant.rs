@@ -84,6 +84,8 @@ pub enum Plant {
     LateInvalidation,
     /// A snapshot shows what an atomic backend has not made durable yet.
     LooseSnapshot,
+    /// While a backend without atomic flushes takes a snapshot, writes go on to it.
+    LeakySnapshot,
     /// A clone is said to have inherited what it has written.
     GuessedLineage,
     /// What a clone has written is cached as its origin's.
@@ -166,6 +168,7 @@ impl Plant {
             | Self::SwappedLines
             | Self::HastySnapshot
             | Self::LooseSnapshot
+            | Self::LeakySnapshot
             | Self::GuessedLineage
             | Self::MisplacedFill
             | Self::ForgottenPin

@@ -245,6 +245,11 @@ fn plant_of_a_snapshot_of_what_is_not_flushed_is_caught() {
 }
 
 #[test]
+fn plant_of_writes_beside_a_snapshot_is_caught() {
+    assert_caught(Plant::LeakySnapshot, &["snapshot-not-a-prefix"]);
+}
+
+#[test]
 fn plant_of_a_guessed_lineage_is_caught() {
     assert_caught(Plant::GuessedLineage, &["read-stale"]);
 }

@@ -100,13 +100,13 @@ impl Shard {
                 tell(answer, self.works.begin_tiering(volume, false));
             }
             Command::CancelDestageAll(volume, answer) => {
-                self.works.cancel_destage_to_keep(volume);
+                self.works.cancel_flush_of_snapshot(volume);
                 self.works.cancel_tiering(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
             Command::Keep(volume, keep, answer) => self.works.keep(volume, keep, answer),
             Command::CancelKeep(volume, answer) => {
-                self.works.cancel_keeping(volume);
+                self.works.cancel_snapshot(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
             Command::Resize(volume, bytes, answer) => self.works.resize(volume, bytes, answer),
@@ -286,8 +286,8 @@ impl Shard {
             closing: Vec::new(),
             resizing: None,
             grown: None,
-            keeping: None,
-            tiering: None,
+            snapshotting: None,
+            tier_out: None,
             pin_trouble: None,
             held: Vec::new(),
             latencies: std::array::from_fn(|_| served::histogram()),
@@ -327,8 +327,8 @@ impl Shard {
         if let Some(resizing) = served.resizing.take() {
             resizing.closed();
         }
-        if let Some(keeping) = served.keeping.take() {
-            tell(keeping.answer, Err(KeepFailure::Now(NOT_OPEN)));
+        if let Some(snapshotting) = served.snapshotting.take() {
+            snapshotting.closed();
         }
         let waiting = self.works.scheduler.remove(served.flow);
         for one in served.waiting.drain(..).chain(waiting) {
@@ -396,7 +396,8 @@ impl Shard {
         if let Some(served) = self.works.volumes.get_mut(slot) {
             served.closing.push(answer);
         }
-        self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
+        self.works
+            .give_up_snapshot(slot, KeepFailure::Now(NOT_OPEN));
         self.abort_connections(number);
         if !destage || !self.works.tier_and_close(number) {
             self.works.step(slot, Event::Close { destage });
@@ -542,7 +543,8 @@ impl Shard {
                 stopping.give_up = self.works.now.plus(patience);
             }
             for slot in 0..self.works.volumes.end() {
-                self.works.give_up_keeping(slot, KeepFailure::Now(NOT_OPEN));
+                self.works
+                    .give_up_snapshot(slot, KeepFailure::Now(NOT_OPEN));
                 self.works.step(slot, Event::Close { destage });
             }
         }
@@ -719,8 +721,10 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
     spec.admission
         .begin(log_identity, log_keys)
         .map_err(prefixed)?;
-    if durability.is_none() {
-        log.measure_durability();
+    match durability {
+        // Which syncs it.
+        None => log.measure_durability(),
+        Some(_) => log.sync().map_err(log_fails)?,
     }
     let number = backend.origin().and_then(|origin| {
         // What is encrypted with different keys is not shared.

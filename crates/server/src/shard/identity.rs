@@ -1,46 +1,26 @@
-//! A new identity for a cache whose device can no longer say what is void.
-//!
-//! Until the identity is durable, no invalidation counts as recorded and no log's tail moves, so
-//! this is tried until it works.
-//!
-//! ```text
-//! Idle ──device given up──► Recording ──recorded──► Idle: the cache is told
-//!                               │ ▲
-//!                             failed └──── Paused ──pause over──┘
-//! ```
-//!
-//! Failure: a data directory that takes no writes leaves destage waiting; the log says so at every
-//! attempt, and so does the node's report.
+//! Records a new identity for a cache whose device can no longer say what is void, as [`CacheIdentity`] decides. The log
+//! says at every attempt that it fails, and so does the node's report.
 
 use std::sync::Arc;
 
 use hdcs_core::base::io::{Nanos, Token};
+use hdcs_core::node::cache_identity::CacheIdentity;
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 
 use super::cache_place::CachePlace;
 use super::works::Works;
 
-/// Between two attempts to record the identity.
-const PAUSE: Nanos = Nanos::from_millis(1_000);
 /// The token of the job; openings count from zero.
 pub const TOKEN: Token = Token(u64::MAX);
 
 /// What the worker hands back: whether the identity was recorded.
 pub type Recorded = Result<(), String>;
 
-#[derive(Debug, Default)]
-enum State {
-    #[default]
-    Idle,
-    Recording,
-    Paused(Nanos),
-}
-
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Identity {
-    state: State,
+    machine: CacheIdentity,
     /// Why the last attempt failed, until one succeeds.
     error: Option<String>,
     /// Volumes of which it was said that the cache has lost something that they need.
@@ -59,15 +39,15 @@ impl Identity {
             );
             self.forgotten_volumes = forgotten;
         }
-        match self.state {
-            State::Idle if works.cache.must_reset() => tracing::warn!(
+        if !self.machine.go_on(works.now, works.cache.must_reset()) {
+            return;
+        }
+        if self.error.is_none() {
+            tracing::warn!(
                 "the cache device fails or does not answer, and what it holds cannot be voided: \
                  giving the read cache a new identity"
-            ),
-            State::Paused(until) if until <= works.now => {}
-            State::Idle | State::Paused(_) | State::Recording => return,
+            );
         }
-        self.state = State::Recording;
         let place = Arc::clone(place);
         let job = move || {
             let recorded: Recorded = place.renew().map(drop);
@@ -78,19 +58,20 @@ impl Identity {
 
     /// An attempt ended.
     pub fn recorded(&mut self, works: &mut Works, result: Recorded) {
+        if self.machine.recorded(works.now, result.is_ok()) {
+            works.cache.reset_recorded();
+            // They wait for their invalidations to count as durable.
+            for slot in 0..works.volumes.end() {
+                works.touch(slot);
+            }
+        }
         match result {
             Ok(()) => {
                 tracing::warn!(
                     "the read cache has a new identity: the SSD tier stays off until its device is \
                      well again, and starts empty"
                 );
-                self.state = State::Idle;
                 self.error = None;
-                works.cache.reset_recorded();
-                // They wait for their invalidations to count as durable.
-                for slot in 0..works.volumes.end() {
-                    works.touch(slot);
-                }
             }
             Err(error) => {
                 tracing::warn!(
@@ -98,7 +79,6 @@ impl Identity {
                     "cannot record a new identity of the read cache; destage waits for it, trying \
                      again"
                 );
-                self.state = State::Paused(works.now.plus(PAUSE));
                 self.error = Some(error);
             }
         }
@@ -106,10 +86,7 @@ impl Identity {
 
     /// When to try again.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        match self.state {
-            State::Paused(until) => Some(until),
-            State::Idle | State::Recording => None,
-        }
+        self.machine.next_wakeup()
     }
 
     /// Why destage waits for this, if it does.

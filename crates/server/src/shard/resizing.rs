@@ -64,7 +64,7 @@ impl Works {
         if served.resizing.is_some() {
             return Err("a resize is under way already; wait for its end".to_owned());
         }
-        if served.keeping.is_some() {
+        if served.snapshotting.is_some() {
             return Err("a snapshot is under way; wait for its end".to_owned());
         }
         Ok(slot)

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use hdcs_backend::copying::Copying;
 use hdcs_backend::home::HomeBackend;
 use hdcs_backend::memory::VolumeMemory;
-use hdcs_backend::{Ask, Keep, Operation, Stack};
+use hdcs_backend::{Ask, Operation, Stack};
 use hdcs_core::base::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::cache::ReadCache;
 use hdcs_core::local::{Status, TierState};
 use hdcs_core::node::qos::{FlowId, QosStats, Ticket};
+use hdcs_core::node::tier_out::TierOut;
 use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
 use hdcs_device::file::Device;
 use hdcs_frontend::access::Allow;
@@ -18,8 +19,9 @@ use hdcs_frontend::{Export, VolumeNumber};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
-use super::command::{Admission, Answer, KeepFailure, OpenFailure, OpenedAs, VolumeReport};
+use super::command::{Admission, Answer, OpenFailure, OpenedAs, VolumeReport};
 use super::resizing::Resizing;
+use super::snapshots::Snapshotting;
 use crate::data_dir::dirty::{Left, LogIdentity};
 
 /// Where a request came from.
@@ -91,49 +93,6 @@ pub struct Pending {
     pub ticket: Option<Ticket>,
 }
 
-/// What a snapshot waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum KeepStep {
-    /// What is being tiered out already, of a moment before, is there (in storage mode).
-    Tiers,
-    /// The backend has everything that was acknowledged before.
-    Destage,
-    /// Nothing is under way in the backend. What it has then is a state of one moment: destage has just
-    /// brought it everything up to one write, and nothing of what follows. Not needed if its flushes are
-    /// atomic, since what it keeps is what the last one left.
-    Drain,
-    /// The home has flushed that, so that it is a moment to tier out (in storage mode).
-    Flush,
-    /// The home has tiered that moment out, and leaves the backend so (in storage mode).
-    Tier,
-    /// The backend has kept the state, or done what else it was asked for.
-    Asked,
-    /// It has copied what it has kept.
-    Copying,
-}
-
-/// A snapshot, or what else is kept or forgotten, that is under way.
-#[derive(Debug)]
-pub struct Keeping {
-    /// What.
-    pub keep: Keep,
-    /// What it waits for.
-    pub step: KeepStep,
-    /// Why it is not wanted any more, though it cannot end at once.
-    pub given_up: Option<KeepFailure>,
-    /// Who asked.
-    pub answer: Answer<(), KeepFailure>,
-}
-
-/// Tiering out what a volume in storage mode has dirty, which is under way.
-#[derive(Clone, Copy, Debug)]
-pub struct Tiering {
-    /// Whether the home was asked; before that it has to have everything.
-    pub asked: bool,
-    /// Whether the volume is closed then. Nobody connects to it any more.
-    pub then_close: bool,
-}
-
 /// See the module.
 pub struct Served {
     /// Its name.
@@ -182,10 +141,10 @@ pub struct Served {
     pub resizing: Option<Resizing>,
     /// The size that its backend has grown to, until the volume has it.
     pub grown: Option<u64>,
-    /// What is being kept or forgotten.
-    pub keeping: Option<Keeping>,
+    /// The snapshot that is being made or removed.
+    pub snapshotting: Option<Snapshotting>,
     /// What is being tiered out.
-    pub tiering: Option<Tiering>,
+    pub tier_out: Option<TierOut>,
     /// Why what was pinned is not.
     pub pin_trouble: Option<String>,
     /// Backend operations that wait until the backend has shrunk, or has kept a state.
@@ -199,23 +158,12 @@ pub struct Served {
 impl Served {
     /// Whether what is asked of the backend waits for the end of a resize, or for a state to be kept.
     pub fn holds(&self, ask: &Ask) -> bool {
-        let is_atomic = self.backend.capabilities().atomic_flush;
-        let keeping = self.keeping.as_ref();
-        if let Some(keeping) = keeping.filter(|_| !is_atomic)
-            && let Keep::Snapshot { .. } = keeping.keep
-        {
-            let home = self.home();
-            return match keeping.step {
-                KeepStep::Tiers | KeepStep::Destage | KeepStep::Copying => false,
-                KeepStep::Drain | KeepStep::Flush => true,
-                // Once the home has its moment, it copies before it writes.
-                KeepStep::Tier => home.is_some_and(|home| home.tier == TierState::Waiting),
-                KeepStep::Asked if home.is_some() => false,
-                KeepStep::Asked => matches!(
-                    ask,
-                    Ask::Write { .. } | Ask::Zero { .. } | Ask::Flush | Ask::Resize { .. }
-                ),
-            };
+        if let Some(snapshotting) = &self.snapshotting {
+            let changes = matches!(
+                ask,
+                Ask::Write { .. } | Ask::Zero { .. } | Ask::Flush | Ask::Resize { .. }
+            );
+            return snapshotting.operation.holds(changes, self.home().as_ref());
         }
         let Some(resizing) = &self.resizing else {
             return false;
@@ -228,18 +176,16 @@ impl Served {
     /// A snapshot that waits for destage has waited enough, as soon as the backend has everything: from
     /// then on nothing reaches it that came later.
     pub fn note_destaged(&mut self, now: Nanos) {
-        if let Some(keeping) = &mut self.keeping
-            && keeping.step == KeepStep::Destage
-            && self.volume.stats(now).destage_all_remaining_bytes == 0
-        {
-            keeping.step = KeepStep::Drain;
+        if let Some(snapshotting) = &mut self.snapshotting {
+            let left = self.volume.stats(now).destage_all_remaining_bytes;
+            snapshotting.operation.note_destaged(left);
         }
     }
 
     /// What frontends may know, if it serves.
     pub fn export(&self) -> Option<Export> {
         use hdcs_core::volume::Policy;
-        let is_leaving = self.tiering.is_some_and(|tiering| tiering.then_close);
+        let is_leaving = self.tier_out.is_some_and(|one| one.then_closes());
         let is_open = matches!(self.volume.phase(), Phase::Open | Phase::Opening);
         (is_open && !is_leaving).then(|| Export {
             number: self.number,
@@ -307,9 +253,9 @@ impl Served {
             return stats;
         };
         stats.dirty_bytes += home.dirty_bytes;
-        let keeping = self.keeping.as_ref();
-        let is_kept = keeping.is_some_and(|keeping| keeping.step < KeepStep::Asked);
-        if self.tiering.is_some() || is_kept {
+        let snapshotting = self.snapshotting.as_ref();
+        let is_to_tier = snapshotting.is_some_and(|one| one.operation.is_before_backend());
+        if self.tier_out.is_some() || is_to_tier {
             let left = match home.tier {
                 TierState::Copying | TierState::Finishing => home.tier_left_bytes,
                 _ => home.dirty_bytes + home.zero_bytes,

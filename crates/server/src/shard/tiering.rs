@@ -1,15 +1,14 @@
-//! Tiering out what a volume in storage mode has dirty: the log is destaged into the home, then the home
-//! tiers out. A volume in cache mode is destaged, and that is all.
+//! Tiering out what a volume in storage mode has dirty: performs what [`TierOut`] decides.
 
 use hdcs_backend::Port;
 use hdcs_backend::home::Tiers;
-use hdcs_core::local::{TierState, Verified};
+use hdcs_core::local::Verified;
+use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
 use hdcs_core::volume::{Event, Trouble};
 use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
-use super::served::Tiering;
 use super::works::Works;
 
 impl Works {
@@ -19,11 +18,7 @@ impl Works {
         if let Some(served) = self.volumes.get_mut(slot)
             && served.home().is_some()
         {
-            let before = served.tiering.take();
-            served.tiering = Some(Tiering {
-                asked: false,
-                then_close: then_close || before.is_some_and(|before| before.then_close),
-            });
+            served.tier_out = Some(TierOut::begin(then_close, served.tier_out));
         }
         self.step(slot, Event::DestageAll);
         Ok(())
@@ -45,7 +40,7 @@ impl Works {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
-        let cancelled = served.tiering.take_if(|tiering| !tiering.then_close);
+        let cancelled = served.tier_out.take_if(|one| !one.then_closes());
         if cancelled.is_some() {
             self.ask_home(slot, Tiers::Cancel);
         }
@@ -92,55 +87,45 @@ impl Works {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
-        let (stats, home) = (served.volume.stats(self.now), served.home());
-        let (Some(tiering), Some(home)) = (&mut served.tiering, home) else {
+        let (stats, local) = (served.volume.stats(self.now), served.home());
+        let (Some(tier_out), Some(local)) = (&mut served.tier_out, local) else {
             return;
         };
-        let log_is_silent = matches!(served.volume.trouble(), Some((Trouble::LogSilent, _)));
-        if tiering.then_close && log_is_silent {
-            // What is to be destaged first cannot be had: a close does not wait for it.
-            served.tiering = None;
-            self.ask_home(slot, Tiers::Cancel);
-            return self.step(slot, Event::Close { destage: true });
+        let trouble = served.volume.trouble();
+        let act = tier_out.go_on(&View {
+            destage_left_bytes: stats.destage_all_remaining_bytes,
+            log_used_blocks: stats.log_used_blocks,
+            owes_flush: served.volume.owes_flush(),
+            log_is_silent: matches!(trouble, Some((Trouble::LogSilent, _))),
+            local,
+        });
+        match act {
+            None => {}
+            Some(Act::Begin) => self.ask_home(slot, Tiers::Begin),
+            Some(Act::DestageAll) => self.step(slot, Event::DestageAll),
+            Some(Act::End(ending)) => self.end_tiering(slot, ending),
         }
-        if !tiering.asked {
-            if stats.destage_all_remaining_bytes == 0 {
-                tiering.asked = true;
-                self.ask_home(slot, Tiers::Begin);
+    }
+
+    fn end_tiering(&mut self, slot: u32, ending: Ending) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        served.tier_out = None;
+        match ending {
+            Ending::Done => {}
+            Ending::Close => self.step(slot, Event::Close { destage: true }),
+            Ending::CancelAndClose => {
+                self.ask_home(slot, Tiers::Cancel);
+                self.step(slot, Event::Close { destage: true });
             }
-            return;
-        }
-        if home.tier == TierState::Waiting
-            && stats.destage_all_remaining_bytes == 0
-            && served.volume.owes_flush()
-        {
-            // Its moment is one that a flush leaves, and for what went past the log since nobody else need ask for
-            // one for long.
-            return self.step(slot, Event::DestageAll);
-        }
-        if home.tier != TierState::Idle {
-            return;
-        }
-        let then_close = tiering.then_close;
-        served.tiering = None;
-        if !then_close {
-            return;
-        }
-        if let Some(error) = home.failed {
-            for answer in served.closing.drain(..) {
-                let why = format!("its home failed ({error}) and cannot be tiered out");
-                // Whoever asked may have gone.
-                let _ = answer.send(Err(why));
+            Ending::Failed(error) => {
+                for answer in served.closing.drain(..) {
+                    let why = format!("its home failed ({error}) and cannot be tiered out");
+                    // Whoever asked may have gone.
+                    let _ = answer.send(Err(why));
+                }
             }
-        } else if stats.log_used_blocks > 0 || home.dirty_bytes + home.zero_bytes > 0 {
-            // What came in before its connections were closed.
-            served.tiering = Some(Tiering {
-                asked: false,
-                then_close,
-            });
-            self.step(slot, Event::DestageAll);
-        } else {
-            self.step(slot, Event::Close { destage: true });
         }
     }
 }

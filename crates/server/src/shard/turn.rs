@@ -49,7 +49,7 @@ use super::leavers::Leaver;
 use super::places::{NO_PLACE, Places};
 use super::readmission::{self, Readmission};
 use super::scrub::Scrub;
-use super::served::{KeepStep, Origin, Submitted};
+use super::served::{Origin, Submitted};
 use super::slots::Slots;
 use super::visits::{error_of, note_accepting};
 use super::works::{SessionHost, Works};
@@ -791,19 +791,18 @@ impl Shard {
                 // What the backend has to do may wait for the end of a resize.
                 Phase::Closing => self.works.go_on_resizing(slot),
                 Phase::Open => {
-                    if let Some(keeping) = &served.keeping {
-                        let waits_for_tiers = keeping.step == KeepStep::Tiers;
-                        if waits_for_tiers {
+                    if let Some(snapshotting) = &served.snapshotting {
+                        if snapshotting.operation.awaits_tier_out() {
                             self.works.go_on_tiering(slot);
                         }
-                        self.works.go_on_keeping(slot);
+                        self.works.go_on_snapshotting(slot);
                         continue;
                     }
                     if served.resizing.is_some() {
                         self.works.go_on_resizing(slot);
                         continue;
                     }
-                    if served.tiering.is_some() {
+                    if served.tier_out.is_some() {
                         self.works.go_on_tiering(slot);
                         continue;
                     }

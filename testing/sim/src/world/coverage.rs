@@ -77,6 +77,12 @@ pub struct Coverage {
     pub spoiled_reads: u64,
     /// The same while an opening replays it.
     pub spoiled_replays: u64,
+    /// Snapshots that were given up before the backend was asked.
+    pub snapshots_given_up: u64,
+    /// Snapshots of backends without atomic flushes.
+    pub snapshots_of_files: u64,
+    /// Operations that were held back for them.
+    pub held_for_snapshots: u64,
     /// Snapshots that were taken.
     pub snapshots: u64,
     /// Volumes that were made smaller while clients and faults went on.
@@ -150,6 +156,9 @@ impl Coverage {
         self.spoiled_reads += other.spoiled_reads;
         self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
+        self.snapshots_given_up += other.snapshots_given_up;
+        self.snapshots_of_files += other.snapshots_of_files;
+        self.held_for_snapshots += other.held_for_snapshots;
         self.shrinks += other.shrinks;
         self.resizes += other.resizes;
         self.cuts += other.cuts;
@@ -175,7 +184,7 @@ impl std::fmt::Display for Coverage {
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
-             {} commits ({} past flushes), {} snapshots, {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
+             {} commits ({} past flushes), {} snapshots ({} of files, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
              {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} at rest when the node crashed, {} spoiled reads ({} of replays), {} lies, \
              {} rounds with silent logs, {} closes without them",
@@ -208,6 +217,9 @@ impl std::fmt::Display for Coverage {
             self.commits,
             self.crossings,
             self.snapshots,
+            self.snapshots_of_files,
+            self.held_for_snapshots,
+            self.snapshots_given_up,
             self.shrinks,
             self.resizes,
             self.cuts,

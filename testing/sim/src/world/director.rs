@@ -7,6 +7,9 @@ use super::{
     SECTOR_BYTES, Violation, Volume, World, check_log, check_trouble, scenario,
 };
 
+/// The shortest pause before a cache device that was given up is tried again.
+const CACHE_RETRY: Nanos = Nanos::from_millis(20);
+
 impl World {
     /// Let the director act from now on.
     pub(super) fn start_director(&mut self) {
@@ -40,7 +43,7 @@ impl World {
             9 => return self.destage_all(unit),
             10 => {
                 self.units[unit].destage_all = None;
-                self.units[unit].snapshot_asked = None;
+                self.cancel_flush_of_snapshot(unit)?;
                 self.note("cancel destage all", [unit as u64, 0, 0, 0]);
                 return self.step_volume(unit, Event::CancelDestageAll);
             }
@@ -111,21 +114,27 @@ impl World {
         self.note("backend taken over", [unit as u64, 0, 0, 0]);
     }
 
-    /// The node looks after its cache device, which was given up.
+    /// The node tries its cache device, which was given up.
     pub(super) fn probe_cache(&mut self) -> Result<(), Violation> {
-        self.cache_probe = false;
-        let ready = (self.node.as_ref()).is_some_and(|node| node.cache.can_readmit());
+        if !self.readmission.is_trying() {
+            // Of a node that has gone down.
+            return Ok(());
+        }
+        let can_readmit = (self.node.as_ref()).is_some_and(|node| node.cache.can_readmit());
         if self.cache_dead && self.random.bool() {
             // It is back, with what it held.
             self.cache_dead = false;
         }
-        if !ready || self.cache_dead || self.cache_silent > self.now {
+        let is_open = !self.cache_dead && self.cache_silent <= self.now;
+        let is_used = self.readmission.tried(self.now, is_open, can_readmit);
+        self.wake_for_cache();
+        if !is_used {
             return Ok(());
         }
         let under_way = self.in_flight.values().filter(|one| one.io.is_of_cache());
         check_trouble::check_readmitted(under_way.count())?;
         let before = self.scenario.cache.ssd.as_ref().map(|ssd| ssd.uuid);
-        self.renew_cache();
+        self.give_cache_another_identity();
         let mut uuid = self.scenario.cache.ssd.as_ref().map(|ssd| ssd.uuid);
         if self.planted.strikes(Plant::StaleReadmission) {
             uuid = self.cache_carries().or(before);
@@ -265,14 +274,59 @@ impl World {
     }
 
     /// What is on the cache device belongs to nobody from now on.
-    pub(super) fn renew_cache(&mut self) {
+    pub(super) fn give_cache_another_identity(&mut self) {
         self.note("cache identity", [0; 4]);
-        self.cache_renewal = false;
         if let Some(ssd) = &mut self.scenario.cache.ssd {
             self.random.fill(&mut ssd.uuid);
         }
-        if let Some(node) = &mut self.node {
+    }
+
+    /// The node has recorded another identity of its cache, or could not.
+    pub(super) fn cache_identity_recorded(&mut self) {
+        if !self.cache_identity.is_recording() {
+            // Of a node that has gone down.
+            return;
+        }
+        let is_recorded = self.calm_since.is_some() || self.random.u8(..8) > 0;
+        if is_recorded {
+            self.give_cache_another_identity();
+        }
+        if self.cache_identity.recorded(self.now, is_recorded)
+            && let Some(node) = &mut self.node
+        {
             node.cache.reset_recorded();
+        }
+        self.wake_for_cache();
+    }
+
+    /// What a node does for its cache in the background.
+    pub(super) fn look_after_cache(&mut self) {
+        let Some(node) = &self.node else {
+            return;
+        };
+        let (must_reset, can_readmit) = (node.cache.must_reset(), node.cache.can_readmit());
+        if self.cache_identity.go_on(self.now, must_reset) {
+            let pause = Nanos::from_micros(self.random.u64(1..5000));
+            self.queue
+                .add(self.now.plus(pause), Happening::CacheIdentityRecorded);
+        }
+        let waited = self.readmission.next_wakeup();
+        if self.readmission.go_on(self.now, can_readmit, CACHE_RETRY) {
+            let pause = Nanos::from_micros(self.random.u64(1..5000));
+            self.queue.add(self.now.plus(pause), Happening::CacheProbed);
+        } else if self.readmission.next_wakeup() != waited {
+            self.wake_for_cache();
+        }
+    }
+
+    /// Be there when that goes on.
+    fn wake_for_cache(&mut self) {
+        let next = [
+            self.cache_identity.next_wakeup(),
+            self.readmission.next_wakeup(),
+        ];
+        for at in next.into_iter().flatten() {
+            self.queue.add(at.max(self.now), Happening::Tick);
         }
     }
 

@@ -8,10 +8,11 @@ use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
 
 use super::{
-    AGE_SLACK, Action, Ask, CacheEvent, Context, Coverage, DIRECTOR_ACTIONS_MAX, Durability,
-    END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenError, Owner, Phase, Policy, Rc,
-    ReadCache, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World,
-    check_backend, check_bounds, check_log, check_policy, check_recovery, check_trouble,
+    AGE_SLACK, Action, Ask, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
+    Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenError, Owner, Phase,
+    Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit,
+    Violation, Volume, World, check_backend, check_bounds, check_log, check_policy, check_recovery,
+    check_trouble,
 };
 use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
@@ -25,13 +26,13 @@ impl World {
         let enough = self.scenario.director_pause.0 * DIRECTOR_ACTIONS_MAX;
         self.calm_at = self.now.plus(Nanos(enough));
         self.note("start", [crash_at.unwrap_or(u64::MAX), 0, 0, 0]);
-        self.cache_renewal = false;
+        self.cache_identity = CacheIdentity::default();
         // A device that was gone may be back, with what it held.
         self.cache_dead &= self.random.bool();
         if self.cache_silent > self.now && self.random.bool() {
             self.cache_silent = Nanos(0);
         }
-        self.cache_probe = false;
+        self.readmission = Readmission::default();
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();
         let mut cache = ReadCache::new(cache, self.now, Rc::clone(&self.pool), &mut actions);
@@ -334,7 +335,7 @@ impl World {
     pub fn begin_reopen(&mut self, unit: usize) -> Result<(), Violation> {
         self.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
-        self.units[unit].snapshot_asked = None;
+        self.give_up_snapshot(unit)?;
         self.prepare_close(unit)?;
         self.step_volume(unit, Event::Close { destage: false })?;
         self.tick();
@@ -534,7 +535,7 @@ impl World {
             unit.starved.clear();
             unit.leave_resizing();
             unit.destage_all = None;
-            unit.snapshot_asked = None;
+            unit.snapshotting = None;
             unit.log_writes.clear();
             unit.backend_writes.clear();
             unit.backend_trouble = None;
@@ -655,7 +656,7 @@ impl Unit {
         self.spoiled.clear();
         self.asked_early.clear();
         self.destage_all = None;
-        self.snapshot_asked = None;
+        self.snapshotting = None;
         self.shrink = None;
         self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log, kept);
         self.read_only_until = 0;

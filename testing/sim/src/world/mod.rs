@@ -18,6 +18,8 @@ use hdcs_core::base::io::{
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::cache::{CacheEvent, ReadCache, SsdState};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::node::cache_identity::CacheIdentity;
+use hdcs_core::node::readmission::Readmission;
 use hdcs_core::node::resize::Resize;
 use hdcs_core::node::scrub::ScrubAt;
 use hdcs_core::volume::{
@@ -235,12 +237,11 @@ struct Unit {
     lost_bytes_max: Option<u64>,
     opened: bool,
     destage_all: Option<u64>,
-    /// A snapshot waits for that to be destaged which was there then.
-    snapshot_asked: Option<u64>,
+    snapshotting: Option<snapshots::Snapshotting>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
     resizing: Option<Resize>,
-    /// What waits for the end of that.
+    /// What waits for the end of that, or for a snapshot.
     held: Vec<Action>,
     /// What was cut off, which a planted bug keeps: from a sector on.
     kept_cut: Option<(u64, Vec<Content>)>,
@@ -290,9 +291,8 @@ pub struct World {
     cache_dead: bool,
     /// Until when the cache device does not answer.
     cache_silent: Nanos,
-    cache_probe: bool,
-    /// The node is recording a new identity for its cache.
-    cache_renewal: bool,
+    readmission: Readmission,
+    cache_identity: CacheIdentity,
     /// Compressed lines of the SSD tier that were let rot, by their offsets, and whether a volume has read them since.
     rotten: BTreeMap<u64, bool>,
     pool: Rc<Pool>,
@@ -394,7 +394,7 @@ impl World {
                     lost_bytes_max: None,
                     opened: false,
                     destage_all: None,
-                    snapshot_asked: None,
+                    snapshotting: None,
                     snapshots: Vec::new(),
                     shrink: None,
                     resizing: None,
@@ -429,8 +429,8 @@ impl World {
             cache_writes: WritesInFlight::default(),
             cache_dead: false,
             cache_silent: Nanos(0),
-            cache_probe: false,
-            cache_renewal: false,
+            readmission: Readmission::default(),
+            cache_identity: CacheIdentity::default(),
             rotten: BTreeMap::new(),
             node: None,
             watched: None,
@@ -574,7 +574,7 @@ impl World {
             Happening::Tick => Ok(()),
             Happening::Director => self.direct(),
             Happening::CacheIdentityRecorded => {
-                self.renew_cache();
+                self.cache_identity_recorded();
                 Ok(())
             }
             Happening::CacheProbed => self.probe_cache(),
@@ -598,28 +598,16 @@ impl World {
         }
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
-        let reset = self
-            .node
-            .as_ref()
-            .is_some_and(|node| node.cache.must_reset());
-        if reset && !self.cache_renewal {
-            self.cache_renewal = true;
-            let pause = Nanos::from_micros(self.random.u64(1..5000));
-            self.queue
-                .add(self.now.plus(pause), Happening::CacheIdentityRecorded);
-        }
-        let readmits = (self.node.as_ref()).is_some_and(|node| node.cache.can_readmit());
-        if readmits && !self.cache_probe {
-            self.cache_probe = true;
-            let pause = Nanos::from_micros(self.random.u64(1..50_000));
-            self.queue.add(self.now.plus(pause), Happening::CacheProbed);
-        }
+        self.look_after_cache();
         if self.node.as_ref().map(|node| node.cache.persisted()) != before {
             for unit in 0..self.volumes() {
                 self.step_volume(unit, Event::Poll)?;
             }
         }
-        (0..self.volumes()).try_for_each(|unit| self.go_on_resizing(unit))
+        (0..self.volumes()).try_for_each(|unit| {
+            self.go_on_resizing(unit)?;
+            self.go_on_snapshotting(unit)
+        })
     }
 
     fn volumes(&self) -> usize {

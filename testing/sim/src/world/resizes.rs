@@ -26,7 +26,7 @@ impl World {
             return Ok(());
         }
         let state = &self.units[unit];
-        let is_busy = state.shrink.is_some() || state.snapshot_asked.is_some();
+        let is_busy = state.shrink.is_some() || state.snapshotting.is_some();
         if state.resizing.is_some() || is_busy || self.random.u8(..4) > 0 {
             return Ok(());
         }
@@ -213,8 +213,11 @@ impl World {
         }
     }
 
-    /// Whether what a volume asks of its backend waits for the end of a change of size.
-    pub(super) fn holds(&self, unit: usize, action: &Action) -> bool {
+    /// Whether what a volume asks of its backend waits for the end of a change of size, or for a snapshot.
+    pub(super) fn holds(&mut self, unit: usize, action: &Action) -> bool {
+        if self.units[unit].snapshotting.is_some() {
+            return self.snapshot_holds(unit, action);
+        }
         let is_read = matches!(action, Action::BackendRead { .. });
         let resize = self.units[unit].resizing;
         resize.is_some_and(|resize| resize.holds(is_read))
