@@ -1,7 +1,7 @@
 //! One run from a seed: openings, work, endings, and the verification at last.
 
 use fastrand::Rng;
-use hdcs_core::base::io::SectorRange;
+use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 use crate::outcome;
@@ -61,6 +61,14 @@ pub fn run(seed: u64, options: Options) -> Outcome {
     {
         for volume in &mut scenario.volumes {
             volume.config.backend_atomic = true;
+        }
+    }
+    if options.plant == Some(Plant::LeakySnapshot) {
+        for volume in &mut scenario.volumes {
+            // So that there is something to hold back.
+            volume.config.backend_atomic = false;
+            volume.config.dirty_ratio_min = 0;
+            volume.config.dirty_age_max = Nanos::from_millis(1);
         }
     }
     if let Some(Plant::EarlyDirectAck | Plant::HastySwitch | Plant::ForgottenFlush) = options.plant

@@ -72,7 +72,7 @@ impl World {
             return Ok(());
         }
         if self.units[unit].snapshotting.is_some() {
-            if self.random.u8(..4) == 0 {
+            if self.random.u8(..16) == 0 {
                 return self.give_up_snapshot(unit);
             }
             return Ok(());
