@@ -147,7 +147,7 @@ impl Memory {
                 Ok(Done::Written)
             }
             // It does not say that it has snapshots, so nobody asks.
-            Ask::Keep(_) => Err(IoError::Failed),
+            Ask::Snapshot(_) => Err(IoError::Failed),
         }
     }
 }

@@ -19,7 +19,8 @@ use hdcs_device::ring::{Finished, Owner, Ring, RingConfig};
 use super::copying::Copying;
 use super::url::BackendUrl;
 use super::{
-    Absent, Ask, BackendError, CloneOrigin, Keep, Keeper, Kept, Operation, Port, Prepared, Stack,
+    Absent, Ask, BackendError, CloneOrigin, Operation, Port, Prepared, SnapshotCommand,
+    SnapshotStore, Stack, StoredSnapshots,
 };
 use crate::filters::Chance;
 
@@ -211,11 +212,11 @@ pub fn run_url(url: &str, say: &mut dyn FnMut(&str)) -> Result<(), BackendError>
     };
     contract(&open, say);
     faults(&open, say);
-    if let Some(keeper) = parsed.place.as_keeper() {
+    if let Some(store) = parsed.place.snapshot_store() {
         say("snapshots and clones");
         let (place, options) = url.split_once('?').unwrap_or((url, ""));
         let clone = format!("{place}-clone?{options}");
-        keeps_and_clones(url, &clone, keeper);
+        keeps_and_clones(url, &clone, store);
     }
     let found = super::find(url)?.expect("the image is there");
     assert_eq!(found.bytes, BYTES, "its size is found");
@@ -361,38 +362,38 @@ fn open_bench(url: &str) -> Bench {
     Bench::new(prepared.unwrap_or_else(|error| panic!("{error}")))
 }
 
-fn kept(keeper: &dyn Keeper) -> Kept {
-    let kept = keeper.kept().unwrap_or_else(|error| panic!("{error}"));
+fn kept(store: &dyn SnapshotStore) -> StoredSnapshots {
+    let kept = store.kept().unwrap_or_else(|error| panic!("{error}"));
     kept.expect("there is a volume")
 }
 
 /// What a place with snapshots must do besides, over one that [`contract`] has left; its clone goes
 /// to `clone_url`, where nothing is. One that is objects is given up in the end.
-fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
+fn keeps_and_clones(url: &str, clone_url: &str, store: &dyn SnapshotStore) {
     let name = |text| SnapshotName::new(text).expect("a name");
     let snapshot = |bench: &mut Bench, text, made_ms| {
         let (name, copy) = (name(text), true);
-        let kept = bench.ask(Ask::Keep(Keep::Snapshot {
+        let kept = bench.ask(Ask::Snapshot(SnapshotCommand::Snapshot {
             name,
             made_ms,
             copy,
         }));
         match bench.stack.copying() {
-            Some(_) if kept.is_ok() => bench.ask(Ask::Keep(Keep::Complete)),
+            Some(_) if kept.is_ok() => bench.ask(Ask::Snapshot(SnapshotCommand::Complete)),
             _ => kept,
         }
     };
-    let forget = |text| Ask::Keep(Keep::Forget { name: name(text) });
-    let is_objects = keeper.is_objects();
+    let forget = |text| Ask::Snapshot(SnapshotCommand::Forget { name: name(text) });
+    let is_objects = store.is_objects();
     let copying = Copying::new(true);
     let [first, second, third, fourth] = [60, 61, 62, 63].map(|seed| noise(seed, 1 << 20));
     let mut parent = open_bench(url);
     assert!(parent.stack.capabilities().snapshots);
     assert_eq!(
-        kept(keeper),
-        Kept {
-            identity: kept(keeper).identity,
-            ..Kept::default()
+        kept(store),
+        StoredSnapshots {
+            identity: kept(store).identity,
+            ..StoredSnapshots::default()
         }
     );
     parent.write(0, &first).unwrap();
@@ -410,20 +411,20 @@ fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
     parent.write(0, &second).unwrap();
     parent.ask(Ask::Flush).unwrap();
     assert!(written(snapshot(&mut parent, "two", 7)));
-    let names = |kept: Kept| {
+    let names = |kept: StoredSnapshots| {
         let snapshots = kept.snapshots.into_iter();
         snapshots.map(|s| s.name).collect::<Vec<_>>()
     };
-    assert_eq!(names(kept(keeper)), ["one", "two"]);
+    assert_eq!(names(kept(store)), ["one", "two"]);
 
     let clone_place = BackendUrl::parse(clone_url).expect("a URL").place;
-    let clone_keeper = clone_place.as_keeper().expect("the same kind");
-    let begin = |from| clone_keeper.clone_from(&origin(url, name(from)), &copying);
+    let clone_store = clone_place.snapshot_store().expect("the same kind");
+    let begin = |from| clone_store.clone_from(&origin(url, name(from)), &copying);
     assert!(begin("three").is_err());
     let made = begin("one").unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(made.bytes, BYTES);
     assert!(begin("one").is_err(), "it is there");
-    assert_eq!(names(kept(keeper)), ["one", "two"]);
+    assert_eq!(names(kept(store)), ["one", "two"]);
     let mut clone = open_bench(clone_url);
     assert!(
         clone.read(0, 1 << 20).unwrap() == first,
@@ -434,8 +435,8 @@ fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
     parent.write(1 << 20, &fourth).unwrap();
     parent.ask(Ask::Flush).unwrap();
     if is_objects {
-        assert!(kept(clone_keeper).is_clone);
-        let snapshots = kept(keeper).snapshots.into_iter();
+        assert!(kept(clone_store).is_clone);
+        let snapshots = kept(store).snapshots.into_iter();
         let made: Vec<_> = snapshots.map(|s| (s.made_ms, s.clones.len())).collect();
         assert_eq!(made, [(5, 1), (7, 0)]);
     }
@@ -444,7 +445,7 @@ fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
         assert!(written(parent.ask(forget(name))));
     }
     assert_eq!(refused(parent.ask(forget("one"))), SnapshotError::NotFound);
-    assert_eq!(names(kept(keeper)), Vec::<String>::new());
+    assert_eq!(names(kept(store)), Vec::<String>::new());
     drop(clone);
     let mut clone = open_bench(clone_url);
     assert!(clone.read(0, 1 << 20).unwrap() == first, "opened again");
@@ -452,7 +453,7 @@ fn keeps_and_clones(url: &str, clone_url: &str, keeper: &dyn Keeper) {
     assert!(parent.read(0, 1 << 20).unwrap() == second);
     assert!(parent.read(1 << 20, 1 << 20).unwrap() == fourth);
     if is_objects {
-        gives_up(parent, clone, keeper, (clone_url, clone_keeper));
+        gives_up(parent, clone, store, (clone_url, clone_store));
     }
 }
 
@@ -477,33 +478,33 @@ fn refused(done: Result<Done, IoError>) -> SnapshotError {
 fn gives_up(
     mut parent: Bench,
     mut clone: Bench,
-    keeper: &dyn Keeper,
-    (clone_url, clone_keeper): (&str, &dyn Keeper),
+    store: &dyn SnapshotStore,
+    (clone_url, clone_store): (&str, &dyn SnapshotStore),
 ) {
     let before = parent.read(0, 1 << 20).unwrap();
-    assert_eq!(kept(keeper).clones.len(), 1);
+    assert_eq!(kept(store).clones.len(), 1);
     assert_eq!(
-        refused(parent.ask(Ask::Keep(Keep::GiveUp))),
+        refused(parent.ask(Ask::Snapshot(SnapshotCommand::GiveUp))),
         SnapshotError::HasClones
     );
-    let key = clone_keeper.key().unwrap().map(|key| key.id());
-    assert!(clone_keeper.sweep(key).is_err(), "it is in use");
+    let key = clone_store.key().unwrap().map(|key| key.id());
+    assert!(clone_store.sweep(key).is_err(), "it is in use");
     assert!(matches!(
-        clone.ask(Ask::Keep(Keep::GiveUp)),
+        clone.ask(Ask::Snapshot(SnapshotCommand::GiveUp)),
         Ok(Done::Written)
     ));
     drop(clone);
-    assert!(kept(clone_keeper).is_gone);
-    assert_eq!(kept(keeper).all_clones().count(), 0);
+    assert!(kept(clone_store).is_gone);
+    assert_eq!(kept(store).all_clones().count(), 0);
     assert!(super::open(clone_url, BYTES, Absent::Refuse).is_err());
     assert!(super::open(clone_url, BYTES, Absent::Create).is_err());
     assert!(
-        clone_keeper
+        clone_store
             .sweep(key)
             .unwrap_or_else(|error| panic!("{error}"))
             > 0
     );
-    assert!(kept(clone_keeper).is_gone, "that stays");
+    assert!(kept(clone_store).is_gone, "that stays");
     assert!(parent.read(0, 1 << 20).unwrap() == before);
 }
 

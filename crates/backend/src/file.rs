@@ -50,8 +50,8 @@ pub use snapshots::directory_of as snapshots_of;
 use super::copying::Copying;
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Held, Keep, Keeper, Operation, Place,
-    Port, verify,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Held, Operation, Place, Port,
+    SnapshotCommand, SnapshotStore, verify,
 };
 use crate::image_format::{self, MAGIC_BYTES};
 
@@ -153,7 +153,7 @@ impl Place for ImagePath {
         snapshots::is_snapshot(&self.path)
     }
 
-    fn as_keeper(&self) -> Option<&dyn Keeper> {
+    fn snapshot_store(&self) -> Option<&dyn SnapshotStore> {
         // A snapshot has none of its own.
         (!self.is_read_only()).then_some(self)
     }
@@ -410,16 +410,16 @@ impl FileBackend {
     }
 
     /// Make or delete a snapshot, on a thread of its own: sharing the data of a large file takes time.
-    fn keep(&mut self, token: Token, keep: Keep, port: &mut Port<'_>) {
+    fn keep(&mut self, token: Token, keep: SnapshotCommand, port: &mut Port<'_>) {
         self.keeping = Some(token);
-        if let (Keep::Complete, Some(copier)) = (keep, &self.copier) {
+        if let (SnapshotCommand::Complete, Some(copier)) = (keep, &self.copier) {
             copier.wait(token);
             return port.ring.begin_remote();
         }
         let (file, path, bytes) = (Arc::clone(&self.file), self.path.clone(), self.bytes);
         let is_spoilt = self.spoilt == Some(CUT);
         let job = move || match keep {
-            Keep::Snapshot {
+            SnapshotCommand::Snapshot {
                 name,
                 made_ms,
                 copy,
@@ -432,9 +432,11 @@ impl FileBackend {
                 };
                 JobOutput::Any(Box::new(frozen))
             }
-            Keep::Forget { name } => JobOutput::Unit(snapshots::forget(&path, &name)),
+            SnapshotCommand::Forget { name } => JobOutput::Unit(snapshots::forget(&path, &name)),
             // It is never given up, and waits for its copy otherwise.
-            Keep::GiveUp | Keep::Complete => JobOutput::Unit(Err(Errno(libc::EOPNOTSUPP))),
+            SnapshotCommand::GiveUp | SnapshotCommand::Complete => {
+                JobOutput::Unit(Err(Errno(libc::EOPNOTSUPP)))
+            }
         };
         let remote: Remote = port.ring.remote(port.owner);
         let thread = std::thread::Builder::new().name("hdcs-snapshot".into());
@@ -690,7 +692,7 @@ impl FileBackend {
                 };
                 port.ring.job(port.owner, token, Box::new(job));
             }
-            Ask::Keep(keep) => self.keep(token, keep, port),
+            Ask::Snapshot(keep) => self.keep(token, keep, port),
         }
     }
 }
@@ -787,9 +789,11 @@ fn changed(ask: &Ask) -> Option<Range<u64>> {
     let (_, offset, bytes) = ask.describe();
     match ask {
         Ask::Write { .. } | Ask::Zero { .. } => Some(offset..offset + bytes),
-        Ask::Read { .. } | Ask::Flush | Ask::Extents { .. } | Ask::Resize { .. } | Ask::Keep(_) => {
-            None
-        }
+        Ask::Read { .. }
+        | Ask::Flush
+        | Ask::Extents { .. }
+        | Ask::Resize { .. }
+        | Ask::Snapshot(_) => None,
     }
 }
 

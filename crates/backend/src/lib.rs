@@ -128,7 +128,7 @@ pub trait Place: std::fmt::Debug + Send {
         })
     }
     /// The same place as one that keeps snapshots and clones, if it is of that kind.
-    fn as_keeper(&self) -> Option<&dyn Keeper> {
+    fn snapshot_store(&self) -> Option<&dyn SnapshotStore> {
         None
     }
     /// The volume that will be opened here is encrypted. A place that holds a raw image by contract
@@ -155,7 +155,7 @@ pub trait Place: std::fmt::Debug + Send {
     /// Open it for a volume of `bytes` bytes, alone. Blocks.
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
     /// Remove what a volume has had here, with everything in it, and nothing that came in its place; nobody has it open,
-    /// and a volume of objects was given up ([`Keep::GiveUp`]). Blocks.
+    /// and a volume of objects was given up ([`SnapshotCommand::GiveUp`]). Blocks.
     fn remove(&self, was: Held) -> Result<(), BackendError>;
 }
 
@@ -179,10 +179,10 @@ pub enum Held {
 }
 
 /// A place whose volume can have snapshots and clones. Snapshots are made and deleted by whoever has
-/// the volume open ([`Ask::Keep`]); all of this does without, and fences nobody. It blocks.
-pub trait Keeper {
+/// the volume open ([`Ask::Snapshot`]); all of this does without, and fences nobody. It blocks.
+pub trait SnapshotStore {
     /// The snapshots and clones of the volume there; `None`: there is no volume.
-    fn kept(&self) -> Result<Option<Kept>, BackendError>;
+    fn kept(&self) -> Result<Option<StoredSnapshots>, BackendError>;
     /// Make a volume here, where nothing is yet, that begins as a snapshot of another one. What has to be copied
     /// for it is, if `copying` allows that, and is counted there.
     fn clone_from(
@@ -239,42 +239,42 @@ pub struct CloneOrigin<'a> {
 
 /// What depends on a volume, and what it depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredSnapshots {
     /// What it is: see [`Opened::identity`].
     pub identity: String,
     /// In the order in which they were made.
-    pub snapshots: Vec<KeptSnapshot>,
+    pub snapshots: Vec<StoredSnapshot>,
     /// Clones of snapshots that are forgotten.
-    pub clones: Vec<KeptClone>,
+    pub clones: Vec<StoredClone>,
     /// Whether it is a clone itself.
     pub is_clone: bool,
-    /// Whether it was given up ([`Keep::GiveUp`]).
+    /// Whether it was given up ([`SnapshotCommand::GiveUp`]).
     pub is_gone: bool,
 }
 
 /// A snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptSnapshot {
+pub struct StoredSnapshot {
     /// Its name. One that was made elsewhere may have one that [`SnapshotName`] does not allow.
     pub name: String,
     /// When it was made: milliseconds since 1970.
     pub made_ms: u64,
     /// The clones that begin with it.
-    pub clones: Vec<KeptClone>,
+    pub clones: Vec<StoredClone>,
     /// Why it cannot be deleted, and what to do, if it has no clones.
     pub hindrance: Option<String>,
 }
 
 /// A clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptClone {
+pub struct StoredClone {
     /// What an open backend over it says it is: see [`Opened::identity`].
     pub identity: String,
     /// Where it is, for people.
     pub location: String,
 }
 
-impl Kept {
+impl StoredSnapshots {
     /// Refuse what is not what a volume was made over, if that is known, and what was given up; `place` is for people.
     pub fn refuse_other(&self, place: &str, identity: Option<&str>) -> Result<(), BackendError> {
         match identity {
@@ -288,7 +288,7 @@ impl Kept {
     }
 
     /// Every clone.
-    pub fn all_clones(&self) -> impl Iterator<Item = &KeptClone> {
+    pub fn all_clones(&self) -> impl Iterator<Item = &StoredClone> {
         let snapshots = self.snapshots.iter();
         snapshots.flat_map(|s| &s.clones).chain(&self.clones)
     }
@@ -342,12 +342,12 @@ pub enum Ask {
         bytes: u64,
     },
     /// What only backends with [`Capabilities::snapshots`] are asked.
-    Keep(Keep),
+    Snapshot(SnapshotCommand),
 }
 
 /// What is asked about keeping states. Ends with [`Done::Written`] or [`Done::Refused`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum SnapshotCommand {
     /// Keep a state under a name: what the last flush made durable is in it, and nothing that is
     /// submitted after its end.
     Snapshot {
@@ -356,7 +356,7 @@ pub enum Keep {
         /// The time: milliseconds since 1970.
         made_ms: u64,
         /// Whether data may be copied for it where nothing else is possible. The state is kept when this
-        /// ends, but the snapshot is there only once the copy has ended ([`Keep::Complete`]).
+        /// ends, but the snapshot is there only once the copy has ended ([`SnapshotCommand::Complete`]).
         copy: bool,
     },
     /// Wait for the end of the copy that a snapshot has begun ([`Opened::copying`]).
@@ -388,10 +388,10 @@ impl Ask {
             Self::Flush => ("flush", 0, 0),
             Self::Extents { range } => ("extents", range.byte_offset(), range.bytes() as u64),
             Self::Resize { bytes } => ("resize", 0, *bytes),
-            Self::Keep(Keep::Snapshot { .. }) => ("snapshot", 0, 0),
-            Self::Keep(Keep::Complete) => ("complete", 0, 0),
-            Self::Keep(Keep::Forget { .. }) => ("forget", 0, 0),
-            Self::Keep(Keep::GiveUp) => ("give-up", 0, 0),
+            Self::Snapshot(SnapshotCommand::Snapshot { .. }) => ("snapshot", 0, 0),
+            Self::Snapshot(SnapshotCommand::Complete) => ("complete", 0, 0),
+            Self::Snapshot(SnapshotCommand::Forget { .. }) => ("forget", 0, 0),
+            Self::Snapshot(SnapshotCommand::GiveUp) => ("give-up", 0, 0),
         }
     }
 }
@@ -455,7 +455,7 @@ pub trait Backend {
 pub struct Capabilities {
     /// Whether it answers `Extents` with more than "data".
     pub extents: bool,
-    /// Whether it takes [`Ask::Keep`]; others never see it.
+    /// Whether it takes [`Ask::Snapshot`]; others never see it.
     pub snapshots: bool,
     /// Whether it can only be read, as [`Place::is_read_only`] said.
     pub read_only: bool,
@@ -882,7 +882,7 @@ impl Stack {
         let (what, offset, bytes) = ask.describe();
         let capabilities = self.backend.capabilities();
         let is_possible = match ask {
-            Ask::Keep(_) => capabilities.snapshots,
+            Ask::Snapshot(_) => capabilities.snapshots,
             Ask::Write { .. } | Ask::Zero { .. } | Ask::Resize { .. } => !capabilities.read_only,
             Ask::Read { .. } | Ask::Flush | Ask::Extents { .. } => true,
         };

@@ -54,8 +54,8 @@ use super::compression::Compression;
 use super::copying::Copying;
 use super::url::{Given, OptionList, UrlError};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, CloneOrigin, Found, Held, Keep, Keeper, Kept,
-    Opened, Operation, Place, Port, check_size,
+    Absent, Ask, Backend, BackendError, Capabilities, CloneOrigin, Found, Held, Opened, Operation,
+    Place, Port, SnapshotCommand, SnapshotStore, StoredSnapshots, check_size,
 };
 use crate::crypt::ObjectKey;
 use crate::crypt::wrapped::WrappedKey;
@@ -210,7 +210,7 @@ impl Place for ObjectsPlace {
         verify::verify(self, bounds, watch)
     }
 
-    fn as_keeper(&self) -> Option<&dyn Keeper> {
+    fn snapshot_store(&self) -> Option<&dyn SnapshotStore> {
         Some(self)
     }
 
@@ -289,8 +289,8 @@ impl Place for ObjectsPlace {
     }
 }
 
-impl Keeper for ObjectsPlace {
-    fn kept(&self) -> Result<Option<Kept>, BackendError> {
+impl SnapshotStore for ObjectsPlace {
+    fn kept(&self) -> Result<Option<StoredSnapshots>, BackendError> {
         let client = self.brief_client()?;
         within(Instant::now() + self.open_time, &client, async {
             let Some(manifest) = newest_manifest(&client).await? else {
@@ -910,7 +910,7 @@ impl Backend for ObjectsBackend {
     fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, ask } = operation;
         let ask = match ask {
-            Ask::Zero { bytes: 0, .. } | Ask::Keep(Keep::Complete) => {
+            Ask::Zero { bytes: 0, .. } | Ask::Snapshot(SnapshotCommand::Complete) => {
                 return port.end(token, Ok(Done::Written));
             }
             Ask::Read { offset, buf } => ObjectAsk::Read { offset, buf },
@@ -920,11 +920,11 @@ impl Backend for ObjectsBackend {
             Ask::Flush => ObjectAsk::Flush,
             Ask::Extents { range } => ObjectAsk::Extents { range },
             Ask::Resize { bytes } => ObjectAsk::Resize { bytes },
-            Ask::Keep(Keep::Snapshot { name, made_ms, .. }) => {
+            Ask::Snapshot(SnapshotCommand::Snapshot { name, made_ms, .. }) => {
                 ObjectAsk::Snapshot { name, made_ms }
             }
-            Ask::Keep(Keep::Forget { name }) => ObjectAsk::DeleteSnapshot { name },
-            Ask::Keep(Keep::GiveUp) => ObjectAsk::GiveUp,
+            Ask::Snapshot(SnapshotCommand::Forget { name }) => ObjectAsk::DeleteSnapshot { name },
+            Ask::Snapshot(SnapshotCommand::GiveUp) => ObjectAsk::GiveUp,
         };
         self.driver.step(Event::Submit { token, ask });
         self.go_on(now, port);

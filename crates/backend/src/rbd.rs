@@ -40,8 +40,8 @@ use slab::Slab;
 
 use super::url::{Given, OptionList, Scheme, UrlError, decode};
 use super::{
-    Absent, Ask, Backend, BackendError, Capabilities, Found, Keeper, Opened, Operation, Place,
-    Port, check_size, closing,
+    Absent, Ask, Backend, BackendError, Capabilities, Found, Opened, Operation, Place, Port,
+    SnapshotStore, check_size, closing,
 };
 use crate::memory;
 
@@ -131,7 +131,7 @@ impl Place for ImagePlace {
         self.snapshot.is_some()
     }
 
-    fn as_keeper(&self) -> Option<&dyn Keeper> {
+    fn snapshot_store(&self) -> Option<&dyn SnapshotStore> {
         // A snapshot has none of its own.
         self.snapshot.is_none().then_some(self)
     }
@@ -719,7 +719,7 @@ impl Backend for RbdBackend {
                 let job = move |image: &Image| JobOutput::Unit(image.resize(bytes));
                 self.beside(token, job, port);
             }
-            Ask::Keep(keep) => {
+            Ask::Snapshot(keep) => {
                 self.keeping = Some(token);
                 let job = move |image: &Image| JobOutput::Unit(snapshots::perform(image, keep));
                 self.beside(token, job, port);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdcs_api::CheckReport;
-use hdcs_backend::Keeper;
+use hdcs_backend::SnapshotStore;
 use hdcs_backend::crypt::Encryption;
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::verify::{Verified, Watch};
@@ -75,7 +75,9 @@ pub async fn check(
     let backend = BackendUrl::parse(url).map_err(|error| Failure::misused(error.to_string()))?;
     let mut target = backend.place;
     // What is kept in plain needs none, and says so.
-    let is_objects = target.as_keeper().is_some_and(Keeper::is_objects);
+    let is_objects = target
+        .snapshot_store()
+        .is_some_and(SnapshotStore::is_objects);
     let mut keyless = None;
     if let Some(encryption) = encryption.filter(|_| is_objects) {
         match encryption.unlock() {

@@ -498,16 +498,16 @@ fn refuse_twins(layout: &Layout, volumes: &mut BTreeMap<String, Found>) {
     }
 }
 
-/// A volume that is being made. Dropped before [`Draft::commit`], it leaves nothing behind.
+/// A volume that is being made. Dropped before [`PendingVolume::commit`], it leaves nothing behind.
 #[derive(Debug)]
-pub struct Draft {
+pub struct PendingVolume {
     layout: Layout,
     entry: Entry,
     directory: PathBuf,
     committed: bool,
 }
 
-impl Draft {
+impl PendingVolume {
     /// Begin to make `entry`.
     pub fn begin(layout: &Layout, entry: Entry) -> Result<Self, CatalogueError> {
         let directory = layout.volumes().join(format!("{NEW_PREFIX}{}", entry.name));
@@ -566,7 +566,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for PendingVolume {
     fn drop(&mut self) {
         if !self.committed && self.directory.exists() {
             // What cannot be removed now is removed at the next start.
@@ -577,7 +577,7 @@ impl Drop for Draft {
     }
 }
 
-/// The backing file of a volume that is to be made, until [`Draft`] takes it. Dropped before that, it leaves nothing
+/// The backing file of a volume that is to be made, until [`PendingVolume`] takes it. Dropped before that, it leaves nothing
 /// behind; what a crash leaves of it is removed at the next start.
 #[derive(Debug)]
 pub struct StagedData {

@@ -31,7 +31,7 @@ use hdcs_core::log::write_log::WriteLog;
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::{Access, Config};
 use hdcs_core::volume::{Persist, Phase};
-use hdcs_server::catalogue::{self, Draft, Entry, Found, LogPlace};
+use hdcs_server::catalogue::{self, Entry, Found, LogPlace, PendingVolume};
 use hdcs_server::data_dir::beside::{SCRUB, SCRUB_FILE};
 use hdcs_server::data_dir::dirty::{DirtyRecord, RECORD_FILE};
 use hdcs_server::data_dir::heat::HEAT_FILE;
@@ -444,7 +444,10 @@ fn write_data_dir(root: &Path) {
         pins: Vec::new(),
         settings: BTreeMap::new(),
     };
-    Draft::begin(dir.layout(), entry).unwrap().commit().unwrap();
+    PendingVolume::begin(dir.layout(), entry)
+        .unwrap()
+        .commit()
+        .unwrap();
     let directory = catalogue::directory(dir.layout(), &"v".parse().unwrap());
     let record = DirtyRecord::of_new_log(uuid, 9, Some(5));
     record.write(&directory).unwrap();

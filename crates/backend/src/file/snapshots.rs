@@ -34,7 +34,9 @@ use super::presence::{self, CUT, open_to_look};
 use super::{ImagePath, lineage};
 use crate::copying::Copying;
 use crate::url::{Given, OptionList, file_url};
-use crate::{BackendError, CloneOrigin, Found, Keeper, Kept, KeptSnapshot, Place};
+use crate::{
+    BackendError, CloneOrigin, Found, Place, SnapshotStore, StoredSnapshot, StoredSnapshots,
+};
 
 /// Ends the name of the directory with the snapshots of an image.
 const DIRECTORY_SUFFIX: &str = ".hdcs-snap";
@@ -278,7 +280,7 @@ impl ImagePath {
         Ok(super::parse_place(&given, &mut OptionList::parse(query)?)?)
     }
 
-    fn snapshots(&self) -> io::Result<Vec<KeptSnapshot>> {
+    fn snapshots(&self) -> io::Result<Vec<StoredSnapshot>> {
         let mut snapshots = Vec::new();
         let entries = match fs::read_dir(directory_of(&self.path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(snapshots),
@@ -298,7 +300,7 @@ impl ImagePath {
                 found => found?,
             };
             let made = found.modified()?.duration_since(UNIX_EPOCH);
-            snapshots.push(KeptSnapshot {
+            snapshots.push(StoredSnapshot {
                 name,
                 made_ms: made.map_or(0, |made| made.as_millis() as u64),
                 clones: Vec::new(),
@@ -410,8 +412,8 @@ impl ImagePath {
     }
 }
 
-impl Keeper for ImagePath {
-    fn kept(&self) -> Result<Option<Kept>, BackendError> {
+impl SnapshotStore for ImagePath {
+    fn kept(&self) -> Result<Option<StoredSnapshots>, BackendError> {
         let at = |error| DeviceError::io("list the snapshots of", &self.path, error);
         let found = match fs::metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -424,10 +426,10 @@ impl Keeper for ImagePath {
                 self.path.display()
             )));
         }
-        Ok(Some(Kept {
+        Ok(Some(StoredSnapshots {
             identity: self.name(),
             snapshots: self.snapshots().map_err(at)?,
-            ..Kept::default()
+            ..StoredSnapshots::default()
         }))
     }
 
@@ -499,7 +501,11 @@ mod tests {
         fs::write(&image, "").unwrap();
         let url = format!("{}?direct=off", file_url(&image));
         let place = BackendUrl::parse(&url).unwrap().place;
-        let found = place.as_keeper().unwrap().snapshot_url(&url, "s").unwrap();
+        let found = place
+            .snapshot_store()
+            .unwrap()
+            .snapshot_url(&url, "s")
+            .unwrap();
         assert!(found.ends_with("?direct=off"), "{found}");
         let over = BackendUrl::parse(&found).unwrap().place;
         assert_eq!(over.path(), Some(&*directory_of(&image).join("s")));

@@ -30,7 +30,7 @@ use hdcs_device::worker::JobOutput;
 use store::{ResizeError, Store};
 use tokio::sync::oneshot;
 
-use super::{Ask, Backend, Capabilities, Keep, Operation, Port, Stack};
+use super::{Ask, Backend, Capabilities, Operation, Port, SnapshotCommand, Stack};
 
 /// Marks what was asked of the store among the tokens of the ring.
 const STORE: u64 = 1 << 63;
@@ -88,7 +88,7 @@ pub struct HomeBackend {
     /// What is being kept or forgotten, for whom.
     keeping: Option<Token>,
     /// A snapshot that waits until nothing is under way in the backend, and what waits for it to begin.
-    unasked: Option<Keep>,
+    unasked: Option<SnapshotCommand>,
     held: Vec<Operation>,
     actions: Vec<Action>,
     /// Who waits for what is being verified.
@@ -294,12 +294,12 @@ impl HomeBackend {
     }
 
     /// Keep or forget something for a shard.
-    fn keep(&mut self, now: Nanos, token: Token, keep: Keep, port: &mut Port<'_>) {
+    fn keep(&mut self, now: Nanos, token: Token, keep: SnapshotCommand, port: &mut Port<'_>) {
         self.keeping = Some(token);
-        if let Keep::Snapshot { .. } = keep {
+        if let SnapshotCommand::Snapshot { .. } = keep {
             self.unasked = Some(keep);
         } else {
-            let ask = Ask::Keep(keep);
+            let ask = Ask::Snapshot(keep);
             self.ask(now, Operation { token: KEEP, ask }, port);
         }
     }
@@ -309,7 +309,7 @@ impl HomeBackend {
     fn begin_keeping(&mut self, now: Nanos, port: &mut Port<'_>) {
         let inner = &self.inner;
         if let Some(keep) = self.unasked.take_if(|_| inner.under_way() == 0) {
-            let ask = Ask::Keep(keep);
+            let ask = Ask::Snapshot(keep);
             self.ask(now, Operation { token: KEEP, ask }, port);
             for operation in std::mem::take(&mut self.held) {
                 self.ask(now, operation, port);
@@ -421,7 +421,7 @@ impl HomeBackend {
             Ask::Zero { offset, bytes, .. } => HomeAsk::Zero { offset, bytes },
             Ask::Flush => HomeAsk::Flush,
             Ask::Extents { range } => return self.extents(now, token, range, port),
-            Ask::Keep(keep) => return self.keep(now, token, keep, port),
+            Ask::Snapshot(keep) => return self.keep(now, token, keep, port),
             Ask::Resize { bytes } => return self.resize(now, Some(token), bytes),
         };
         let event = Event::Submit { token, ask };

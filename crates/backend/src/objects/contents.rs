@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{backend_error, key};
 use crate::crypt::wrapped::WrappedKey;
 use crate::stores::{self, Client, LIST_MAX, StoreError};
-use crate::{BackendError, Kept, KeptClone, KeptSnapshot};
+use crate::{BackendError, StoredClone, StoredSnapshot, StoredSnapshots};
 
 /// The newest manifest of what is at a place, without taking it over.
 pub(super) async fn newest_manifest(client: &Client) -> Result<Option<Manifest>, BackendError> {
@@ -251,15 +251,15 @@ pub(super) async fn each_reference(
 }
 
 /// Which clone begins with which snapshot: pins are never used twice.
-pub(super) fn kept(manifest: &Manifest, references: Vec<Reference>) -> Kept {
-    let mut kept = Kept {
+pub(super) fn kept(manifest: &Manifest, references: Vec<Reference>) -> StoredSnapshots {
+    let mut kept = StoredSnapshots {
         identity: identity(manifest.volume),
         is_clone: !manifest.ancestors.is_empty(),
         is_gone: manifest.gone,
         snapshots: manifest
             .snapshots
             .iter()
-            .map(|snapshot| KeptSnapshot {
+            .map(|snapshot| StoredSnapshot {
                 name: snapshot.name.as_str().to_owned(),
                 made_ms: snapshot.made_ms,
                 clones: Vec::new(),
@@ -269,7 +269,7 @@ pub(super) fn kept(manifest: &Manifest, references: Vec<Reference>) -> Kept {
         clones: Vec::new(),
     };
     for reference in references {
-        let clone = KeptClone {
+        let clone = StoredClone {
             identity: identity(reference.clone),
             location: reference.location,
         };

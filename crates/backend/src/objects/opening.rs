@@ -109,7 +109,7 @@ impl ObjectsPlace {
         }
     }
 
-    /// See [`crate::Keeper::clone_from`].
+    /// See [`crate::SnapshotStore::clone_from`].
     pub(super) fn make_clone(&self, origin: &CloneOrigin<'_>) -> Result<Found, BackendError> {
         let (parent, place) = (objects_place(origin.url)?, self.reach.name());
         if parent.reach.store() != self.reach.store() {

@@ -20,7 +20,10 @@ use crate::stores::tests::Served;
 use crate::stores::{self, LIST_MAX, Listing, Object, Pending, Store, StoreError, runtime};
 use crate::url::BackendUrl;
 use crate::verify::{Verified, Watch};
-use crate::{Absent, Ask, BackendError, Keep, Keeper as _, Place as _, find, open, open_with};
+use crate::{
+    Absent, Ask, BackendError, Place as _, SnapshotCommand, SnapshotStore as _, find, open,
+    open_with,
+};
 
 const BYTES: u64 = 8 << 20;
 
@@ -200,7 +203,7 @@ fn snapshot_and_clone_copy_no_data() {
         let before = bench.stack.counts().unwrap();
         let made_ms = 1;
         bench
-            .ask(Ask::Keep(Keep::Snapshot {
+            .ask(Ask::Snapshot(SnapshotCommand::Snapshot {
                 name,
                 made_ms,
                 copy: false,
@@ -215,7 +218,7 @@ fn snapshot_and_clone_copy_no_data() {
         assert!(after.put_bytes - before.put_bytes < 4096);
         let place = BackendUrl::parse(&clone).unwrap().place;
         place
-            .as_keeper()
+            .snapshot_store()
             .unwrap()
             .clone_from(&origin(&parent, name), &Copying::default())
             .unwrap();
@@ -365,7 +368,7 @@ fn clone_in_another_store_is_refused() {
     let mut bench = Bench::over(open(&parent, BYTES, Absent::Create).unwrap().build());
     let made_ms = 1;
     bench
-        .ask(Ask::Keep(Keep::Snapshot {
+        .ask(Ask::Snapshot(SnapshotCommand::Snapshot {
             name,
             made_ms,
             copy: false,
@@ -373,13 +376,13 @@ fn clone_in_another_store_is_refused() {
         .unwrap();
     let place = BackendUrl::parse(&url(&other, "clone")).unwrap().place;
     let refused = place
-        .as_keeper()
+        .snapshot_store()
         .unwrap()
         .clone_from(&origin(&parent, name), &Copying::default());
     let said = refused.unwrap_err().to_string();
     assert!(said.contains("name a place in the same store"), "{said}");
     let elsewhere = place
-        .as_keeper()
+        .snapshot_store()
         .unwrap()
         .clone_from(&origin("file:/tmp/x", name), &Copying::default());
     assert!(elsewhere.is_err());
@@ -420,7 +423,7 @@ fn verify_reads_all_that_a_volume_its_snapshots_and_a_clone_need_and_fences_nobo
     let made_ms = 1;
     bench.ask(Ask::Flush).unwrap();
     bench
-        .ask(Ask::Keep(Keep::Snapshot {
+        .ask(Ask::Snapshot(SnapshotCommand::Snapshot {
             name,
             made_ms,
             copy: false,
@@ -433,7 +436,7 @@ fn verify_reads_all_that_a_volume_its_snapshots_and_a_clone_need_and_fences_nobo
     assert_eq!((found.problems, found.blocks), (vec![], 72));
     let place = BackendUrl::parse(&clone).unwrap().place;
     place
-        .as_keeper()
+        .snapshot_store()
         .unwrap()
         .clone_from(&origin(&parent, name), &Copying::default())
         .unwrap();
@@ -460,7 +463,7 @@ fn verify_names_every_object_that_is_damaged_or_missing() {
     bench.ask(Ask::Flush).unwrap();
     let made_ms = 1;
     bench
-        .ask(Ask::Keep(Keep::Snapshot {
+        .ask(Ask::Snapshot(SnapshotCommand::Snapshot {
             name,
             made_ms,
             copy: false,
@@ -521,7 +524,7 @@ fn reference_of_a_clone_that_never_came_to_be_is_removed_and_no_other() {
     bench.ask(Ask::Flush).unwrap();
     let made_ms = 1;
     bench
-        .ask(Ask::Keep(Keep::Snapshot {
+        .ask(Ask::Snapshot(SnapshotCommand::Snapshot {
             name,
             made_ms,
             copy: false,

@@ -10,16 +10,19 @@ use super::ceph::{self, Image, Snap};
 use super::{ImagePlace, Look, Prepared, bounded};
 use crate::copying::Copying;
 use crate::url::{Given, OptionList};
-use crate::{BackendError, CloneOrigin, Found, Keep, Keeper, Kept, KeptClone, KeptSnapshot};
+use crate::{
+    BackendError, CloneOrigin, Found, SnapshotCommand, SnapshotStore, StoredClone, StoredSnapshot,
+    StoredSnapshots,
+};
 
 /// Do what is asked about keeping states. Blocks.
-pub fn perform(image: &Image, keep: Keep) -> Result<(), Errno> {
+pub fn perform(image: &Image, keep: SnapshotCommand) -> Result<(), Errno> {
     match keep {
-        Keep::Snapshot { name, .. } => image.make_snap(name.as_str()),
-        Keep::Forget { name } => image.delete_snap(name.as_str()),
+        SnapshotCommand::Snapshot { name, .. } => image.make_snap(name.as_str()),
+        SnapshotCommand::Forget { name } => image.delete_snap(name.as_str()),
         // It has nothing to copy, and is never given up.
-        Keep::Complete => Ok(()),
-        Keep::GiveUp => Err(Errno(libc::EOPNOTSUPP)),
+        SnapshotCommand::Complete => Ok(()),
+        SnapshotCommand::GiveUp => Err(Errno(libc::EOPNOTSUPP)),
     }
 }
 
@@ -48,7 +51,7 @@ impl ImagePlace {
         Ok(super::parse_place(&given, &mut OptionList::parse(query)?)?)
     }
 
-    fn kept_now(&self, ceph: &'static ceph::Ceph) -> Result<Option<Kept>, BackendError> {
+    fn kept_now(&self, ceph: &'static ceph::Ceph) -> Result<Option<StoredSnapshots>, BackendError> {
         let fail = |errno| self.fail("listing its snapshots", errno);
         let pool = self.connect(ceph, true)?;
         let Some(image) = self.image(&pool, true)? else {
@@ -59,16 +62,16 @@ impl ImagePlace {
         kept.map(Some).map_err(fail)
     }
 
-    fn kept_of(&self, image: &Image) -> Result<Kept, Errno> {
+    fn kept_of(&self, image: &Image) -> Result<StoredSnapshots, Errno> {
         let fsid = image.pool().cluster.fsid()?;
         let (identity, _) = Prepared::about(image, None)?;
-        let mut kept = Kept {
+        let mut kept = StoredSnapshots {
             identity,
-            ..Kept::default()
+            ..StoredSnapshots::default()
         };
         for Snap { id, name, is_gone } in image.snaps()? {
             let children = image.children(id)?;
-            let mut clones = children.into_iter().map(|child| KeptClone {
+            let mut clones = children.into_iter().map(|child| StoredClone {
                 identity: format!("rbd:{fsid}/{}/{}", child.pool, child.id),
                 location: if child.is_trashed {
                     format!("rbd:{} (in the trash)", child.spec)
@@ -84,7 +87,7 @@ impl ImagePlace {
                 let spec = self.image_spec();
                 format!("it is protected: run `rbd snap unprotect {spec}@{name}`")
             });
-            kept.snapshots.push(KeptSnapshot {
+            kept.snapshots.push(StoredSnapshot {
                 made_ms: image.snap_made_ms(id)?,
                 clones: clones.by_ref().collect(),
                 hindrance,
@@ -144,8 +147,8 @@ impl ImagePlace {
     }
 }
 
-impl Keeper for ImagePlace {
-    fn kept(&self) -> Result<Option<Kept>, BackendError> {
+impl SnapshotStore for ImagePlace {
+    fn kept(&self) -> Result<Option<StoredSnapshots>, BackendError> {
         let (ceph, this) = (ceph::load()?, self.clone());
         bounded(&self.spec(), move || this.kept_now(ceph))
     }
@@ -186,7 +189,7 @@ mod tests {
     fn snapshot_url_names_the_snapshot_of_the_same_image() {
         let of = |url: &str, snapshot: &str| {
             let place = BackendUrl::parse(url).unwrap().place;
-            let found = place.as_keeper().unwrap().snapshot_url(url, snapshot);
+            let found = place.snapshot_store().unwrap().snapshot_url(url, snapshot);
             let found = found.unwrap();
             assert!(BackendUrl::parse(&found).unwrap().place.is_read_only());
             found

@@ -853,7 +853,7 @@ impl Volume {
         for range in unflushed {
             let first = self.own_key(range.first_block());
             cx.cache.invalidate(first, range.block_count());
-            self.is_forgotten(range);
+            self.note_forgotten(range);
         }
         self.forget_fetches();
     }

@@ -197,7 +197,7 @@ impl Volume {
     }
 
     /// Blocks of a range are not in the cache any more, or not for long.
-    pub(super) fn is_forgotten(&mut self, range: SectorRange) {
+    pub(super) fn note_forgotten(&mut self, range: SectorRange) {
         if self.filling.pins.is_empty() {
             return;
         }

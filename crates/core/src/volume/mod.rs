@@ -454,7 +454,7 @@ impl Volume {
                 // What is inherited stays for others.
                 let first = self.own_key(range.first_block());
                 cx.cache.invalidate(first, range.block_count());
-                self.is_forgotten(range);
+                self.note_forgotten(range);
                 self.reply(id, Kind::Other, Ok(Reply::Done), cx);
             }
             Request::Extents {

@@ -907,7 +907,7 @@ impl Volume {
             );
             fetch.stale |= covered.overlaps(range);
         }
-        self.is_forgotten(range);
+        self.note_forgotten(range);
     }
 
     pub(super) fn wake_durable_reads(&mut self, durable: Sequence, cx: &mut Context<'_>) {

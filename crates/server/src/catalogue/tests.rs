@@ -23,10 +23,10 @@ fn entry(name: &str, number: u32) -> Entry {
 }
 
 fn make(dir: &DataDir, entry: Entry) -> Entry {
-    let draft = Draft::begin(dir.layout(), entry).unwrap();
-    fs::write(draft.log_path(), "log").unwrap();
-    fs::write(draft.data_path().unwrap(), "data").unwrap();
-    draft.commit().unwrap()
+    let pending = PendingVolume::begin(dir.layout(), entry).unwrap();
+    fs::write(pending.log_path(), "log").unwrap();
+    fs::write(pending.data_path().unwrap(), "data").unwrap();
+    pending.commit().unwrap()
 }
 
 fn open() -> (tempfile::TempDir, DataDir) {
@@ -98,9 +98,9 @@ fn catalogue_dropped_draft_leaves_nothing() {
     let outside = root.path().join("elsewhere");
     let mut new = entry("one", 1);
     new.log.path.clone_from(&outside);
-    let draft = Draft::begin(dir.layout(), new).unwrap();
-    fs::write(draft.log_path(), "log").unwrap();
-    drop(draft);
+    let pending = PendingVolume::begin(dir.layout(), new).unwrap();
+    fs::write(pending.log_path(), "log").unwrap();
+    drop(pending);
     assert!(!outside.exists());
     assert_eq!(fs::read_dir(dir.layout().volumes()).unwrap().count(), 0);
 }
@@ -111,9 +111,9 @@ fn catalogue_interrupted_work_is_removed_and_named() {
     let outside = root.path().join("elsewhere");
     let mut new = entry("one", 1);
     new.log.path.clone_from(&outside);
-    let draft = Draft::begin(dir.layout(), new).unwrap();
-    fs::write(draft.log_path(), "log").unwrap();
-    std::mem::forget(draft);
+    let pending = PendingVolume::begin(dir.layout(), new).unwrap();
+    fs::write(pending.log_path(), "log").unwrap();
+    std::mem::forget(pending);
     let cut = dir.layout().volumes().join(".new-two");
     fs::create_dir(&cut).unwrap();
     fs::write(cut.join("volume.json.tmp"), "{").unwrap();

@@ -30,7 +30,7 @@ impl Shard {
         if session.peer().is_revoked() {
             return self.note_refused_entry(client, session.peer(), REVOKED);
         }
-        if !self.works.has_room_for_connection(false) {
+        if !self.state.has_room_for_connection(false) {
             self.note_refused_entry(client, session.peer(), NO_MEMORY);
             return self.refuse_connection();
         }
@@ -39,8 +39,8 @@ impl Shard {
 
     /// Change which clients may open a volume.
     pub(super) fn set_allow(&mut self, number: VolumeNumber, allow: Allow) -> Result<(), String> {
-        let slot = self.works.open_slot(number)?;
-        let served = self.works.volumes.get_mut(slot).ok_or(NOT_OPEN)?;
+        let slot = self.state.open_slot(number)?;
+        let served = self.state.volumes.get_mut(slot).ok_or(NOT_OPEN)?;
         served.allow = allow.clone();
         self.end_connections("it may not open the volume any more", |connection| {
             connection.volume() == Some(number) && !allow.lets_in(connection.peer())

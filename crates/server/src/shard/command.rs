@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hdcs_backend::copying::Progress;
 use hdcs_backend::crypt::{Encryption, ObjectKey};
 use hdcs_backend::memory::{ObjectMemory, VolumeMemory};
-use hdcs_backend::{Absent, BackendError, Keep, Prepared};
+use hdcs_backend::{Absent, BackendError, Prepared, SnapshotCommand};
 use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Nanos, SectorRange};
@@ -228,7 +228,7 @@ pub type Answer<T, E = String> = oneshot::Sender<Result<T, E>>;
 
 /// A volume that a stop has closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClosedVolume {
+pub struct ClosedReport {
     /// Which.
     pub volume: VolumeNumber,
     /// What its log still holds; `None` if it was never read.
@@ -344,7 +344,7 @@ impl std::fmt::Debug for Adopted {
 
 /// Why a state was not kept or forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum KeepFailure {
+pub enum SnapshotFailure {
     /// The volume is not open, or another such operation is under way.
     #[error("{0}")]
     Now(&'static str),
@@ -371,7 +371,7 @@ pub enum KeepFailure {
     Io(#[from] IoError),
 }
 
-impl KeepFailure {
+impl SnapshotFailure {
     /// Whether it is certain that it did not happen, and will not: the store was not even asked.
     pub fn is_refusal(self) -> bool {
         match self {
@@ -425,9 +425,9 @@ pub enum Command {
     Grow(VolumeNumber, u64, Answer<()>),
     /// Make or forget a snapshot, or give the backend up. What was acknowledged before is in a
     /// snapshot: it is made once the backend has all of that.
-    Keep(VolumeNumber, Keep, Answer<(), KeepFailure>),
+    Snapshot(VolumeNumber, SnapshotCommand, Answer<(), SnapshotFailure>),
     /// Give up the snapshot that waits for destage or is being copied.
-    CancelKeep(VolumeNumber, Answer<()>),
+    CancelSnapshot(VolumeNumber, Answer<()>),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.
@@ -475,6 +475,6 @@ pub enum Command {
         /// Whether the backends must hold everything first.
         destage: bool,
         /// When everything is closed.
-        answer: Answer<Vec<ClosedVolume>>,
+        answer: Answer<Vec<ClosedReport>>,
     },
 }

@@ -29,16 +29,16 @@ use super::ACCEPT_FAULT_PERIOD;
 use super::ciphered_log::CipheredLog;
 use super::clients::REVOKED;
 use super::command::{
-    Answer, ClosedVolume, Command, KeepFailure, OpenFailure, OpenFailureKind, OpenedAs,
-    SessionFactory, ShardReport, VolumeSpec,
+    Answer, ClosedReport, Command, OpenFailure, OpenFailureKind, OpenedAs, SessionFactory,
+    ShardReport, SnapshotFailure, VolumeSpec,
 };
 use super::jobs::{Job, Move};
 use super::places::Places;
 use super::served::{self, Served};
+use super::state::ShardState;
 use super::superblocks::identify;
-use super::turn::{KEEP_TOKEN, Listener, RESIZE_TOKEN, Shard, Stopping};
+use super::turn::{Listener, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
-use super::works::Works;
 use crate::data_dir::dirty::{Left, LogIdentity};
 use crate::log_limit::LogLimit;
 
@@ -97,20 +97,20 @@ impl Shard {
                 answer,
             } => self.close(volume, destage, answer),
             Command::DestageAll(volume, answer) => {
-                tell(answer, self.works.begin_tiering(volume, false));
+                tell(answer, self.state.begin_tiering(volume, false));
             }
             Command::CancelDestageAll(volume, answer) => {
-                self.works.cancel_flush_of_snapshot(volume);
-                self.works.cancel_tiering(volume);
+                self.state.cancel_flush_of_snapshot(volume);
+                self.state.cancel_tiering(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
-            Command::Keep(volume, keep, answer) => self.works.keep(volume, keep, answer),
-            Command::CancelKeep(volume, answer) => {
-                self.works.cancel_snapshot(volume);
+            Command::Snapshot(volume, keep, answer) => self.state.keep(volume, keep, answer),
+            Command::CancelSnapshot(volume, answer) => {
+                self.state.cancel_snapshot(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
-            Command::Resize(volume, bytes, answer) => self.works.resize(volume, bytes, answer),
-            Command::Grow(volume, bytes, answer) => tell(answer, self.works.grow(volume, bytes)),
+            Command::Resize(volume, bytes, answer) => self.state.resize(volume, bytes, answer),
+            Command::Grow(volume, bytes, answer) => tell(answer, self.state.grow(volume, bytes)),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
             }
@@ -119,9 +119,9 @@ impl Shard {
             Command::Promote(volume, range, answer) => {
                 self.job(volume, Move::Promote, range, answer);
             }
-            Command::Pin(volume, ranges, answer) => tell(answer, self.works.pin(volume, ranges)),
+            Command::Pin(volume, ranges, answer) => tell(answer, self.state.pin(volume, ranges)),
             Command::WarmUp(volume, ranges, answer) => {
-                tell(answer, self.works.warm_up(volume, ranges));
+                tell(answer, self.state.warm_up(volume, ranges));
             }
             Command::WarmUpLike {
                 volume,
@@ -129,29 +129,29 @@ impl Shard {
                 if_cold,
                 answer,
             } => {
-                let result = self.works.warm_up_like(volume, ranges, if_cold);
+                let result = self.state.warm_up_like(volume, ranges, if_cold);
                 tell(answer, result);
             }
             Command::Heat(volume, answer) => self.gatherings.ask(volume, answer),
             Command::Evict(volume, range, answer) => self.job(volume, Move::Evict, range, answer),
             Command::Scrub(volume, progress, answer) => self.begin_scrub(volume, progress, answer),
             Command::VerifyHome(volume, block, answer) => {
-                self.works.verify_home(volume, block, answer);
+                self.state.verify_home(volume, block, answer);
             }
             Command::Forget(volume, answer) => {
-                let result = if self.works.numbers.contains_key(&volume) {
+                let result = if self.state.numbers.contains_key(&volume) {
                     Err("the volume is open; close it first".to_owned())
                 } else {
-                    self.works.cache.forget_volume(volume.0);
-                    self.works.cache_touched = true;
+                    self.state.cache.forget_volume(volume.0);
+                    self.state.cache_touched = true;
                     Ok(())
                 };
                 tell(answer, result);
             }
             Command::Explain(name, unopened) => {
                 match unopened {
-                    Some(unopened) => self.works.explained.insert(name, unopened),
-                    None => self.works.explained.remove(&name),
+                    Some(unopened) => self.state.explained.insert(name, unopened),
+                    None => self.state.explained.remove(&name),
                 };
             }
             Command::Report(answer) => {
@@ -181,7 +181,7 @@ impl Shard {
         });
         if let Some(listener) = self.listeners.get_mut(slot) {
             let fd = listener.socket.as_raw_fd();
-            listener.accepting = Some(self.works.ring.accept(Owner::Listener(slot), fd));
+            listener.accepting = Some(self.state.ring.accept(Owner::Listener(slot), fd));
         }
     }
 
@@ -193,7 +193,7 @@ impl Shard {
         let opening = self.openings.iter().any(|(_, (other, _))| {
             other.name == spec.name || other.config.number == spec.config.number
         });
-        let mut volumes = self.works.volumes.iter();
+        let mut volumes = self.state.volumes.iter();
         let open = volumes.any(|(_, served)| served.name == spec.name || served.number == number);
         if open || opening {
             return refuse(answer, format!("volume `{}` is open already", spec.name));
@@ -201,19 +201,19 @@ impl Shard {
         if self.stopping.is_some() {
             return refuse(answer, STOPPING.to_owned());
         }
-        if let Some(why) = self.works.hindrance(&spec) {
+        if let Some(why) = self.state.hindrance(&spec) {
             return refuse(answer, why);
         }
         let (for_thread, durability) = (spec.clone(), self.config.durability);
         let token = Token(u64::from(self.openings.insert((spec, answer))));
-        let remote = self.works.ring.remote(Owner::Shard);
+        let remote = self.state.ring.remote(Owner::Shard);
         let thread = std::thread::Builder::new().name("hdcs-open".into());
         let spawned = thread.spawn(move || {
             let opened = open_files(&for_thread, durability);
             remote.end(token, JobOutput::Any(Box::new(opened)));
         });
         match spawned {
-            Ok(_) => self.works.ring.begin_remote(),
+            Ok(_) => self.state.ring.begin_remote(),
             Err(error) => {
                 if let Some((_, answer)) = self.openings.remove(token.0 as u32) {
                     refuse(answer, format!("cannot start a thread for it: {error}"));
@@ -244,25 +244,25 @@ impl Shard {
         backend.set_compression(config.compression);
         tell_capabilities(&mut config, backend.capabilities());
         let number = VolumeNumber(config.number);
-        let works = &mut self.works;
+        let state = &mut self.state;
         let unlocked = opened.unlocked;
         let cache_cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
-        works.cache.set_cipher(number.0, cache_cipher);
+        state.cache.set_cipher(number.0, cache_cipher);
         if let Some(inherited) = &opened.inherited {
             let cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
-            works.cache.set_cipher(inherited.origin(), cipher);
+            state.cache.set_cipher(inherited.origin(), cipher);
         }
-        let flow = works.scheduler.add(works.now, spec.qos);
+        let flow = state.scheduler.add(state.now, spec.qos);
         let log_cipher = unlocked.map(|keys| keys.log(opened.log_identity.log));
         let log_keys = log_cipher
             .clone()
             .map(|keys| Arc::new(keys) as Arc<dyn Authenticator>);
         let (mut volume, actions) =
-            works.open_volume(config, opened.inherited, opened.kept.as_ref());
+            state.open_volume(config, opened.inherited, opened.kept.as_ref());
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
         }
-        let slot = works.volumes.insert(Served {
+        let slot = state.volumes.insert(Served {
             name: spec.name,
             number,
             allow: spec.allow,
@@ -293,24 +293,24 @@ impl Shard {
             latencies: std::array::from_fn(|_| served::histogram()),
             memory: spec.memory,
         });
-        works.numbers.insert(number, slot);
-        works.perform_opening(slot, actions);
-        works.pin_at_opening(slot, spec.pins);
+        state.numbers.insert(number, slot);
+        state.perform_opening(slot, actions);
+        state.pin_at_opening(slot, spec.pins);
     }
 
     /// A volume is closed or could not be opened, and nothing of it is under way.
     pub fn drop_volume(&mut self, slot: u32) {
-        let removed = match self.works.volumes.get(slot) {
+        let removed = match self.state.volumes.get(slot) {
             // What a device brings in the end must not meet another volume.
-            Some(served) if served.is_owed() => self.works.volumes.vacate(slot),
-            _ => self.works.volumes.remove(slot),
+            Some(served) if served.is_owed() => self.state.volumes.vacate(slot),
+            _ => self.state.volumes.remove(slot),
         };
         let Some(mut served) = removed else {
             return;
         };
-        self.works.numbers.remove(&served.number);
-        self.works.forget_pins(served.number);
-        if let Some(due) = self.works.due.get_mut(slot as usize) {
+        self.state.numbers.remove(&served.number);
+        self.state.forget_pins(served.number);
+        if let Some(due) = self.state.due.get_mut(slot as usize) {
             *due = Nanos(u64::MAX);
         }
         let failed = match served.volume.phase() {
@@ -330,14 +330,14 @@ impl Shard {
         if let Some(snapshotting) = served.snapshotting.take() {
             snapshotting.closed();
         }
-        let waiting = self.works.scheduler.remove(served.flow);
+        let waiting = self.state.scheduler.remove(served.flow);
         for one in served.waiting.drain(..).chain(waiting) {
-            self.works.refuse(one);
+            self.state.refuse(one);
         }
         self.abort_connections(served.number);
-        let left = served.left(self.works.now);
+        let left = served.left(self.state.now);
         if let Some(stopping) = &mut self.stopping {
-            stopping.closed.push(ClosedVolume {
+            stopping.closed.push(ClosedReport {
                 volume: served.number,
                 left,
                 log_failed: served.volume.log_failed(),
@@ -353,9 +353,9 @@ impl Shard {
             tell(answer, Ok(left));
         }
         if served.is_owed() {
-            self.works.keep_husk(slot, served);
+            self.state.keep_closed(slot, served);
         } else {
-            self.works.forget_ciphers(&served.volume);
+            self.state.forget_ciphers(&served.volume);
         }
     }
 
@@ -390,50 +390,50 @@ impl Shard {
     }
 
     fn close(&mut self, number: VolumeNumber, destage: bool, answer: Answer<Option<Left>>) {
-        let Some(&slot) = self.works.numbers.get(&number) else {
+        let Some(&slot) = self.state.numbers.get(&number) else {
             return tell(answer, Err(NOT_OPEN.to_owned()));
         };
-        if let Some(served) = self.works.volumes.get_mut(slot) {
+        if let Some(served) = self.state.volumes.get_mut(slot) {
             served.closing.push(answer);
         }
-        self.works
-            .give_up_snapshot(slot, KeepFailure::Now(NOT_OPEN));
+        self.state
+            .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
         self.abort_connections(number);
-        if !destage || !self.works.tier_and_close(number) {
-            self.works.step(slot, Event::Close { destage });
+        if !destage || !self.state.tier_and_close(number) {
+            self.state.step(slot, Event::Close { destage });
         }
     }
 
     /// Step a volume that is open.
     fn step_open(&mut self, number: VolumeNumber, event: Event) -> Result<(), String> {
-        let slot = self.works.open_slot(number)?;
-        self.works.step(slot, event);
+        let slot = self.state.open_slot(number)?;
+        self.state.step(slot, event);
         Ok(())
     }
 
     fn reconfigure(&mut self, mut config: VolumeConfig) -> Result<(), String> {
-        let slot = self.works.open_slot(VolumeNumber(config.number))?;
-        if let Some(served) = self.works.volumes.get(slot) {
+        let slot = self.state.open_slot(VolumeNumber(config.number))?;
+        if let Some(served) = self.state.volumes.get(slot) {
             tell_capabilities(&mut config, served.backend.capabilities());
             served.backend.set_compression(config.compression);
         }
-        self.works.step(slot, Event::Reconfigure(config));
+        self.state.step(slot, Event::Reconfigure(config));
         Ok(())
     }
 
     fn set_qos(&mut self, number: VolumeNumber, qos: Qos) -> Result<(), String> {
-        let slot = self.works.open_slot(number)?;
-        let served = self.works.volumes.get(slot).ok_or(NOT_OPEN)?;
-        self.works.scheduler.set(self.works.now, served.flow, qos);
+        let slot = self.state.open_slot(number)?;
+        let served = self.state.volumes.get(slot).ok_or(NOT_OPEN)?;
+        self.state.scheduler.set(self.state.now, served.flow, qos);
         Ok(())
     }
 
     fn job(&mut self, number: VolumeNumber, way: Move, range: SectorRange, answer: Answer<()>) {
-        let slot = match self.works.open_slot(number) {
+        let slot = match self.state.open_slot(number) {
             Ok(slot) => slot,
             Err(error) => return tell(answer, Err(error)),
         };
-        let sectors = self.works.volumes.get(slot).map_or(0, |served| {
+        let sectors = self.state.volumes.get(slot).map_or(0, |served| {
             served.volume.config().bytes / SECTOR_BYTES as u64
         });
         let inside = range.start.checked_add(range.count);
@@ -445,8 +445,8 @@ impl Shard {
     }
 
     fn report(&self) -> ShardReport {
-        let works = &self.works;
-        let mut volumes: Vec<_> = works
+        let state = &self.state;
+        let mut volumes: Vec<_> = state
             .volumes
             .iter()
             .map(|(_, served)| {
@@ -454,28 +454,28 @@ impl Shard {
                     .connections
                     .iter()
                     .filter(|(_, connection)| connection.volume() == Some(served.number));
-                let qos = works.scheduler.stats(works.now, served.flow);
-                served.report(works.now, connections.count(), qos, &works.cache)
+                let qos = state.scheduler.stats(state.now, served.flow);
+                served.report(state.now, connections.count(), qos, &state.cache)
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let cache = works.cache.stats();
+        let cache = state.cache.stats();
         ShardReport {
             volumes,
-            cache_state_age: works.now.since(cache.ssd_since),
+            cache_state_age: state.now.since(cache.ssd_since),
             cache,
-            cache_room_bytes: self.works.cache.room_bytes(),
+            cache_room_bytes: self.state.cache.room_bytes(),
             cache_identity_error: self.identity.error().map(str::to_owned),
             cache_trouble: self.readmission.trouble().map(str::to_owned),
-            pool_bytes: works.pool.total_bytes() as u64,
-            pool_free_bytes: works.pool.free_bytes() as u64,
-            connections_used_bytes: works.heap.held(),
+            pool_bytes: state.pool.total_bytes() as u64,
+            pool_free_bytes: state.pool.free_bytes() as u64,
+            connections_used_bytes: state.heap.held(),
             connections: self.connections.len(),
             longest_turn: self.longest_turn.get(),
         }
     }
 
-    fn stop(&mut self, destage: bool, answer: Answer<Vec<ClosedVolume>>) {
+    fn stop(&mut self, destage: bool, answer: Answer<Vec<ClosedReport>>) {
         if let Some(stopping) = &mut self.stopping {
             // Asked again, it may be content with less: nobody should have to wait for a dead
             // backend for ever.
@@ -488,13 +488,13 @@ impl Shard {
             destage,
             answers: vec![answer],
             closed: Vec::new(),
-            deadline: self.works.now.plus(STOP_PATIENCE),
+            deadline: self.state.now.plus(STOP_PATIENCE),
             volumes_closing: false,
             give_up: Nanos(u64::MAX),
             cache_closing: false,
         });
         // Nobody waits for a limit's sake while the node stops.
-        self.works.scheduler.open();
+        self.state.scheduler.open();
         // Their threads may hang for as long as their backends do; nobody waits for them.
         for slot in 0..self.openings.end() {
             if let Some((_, answer)) = self.openings.vacate(slot) {
@@ -504,14 +504,14 @@ impl Shard {
         }
         for slot in 0..self.listeners.end() {
             match self.listeners.get_mut(slot).map(|one| one.accepting) {
-                Some(Some(key)) => self.works.ring.cancel(key),
+                Some(Some(key)) => self.state.ring.cancel(key),
                 Some(None) => drop(self.listeners.remove(slot)),
                 None => {}
             }
         }
         for slot in 0..self.connections.end() {
             if let Some(connection) = self.connections.get_mut(slot) {
-                connection.shut_down(&mut self.works.ring);
+                connection.shut_down(&mut self.state.ring);
                 self.list(slot);
             }
         }
@@ -522,7 +522,7 @@ impl Shard {
         let Some(stopping) = &mut self.stopping else {
             return;
         };
-        if stopping.deadline <= self.works.now {
+        if stopping.deadline <= self.state.now {
             stopping.deadline = Nanos(u64::MAX);
             for slot in 0..self.connections.end() {
                 if let Some(connection) = self.connections.get_mut(slot) {
@@ -539,39 +539,39 @@ impl Shard {
             stopping.volumes_closing = true;
             let destage = stopping.destage;
             if !destage {
-                let patience = self.works.log_patience().plus(CLOSE_PATIENCE);
-                stopping.give_up = self.works.now.plus(patience);
+                let patience = self.state.log_patience().plus(CLOSE_PATIENCE);
+                stopping.give_up = self.state.now.plus(patience);
             }
-            for slot in 0..self.works.volumes.end() {
-                self.works
-                    .give_up_snapshot(slot, KeepFailure::Now(NOT_OPEN));
-                self.works.step(slot, Event::Close { destage });
+            for slot in 0..self.state.volumes.end() {
+                self.state
+                    .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
+                self.state.step(slot, Event::Close { destage });
             }
         }
-        if self.works.volumes.is_empty() {
+        if self.state.volumes.is_empty() {
             stopping.give_up = Nanos(u64::MAX);
         }
-        if stopping.volumes_closing && self.works.volumes.is_empty() && !stopping.cache_closing {
+        if stopping.volumes_closing && self.state.volumes.is_empty() && !stopping.cache_closing {
             stopping.cache_closing = true;
-            self.works.step_cache(CacheEvent::Close);
-            self.works.cache_touched = true;
+            self.state.step_cache(CacheEvent::Close);
+            self.state.cache_touched = true;
         }
     }
 
     /// Whether a stop has come to its end; whoever asked for it is told.
     pub fn has_stopped(&mut self) -> bool {
-        let works = &self.works;
+        let state = &self.state;
         let Some(stopping) = &self.stopping else {
             return false;
         };
         // A device that does not answer is not waited for.
-        let given_up = works.cache.stats().ssd_state == SsdState::Offline;
-        let cache_closed = works.cache.is_closed() && (works.cache_operations == 0 || given_up);
+        let given_up = state.cache.stats().ssd_state == SsdState::Offline;
+        let cache_closed = state.cache.is_closed() && (state.cache_operations == 0 || given_up);
         let result = if stopping.cache_closing && cache_closed {
             Ok(stopping.closed.clone())
-        } else if stopping.give_up <= works.now && !works.volumes.is_empty() {
+        } else if stopping.give_up <= state.now && !state.volumes.is_empty() {
             // As after a crash: the logs hold all that was acknowledged as durable.
-            let names: Vec<&str> = works
+            let names: Vec<&str> = state
                 .volumes
                 .iter()
                 .map(|(_, served)| &*served.name)
@@ -594,7 +594,7 @@ impl Shard {
     }
 }
 
-impl Works {
+impl ShardState {
     pub(super) fn open_slot(&self, number: VolumeNumber) -> Result<u32, String> {
         let slot = *self.numbers.get(&number).ok_or(NOT_OPEN)?;
         match self.volumes.get(slot).map(|served| served.volume.phase()) {
@@ -630,7 +630,7 @@ impl Works {
     pub fn take_own(&mut self, slot: u32, completion: Completion) -> Option<Completion> {
         match completion.token {
             RESIZE_TOKEN => self.backend_resized(slot, completion.result.map(drop)),
-            KEEP_TOKEN => self.backend_kept(slot, completion.result),
+            SNAPSHOT_TOKEN => self.backend_kept(slot, completion.result),
             _ => return Some(completion),
         }
         None

@@ -12,8 +12,8 @@ use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
 use super::control::tell;
+use super::state::ShardState;
 use super::turn::{NEVER, Shard};
-use super::works::Works;
 
 /// Maps that wait to be gathered: what the control plane asks for at once is bounded, this more tightly.
 const WAITING_MAX: usize = 64;
@@ -44,18 +44,18 @@ impl Gatherings {
     }
 
     /// Go on with the map in the making, if it is time to.
-    fn go_on(&mut self, works: &Works) {
+    fn go_on(&mut self, state: &ShardState) {
         while self.running.is_none()
             && let Some((volume, answer)) = self.waiting.pop_front()
         {
-            match works.open_slot(volume).map(|slot| works.volumes.get(slot)) {
+            match state.open_slot(volume).map(|slot| state.volumes.get(slot)) {
                 // Whoever asked may have gone: then nothing is done for it.
                 _ if answer.is_closed() => {}
                 Ok(Some(served)) => {
                     self.running = Some(Running {
                         volume,
-                        gathering: served.volume.begin_gathering(&works.cache),
-                        next_at: works.now,
+                        gathering: served.volume.begin_gathering(&state.cache),
+                        next_at: state.now,
                         answer,
                     });
                 }
@@ -63,14 +63,14 @@ impl Gatherings {
                 Err(why) => tell(answer, Err(why)),
             }
         }
-        let Some(mut running) = self.running.take_if(|running| running.next_at <= works.now) else {
+        let Some(mut running) = self.running.take_if(|running| running.next_at <= state.now) else {
             return;
         };
-        let slot = works.open_slot(running.volume);
-        match slot.map(|slot| works.volumes.get(slot)) {
+        let slot = state.open_slot(running.volume);
+        match slot.map(|slot| state.volumes.get(slot)) {
             Ok(Some(served)) => {
-                if served.volume.gather(&mut running.gathering, &works.cache) {
-                    running.next_at = works.now.plus(Volume::GATHER_PAUSE);
+                if served.volume.gather(&mut running.gathering, &state.cache) {
+                    running.next_at = state.now.plus(Volume::GATHER_PAUSE);
                     self.running = Some(running);
                 } else {
                     tell(running.answer, Ok(running.gathering));
@@ -93,16 +93,16 @@ impl Gatherings {
 impl Shard {
     /// Gather on.
     pub fn run_gatherings(&mut self) {
-        self.gatherings.go_on(&self.works);
+        self.gatherings.go_on(&self.state);
     }
 
     /// When to gather on.
     pub fn gatherings_wakeup(&self) -> Nanos {
-        self.gatherings.next_wakeup(self.works.now)
+        self.gatherings.next_wakeup(self.state.now)
     }
 }
 
-impl Works {
+impl ShardState {
     /// Warm these ranges of a volume up in this order, instead of what is left of an earlier warm-up; with
     /// `if_cold` only if the cache does not have them, and only where it has room.
     pub fn warm_up_like(

@@ -9,7 +9,7 @@ use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 
 use super::cache_place::CachePlace;
-use super::works::Works;
+use super::state::ShardState;
 
 /// The token of the job; openings count from zero.
 pub const TOKEN: Token = Token(u64::MAX);
@@ -29,8 +29,8 @@ pub struct Identity {
 
 impl Identity {
     /// At the end of a turn: begin to record a new identity if the cache needs one.
-    pub fn go_on(&mut self, works: &mut Works, place: &Arc<dyn CachePlace>) {
-        let forgotten = works.cache.forgotten_volumes();
+    pub fn go_on(&mut self, state: &mut ShardState, place: &Arc<dyn CachePlace>) {
+        let forgotten = state.cache.forgotten_volumes();
         if forgotten != self.forgotten_volumes {
             tracing::warn!(
                 volumes = forgotten,
@@ -39,7 +39,7 @@ impl Identity {
             );
             self.forgotten_volumes = forgotten;
         }
-        if !self.machine.go_on(works.now, works.cache.must_reset()) {
+        if !self.machine.go_on(state.now, state.cache.must_reset()) {
             return;
         }
         if self.error.is_none() {
@@ -53,16 +53,16 @@ impl Identity {
             let recorded: Recorded = place.renew().map(drop);
             JobOutput::Any(Box::new(recorded))
         };
-        works.ring.job(Owner::Shard, TOKEN, Box::new(job));
+        state.ring.job(Owner::Shard, TOKEN, Box::new(job));
     }
 
     /// An attempt ended.
-    pub fn recorded(&mut self, works: &mut Works, result: Recorded) {
-        if self.machine.recorded(works.now, result.is_ok()) {
-            works.cache.reset_recorded();
+    pub fn recorded(&mut self, state: &mut ShardState, result: Recorded) {
+        if self.machine.recorded(state.now, result.is_ok()) {
+            state.cache.reset_recorded();
             // They wait for their invalidations to count as durable.
-            for slot in 0..works.volumes.end() {
-                works.touch(slot);
+            for slot in 0..state.volumes.end() {
+                state.touch(slot);
             }
         }
         match result {

@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use hdcs_frontend::{Held, VolumeNumber};
 
+use super::state::ShardState;
 use super::turn::Shard;
-use super::works::Works;
 
 /// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Shard {
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;
             };
-            if connection.has_departed(self.works.now, &self.config.connections) {
+            if connection.has_departed(self.state.now, &self.config.connections) {
                 self.note_visit(slot);
                 self.list(slot);
             }
@@ -79,10 +79,10 @@ impl Shard {
         };
         let (volume, requests) = (connection.volume(), connection.requests);
         let data_bytes = connection.held().data_bytes;
-        self.works
+        self.state
             .count(volume, &mut connection.counted, Held::default());
         let mut held = Held::default();
-        self.works.count_data(volume, &mut held, data_bytes);
+        self.state.count_data(volume, &mut held, data_bytes);
         let leaver = Leaver {
             volume,
             requests,
@@ -104,13 +104,13 @@ impl Shard {
             volume, mut held, ..
         }) = self.leavers.remove(&slot)
         {
-            self.works.count_data(volume, &mut held, 0);
+            self.state.count_data(volume, &mut held, 0);
             self.connections.release(slot);
         }
     }
 }
 
-impl Works {
+impl ShardState {
     /// Count the clients' data that is held now, and nothing else.
     fn count_data(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, data_bytes: usize) {
         let held = Held {

@@ -14,11 +14,11 @@
 pub mod cache_place;
 mod ciphered_log;
 mod clients;
+mod closed_volumes;
 pub mod command;
 mod connection;
 mod control;
 mod heat;
-mod husks;
 mod identity;
 mod jobs;
 mod leavers;
@@ -30,11 +30,11 @@ mod scrub;
 mod served;
 mod slots;
 mod snapshots;
+mod state;
 mod superblocks;
 mod tiering;
 mod turn;
 mod visits;
-mod works;
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};

@@ -5,7 +5,7 @@ use hdcs_core::cache::{PinRefused, SsdState};
 use hdcs_core::volume::Event;
 use hdcs_frontend::VolumeNumber;
 
-use super::works::Works;
+use super::state::ShardState;
 
 /// Why pins are refused, and what to do.
 fn words(refused: PinRefused) -> String {
@@ -27,7 +27,7 @@ fn words(refused: PinRefused) -> String {
     }
 }
 
-impl Works {
+impl ShardState {
     /// Pin these ranges of a volume instead of what is.
     pub fn pin(&mut self, number: VolumeNumber, ranges: Vec<SectorRange>) -> Result<(), String> {
         let slot = self.open_slot(number)?;

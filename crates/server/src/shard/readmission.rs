@@ -13,7 +13,7 @@ use hdcs_device::worker::JobOutput;
 
 use super::CacheDevice;
 use super::cache_place::CacheTrouble;
-use super::works::Works;
+use super::state::ShardState;
 
 /// The token of a try; openings count from zero.
 pub const TOKEN: Token = Token(u64::MAX - 1);
@@ -39,21 +39,21 @@ impl Readmission {
     }
 
     /// At the end of a turn: try the device if it is time to.
-    pub fn go_on(&mut self, works: &mut Works, device: &CacheDevice) {
-        let can_readmit = works.cache.can_readmit();
-        if self.machine.go_on(works.now, can_readmit, device.retry) {
-            self.begin(works, device);
+    pub fn go_on(&mut self, state: &mut ShardState, device: &CacheDevice) {
+        let can_readmit = state.cache.can_readmit();
+        if self.machine.go_on(state.now, can_readmit, device.retry) {
+            self.begin(state, device);
         }
     }
 
-    fn begin(&mut self, works: &mut Works, device: &CacheDevice) {
+    fn begin(&mut self, state: &mut ShardState, device: &CacheDevice) {
         assert_eq!(
-            works.cache_operations, 0,
+            state.cache_operations, 0,
             "the cache says that nothing of it is under way"
         );
-        works.cache_device = None;
+        state.cache_device = None;
         let place = Arc::clone(&device.place);
-        let remote = works.ring.remote(Owner::Shard);
+        let remote = state.ring.remote(Owner::Shard);
         let spawned = std::thread::Builder::new()
             .name("hdcs-cache".into())
             .spawn(move || {
@@ -62,15 +62,15 @@ impl Readmission {
                 remote.end(TOKEN, JobOutput::Any(Box::new(tried)));
             });
         match spawned {
-            Ok(_) => works.ring.begin_remote(),
-            Err(error) => self.tried(works, Err(format!("no thread to open it: {error}"))),
+            Ok(_) => state.ring.begin_remote(),
+            Err(error) => self.tried(state, Err(format!("no thread to open it: {error}"))),
         }
     }
 
     /// A try ended.
-    pub fn tried(&mut self, works: &mut Works, tried: Tried) {
-        let can_readmit = works.cache.can_readmit();
-        let is_used = self.machine.tried(works.now, tried.is_ok(), can_readmit);
+    pub fn tried(&mut self, state: &mut ShardState, tried: Tried) {
+        let can_readmit = state.cache.can_readmit();
+        let is_used = self.machine.tried(state.now, tried.is_ok(), can_readmit);
         match tried {
             Err(why) => {
                 if self.trouble.as_ref() != Some(&why) {
@@ -80,10 +80,10 @@ impl Readmission {
             }
             Ok((device, uuid)) if is_used => {
                 tracing::warn!("the SSD tier is back: it starts empty, under a new identity");
-                works.cache_device = Some(device);
+                state.cache_device = Some(device);
                 self.trouble = None;
-                works.step_cache(CacheEvent::Readmit { uuid });
-                works.cache_touched = true;
+                state.step_cache(CacheEvent::Readmit { uuid });
+                state.cache_touched = true;
             }
             Ok(_) => {}
         }

@@ -13,8 +13,8 @@ use hdcs_frontend::VolumeNumber;
 use super::command::Answer;
 use super::control::{NOT_OPEN, tell};
 use super::served::Served;
+use super::state::ShardState;
 use super::turn::RESIZE_TOKEN;
-use super::works::Works;
 
 /// Why a volume does not grow whose log was to be emptied for that.
 const FLUSH_CANCELLED: &str = "what was cut off is still in its write log, and the flush that was to end that was \
@@ -49,7 +49,7 @@ impl Served {
     }
 }
 
-impl Works {
+impl ShardState {
     /// Whether a volume may get a new size; its slot.
     fn check_resize(&self, number: VolumeNumber, bytes: u64) -> Result<u32, String> {
         let slot = self.open_slot(number)?;

@@ -56,7 +56,7 @@ impl Shard {
         progress: Arc<Progress>,
         answer: Answer<()>,
     ) {
-        let slot = match self.works.open_slot(number) {
+        let slot = match self.state.open_slot(number) {
             Ok(slot) => slot,
             Err(error) => {
                 // Whoever asked may have gone.
@@ -64,14 +64,14 @@ impl Shard {
                 return;
             }
         };
-        let used = self.works.volumes.get(slot).map_or(0, |served| {
-            served.volume.stats(self.works.now).log_used_blocks
+        let used = self.state.volumes.get(slot).map_or(0, |served| {
+            served.volume.stats(self.state.now).log_used_blocks
         });
         progress.begin(Part::Log, used * BLOCK_BYTES as u64);
         self.scrubs.insert(Scrub {
             volume: number,
             at: ScrubAt::LOG,
-            pace: Pace::new(progress.rate(), self.works.now),
+            pace: Pace::new(progress.rate(), self.state.now),
             under_way: false,
             progress,
             answer,
@@ -80,7 +80,7 @@ impl Shard {
 
     /// A piece has ended.
     pub fn scrub_ended(&mut self, slot: u32, result: Ended) {
-        let now = self.works.now;
+        let now = self.state.now;
         let Some(scrub) = self.scrubs.get_mut(slot) else {
             return;
         };
@@ -103,7 +103,7 @@ impl Shard {
         match scrub.at {
             ScrubAt::Log { .. } => {
                 scrub.at = ScrubAt::CACHE;
-                let bytes = self.works.cache.scrub_bytes();
+                let bytes = self.state.cache.scrub_bytes();
                 scrub.progress.begin(Part::Cache, bytes);
                 true
             }
@@ -121,7 +121,7 @@ impl Shard {
 
     /// Begin the pieces that may begin now.
     pub fn run_scrubs(&mut self) {
-        let now = self.works.now;
+        let now = self.state.now;
         for slot in 0..self.scrubs.end() {
             let Some(scrub) = self.scrubs.get_mut(slot).filter(|scrub| !scrub.under_way) else {
                 continue;
@@ -130,14 +130,14 @@ impl Shard {
                 self.end_scrub(slot, Ok(()));
                 continue;
             }
-            let volume = self.works.numbers.get(&scrub.volume);
-            let served = volume.and_then(|&slot| self.works.volumes.get(slot));
+            let volume = self.state.numbers.get(&scrub.volume);
+            let served = volume.and_then(|&slot| self.state.volumes.get(slot));
             let requests = served.map_or(0, |served| served.requests + served.waiting.len());
             if !scrub.pace.may_begin(now, requests) {
                 continue;
             }
             scrub.under_way = true;
-            self.works.submitted.push(Submitted {
+            self.state.submitted.push(Submitted {
                 origin: Origin::Scrub(slot),
                 volume: scrub.volume,
                 arrived: now,

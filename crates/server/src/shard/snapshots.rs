@@ -1,7 +1,7 @@
 //! Snapshots: performs what [`SnapshotOperation`] decides.
 
 use hdcs_backend::home::Tiers;
-use hdcs_backend::{Ask, Keep, Operation, Port};
+use hdcs_backend::{Ask, Operation, Port, SnapshotCommand};
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Done, Nanos};
 use hdcs_core::node::snapshot::{Act, Ending, SnapshotOperation, TierEnd, View};
@@ -9,27 +9,27 @@ use hdcs_core::volume::Event;
 use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;
 
-use super::command::{Answer, KeepFailure};
+use super::command::{Answer, SnapshotFailure};
 use super::control::{NOT_OPEN, tell};
 use super::served::Served;
-use super::turn::KEEP_TOKEN;
-use super::works::Works;
+use super::state::ShardState;
+use super::turn::SNAPSHOT_TOKEN;
 
 /// A snapshot that is being made, or whatever else the backend does with its snapshots.
 #[derive(Debug)]
 pub struct Snapshotting {
     /// Where it is.
     pub operation: SnapshotOperation,
-    keep: Keep,
+    keep: SnapshotCommand,
     /// Why it is not wanted any more.
-    given_up: Option<KeepFailure>,
-    answer: Answer<(), KeepFailure>,
+    given_up: Option<SnapshotFailure>,
+    answer: Answer<(), SnapshotFailure>,
 }
 
 impl Snapshotting {
     /// It ends, since its volume was closed.
     pub fn closed(self) {
-        tell(self.answer, Err(KeepFailure::Now(NOT_OPEN)));
+        tell(self.answer, Err(SnapshotFailure::Now(NOT_OPEN)));
     }
 }
 
@@ -44,13 +44,13 @@ impl Served {
     }
 }
 
-impl Works {
+impl ShardState {
     /// Make a snapshot, or remove one.
     pub(super) fn keep(
         &mut self,
         number: VolumeNumber,
-        keep: Keep,
-        answer: Answer<(), KeepFailure>,
+        keep: SnapshotCommand,
+        answer: Answer<(), SnapshotFailure>,
     ) {
         let slot = match self.check_keep(number) {
             Ok(slot) => slot,
@@ -59,7 +59,7 @@ impl Works {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
-        let operation = if matches!(keep, Keep::Snapshot { .. }) {
+        let operation = if matches!(keep, SnapshotCommand::Snapshot { .. }) {
             match served.home() {
                 Some(_) => SnapshotOperation::make_local(),
                 None => SnapshotOperation::make(served.backend.capabilities().atomic_flush),
@@ -77,15 +77,17 @@ impl Works {
     }
 
     /// Whether the backend of a volume may be asked to make or remove a snapshot; the volume's slot.
-    fn check_keep(&self, number: VolumeNumber) -> Result<u32, KeepFailure> {
+    fn check_keep(&self, number: VolumeNumber) -> Result<u32, SnapshotFailure> {
         let Ok(slot) = self.open_slot(number) else {
-            return Err(KeepFailure::Now(NOT_OPEN));
+            return Err(SnapshotFailure::Now(NOT_OPEN));
         };
         match self.volumes.get(slot) {
-            None => Err(KeepFailure::Now(NOT_OPEN)),
-            Some(served) if !served.backend.capabilities().snapshots => Err(KeepFailure::Incapable),
+            None => Err(SnapshotFailure::Now(NOT_OPEN)),
+            Some(served) if !served.backend.capabilities().snapshots => {
+                Err(SnapshotFailure::Incapable)
+            }
             Some(served) if served.resizing.is_some() || served.snapshotting.is_some() => Err(
-                KeepFailure::Now("another snapshot or a resize is under way; wait for its end"),
+                SnapshotFailure::Now("another snapshot or a resize is under way; wait for its end"),
             ),
             Some(_) => Ok(slot),
         }
@@ -94,7 +96,7 @@ impl Works {
     /// The snapshot that is being made is not wanted any more.
     pub(super) fn cancel_snapshot(&mut self, number: VolumeNumber) {
         if let Ok(slot) = self.open_slot(number) {
-            self.give_up_snapshot(slot, KeepFailure::Cancelled);
+            self.give_up_snapshot(slot, SnapshotFailure::Cancelled);
         }
     }
 
@@ -109,7 +111,7 @@ impl Works {
     }
 
     /// A snapshot is not wanted any more.
-    pub(super) fn give_up_snapshot(&mut self, slot: u32, why: KeepFailure) {
+    pub(super) fn give_up_snapshot(&mut self, slot: u32, why: SnapshotFailure) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
@@ -175,7 +177,7 @@ impl Works {
                 let served = self.volumes.get(slot);
                 let snapshotting = served.and_then(|served| served.snapshotting.as_ref());
                 if let Some(Snapshotting { keep, .. }) = snapshotting {
-                    self.ask_for_snapshot(slot, Ask::Keep(*keep));
+                    self.ask_for_snapshot(slot, Ask::Snapshot(*keep));
                 }
             }
             Some(Act::ReleaseHeld) => self.release_held(slot),
@@ -192,7 +194,7 @@ impl Works {
                     self.ask_home(slot, Tiers::Release);
                 }
                 self.release_held(slot);
-                self.ask_for_snapshot(slot, Ask::Keep(Keep::Complete));
+                self.ask_for_snapshot(slot, Ask::Snapshot(SnapshotCommand::Complete));
             }
             Some(Act::End(ending, tier)) => self.end_snapshot(slot, ending, tier, answered),
         }
@@ -208,7 +210,7 @@ impl Works {
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
-        let token = KEEP_TOKEN;
+        let token = SNAPSHOT_TOKEN;
         let operation = Operation { token, ask };
         served.backend.submit(self.now, operation, &mut port);
         self.perform(slot);
@@ -227,10 +229,10 @@ impl Works {
         };
         let given_up = ended.given_up;
         let result = match (ending, answered) {
-            (Ending::LocalFailed(error), _) => Err(KeepFailure::HomeFailed(error)),
-            (Ending::NotTiered(error), _) => Err(KeepFailure::Untiered(error)),
+            (Ending::LocalFailed(error), _) => Err(SnapshotFailure::HomeFailed(error)),
+            (Ending::NotTiered(error), _) => Err(SnapshotFailure::Untiered(error)),
             (Ending::GivenUp, _) | (Ending::Answered, None) => {
-                Err(given_up.unwrap_or(KeepFailure::Cancelled))
+                Err(given_up.unwrap_or(SnapshotFailure::Cancelled))
             }
             (Ending::Answered, Some(Ok(Done::Refused(why)))) => Err(why.into()),
             (Ending::Answered, Some(Ok(_))) => Ok(()),

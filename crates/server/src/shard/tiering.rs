@@ -9,9 +9,9 @@ use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
-use super::works::Works;
+use super::state::ShardState;
 
-impl Works {
+impl ShardState {
     /// Begin to destage and to tier out everything that is dirty now.
     pub fn begin_tiering(&mut self, number: VolumeNumber, then_close: bool) -> Result<(), String> {
         let slot = self.open_slot(number)?;

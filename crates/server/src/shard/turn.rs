@@ -39,7 +39,7 @@ use hdcs_frontend::{Ending, Held, Host, VolumeNumber};
 use super::cache_place::Started;
 use super::clients::NO_MEMORY;
 use super::command::{
-    Answer, ClosedVolume, Command, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
+    Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
 };
 use super::connection::{Connection, introduce};
 use super::heat::Gatherings;
@@ -51,8 +51,8 @@ use super::readmission::{self, Readmission};
 use super::scrub::Scrub;
 use super::served::{Origin, Submitted};
 use super::slots::Slots;
+use super::state::{SessionHost, ShardState};
 use super::visits::{error_of, note_accepting};
-use super::works::{SessionHost, Works};
 use super::{ACCEPT_PAUSE, ShardConfig};
 use crate::data_dir::dirty::LogIdentity;
 use crate::log_limit::LogLimit;
@@ -78,7 +78,7 @@ const TURN_PERIOD: Nanos = Nanos::from_millis(30_000);
 /// Tokens of the shard's own backend operations; the core counts from zero.
 pub const RESIZE_TOKEN: Token = Token(u64::MAX);
 /// See [`RESIZE_TOKEN`].
-pub const KEEP_TOKEN: Token = Token(u64::MAX - 1);
+pub const SNAPSHOT_TOKEN: Token = Token(u64::MAX - 1);
 /// A time that never comes.
 pub const NEVER: Nanos = Nanos(u64::MAX);
 
@@ -130,8 +130,8 @@ impl LongestTurn {
 /// How far a stop has come.
 pub struct Stopping {
     pub destage: bool,
-    pub answers: Vec<Answer<Vec<ClosedVolume>>>,
-    pub closed: Vec<ClosedVolume>,
+    pub answers: Vec<Answer<Vec<ClosedReport>>>,
+    pub closed: Vec<ClosedReport>,
     /// When connections that are left are broken off.
     pub deadline: Nanos,
     pub volumes_closing: bool,
@@ -142,7 +142,7 @@ pub struct Stopping {
 
 /// See the module.
 pub struct Shard {
-    pub works: Works,
+    pub state: ShardState,
     pub connections: Slots<Connection>,
     /// By the slots of their connections.
     pub leavers: HashMap<u32, Leaver>,
@@ -225,7 +225,7 @@ impl Shard {
         let background = scheduler.add(Nanos(0), Qos::default());
         cache.set_fill_marks(config.cache_fill);
         cache.set_tiering(config.cache_tiering);
-        let mut works = Works {
+        let mut state = ShardState {
             ring,
             pool,
             cache,
@@ -233,7 +233,7 @@ impl Shard {
             cache_operations: 0,
             cache_touched: true,
             volumes: Slots::default(),
-            husks: HashMap::new(),
+            closed_volumes: HashMap::new(),
             numbers: BTreeMap::new(),
             explained: HashMap::new(),
             refusal_said: Cell::new(Nanos(0)),
@@ -251,9 +251,9 @@ impl Shard {
             heap: Shares::new(config.connections.heap_bytes),
             now: Nanos(0),
         };
-        works.perform_cache();
+        state.perform_cache();
         Ok(Self {
-            works,
+            state,
             connections: Slots::default(),
             leavers: HashMap::new(),
             listed: Vec::new(),
@@ -282,13 +282,13 @@ impl Shard {
     }
 
     pub fn waker(&self) -> Waker {
-        self.works.ring.waker()
+        self.state.ring.waker()
     }
 
     /// Turn until it has stopped.
     pub fn run(mut self) {
         self.turn_until_stopped();
-        if !self.works.ring.quiesce() {
+        if !self.state.ring.quiesce() {
             // The kernel may still write to their buffers, however long it takes.
             std::mem::forget(std::mem::take(&mut self.connections));
         }
@@ -299,19 +299,19 @@ impl Shard {
         let mut end = self.read_clock();
         while !self.has_stopped() {
             let timeout = self.timeout(end);
-            if let Err(error) = self.works.ring.submit_and_wait(timeout) {
+            if let Err(error) = self.state.ring.submit_and_wait(timeout) {
                 tracing::error!(%error, "io_uring failed; the shard cannot go on");
                 return;
             }
-            self.works.now = self.read_clock();
+            self.state.now = self.read_clock();
             self.begin_turn();
-            self.works.ring.reap(&mut finished);
+            self.state.ring.reap(&mut finished);
             for one in finished.drain(..) {
                 self.dispatch(one);
             }
             self.turn();
             end = self.read_clock();
-            self.longest_turn.note(self.works.now, end);
+            self.longest_turn.note(self.state.now, end);
         }
     }
 
@@ -327,7 +327,7 @@ impl Shard {
             && let Some(slot) = self.waiters.pop_front()
         {
             let number = self.connections.get(slot).and_then(Connection::volume);
-            if self.works.is_flooded(number) || self.held.contains(&slot) {
+            if self.state.is_flooded(number) || self.held.contains(&slot) {
                 self.list(slot);
             } else {
                 // Where it wants to receive it says again when it is served.
@@ -340,7 +340,7 @@ impl Shard {
     }
 
     fn turn(&mut self) {
-        if self.held_until <= self.works.now {
+        if self.held_until <= self.state.now {
             self.release();
         }
         self.accept_again();
@@ -350,27 +350,27 @@ impl Shard {
             self.list_waiters_first();
         }
         for _ in 0..ROUNDS_MAX {
-            self.works.step_submitted();
+            self.state.step_submitted();
             self.withdraw();
-            self.works.poll();
+            self.state.poll();
             self.settle();
             self.deliver();
             self.run_jobs();
             self.run_scrubs();
             self.serve();
-            if !self.works.has_more() {
+            if !self.state.has_more() {
                 break;
             }
         }
-        if self.works.submitted.is_empty() {
+        if self.state.submitted.is_empty() {
             self.withdraw();
         }
         self.run_gatherings();
         self.go_on_stopping();
         if let Some(device) = &self.config.cache_device {
-            self.identity.go_on(&mut self.works, &device.place);
+            self.identity.go_on(&mut self.state, &device.place);
             if self.stopping.is_none() {
-                self.readmission.go_on(&mut self.works, device);
+                self.readmission.go_on(&mut self.state, device);
             }
         }
     }
@@ -393,18 +393,18 @@ impl Shard {
 
     /// How long to wait at most, `now`.
     fn timeout(&self, now: Nanos) -> Option<Duration> {
-        if self.pressed || self.works.has_more() || !self.works.touched.is_empty() {
+        if self.pressed || self.state.has_more() || !self.state.touched.is_empty() {
             return Some(Duration::ZERO);
         }
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
         let stopping = self.stopping.as_ref();
         let stop = stopping.map(|stopping| stopping.deadline.min(stopping.give_up));
-        let due = self.works.due.iter().copied();
+        let due = self.state.due.iter().copied();
         let identity = self.identity.next_wakeup();
-        let cache = self.works.cache.next_wakeup();
+        let cache = self.state.cache.next_wakeup();
         let retry = self.readmission.next_wakeup();
         let retry = retry.filter(|_| self.stopping.is_none());
-        let turns = self.works.scheduler.next_wakeup();
+        let turns = self.state.scheduler.next_wakeup();
         let cache = cache.into_iter().chain(retry).chain(turns);
         let others = [
             self.look_at,
@@ -426,34 +426,34 @@ impl Shard {
         match (owner, outcome) {
             (Owner::Volume(slot), Outcome::Device(result)) => {
                 let result = result.map_err(IoError::from);
-                self.works.log_finished(slot, token, result);
+                self.state.log_finished(slot, token, result);
                 self.release();
             }
             (Owner::Volume(slot), Outcome::Job(JobOutput::Unit(result))) => {
-                self.works.superblock_kept(slot, token, result);
+                self.state.superblock_kept(slot, token, result);
             }
             (Owner::CacheOf(slot), Outcome::Device(result)) => {
                 let result = result.map_err(IoError::from);
                 let completion = Completion { token, result };
-                if let Some(served) = self.works.volumes.get_mut(slot) {
+                if let Some(served) = self.state.volumes.get_mut(slot) {
                     served.cache_reads -= 1;
-                    self.works.step(slot, Event::Completed(completion));
+                    self.state.step(slot, Event::Completed(completion));
                 } else {
-                    self.works.cache_ended_late(slot, completion);
+                    self.state.cache_ended_late(slot, completion);
                 }
             }
             (Owner::Cache, Outcome::Device(result)) => {
-                self.works.cache_operations -= 1;
+                self.state.cache_operations -= 1;
                 let result = result.map_err(IoError::from);
                 let event = CacheEvent::Completed(Completion { token, result });
-                self.works.step_cache(event);
-                self.works.cache_touched = true;
+                self.state.step_cache(event);
+                self.state.cache_touched = true;
                 // A volume may wait for what has just become durable.
-                for slot in 0..self.works.volumes.end() {
-                    self.works.touch(slot);
+                for slot in 0..self.state.volumes.end() {
+                    self.state.touch(slot);
                 }
             }
-            (Owner::Backend(slot), outcome) => self.works.backend_finished(slot, token, outcome),
+            (Owner::Backend(slot), outcome) => self.state.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {
                 self.with_session(slot, |connection, host| connection.received(result, host));
                 self.hold(slot);
@@ -470,11 +470,11 @@ impl Shard {
             (Owner::Shard, Outcome::Woken) => self.take_commands(),
             (Owner::Shard, Outcome::Job(JobOutput::Any(recorded))) if token == identity::TOKEN => {
                 let recorded = recorded.downcast().expect("the job says how it ended");
-                self.identity.recorded(&mut self.works, *recorded);
+                self.identity.recorded(&mut self.state, *recorded);
             }
             (Owner::Shard, Outcome::Job(JobOutput::Any(tried))) if token == readmission::TOKEN => {
                 let tried = tried.downcast().expect("the probe says what it found");
-                self.readmission.tried(&mut self.works, *tried);
+                self.readmission.tried(&mut self.state, *tried);
             }
             (Owner::Shard, Outcome::Job(JobOutput::Any(opened))) => self.opened(token, opened),
             (owner, outcome) => unreachable!("{owner:?} starts nothing that ends in {outcome:?}"),
@@ -487,14 +487,14 @@ impl Shard {
         let Some(connection) = self.connections.get_mut(slot) else {
             return;
         };
-        let mut host = host(&mut self.works, slot, connection, work);
+        let mut host = host(&mut self.state, slot, connection, work);
         call(connection, &mut host);
         let (requests, worked) = (host.requests, host.worked);
         connection.requests += requests;
         self.turns.note(&mut connection.account, worked);
         // Most have no volume before, so what they take of it is counted with the volume they have now.
         let (volume, held) = (connection.volume(), connection.held());
-        self.works.count(volume, &mut connection.counted, held);
+        self.state.count(volume, &mut connection.counted, held);
         self.list(slot);
     }
 
@@ -504,7 +504,7 @@ impl Shard {
             return 0;
         };
         if connection.requests >= CONGESTED_REQUESTS_MAX
-            && self.works.is_congested(connection.volume())
+            && self.state.is_congested(connection.volume())
         {
             return 0;
         }
@@ -521,11 +521,11 @@ impl Shard {
             return;
         }
         let number = connection.volume();
-        let volume = number.and_then(|number| self.works.numbers.get(&number));
-        let served = volume.and_then(|&volume| self.works.volumes.get(volume));
+        let volume = number.and_then(|number| self.state.numbers.get(&number));
+        let served = volume.and_then(|&volume| self.state.volumes.get(volume));
         if served.is_some_and(|served| served.log_operations > 0) {
             self.held.push(slot);
-            self.held_until = self.held_until.min(self.works.now.plus(HOLD_MAX));
+            self.held_until = self.held_until.min(self.state.now.plus(HOLD_MAX));
         }
     }
 
@@ -549,7 +549,7 @@ impl Shard {
 
     /// Tell sessions and jobs what ended.
     fn deliver(&mut self) {
-        let mut ended = std::mem::take(&mut self.works.ended);
+        let mut ended = std::mem::take(&mut self.state.ended);
         for (origin, result) in ended.drain(..) {
             match origin {
                 Origin::Connection(slot, id) => {
@@ -569,7 +569,7 @@ impl Shard {
                 Origin::Scrub(slot) => self.scrub_ended(slot, result),
             }
         }
-        self.works.ended = ended;
+        self.state.ended = ended;
     }
 
     fn run_jobs(&mut self) {
@@ -578,10 +578,10 @@ impl Shard {
                 continue;
             };
             while let Some(request) = job.next() {
-                self.works.submitted.push(Submitted {
+                self.state.submitted.push(Submitted {
                     origin: Origin::Job(slot),
                     volume: job.volume,
-                    arrived: self.works.now,
+                    arrived: self.state.now,
                     ticket: None,
                     request,
                 });
@@ -600,7 +600,7 @@ impl Shard {
         let mut broken = std::mem::take(&mut self.broken);
         broken.sort_unstable_by_key(|&(volume, slot)| (volume.0, slot));
         for theirs in broken.chunk_by(|one, other| one.0 == other.0) {
-            self.works.withdraw(theirs);
+            self.state.withdraw(theirs);
         }
     }
 
@@ -615,8 +615,8 @@ impl Shard {
             };
             connection.listed = false;
             let number = connection.volume();
-            let flooded = self.works.is_flooded(number);
-            let mut host = host(&mut self.works, slot, connection, work);
+            let flooded = self.state.is_flooded(number);
+            let mut host = host(&mut self.state, slot, connection, work);
             let place = if flooded || self.held.contains(&slot) {
                 None
             } else {
@@ -625,19 +625,19 @@ impl Shard {
             let (requests, worked) = (host.requests, host.worked);
             connection.requests += requests;
             self.turns.note(&mut connection.account, worked);
-            connection.serve(slot, place, count, &mut self.works.ring);
+            connection.serve(slot, place, count, &mut self.state.ring);
             self.note_visit(slot);
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;
             };
             let (number, held) = (connection.volume(), connection.held());
-            self.works.count(number, &mut connection.counted, held);
+            self.state.count(number, &mut connection.counted, held);
             if connection.breaks_off() && connection.requests > 0 {
                 self.broken.extend(number.map(|number| (number, slot)));
             }
             if connection.is_over() {
                 let none = Held::default();
-                self.works.count(number, &mut connection.counted, none);
+                self.state.count(number, &mut connection.counted, none);
                 self.connections.remove(slot);
             } else if connection.is_left() {
                 self.part_from(slot);
@@ -655,7 +655,7 @@ impl Shard {
 
     fn accepted(&mut self, slot: u32, connection: Result<OwnedFd, Errno>) {
         let stopping = self.stopping.is_some();
-        let now = self.works.now;
+        let now = self.state.now;
         let Some(listener) = self.listeners.get_mut(slot) else {
             return;
         };
@@ -672,10 +672,10 @@ impl Shard {
         match connection {
             Ok(socket) => {
                 if std::mem::take(&mut listener.failing) {
-                    note_accepting(&self.works.events, &listener.address, Ok(()));
+                    note_accepting(&self.state.events, &listener.address, Ok(()));
                 }
                 let place = listener.places.take();
-                let has_room = self.works.has_room_for_connection(!listener.tcp);
+                let has_room = self.state.has_room_for_connection(!listener.tcp);
                 let Some((socket, client)) = introduce(socket, listener.tcp) else {
                     return;
                 };
@@ -695,7 +695,7 @@ impl Shard {
             Err(Errno(libc::ECANCELED | libc::ECONNABORTED)) => {}
             Err(errno) => {
                 listener.failing = true;
-                note_accepting(&self.works.events, &listener.address, Err(&error_of(errno)));
+                note_accepting(&self.state.events, &listener.address, Err(&error_of(errno)));
                 if let Some(left_out) = listener.faults.pass() {
                     tracing::warn!(error = %errno, left_out, "cannot accept a connection");
                 }
@@ -706,11 +706,11 @@ impl Shard {
     /// Begin to serve a client.
     pub fn insert(&mut self, mut connection: Connection) {
         let held = connection.held();
-        self.works.count(None, &mut connection.counted, held);
+        self.state.count(None, &mut connection.counted, held);
         let slot = self.connections.insert(connection);
         if self.look_at == NEVER {
             let period = self.config.connections.look_period();
-            self.look_at = self.works.now.plus(period);
+            self.look_at = self.state.now.plus(period);
         }
         self.list(slot);
     }
@@ -718,13 +718,13 @@ impl Shard {
     /// A connection was one too many. Whoever tries again and again does not fill the log.
     pub fn refuse_connection(&mut self) {
         self.refused += 1;
-        let now = self.works.now;
+        let now = self.state.now;
         if self.refused_said <= now {
             tracing::warn!(
                 max = self.config.connections.count_max,
                 refused = self.refused,
-                memory = self.works.heap.total(),
-                memory_left = self.works.heap.left(),
+                memory = self.state.heap.total(),
+                memory_left = self.state.heap.left(),
                 "too many connections: closed the newest; raise nbd_connections_max or memory_max_mib if they are needed"
             );
             self.refused_said = now.plus(REFUSAL_PAUSE);
@@ -733,7 +733,7 @@ impl Shard {
 
     /// End the connections whose clients have owed something for too long.
     fn look_at_connections(&mut self) {
-        let now = self.works.now;
+        let now = self.state.now;
         if now < self.look_at {
             return;
         }
@@ -746,8 +746,8 @@ impl Shard {
                 continue;
             };
             let number = connection.volume();
-            let served = number.and_then(|number| self.works.numbers.get(&number));
-            let served = served.and_then(|&slot| self.works.volumes.get(slot));
+            let served = number.and_then(|number| self.state.numbers.get(&number));
+            let served = served.and_then(|&slot| self.state.volumes.get(slot));
             let volume = served.map_or("none", |served| &served.name);
             tracing::warn!(
                 volume,
@@ -771,39 +771,39 @@ impl Shard {
     fn accept_again(&mut self) {
         for slot in 0..self.listeners.end() {
             if let Some(listener) = self.listeners.get_mut(slot)
-                && listener.again.is_some_and(|again| again <= self.works.now)
+                && listener.again.is_some_and(|again| again <= self.state.now)
             {
                 listener.again = None;
                 let fd = listener.socket.as_raw_fd();
-                listener.accepting = Some(self.works.ring.accept(Owner::Listener(slot), fd));
+                listener.accepting = Some(self.state.ring.accept(Owner::Listener(slot), fd));
             }
         }
     }
 
     /// Volumes that have come to the end of opening or closing.
     fn settle(&mut self) {
-        for slot in 0..self.works.volumes.end() {
-            let Some(served) = self.works.volumes.get_mut(slot) else {
+        for slot in 0..self.state.volumes.end() {
+            let Some(served) = self.state.volumes.get_mut(slot) else {
                 continue;
             };
             match served.volume.phase() {
                 Phase::Opening => {}
                 // What the backend has to do may wait for the end of a resize.
-                Phase::Closing => self.works.go_on_resizing(slot),
+                Phase::Closing => self.state.go_on_resizing(slot),
                 Phase::Open => {
                     if let Some(snapshotting) = &served.snapshotting {
                         if snapshotting.operation.awaits_tier_out() {
-                            self.works.go_on_tiering(slot);
+                            self.state.go_on_tiering(slot);
                         }
-                        self.works.go_on_snapshotting(slot);
+                        self.state.go_on_snapshotting(slot);
                         continue;
                     }
                     if served.resizing.is_some() {
-                        self.works.go_on_resizing(slot);
+                        self.state.go_on_resizing(slot);
                         continue;
                     }
                     if served.tier_out.is_some() {
-                        self.works.go_on_tiering(slot);
+                        self.state.go_on_tiering(slot);
                         continue;
                     }
                     if let Some(answer) = served.opening.take() {
@@ -831,15 +831,15 @@ impl Shard {
 
 /// What a session sees of its shard when it is called.
 fn host<'a>(
-    works: &'a mut Works,
+    state: &'a mut ShardState,
     slot: u32,
     connection: &Connection,
     work: usize,
 ) -> SessionHost<'a> {
     let (counted, queued) = (connection.counted, connection.queued());
-    let allowance = works.allowance(connection.volume(), counted, queued, work);
+    let allowance = state.allowance(connection.volume(), counted, queued, work);
     SessionHost {
-        works,
+        state,
         connection: slot,
         client: connection.client,
         requests: 0,

@@ -10,11 +10,11 @@ use hdcs_frontend::access::{Allow, Peer};
 
 use super::command::Transport;
 use super::connection::Connection;
+use super::state::ShardState;
 use super::turn::Shard;
-use super::works::Works;
 use crate::events::{Recorder, outcome_of};
 
-impl Works {
+impl ShardState {
     /// A client asked for an export that it does not get. Whoever may know why is told by the handshake; whoever operates
     /// the node is told here.
     pub fn note_refused(&self, name: &str, client: Transport, peer: &Peer) {
@@ -50,11 +50,11 @@ impl Shard {
         if connection.opened.is_none()
             && let Some(number) = connection.volume()
         {
-            let served = self.works.numbers.get(&number);
-            let served = served.and_then(|&slot| self.works.volumes.get(slot));
+            let served = self.state.numbers.get(&number);
+            let served = served.and_then(|&slot| self.state.volumes.get(slot));
             let name = served.map_or_else(String::new, |served| served.name.clone());
             let event = about(connection, "connect", Outcome::Done).of(&name);
-            self.works.events.note(event);
+            self.state.events.note(event);
             connection.opened = Some(name);
         }
         let Some(why) = connection.end() else {
@@ -62,7 +62,7 @@ impl Shard {
         };
         let opened = connection.opened.clone();
         let event = about(connection, "disconnect", outcome_of(&why)).why(why.to_string());
-        self.works.events.note(match opened {
+        self.state.events.note(match opened {
             Some(name) => event.of(name),
             None => event,
         });
@@ -71,7 +71,7 @@ impl Shard {
     /// A client that came was not let in.
     pub(super) fn note_refused_entry(&self, client: Transport, peer: &Peer, why: &str) {
         let event = Event::new("connect", Outcome::Refused, client.who(peer));
-        self.works.events.note(event.what(client.which()).why(why));
+        self.state.events.note(event.what(client.which()).why(why));
     }
 }
 

@@ -26,7 +26,7 @@ impl World {
     fn perform(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
         let unit = match owner {
             Owner::Volume(unit) => unit,
-            Owner::Husk(_) | Owner::Cache => 0,
+            Owner::ClosedVolume(_) | Owner::Cache => 0,
         };
         let asks = match &action {
             Action::BackendRead { .. } => Some("a read"),
@@ -49,7 +49,7 @@ impl World {
     pub(super) fn perform_now(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
         let unit = match owner {
             Owner::Volume(unit) => unit,
-            Owner::Husk(_) | Owner::Cache => 0,
+            Owner::ClosedVolume(_) | Owner::Cache => 0,
         };
         match action {
             Action::LogRead { token, offset, buf } => {
@@ -611,7 +611,7 @@ impl World {
             }
         }
         match owner {
-            Owner::Husk(husk) => self.step_husk(husk, Event::Completed(completion)),
+            Owner::ClosedVolume(closed) => self.step_closed(closed, Event::Completed(completion)),
             Owner::Volume(unit) => self.step_volume(unit, Event::Completed(completion)),
             Owner::Cache => self.step_cache(CacheEvent::Completed(completion)),
         }

@@ -46,7 +46,7 @@ impl World {
         self.node = Some(Node {
             cache,
             volumes: Vec::new(),
-            husks: Vec::new(),
+            closed_volumes: Vec::new(),
         });
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
@@ -359,12 +359,12 @@ impl World {
         let mut actions = Vec::new();
         let volume = self.begin_volume(unit, &mut actions);
         let node = self.node.as_mut().expect("one of its volumes is closed");
-        let mut husk = std::mem::replace(&mut node.volumes[unit], volume);
-        if !husk.is_idle() {
-            husk.shed();
+        let mut closed = std::mem::replace(&mut node.volumes[unit], volume);
+        if !closed.is_idle() {
+            closed.shed();
             // Of another volume in its place, the end of its reads would be taken for another's.
-            let owner = Owner::Husk(node.husks.len());
-            node.husks.push(husk);
+            let owner = Owner::ClosedVolume(node.closed_volumes.len());
+            node.closed_volumes.push(closed);
             let left = self.in_flight.values_mut();
             for one in left.filter(|one| one.owner == Owner::Volume(unit)) {
                 one.owner = owner;

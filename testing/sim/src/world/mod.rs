@@ -75,7 +75,7 @@ const SMALL_POOL_BYTES: usize = 16 << 20;
 enum Owner {
     Volume(usize),
     /// A volume that was closed while its cache device did not answer.
-    Husk(usize),
+    ClosedVolume(usize),
     Cache,
 }
 
@@ -264,7 +264,7 @@ struct Unit {
 struct Node {
     cache: ReadCache,
     volumes: Vec<Volume>,
-    husks: Vec<Volume>,
+    closed_volumes: Vec<Volume>,
 }
 
 /// How a stretch of a run ended.
@@ -661,15 +661,20 @@ impl World {
     }
 
     /// A closed volume gets the end of what it had left behind.
-    fn step_husk(&mut self, husk: usize, event: Event) -> Result<(), Violation> {
+    fn step_closed(&mut self, closed: usize, event: Event) -> Result<(), Violation> {
         let mut actions = Vec::new();
-        if let Some(Node { cache, husks, .. }) = &mut self.node {
+        if let Some(Node {
+            cache,
+            closed_volumes,
+            ..
+        }) = &mut self.node
+        {
             let mut cx = Context {
                 cache,
                 pool: &self.pool,
                 actions: &mut actions,
             };
-            husks[husk].step(self.now, event, &mut cx);
+            closed_volumes[closed].step(self.now, event, &mut cx);
         }
         if actions.is_empty() {
             return Ok(());

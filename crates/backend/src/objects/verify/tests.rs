@@ -15,7 +15,7 @@ use crate::crypt::source::KeySource;
 use crate::objects::tests::Alone;
 use crate::stores::tests::Served;
 use crate::stores::{Condition, Listing, Object, Pending, Store};
-use crate::{Absent, Ask, Keep, open};
+use crate::{Absent, Ask, SnapshotCommand, open};
 
 /// Sixteen pages of the map.
 const BYTES: u64 = 256 << 20;
@@ -174,12 +174,12 @@ impl Volume {
             bench.ask(Ask::Flush).unwrap();
             if snapshots.contains(&round) {
                 let name = SnapshotName::new(&format!("s{round}")).unwrap();
-                let keep = Keep::Snapshot {
+                let keep = SnapshotCommand::Snapshot {
                     name,
                     made_ms: 1,
                     copy: false,
                 };
-                bench.ask(Ask::Keep(keep)).unwrap();
+                bench.ask(Ask::Snapshot(keep)).unwrap();
             }
         }
         is_there.iter().filter(|is_there| **is_there).count() as u64

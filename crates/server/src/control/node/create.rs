@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::home::make_home;
 use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, lock, looks, parse_name};
 use crate::catalogue::{
-    self, CatalogueError, Draft, Entry, LOG_FILE, LogPlace, StagedData, VolumeName,
+    self, CatalogueError, Entry, LOG_FILE, LogPlace, PendingVolume, StagedData, VolumeName,
     check_volume_bytes,
 };
 use crate::data_dir::Layout;
@@ -397,8 +397,8 @@ fn make(
     };
     let (bytes, log_bytes) = (entry.bytes, entry.log.bytes);
     let encryption = entry.encryption.clone();
-    let draft = Draft::begin(layout, entry).map_err(here)?;
-    if let Some(data) = draft.data_path() {
+    let pending = PendingVolume::begin(layout, entry).map_err(here)?;
+    if let Some(data) = pending.data_path() {
         let made = match staged {
             Some(staged) => staged.move_to(&data),
             None => make_sparse(&data, bytes).map_err(catalogue::io_at(&data)),
@@ -409,24 +409,24 @@ fn make(
     let mut first_block = CoreVolume::format_log(config, high ^ low);
     let unlocked = encryption.as_ref().map(Encryption::unlock).transpose();
     let unlocked = unlocked
-        .map_err(|error| at_volume(draft.entry().name.as_str(), failed(error.to_string())))?;
+        .map_err(|error| at_volume(pending.entry().name.as_str(), failed(error.to_string())))?;
     if let Some(keys) = &unlocked {
         keys.mark(&mut first_block);
     }
-    make_log(&draft.log_path(), log_bytes, overwrite_log, &first_block)
+    make_log(&pending.log_path(), log_bytes, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
-    if let Some(home) = draft.home_path() {
+    if let Some(home) = pending.home_path() {
         let advice = "make room, or name another place with --store-path";
         make_home(
             &home,
-            draft.entry(),
+            pending.entry(),
             unlocked.as_ref(),
             overwrite_store,
             advice,
         )
         .map_err(|error| at_volume(name.as_str(), error))?;
     }
-    draft.commit().map_err(here)
+    pending.commit().map_err(here)
 }
 
 fn make_sparse(path: &Path, bytes: u64) -> io::Result<()> {

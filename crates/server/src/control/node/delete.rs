@@ -7,7 +7,7 @@ use hdcs_api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use hdcs_backend::home::store;
 use hdcs_backend::objects::given_up::{Remains, remains};
 use hdcs_backend::url::BackendUrl;
-use hdcs_backend::{Held, Keeper, closing};
+use hdcs_backend::{Held, SnapshotStore, closing};
 use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
@@ -416,7 +416,11 @@ impl Node {
                 ),
             ));
         }
-        if url.place.as_keeper().is_some_and(Keeper::is_objects) {
+        if url
+            .place
+            .snapshot_store()
+            .is_some_and(SnapshotStore::is_objects)
+        {
             return Ok(Leaving::Objects);
         }
         let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {

@@ -13,7 +13,7 @@ use hdcs_backend::crypt::Encryption;
 use hdcs_backend::crypt::source::{KeyError, KeySource};
 use hdcs_backend::crypt::wrapped::WrappedKey;
 use hdcs_backend::url::BackendUrl;
-use hdcs_backend::{BackendError, Keeper};
+use hdcs_backend::{BackendError, SnapshotStore};
 
 use super::{Node, at_volume, failed, invalid};
 use crate::catalogue::{self, Entry, VolumeName};
@@ -64,7 +64,7 @@ fn no_backend(error: BackendError) -> ApiError {
 /// The key that lies at the place of a URL.
 fn key_at(url: &str) -> Result<Option<WrappedKey>, BackendError> {
     let place = BackendUrl::parse(url)?.place;
-    place.as_keeper().map_or(Ok(None), Keeper::key)
+    place.snapshot_store().map_or(Ok(None), SnapshotStore::key)
 }
 
 /// The key of a new volume, or of one that is at its place already. Blocks.
@@ -76,7 +76,9 @@ fn choose(
     let keeps_keys = match url {
         Some(url) => {
             let url = BackendUrl::parse(url).map_err(|error| invalid(error.to_string()))?;
-            url.place.as_keeper().is_some_and(Keeper::is_objects)
+            url.place
+                .snapshot_store()
+                .is_some_and(SnapshotStore::is_objects)
         }
         None => false,
     };
@@ -125,11 +127,11 @@ fn refuse_other_wrapping(there: Option<WrappedKey>, ours: &WrappedKey) -> Result
 /// What is at the place must be this volume: beside another one, or what is left of a deleted one, a key keeps that, or
 /// the next volume there, from being opened.
 fn refuse_other_volume(
-    keeper: &dyn Keeper,
+    store: &dyn SnapshotStore,
     place: &str,
     identity: Option<&str>,
 ) -> Result<(), ApiError> {
-    let kept = keeper.kept().map_err(no_backend)?;
+    let kept = store.kept().map_err(no_backend)?;
     let kept = kept.ok_or_else(|| BackendError::Absent(place.to_owned()));
     kept.and_then(|kept| kept.refuse_other(place, identity))
         .map_err(|error| ApiError::new(ErrorKind::Conflict, error.to_string()))
@@ -170,10 +172,10 @@ impl Node {
             let rotated = encryption.rotated(source).map_err(no_key)?;
             let url = BackendUrl::parse(&old.backend_url(&layout));
             let place = url.map_err(|error| invalid(error.to_string()))?.place;
-            if let Some(keeper) = place.as_keeper().filter(|keeper| keeper.is_objects()) {
-                refuse_other_volume(keeper, &place.name(), old.backend_identity.as_deref())?;
-                refuse_other_wrapping(keeper.key().map_err(no_backend)?, &old_key)?;
-                keeper.put_key(&rotated.key).map_err(no_backend)?;
+            if let Some(store) = place.snapshot_store().filter(|store| store.is_objects()) {
+                refuse_other_volume(store, &place.name(), old.backend_identity.as_deref())?;
+                refuse_other_wrapping(store.key().map_err(no_backend)?, &old_key)?;
+                store.put_key(&rotated.key).map_err(no_backend)?;
             }
             let new = Entry {
                 encryption: Some(rotated.clone()),

@@ -275,10 +275,10 @@ impl Node {
             }
             let verified = place.verify(&mut Pace::new(&shared));
             if !shared.is_cancelled()
-                && let Some(keeper) = place.as_keeper()
+                && let Some(store) = place.snapshot_store()
             {
                 // What it keeps for clones that never came to be costs space, and nothing else.
-                match keeper.forget_dead_clones() {
+                match store.forget_dead_clones() {
                     Ok(0) => {}
                     Ok(count) => tracing::info!(
                         "volume {name}: {count} clones never came to be; what was kept for them is freed"

@@ -20,7 +20,9 @@ use hdcs_api::{
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Kind, ObjectMemory};
 use hdcs_backend::url::{BackendUrl, file_url};
-use hdcs_backend::{BackendError, CloneOrigin, Keep, Keeper, Kept, KeptClone};
+use hdcs_backend::{
+    BackendError, CloneOrigin, SnapshotCommand, SnapshotStore, StoredClone, StoredSnapshots,
+};
 use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
@@ -34,7 +36,7 @@ use super::{
     failed, find, in_time, invalid, lock, lost, parse_name,
 };
 use crate::catalogue::{Entry, Found, StagedData, VolumeName};
-use crate::shard::command::{Command, KeepFailure, VolumeReport};
+use crate::shard::command::{Command, SnapshotFailure, VolumeReport};
 
 /// How often it is looked whether a copy moves.
 const COPY_WATCH_PERIOD: Duration = Duration::from_secs(1);
@@ -54,7 +56,7 @@ fn check_clone_place(new: &VolumeName, url: &str, parent: &str) -> Result<(), Ap
         return Err(invalid(format!("volume {new}: {exposure}")));
     }
     let scheme = |url: &str| url.split(':').next().map(str::to_owned);
-    if place.place.as_keeper().is_none() || scheme(url) != scheme(parent) {
+    if place.place.snapshot_store().is_none() || scheme(url) != scheme(parent) {
         return Err(invalid(format!(
             "volume {new}: a clone shares what a snapshot of its parent holds: name a place in the same store, not {}",
             place.place.name()
@@ -65,10 +67,10 @@ fn check_clone_place(new: &VolumeName, url: &str, parent: &str) -> Result<(), Ap
 
 /// What was found at a volume's place.
 struct Looked {
-    kept: Kept,
-    /// See [`Keeper::copy_bytes`].
+    kept: StoredSnapshots,
+    /// See [`SnapshotStore::copy_bytes`].
     copy_bytes: u64,
-    /// See [`Keeper::is_objects`].
+    /// See [`SnapshotStore::is_objects`].
     is_objects: bool,
 }
 
@@ -80,7 +82,7 @@ pub(super) fn sweep(name: &str, url: String, key: Option<Uuid>) {
     let _ = thread.spawn(move || {
         let swept = BackendUrl::parse(&url)
             .map_err(BackendError::from)
-            .and_then(|url| url.place.as_keeper().map_or(Ok(0), |keeper| keeper.sweep(key)));
+            .and_then(|url| url.place.snapshot_store().map_or(Ok(0), |store| store.sweep(key)));
         match swept {
             Ok(count) => {
                 tracing::info!("volume {name} was a clone: {count} objects of it were removed");
@@ -140,12 +142,12 @@ impl From<NotKept> for ApiError {
 }
 
 /// What happened to a request about snapshots.
-fn explain(name: &str, failure: KeepFailure) -> NotKept {
+fn explain(name: &str, failure: SnapshotFailure) -> NotKept {
     let is_refused = failure.is_refusal();
     let kind = match failure {
-        KeepFailure::Incapable => ErrorKind::Invalid,
-        KeepFailure::Refused(SnapshotError::NotFound) => ErrorKind::NotFound,
-        KeepFailure::Io(_) => ErrorKind::Failed,
+        SnapshotFailure::Incapable => ErrorKind::Invalid,
+        SnapshotFailure::Refused(SnapshotError::NotFound) => ErrorKind::NotFound,
+        SnapshotFailure::Io(_) => ErrorKind::Failed,
         _ => ErrorKind::Conflict,
     };
     let error = ApiError::new(kind, format!("volume {name}: {failure}"));
@@ -166,14 +168,14 @@ impl Node {
         let url = entry.backend_url(&self.layout());
         let looked = tokio::task::spawn_blocking(move || {
             let place = BackendUrl::parse(&url)?.place;
-            match place.as_keeper() {
+            match place.snapshot_store() {
                 None => Ok(None),
-                Some(keeper) => match keeper.kept()? {
+                Some(store) => match store.kept()? {
                     Some(kept) => Ok(Some(Looked {
                         kept,
                         // Whoever copies finds out; a full file system must not stand against a deletion.
-                        copy_bytes: keeper.copy_bytes().unwrap_or_default(),
-                        is_objects: keeper.is_objects(),
+                        copy_bytes: store.copy_bytes().unwrap_or_default(),
+                        is_objects: store.is_objects(),
                     })),
                     None => Err(BackendError::Absent(place.name())),
                 },
@@ -226,14 +228,14 @@ impl Node {
     }
 
     /// What a clone is called: by its volume's name if that is here.
-    fn called(&self, clone: &KeptClone) -> String {
+    fn called(&self, clone: &StoredClone) -> String {
         let entries = self.entries();
         let mut here = entries.iter();
         let here = here.find(|entry| entry.backend_identity.as_ref() == Some(&clone.identity));
         here.map_or_else(|| clone.location.clone(), |entry| entry.name.to_string())
     }
 
-    fn called_all<'a>(&self, clones: impl IntoIterator<Item = &'a KeptClone>) -> Vec<String> {
+    fn called_all<'a>(&self, clones: impl IntoIterator<Item = &'a StoredClone>) -> Vec<String> {
         clones.into_iter().map(|clone| self.called(clone)).collect()
     }
 
@@ -320,7 +322,7 @@ impl Node {
             ));
         }
         let made_ms = unix_ms();
-        let keep = Keep::Snapshot {
+        let keep = SnapshotCommand::Snapshot {
             name: snapshot,
             made_ms,
             copy,
@@ -375,7 +377,7 @@ impl Node {
                 ),
             ));
         }
-        let keep = Keep::Forget { name: wanted };
+        let keep = SnapshotCommand::Forget { name: wanted };
         self.keep(name, VolumeNumber(entry.number), keep).await?;
         tracing::info!("volume {name}: snapshot {snapshot} was deleted");
         Ok(())
@@ -480,7 +482,7 @@ impl Node {
                 (file_url(&staged.path()), Some(staged))
             };
             let place = BackendUrl::parse(&url)?.place;
-            let Some(keeper) = place.as_keeper() else {
+            let Some(store) = place.snapshot_store() else {
                 return Err(BackendError::Refused(place.name()));
             };
             let origin = CloneOrigin {
@@ -489,14 +491,14 @@ impl Node {
                 snapshot: begins_with,
                 key: key.as_deref(),
             };
-            let found = keeper.clone_from(&origin, &copying)?;
+            let found = store.clone_from(&origin, &copying)?;
             Ok((found, staged.map(Arc::new)))
         });
         let made = made.await.map_err(|error| failed(error.to_string()));
         drop(copied);
         if wanted.is_none() {
             // The clone has said what it needs; if there is none, nobody needs it.
-            let keep = Keep::Forget { name: begins_with };
+            let keep = SnapshotCommand::Forget { name: begins_with };
             let forgotten = self.keep(name, VolumeNumber(entry.number), keep).await;
             if let Err(error) = forgotten {
                 tracing::warn!(
@@ -546,7 +548,11 @@ impl Node {
         // An image stays with its snapshots, unless it is in the volume's directory.
         let place = entry.backend.as_deref().map(BackendUrl::parse);
         let is_image = place.is_some_and(|url| {
-            let is_objects = url.map(|url| url.place.as_keeper().is_some_and(Keeper::is_objects));
+            let is_objects = url.map(|url| {
+                url.place
+                    .snapshot_store()
+                    .is_some_and(SnapshotStore::is_objects)
+            });
             !is_objects.unwrap_or(true)
         });
         if options.keep_data || is_image {
@@ -617,7 +623,7 @@ impl Node {
         name: &str,
         number: VolumeNumber,
     ) -> Result<bool, NotKept> {
-        let Err(error) = self.keep(name, number, Keep::GiveUp).await else {
+        let Err(error) = self.keep(name, number, SnapshotCommand::GiveUp).await else {
             return Ok(true);
         };
         let report = self.report().await?;
@@ -638,7 +644,7 @@ impl Node {
         let found = in_time(ANSWER_TIME_MAX, move || {
             let place = BackendUrl::parse(&url).ok()?.place;
             let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
-            let over = name(&place.as_keeper()?.snapshot_url(&url, &snapshot)?)?;
+            let over = name(&place.snapshot_store()?.snapshot_url(&url, &snapshot)?)?;
             let mut others = others.into_iter();
             let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
             found.map(|(name, _)| name)
@@ -652,8 +658,8 @@ impl Node {
         let none = vec![None; snapshots.len()];
         let found = in_time(ANSWER_TIME_MAX, move || {
             let place = BackendUrl::parse(&url).ok()?.place;
-            let keeper = place.as_keeper()?;
-            let urls = snapshots.iter().map(|one| keeper.snapshot_url(&url, one));
+            let store = place.snapshot_store()?;
+            let urls = snapshots.iter().map(|one| store.snapshot_url(&url, one));
             Some(urls.collect())
         });
         found.await.flatten().unwrap_or(none)
@@ -666,7 +672,7 @@ impl Node {
         }
         let number = VolumeNumber(self.entry(name)?.number);
         self.command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
-            Command::CancelKeep(number, answer)
+            Command::CancelSnapshot(number, answer)
         })
         .await
     }
@@ -690,7 +696,12 @@ impl Node {
     }
 
     /// Have the shard keep or forget something.
-    async fn keep(&self, name: &str, number: VolumeNumber, keep: Keep) -> Result<(), NotKept> {
+    async fn keep(
+        &self,
+        name: &str,
+        number: VolumeNumber,
+        keep: SnapshotCommand,
+    ) -> Result<(), NotKept> {
         let gone = || {
             ApiError::new(
                 ErrorKind::Unavailable,
@@ -698,11 +709,11 @@ impl Node {
             )
         };
         let (answer, answered) = oneshot::channel();
-        if !self.path.send(Command::Keep(number, keep, answer)) {
+        if !self.path.send(Command::Snapshot(number, keep, answer)) {
             return Err(gone().into());
         }
         let mut answered = pin!(answered);
-        if let Keep::Snapshot { .. } = keep {
+        if let SnapshotCommand::Snapshot { .. } = keep {
             let time = tokio::time::timeout(STOP_TIME_MAX, self.watch_destage(name, number));
             tokio::select! {
                 ended = &mut answered => {

@@ -1,7 +1,7 @@
 //! Volumes that are closed while a device owes them the end of operations.
 //!
-//! A husk takes those, does nothing else, and goes with the last one. Until then it keeps what they need: the slot that
-//! they name, and the device of the write log with its lock, which no second opening of that log gets past.
+//! A closed volume takes those and does nothing else. It is dropped with the last one. Until then it keeps what they need:
+//! the slot that they name, and the device of the write log with its lock, which no second opening of that log gets past.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use super::LOG_PATIENCE_MAX;
 use super::ciphered_log::CipheredLog;
 use super::command::VolumeSpec;
 use super::served::Served;
-use super::works::Works;
+use super::state::ShardState;
 
 /// Why a volume is not opened whose log's device is still to answer.
 const LOG_HANGS: &str = "the device of its write log has not answered since the volume was closed, and may still write what \
                          it was given then: open the volume once the device answers";
 
 /// See the module.
-pub struct Husk {
+pub struct ClosedVolume {
     volume: Volume,
     log: Device,
     /// Whether a superblock may be on its way to a place beside the log.
@@ -33,7 +33,7 @@ pub struct Husk {
     _memory: Arc<VolumeMemory>,
 }
 
-impl Husk {
+impl ClosedVolume {
     /// Of a volume that has left its slot.
     pub fn new(served: Served) -> Self {
         let mut volume = served.volume;
@@ -61,11 +61,11 @@ impl Husk {
     }
 }
 
-impl Works {
+impl ShardState {
     /// Why a volume cannot be opened for the sake of what an earlier opening has left behind.
     pub fn hindrance(&self, spec: &VolumeSpec) -> Option<String> {
-        let mut husks = self.husks.values();
-        let is_hindered = husks.any(|husk| husk.is_in_the_way_of(spec));
+        let mut closed_volumes = self.closed_volumes.values();
+        let is_hindered = closed_volumes.any(|closed| closed.is_in_the_way_of(spec));
         is_hindered.then(|| format!("volume `{}`: {LOG_HANGS}", spec.name))
     }
 
@@ -80,11 +80,11 @@ impl Works {
     }
 
     /// A volume has left its slot, which was vacated for what is under way on devices.
-    pub fn keep_husk(&mut self, slot: u32, mut served: Served) {
+    pub fn keep_closed(&mut self, slot: u32, mut served: Served) {
         // What has not reached the device never will.
         let cipher = served.log_cipher.take();
         let unwritten = cipher.map_or_else(Vec::new, CipheredLog::into_unwritten);
-        self.husks.insert(slot, Husk::new(served));
+        self.closed_volumes.insert(slot, ClosedVolume::new(served));
         for token in unwritten {
             self.log_ended_late(slot, token, Err(IoError::Failed));
         }
@@ -92,22 +92,22 @@ impl Works {
 
     /// A log's device has brought a closed volume what that waits for no longer.
     pub fn log_ended_late(&mut self, slot: u32, token: Token, result: Result<Done, IoError>) {
-        if let Some(husk) = self.husks.get_mut(&slot) {
-            husk.log_operations -= 1;
+        if let Some(closed) = self.closed_volumes.get_mut(&slot) {
+            closed.log_operations -= 1;
         }
-        self.step_husk(slot, Completion { token, result });
+        self.step_closed(slot, Completion { token, result });
     }
 
     /// The cache's device has done so.
     pub fn cache_ended_late(&mut self, slot: u32, completion: Completion) {
-        if let Some(husk) = self.husks.get_mut(&slot) {
-            husk.cache_reads -= 1;
+        if let Some(closed) = self.closed_volumes.get_mut(&slot) {
+            closed.cache_reads -= 1;
         }
-        self.step_husk(slot, completion);
+        self.step_closed(slot, completion);
     }
 
-    fn step_husk(&mut self, slot: u32, completion: Completion) {
-        let Some(husk) = self.husks.get_mut(&slot) else {
+    fn step_closed(&mut self, slot: u32, completion: Completion) {
+        let Some(closed) = self.closed_volumes.get_mut(&slot) else {
             return;
         };
         let mut context = Context {
@@ -116,17 +116,17 @@ impl Works {
             actions: &mut self.actions,
         };
         let event = Event::Completed(completion);
-        husk.volume.step(self.now, event, &mut context);
+        closed.volume.step(self.now, event, &mut context);
         assert!(
             self.actions.is_empty(),
             "a volume that is closed does nothing"
         );
-        if husk.log_operations == 0
-            && husk.cache_reads == 0
-            && let Some(husk) = self.husks.remove(&slot)
+        if closed.log_operations == 0
+            && closed.cache_reads == 0
+            && let Some(closed) = self.closed_volumes.remove(&slot)
         {
             self.volumes.release(slot);
-            self.forget_ciphers(&husk.volume);
+            self.forget_ciphers(&closed.volume);
         }
     }
 }

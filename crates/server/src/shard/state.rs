@@ -30,8 +30,8 @@ use hdcs_frontend::access::Peer;
 use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_of};
 
 use super::ciphered_log::Write;
+use super::closed_volumes::ClosedVolume;
 use super::command::Transport;
-use super::husks::Husk;
 use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
 use super::slots::Slots;
 use super::turn::NEVER;
@@ -41,7 +41,7 @@ use crate::events::Recorder;
 const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
 
 /// What sessions and volumes share: everything but the connections.
-pub struct Works {
+pub struct ShardState {
     pub ring: Ring,
     pub pool: Rc<Pool>,
     pub cache: ReadCache,
@@ -50,7 +50,7 @@ pub struct Works {
     pub cache_touched: bool,
     pub volumes: Slots<Served>,
     /// By the slot that they were in.
-    pub husks: HashMap<u32, Husk>,
+    pub closed_volumes: HashMap<u32, ClosedVolume>,
     pub numbers: BTreeMap<VolumeNumber, u32>,
     /// Why volumes that the node has are not open, by name.
     pub explained: HashMap<String, Unopened>,
@@ -80,7 +80,7 @@ pub struct Works {
 
 /// What a session sees of its shard.
 pub struct SessionHost<'a> {
-    pub works: &'a mut Works,
+    pub state: &'a mut ShardState,
     pub connection: u32,
     pub client: Transport,
     pub requests: usize,
@@ -92,7 +92,7 @@ pub struct SessionHost<'a> {
 impl Host for SessionHost<'_> {
     fn exports(&self) -> Vec<Export> {
         let mut exports: Vec<Export> = self
-            .works
+            .state
             .volumes
             .iter()
             .filter_map(|(_, served)| served.export())
@@ -102,20 +102,20 @@ impl Host for SessionHost<'_> {
     }
 
     fn export(&self, name: &str) -> Option<Export> {
-        let mut served = self.works.volumes.iter().map(|(_, served)| served);
+        let mut served = self.state.volumes.iter().map(|(_, served)| served);
         served.find(|served| served.name == name)?.export()
     }
 
     fn why_not(&self, name: &str) -> Option<Unopened> {
-        self.works.explained.get(name).cloned()
+        self.state.explained.get(name).cloned()
     }
 
     fn refused(&self, name: &str, peer: &Peer) {
-        self.works.note_refused(name, self.client, peer);
-        let mut volumes = self.works.volumes.iter();
+        self.state.note_refused(name, self.client, peer);
+        let mut volumes = self.state.volumes.iter();
         let is_denied =
             volumes.any(|(_, served)| served.name == name && !served.allow.lets_in(peer));
-        let (now, said) = (self.works.now, &self.works.refusal_said);
+        let (now, said) = (self.state.now, &self.state.refusal_said);
         if is_denied && said.get() <= now {
             said.set(now.plus(REFUSAL_PAUSE));
             tracing::warn!(
@@ -130,7 +130,7 @@ impl Host for SessionHost<'_> {
     }
 
     fn alloc(&mut self, range: SectorRange) -> Option<BufMut> {
-        self.works.pool.alloc_for(range)
+        self.state.pool.alloc_for(range)
     }
 
     fn charge(&mut self, work: usize) {
@@ -139,23 +139,23 @@ impl Host for SessionHost<'_> {
     }
 
     fn volumes(&self) -> usize {
-        self.works.numbers.len()
+        self.state.numbers.len()
     }
 
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
         self.requests += 1;
         self.charge(work_of(&request));
-        self.works.submitted.push(Submitted {
+        self.state.submitted.push(Submitted {
             origin: Origin::Connection(self.connection, id),
             volume,
-            arrived: self.works.now,
+            arrived: self.state.now,
             ticket: None,
             request,
         });
     }
 }
 
-impl Works {
+impl ShardState {
     /// What the session of a connection may hold and submit, that is known to hold `counted`, of
     /// which `queued` waits in its socket, and that has `work` left in this turn.
     pub fn allowance(
@@ -510,7 +510,7 @@ impl Works {
     pub fn forget_ciphers(&mut self, volume: &Volume) {
         self.cache.set_cipher(volume.config().number, None);
         let served = self.volumes.iter().map(|(_, served)| &served.volume);
-        let mut others = served.chain(self.husks.values().map(Husk::volume));
+        let mut others = served.chain(self.closed_volumes.values().map(ClosedVolume::volume));
         if let Some(origin) = volume.origin()
             && !others.any(|other| other.origin() == Some(origin))
         {
