@@ -322,6 +322,14 @@ impl History {
         self.unsettled.retain(|&(_, ended)| ended >= seq);
     }
 
+    /// The same, but for those that a flush that failed may have taken: no later one need have succeeded.
+    pub fn settle_acked_before(&mut self, seq: Seq) {
+        let writes = &self.writes;
+        let is_acked = |id: WriteId| matches!(writes[id as usize].outcome, Outcome::Acked(_));
+        self.unsettled
+            .retain(|&(id, ended)| ended >= seq || !is_acked(id));
+    }
+
     /// Direct writes that were acknowledged before `seq`, in any epoch, and are not known to be durable.
     pub fn direct_acked_before(&self, seq: Seq) -> impl Iterator<Item = WriteId> + '_ {
         let ended = self.unsettled.iter().filter(move |(_, ended)| *ended < seq);

@@ -704,7 +704,7 @@ impl Unit {
             let flush = self.history.issue_flush();
             let backend = &self.backend;
             check_policy::check_flushed(&self.history, flush, |sector| backend.durable(sector))?;
-            self.history.settle_before(flush.issued);
+            self.history.settle_acked_before(flush.issued);
         }
         // What is damaged keeps a volume from destaging what lies behind it.
         if destaged && !self.fence.is_told() && self.inconsistent_since.is_none() {
