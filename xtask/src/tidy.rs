@@ -9,6 +9,7 @@
 //! 6. Every dependency has its line in docs/DEPENDENCIES.md, and every line there a dependency.
 //! 7. A member of the workspace uses what it depends on.
 //! 8. Every decision has its line in docs/decisions/README.md.
+//! 9. A row of a table that names functions and then a source names functions of that source.
 //!
 //! What cannot be read is a finding. Nothing is changed.
 
@@ -61,6 +62,7 @@ pub fn check(root: &Path) -> Vec<String> {
                 check_text(&name, &text, &mut findings);
                 if has_extension(path, "md") {
                     check_links(root, path, &text, &mut findings);
+                    check_rows(root, path, &text, &mut findings);
                 }
             }
             Err(error) => findings.push(format!("{name}:1: cannot be read: {error}")),
@@ -220,6 +222,37 @@ fn check_links(root: &Path, document: &Path, text: &str, findings: &mut Vec<Stri
             let known = fs::read_to_string(&file).unwrap_or_default();
             if !headings(&known).contains(fragment) {
                 findings.push(format!("{place}: `{target}`: no such heading"));
+            }
+        }
+    }
+}
+
+/// The functions that a row of a table names in the cell before its last one, and the source that this names.
+fn row_of_functions(line: &str) -> Option<(Vec<&str>, &str)> {
+    let row = line.strip_prefix('|')?.trim_end().strip_suffix('|')?;
+    let mut cells = row.rsplit('|');
+    let source = cells.next()?.trim().strip_prefix('`')?.strip_suffix('`')?;
+    let names = cells.next()?.split(',').map(str::trim);
+    let names = names.filter_map(|name| name.strip_prefix('`')?.strip_suffix('`'));
+    source.ends_with(".rs").then(|| (names.collect(), source))
+}
+
+fn check_rows(root: &Path, document: &Path, text: &str, findings: &mut Vec<String>) {
+    for (number, line) in prose(text) {
+        let Some((names, source)) = row_of_functions(line) else {
+            continue;
+        };
+        let Ok(source_text) = fs::read_to_string(root.join(source)) else {
+            // Said by the rule on paths.
+            continue;
+        };
+        for name in names {
+            let begins = [format!("fn {name}("), format!("fn {name}<")];
+            if !begins.iter().any(|begin| source_text.contains(begin)) {
+                let document = document.display();
+                findings.push(format!(
+                    "{document}:{number}: `{name}`: there is no such function in {source}"
+                ));
             }
         }
     }
@@ -473,6 +506,17 @@ mod tests {
             "`xtask/src/main.rs` `xtask/src/none.rs` `tests/test_*.py` `crates/x y` `none.rs`\n";
         check_links(&root(), Path::new("x.md"), text, &mut findings);
         assert_eq!(findings.len(), 1, "{findings:?}");
+    }
+
+    #[test]
+    fn row_that_names_no_function_is_found() {
+        let mut findings = Vec::new();
+        let text = "| 1 | it checks | `check`, `unheard_of` | `xtask/src/tidy.rs` |\n\
+                    | 2 | it is no source | `check` | `Makefile` |\n\
+                    | 3 | it names none | and none | `xtask/src/tidy.rs` |\n";
+        check_rows(&root(), Path::new("x.md"), text, &mut findings);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].contains("unheard_of"));
     }
 
     #[test]
