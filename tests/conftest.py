@@ -281,6 +281,13 @@ def pytest_runtest_makereport(item):
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    """A run in which everything passed leaves nothing on the disk."""
+    if exitstatus == 0 and "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(session.config._tmp_path_factory.getbasetemp(), ignore_errors=True)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
     """A failure is told at once: a run that is cut short would keep it to itself."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
