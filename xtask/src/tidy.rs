@@ -234,7 +234,7 @@ fn row_of_functions(line: &str) -> Option<(Vec<&str>, &str)> {
     let source = cells.next()?.trim().strip_prefix('`')?.strip_suffix('`')?;
     let names = cells.next()?.split(',').map(str::trim);
     let names = names.filter_map(|name| name.strip_prefix('`')?.strip_suffix('`'));
-    source.ends_with(".rs").then(|| (names.collect(), source))
+    has_extension(Path::new(source), "rs").then(|| (names.collect(), source))
 }
 
 fn check_rows(root: &Path, document: &Path, text: &str, findings: &mut Vec<String>) {
