@@ -251,7 +251,7 @@ fn plant_of_writes_beside_a_snapshot_is_caught() {
 
 #[test]
 fn plant_of_a_guessed_lineage_is_caught() {
-    assert_caught(Plant::GuessedLineage, &["read-stale"]);
+    assert_caught(Plant::GuessedLineage, &["read-stale", "read-foreign"]);
 }
 
 #[test]
