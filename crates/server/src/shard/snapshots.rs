@@ -1,12 +1,11 @@
 //! Snapshots: performs what [`SnapshotOperation`] decides.
 
 use hdcs_backend::home::Tiers;
-use hdcs_backend::{Ask, Operation, Port, SnapshotCommand};
+use hdcs_backend::{Ask, Operation, SnapshotCommand};
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Done, Nanos};
 use hdcs_core::node::snapshot::{Act, Ending, SnapshotOperation, TierEnd, View};
 use hdcs_core::volume::Event;
-use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;
 
 use super::command::{Answer, SnapshotFailure};
@@ -202,17 +201,13 @@ impl ShardState {
 
     /// Ask the backend for what is not held back.
     fn ask_for_snapshot(&mut self, slot: u32, ask: Ask) {
-        let Some(served) = self.volumes.get_mut(slot) else {
+        let now = self.now;
+        let Some((served, mut port)) = self.backend_of(slot) else {
             return;
-        };
-        let mut port = Port {
-            ring: &mut self.ring,
-            owner: Owner::Backend(slot),
-            done: &mut self.completions,
         };
         let token = SNAPSHOT_TOKEN;
         let operation = Operation { token, ask };
-        served.backend.submit(self.now, operation, &mut port);
+        served.backend.submit(now, operation, &mut port);
         self.perform(slot);
     }
 

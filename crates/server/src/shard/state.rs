@@ -438,37 +438,38 @@ impl ShardState {
         self.step(slot, Event::Completed(Completion { token, result }));
     }
 
-    /// Hand an operation to a volume's backend; what ends at once waits in `completions`.
-    pub fn ask_backend(&mut self, slot: u32, operation: Operation) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        let mut port = Port {
+    /// A volume, and what its backend performs operations with.
+    pub(super) fn backend_of(&mut self, slot: u32) -> Option<(&mut Served, Port<'_>)> {
+        let served = self.volumes.get_mut(slot)?;
+        let port = Port {
             ring: &mut self.ring,
             owner: Owner::Backend(slot),
             done: &mut self.completions,
         };
-        served.note_destaged(self.now);
+        Some((served, port))
+    }
+
+    /// Hand an operation to a volume's backend; what ends at once waits in `completions`.
+    pub fn ask_backend(&mut self, slot: u32, operation: Operation) {
+        let now = self.now;
+        let Some((served, mut port)) = self.backend_of(slot) else {
+            return;
+        };
+        served.note_destaged(now);
         if served.holds(&operation.ask) {
             served.held.push(operation);
             return;
         }
-        served.backend.submit(self.now, operation, &mut port);
+        served.backend.submit(now, operation, &mut port);
     }
 
     /// A ring operation of a volume's backend ended.
     pub fn backend_finished(&mut self, slot: u32, token: Token, outcome: Outcome) {
-        let Some(served) = self.volumes.get_mut(slot) else {
+        let now = self.now;
+        let Some((served, mut port)) = self.backend_of(slot) else {
             return;
         };
-        let mut port = Port {
-            ring: &mut self.ring,
-            owner: Owner::Backend(slot),
-            done: &mut self.completions,
-        };
-        served
-            .backend
-            .completed(self.now, token, outcome, &mut port);
+        served.backend.completed(now, token, outcome, &mut port);
         self.perform(slot);
     }
 
@@ -667,15 +668,11 @@ impl ShardState {
         }
         let mut touched = std::mem::take(&mut self.touched);
         for &slot in &touched {
-            let Some(served) = self.volumes.get_mut(slot) else {
+            let now = self.now;
+            let Some((served, mut port)) = self.backend_of(slot) else {
                 continue;
             };
-            let mut port = Port {
-                ring: &mut self.ring,
-                owner: Owner::Backend(slot),
-                done: &mut self.completions,
-            };
-            served.backend.poll(self.now, &mut port);
+            served.backend.poll(now, &mut port);
             self.perform(slot);
             if let Some(served) = self.volumes.get_mut(slot) {
                 served.hurry = false;

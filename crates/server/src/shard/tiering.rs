@@ -1,11 +1,9 @@
 //! Tiering out what a volume in storage mode has dirty: performs what [`TierOut`] decides.
 
-use hdcs_backend::Port;
 use hdcs_backend::home::Tiers;
 use hdcs_core::local::Verified;
 use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
 use hdcs_core::volume::{Event, Trouble};
-use hdcs_device::ring::Owner;
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
@@ -47,15 +45,11 @@ impl ShardState {
     }
 
     pub(super) fn ask_home(&mut self, slot: u32, ask: Tiers) {
-        let Some(served) = self.volumes.get_mut(slot) else {
+        let now = self.now;
+        let Some((served, mut port)) = self.backend_of(slot) else {
             return;
         };
-        let mut port = Port {
-            ring: &mut self.ring,
-            owner: Owner::Backend(slot),
-            done: &mut self.completions,
-        };
-        served.backend.tier(self.now, ask, &mut port);
+        served.backend.tier(now, ask, &mut port);
         self.perform(slot);
     }
 
@@ -69,15 +63,10 @@ impl ShardState {
                 return;
             }
         };
-        let Some(served) = self.volumes.get_mut(slot) else {
+        let now = self.now;
+        let Some((served, mut port)) = self.backend_of(slot) else {
             return;
         };
-        let mut port = Port {
-            ring: &mut self.ring,
-            owner: Owner::Backend(slot),
-            done: &mut self.completions,
-        };
-        let now = self.now;
         served.backend.verify_home(now, block, answer, &mut port);
         self.perform(slot);
     }
