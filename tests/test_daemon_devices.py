@@ -213,3 +213,25 @@ def test_log_on_a_raw_device_survives_power_cuts(tmp_path):
             daemon.stop()
     finally:
         disk.off()
+
+
+class Traced(Daemon):
+    """A daemon of which it is told what it syncs."""
+
+    def command(self):
+        self.calls = self.home / "calls"
+        self.calls.unlink(missing_ok=True)
+        tracer = ["strace", "-D", "-f", "-q", "-y", "-e", "trace=fdatasync", "-o", str(self.calls)]
+        return [*tracer, *super().command()]
+
+
+def test_log_is_synced_before_it_is_replayed(tmp_path):
+    """What a killed daemon had under way is read back from the disk's cache, and must not be lost with the power after."""
+    with Traced(tmp_path, {"log_durability": "dsync"}) as daemon:
+        daemon.create("v")
+        daemon.write("v", b"x" * MIB)
+        daemon.kill()
+        daemon.start()
+        daemon.until(lambda: f"<{daemon.log_of('v')}>" in daemon.calls.read_text())
+        assert daemon.read("v", MIB) == b"x" * MIB
+        daemon.stop()

@@ -172,9 +172,11 @@ def test_s3_import_is_interrupted_while_its_place_does_not_answer(s3, tmp_path):
         try:
             url = s3.url("silent", retry_s=3600)
             importing = popen(daemon, "volume", "import", "i", image, "--backend", url)
+            end = time.monotonic() + COMMAND_SECONDS
             while not asked(daemon, "i"):
+                assert time.monotonic() < end, daemon.log()
                 if importing.poll() is not None:
-                    # The question itself was in its way.
+                    # The question itself was in its way: it is a deletion.
                     said = importing.communicate()[1].decode()
                     assert "it is being deleted" in said, said
                     importing = popen(daemon, "volume", "import", "i", image, "--backend", url)

@@ -159,6 +159,11 @@ impl SnapshotOperation {
         self.step < Step::Asked
     }
 
+    /// Whether it waits for the end of a destage.
+    pub fn awaits_destage(&self) -> bool {
+        self.step == Step::Destage
+    }
+
     /// Whether it waits for the end of a tier-out that somebody else has asked for.
     pub fn awaits_tier_out(&self) -> bool {
         self.step == Step::TierOut

@@ -104,7 +104,9 @@ impl Shard {
                 self.state.cancel_tiering(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
             }
-            Command::Snapshot(volume, keep, answer) => self.state.keep(volume, keep, answer),
+            Command::Snapshot(volume, command, answer) => {
+                self.state.begin_snapshot(volume, command, answer);
+            }
             Command::CancelSnapshot(volume, answer) => {
                 self.state.cancel_snapshot(volume);
                 tell(answer, self.step_open(volume, Event::CancelDestageAll));
@@ -630,7 +632,7 @@ impl ShardState {
     pub fn take_own(&mut self, slot: u32, completion: Completion) -> Option<Completion> {
         match completion.token {
             RESIZE_TOKEN => self.backend_resized(slot, completion.result.map(drop)),
-            SNAPSHOT_TOKEN => self.backend_kept(slot, completion.result),
+            SNAPSHOT_TOKEN => self.snapshot_answered(slot, completion.result),
             _ => return Some(completion),
         }
         None
@@ -722,7 +724,7 @@ fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opene
         .begin(log_identity, log_keys)
         .map_err(prefixed)?;
     match durability {
-        // Which syncs it.
+        // The measurement syncs it.
         None => log.measure_durability(),
         Some(_) => log.sync().map_err(log_fails)?,
     }

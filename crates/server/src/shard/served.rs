@@ -176,7 +176,9 @@ impl Served {
     /// A snapshot that waits for destage has waited enough, as soon as the backend has everything: from
     /// then on nothing reaches it that came later.
     pub fn note_destaged(&mut self, now: Nanos) {
-        if let Some(snapshotting) = &mut self.snapshotting {
+        if let Some(snapshotting) = &mut self.snapshotting
+            && snapshotting.operation.awaits_destage()
+        {
             let left = self.volume.stats(now).destage_all_remaining_bytes;
             snapshotting.operation.note_destaged(left);
         }

@@ -19,7 +19,7 @@ use super::turn::SNAPSHOT_TOKEN;
 pub struct Snapshotting {
     /// Where it is.
     pub operation: SnapshotOperation,
-    keep: SnapshotCommand,
+    command: SnapshotCommand,
     /// Why it is not wanted any more.
     given_up: Option<SnapshotFailure>,
     answer: Answer<(), SnapshotFailure>,
@@ -45,20 +45,20 @@ impl Served {
 
 impl ShardState {
     /// Make a snapshot, or remove one.
-    pub(super) fn keep(
+    pub(super) fn begin_snapshot(
         &mut self,
         number: VolumeNumber,
-        keep: SnapshotCommand,
+        command: SnapshotCommand,
         answer: Answer<(), SnapshotFailure>,
     ) {
-        let slot = match self.check_keep(number) {
+        let slot = match self.check_snapshot(number) {
             Ok(slot) => slot,
             Err(failure) => return tell(answer, Err(failure)),
         };
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
-        let operation = if matches!(keep, SnapshotCommand::Snapshot { .. }) {
+        let operation = if matches!(command, SnapshotCommand::Snapshot { .. }) {
             match served.home() {
                 Some(_) => SnapshotOperation::make_local(),
                 None => SnapshotOperation::make(served.backend.capabilities().atomic_flush),
@@ -68,7 +68,7 @@ impl ShardState {
         };
         served.snapshotting = Some(Snapshotting {
             operation,
-            keep,
+            command,
             given_up: None,
             answer,
         });
@@ -76,7 +76,7 @@ impl ShardState {
     }
 
     /// Whether the backend of a volume may be asked to make or remove a snapshot; the volume's slot.
-    fn check_keep(&self, number: VolumeNumber) -> Result<u32, SnapshotFailure> {
+    fn check_snapshot(&self, number: VolumeNumber) -> Result<u32, SnapshotFailure> {
         let Ok(slot) = self.open_slot(number) else {
             return Err(SnapshotFailure::Now(NOT_OPEN));
         };
@@ -143,7 +143,7 @@ impl ShardState {
     }
 
     /// The backend has done what it was asked for, or the local store has flushed; or not.
-    pub(super) fn backend_kept(&mut self, slot: u32, result: Result<Done, IoError>) {
+    pub(super) fn snapshot_answered(&mut self, slot: u32, result: Result<Done, IoError>) {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
@@ -175,8 +175,8 @@ impl ShardState {
             Some(Act::Ask) => {
                 let served = self.volumes.get(slot);
                 let snapshotting = served.and_then(|served| served.snapshotting.as_ref());
-                if let Some(Snapshotting { keep, .. }) = snapshotting {
-                    self.ask_for_snapshot(slot, Ask::Snapshot(*keep));
+                if let Some(Snapshotting { command, .. }) = snapshotting {
+                    self.ask_for_snapshot(slot, Ask::Snapshot(*command));
                 }
             }
             Some(Act::ReleaseHeld) => self.release_held(slot),
