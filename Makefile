@@ -5,11 +5,11 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 # pytest and libnbd come with the distribution's Python, whatever else is installed.
 PYTHON := /usr/bin/python3
-# Three tests at a time, since they wait as much as they work; those of a file, and of a store, one after the other.
-PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 3 --dist loadgroup
+# Six tests at a time, since they wait more than they work; those of a file, and of a store, one after the other.
+PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build test demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
+.PHONY: help setup build checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -22,26 +22,36 @@ build: ## target/release/hdcs and the benchmark
 	@testenv/setup.sh build
 	cargo build --release --workspace --bins --examples
 
+# All that `make test` builds is built once, optimised and with assertions on.
+CHECKED := --profile checked --workspace
+checked:
+	timeout 2400 cargo build $(CHECKED) --all-targets
+
 # Quick things first; each step is bounded in time. This is all that CI runs. The simulator's seeds are the same
-# on every machine; `make sim` goes on with others. Incremental builds would take 3 GB more.
-test: export CARGO_INCREMENTAL ?= 0
-test: setup ## everything that must hold; 50 minutes on 2 cores, from nothing
+# on every machine; `make sim` goes on with others.
+test: setup ## everything that must hold
 	cargo fmt --all --check
-	timeout 1500 cargo clippy --workspace --all-targets -- -D warnings
-	timeout 2400 cargo test --workspace
-	timeout 2400 cargo build --release --workspace --bins --examples
-	timeout 300 target/release/hdcs-sim --seeds 300 --time 60 & node=$$!; \
-	timeout 300 target/release/hdcs-sim --world objects --seeds 1000 --time 30 && \
-	timeout 300 target/release/hdcs-sim --world home --seeds 1000 --time 10 && \
-	timeout 300 target/release/hdcs-sim --world ranges --seeds 30 --time 20 && wait $$node
-	timeout 3000 $(PYTEST) tests
+	timeout 1500 cargo clippy $(CHECKED) --all-targets -- -D warnings
+	$(MAKE) checked
+	nice timeout 3000 $(MAKE) test-crates >target/test-crates.log 2>&1 & crates=$$!; \
+	timeout 3000 $(PYTEST) tests; black_box=$$?; wait $$crates; crates=$$?; \
+	[ $$crates = 0 ] && grep '^test result\|[0-9] runs in' target/test-crates.log || cat target/test-crates.log; \
+	[ $$black_box = 0 ] && [ $$crates = 0 ]
+
+# Beside the black-box tests, which mostly wait.
+test-crates:
+	timeout 2400 cargo test $(CHECKED)
+	timeout 300 target/checked/hdcs-sim --seeds 300 --time 60
+	timeout 300 target/checked/hdcs-sim --world objects --seeds 1000 --time 30
+	timeout 300 target/checked/hdcs-sim --world home --seeds 1000 --time 10
+	timeout 300 target/checked/hdcs-sim --world ranges --seeds 30 --time 20
 
 # Without the kinds of backends that it does not show, unless everything is built already.
 demo: DEMO := $(if $(wildcard target/release/hdcs-bench),release,quick)
 demo: ## HDCS beside its slow backend, then a crash and the proof that nothing is lost
 	@testenv/setup.sh $(if $(filter release,$(DEMO)),build) demo
 	cargo build $(if $(filter release,$(DEMO)),--release --workspace --bins --examples,--profile quick -p hdcs-cli -p hdcs-bench --no-default-features)
-	timeout 300 target/$(DEMO)/hdcs-bench demo --hdcs target/$(DEMO)/hdcs
+	timeout 300 target/$(DEMO)/hdcs-bench demo
 
 run: build ## a node in the foreground, and how to attach to it
 	@testenv/run.sh
@@ -83,17 +93,17 @@ bench-volumes: setup build ## four volumes of a node beside one, and what satura
 	target/release/hdcs-bench volumes $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
 hostile: setup build ## each attack of hostile clients for TIME=60 seconds, beside one that must not notice (ATTACK=name)
-	HOSTILE_SECONDS=$(or $(TIME),60) HOSTILE_SLOWEST_MS=$(or $(SLOWEST),50) $(PYTHON) -m pytest -q -s -p no:cacheprovider --tb=short tests/test_hostile_clients.py $(if $(ATTACK),-k '$(ATTACK)')
+	HDCS_BUILT=$(CURDIR)/target/release HOSTILE_SECONDS=$(or $(TIME),60) HOSTILE_SLOWEST_MS=$(or $(SLOWEST),50) $(PYTHON) -m pytest -q -s -p no:cacheprovider --tb=short tests/nbd/test_hostile_clients.py $(if $(ATTACK),-k '$(ATTACK)')
 
 crash: setup build ## kill the node N times, then a fifth as often with power cuts (N=500 SEED=n)
 	target/release/hdcs-bench crash --kills $(or $(N),500) $(if $(SEED),--seed $(SEED))
 	target/release/hdcs-bench crash --kills $$(( $(or $(N),500) / 5 )) --power $(if $(SEED),--seed $(SEED))
 
 crash-fua: setup build ## lose the node and its log in mid-load: the backend honours FUA (KILLS=200)
-	HDCS_FUA_KILLS=$(or $(KILLS),200) $(PYTHON) -m pytest -q -s -p no:cacheprovider tests/test_crash_fua.py
+	HDCS_BUILT=$(CURDIR)/target/release HDCS_FUA_KILLS=$(or $(KILLS),200) $(PYTHON) -m pytest -q -s -p no:cacheprovider tests/log/test_crash_fua.py
 
 sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one, WORLD=objects)
-	cargo run --profile sim --package hdcs-sim -- $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
+	cargo run --profile checked --package hdcs-sim -- $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
 
 fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	testing/fuzz/run.sh $(or $(TIME),300)

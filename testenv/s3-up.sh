@@ -43,6 +43,14 @@ running() {
 	pid=$(cat "$dir/run/rgw.launched" 2>/dev/null) && [ -r "/proc/$pid/cmdline" ] &&
 		tr '\0' ' ' < "/proc/$pid/cmdline" | grep -qF -- "-c $conf "
 }
+# On a busy machine what was just started may not have come as far as its program yet.
+died() {
+	local try
+	for try in 1 2 3 4 5 6; do
+		running && return 1
+		sleep 0.5
+	done
+}
 deadline=$((SECONDS + timeout))
 if ! running; then
 	[ -s "$dir/tls/server-cert.pem" ] || "$here/tls.sh" "$dir/tls" || die "cannot make certificates"
@@ -58,7 +66,7 @@ if ! running; then
 	echo "$prog: rgw started (pid $!)"
 fi
 until curl --silent --output /dev/null --max-time 5 "$endpoint"; do
-	running || { tail -n 15 "$dir/log/rgw.out" "$dir/log/rgw.log" >&2; die "the gateway died"; }
+	died && { tail -n 15 "$dir/log/rgw.out" "$dir/log/rgw.log" >&2; die "the gateway died"; }
 	[ $SECONDS -lt $deadline ] || { tail -n 15 "$dir/log/rgw.log" >&2; die "the gateway does not answer after ${timeout}s"; }
 	sleep 0.2
 done

@@ -14,6 +14,7 @@ use crate::crash::client::{self, Plan};
 use crate::crash::model::{Model, SECTOR_BYTES};
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{Load, Outcome, Target};
+use crate::nbd;
 use crate::node::{Node, VolumeOptions};
 use crate::plot::{self, Series, thousands};
 use crate::process::Server;
@@ -41,8 +42,8 @@ const PROOF_BYTES: u64 = 64 << 20;
 /// How the demo runs.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
+    /// The program; by default the one that was built with this.
+    #[arg(long, default_value_os_t = crate::options::hdcs_beside())]
     hdcs: PathBuf,
     /// Where the data lies while the demo runs, about 5 GB.
     #[arg(long, default_value = "target/demo-data")]
@@ -110,7 +111,8 @@ pub fn run(options: &Options) -> Result<()> {
     );
     let straight = run_straight(&image, &directory, &results)?;
     println!(
-        "The same through HDCS: one node with embedded defaults, every write durable before its reply."
+        "The same through HDCS: one node with its defaults, and a client that flushes, as file systems do: what it \
+         writes is durable at its next flush, as on the backend."
     );
     let data = directory.join("node");
     let node = Node::start(&options.hdcs, &data, None)?;
@@ -118,9 +120,10 @@ pub fn run(options: &Options) -> Result<()> {
         name: "demo".into(),
         bytes: DISK_BYTES,
         log_bytes: LOG_BYTES,
-        persist: "on-write",
+        persist: "auto",
         backend: Some(format!("file:{}?delay_us={DELAY_US}", image.display())),
     })?;
+    flush_as_client(&node, "demo")?;
     for ((title, name, load), straight) in loads().into_iter().zip(straight) {
         let cached = load.run(&node.target("demo"), &results.raw(&format!("{name}-hdcs")))?;
         if load.rw == "randwrite" {
@@ -305,4 +308,21 @@ fn prove_crash(options: &Options, node: Node, data: &Path, image: &Path) -> Resu
         journal.acknowledgements,
     );
     Ok(node)
+}
+
+/// One flush, as a file system sends it when it is mounted: by that a volume with `persist = "auto"` learns that its
+/// client knows barriers.
+fn flush_as_client(node: &Node, volume: &str) -> Result<()> {
+    let (mut sender, mut receiver, _) = nbd::connect(&node.socket(), volume)?;
+    sender
+        .send(nbd::Command::Flush, 0, 1, 0, 0, &[])
+        .context("a flush")?;
+    let (_, error) = receiver.reply().context("the reply to a flush")?;
+    let bye = sender.send(nbd::Command::Disconnect, 0, 2, 0, 0, &[]);
+    bye.context("the end of a connection")?;
+    if error == 0 {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("a flush failed with error {error}")))
+    }
 }

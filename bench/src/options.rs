@@ -7,8 +7,8 @@ use clap::Args;
 /// What is measured, and where.
 #[derive(Args, Debug)]
 pub struct Places {
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
+    /// The program; by default the one that was built with this.
+    #[arg(long, default_value_os_t = hdcs_beside())]
     pub hdcs: PathBuf,
     /// Where the data lies meanwhile, up to 40 GB; removed at the end.
     #[arg(long, default_value = "target/bench-data")]
@@ -16,4 +16,12 @@ pub struct Places {
     /// Where the results go, in a directory of their own.
     #[arg(long, default_value = "bench/results")]
     pub results: PathBuf,
+}
+
+/// The `hdcs` that was built with this program.
+pub fn hdcs_beside() -> PathBuf {
+    // Only a system without /proc does not know where a program is; there the name says what is missing.
+    std::env::current_exe()
+        .unwrap_or_default()
+        .with_file_name("hdcs")
 }

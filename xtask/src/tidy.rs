@@ -503,7 +503,7 @@ mod tests {
     fn path_to_nowhere_is_found() {
         let mut findings = Vec::new();
         let text =
-            "`xtask/src/main.rs` `xtask/src/none.rs` `tests/test_*.py` `crates/x y` `none.rs`\n";
+            "`xtask/src/main.rs` `xtask/src/none.rs` `tests/*/test_*.py` `crates/x y` `none.rs`\n";
         check_links(&root(), Path::new("x.md"), text, &mut findings);
         assert_eq!(findings.len(), 1, "{findings:?}");
     }

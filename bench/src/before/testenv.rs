@@ -145,11 +145,19 @@ fn words(line: &str) -> HashMap<String, String> {
         .collect()
 }
 
-/// The first of a range of ports that nobody is likely to use.
+/// The first of so many ports in a row that nobody uses: below those that the kernel gives to clients, any of which
+/// could take one before its server does.
 fn free_port(ports: u16) -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("a free port")?;
-    let port = listener.local_addr().context("a free port")?.port();
-    Ok(port.min(u16::MAX - ports))
+    for _ in 0..100 {
+        let first = fastrand::u16(32_200..32_768 - ports);
+        let mut range = first..first + ports;
+        if range.all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
+            return Ok(first);
+        }
+    }
+    Err(Failure::new(format!(
+        "{ports} free ports in a row were not found between 32200 and 32768"
+    )))
 }
 
 #[cfg(test)]

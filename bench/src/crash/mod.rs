@@ -48,8 +48,8 @@ pub struct Options {
     /// Cut the power of the disk too (needs root).
     #[arg(long)]
     power: bool,
-    /// The program.
-    #[arg(long, default_value = "target/release/hdcs")]
+    /// The program; by default the one that was built with this.
+    #[arg(long, default_value_os_t = crate::options::hdcs_beside())]
     hdcs: PathBuf,
     /// nbdkit's plugin of a disk with a volatile write cache.
     #[arg(long, default_value = "target/testenv/nbdkit-power.so")]

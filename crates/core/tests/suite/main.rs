@@ -1,0 +1,53 @@
+//! Tests of the core from outside, through its public face; each folder is a layer of the core.
+
+mod golden;
+
+mod log {
+    mod compression;
+    mod end_mark;
+    mod replay;
+}
+
+mod cache {
+    mod cipher;
+    mod golden;
+    mod model;
+    mod packed;
+    mod read_cache;
+    mod ties;
+}
+
+mod volume {
+    mod basics;
+    mod failed_log;
+    mod filling;
+    mod fua;
+    mod health;
+    mod heat;
+    mod narrow;
+    mod policy;
+    mod promote_hits;
+    mod ranges;
+    mod resize;
+    mod scrub;
+    mod silent_log;
+}
+
+mod local {
+    mod basics;
+    mod cipher;
+    mod golden;
+    mod lost_write;
+    mod memory;
+    mod resize;
+}
+
+mod objects {
+    mod basics;
+    mod compressed;
+}
+
+mod node {
+    mod qos;
+    mod turns;
+}
