@@ -9,11 +9,9 @@ use hdcs_core::base::cipher::{Authenticator, BlockCipher, KeyedCipher, TAG_BYTES
 use hdcs_core::base::error::{FormatError, IoError};
 use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
-use hdcs_core::local::format::{
-    self, HOME_HEADER_BLOCKS, HomeSuperblock, Layout, MapCheck, choose_page,
-};
-use hdcs_core::local::map::Map;
-use hdcs_core::local::{Action, Ask, Config, Event, Home};
+use hdcs_core::local::format::{self, HomeSuperblock, Layout};
+use hdcs_core::local::open::{Before, Opening, Refused, Step};
+use hdcs_core::local::{Action, Ask, Event, Home};
 use zerocopy::IntoBytes;
 
 /// Size of the home.
@@ -107,39 +105,37 @@ pub fn open(store: &mut [u8]) -> Home {
 
 /// The same, where it may fail.
 pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
-    let mut superblock = superblock(store);
-    let page = &store[HOME_HEADER_BLOCKS as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
-    let cipher = cipher(superblock.data_key);
-    let keys = cipher.as_deref();
-    superblock.authenticate(keys)?;
-    let page = choose_page([&page[..BLOCK_BYTES], &page[BLOCK_BYTES..]], HOME, 0, keys)?;
-    let mut check = MapCheck::new(&superblock);
-    check.add(&page);
-    check.end()?;
-    if let Some(copy) = page.repair {
-        let place = superblock.layout().page_offset(0, copy) as usize;
-        store[place..place + BLOCK_BYTES].copy_from_slice(page.page.as_bytes());
-    }
-    if let Some(begun) = superblock.begin(LOG, true, &check, keys) {
-        store[begun.place() as usize..][..BLOCK_BYTES].copy_from_slice(begun.as_bytes());
-        superblock = begun;
-    }
-    let config = Config {
-        bytes: BYTES,
-        volume: UUID,
-        home: HOME,
-        log: LOG,
-        data_key: superblock.data_key,
-        sequence: superblock.sequence.get(),
-        commits: superblock.commits.get(),
-        between: false,
-        sums_log: superblock.sums_log.get(),
-        sums_bytes: 1 << 20,
-        backend_atomic: false,
-        flush_every_blocks: 1 << 20,
-        turn_blocks: 1 << 20,
+    let why = |refused| match refused {
+        Refused::Superblock(why) | Refused::Page { why, .. } | Refused::Map(why) => why,
+        Refused::Size(bytes) => panic!("it is of a volume of {bytes} bytes"),
     };
-    let map = Map::load(vec![page.page], BYTES / BLOCK_BYTES as u64, LOG, true);
+    let two = |store: &[u8], offset: u64| {
+        let (one, two) = store[offset as usize..][..2 * BLOCK_BYTES].split_at(BLOCK_BYTES);
+        [one.to_vec(), two.to_vec()]
+    };
+    let before = Before {
+        log: LOG,
+        is_whole: true,
+    };
+    let [one, other] = two(store, 0);
+    let mut opening = Opening::begin([&one, &other], UUID, before).map_err(why)?;
+    let cipher = cipher(opening.data_key());
+    opening.authenticate(cipher.clone(), BYTES).map_err(why)?;
+    loop {
+        match opening.step() {
+            Step::Read(offset) => {
+                let [one, other] = two(store, offset);
+                opening.read([&one, &other]).map_err(why)?;
+            }
+            Step::Sync => opening.done(),
+            Step::Write(offset, block) => {
+                store[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block[..]);
+                opening.done();
+            }
+            Step::Done => break,
+        }
+    }
+    let (config, map) = opening.finish(1 << 20);
     Ok(Home::new(config, map, cipher))
 }
 

@@ -3,6 +3,7 @@
 use fastrand::Rng;
 use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
+use hdcs_core::node::stop::Hung;
 
 use crate::outcome;
 use crate::plant::Plant;
@@ -213,17 +214,18 @@ fn close(world: &mut World, destage: bool) -> Result<Ended, Violation> {
     let mut patience = 500;
     let ended = world.run_until(|world| {
         patience -= 1;
-        patience == 0 || world.is_closed()
+        patience == 0 || world.stopped().is_some()
     })?;
     if ended == Ended::Crash {
         return Ok(ended);
     }
     world.calm();
-    if run_unless_unreadable(world, |world| world.is_closed())? == Ended::Crash {
+    let ended = run_unless_unreadable(world, |world| world.stopped().is_some())?;
+    if world.stopped() == Some(Err(Hung)) {
+        // It has ended as by a crash.
         return Ok(Ended::Crash);
     }
-    world.close_cache()?;
-    world.run_until(|world| world.is_cache_closed())
+    Ok(ended)
 }
 
 /// Run until something is reached, which what is dirty on a device that reads nothing any more keeps from it: then

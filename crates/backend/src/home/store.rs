@@ -12,14 +12,13 @@ use std::sync::Arc;
 use hdcs_core::base::buf::Arena;
 use hdcs_core::base::cipher::KeyedCipher;
 use hdcs_core::base::error::{FormatError, IoError};
-use hdcs_core::base::limits::{
-    BLOCK_BYTES, HOME_TIER_FLUSH_BYTES, HOME_TURN_BLOCKS, SECTOR_BYTES, VOLUME_BYTES_MAX,
-};
+use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::local::Config;
 use hdcs_core::local::format::{
-    self, HOME_BETWEEN, HomePage, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
+    self, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
 };
 use hdcs_core::local::map::{BlockState, Map};
+use hdcs_core::local::open::{Before, Opening, Refused, Step};
 use hdcs_device::file::{self as device, DeviceError, Direct};
 use thiserror::Error;
 use uuid::Uuid;
@@ -318,110 +317,58 @@ pub fn open(
                 ]
             })
     };
-    let wrong = |source| StoreError::Format {
-        path: path.to_owned(),
-        source,
+    let before = Before {
+        log,
+        is_whole: is_log_whole,
     };
     let found = read(0)?;
-    let mut superblock = HomeSuperblock::newest([&found[0], &found[1]]).map_err(wrong)?;
-    if superblock.volume != volume {
-        return Err(wrong(FormatError::Identity));
-    }
-    if let Some(what) = wrong_key(superblock.data_key, keys) {
+    let begun = Opening::begin([&found[0], &found[1]], volume, before);
+    let refused = |why| refused(path, bytes, why);
+    let mut opening = begun.map_err(refused)?;
+    if let Some(what) = wrong_key(opening.data_key(), keys) {
         let path = path.to_owned();
         return Err(StoreError::Key { path, what });
     }
-    let (home, layout) = (superblock.home.get(), superblock.layout());
-    let cipher = keys.map(|keys| keys.home(home));
-    let forged = |part: String| StoreError::Forged {
-        path: path.to_owned(),
-        part,
-    };
-    let authentic = superblock.authenticate(cipher.as_deref());
-    authentic.map_err(|_| forged("superblock".to_owned()))?;
-    let has = superblock.bytes.get();
-    if !(bytes..=VOLUME_BYTES_MAX).contains(&has) {
-        return Err(StoreError::Size {
-            path: path.to_owned(),
-            has,
-            needs: bytes,
-        });
-    }
-    let bytes = has;
+    let cipher = keys.map(|keys| keys.home(opening.home()));
+    opening
+        .authenticate(cipher.clone(), bytes)
+        .map_err(refused)?;
     memory
-        .reach_bytes(bytes)
+        .reach_bytes(opening.bytes())
         .map_err(|shortage| StoreError::Memory {
             path: path.to_owned(),
             shortage,
         })?;
-    let mut pages = Vec::new();
-    let mut check = MapCheck::new(&superblock);
-    let mut repairs: Vec<(u64, Box<HomePage>)> = Vec::new();
-    for page in 0..format::pages(bytes) {
-        let found = read(layout.page_offset(page, 0))?;
-        let found = format::choose_page([&found[0], &found[1]], home, page, cipher.as_deref());
-        let found = found.map_err(|source| match source {
-            FormatError::Forged => forged(format!("map (page {page})")),
-            source => StoreError::Page {
-                path: path.to_owned(),
-                page,
-                source,
-            },
-        })?;
-        check.add(&found);
-        if let Some(copy) = found.repair {
-            repairs.push((layout.page_offset(page, copy), found.page.clone()));
+    loop {
+        match opening.step() {
+            Step::Read(offset) => {
+                let found = read(offset)?;
+                opening.read([&found[0], &found[1]]).map_err(refused)?;
+            }
+            Step::Sync => {
+                let synced = opened.file.sync_all();
+                synced.map_err(|error| DeviceError::io("make durable what is in", path, error))?;
+                opening.done();
+            }
+            Step::Write(offset, bytes) => {
+                let mut block = Arena::new(1).claim(0, 1).expect("a new arena is free");
+                block.copy_from_slice(&bytes[..]);
+                let written = opened.file.write_all_at(&block, offset);
+                written.map_err(|error| DeviceError::io("repair", path, error))?;
+                opening.done();
+            }
+            Step::Done => break,
         }
-        pages.push(found.page);
     }
-    check.end().map_err(|source| StoreError::Map {
-        path: path.to_owned(),
-        source,
-    })?;
-    // What an earlier process wrote and did not make durable was read here and is trusted.
-    let sync = || {
-        let synced = opened.file.sync_all();
-        synced.map_err(|error| DeviceError::io("make durable what is in", path, error))
-    };
-    sync()?;
-    let write = |bytes: &[u8], offset: u64| {
-        let mut block = Arena::new(1).claim(0, 1).expect("a new arena is free");
-        block.copy_from_slice(bytes);
-        let written = opened.file.write_all_at(&block, offset);
-        written.map_err(|error| DeviceError::io("repair", path, error))
-    };
-    for (offset, page) in &repairs {
-        write(page.as_bytes(), *offset)?;
-    }
-    if let Some(begun) = superblock.begin(log, is_log_whole, &check, cipher.as_deref()) {
-        write(begun.as_bytes(), begun.place())?;
-        sync()?;
-        superblock = begun;
-    }
-    if !repairs.is_empty() {
-        sync()?;
+    if opening.repairs() > 0 {
         tracing::info!(
             path = %path.display(),
-            pages = repairs.len(),
+            pages = opening.repairs(),
             "pages of a home's map were written anew from their copies"
         );
     }
-    let config = Config {
-        bytes,
-        volume,
-        home,
-        log,
-        data_key: superblock.data_key,
-        sequence: superblock.sequence.get(),
-        commits: superblock.commits.get(),
-        between: superblock.flags.get() & HOME_BETWEEN != 0,
-        sums_log: superblock.sums_log.get(),
-        sums_bytes: memory.sums_bytes(),
-        backend_atomic: false,
-        flush_every_blocks: HOME_TIER_FLUSH_BYTES / BLOCK_BYTES as u64,
-        turn_blocks: HOME_TURN_BLOCKS,
-    };
-    let needs = layout.store_bytes(bytes);
+    let (config, map) = opening.finish(memory.sums_bytes());
+    let needs = Layout::of(config.data_key != [0; 16]).store_bytes(config.bytes);
     if !opened.block_device && opened.bytes > needs {
         // Room that a resize had reserved, or had yet to give back, when it was interrupted.
         let given_back = opened.file.set_len(needs);
@@ -429,20 +376,41 @@ pub fn open(
             tracing::warn!(path = %path.display(), "what is behind the end of a home stays there: {error}");
         }
     }
-    if superblock.sums_log.get() == SUMS_UNTRUSTED {
+    if config.sums_log == SUMS_UNTRUSTED {
         tracing::warn!(
             path = %path.display(),
             "what was written last is not in the write log any more, so that the checksums of this home are not \
              believed: they are made anew from its data, and until then damage goes unseen"
         );
     }
-    let map = Map::load(pages, bytes / BLOCK_BYTES as u64, log, is_log_whole);
     Ok(Store {
         opened,
         config,
         map,
         cipher,
     })
+}
+
+/// Why the store of a volume of `needs` bytes is not used.
+fn refused(path: &Path, needs: u64, why: Refused) -> StoreError {
+    let path = path.to_owned();
+    match why {
+        Refused::Superblock(FormatError::Forged) => StoreError::Forged {
+            path,
+            part: "superblock".to_owned(),
+        },
+        Refused::Superblock(source) => StoreError::Format { path, source },
+        Refused::Page {
+            page,
+            why: FormatError::Forged,
+        } => StoreError::Forged {
+            path,
+            part: format!("map (page {page})"),
+        },
+        Refused::Page { page, why: source } => StoreError::Page { path, page, source },
+        Refused::Map(source) => StoreError::Map { path, source },
+        Refused::Size(has) => StoreError::Size { path, has, needs },
+    }
 }
 
 /// Why a volume with these keys, or none, cannot have a home that is encrypted with this one.

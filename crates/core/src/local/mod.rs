@@ -52,6 +52,7 @@ mod commit;
 mod encryption;
 pub mod format;
 pub mod map;
+pub mod open;
 mod patrol;
 mod resize;
 mod sums;

@@ -48,6 +48,7 @@ mod objects {
 }
 
 mod node {
+    mod opening;
     mod qos;
     mod turns;
 }

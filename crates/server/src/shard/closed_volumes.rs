@@ -11,7 +11,6 @@ use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::volume::{Context, Event, Volume};
 use hdcs_device::file::Device;
 
-use super::LOG_PATIENCE_MAX;
 use super::ciphered_log::CipheredLog;
 use super::command::VolumeSpec;
 use super::served::Served;
@@ -69,14 +68,13 @@ impl ShardState {
         is_hindered.then(|| format!("volume `{}`: {LOG_HANGS}", spec.name))
     }
 
-    /// How long a stop waits for write logs whose devices do not answer: as long as one of them may take.
+    /// How long the device of a write log may take for an answer: the most of any volume.
     pub fn log_patience(&self) -> Nanos {
         let open = self.volumes.iter();
         let longest = open
             .map(|(_, served)| served.volume.config().log_answer_max)
             .max();
-        let most = Nanos(LOG_PATIENCE_MAX.as_nanos() as u64);
-        longest.map_or(Nanos(0), |longest| longest.min(most))
+        longest.unwrap_or(Nanos(0))
     }
 
     /// A volume has left its slot, which was vacated for what is under way on devices.

@@ -16,6 +16,7 @@ use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::cache::heat_map::Gathering;
 use hdcs_core::cache::{CacheStats, VolumeBenefit};
 use hdcs_core::format::LogSuperblock;
+use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
@@ -39,36 +40,19 @@ pub struct OpenedAs {
     pub backend: Option<String>,
 }
 
-/// What a node does about a volume that could not be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenFailureKind {
-    /// Its backend cannot be reached at present: try again later.
-    Unreachable,
-    /// Its write log is gone, damaged or another one: what is dirty in it may be lost.
-    LogLost,
-    /// The home of a volume in storage mode is gone, damaged or another one, and what is dirty in it.
-    HomeLost,
-    /// What it had at its backend was given up: nobody can open it any more.
-    Gone,
-    /// There is too little memory for it at present: try again later.
-    Shortage,
-    /// Trying again changes nothing before somebody has put something right.
-    Refused,
-}
-
 /// Why a volume could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct OpenFailure {
     /// What can be done about it.
-    pub kind: OpenFailureKind,
+    pub kind: Failure,
     /// For the user.
     pub message: String,
 }
 
 impl OpenFailure {
     /// A failure of this kind.
-    pub fn new(kind: OpenFailureKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: Failure, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
@@ -79,8 +63,10 @@ impl OpenFailure {
 /// Who decides whether a log may be opened, and knows that it was. Its calls block, on the thread
 /// that opens the volume, which may be long after the opening was given up.
 pub trait Admission: Send + Sync {
-    /// The log was found. Says whether the backend may be made if it is absent.
-    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure>;
+    /// What is recorded of the volume's log, if it was ever opened.
+    fn record(&self) -> Result<Option<LogIdentity>, OpenFailure>;
+    /// What becomes of a backend that is absent, where it may be made.
+    fn absent(&self) -> Absent;
     /// Log and backend are there: from now on the log may hold what the backend does not. `keys` authenticate its
     /// superblocks, if something does.
     fn begin(&self, log: LogIdentity, keys: Option<&dyn Authenticator>) -> Result<(), OpenFailure>;

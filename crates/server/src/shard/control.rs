@@ -8,19 +8,16 @@ use std::any::Any;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use hdcs_backend::crypt::Unlocked;
-use hdcs_backend::home;
-use hdcs_backend::{BackendError, Capabilities};
+use hdcs_backend::Capabilities;
 use hdcs_core::base::cipher::Authenticator;
-use hdcs_core::base::error::{FormatError, OpenError};
 use hdcs_core::base::io::{Completion, Nanos, SectorRange, Token};
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::cache::{CacheEvent, SsdState};
 use hdcs_core::format::LogSuperblock;
+use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::Qos;
+use hdcs_core::node::stop::{Act, Hung, Stop, View};
 use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
-use hdcs_device::durability::Durability;
-use hdcs_device::file::{Device, DeviceError};
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 use hdcs_frontend::{Ending, VolumeNumber};
@@ -29,38 +26,23 @@ use super::ACCEPT_FAULT_PERIOD;
 use super::ciphered_log::CipheredLog;
 use super::clients::REVOKED;
 use super::command::{
-    Answer, ClosedReport, Command, OpenFailure, OpenFailureKind, OpenedAs, SessionFactory,
-    ShardReport, SnapshotFailure, VolumeSpec,
+    Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, ShardReport,
+    SnapshotFailure, VolumeSpec,
 };
 use super::jobs::{Job, Move};
+use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
 use super::served::{self, Served};
 use super::state::ShardState;
-use super::superblocks::identify;
 use super::turn::{Listener, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
-use crate::data_dir::dirty::{Left, LogIdentity};
+use crate::data_dir::dirty::Left;
 use crate::log_limit::LogLimit;
 
-/// Time that connections get to take their last answers when the shard stops.
-pub const STOP_PATIENCE: Nanos = Nanos::from_millis(5_000);
-/// Time that volumes get to close without destage: much longer than the log needs, so what is left
-/// waits for a backend that hangs.
-pub const CLOSE_PATIENCE: Nanos = Nanos::from_millis(5_000);
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
 /// Why nothing is begun any more.
 const STOPPING: &str = "the node is stopping";
-
-/// A volume's files, opened on a thread of their own.
-struct Opened {
-    log: Device,
-    log_identity: LogIdentity,
-    kept: Option<LogSuperblock>,
-    backend: hdcs_backend::Prepared,
-    inherited: Option<Inherited>,
-    unlocked: Option<Unlocked>,
-}
 
 pub(super) fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
     // Whoever asked may have gone.
@@ -189,7 +171,7 @@ impl Shard {
 
     fn open(&mut self, spec: Box<VolumeSpec>, answer: Answer<OpenedAs, OpenFailure>) {
         let refuse = |answer, why: String| {
-            tell(answer, Err(OpenFailure::new(OpenFailureKind::Refused, why)));
+            tell(answer, Err(OpenFailure::new(Failure::Refused, why)));
         };
         let number = VolumeNumber(spec.config.number);
         let opening = self.openings.iter().any(|(_, (other, _))| {
@@ -322,7 +304,7 @@ impl Shard {
         if let Some(answer) = served.opening.take() {
             let closed = || {
                 let why = "the volume was closed while it opened";
-                OpenFailure::new(OpenFailureKind::Refused, why)
+                OpenFailure::new(Failure::Refused, why)
             };
             tell(answer, Err(failed.unwrap_or_else(closed)));
         }
@@ -376,7 +358,7 @@ impl Shard {
             "its opening is given up; its log is in use until the thread that opens it ends"
         );
         let why = "its opening was given up while its write log or its backend did not answer";
-        tell(answer, Err(OpenFailure::new(OpenFailureKind::Refused, why)));
+        tell(answer, Err(OpenFailure::new(Failure::Refused, why)));
         Ok(())
     }
 
@@ -479,28 +461,21 @@ impl Shard {
 
     fn stop(&mut self, destage: bool, answer: Answer<Vec<ClosedReport>>) {
         if let Some(stopping) = &mut self.stopping {
-            // Asked again, it may be content with less: nobody should have to wait for a dead
-            // backend for ever.
-            stopping.destage &= destage;
+            stopping.stop.asked_again(self.state.now, destage);
             stopping.answers.push(answer);
-            stopping.volumes_closing = false;
             return;
         }
         self.stopping = Some(Stopping {
-            destage,
+            stop: Stop::begin(self.state.now, destage),
             answers: vec![answer],
             closed: Vec::new(),
-            deadline: self.state.now.plus(STOP_PATIENCE),
-            volumes_closing: false,
-            give_up: Nanos(u64::MAX),
-            cache_closing: false,
         });
         // Nobody waits for a limit's sake while the node stops.
         self.state.scheduler.open();
         // Their threads may hang for as long as their backends do; nobody waits for them.
         for slot in 0..self.openings.end() {
             if let Some((_, answer)) = self.openings.vacate(slot) {
-                let stopping = OpenFailure::new(OpenFailureKind::Refused, STOPPING);
+                let stopping = OpenFailure::new(Failure::Refused, STOPPING);
                 tell(answer, Err(stopping));
             }
         }
@@ -519,80 +494,73 @@ impl Shard {
         }
     }
 
-    /// The next step of a stop: connections, volumes, the cache.
-    pub fn go_on_stopping(&mut self) {
-        let Some(stopping) = &mut self.stopping else {
-            return;
-        };
-        if stopping.deadline <= self.state.now {
-            stopping.deadline = Nanos(u64::MAX);
-            for slot in 0..self.connections.end() {
-                if let Some(connection) = self.connections.get_mut(slot) {
-                    connection.abort(Ending::NodeStops);
-                    if !connection.listed {
-                        connection.listed = true;
-                        self.listed.push(slot);
+    /// Do what [`Stop`] decides. Whether a stop has come to its end; then whoever asked for it was told.
+    pub fn go_on_stopping(&mut self) -> bool {
+        while let Some(stopping) = &mut self.stopping {
+            let state = &self.state;
+            // A device that does not answer is not waited for.
+            let given_up = state.cache.stats().ssd_state == SsdState::Offline;
+            let view = View {
+                connections: self.connections.len(),
+                volumes: state.volumes.len(),
+                log_patience: state.log_patience(),
+                is_cache_closed: state.cache.is_closed()
+                    && (state.cache_operations == 0 || given_up),
+            };
+            match stopping.stop.next(state.now, &view) {
+                None => return false,
+                Some(Act::Abort) => self.abort_all_connections(),
+                Some(Act::CloseVolumes { destage }) => {
+                    for slot in 0..self.state.volumes.end() {
+                        self.state
+                            .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
+                        self.state.step(slot, Event::Close { destage });
                     }
+                    // What they do at once is performed in this turn.
+                    return false;
+                }
+                Some(Act::CloseCache) => {
+                    self.state.step_cache(CacheEvent::Close);
+                    self.state.cache_touched = true;
+                }
+                Some(Act::End(result)) => {
+                    self.stopped(result);
+                    return true;
                 }
             }
         }
-        let answered = self.connections.is_empty() || stopping.deadline == Nanos(u64::MAX);
-        if answered && !stopping.volumes_closing {
-            stopping.volumes_closing = true;
-            let destage = stopping.destage;
-            if !destage {
-                let patience = self.state.log_patience().plus(CLOSE_PATIENCE);
-                stopping.give_up = self.state.now.plus(patience);
+        false
+    }
+
+    fn abort_all_connections(&mut self) {
+        for slot in 0..self.connections.end() {
+            if let Some(connection) = self.connections.get_mut(slot) {
+                connection.abort(Ending::NodeStops);
+                if !connection.listed {
+                    connection.listed = true;
+                    self.listed.push(slot);
+                }
             }
-            for slot in 0..self.state.volumes.end() {
-                self.state
-                    .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
-                self.state.step(slot, Event::Close { destage });
-            }
-        }
-        if self.state.volumes.is_empty() {
-            stopping.give_up = Nanos(u64::MAX);
-        }
-        if stopping.volumes_closing && self.state.volumes.is_empty() && !stopping.cache_closing {
-            stopping.cache_closing = true;
-            self.state.step_cache(CacheEvent::Close);
-            self.state.cache_touched = true;
         }
     }
 
-    /// Whether a stop has come to its end; whoever asked for it is told.
-    pub fn has_stopped(&mut self) -> bool {
-        let state = &self.state;
-        let Some(stopping) = &self.stopping else {
-            return false;
+    fn stopped(&mut self, result: Result<(), Hung>) {
+        let Some(stopping) = self.stopping.take() else {
+            return;
         };
-        // A device that does not answer is not waited for.
-        let given_up = state.cache.stats().ssd_state == SsdState::Offline;
-        let cache_closed = state.cache.is_closed() && (state.cache_operations == 0 || given_up);
-        let result = if stopping.cache_closing && cache_closed {
-            Ok(stopping.closed.clone())
-        } else if stopping.give_up <= state.now && !state.volumes.is_empty() {
-            // As after a crash: the logs hold all that was acknowledged as durable.
-            let names: Vec<&str> = state
-                .volumes
-                .iter()
-                .map(|(_, served)| &*served.name)
-                .collect();
+        let result = result.map(|()| stopping.closed).map_err(|Hung| {
+            let volumes = self.state.volumes.iter();
+            let names: Vec<&str> = volumes.map(|(_, served)| &*served.name).collect();
             let names = names.join(", ");
             tracing::warn!(volumes = names, "stopped without closing volumes that hang");
-            Err(format!(
+            format!(
                 "these volumes did not close in time: {names}; their backend hangs, or the device of \
                  their write log, and their logs are replayed at the next start"
-            ))
-        } else {
-            return false;
-        };
-        if let Some(stopping) = self.stopping.take() {
-            for answer in stopping.answers {
-                tell(answer, result.clone());
-            }
+            )
+        });
+        for answer in stopping.answers {
+            tell(answer, result.clone());
         }
-        true
     }
 }
 
@@ -643,121 +611,4 @@ impl ShardState {
 fn tell_capabilities(config: &mut VolumeConfig, capabilities: Capabilities) {
     config.backend_extents = capabilities.extents;
     config.backend_atomic = capabilities.atomic_flush;
-}
-
-/// Open a volume's log and backend; on a thread of its own, since it blocks.
-fn open_files(spec: &VolumeSpec, durability: Option<Durability>) -> Result<Opened, OpenFailure> {
-    let name = &spec.name;
-    let fail = |kind, what: &dyn std::fmt::Display| {
-        OpenFailure::new(kind, format!("volume `{name}`: {what}"))
-    };
-    let log_fails = |error: DeviceError| {
-        let kind = match error {
-            DeviceError::Locked(_) => OpenFailureKind::Refused,
-            _ => OpenFailureKind::LogLost,
-        };
-        fail(kind, &format_args!("write log: {error}"))
-    };
-    // Measured only once it is known to be ours: that writes to it.
-    let unmeasured = durability.unwrap_or(Durability::Fdatasync);
-    let mut log = Device::open(&spec.log, Some(unmeasured)).map_err(log_fails)?;
-    let superblocks = log.read_superblocks_again().map_err(log_fails)?;
-    let (log_identity, log_key, is_log_whole) = identify(&superblocks, spec.config.uuid)
-        .map_err(|error| not_replayed(name, OpenError::Superblock(error)))?;
-    let prefixed = |failure: OpenFailure| fail(failure.kind, &failure.message);
-    let unlocked = match &spec.encryption {
-        Some(encryption) => Some(
-            encryption
-                .unlock()
-                .map_err(|error| fail(OpenFailureKind::Refused, &error))?,
-        ),
-        None => None,
-    };
-    let data_key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
-    if data_key.unwrap_or_default() != log_key {
-        let what = "write log: it is encrypted with another key than the volume, or only one of them is: \
-                    put the right log back";
-        return Err(fail(OpenFailureKind::LogLost, &what));
-    }
-    let log_keys = unlocked.as_ref().map(|keys| keys.log(log_identity.log));
-    let log_keys = log_keys.as_ref().map(|keys| keys as &dyn Authenticator);
-    // Replay does so, too, but before that the home is told what the superblocks say.
-    let blocks = superblocks.each_ref().map(|block| &block[..]);
-    LogSuperblock::authenticate_all(&blocks, spec.config.uuid, log_keys)
-        .map_err(|error| not_replayed(name, error))?;
-    let absent = spec.admission.found(log_identity).map_err(prefixed)?;
-    let kept = spec.admission.kept().map_err(prefixed)?;
-    // A log that has failed was gone past, which its device does not say.
-    let is_failed = |kept: &LogSuperblock| kept.log.get() == log_identity.log;
-    let is_log_whole = is_log_whole && !kept.as_ref().is_some_and(is_failed);
-    let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
-    let home = spec.home.as_ref().map(|path| {
-        let (volume, bytes) = (spec.config.uuid, spec.config.bytes);
-        home::store::open(
-            path,
-            volume,
-            bytes,
-            log_identity.log,
-            is_log_whole,
-            unlocked.as_ref(),
-            &spec.memory,
-        )
-    });
-    let home = home.transpose().map_err(|error| {
-        let kind = if error.is_lost() {
-            OpenFailureKind::HomeLost
-        } else {
-            OpenFailureKind::Refused
-        };
-        fail(kind, &error)
-    })?;
-    let backend = spec.open_backend(absent, objects).map_err(|error| {
-        let kind = match error {
-            BackendError::Gone(_) => OpenFailureKind::Gone,
-            _ if error.is_unreachable() => OpenFailureKind::Unreachable,
-            _ => OpenFailureKind::Refused,
-        };
-        fail(kind, &error)
-    })?;
-    let backend = backend.behind(home);
-    spec.admission
-        .begin(log_identity, log_keys)
-        .map_err(prefixed)?;
-    match durability {
-        // The measurement syncs it.
-        None => log.measure_durability(),
-        Some(_) => log.sync().map_err(log_fails)?,
-    }
-    let number = backend.origin().and_then(|origin| {
-        // What is encrypted with different keys is not shared.
-        let key = data_key.map(|key| format!(" with key {}", uuid::Uuid::from_bytes(key)));
-        let name = format!("{origin}{}", key.unwrap_or_default());
-        spec.admission.origin(&name)
-    });
-    if number.is_some() {
-        let reached = spec.memory.reach_inherited(spec.config.bytes);
-        reached.map_err(|shortage| fail(OpenFailureKind::Shortage, &shortage))?;
-    }
-    let inherited = number.map(|number| backend.inherited(number, spec.config.bytes));
-    Ok(Opened {
-        log,
-        log_identity,
-        kept,
-        backend,
-        inherited,
-        unlocked,
-    })
-}
-
-/// Why a log could not be used. Whatever is wrong with its content, the content is lost, unless a
-/// newer program, or another part of one, can read it.
-fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
-    let kind = match error {
-        OpenError::Superblock(FormatError::Newer { .. } | FormatError::Holds { .. })
-        | OpenError::Method { .. }
-        | OpenError::Record { .. }
-        | OpenError::Kind { .. } => OpenFailureKind::Refused,
-        _ => OpenFailureKind::LogLost,
-    };
-    OpenFailure::new(kind, format!("volume `{name}`: {error}"))
 }

@@ -22,6 +22,7 @@ mod heat;
 mod identity;
 mod jobs;
 mod leavers;
+mod opening;
 mod pinning;
 pub mod places;
 mod readmission;
@@ -31,7 +32,6 @@ mod served;
 mod slots;
 mod snapshots;
 mod state;
-mod superblocks;
 mod tiering;
 mod turn;
 mod visits;
@@ -46,6 +46,7 @@ use command::Command;
 pub use connection::{ConnectionLimits, prepare_tcp};
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, Tiering};
+use hdcs_core::node::stop::{CLOSE_PATIENCE, STOP_PATIENCE};
 use hdcs_device::durability::Durability;
 use hdcs_device::ring::RingConfig;
 use hdcs_device::worker::Waker;
@@ -62,13 +63,9 @@ pub const ACCEPT_FAULT_PERIOD: Duration = Duration::from_secs(10);
 /// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
 const COMMANDS_MAX: usize = 256;
 
-/// How long a stop waits at most for the device of a write log that does not answer, whatever it may take otherwise.
-pub const LOG_PATIENCE_MAX: Duration = Duration::from_secs(30);
-
 /// How long a stop without destage takes at most, beside the devices of the cache and the write logs: then volumes are
 /// given up.
-pub const STOP_TIME_MAX: Duration =
-    Duration::from_nanos(control::STOP_PATIENCE.0 + control::CLOSE_PATIENCE.0);
+pub const STOP_TIME_MAX: Duration = Duration::from_nanos(STOP_PATIENCE.0 + CLOSE_PATIENCE.0);
 
 /// Where the SSD tier is.
 #[derive(Clone)]

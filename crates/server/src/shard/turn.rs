@@ -27,6 +27,7 @@ use hdcs_core::base::io::{Completion, Nanos, Token};
 use hdcs_core::cache::{CacheEvent, ReadCache};
 use hdcs_core::node::qos::{Qos, Scheduler};
 use hdcs_core::node::shares::Shares;
+use hdcs_core::node::stop::Stop;
 use hdcs_core::node::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
 use hdcs_device::Errno;
@@ -129,15 +130,9 @@ impl LongestTurn {
 
 /// How far a stop has come.
 pub struct Stopping {
-    pub destage: bool,
+    pub stop: Stop,
     pub answers: Vec<Answer<Vec<ClosedReport>>>,
     pub closed: Vec<ClosedReport>,
-    /// When connections that are left are broken off.
-    pub deadline: Nanos,
-    pub volumes_closing: bool,
-    /// When volumes that are left are given up, unless they are to be destaged.
-    pub give_up: Nanos,
-    pub cache_closing: bool,
 }
 
 /// See the module.
@@ -297,7 +292,7 @@ impl Shard {
     fn turn_until_stopped(&mut self) {
         let mut finished = Vec::new();
         let mut end = self.read_clock();
-        while !self.has_stopped() {
+        while !self.go_on_stopping() {
             let timeout = self.timeout(end);
             if let Err(error) = self.state.ring.submit_and_wait(timeout) {
                 tracing::error!(%error, "io_uring failed; the shard cannot go on");
@@ -366,7 +361,6 @@ impl Shard {
             self.withdraw();
         }
         self.run_gatherings();
-        self.go_on_stopping();
         if let Some(device) = &self.config.cache_device {
             self.identity.go_on(&mut self.state, &device.place);
             if self.stopping.is_none() {
@@ -398,7 +392,7 @@ impl Shard {
         }
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
         let stopping = self.stopping.as_ref();
-        let stop = stopping.map(|stopping| stopping.deadline.min(stopping.give_up));
+        let stop = stopping.and_then(|stopping| stopping.stop.next_wakeup());
         let due = self.state.due.iter().copied();
         let identity = self.identity.next_wakeup();
         let cache = self.state.cache.next_wakeup();

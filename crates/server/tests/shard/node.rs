@@ -103,12 +103,12 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
 struct Welcome;
 
 impl Admission for Welcome {
-    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure> {
-        Ok(if log.incarnation == 0 {
-            Absent::Create
-        } else {
-            Absent::Refuse
-        })
+    fn record(&self) -> Result<Option<LogIdentity>, OpenFailure> {
+        Ok(None)
+    }
+
+    fn absent(&self) -> Absent {
+        Absent::Create
     }
 
     fn begin(&self, _: LogIdentity, _: Option<&dyn Authenticator>) -> Result<(), OpenFailure> {

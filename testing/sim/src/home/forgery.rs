@@ -2,15 +2,15 @@
 //! superblock, with a checksum that is right. No opening may take it.
 
 use fastrand::Rng;
-use hdcs_core::base::cipher::KeyedCipher;
 use hdcs_core::base::error::FormatError;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::seal;
-use hdcs_core::local::format::{self, FoundPage, HomePage, HomeSuperblock, MapCheck, choose_page};
+use hdcs_core::local::format::{self, HomePage, HomeSuperblock};
+use hdcs_core::local::open::{Before, Opening, Refused, Step};
 use zerocopy::IntoBytes;
 
 use super::plant::Plant;
-use super::world::{HOME, World};
+use super::world::{HOME, UUID, World};
 use crate::content::mix;
 use crate::violation::Violation;
 
@@ -24,13 +24,6 @@ impl Forgery {
     }
 }
 
-/// What the store has of a home.
-pub(super) struct Found {
-    pub superblock: HomeSuperblock,
-    pub pages: Vec<FoundPage>,
-    pub check: MapCheck,
-}
-
 impl World {
     fn block_at(&self, offset: u64) -> Vec<u8> {
         let mut block = vec![0; BLOCK_BYTES];
@@ -38,27 +31,47 @@ impl World {
         block
     }
 
-    /// Superblock and map, as the node reads them; else why not, and of which page.
-    pub(super) fn find_map(&self) -> Result<Found, (Option<u64>, FormatError)> {
-        let keys = self.keys();
-        let keys = keys.filter(|_| !self.is_planted(Plant::ForgedMapTaken));
-        let both = [0, BLOCK_BYTES as u64].map(|offset| self.block_at(offset));
-        let superblock = HomeSuperblock::newest([&both[0], &both[1]]).map_err(|why| (None, why))?;
-        superblock.authenticate(keys).map_err(|why| (None, why))?;
-        let mut check = MapCheck::new(&superblock);
-        let mut pages = Vec::new();
-        for page in 0..format::pages(superblock.bytes.get()) {
-            let both = [0, 1].map(|copy| self.block_at(self.layout().page_offset(page, copy)));
-            let found = choose_page([&both[0], &both[1]], HOME, page, keys);
-            let found = found.map_err(|why| (Some(page), why))?;
-            check.add(&found);
-            pages.push(found);
+    fn two_blocks_at(&self, offset: u64) -> [Vec<u8>; 2] {
+        [offset, offset + BLOCK_BYTES as u64].map(|offset| self.block_at(offset))
+    }
+
+    /// Superblock and map are read, as the node reads them.
+    pub(super) fn begin_opening(&self) -> Result<Opening, Refused> {
+        let keys = (self.cipher.clone()).filter(|_| !self.is_planted(Plant::ForgedMapTaken));
+        let before = Before {
+            log: self.log,
+            is_whole: self.sums.is_log_whole || self.is_planted(Plant::TrustSums),
+        };
+        let [one, other] = self.two_blocks_at(0);
+        let mut opening = Opening::begin([&one, &other], UUID, before)?;
+        opening.authenticate(keys, self.bytes)?;
+        let mut page = 0;
+        while let Step::Read(offset) = opening.step() {
+            let mut both = self.two_blocks_at(offset);
+            if self.is_planted(Plant::TrustClean) {
+                for block in &mut both {
+                    self.as_of_this_log(block, page);
+                }
+            }
+            match opening.read([&both[0], &both[1]]) {
+                Err(Refused::Map(_)) if self.is_planted(Plant::MapUnchecked) => {}
+                read => read?,
+            }
+            page += 1;
         }
-        Ok(Found {
-            superblock,
-            pages,
-            check,
-        })
+        Ok(opening)
+    }
+
+    /// A page of the map, if it is one, as if this log had been before the home when it was written.
+    fn as_of_this_log(&self, block: &mut [u8], page: u64) {
+        let keys = self.cipher.as_deref();
+        if let Ok(found) = HomePage::parse(block, HOME, page)
+            && found.authenticate(keys).is_ok()
+        {
+            let (generation, states) = (found.generation.get(), &found.states);
+            let changed = HomePage::sealed(HOME, self.log, generation, page, states);
+            block.copy_from_slice(changed.tagged(keys).as_bytes());
+        }
     }
 
     /// Forge something, see that it is refused, and put back what was there.
@@ -66,12 +79,14 @@ impl World {
         if self.calm || self.forgery.0.u8(..4) > 0 || self.cipher.is_none() {
             return Ok(());
         }
-        let Ok(found) = self.find_map() else {
+        if self.begin_opening().is_err() {
             return Ok(());
-        };
-        let page = self.forgery.0.u64(..found.pages.len() as u64);
+        }
+        let [one, other] = self.two_blocks_at(0);
+        let superblock = HomeSuperblock::newest([&one, &other]).expect("it opens");
+        let page = self.forgery.0.u64(..format::pages(superblock.bytes.get()));
         let offset = match self.forgery.0.u64(..3) {
-            2 => found.superblock.place(),
+            2 => superblock.place(),
             copy => self.layout().page_offset(page, copy as usize),
         };
         let before = self.block_at(offset);
@@ -79,7 +94,7 @@ impl World {
         if HomeSuperblock::parse(&before).is_ok() {
             // It is the newest of all.
             let sequence = core::mem::offset_of!(HomeSuperblock, sequence);
-            let next = found.superblock.sequence.get() + 2;
+            let next = superblock.sequence.get() + 2;
             forged[sequence..sequence + 8].copy_from_slice(next.as_bytes());
         } else if HomePage::parse(&before, HOME, page).is_ok() {
             let states = core::mem::offset_of!(HomePage, states);
@@ -89,7 +104,7 @@ impl World {
         }
         seal(&mut forged);
         self.store.put(offset, &forged);
-        let found = self.find_map().err().map(|(_, why)| why);
+        let found = self.begin_opening().err().and_then(why);
         self.store.put(offset, &before);
         self.coverage.forged += 1;
         if found != Some(FormatError::Forged) {
@@ -98,9 +113,11 @@ impl World {
         }
         Ok(())
     }
+}
 
-    /// What tags the map, if something does.
-    pub(super) fn keys(&self) -> Option<&dyn KeyedCipher> {
-        self.cipher.as_deref()
+fn why(refused: Refused) -> Option<FormatError> {
+    match refused {
+        Refused::Superblock(why) | Refused::Page { why, .. } | Refused::Map(why) => Some(why),
+        Refused::Size(_) => None,
     }
 }

@@ -13,13 +13,12 @@ use hdcs_core::base::cipher::KeyedCipher;
 use hdcs_core::base::error::{FormatError, IoError};
 use hdcs_core::base::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
-use hdcs_core::local::format::{self, HOME_BETWEEN, Layout, PAGE_BLOCKS};
-use hdcs_core::local::map::Map;
+use hdcs_core::local::format::{self, Layout, PAGE_BLOCKS};
+use hdcs_core::local::open::{Refused, Step};
 use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
 use zerocopy::IntoBytes;
 
 use super::encryption::DATA_KEY;
-use super::forgery::Found;
 use super::plant::Plant;
 use super::{Coverage, Options};
 use crate::backend::Backend;
@@ -32,7 +31,7 @@ use crate::violation::Violation;
 pub(super) const VOLUME: u32 = 1;
 /// A flush that is planted.
 const OF_NOBODY: Token = Token(u64::MAX);
-const UUID: [u8; 16] = [7; 16];
+pub(super) const UUID: [u8; 16] = [7; 16];
 pub(super) const HOME: u64 = 99;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 /// Something that waits longer is stalled.
@@ -104,7 +103,7 @@ pub struct World {
     pub(super) bytes: u64,
     /// The sectors that are written, up to the end of the volume, and to the smaller one while that changes.
     pub(super) window: SectorRange,
-    log: u64,
+    pub(super) log: u64,
     /// Whether the log of the last generation is lost, and nobody has read what is left.
     pub(super) is_log_lost: bool,
     /// What the last flush made durable, in the window.
@@ -278,79 +277,46 @@ impl World {
     /// Open the home, as the node does.
     fn open(&mut self) -> Result<(), Violation> {
         self.forge_sometimes()?;
-        let found = match self.find_map() {
-            Ok(found) => found,
+        let mut opening = match self.begin_opening() {
+            Ok(opening) => opening,
+            Err(Refused::Map(why)) => return self.refused_for_lost_write(&why),
             // A copy was lost, and then its page was torn.
-            Err((Some(_), why)) if self.lies.is_news && why != FormatError::Forged => {
+            Err(Refused::Page { why, .. }) if self.lies.is_news && why != FormatError::Forged => {
                 return self.refused_for_lost_write(&why);
             }
-            Err((page, why)) => {
-                let why = format!("page {page:?}: {why}");
-                return Err(Violation::new("open-refused", why));
-            }
+            Err(why) => return Err(Violation::new("open-refused", format!("{why:?}"))),
         };
-        let Found {
-            mut superblock,
-            pages,
-            check,
-        } = found;
-        let bytes = superblock.bytes.get();
+        let bytes = opening.bytes();
         self.check_size(bytes)?;
-        if let Err(error) = check.end()
-            && !self.is_planted(Plant::MapUnchecked)
-        {
-            return self.refused_for_lost_write(&error);
-        }
         self.has_survived_lie();
-        self.store.sync();
-        let mut is_repaired = false;
-        for found in &pages {
-            if let Some(copy) = found.repair {
-                let place = self.layout().page_offset(found.page.page.get(), copy);
-                self.store.put(place, found.page.as_bytes());
-                is_repaired = true;
+        loop {
+            match opening.step() {
+                Step::Read(_) => unreachable!("all of it was read"),
+                Step::Sync => self.store.sync(),
+                Step::Write(offset, block) => self.store.put(offset, &block[..]),
+                Step::Done => break,
             }
+            opening.done();
         }
-        self.coverage.repairs += u64::from(is_repaired);
-        let is_log_whole = self.sums.is_log_whole || self.is_planted(Plant::TrustSums);
-        if let Some(begun) = superblock.begin(self.log, is_log_whole, &check, self.keys()) {
-            self.store.put(begun.place(), begun.as_bytes());
-            superblock = begun;
-        }
+        self.coverage.repairs += u64::from(opening.repairs() > 0);
+        let (found, map) = opening.finish(self.sums.memory_bytes);
         if !self.calm {
             let layout = self.layout();
             self.sums.rot(&mut self.store, layout, self.window);
         }
         self.backend.opened();
-        let between = superblock.flags.get() & HOME_BETWEEN != 0;
+        let between = found.between;
         self.coverage.betweens += u64::from(between);
         self.log_step("open", [self.log, u64::from(between), 0, 0]);
         if !between {
             self.check_backend("between-unsaid", 0)?;
         }
-        let log = if self.is_planted(Plant::TrustClean) {
-            1
-        } else {
-            self.log
-        };
         let config = Config {
-            bytes,
-            volume: UUID,
-            home: HOME,
-            log,
-            data_key: superblock.data_key,
-            sequence: superblock.sequence.get(),
-            commits: superblock.commits.get(),
-            between,
-            sums_log: superblock.sums_log.get(),
-            sums_bytes: self.sums.memory_bytes,
             backend_atomic: self.backend.is_atomic(),
             flush_every_blocks: self.flush_every_blocks,
             turn_blocks: self.turn_blocks,
+            ..found
         };
-        let blocks = bytes / BLOCK_BYTES as u64;
-        let pages = pages.into_iter().map(|found| found.page).collect();
-        let map = Map::load(pages, blocks, log, self.sums.is_log_whole);
         self.home = Some(Home::new(config, map, self.cipher_for_home()));
         self.tiers = 0;
         self.tier_wanted = false;

@@ -6,6 +6,7 @@ use hdcs_core::base::cipher::BlockCipher;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
+use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
 
 use super::{
     AGE_SLACK, Action, Ask, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
@@ -22,6 +23,7 @@ impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
     pub fn start(&mut self, crash_at: Option<u64>) -> Result<(), Violation> {
         self.crash_at = crash_at;
+        self.stop = None;
         self.step_in_opening = 0;
         let enough = self.scenario.director_pause.0 * DIRECTOR_ACTIONS_MAX;
         self.calm_at = self.now.plus(Nanos(enough));
@@ -383,36 +385,61 @@ impl World {
         self.phase(unit) == Some(Phase::Closed) && (may_hasten || !self.owes_log_answers(unit))
     }
 
-    /// Ask every volume to close.
+    /// Ask the node to stop.
     pub fn close(&mut self, destage: bool) -> Result<(), Violation> {
         self.note("close", [u64::from(destage), 0, 0, 0]);
         for unit in 0..self.volumes() {
             self.units[unit].asks_left = 0;
-            self.prepare_close(unit)?;
-            self.step_volume(unit, Event::Close { destage })?;
         }
+        self.stop = Some(Stop::begin(self.now, destage));
+        self.stopped = None;
+        self.go_on_stopping()?;
         self.tick();
         Ok(())
     }
 
-    /// Whether every volume is closed.
-    pub fn is_closed(&self) -> bool {
-        let Some(node) = &self.node else { return true };
-        node.volumes
-            .iter()
-            .all(|volume| volume.phase() == Phase::Closed)
+    /// How the node has stopped, once it has.
+    pub fn stopped(&self) -> Option<Result<(), Hung>> {
+        self.stopped
     }
 
-    /// The volumes are closed: close the cache.
-    pub fn close_cache(&mut self) -> Result<(), Violation> {
-        self.step_cache(CacheEvent::Close)?;
-        self.tick();
+    pub(super) fn go_on_stopping(&mut self) -> Result<(), Violation> {
+        while let (Some(stop), Some(node)) = (&mut self.stop, &self.node) {
+            let volumes = node.volumes.iter();
+            let answers = volumes.clone().map(|volume| volume.config().log_answer_max);
+            let view = View {
+                // Clients have their answers before the node is asked to stop.
+                connections: 0,
+                volumes: volumes
+                    .filter(|volume| volume.phase() != Phase::Closed)
+                    .count(),
+                log_patience: answers.max().unwrap_or(Nanos(0)),
+                is_cache_closed: node.cache.is_closed(),
+            };
+            match stop.next(self.now, &view) {
+                None => break,
+                Some(Act::Abort) => unreachable!("there are no connections"),
+                Some(Act::CloseVolumes { destage }) => {
+                    for unit in 0..self.volumes() {
+                        self.prepare_close(unit)?;
+                        self.step_volume(unit, Event::Close { destage })?;
+                    }
+                }
+                Some(Act::CloseCache) => {
+                    self.step_cache(CacheEvent::Close)?;
+                    self.tick();
+                }
+                Some(Act::End(result)) => {
+                    self.stop = None;
+                    self.stopped = Some(result);
+                    let is_calm = |since: Nanos| self.now.since(since) > CLOSE_PATIENCE;
+                    if result.is_err() && self.calm_since.is_some_and(is_calm) {
+                        return Err(self.stall("does not stop"));
+                    }
+                }
+            }
+        }
         Ok(())
-    }
-
-    /// Whether the cache is closed.
-    pub fn is_cache_closed(&self) -> bool {
-        self.node.as_ref().is_none_or(|node| node.cache.is_closed())
     }
 
     /// Everything is closed: check what that promises, and drop the node.

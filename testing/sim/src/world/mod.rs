@@ -22,6 +22,7 @@ use hdcs_core::node::cache_identity::CacheIdentity;
 use hdcs_core::node::readmission::Readmission;
 use hdcs_core::node::resize::Resize;
 use hdcs_core::node::scrub::ScrubAt;
+use hdcs_core::node::stop::{Hung, Stop};
 use hdcs_core::volume::{
     Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
 };
@@ -293,6 +294,9 @@ pub struct World {
     cache_silent: Nanos,
     readmission: Readmission,
     cache_identity: CacheIdentity,
+    stop: Option<Stop>,
+    /// How it ended.
+    stopped: Option<Result<(), Hung>>,
     /// Compressed lines of the SSD tier that were let rot, by their offsets, and whether a volume has read them since.
     rotten: BTreeMap<u64, bool>,
     pool: Rc<Pool>,
@@ -431,6 +435,8 @@ impl World {
             cache_silent: Nanos(0),
             readmission: Readmission::default(),
             cache_identity: CacheIdentity::default(),
+            stop: None,
+            stopped: None,
             rotten: BTreeMap::new(),
             node: None,
             watched: None,
@@ -526,7 +532,8 @@ impl World {
     fn next_wakeup(&self) -> Option<Nanos> {
         let node = self.node.as_ref()?;
         let volumes = node.volumes.iter().filter_map(Volume::next_wakeup);
-        volumes.chain(node.cache.next_wakeup()).min()
+        let stop = self.stop.as_ref().and_then(Stop::next_wakeup);
+        volumes.chain(node.cache.next_wakeup()).chain(stop).min()
     }
 
     fn stall(&self, what: &str) -> Violation {
@@ -607,7 +614,8 @@ impl World {
         (0..self.volumes()).try_for_each(|unit| {
             self.go_on_resizing(unit)?;
             self.go_on_snapshotting(unit)
-        })
+        })?;
+        self.go_on_stopping()
     }
 
     fn volumes(&self) -> usize {

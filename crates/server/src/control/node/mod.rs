@@ -39,6 +39,7 @@ use hdcs_backend::codec::CODECS;
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Share, VolumeMemory};
 use hdcs_core::base::io::Nanos;
+use hdcs_core::node::stop::LOG_PATIENCE_MAX;
 use hdcs_core::volume::VolumeConfig;
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::access::Allow;
@@ -55,7 +56,6 @@ use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::{DataDir, Layout};
 use crate::events::Events;
-use crate::shard::LOG_PATIENCE_MAX;
 use crate::shard::command::{Admission, Answer, Command, ShardReport, VolumeReport, VolumeSpec};
 
 /// What needs no device.
@@ -314,7 +314,7 @@ impl Node {
         let settings = self.entries().into_iter();
         let settings = settings.filter_map(|entry| self.settings_of(&entry.settings).ok());
         let longest = settings.map(|settings| settings.log_answer_max_ms).max();
-        Duration::from_millis(longest.unwrap_or(0)).min(LOG_PATIENCE_MAX)
+        Duration::from_millis(longest.unwrap_or(0)).min(Duration::from_nanos(LOG_PATIENCE_MAX.0))
     }
 
     fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {

@@ -35,6 +35,7 @@ use hdcs_backend::home::store;
 use hdcs_backend::memory::ObjectMemory;
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::format::LogSuperblock;
+use hdcs_core::node::opening::{Failure, retry_pause};
 use hdcs_core::volume::Volume as CoreVolume;
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::oneshot;
@@ -53,13 +54,10 @@ use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::{DirtyRecord, Left, Loss};
 use crate::data_dir::{kept, sealed};
 use crate::inspect;
-use crate::shard::command::{Command, OpenFailure, OpenFailureKind, OpenedAs};
+use crate::shard::command::{Command, OpenFailure, OpenedAs};
 
 /// How long the start waits for volumes that are slow to open; they go on opening after it.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// Pauses between attempts to reach a backend, doubled from the first to the last.
-const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
-const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long an opening may take before it counts as hanging: files open at once, and what is reached
 /// over a network gives up by itself before the second time.
 const HANG_TIME_LOCAL: Duration = Duration::from_secs(10);
@@ -168,16 +166,10 @@ impl fmt::Display for NotOpen {
     }
 }
 
-/// The pause after so many attempts have failed.
-fn retry_pause(attempts: u32) -> Duration {
-    let doubled = RETRY_PAUSE_MIN * 2u32.pow(attempts.saturating_sub(1).min(16));
-    doubled.min(RETRY_PAUSE_MAX)
-}
-
 impl Node {
     /// Have the shard open a volume; what it says, and what of it is recorded.
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
-        let refused = |why: String| OpenFailure::new(OpenFailureKind::Refused, why);
+        let refused = |why: String| OpenFailure::new(Failure::Refused, why);
         let layout = self.layout();
         let absent = if entry.backend_is_new {
             Absent::CreateNew
@@ -185,7 +177,7 @@ impl Node {
             Absent::Create
         };
         let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
-        let short = |error: ApiError| OpenFailure::new(OpenFailureKind::Shortage, error.message);
+        let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
         let memory = self.reserve(entry).map_err(short)?;
         let spec = self
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
@@ -329,20 +321,20 @@ impl Node {
     async fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
         let why = failure.message.clone();
         match failure.kind {
-            OpenFailureKind::Unreachable | OpenFailureKind::Shortage => NotOpen::Waiting {
+            Failure::Unreachable | Failure::Shortage => NotOpen::Waiting {
                 why,
                 attempts,
-                retry_at: Instant::now() + retry_pause(attempts),
+                retry_at: Instant::now() + Duration::from_nanos(retry_pause(attempts).0),
             },
-            OpenFailureKind::LogLost => NotOpen::LogLost {
+            Failure::LogLost => NotOpen::LogLost {
                 why,
                 loss: self.loss_of(entry).await,
             },
-            OpenFailureKind::HomeLost => NotOpen::HomeLost {
+            Failure::LocalLost => NotOpen::HomeLost {
                 why,
                 loss: self.loss_of(entry).await,
             },
-            OpenFailureKind::Gone => {
+            Failure::Gone => {
                 let (at, of) = (self.layout(), entry.name.clone());
                 let given_up = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of));
                 // Another node may have deleted it, who knows nothing of what is dirty here.
@@ -354,7 +346,7 @@ impl Node {
                     None => NotOpen::Refused { why },
                 }
             }
-            OpenFailureKind::Refused => NotOpen::Refused { why },
+            Failure::Refused => NotOpen::Refused { why },
         }
     }
 
@@ -514,9 +506,8 @@ impl Node {
         if let Err(failure) = self.open(&entry, volumes).await {
             let loss = self.loss_of(&entry).await;
             let may_lose = request.discard_dirty || loss.is_none();
-            let is_home_lost = failure.kind == OpenFailureKind::HomeLost;
-            let is_lost = is_home_lost || failure.kind == OpenFailureKind::LogLost;
-            if !is_lost || !may_lose {
+            let is_home_lost = failure.kind == Failure::LocalLost;
+            if !failure.kind.is_loss() || !may_lose {
                 return Err(self.refusal(name, &failure));
             }
             let (entry, kept) = self.replace_log(&entry, &request, is_home_lost).await?;
@@ -544,12 +535,12 @@ impl Node {
     /// Why a volume was not opened by hand, as its slot says it now.
     pub(super) fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
         let kind = match failure.kind {
-            OpenFailureKind::Unreachable => ErrorKind::Unavailable,
-            OpenFailureKind::LogLost
-            | OpenFailureKind::HomeLost
-            | OpenFailureKind::Gone
-            | OpenFailureKind::Shortage
-            | OpenFailureKind::Refused => ErrorKind::Conflict,
+            Failure::Unreachable => ErrorKind::Unavailable,
+            Failure::LogLost
+            | Failure::LocalLost
+            | Failure::Gone
+            | Failure::Shortage
+            | Failure::Refused => ErrorKind::Conflict,
         };
         let slot = lock(&self.slots).get(name).cloned();
         let why = slot.and_then(|slot| slot.not_open);
@@ -756,13 +747,6 @@ fn make_way(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn retry_pauses_double_up_to_half_a_minute() {
-        let seconds: Vec<u64> = (1..9).map(|n| retry_pause(n).as_secs()).collect();
-        assert_eq!(seconds, [1, 2, 4, 8, 16, 30, 30, 30]);
-        assert_eq!(retry_pause(u32::MAX), RETRY_PAUSE_MAX);
-    }
 
     #[test]
     fn make_way_moves_its_own_file_aside_and_never_makes_one_below_dev() {

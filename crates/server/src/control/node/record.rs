@@ -16,6 +16,7 @@ use hdcs_api::time::unix_ms;
 use hdcs_backend::Absent;
 use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::format::LogSuperblock;
+use hdcs_core::node::opening::Failure;
 use uuid::Uuid;
 
 use super::{beside, lock};
@@ -23,7 +24,7 @@ use crate::catalogue::{self, Entry};
 use crate::data_dir::dirty::{DirtyRecord, Left, LogIdentity, RECORD_FILE};
 use crate::data_dir::sealed::SealedError;
 use crate::data_dir::{DataDir, Layout, kept};
-use crate::shard::command::{Admission, OpenFailure, OpenFailureKind, ShardReport, VolumeReport};
+use crate::shard::command::{Admission, OpenFailure, ShardReport, VolumeReport};
 
 /// Records renewed in one round; the others wait for the next.
 const WRITES_PER_ROUND: usize = 16;
@@ -232,7 +233,7 @@ impl Gate {
         }
     }
 
-    fn record(&self) -> Option<DirtyRecord> {
+    fn dirty_record(&self) -> Option<DirtyRecord> {
         DirtyRecord::read(&self.directory, self.volume)
     }
 
@@ -259,30 +260,21 @@ impl Gate {
             return Ok(());
         }
         let why = "its opening was given up";
-        Err(OpenFailure::new(OpenFailureKind::Refused, why))
+        Err(OpenFailure::new(Failure::Refused, why))
     }
 }
 
 impl Admission for Gate {
-    fn found(&self, log: LogIdentity) -> Result<Absent, OpenFailure> {
+    fn record(&self) -> Result<Option<LogIdentity>, OpenFailure> {
         Self::check_wanted(&lock(&self.passage))?;
-        let lost = |why: String| Err(OpenFailure::new(OpenFailureKind::LogLost, why));
-        match self.record() {
-            Some(record) if record.log != log.log => lost(format!(
-                "write log: this is another log of the volume ({:016x}, not {:016x}), one that was \
-                 given up",
-                log.log, record.log
-            )),
-            Some(record) if log.incarnation < record.incarnation => lost(format!(
-                "write log: this is an older copy of the log: it was opened {} times, the volume {} \
-                 times, and its old data would overwrite newer data in the backend",
-                log.incarnation, record.incarnation
-            )),
-            // Only the backend of a volume that was never opened may be missing: an image that was
-            // there and has gone must not be replaced by an empty one.
-            None if log.incarnation == 0 => Ok(self.absent),
-            _ => Ok(Absent::Refuse),
-        }
+        Ok(self.dirty_record().map(|record| LogIdentity {
+            log: record.log,
+            incarnation: record.incarnation,
+        }))
+    }
+
+    fn absent(&self) -> Absent {
+        self.absent
     }
 
     fn begin(&self, log: LogIdentity, keys: Option<&dyn Authenticator>) -> Result<(), OpenFailure> {
@@ -293,7 +285,7 @@ impl Admission for Gate {
                 |error| {
                     let path = kept::file(&self.directory);
                     OpenFailure::new(
-                        OpenFailureKind::Refused,
+                        Failure::Refused,
                         format!(
                             "cannot record that its log is in use: {}: {error}",
                             path.display()
@@ -303,7 +295,7 @@ impl Admission for Gate {
             )?;
             passage.kept = Some(kept);
         }
-        let before = self.record();
+        let before = self.dirty_record();
         let begun = DirtyRecord::begun(before.as_ref(), self.volume, log);
         passage.before = before;
         let Err(error) = begun.write(&self.directory) else {
@@ -312,7 +304,7 @@ impl Admission for Gate {
         // No record says less than a stale one, and nothing wrong.
         DirtyRecord::remove(&self.directory).map_err(|_| {
             OpenFailure::new(
-                OpenFailureKind::Refused,
+                Failure::Refused,
                 format!(
                     "cannot record that its log is in use: {}: {error}: make the data directory \
                      writable, with room",
@@ -324,7 +316,7 @@ impl Admission for Gate {
 
     fn kept(&self) -> Result<Option<LogSuperblock>, OpenFailure> {
         kept::read(&self.directory, self.volume)
-            .map_err(|why| OpenFailure::new(OpenFailureKind::Refused, why))
+            .map_err(|why| OpenFailure::new(Failure::Refused, why))
     }
 
     fn keep(&self, block: &[u8]) -> io::Result<()> {
@@ -363,19 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn gate_lets_in_the_log_that_the_record_knows_and_newer_openings_of_it() {
+    fn gate_records_the_log_that_is_in_use() {
         let directory = tempfile::tempdir().unwrap();
         let gate = gate(directory.path());
-        assert_eq!(gate.found(log(7, 0)).unwrap(), Absent::CreateNew);
-        assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
+        assert_eq!(gate.record().unwrap(), None);
         gate.begin(log(7, 3), None).unwrap();
-        assert!(gate.record().unwrap().in_use);
-        assert_eq!(gate.found(log(7, 3)).unwrap(), Absent::Refuse);
-        assert_eq!(gate.found(log(7, 4)).unwrap(), Absent::Refuse);
-        for other in [log(7, 2), log(8, 3), log(8, 0)] {
-            let error = gate.found(other).unwrap_err();
-            assert_eq!(error.kind, OpenFailureKind::LogLost, "{other:?}: {error}");
-        }
+        assert!(gate.dirty_record().unwrap().in_use);
+        assert_eq!(gate.record().unwrap(), Some(log(7, 3)));
     }
 
     #[test]
@@ -389,12 +375,12 @@ mod tests {
         exact.write(directory.path()).unwrap();
         let gate = gate(directory.path());
         gate.take_back();
-        assert_eq!(gate.record(), Some(exact.clone()));
+        assert_eq!(gate.dirty_record(), Some(exact.clone()));
         let gate = self::gate(directory.path());
         gate.begin(log(7, 1), None).unwrap();
-        assert!(gate.record().unwrap().in_use);
+        assert!(gate.dirty_record().unwrap().in_use);
         gate.take_back();
-        assert_eq!(gate.record(), Some(exact));
+        assert_eq!(gate.dirty_record(), Some(exact));
     }
 
     #[test]
@@ -404,14 +390,11 @@ mod tests {
         late.take_back();
         // By now there may be another volume in that directory.
         gate(directory.path()).begin(log(9, 1), None).unwrap();
-        let record = late.record();
-        for refused in [
-            late.found(log(7, 1)).err(),
-            late.begin(log(7, 1), None).err(),
-        ] {
-            assert_eq!(refused.unwrap().kind, OpenFailureKind::Refused);
+        let record = late.dirty_record();
+        for refused in [late.record().err(), late.begin(log(7, 1), None).err()] {
+            assert_eq!(refused.unwrap().kind, Failure::Refused);
         }
-        assert_eq!(late.record(), record);
+        assert_eq!(late.dirty_record(), record);
     }
 
     #[test]
@@ -422,6 +405,6 @@ mod tests {
         // Nothing can be written where a directory is in the way.
         std::fs::create_dir(directory.path().join("dirty.json.tmp")).unwrap();
         gate.begin(log(7, 2), None).unwrap();
-        assert_eq!(gate.record(), None);
+        assert_eq!(gate.dirty_record(), None);
     }
 }

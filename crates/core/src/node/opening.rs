@@ -1,0 +1,271 @@
+//! The order in which the files of a volume are opened, what they have to do with each other, and when an opening that
+//! failed is tried again.
+//!
+//! ```text
+//!  Log ─► Records ─┬─ storage mode ─► Local ─┬─► Backend ─► Begin ─► Sync ─► Done
+//!                  └─────────────────────────┘
+//! ```
+//!
+//! | step | what is done | what it is told, and what it may find |
+//! |---|---|---|
+//! | Log | read both superblocks of the write log | they must be this volume's, and encrypted with its key |
+//! | Records | read what the node has recorded of the log | it must be that log, and no older copy; one that failed was gone past |
+//! | Local | open the local store | which log is before it, and whether that has everything |
+//! | Backend | open the backend | – |
+//! | Begin | record that the log is in use | – |
+//! | Sync | make durable what replay will read | – |
+//!
+//! Invariants:
+//! 1. A log is named by superblocks that were authenticated. So nothing that follows from its name (its keys, whether
+//!    the local store belongs to it) is chosen by somebody who has the device, but not the key.
+//! 2. The local store learns of every write that may have gone past the log, before it decides which of its checksums
+//!    still hold: from the log, or from the superblock that was kept when the log failed.
+//! 3. The log is recorded as in use only when everything that it needs is there: until then a log that is missing later
+//!    has lost nothing.
+//!
+//! Failure: what was opened is closed, and [`Failure`] says what may be done about it.
+
+use crate::base::cipher::Authenticator;
+use crate::base::error::{FormatError, OpenError};
+use crate::base::io::Nanos;
+use crate::base::limits::BLOCK_BYTES;
+use crate::format::{LOG_UNFLUSHED, LogSuperblock};
+
+/// Why a volume could not be opened, by what can be done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Its backend cannot be reached at present: try again later.
+    Unreachable,
+    /// Its write log is gone, damaged or another one: what is dirty in it may be lost.
+    LogLost,
+    /// The local store of a volume in storage mode is gone, damaged or another one, and what is dirty in it.
+    LocalLost,
+    /// What it had at its backend was given up: nobody can open it any more.
+    Gone,
+    /// There is too little memory for it at present: try again later.
+    Shortage,
+    /// Trying again changes nothing before somebody has put something right.
+    Refused,
+}
+
+impl Failure {
+    /// Whether something is lost without which the volume can be opened, with what its backend has.
+    pub const fn is_loss(self) -> bool {
+        matches!(self, Self::LogLost | Self::LocalLost)
+    }
+}
+
+impl From<OpenError> for Failure {
+    /// Whatever is wrong with the content of a log, the content is lost, unless a newer program, or another part of
+    /// one, can read it.
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Superblock(FormatError::Newer { .. } | FormatError::Holds { .. })
+            | OpenError::Method { .. }
+            | OpenError::Record { .. }
+            | OpenError::Kind { .. } => Self::Refused,
+            _ => Self::LogLost,
+        }
+    }
+}
+
+/// Pauses between attempts, doubled from the first to the last.
+const RETRY_PAUSE_MIN: Nanos = Nanos::from_millis(1_000);
+const RETRY_PAUSE_MAX: Nanos = Nanos::from_millis(30_000);
+
+/// The pause after so many attempts have failed.
+pub fn retry_pause(attempts: u32) -> Nanos {
+    let doubled = RETRY_PAUSE_MIN.0 << attempts.saturating_sub(1).min(16);
+    Nanos(doubled).min(RETRY_PAUSE_MAX)
+}
+
+/// What is to be opened next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read the superblocks of the write log: [`Opening::log_read`], then [`Opening::authenticated`].
+    Log,
+    /// Look what is recorded of this log: [`Opening::recorded`].
+    Records,
+    /// Open the local store, before which this log stands: [`Opening::done`].
+    Local,
+    /// Open the backend: [`Opening::done`].
+    Backend,
+    /// Record that the log is in use: [`Opening::done`].
+    Begin,
+    /// Make durable what replay will read of the log: [`Opening::done`].
+    Sync,
+    /// Everything is open.
+    Done,
+}
+
+/// A write log, by its superblocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundLog {
+    /// Its number.
+    pub log: u64,
+    /// How often it was opened.
+    pub incarnation: u64,
+    /// Whether no write went past it that the backend has not flushed.
+    pub is_whole: bool,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    step: Step,
+    volume: [u8; 16],
+    has_local: bool,
+    found: Option<FoundLog>,
+}
+
+impl Opening {
+    /// Begin to open a volume of that UUID, in storage mode or not.
+    pub const fn begin(volume: [u8; 16], has_local: bool) -> Self {
+        Self {
+            step: Step::Log,
+            volume,
+            has_local,
+            found: None,
+        }
+    }
+
+    /// What is next.
+    pub const fn step(&self) -> Step {
+        self.step
+    }
+
+    /// The log, once it was read.
+    ///
+    /// # Panics
+    /// Before that.
+    pub const fn log(&self) -> FoundLog {
+        self.found.expect("the log was read")
+    }
+
+    /// Both superblocks of the log. `data_key` is the UUID of the key that the volume is encrypted with, or zero.
+    ///
+    /// Replay chooses between them in the same way; here it is only found out whether there is anything to choose from,
+    /// and what others have to know before the replay.
+    ///
+    /// # Errors
+    /// Whose log it is not, or which key it needs.
+    pub fn log_read(
+        &mut self,
+        blocks: &[[u8; BLOCK_BYTES]; 2],
+        data_key: [u8; 16],
+    ) -> Result<FoundLog, LogRefused> {
+        LogSuperblock::refuse_newer(&blocks.each_ref().map(|block| &block[..]))?;
+        let found = blocks.each_ref().map(|block| {
+            let superblock = LogSuperblock::parse(block)?;
+            if superblock.volume != self.volume {
+                return Err(FormatError::Identity);
+            }
+            Ok(superblock)
+        });
+        let newest = found.iter().flatten().max_by_key(|s| s.sequence.get());
+        let newest = match (newest, &found) {
+            (Some(newest), _) => newest,
+            // The second block of a new log is empty, which says nothing; the first one's reason counts.
+            (None, [Err(error), _]) => return Err((*error).into()),
+            (None, [Ok(_), _]) => unreachable!("the first one would be the newest"),
+        };
+        if newest.data_key != data_key {
+            return Err(LogRefused::OtherKey);
+        }
+        let log = FoundLog {
+            log: newest.log.get(),
+            incarnation: newest.incarnation.get(),
+            is_whole: newest.flags.get() & LOG_UNFLUSHED == 0,
+        };
+        self.found = Some(log);
+        Ok(log)
+    }
+
+    /// With the keys of this log, if it has any. Replay does so, too, but before that others are told what the
+    /// superblocks say.
+    ///
+    /// # Errors
+    /// Somebody without the keys has written them.
+    pub fn authenticated(
+        &mut self,
+        blocks: &[[u8; BLOCK_BYTES]; 2],
+        keys: Option<&dyn Authenticator>,
+    ) -> Result<(), OpenError> {
+        let blocks = blocks.each_ref().map(|block| &block[..]);
+        LogSuperblock::authenticate_all(&blocks, self.volume, keys)?;
+        self.step = Step::Records;
+        Ok(())
+    }
+
+    /// What the node has recorded of the volume's log: its number and incarnation, if the volume was ever opened, and
+    /// the superblock that is kept of one whose device failed. Returns whether the backend may be made if it is absent:
+    /// only that of a volume that was never opened, since an image that was there and has gone must not be replaced by
+    /// an empty one.
+    ///
+    /// # Errors
+    /// It is not the log that was recorded, or not the newest state of it.
+    pub fn recorded(
+        &mut self,
+        record: Option<(u64, u64)>,
+        kept: Option<&LogSuperblock>,
+    ) -> Result<bool, LogRefused> {
+        let mut found = self.log();
+        match record {
+            Some((recorded, _)) if recorded != found.log => {
+                return Err(LogRefused::Another { recorded });
+            }
+            Some((_, recorded)) if found.incarnation < recorded => {
+                return Err(LogRefused::Older { recorded });
+            }
+            _ => {}
+        }
+        // Its device does not say that the log was gone past.
+        found.is_whole &= kept.is_none_or(|kept| kept.log.get() != found.log);
+        self.found = Some(found);
+        self.step = if self.has_local {
+            Step::Local
+        } else {
+            Step::Backend
+        };
+        Ok(record.is_none() && found.incarnation == 0)
+    }
+
+    /// What was asked for is done.
+    ///
+    /// # Panics
+    /// Where more is to be told than that.
+    pub fn done(&mut self) {
+        self.step = match self.step {
+            Step::Log | Step::Records => unreachable!("that is told what was found"),
+            Step::Local => Step::Backend,
+            Step::Backend => Step::Begin,
+            Step::Begin => Step::Sync,
+            Step::Sync | Step::Done => Step::Done,
+        };
+    }
+}
+
+/// Why a log is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogRefused {
+    /// What its superblocks are.
+    Superblock(FormatError),
+    /// It is encrypted with another key than the volume, or only one of them is.
+    OtherKey,
+    /// It is another log of the volume, one that was given up for the one with this number.
+    Another {
+        /// The number.
+        recorded: u64,
+    },
+    /// It is an older copy of the log: the volume was opened so many times.
+    Older {
+        /// How many.
+        recorded: u64,
+    },
+}
+
+impl From<FormatError> for LogRefused {
+    fn from(error: FormatError) -> Self {
+        Self::Superblock(error)
+    }
+}

@@ -1,0 +1,198 @@
+//! Opening the files of a volume, in the order of [`Opening`]; on a thread of its own, since it blocks.
+
+use std::fmt::Display;
+
+use hdcs_backend::crypt::{Encryption, Unlocked};
+use hdcs_backend::home;
+use hdcs_backend::{Absent, BackendError, Prepared};
+use hdcs_core::base::cipher::Authenticator;
+use hdcs_core::base::error::OpenError;
+use hdcs_core::format::LogSuperblock;
+use hdcs_core::node::opening::{Failure, LogRefused, Opening, Step};
+use hdcs_core::volume::Inherited;
+use hdcs_device::durability::Durability;
+use hdcs_device::file::{Device, DeviceError};
+
+use super::command::{OpenFailure, VolumeSpec};
+use crate::data_dir::dirty::LogIdentity;
+
+/// A volume's files.
+pub struct Opened {
+    pub log: Device,
+    pub log_identity: LogIdentity,
+    pub kept: Option<LogSuperblock>,
+    pub backend: Prepared,
+    pub inherited: Option<Inherited>,
+    pub unlocked: Option<Unlocked>,
+}
+
+/// Open a volume's log, local store and backend. Without a `durability` that of the log's device is measured.
+pub fn open_files(
+    spec: &VolumeSpec,
+    durability: Option<Durability>,
+) -> Result<Opened, OpenFailure> {
+    let volume = spec.config.uuid;
+    let mut log: Option<Device> = None;
+    let mut unlocked = None;
+    let (mut absent, mut kept, mut local, mut backend) = (Absent::Refuse, None, None, None);
+    let mut opening = Opening::begin(volume, spec.home.is_some());
+    loop {
+        let identity = || LogIdentity {
+            log: opening.log().log,
+            incarnation: opening.log().incarnation,
+        };
+        let log_keys = |unlocked: &Option<Unlocked>, log| {
+            let keys = unlocked.as_ref();
+            keys.map(|keys| keys.log(log))
+        };
+        match opening.step() {
+            Step::Log => {
+                // Measured only once it is known to be ours: that writes to it.
+                let unmeasured = durability.unwrap_or(Durability::Fdatasync);
+                let device = Device::open(&spec.log, Some(unmeasured));
+                let device = device.map_err(|error| log_fails(spec, &error))?;
+                let blocks = device.read_superblocks_again();
+                let blocks = blocks.map_err(|error| log_fails(spec, &error))?;
+                log = Some(device);
+                let key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
+                let found = opening
+                    .log_read(&blocks, key.unwrap_or_default())
+                    .map_err(|why| log_refused(spec, &opening, why))?;
+                let keys = spec.encryption.as_ref().map(Encryption::unlock);
+                unlocked =
+                    (keys.transpose()).map_err(|error| failure(spec, Failure::Refused, &error))?;
+                let keys = log_keys(&unlocked, found.log);
+                let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
+                opening
+                    .authenticated(&blocks, keys)
+                    .map_err(|error| not_replayed(&spec.name, error))?;
+            }
+            Step::Records => {
+                let recorded = spec.admission.record().map_err(|why| of(spec, why))?;
+                kept = spec.admission.kept().map_err(|why| of(spec, why))?;
+                let recorded = recorded.map(|record| (record.log, record.incarnation));
+                let may_be_made = opening
+                    .recorded(recorded, kept.as_ref())
+                    .map_err(|why| log_refused(spec, &opening, why))?;
+                if may_be_made {
+                    absent = spec.admission.absent();
+                }
+            }
+            Step::Local => {
+                let path = spec.home.as_ref().expect("it has a local store");
+                let (bytes, found) = (spec.config.bytes, opening.log());
+                let keys = unlocked.as_ref();
+                let (log, is_whole) = (found.log, found.is_whole);
+                let opened =
+                    home::store::open(path, volume, bytes, log, is_whole, keys, &spec.memory);
+                local = Some(opened.map_err(|error| {
+                    let kind = if error.is_lost() {
+                        Failure::LocalLost
+                    } else {
+                        Failure::Refused
+                    };
+                    failure(spec, kind, &error)
+                })?);
+                opening.done();
+            }
+            Step::Backend => {
+                let objects = unlocked.as_ref().map(|keys| keys.objects.clone());
+                let opened = spec.open_backend(absent, objects).map_err(|error| {
+                    let kind = match error {
+                        BackendError::Gone(_) => Failure::Gone,
+                        _ if error.is_unreachable() => Failure::Unreachable,
+                        _ => Failure::Refused,
+                    };
+                    failure(spec, kind, &error)
+                })?;
+                backend = Some(opened.behind(local.take()));
+                opening.done();
+            }
+            Step::Begin => {
+                let keys = log_keys(&unlocked, opening.log().log);
+                let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
+                let begun = spec.admission.begin(identity(), keys);
+                begun.map_err(|why| of(spec, why))?;
+                opening.done();
+            }
+            Step::Sync => {
+                let log = log.as_mut().expect("it is open");
+                match durability {
+                    // The measurement syncs it.
+                    None => log.measure_durability(),
+                    Some(_) => log.sync().map_err(|error| log_fails(spec, &error))?,
+                }
+                opening.done();
+            }
+            Step::Done => {
+                let backend = backend.expect("it is open");
+                return Ok(Opened {
+                    log: log.expect("it is open"),
+                    log_identity: identity(),
+                    kept,
+                    inherited: inherited(spec, &backend)?,
+                    backend,
+                    unlocked,
+                });
+            }
+        }
+    }
+}
+
+/// What a volume reads of another one's state, if it began as that.
+fn inherited(spec: &VolumeSpec, backend: &Prepared) -> Result<Option<Inherited>, OpenFailure> {
+    let number = backend.origin().and_then(|origin| {
+        // What is encrypted with different keys is not shared.
+        let key = spec.encryption.as_ref().map(|one| one.key.id());
+        let key = key.map(|key| format!(" with key {key}"));
+        spec.admission
+            .origin(&format!("{origin}{}", key.unwrap_or_default()))
+    });
+    let Some(number) = number else {
+        return Ok(None);
+    };
+    let reached = spec.memory.reach_inherited(spec.config.bytes);
+    reached.map_err(|shortage| failure(spec, Failure::Shortage, &shortage))?;
+    Ok(Some(backend.inherited(number, spec.config.bytes)))
+}
+
+fn failure(spec: &VolumeSpec, kind: Failure, what: &dyn Display) -> OpenFailure {
+    OpenFailure::new(kind, format!("volume `{}`: {what}", spec.name))
+}
+
+fn of(spec: &VolumeSpec, why: OpenFailure) -> OpenFailure {
+    failure(spec, why.kind, &why.message)
+}
+
+fn log_fails(spec: &VolumeSpec, error: &DeviceError) -> OpenFailure {
+    let kind = match error {
+        DeviceError::Locked(_) => Failure::Refused,
+        _ => Failure::LogLost,
+    };
+    failure(spec, kind, &format_args!("write log: {error}"))
+}
+
+fn log_refused(spec: &VolumeSpec, opening: &Opening, why: LogRefused) -> OpenFailure {
+    let lost =
+        |what: &dyn Display| failure(spec, Failure::LogLost, &format_args!("write log: {what}"));
+    match why {
+        LogRefused::Superblock(error) => not_replayed(&spec.name, OpenError::Superblock(error)),
+        LogRefused::OtherKey => lost(
+            &"it is encrypted with another key than the volume, or only one of them is: put the right log back",
+        ),
+        LogRefused::Another { recorded } => lost(&format_args!(
+            "this is another log of the volume ({:016x}, not {recorded:016x}), one that was given up",
+            opening.log().log
+        )),
+        LogRefused::Older { recorded } => lost(&format_args!(
+            "this is an older copy of the log: it was opened {} times, the volume {recorded} times, and its \
+             old data would overwrite newer data in the backend",
+            opening.log().incarnation
+        )),
+    }
+}
+
+/// Why a log could not be used.
+pub fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
+    OpenFailure::new(error.into(), format!("volume `{name}`: {error}"))
+}
