@@ -516,8 +516,6 @@ impl Shard {
                             .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
                         self.state.step(slot, Event::Close { destage });
                     }
-                    // What they do at once is performed in this turn.
-                    return false;
                 }
                 Some(Act::CloseCache) => {
                     self.state.step_cache(CacheEvent::Close);
