@@ -290,6 +290,12 @@ fn volume_lives_on_block_devices_of_either_sector_size() {
 }
 
 #[test]
+fn stop_of_a_node_without_volumes_waits_for_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    Node::start(directory.path()).stop(true);
+}
+
+#[test]
 fn stop_asked_twice_is_content_with_less() {
     let directory = tempfile::tempdir().unwrap();
     let (options, file) = switch(directory.path(), "eio");
