@@ -82,9 +82,9 @@ pub fn retry_pause(attempts: u32) -> Nanos {
 /// What is to be opened next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Read the superblocks of the write log: [`Opening::log_read`], then [`Opening::authenticated`].
+    /// Read the superblocks of the write log: [`Opening::log_read`], then [`Opening::authenticate`].
     Log,
-    /// Look what is recorded of this log: [`Opening::recorded`].
+    /// Look what is recorded of this log: [`Opening::recorded`], then [`Opening::kept`].
     Records,
     /// Open the local store, before which this log stands: [`Opening::done`].
     Local,
@@ -116,6 +116,8 @@ pub struct Opening {
     volume: [u8; 16],
     has_local: bool,
     found: Option<FoundLog>,
+    /// Which key the log is encrypted with.
+    data_key: [u8; 16],
 }
 
 impl Opening {
@@ -126,6 +128,7 @@ impl Opening {
             volume,
             has_local,
             found: None,
+            data_key: [0; 16],
         }
     }
 
@@ -142,18 +145,14 @@ impl Opening {
         self.found.expect("the log was read")
     }
 
-    /// Both superblocks of the log. `data_key` is the UUID of the key that the volume is encrypted with, or zero.
+    /// Both superblocks of the log.
     ///
     /// Replay chooses between them in the same way; here it is only found out whether there is anything to choose from,
     /// and what others have to know before the replay.
     ///
     /// # Errors
-    /// Whose log it is not, or which key it needs.
-    pub fn log_read(
-        &mut self,
-        blocks: &[[u8; BLOCK_BYTES]; 2],
-        data_key: [u8; 16],
-    ) -> Result<FoundLog, LogRefused> {
+    /// It is not this volume's, or nobody knows whose.
+    pub fn log_read(&mut self, blocks: &[[u8; BLOCK_BYTES]; 2]) -> Result<FoundLog, LogRefused> {
         LogSuperblock::refuse_newer(&blocks.each_ref().map(|block| &block[..]))?;
         let found = blocks.each_ref().map(|block| {
             let superblock = LogSuperblock::parse(block)?;
@@ -169,9 +168,7 @@ impl Opening {
             (None, [Err(error), _]) => return Err((*error).into()),
             (None, [Ok(_), _]) => unreachable!("the first one would be the newest"),
         };
-        if newest.data_key != data_key {
-            return Err(LogRefused::OtherKey);
-        }
+        self.data_key = newest.data_key;
         let log = FoundLog {
             log: newest.log.get(),
             incarnation: newest.incarnation.get(),
@@ -181,44 +178,47 @@ impl Opening {
         Ok(log)
     }
 
-    /// With the keys of this log, if it has any. Replay does so, too, but before that others are told what the
-    /// superblocks say.
+    /// With the keys of this log, if the volume is encrypted, and the UUID of the key that they derive from, or zero.
+    /// Replay authenticates, too, but before that others are told what the superblocks say.
     ///
     /// # Errors
-    /// Somebody without the keys has written them.
-    pub fn authenticated(
+    /// The log is encrypted with another key, or somebody without the keys has written its superblocks.
+    pub fn authenticate(
         &mut self,
         blocks: &[[u8; BLOCK_BYTES]; 2],
+        data_key: [u8; 16],
         keys: Option<&dyn Authenticator>,
-    ) -> Result<(), OpenError> {
+    ) -> Result<(), LogRefused> {
+        if self.data_key != data_key {
+            return Err(LogRefused::OtherKey);
+        }
         let blocks = blocks.each_ref().map(|block| &block[..]);
-        LogSuperblock::authenticate_all(&blocks, self.volume, keys)?;
+        LogSuperblock::authenticate_all(&blocks, self.volume, keys)
+            .map_err(|_| LogRefused::Forged)?;
         self.step = Step::Records;
         Ok(())
     }
 
-    /// What the node has recorded of the volume's log: its number and incarnation, if the volume was ever opened, and
-    /// the superblock that is kept of one whose device failed. Returns whether the backend may be made if it is absent:
+    /// What the node has recorded of the volume's log: its number and incarnation, if the volume was ever opened. Returns whether the backend may be made if it is absent:
     /// only that of a volume that was never opened, since an image that was there and has gone must not be replaced by
     /// an empty one.
     ///
     /// # Errors
     /// It is not the log that was recorded, or not the newest state of it.
-    pub fn recorded(
-        &mut self,
-        record: Option<(u64, u64)>,
-        kept: Option<&LogSuperblock>,
-    ) -> Result<bool, LogRefused> {
-        let mut found = self.log();
+    pub fn recorded(&self, record: Option<(u64, u64)>) -> Result<bool, LogRefused> {
+        let found = self.log();
         match record {
-            Some((recorded, _)) if recorded != found.log => {
-                return Err(LogRefused::Another { recorded });
-            }
+            Some((recorded, _)) if recorded != found.log => Err(LogRefused::Another { recorded }),
             Some((_, recorded)) if found.incarnation < recorded => {
-                return Err(LogRefused::Older { recorded });
+                Err(LogRefused::Older { recorded })
             }
-            _ => {}
+            _ => Ok(record.is_none() && found.incarnation == 0),
         }
+    }
+
+    /// The superblock that is kept beside a log whose device failed, if there is one.
+    pub fn kept(&mut self, kept: Option<&LogSuperblock>) {
+        let mut found = self.log();
         // Its device does not say that the log was gone past.
         found.is_whole &= kept.is_none_or(|kept| kept.log.get() != found.log);
         self.found = Some(found);
@@ -227,7 +227,6 @@ impl Opening {
         } else {
             Step::Backend
         };
-        Ok(record.is_none() && found.incarnation == 0)
     }
 
     /// What was asked for is done.
@@ -252,6 +251,8 @@ pub enum LogRefused {
     Superblock(FormatError),
     /// It is encrypted with another key than the volume, or only one of them is.
     OtherKey,
+    /// Somebody without the volume's keys has written a superblock.
+    Forged,
     /// It is another log of the volume, one that was given up for the one with this number.
     Another {
         /// The number.

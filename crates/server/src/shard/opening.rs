@@ -54,29 +54,27 @@ pub fn open_files(
                 let blocks = device.read_superblocks_again();
                 let blocks = blocks.map_err(|error| log_fails(spec, &error))?;
                 log = Some(device);
-                let key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
-                let found = opening
-                    .log_read(&blocks, key.unwrap_or_default())
-                    .map_err(|why| log_refused(spec, &opening, why))?;
+                let found = opening.log_read(&blocks);
+                let found = found.map_err(|why| log_refused(spec, &opening, why))?;
                 let keys = spec.encryption.as_ref().map(Encryption::unlock);
                 unlocked =
                     (keys.transpose()).map_err(|error| failure(spec, Failure::Refused, &error))?;
                 let keys = log_keys(&unlocked, found.log);
                 let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
+                let key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
                 opening
-                    .authenticated(&blocks, keys)
-                    .map_err(|error| not_replayed(&spec.name, error))?;
+                    .authenticate(&blocks, key.unwrap_or_default(), keys)
+                    .map_err(|why| log_refused(spec, &opening, why))?;
             }
             Step::Records => {
                 let recorded = spec.admission.record().map_err(|why| of(spec, why))?;
-                kept = spec.admission.kept().map_err(|why| of(spec, why))?;
                 let recorded = recorded.map(|record| (record.log, record.incarnation));
-                let may_be_made = opening
-                    .recorded(recorded, kept.as_ref())
-                    .map_err(|why| log_refused(spec, &opening, why))?;
-                if may_be_made {
+                let may_be_made = opening.recorded(recorded);
+                if may_be_made.map_err(|why| log_refused(spec, &opening, why))? {
                     absent = spec.admission.absent();
                 }
+                kept = spec.admission.kept().map_err(|why| of(spec, why))?;
+                opening.kept(kept.as_ref());
             }
             Step::Local => {
                 let path = spec.home.as_ref().expect("it has a local store");
@@ -177,6 +175,7 @@ fn log_refused(spec: &VolumeSpec, opening: &Opening, why: LogRefused) -> OpenFai
         |what: &dyn Display| failure(spec, Failure::LogLost, &format_args!("write log: {what}"));
     match why {
         LogRefused::Superblock(error) => not_replayed(&spec.name, OpenError::Superblock(error)),
+        LogRefused::Forged => not_replayed(&spec.name, OpenError::Forged),
         LogRefused::OtherKey => lost(
             &"it is encrypted with another key than the volume, or only one of them is: put the right log back",
         ),

@@ -292,7 +292,8 @@ impl Shard {
     fn turn_until_stopped(&mut self) {
         let mut finished = Vec::new();
         let mut end = self.read_clock();
-        while !self.go_on_stopping() {
+        let mut has_stopped = false;
+        while !has_stopped {
             let timeout = self.timeout(end);
             if let Err(error) = self.state.ring.submit_and_wait(timeout) {
                 tracing::error!(%error, "io_uring failed; the shard cannot go on");
@@ -304,7 +305,7 @@ impl Shard {
             for one in finished.drain(..) {
                 self.dispatch(one);
             }
-            self.turn();
+            has_stopped = self.turn();
             end = self.read_clock();
             self.longest_turn.note(self.state.now, end);
         }
@@ -334,7 +335,8 @@ impl Shard {
         self.turns.open();
     }
 
-    fn turn(&mut self) {
+    /// One turn; whether a stop has come to its end.
+    fn turn(&mut self) -> bool {
         if self.held_until <= self.state.now {
             self.release();
         }
@@ -361,12 +363,14 @@ impl Shard {
             self.withdraw();
         }
         self.run_gatherings();
+        let has_stopped = self.go_on_stopping();
         if let Some(device) = &self.config.cache_device {
             self.identity.go_on(&mut self.state, &device.place);
             if self.stopping.is_none() {
                 self.readmission.go_on(&mut self.state, device);
             }
         }
+        has_stopped
     }
 
     /// List those that wait before those that are listed.

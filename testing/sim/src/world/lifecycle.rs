@@ -392,6 +392,7 @@ impl World {
             self.units[unit].asks_left = 0;
         }
         self.stop = Some(Stop::begin(self.now, destage));
+        self.is_stop_held_up = false;
         self.stopped = None;
         self.go_on_stopping()?;
         self.tick();
@@ -404,6 +405,10 @@ impl World {
     }
 
     pub(super) fn go_on_stopping(&mut self) -> Result<(), Violation> {
+        self.is_stop_held_up |= self.units.iter().any(|unit| {
+            let silent = unit.backend_silent.max(unit.log_silent);
+            silent > self.now
+        });
         while let (Some(stop), Some(node)) = (&mut self.stop, &self.node) {
             let volumes = node.volumes.iter();
             let answers = volumes.clone().map(|volume| volume.config().log_answer_max);
@@ -433,7 +438,8 @@ impl World {
                     self.stop = None;
                     self.stopped = Some(result);
                     let is_calm = |since: Nanos| self.now.since(since) > CLOSE_PATIENCE;
-                    if result.is_err() && self.calm_since.is_some_and(is_calm) {
+                    let is_excused = self.is_stop_held_up && !self.calm_since.is_some_and(is_calm);
+                    if result.is_err() && !is_excused {
                         return Err(self.stall("does not stop"));
                     }
                 }

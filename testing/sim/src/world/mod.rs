@@ -295,6 +295,8 @@ pub struct World {
     readmission: Readmission,
     cache_identity: CacheIdentity,
     stop: Option<Stop>,
+    /// Something has not answered since it began.
+    is_stop_held_up: bool,
     /// How it ended.
     stopped: Option<Result<(), Hung>>,
     /// Compressed lines of the SSD tier that were let rot, by their offsets, and whether a volume has read them since.
@@ -436,6 +438,7 @@ impl World {
             readmission: Readmission::default(),
             cache_identity: CacheIdentity::default(),
             stop: None,
+            is_stop_held_up: false,
             stopped: None,
             rotten: BTreeMap::new(),
             node: None,

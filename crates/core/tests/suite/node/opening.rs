@@ -23,8 +23,8 @@ fn superblock(log: u64, change: impl FnOnce(&mut LogSuperblock)) -> [u8; BLOCK_B
 
 fn opened(blocks: &[[u8; BLOCK_BYTES]; 2], key: [u8; 16]) -> Result<Opening, LogRefused> {
     let mut opening = Opening::begin(config().uuid, true);
-    opening.log_read(blocks, key)?;
-    opening.authenticated(blocks, None).unwrap();
+    opening.log_read(blocks)?;
+    opening.authenticate(blocks, key, None)?;
     Ok(opening)
 }
 
@@ -38,11 +38,17 @@ fn opening_takes_its_steps_in_order() {
         let blocks = [superblock(5, |_| ()), [0; BLOCK_BYTES]];
         let mut opening = Opening::begin(config().uuid, has_local);
         assert_eq!(opening.step(), Step::Log);
-        opening.log_read(&blocks, NONE).unwrap();
+        opening.log_read(&blocks).unwrap();
         assert_eq!(opening.step(), Step::Log, "it is not authenticated");
-        opening.authenticated(&blocks, None).unwrap();
+        opening.authenticate(&blocks, NONE, None).unwrap();
         assert_eq!(opening.step(), Step::Records);
-        opening.recorded(None, None).unwrap();
+        assert_eq!(opening.recorded(None), Ok(true));
+        assert_eq!(
+            opening.step(),
+            Step::Records,
+            "what is kept of it is not known"
+        );
+        opening.kept(None);
         let mut taken = Vec::new();
         while opening.step() != Step::Done {
             taken.push(opening.step());
@@ -94,7 +100,7 @@ fn opening_knows_that_a_log_that_failed_was_gone_past() {
     for (kept, is_whole) in [(None, true), (Some(5), false), (Some(6), true)] {
         let mut opening = opened(&blocks, NONE).unwrap();
         let kept = kept.map(|log| LogSuperblock::parse(&superblock(log, |_| ())).unwrap());
-        opening.recorded(None, kept.as_ref()).unwrap();
+        opening.kept(kept.as_ref());
         assert_eq!(opening.log().is_whole, is_whole);
     }
 }
@@ -103,8 +109,8 @@ fn opening_knows_that_a_log_that_failed_was_gone_past() {
 fn opening_takes_the_recorded_log_and_newer_incarnations_of_it() {
     let recorded = |incarnation: u64, record| {
         let block = superblock(7, |s| s.incarnation = incarnation.into());
-        let mut opening = opened(&[block, [0; BLOCK_BYTES]], NONE).unwrap();
-        opening.recorded(record, None)
+        let opening = opened(&[block, [0; BLOCK_BYTES]], NONE).unwrap();
+        opening.recorded(record)
     };
     assert_eq!(recorded(0, None), Ok(true), "its backend is made with it");
     assert_eq!(recorded(3, None), Ok(false));
