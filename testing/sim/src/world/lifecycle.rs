@@ -437,15 +437,30 @@ impl World {
                 Some(Act::End(result)) => {
                     self.stop = None;
                     self.stopped = Some(result);
-                    let is_calm = |since: Nanos| self.now.since(since) > CLOSE_PATIENCE;
-                    let is_excused = self.is_stop_held_up && !self.calm_since.is_some_and(is_calm);
-                    if result.is_err() && !is_excused {
-                        return Err(self.stall("does not stop"));
+                    if result.is_err() {
+                        self.check_given_up()?;
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// A stop gives up nothing but what waits for an answer.
+    fn check_given_up(&self) -> Result<(), Violation> {
+        let is_closing = |unit| self.phase(unit) != Some(Phase::Closed);
+        let asked = self.in_flight.values().filter(|one| {
+            let unit = one.io.backend().or(one.io.log());
+            unit.is_some_and(is_closing)
+        });
+        // What was asked in a silence that is over may still be answered late.
+        let is_old = |since: Nanos| self.now.since(since).0 > CLOSE_PATIENCE.0 / 2;
+        let waits = asked.map(|one| one.since).any(is_old);
+        let is_calm = self.calm_since.is_some_and(is_old);
+        if waits || (self.is_stop_held_up && !is_calm) {
+            return Ok(());
+        }
+        Err(self.stall("does not stop"))
     }
 
     /// Everything is closed: check what that promises, and drop the node.
