@@ -75,6 +75,20 @@ impl Backend {
         }
     }
 
+    /// Whose image it is.
+    pub fn volume(&self) -> u32 {
+        self.volume
+    }
+
+    /// What it has is this from now on, durably, and nothing is under way.
+    pub fn become_as(&mut self, content: Vec<Content>) {
+        self.allocated = content.iter().map(|&held| held != Content::Zero).collect();
+        self.durable = content;
+        self.volatile.clear();
+        self.ops.clear();
+        self.lost = false;
+    }
+
     /// Number of sectors.
     pub fn sectors(&self) -> u64 {
         self.durable.len() as u64

@@ -107,6 +107,14 @@ fn image(disk: &Disk) -> Image<'_> {
     }
 }
 
+/// The newest superblock on the device, or kept beside it.
+pub(crate) fn newest_superblock(
+    disk: &Disk,
+    kept: Option<&LogSuperblock>,
+) -> Option<LogSuperblock> {
+    image(disk).superblock(kept)
+}
+
 /// The newest superblock on the device.
 pub(crate) fn superblock(disk: &Disk) -> Option<LogSuperblock> {
     image(disk).superblock(None)

@@ -9,7 +9,7 @@
 //! * [`disk`], [`backend`] and [`clock`] are what the world is made of; they lie only as real ones may.
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
-//! * [`objects`] is another world: volumes over object stores. [`home`] is a third: storage mode. [`ranges`] is a
+//! * [`objects`] is another world: volumes over object stores. [`home`] is a third: a local store alone. [`ranges`] is a
 //!   fourth: long ranges on large volumes.
 //! * [`plant`] are bugs that prove that the checkers bite.
 

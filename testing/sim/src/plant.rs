@@ -13,6 +13,12 @@ pub enum Plant {
     EarlyLogAck,
     /// A log write is said to be done and never happens.
     LostLogWrite,
+    /// What a volume in storage mode reads comes from the backend below its store.
+    ReadPastStore,
+    /// A flush of a volume in storage mode ends before its store has made anything durable.
+    FlushPastStore,
+    /// The allocation of a volume in storage mode is that of the backend below its store.
+    ExtentsPastStore,
     /// A log write is said to be done when only its first half is.
     TornLogWrite,
     /// A backend flush is said to be done and flushes nothing: retired before it was durable.
@@ -201,6 +207,8 @@ impl Plant {
             | Self::UnmarkedEnd
             | Self::ForgedLogTaken
             | Self::ForgottenMark
+            | Self::FlushPastStore
+            | Self::ExtentsPastStore
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
@@ -211,6 +219,7 @@ impl Plant {
             | Self::EarlyCommit
             | Self::EarlyDirectAck
             | Self::LostKeeping
+            | Self::ReadPastStore
             | Self::StaleReply => 10,
             Self::CorruptReply
             | Self::ReplyTwice

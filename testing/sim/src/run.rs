@@ -54,7 +54,11 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         }
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         Some(Plant::ForgottenTie) => Scenario::draw_for_undone_writes(seed),
-        _ => Scenario::draw(seed),
+        Some(Plant::ReadPastStore | Plant::FlushPastStore | Plant::ExtentsPastStore) => {
+            Scenario::draw_for_local_stores(seed)
+        }
+        Some(_) => Scenario::draw_without_local_stores(seed),
+        None => Scenario::draw(seed),
     };
     if let Some(
         Plant::EarlyCommit | Plant::FalseAtomicity | Plant::HastySnapshot | Plant::LooseSnapshot,
@@ -76,6 +80,16 @@ pub fn run(seed: u64, options: Options) -> Outcome {
     {
         scenario.draw_policies(&mut Rng::with_seed(seed));
     }
+    if let Some(step) = options.crash_at {
+        scenario = scenario.shortened();
+        scenario.endings.insert(0, Ending::PowerCut(step));
+    }
+    run_scenario(&scenario, options)
+}
+
+/// Run one seed with volumes in storage mode.
+pub fn run_in_storage_mode(seed: u64, options: Options) -> Outcome {
+    let mut scenario = Scenario::draw_for_local_stores(seed);
     if let Some(step) = options.crash_at {
         scenario = scenario.shortened();
         scenario.endings.insert(0, Ending::PowerCut(step));
@@ -300,8 +314,22 @@ fn start(world: &mut World) -> Result<(), Violation> {
     world.run_until(is_known).map(drop)
 }
 
+/// Have the backends below local stores get everything.
+fn tier(world: &mut World) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        world.begin_destage_all(unit)?;
+    }
+    world.run_until(World::is_destaged)?;
+    world.begin_tiers()?;
+    world.run_until(|world| world.is_tiered())?;
+    world.check_tiered()
+}
+
 /// Close everything where nothing goes wrong any more.
 fn end(world: &mut World) -> Result<(), Violation> {
+    if world.has_local_stores() {
+        tier(world)?;
+    }
     // What failed before all was well may have shown until now; nothing fails any more.
     world.check_healthy()?;
     close(world, true)?;

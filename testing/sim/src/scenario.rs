@@ -16,6 +16,7 @@ use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
 mod clones;
+mod local;
 mod rots;
 
 /// What a seed decides. Each has randomness of its own, so that one more decision in one place changes no other, and no
@@ -72,6 +73,8 @@ pub enum Stream {
     CarriedMarks = 28,
     /// Whether logs come to rest before they rot.
     Rests = 29,
+    /// Which volumes are in storage mode.
+    StorageModes = 30,
     /// What the cache's device does.
     CacheDisk = 101,
     /// What happens in the world.
@@ -86,6 +89,8 @@ pub enum Stream {
     LogFormats = 3000,
     /// What clients do.
     Workloads = 4000,
+    /// What local stores and the backends below them do.
+    LocalStores = 5000,
 }
 
 impl Stream {
@@ -189,6 +194,17 @@ fn draw_lie(random: &mut Rng, cuts: u64) -> (Lie, u64) {
     (lie, skip)
 }
 
+/// A local store between a volume and its backend.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalStoreScenario {
+    /// Whether what is written to the backend shows at a flush only.
+    pub atomic: bool,
+    /// A tier flushes the backend after so many blocks.
+    pub flush_every_blocks: u64,
+    /// Blocks that become zero in one turn at most.
+    pub turn_blocks: u64,
+}
+
 /// One volume of a run.
 #[derive(Clone, Debug)]
 pub struct VolumeScenario {
@@ -202,6 +218,8 @@ pub struct VolumeScenario {
     pub log_latency: Latency,
     /// How fast its backend is.
     pub backend_latency: Latency,
+    /// Its local store, in storage mode.
+    pub local: Option<LocalStoreScenario>,
 }
 
 /// Everything about one run.
@@ -352,6 +370,16 @@ fn draw_ending(random: &mut Rng, scales: &[u64]) -> Ending {
 impl Scenario {
     /// The scenario of a seed.
     pub fn draw(seed: u64) -> Self {
+        let mut scenario = Self::draw_without_local_stores(seed);
+        let random = &mut Stream::StorageModes.of(seed);
+        if random.u32(..6) == 0 {
+            scenario.draw_local_stores(random);
+        }
+        scenario
+    }
+
+    /// The same with no volume in storage mode.
+    pub fn draw_without_local_stores(seed: u64) -> Self {
         let mut random = Rng::with_seed(mix(seed));
         let random = &mut random;
         let mut scenario = if random.u32(..6) == 0 {
@@ -894,6 +922,7 @@ impl Scenario {
             behaviour: Behaviour::draw(random),
             log_latency: latency(random, &[20, 100, 1000]),
             backend_latency: latency(random, &[50, 1000, 10_000]),
+            local: None,
         }
     }
 

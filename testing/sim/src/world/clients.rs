@@ -462,7 +462,12 @@ impl World {
                 let past_log = writes && state.was_direct && state.backend_trouble.is_some();
                 let hung = self.silent_log_excuses(unit, waiting);
                 let lost = volume.is_some_and(|volume| is_refused_for_lost(volume, waiting));
-                log || hung || (!writes && backend_trouble) || past_log || lost
+                // A promotion brings what the store has, also where the log will write it again.
+                let unsettled = match (waiting, &state.local) {
+                    (Waiting::Promote(range, _), Some(local)) => local.may_refuse(*range),
+                    _ => false,
+                };
+                unsettled || log || hung || (!writes && backend_trouble) || past_log || lost
             }
             RequestError::Corrupt => self.rot_excuses(unit, waiting),
             RequestError::Inconsistent => {

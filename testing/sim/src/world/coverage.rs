@@ -113,6 +113,10 @@ pub struct Coverage {
     pub log_silent_rounds: u64,
     /// Volumes that were closed without an answer of it.
     pub late_closes: u64,
+    /// Tiers of local stores that have ended well, and bytes that went to the backends below them.
+    pub tiers: u64,
+    /// See above.
+    pub tiered_bytes: u64,
 }
 
 impl Coverage {
@@ -173,6 +177,8 @@ impl Coverage {
         self.lies += other.lies;
         self.log_silent_rounds += other.log_silent_rounds;
         self.late_closes += other.late_closes;
+        self.tiers += other.tiers;
+        self.tiered_bytes += other.tiered_bytes;
     }
 }
 
@@ -187,7 +193,7 @@ impl std::fmt::Display for Coverage {
              {} commits ({} past flushes), {} snapshots ({} of files, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
              {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} at rest when the node crashed, {} spoiled reads ({} of replays), {} lies, \
-             {} rounds with silent logs, {} closes without them",
+             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB",
             self.steps,
             self.replies,
             self.errors,
@@ -242,6 +248,8 @@ impl std::fmt::Display for Coverage {
             self.lies,
             self.log_silent_rounds,
             self.late_closes,
+            self.tiers,
+            self.tiered_bytes >> 20,
         )
     }
 }

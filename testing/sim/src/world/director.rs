@@ -3,7 +3,7 @@
 use hdcs_core::format::{CacheSuperblock, LogSuperblock};
 
 use super::{
-    BLOCK_BYTES, CacheEvent, DiskId, Event, Happening, Io, IoError, Nanos, Phase, Plant,
+    BLOCK_BYTES, CacheEvent, DiskId, Event, Happening, Io, IoError, Nanos, OpId, Phase, Plant,
     SECTOR_BYTES, Violation, Volume, World, check_log, check_trouble, scenario,
 };
 
@@ -30,6 +30,7 @@ impl World {
         self.log_falls_silent(unit);
         self.begin_resize(unit)?;
         self.repin(unit)?;
+        self.tier_sometimes(unit)?;
         if self.scenario.switches && self.random.u8(..4) == 0 {
             return self.switch_policy(unit);
         }
@@ -168,9 +169,14 @@ impl World {
     /// The backend's host loses power: what is in flight fails.
     pub(super) fn cut_backend(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
+        state.backend_trouble = Some(self.now);
+        if let Some(local) = &mut state.local {
+            // The store still has what its backend has lost.
+            local.cut_backend();
+            return Ok(());
+        }
         state.backend.power_cut();
         state.history.loosen(false);
-        state.backend_trouble = Some(self.now);
         let lost: Vec<u64> = self
             .in_flight
             .iter()
@@ -369,6 +375,7 @@ impl World {
         let sectors = self.units[unit].history.sectors();
         let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
         let is_busy = self.units[unit].resizing.is_some() || holds_cut;
+        let is_busy = is_busy || self.units[unit].local.is_some();
         if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 || is_busy {
             return Ok(());
         }
@@ -409,6 +416,17 @@ impl World {
 }
 
 impl Io {
+    /// A write or zeroing that a store is asked for.
+    pub(super) const fn backend_write(volume: usize, op: OpId, offset: u64) -> Self {
+        Self::BackendWrite {
+            volume,
+            op,
+            offset,
+            held: Vec::new(),
+            plant: None,
+        }
+    }
+
     /// Whether it goes to the cache device.
     pub(super) fn is_of_cache(&self) -> bool {
         matches!(
@@ -439,7 +457,8 @@ impl Io {
             | Self::BackendNothing(unit)
             | Self::BackendWrite { volume: unit, .. }
             | Self::BackendFlush(unit, _)
-            | Self::BackendExtents(unit, _) => Some(*unit),
+            | Self::BackendExtents(unit, _)
+            | Self::StoreRead(unit) => Some(*unit),
             Self::DiskRead(..) | Self::DiskWrite { .. } | Self::Keep(..) => None,
         }
     }

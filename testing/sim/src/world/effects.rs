@@ -47,6 +47,9 @@ impl World {
     }
 
     pub(super) fn perform_now(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
+        let Some(action) = self.ask_store(owner, action)? else {
+            return Ok(());
+        };
         let unit = match owner {
             Owner::Volume(unit) => unit,
             Owner::ClosedVolume(_) | Owner::Cache => 0,
@@ -154,7 +157,7 @@ impl World {
                 );
                 Ok(())
             }
-            // It is for homes, which have a world of their own.
+            // It is for local stores.
             Action::BackendUnsettled { .. } => Ok(()),
             Action::Reply { request, result } => self.replied(unit, request, result),
         }
@@ -167,7 +170,7 @@ impl World {
         flushes.count()
     }
 
-    fn backend_range(
+    pub(super) fn backend_range(
         &self,
         what: &'static str,
         unit: usize,
@@ -398,7 +401,7 @@ impl World {
         Ok(())
     }
 
-    fn check_backend_write(
+    pub(super) fn check_backend_write(
         &mut self,
         unit: usize,
         range: SectorRange,
@@ -490,7 +493,9 @@ impl World {
                 let fails = dead.or_else(|| fail(random, faults.cache_one_in));
                 (self.scenario.cache_latency.draw(random), fails)
             }
-            Io::BackendNothing(unit) => (self.units[*unit].backend_latency.draw(random), None),
+            Io::BackendNothing(unit) | Io::StoreRead(unit) => {
+                (self.units[*unit].backend_latency.draw(random), None)
+            }
             Io::BackendRead(index, ..)
             | Io::BackendWrite { volume: index, .. }
             | Io::BackendFlush(index, _)
@@ -527,8 +532,10 @@ impl World {
                 self.units[unit].log_silent
             };
         }
-        io.backend()
-            .map_or(Nanos(0), |unit| self.units[unit].backend_silent)
+        let unit = io.backend().map(|unit| &self.units[unit]);
+        let is_known = |unit: &&Unit| unit.local.is_none();
+        unit.filter(is_known)
+            .map_or(Nanos(0), |unit| unit.backend_silent)
     }
 
     pub(super) fn complete(&mut self, number: u64) -> Result<(), Violation> {
@@ -556,7 +563,13 @@ impl World {
         };
         let asked = io.backend();
         let log = io.log_written();
+        let of_store = self.take_end_of_store(&io, number);
+        let fails = match &of_store {
+            Some(Err(error)) => Some(*error),
+            _ => fails,
+        };
         let result = match io {
+            Io::StoreRead(_) => of_store.expect("it ends when the store says so"),
             Io::DiskRead(disk, op, offset, buf) => self.disk_was_read(disk, op, offset, buf, fails),
             Io::DiskWrite {
                 disk,
@@ -592,7 +605,7 @@ impl World {
             Io::Keep(unit, block) => self.superblock_was_kept(unit, &block, fails),
             Io::BackendExtents(unit, range) => match fails {
                 Some(error) => Err(error),
-                None => Ok(Done::Extents(self.units[unit].backend.extents(range))),
+                None => Ok(Done::Extents(self.extents_of(unit, range))),
             },
         };
         self.note("completed", [number, u64::from(result.is_err()), 0, 0]);

@@ -352,7 +352,7 @@ impl World {
         self.note_closed_late(unit);
         let state = &mut self.units[unit];
         state.settle_close(unit, false)?;
-        state.part_from_backend();
+        state.part_from_backend()?;
         state.leave_resizing();
         self.check_commits(unit)?;
         self.units[unit].end_epoch();
@@ -469,7 +469,7 @@ impl World {
         self.leave_silent_logs();
         for (index, unit) in self.units.iter_mut().enumerate() {
             unit.settle_close(index, destaged)?;
-            unit.part_from_backend();
+            unit.part_from_backend()?;
         }
         for unit in 0..self.units.len() {
             self.check_commits(unit)?;
@@ -520,10 +520,13 @@ impl World {
             } else {
                 state.log.process_kill();
             }
+            if let Some(local) = &mut state.local {
+                local.crash(power);
+            }
             if power && self.scenario.shared_power {
                 self.cut_backend(unit)?;
             }
-            self.units[unit].lose_client();
+            self.units[unit].lose_client()?;
             self.check_commits(unit)?;
             let state = &self.units[unit];
             check_backend::check_whole(&state.history, |sector| state.backend.visible(sector))?;
@@ -719,18 +722,23 @@ impl Unit {
     }
 
     /// The volume is closed, and with it its backend: what an atomic one holds beside is gone.
-    fn part_from_backend(&mut self) {
-        if self.backend.is_atomic() {
-            self.lose_client();
+    fn part_from_backend(&mut self) -> Result<(), Violation> {
+        if self.backend.is_atomic() || self.local.is_some() {
+            self.lose_client()?;
         }
+        Ok(())
     }
 
     /// The backend's client is gone, and with it what an atomic one holds beside.
-    fn lose_client(&mut self) {
+    fn lose_client(&mut self) -> Result<(), Violation> {
+        if self.local.is_some() {
+            return self.lose_store();
+        }
         self.backend.client_lost();
         if self.backend.is_atomic() {
             self.history.loosen(true);
         }
+        Ok(())
     }
 
     /// The volume is closed: everything was answered, and what was acknowledged stays.

@@ -107,6 +107,8 @@ enum Io {
     },
     BackendFlush(usize, OpId),
     BackendExtents(usize, SectorRange),
+    /// A volume in storage mode reads of its store.
+    StoreRead(usize),
     /// What is asked of a backend beyond its end.
     BackendNothing(usize),
     /// A superblock that is kept beside the log's device.
@@ -125,6 +127,8 @@ struct InFlight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Happening {
     Io(u64),
+    /// What the store of a volume has asked for.
+    OfStore(usize, u64),
     /// A planted bug performs late what it said was done.
     LateDiskWrite(DiskId, OpId),
     LateBackendWrite(usize, OpId),
@@ -170,7 +174,9 @@ struct Unit {
     volume: u32,
     log: Disk,
     log_writes: WritesInFlight,
+    /// In storage mode, what its store promises: see [`local`].
     backend: Backend,
+    local: Option<local::LocalStore>,
     backend_writes: WritesInFlight,
     backend_down: Option<IoError>,
     /// Until when it does not answer.
@@ -342,7 +348,19 @@ impl World {
                 );
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
+                let local = volume.local.map(|local| {
+                    let base = volume.base.clone();
+                    local::LocalStore::new(
+                        local,
+                        index,
+                        config.number,
+                        config.uuid,
+                        base,
+                        (&log, seed),
+                    )
+                });
                 Unit {
+                    local,
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(
                         config.number,
@@ -536,7 +554,13 @@ impl World {
         let node = self.node.as_ref()?;
         let volumes = node.volumes.iter().filter_map(Volume::next_wakeup);
         let stop = self.stop.as_ref().and_then(Stop::next_wakeup);
-        volumes.chain(node.cache.next_wakeup()).chain(stop).min()
+        let stores = self.units.iter().filter_map(|unit| unit.local.as_ref());
+        let stores = stores.filter_map(|local| local.next_wakeup(self.now));
+        volumes
+            .chain(stores)
+            .chain(node.cache.next_wakeup())
+            .chain(stop)
+            .min()
     }
 
     fn stall(&self, what: &str) -> Violation {
@@ -567,6 +591,7 @@ impl World {
     fn deliver(&mut self, happening: Happening) -> Result<(), Violation> {
         match happening {
             Happening::Io(io) => self.complete(io),
+            Happening::OfStore(unit, number) => self.done_for_store(unit, number),
             Happening::LateDiskWrite(disk, op) => {
                 self.disk(disk).complete_write(op);
                 Ok(())
@@ -606,6 +631,7 @@ impl World {
         for unit in 0..self.volumes() {
             self.step_volume(unit, Event::Poll)?;
         }
+        self.poll_stores()?;
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
         self.look_after_cache();
@@ -728,8 +754,11 @@ impl World {
             } = &self.units[unit];
             // Large ones less often: every sector is looked at.
             let seldom = if backend.sectors() <= 8192 { 64 } else { 2048 };
-            if backend.is_atomic() && self.rounds.is_multiple_of(seldom) {
-                check_backend::check_whole(history, |sector| backend.durable(sector))?;
+            if self.rounds.is_multiple_of(seldom) {
+                if backend.is_atomic() {
+                    check_backend::check_whole(history, |sector| backend.durable(sector))?;
+                }
+                self.check_below(unit)?;
             }
         }
         self.check_silence()?;
@@ -799,6 +828,7 @@ mod failed_logs;
 mod forgery;
 mod heat;
 mod lifecycle;
+mod local;
 mod packed;
 mod pins;
 mod policies;

@@ -58,7 +58,10 @@ impl World {
         is_tight
             || !self.units[unit].held.is_empty()
             || under_way.any(|one| {
-                let reads = matches!(one.io, Io::DiskRead(..) | Io::BackendRead(..));
+                let reads = matches!(
+                    one.io,
+                    Io::DiskRead(..) | Io::BackendRead(..) | Io::StoreRead(_)
+                );
                 reads && one.owner == Owner::Volume(unit)
             })
     }

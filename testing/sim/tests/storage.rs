@@ -1,0 +1,72 @@
+//! A node whose volumes are in storage mode: log, cache and local store stacked as a node stacks them.
+
+use hdcs_sim::outcome::{self, assert_held_at_every_step};
+use hdcs_sim::plant::Plant;
+use hdcs_sim::run::{Options, run, run_in_storage_mode};
+use hdcs_sim::world::Coverage;
+
+/// What replays a seed here.
+const WORLD: &str = " --world storage";
+/// Seeds that a bug may survive.
+const SEEDS_MAX: u64 = 300;
+
+#[test]
+fn storage_seeds_hold_and_cover() {
+    let mut coverage = Coverage::default();
+    for seed in 0..100 {
+        let outcome = run_in_storage_mode(seed, Options::default());
+        outcome.assert_held(WORLD);
+        coverage.add(&outcome.coverage);
+    }
+    // A set that no longer crashes, replays, tiers or goes past the log proves nothing.
+    assert!(
+        coverage.crashes > 150
+            && coverage.replayed > 10_000
+            && coverage.tiers > 5000
+            && coverage.tiered_bytes > 200 << 20
+            && coverage.direct_writes > 3000
+            && coverage.ssd_hits > 10_000,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn storage_seed_is_the_same_every_time() {
+    let hash = |seed| run_in_storage_mode(seed, Options::default()).trace_hash;
+    assert_eq!(hash(3), hash(3));
+    assert_ne!(hash(3), hash(4));
+}
+
+#[test]
+fn storage_crash_at_every_step_holds() {
+    let run = run_in_storage_mode;
+    let steps = assert_held_at_every_step(5, WORLD, run, |saw| saw.crashes > 0);
+    assert!(steps > 50, "the run has only {steps} steps");
+}
+
+fn assert_caught(plant: Plant, rules: &[&str]) {
+    outcome::assert_caught(plant, rules, SEEDS_MAX, run);
+}
+
+#[test]
+fn plant_of_a_read_past_the_store_is_caught() {
+    assert_caught(Plant::ReadPastStore, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_flush_past_the_store_is_caught() {
+    let rules = [
+        "backend-fua-order",
+        "backend-not-a-prefix",
+        "backend-order",
+        "policy-hasty",
+        "read-stale",
+        "stall",
+    ];
+    assert_caught(Plant::FlushPastStore, &rules);
+}
+
+#[test]
+fn plant_of_extents_past_the_store_is_caught() {
+    assert_caught(Plant::ExtentsPastStore, &["extents-hide-data"]);
+}
