@@ -15,8 +15,8 @@ use hdcs_sim::{home, objects, plant, ranges, run, world};
 enum Kind {
     /// A node: volumes, log, cache and backend.
     Node,
-    /// A node whose volumes are in storage mode.
-    Storage,
+    /// A node with local stores and object volumes below its volumes.
+    Stack,
     /// A volume over an object store.
     Objects,
     /// A local store alone.
@@ -38,7 +38,7 @@ struct Arguments {
     /// Replay one seed and print everything that happens.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Which world: a node, one in storage mode, a volume over an object store, a local store alone, or long ranges.
+    /// Which world: a node, one with local stores and object volumes, a volume over an object store, a local store alone, or long ranges.
     #[arg(long, default_value = "node")]
     world: Kind,
     /// Plant a bug: every seed that survives it is one that the checkers missed.
@@ -110,7 +110,7 @@ impl Summary {
                 self.node.add(&saw);
                 saw.crashes
             }),
-            Kind::Storage => run::run_in_storage_mode(seed, options.of()).map(|saw| {
+            Kind::Stack => run::run_stacked(seed, options.of()).map(|saw| {
                 self.node.add(&saw);
                 saw.crashes
             }),
@@ -140,7 +140,7 @@ fn plants(world: Kind) -> Vec<String> {
         values.map(|value| value.get_name().to_string()).collect()
     }
     match world {
-        Kind::Node | Kind::Storage => names::<plant::Plant>(),
+        Kind::Node | Kind::Stack => names::<plant::Plant>(),
         Kind::Objects => names::<objects::plant::Plant>(),
         Kind::Home => names::<home::plant::Plant>(),
         Kind::Ranges => names::<ranges::Plant>(),
@@ -192,7 +192,7 @@ fn main() -> ExitCode {
     }
     let Summary { runs, failures, .. } = summary;
     let coverage = match arguments.world {
-        Kind::Node | Kind::Storage => summary.node.to_string(),
+        Kind::Node | Kind::Stack => summary.node.to_string(),
         Kind::Objects => summary.objects.to_string(),
         Kind::Home => summary.home.to_string(),
         Kind::Ranges => summary.ranges.to_string(),
@@ -246,7 +246,7 @@ fn run_one(seed: u64, options: Options<'_>, summary: &mut Summary) -> Option<u64
         }
         let world = match options.world {
             Kind::Node => "",
-            Kind::Storage => " --world storage",
+            Kind::Stack => " --world stack",
             Kind::Objects => " --world objects",
             Kind::Home => " --world home",
             Kind::Ranges => " --world ranges",

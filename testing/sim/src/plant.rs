@@ -17,6 +17,8 @@ pub enum Plant {
     ReadPastStore,
     /// A flush of a volume in storage mode ends before its store has made anything durable.
     FlushPastStore,
+    /// A local store tiers out while its volume is opened, before the log has written again what a crash took.
+    HastyTier,
     /// The allocation of a volume in storage mode is that of the backend below its store.
     ExtentsPastStore,
     /// A log write is said to be done when only its first half is.
@@ -209,6 +211,7 @@ impl Plant {
             | Self::ForgottenMark
             | Self::FlushPastStore
             | Self::ExtentsPastStore
+            | Self::HastyTier
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,

@@ -54,10 +54,13 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         }
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         Some(Plant::ForgottenTie) => Scenario::draw_for_undone_writes(seed),
-        Some(Plant::ReadPastStore | Plant::FlushPastStore | Plant::ExtentsPastStore) => {
-            Scenario::draw_for_local_stores(seed)
-        }
-        Some(_) => Scenario::draw_without_local_stores(seed),
+        Some(
+            Plant::ReadPastStore
+            | Plant::FlushPastStore
+            | Plant::ExtentsPastStore
+            | Plant::HastyTier,
+        ) => Scenario::draw_for_local_stores(seed),
+        Some(_) => Scenario::draw_without_stacks(seed),
         None => Scenario::draw(seed),
     };
     if let Some(
@@ -87,9 +90,9 @@ pub fn run(seed: u64, options: Options) -> Outcome {
     run_scenario(&scenario, options)
 }
 
-/// Run one seed with volumes in storage mode.
-pub fn run_in_storage_mode(seed: u64, options: Options) -> Outcome {
-    let mut scenario = Scenario::draw_for_local_stores(seed);
+/// Run one seed with local stores and object volumes below the volumes.
+pub fn run_stacked(seed: u64, options: Options) -> Outcome {
+    let mut scenario = Scenario::draw_for_stacks(seed);
     if let Some(step) = options.crash_at {
         scenario = scenario.shortened();
         scenario.endings.insert(0, Ending::PowerCut(step));
@@ -314,7 +317,7 @@ fn start(world: &mut World) -> Result<(), Violation> {
     world.run_until(is_known).map(drop)
 }
 
-/// Have the backends below local stores get everything.
+/// Have what is at the bottom of the stacks get everything.
 fn tier(world: &mut World) -> Result<(), Violation> {
     for unit in 0..world.units() {
         world.begin_destage_all(unit)?;
@@ -327,7 +330,7 @@ fn tier(world: &mut World) -> Result<(), Violation> {
 
 /// Close everything where nothing goes wrong any more.
 fn end(world: &mut World) -> Result<(), Violation> {
-    if world.has_local_stores() {
+    if world.has_stacks() {
         tier(world)?;
     }
     // What failed before all was well may have shown until now; nothing fails any more.

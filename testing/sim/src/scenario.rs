@@ -16,8 +16,8 @@ use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
 mod clones;
-mod local;
 mod rots;
+mod stacks;
 
 /// What a seed decides. Each has randomness of its own, so that one more decision in one place changes no other, and no
 /// two are drawn alike.
@@ -73,8 +73,8 @@ pub enum Stream {
     CarriedMarks = 28,
     /// Whether logs come to rest before they rot.
     Rests = 29,
-    /// Which volumes are in storage mode.
-    StorageModes = 30,
+    /// What lies below the volumes.
+    Stacks = 30,
     /// What the cache's device does.
     CacheDisk = 101,
     /// What happens in the world.
@@ -91,6 +91,8 @@ pub enum Stream {
     Workloads = 4000,
     /// What local stores and the backends below them do.
     LocalStores = 5000,
+    /// What object volumes and their stores do.
+    ObjectVolumes = 6000,
 }
 
 impl Stream {
@@ -198,11 +200,26 @@ fn draw_lie(random: &mut Rng, cuts: u64) -> (Lie, u64) {
 #[derive(Clone, Copy, Debug)]
 pub struct LocalStoreScenario {
     /// Whether what is written to the backend shows at a flush only.
-    pub atomic: bool,
+    pub is_atomic: bool,
     /// A tier flushes the backend after so many blocks.
     pub flush_every_blocks: u64,
     /// Blocks that become zero in one turn at most.
     pub turn_blocks: u64,
+}
+
+/// An object volume below a volume or its local store.
+#[derive(Clone, Copy, Debug)]
+pub struct ObjectsScenario {
+    /// Blocks of a page of its map.
+    pub page_blocks: u32,
+    /// Blocks that a data object gathers.
+    pub batch_blocks: usize,
+    /// Memory for pages of its map.
+    pub map_cache_bytes: usize,
+    /// Puts of data in flight at most.
+    pub puts: usize,
+    /// Gets in flight at most.
+    pub gets: usize,
 }
 
 /// One volume of a run.
@@ -220,6 +237,8 @@ pub struct VolumeScenario {
     pub backend_latency: Latency,
     /// Its local store, in storage mode.
     pub local: Option<LocalStoreScenario>,
+    /// The object volume that it lies over.
+    pub objects: Option<ObjectsScenario>,
 }
 
 /// Everything about one run.
@@ -370,16 +389,16 @@ fn draw_ending(random: &mut Rng, scales: &[u64]) -> Ending {
 impl Scenario {
     /// The scenario of a seed.
     pub fn draw(seed: u64) -> Self {
-        let mut scenario = Self::draw_without_local_stores(seed);
-        let random = &mut Stream::StorageModes.of(seed);
+        let mut scenario = Self::draw_without_stacks(seed);
+        let random = &mut Stream::Stacks.of(seed);
         if random.u32(..6) == 0 {
-            scenario.draw_local_stores(random);
+            scenario.draw_stacks(random);
         }
         scenario
     }
 
-    /// The same with no volume in storage mode.
-    pub fn draw_without_local_stores(seed: u64) -> Self {
+    /// The same with nothing between volumes and their backends.
+    pub fn draw_without_stacks(seed: u64) -> Self {
         let mut random = Rng::with_seed(mix(seed));
         let random = &mut random;
         let mut scenario = if random.u32(..6) == 0 {
@@ -923,6 +942,7 @@ impl Scenario {
             log_latency: latency(random, &[20, 100, 1000]),
             backend_latency: latency(random, &[50, 1000, 10_000]),
             local: None,
+            objects: None,
         }
     }
 

@@ -170,9 +170,14 @@ impl World {
     pub(super) fn cut_backend(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
         state.backend_trouble = Some(self.now);
-        if let Some(local) = &mut state.local {
-            // The store still has what its backend has lost.
-            local.cut_backend();
+        if state.is_stacked() {
+            // A local store still has what its backend has lost, and objects are durable.
+            if let Some(local) = &mut state.local {
+                local.cut_backend();
+            }
+            if let Some(objects) = &mut state.objects {
+                objects.cut();
+            }
             return Ok(());
         }
         state.backend.power_cut();
@@ -375,7 +380,7 @@ impl World {
         let sectors = self.units[unit].history.sectors();
         let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
         let is_busy = self.units[unit].resizing.is_some() || holds_cut;
-        let is_busy = is_busy || self.units[unit].local.is_some();
+        let is_busy = is_busy || self.units[unit].is_stacked();
         if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 || is_busy {
             return Ok(());
         }
@@ -458,7 +463,7 @@ impl Io {
             | Self::BackendWrite { volume: unit, .. }
             | Self::BackendFlush(unit, _)
             | Self::BackendExtents(unit, _)
-            | Self::StoreRead(unit) => Some(*unit),
+            | Self::StackRead(unit) => Some(*unit),
             Self::DiskRead(..) | Self::DiskWrite { .. } | Self::Keep(..) => None,
         }
     }

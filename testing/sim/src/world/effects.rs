@@ -47,7 +47,7 @@ impl World {
     }
 
     pub(super) fn perform_now(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
-        let Some(action) = self.ask_store(owner, action)? else {
+        let Some(action) = self.ask_stack(owner, action)? else {
             return Ok(());
         };
         let unit = match owner {
@@ -493,7 +493,7 @@ impl World {
                 let fails = dead.or_else(|| fail(random, faults.cache_one_in));
                 (self.scenario.cache_latency.draw(random), fails)
             }
-            Io::BackendNothing(unit) | Io::StoreRead(unit) => {
+            Io::BackendNothing(unit) | Io::StackRead(unit) => {
                 (self.units[*unit].backend_latency.draw(random), None)
             }
             Io::BackendRead(index, ..)
@@ -533,7 +533,7 @@ impl World {
             };
         }
         let unit = io.backend().map(|unit| &self.units[unit]);
-        let is_known = |unit: &&Unit| unit.local.is_none();
+        let is_known = |unit: &&Unit| !unit.is_stacked();
         unit.filter(is_known)
             .map_or(Nanos(0), |unit| unit.backend_silent)
     }
@@ -563,13 +563,13 @@ impl World {
         };
         let asked = io.backend();
         let log = io.log_written();
-        let of_store = self.take_end_of_store(&io, number);
-        let fails = match &of_store {
+        let of_stack = self.take_end_of_stack(&io, number);
+        let fails = match &of_stack {
             Some(Err(error)) => Some(*error),
             _ => fails,
         };
         let result = match io {
-            Io::StoreRead(_) => of_store.expect("it ends when the store says so"),
+            Io::StackRead(_) => of_stack.expect("it ends when that says so"),
             Io::DiskRead(disk, op, offset, buf) => self.disk_was_read(disk, op, offset, buf, fails),
             Io::DiskWrite {
                 disk,
@@ -605,7 +605,8 @@ impl World {
             Io::Keep(unit, block) => self.superblock_was_kept(unit, &block, fails),
             Io::BackendExtents(unit, range) => match fails {
                 Some(error) => Err(error),
-                None => Ok(Done::Extents(self.extents_of(unit, range))),
+                None => of_stack
+                    .unwrap_or_else(|| Ok(Done::Extents(self.units[unit].backend.extents(range)))),
             },
         };
         self.note("completed", [number, u64::from(result.is_err()), 0, 0]);
@@ -691,9 +692,12 @@ impl World {
         fails: Option<IoError>,
     ) -> Result<Done, IoError> {
         self.units[unit].backend_writes.end(offset);
+        let is_stacked = self.units[unit].is_stacked();
         let backend = &mut self.units[unit].backend;
         if let Some(error) = fails {
             match error {
+                // What lies below may have it or not, until it is written again.
+                _ if is_stacked => backend.cancel(op),
                 // What was not reached, or had no room, is as it was.
                 IoError::Unreachable | IoError::NoSpace | IoError::Fenced => backend.cancel(op),
                 IoError::Failed | IoError::Corrupt => backend.fail_write(op),
@@ -726,9 +730,15 @@ impl World {
             self.units[unit].history.loosen(true);
         }
         let hides = fails.is_some() && self.hides_failed_flush(unit);
+        let is_stacked = self.units[unit].is_stacked();
         let backend = &mut self.units[unit].backend;
         if let Some(error) = fails {
-            backend.fail_flush(op);
+            if is_stacked {
+                // What lies below keeps what it has taken.
+                backend.cancel(op);
+            } else {
+                backend.fail_flush(op);
+            }
             return if hides { Ok(Done::Written) } else { Err(error) };
         }
         if lies {

@@ -94,6 +94,7 @@ impl World {
         let node = self.node.as_mut().expect("the node was started");
         node.volumes.push(volume);
         self.perform_all(Owner::Volume(unit), actions)?;
+        self.tier_hastily(unit)?;
         let pins = self.pins(unit);
         self.step_volume(unit, Event::Pin(pins))?;
         self.warm_up_if_cold(unit)
@@ -723,7 +724,7 @@ impl Unit {
 
     /// The volume is closed, and with it its backend: what an atomic one holds beside is gone.
     fn part_from_backend(&mut self) -> Result<(), Violation> {
-        if self.backend.is_atomic() || self.local.is_some() {
+        if self.backend.is_atomic() || self.is_stacked() {
             self.lose_client()?;
         }
         Ok(())
@@ -731,8 +732,8 @@ impl Unit {
 
     /// The backend's client is gone, and with it what an atomic one holds beside.
     fn lose_client(&mut self) -> Result<(), Violation> {
-        if self.local.is_some() {
-            return self.lose_store();
+        if self.is_stacked() {
+            return self.lose_stack();
         }
         self.backend.client_lost();
         if self.backend.is_atomic() {

@@ -1,12 +1,4 @@
-//! Volumes in storage mode: a local store between a volume and its backend, stacked as a node stacks them.
-//!
-//! The volume asks the store what it would ask its backend. The store asks its own device, and the backend that lies
-//! below it, which has that backend's faults. What the unit has as `backend` is then what the store promises: it is
-//! given what the store was given, and after a crash it is what the store, opened again, would show. So every rule
-//! about a volume and its backend holds of a volume and its store.
-//!
-//! Of the backend below, one rule is checked here: unless the store says that it is between two states, it is a disk
-//! that the client could have seen, and once all is tiered out, it has everything.
+//! Volumes in storage mode: the local store between a volume and its backend, which may be an image or lie over objects.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +9,24 @@ use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::local::format::{self, Layout};
 use hdcs_core::local::map::BlockState;
 use hdcs_core::local::open::{Before, Opening, Step};
-use hdcs_core::local::{Action as StoreAction, Ask as StoreAsk, Config, Event as StoreEvent, Home};
+use hdcs_core::local::{Action as StoreAction, Config, Event as StoreEvent, Home, Status};
+use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
+use hdcs_core::objects::io::Ask as ObjectAsk;
 use zerocopy::IntoBytes;
 
 use super::{
-    Action, BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, InFlight, Io, IoError,
-    Nanos, OpId, Owner, Plant, SECTOR_BYTES, SectorRange, Token, Unit, Violation, World,
-    check_backend, check_bounds, check_log,
+    BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase, Plant,
+    SECTOR_BYTES, SectorRange, Token, Trouble, Unit, Violation, VolumeConfig, World, check_bounds,
+    check_log,
 };
 use crate::backend::Backend;
-use crate::disk::{Disk, joined};
+use crate::disk::Disk;
 use crate::scenario::{LocalStoreScenario, Stream};
 
 /// The random number of a store.
 const STORE: u64 = 99;
+/// Marks what a store asks of objects, among what a volume does.
+pub(super) const OF_STORE: u64 = 1 << 63;
 /// Memory for checksums.
 const SUMS_BYTES: usize = 1 << 20;
 const SECTOR: u64 = SECTOR_BYTES as u64;
@@ -59,50 +55,51 @@ pub(super) struct LocalStore {
     volume: [u8; 16],
     home: Home,
     store: Disk,
-    below: Backend,
+    /// The backend, if it is an image.
+    image: Option<Backend>,
     scenario: LocalStoreScenario,
     random: Rng,
     asked: BTreeMap<u64, (Token, Asked, Option<IoError>)>,
     next: u64,
-    /// What the store has ended of what the volume asked, until it is delivered.
-    ended: BTreeMap<u64, Result<Done, IoError>>,
     actions: Vec<StoreAction>,
     /// What the log was to write again when the volume was opened.
     unsettled: Vec<SectorRange>,
 }
 
 impl LocalStore {
-    /// The store of a new volume, with nothing in it yet, over a backend with `base`.
+    /// The store of a new volume, with nothing in it yet, over an image or not.
     pub(super) fn new(
         scenario: LocalStoreScenario,
         unit: u64,
-        number: u32,
-        volume: [u8; 16],
-        base: Vec<Content>,
+        config: &VolumeConfig,
+        image: Option<Vec<Content>>,
         (log, seed): (&Disk, u64),
     ) -> Self {
         let mut random = Rng::with_seed(Stream::LocalStores.seed_of(seed, unit));
-        let bytes = base.len() as u64 * SECTOR;
         let layout = Layout::of(false);
-        let mut store = Disk::new(layout.store_bytes(bytes), random.u64(..));
-        store.put(0, &format::format_head(volume, STORE, bytes, [0; 16], None));
-        for page in 0..format::pages(bytes) {
+        let mut store = Disk::new(layout.store_bytes(config.bytes), random.u64(..));
+        store.put(
+            0,
+            &format::format_head(config.uuid, STORE, config.bytes, [0; 16], None),
+        );
+        for page in 0..format::pages(config.bytes) {
             for copy in [0, 1] {
                 let empty = format::format_page(STORE, page, None);
                 store.put(layout.page_offset(page, copy), empty.as_bytes());
             }
         }
-        let below = Backend::new(number, base, scenario.atomic, random.u64(..));
+        let image_seed = random.u64(..);
+        let image =
+            image.map(|base| Backend::new(config.number, base, scenario.is_atomic, image_seed));
         Self {
-            home: open(&mut store, volume, scenario, before(log, None)),
-            volume,
+            home: open(&mut store, config.uuid, scenario, before(log, None)),
+            volume: config.uuid,
             store,
-            below,
+            image,
             scenario,
             random,
             asked: BTreeMap::new(),
             next: 0,
-            ended: BTreeMap::new(),
             actions: Vec::new(),
             unsettled: Vec::new(),
         }
@@ -125,53 +122,59 @@ impl LocalStore {
 
     /// The host of its backend loses power: what is under way there fails.
     pub(super) fn cut_backend(&mut self) {
-        self.below.power_cut();
-        self.fail_all(IoError::Unreachable);
-    }
-
-    fn fail_all(&mut self, error: IoError) {
+        if let Some(image) = &mut self.image {
+            image.power_cut();
+        }
         for (_, asked, fails) in self.asked.values_mut() {
             if asked.is_of_backend() {
-                *fails = Some(error);
+                *fails = Some(IoError::Unreachable);
             }
         }
     }
 
-    /// Open it again, behind the log that was `before` it, and say what it shows.
-    fn reopen(&mut self, before: Before) -> Result<Vec<Content>, Violation> {
+    /// Open it again, behind the log of a volume.
+    pub(super) fn reopen(&mut self, log: &Disk, kept: Option<&LogSuperblock>) {
         self.asked.clear();
-        self.ended.clear();
         self.actions.clear();
         self.unsettled.clear();
         self.store.process_kill();
-        self.below.client_lost();
-        self.below.opened();
-        self.below.take_commits();
+        if let Some(image) = &mut self.image {
+            image.client_lost();
+            image.opened();
+            image.take_commits();
+        }
+        let before = before(log, kept);
         self.home = open(&mut self.store, self.volume, self.scenario, before);
-        self.shown()
     }
 
-    /// What a reader would get of each sector.
-    fn shown(&self) -> Result<Vec<Content>, Violation> {
+    /// What its backend holds durably, if that is an image.
+    pub(super) fn image_contents(&self) -> Option<Vec<Content>> {
+        let image = self.image.as_ref()?;
+        Some(
+            (0..image.sectors())
+                .map(|sector| image.durable(sector))
+                .collect(),
+        )
+    }
+
+    /// What a reader would get of each sector, of volume `number`, over a backend that shows `below`.
+    pub(super) fn shown(&self, number: u32, below: &[Content]) -> Result<Vec<Content>, Violation> {
         let layout = Layout::of(false);
-        let number = self.below.volume();
-        let sectors = self.below.sectors();
-        let blocks = sectors / BLOCK_SECTORS;
+        let blocks = below.len() as u64 / BLOCK_SECTORS;
         let (mut block, mut bytes) = (0, vec![0; BLOCK_BYTES]);
-        let mut shown = Vec::with_capacity(sectors as usize);
+        let mut shown = Vec::with_capacity(below.len());
         while block < blocks {
             let (state, end) = self.home.state_of(block, blocks);
             for block in block..end {
                 let range = SectorRange::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
-                let of_range = range.start..range.end();
                 match state {
-                    BlockState::Zero => shown.extend(of_range.map(|_| Content::Zero)),
+                    BlockState::Zero => shown.extend([Content::Zero; BLOCK_SECTORS as usize]),
                     BlockState::Absent => {
-                        shown.extend(of_range.map(|sector| self.below.visible(sector)));
+                        shown.extend(&below[range.start as usize..range.end() as usize]);
                     }
                     BlockState::Clean | BlockState::Dirty => {
-                        self.store
-                            .peek(layout.data_offset(range.byte_offset()), &mut bytes);
+                        let at = layout.data_offset(range.byte_offset());
+                        self.store.peek(at, &mut bytes);
                         shown.extend(decode(number, range, &bytes)?);
                     }
                 }
@@ -182,7 +185,7 @@ impl LocalStore {
     }
 
     /// What the store says of a range, or that the backend knows; and of how much of it.
-    fn extent(&self, range: SectorRange) -> (SectorRange, Option<ExtentState>) {
+    pub(super) fn extent(&self, range: SectorRange) -> (SectorRange, Option<ExtentState>) {
         let end = range.end().div_ceil(BLOCK_SECTORS);
         let (state, end) = self.home.state_of(range.first_block(), end);
         let known = SectorRange::between(range.start, (end * BLOCK_SECTORS).min(range.end()));
@@ -205,12 +208,33 @@ impl LocalStore {
         status.dirty_bytes + status.zero_bytes == 0 && !status.between && status.tier_rests
     }
 
-    /// The backend alone is a disk that the client could have seen, unless a tier is between two states.
-    fn check_below(&self, unit: &Unit) -> Result<(), Violation> {
-        if self.home.status().between {
-            return Ok(());
+    /// How it is.
+    pub(super) fn status(&self) -> Status {
+        self.home.status()
+    }
+
+    /// Whether a tier has left the backend between two states.
+    pub(super) fn is_between(&self) -> bool {
+        self.home.status().between
+    }
+
+    /// The allocation of a range that only the backend knows of, if it is an image.
+    pub(super) fn image_extents(&mut self, range: SectorRange) -> Option<Vec<Extent>> {
+        self.image.as_mut().map(|image| image.extents(range))
+    }
+
+    /// What the backend shows of a range, if it is an image.
+    pub(super) fn read_image(&mut self, range: SectorRange, buf: &mut [u8]) {
+        if let Some(image) = &mut self.image {
+            let op = image.submit_read(range);
+            image.complete_read(op, buf);
         }
-        check_backend::check_whole(&unit.history, |sector| self.below.durable(sector))
+    }
+
+    /// The log writes these sectors again.
+    pub(super) fn unsettle(&mut self, range: SectorRange) {
+        self.home.unsettle(range);
+        self.unsettled.push(range);
     }
 }
 
@@ -251,7 +275,7 @@ fn open(store: &mut Disk, volume: [u8; 16], scenario: LocalStoreScenario, before
     }
     let (found, map) = opening.finish(SUMS_BYTES);
     let config = Config {
-        backend_atomic: scenario.atomic,
+        backend_atomic: scenario.is_atomic,
         flush_every_blocks: scenario.flush_every_blocks,
         turn_blocks: scenario.turn_blocks,
         ..found
@@ -259,7 +283,52 @@ fn open(store: &mut Disk, volume: [u8; 16], scenario: LocalStoreScenario, before
     Home::new(config, map, None)
 }
 
-fn decode(volume: u32, range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>, Violation> {
+/// How an operation of an image ends.
+fn end_of_image(
+    image: &mut Backend,
+    asked: Asked,
+    fails: Option<IoError>,
+) -> Result<Done, IoError> {
+    match (asked, fails) {
+        (Asked::Read(op, mut buf), None) => {
+            image.complete_read(op, &mut buf);
+            Ok(Done::Read(buf))
+        }
+        (Asked::Write(op), None) => {
+            image.complete_write(op);
+            Ok(Done::Written)
+        }
+        (Asked::Flush(op), None) => {
+            let is_good = image.complete_flush(op);
+            is_good.then_some(Done::Written).ok_or(IoError::Failed)
+        }
+        (Asked::Write(op), Some(IoError::Failed)) => {
+            image.fail_write(op);
+            Err(IoError::Failed)
+        }
+        // What was not reached, or had no room, is as it was.
+        (Asked::Read(op, _) | Asked::Write(op), Some(error)) => {
+            image.cancel(op);
+            Err(error)
+        }
+        (Asked::Flush(op), Some(error)) => {
+            image.fail_flush(op);
+            Err(error)
+        }
+        (asked, _) => unreachable!("{asked:?} is of the store"),
+    }
+}
+
+/// What a store asks of objects, among what a volume does.
+pub(super) const fn of_store(token: Token) -> Token {
+    Token(token.0 | OF_STORE)
+}
+
+pub(super) fn decode(
+    volume: u32,
+    range: SectorRange,
+    bytes: &[u8],
+) -> Result<Vec<Content>, Violation> {
     let sectors = bytes.chunks(SECTOR_BYTES).zip(range.start..);
     let decoded = sectors.map(|(bytes, sector)| {
         Content::decode(volume, sector, bytes).ok_or_else(|| {
@@ -271,177 +340,18 @@ fn decode(volume: u32, range: SectorRange, bytes: &[u8]) -> Result<Vec<Content>,
     decoded.collect()
 }
 
-fn sectors_of(offset: u64, bytes: usize) -> SectorRange {
+pub(super) fn sectors_of(offset: u64, bytes: usize) -> SectorRange {
     SectorRange::new(offset / SECTOR, (bytes / SECTOR_BYTES) as u64)
 }
 
 impl Unit {
-    fn local_store(&mut self) -> &mut LocalStore {
+    pub(super) fn local_store(&mut self) -> &mut LocalStore {
         self.local.as_mut().expect("it is in storage mode")
-    }
-
-    /// The client of the store is gone, and so is the store's own memory.
-    pub(super) fn lose_store(&mut self) -> Result<(), Violation> {
-        let before = before(&self.log, self.kept.as_ref());
-        let shown = self.local_store().reopen(before)?;
-        self.backend.become_as(shown);
-        // Where writes went past the log, its memory held what nobody had flushed.
-        self.history.loosen(true);
-        let local = self.local.as_ref().expect("it was opened");
-        local.check_below(self)
     }
 }
 
 impl World {
-    /// What a volume in storage mode asks of its backend goes to its store. Returns what does not.
-    pub(super) fn ask_store(
-        &mut self,
-        owner: Owner,
-        action: Action,
-    ) -> Result<Option<Action>, Violation> {
-        let unit = match owner {
-            Owner::Volume(unit) if self.units[unit].local.is_some() => unit,
-            _ => return Ok(Some(action)),
-        };
-        match action {
-            Action::BackendRead { token, offset, buf } => {
-                if self.planted.strikes(Plant::ReadPastStore) {
-                    self.read_past_store(unit, token, offset, buf);
-                    return Ok(None);
-                }
-                let range = self.backend_range("store read", unit, offset, buf.len())?;
-                let io = Io::StoreRead(unit);
-                let ask = StoreAsk::Read { offset, buf };
-                let numbers = [offset, range.count];
-                self.submit_to_store(unit, token, io, "store read", numbers, ask)?;
-            }
-            Action::BackendWrite {
-                token,
-                offset,
-                data,
-            } => {
-                let bytes = joined(&data);
-                let range = self.backend_range("store write", unit, offset, bytes.len())?;
-                let contents = decode(self.units[unit].volume, range, &bytes)?;
-                self.check_backend_write(unit, range, &contents)?;
-                self.coverage.destaged_bytes += bytes.len() as u64;
-                let op = self.units[unit].backend.submit_write(range, contents);
-                let io = Io::backend_write(unit, op, offset);
-                let ask = StoreAsk::Write { offset, data };
-                let numbers = [offset, range.count];
-                self.submit_to_store(unit, token, io, "store write", numbers, ask)?;
-            }
-            Action::BackendZero {
-                token,
-                offset,
-                bytes,
-                unmap,
-            } => {
-                let range = self.backend_range("store zero", unit, offset, bytes as usize)?;
-                let contents = vec![Content::Zero; range.count as usize];
-                self.check_backend_write(unit, range, &contents)?;
-                let op = self.units[unit].backend.submit_zero(range, unmap);
-                let io = Io::backend_write(unit, op, offset);
-                let ask = StoreAsk::Zero { offset, bytes };
-                let numbers = [offset, range.count];
-                self.submit_to_store(unit, token, io, "store zero", numbers, ask)?;
-            }
-            Action::BackendFlush { token } => {
-                check_bounds::check_flush(self.flushes_under_way(unit))?;
-                let op = self.units[unit].backend.submit_flush();
-                let io = Io::BackendFlush(unit, op);
-                if self.planted.strikes(Plant::FlushPastStore) {
-                    let number = self.insert(Owner::Volume(unit), token, io, "store flush", [0; 2]);
-                    self.end_of_store(unit, number, Ok(Done::Written));
-                    return Ok(None);
-                }
-                self.submit_to_store(unit, token, io, "store flush", [0; 2], StoreAsk::Flush)?;
-            }
-            Action::BackendUnsettled { range } => {
-                let local = self.units[unit].local_store();
-                local.home.unsettle(range);
-                local.unsettled.push(range);
-            }
-            other => return Ok(Some(other)),
-        }
-        Ok(None)
-    }
-
-    /// A planted bug reads what only the backend has, whatever the store has.
-    fn read_past_store(&mut self, unit: usize, token: Token, offset: u64, mut buf: BufMut) {
-        let range = sectors_of(offset, buf.len());
-        let local = self.units[unit].local_store();
-        let op = local.below.submit_read(range);
-        local.below.complete_read(op, &mut buf);
-        let io = Io::StoreRead(unit);
-        let number = self.insert(
-            Owner::Volume(unit),
-            token,
-            io,
-            "read past store",
-            [offset, range.count],
-        );
-        self.end_of_store(unit, number, Ok(Done::Read(buf)));
-    }
-
-    fn submit_to_store(
-        &mut self,
-        unit: usize,
-        token: Token,
-        io: Io,
-        what: &'static str,
-        numbers: [u64; 2],
-        ask: StoreAsk,
-    ) -> Result<(), Violation> {
-        let number = self.insert(Owner::Volume(unit), token, io, what, numbers);
-        let token = Token(number);
-        self.step_store(unit, StoreEvent::Submit { token, ask })
-    }
-
-    fn insert(
-        &mut self,
-        owner: Owner,
-        token: Token,
-        io: Io,
-        what: &'static str,
-        numbers: [u64; 2],
-    ) -> u64 {
-        self.next_io += 1;
-        let number = self.next_io;
-        self.note(what, [number, numbers[0], numbers[1], 0]);
-        let since = self.now;
-        let fails = None;
-        self.in_flight.insert(
-            number,
-            InFlight {
-                owner,
-                token,
-                since,
-                io,
-                fails,
-            },
-        );
-        number
-    }
-
-    /// The volume hears of it in its turn.
-    fn end_of_store(&mut self, unit: usize, number: u64, result: Result<Done, IoError>) {
-        self.units[unit].local_store().ended.insert(number, result);
-        self.queue.add(self.now, Happening::Io(number));
-    }
-
-    /// How the store has ended what a volume asked of it, if it is of a store.
-    pub(super) fn take_end_of_store(
-        &mut self,
-        io: &Io,
-        number: u64,
-    ) -> Option<Result<Done, IoError>> {
-        let unit = io.backend()?;
-        let local = self.units[unit].local.as_mut()?;
-        local.ended.remove(&number)
-    }
-
-    fn step_store(&mut self, unit: usize, event: StoreEvent) -> Result<(), Violation> {
+    pub(super) fn step_store(&mut self, unit: usize, event: StoreEvent) -> Result<(), Violation> {
         let now = self.now;
         let local = self.units[unit].local_store();
         let tiers = local.home.status().tiers;
@@ -479,12 +389,11 @@ impl World {
 
     fn perform_for_store(&mut self, unit: usize, action: StoreAction) -> Result<(), Violation> {
         let state = &mut self.units[unit];
-        let number = state.volume;
+        let (number, size) = (state.volume, state.backend.sectors() * SECTOR);
         let local = state.local.as_mut().expect("it is in storage mode");
-        let size = local.below.sectors() * SECTOR;
         let (token, asked) = match action {
             StoreAction::End(Completion { token, result }) => {
-                self.end_of_store(unit, token.0, result);
+                self.end_of_stack(unit, token.0, result);
                 return Ok(());
             }
             StoreAction::Verified(..) => unreachable!("nobody asks for it"),
@@ -519,7 +428,11 @@ impl World {
             StoreAction::BackendRead { token, offset, buf } => {
                 let bytes = buf.len() as u64;
                 check_bounds::check_range("backend read", offset, bytes, SECTOR_BYTES, size)?;
-                let op = local.below.submit_read(sectors_of(offset, buf.len()));
+                let Some(image) = &mut local.image else {
+                    let ask = ObjectAsk::Read { offset, buf };
+                    return self.submit_to_objects(unit, of_store(token), ask);
+                };
+                let op = image.submit_read(sectors_of(offset, buf.len()));
                 (token, Asked::Read(op, buf))
             }
             StoreAction::BackendWrite {
@@ -532,10 +445,12 @@ impl World {
                 let range = sectors_of(offset, data.len());
                 let contents = decode(number, range, &data)?;
                 self.coverage.tiered_bytes += bytes;
-                (
-                    token,
-                    Asked::Write(local.below.submit_write(range, contents)),
-                )
+                let Some(image) = &mut local.image else {
+                    let data = vec![data];
+                    let ask = ObjectAsk::Write { offset, data };
+                    return self.submit_to_objects(unit, of_store(token), ask);
+                };
+                (token, Asked::Write(image.submit_write(range, contents)))
             }
             StoreAction::BackendZero {
                 token,
@@ -543,12 +458,17 @@ impl World {
                 bytes,
             } => {
                 check_bounds::check_range("backend zero", offset, bytes, SECTOR_BYTES, size)?;
+                let Some(image) = &mut local.image else {
+                    let ask = ObjectAsk::Zero { offset, bytes };
+                    return self.submit_to_objects(unit, of_store(token), ask);
+                };
                 let range = sectors_of(offset, bytes as usize);
-                (token, Asked::Write(local.below.submit_zero(range, true)))
+                (token, Asked::Write(image.submit_zero(range, true)))
             }
-            StoreAction::BackendFlush { token } => {
-                (token, Asked::Flush(local.below.submit_flush()))
-            }
+            StoreAction::BackendFlush { token } => match &mut local.image {
+                Some(image) => (token, Asked::Flush(image.submit_flush())),
+                None => return self.submit_to_objects(unit, of_store(token), ObjectAsk::Flush),
+            },
         };
         self.begin_for_store(unit, token, asked);
         Ok(())
@@ -594,118 +514,107 @@ impl World {
             self.queue.add(at, Happening::OfStore(unit, number));
             return Ok(());
         }
-        let is_unreached = !matches!(fails, None | Some(IoError::Failed));
-        let result = match (asked, fails) {
-            (Asked::StoreRead(op, mut buf), _) => {
+        let result = match asked {
+            Asked::StoreRead(op, mut buf) => {
                 local.store.complete_read(op, &mut buf);
                 Ok(Done::Read(buf))
             }
-            (Asked::StoreWrite(op), _) => {
+            Asked::StoreWrite(op) => {
                 local.store.complete_write(op);
                 Ok(Done::Written)
             }
-            (Asked::StoreSync, _) => Ok(Done::Written),
-            (Asked::Read(op, mut buf), None) => {
-                local.below.complete_read(op, &mut buf);
-                Ok(Done::Read(buf))
-            }
-            (Asked::Write(op), None) => {
-                local.below.complete_write(op);
-                Ok(Done::Written)
-            }
-            (Asked::Flush(op), None) => {
-                let is_good = local.below.complete_flush(op);
-                is_good.then_some(Done::Written).ok_or(IoError::Failed)
-            }
-            (Asked::Read(op, _), Some(error)) => {
-                local.below.cancel(op);
-                Err(error)
-            }
-            (Asked::Write(op), Some(error)) => {
-                if is_unreached {
-                    local.below.cancel(op);
-                } else {
-                    local.below.fail_write(op);
-                }
-                Err(error)
-            }
-            (Asked::Flush(op), Some(error)) => {
-                local.below.fail_flush(op);
-                Err(error)
+            Asked::StoreSync => Ok(Done::Written),
+            asked => {
+                let image = local.image.as_mut().expect("it was asked");
+                let result = end_of_image(image, asked, fails);
+                image.take_commits();
+                result
             }
         };
-        local.below.take_commits();
         self.step_store(unit, StoreEvent::Completed(Completion { token, result }))
     }
 
     /// A tier that has ended has left a disk that the client could have seen.
     fn check_tier(&mut self, unit: usize, before: u64) -> Result<(), Violation> {
-        let state = &self.units[unit];
-        let local = state.local.as_ref().expect("it is in storage mode");
-        let ended = local.home.status().tiers - before;
+        let ended = self.units[unit].local_store().home.status().tiers - before;
         self.coverage.tiers += ended;
         if ended == 0 {
             return Ok(());
         }
-        local.check_below(state)
+        self.units[unit].check_below()
     }
 
-    /// What must hold of the backends below stores whenever the machines rest.
-    pub(super) fn check_below(&self, unit: usize) -> Result<(), Violation> {
-        let state = &self.units[unit];
-        state
-            .local
-            .as_ref()
-            .map_or(Ok(()), |local| local.check_below(state))
-    }
-
-    /// The allocation of a range, as a volume's backend or store tells it.
-    pub(super) fn extents_of(&mut self, unit: usize, range: SectorRange) -> Vec<Extent> {
-        let is_past_store = self.planted.is(Plant::ExtentsPastStore);
-        let state = &mut self.units[unit];
-        let Some(local) = &mut state.local else {
-            return state.backend.extents(range);
-        };
-        let (range, known) = match local.extent(range) {
-            _ if is_past_store => (range, None),
-            extent => extent,
-        };
-        match known {
-            Some(state) => vec![Extent { range, state }],
-            None => local.below.extents(range),
+    /// A planted bug tiers out while the volume is opened.
+    pub(super) fn tier_hastily(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.units[unit].local.is_none() || !self.planted.is(Plant::HastyTier) {
+            return Ok(());
         }
+        self.step_store(unit, StoreEvent::Tier)
     }
 
-    /// A tier begins or is cancelled, sometimes.
+    /// Tiering out begins or is cancelled, sometimes.
     pub(super) fn tier_sometimes(&mut self, unit: usize) -> Result<(), Violation> {
         let Some(local) = &mut self.units[unit].local else {
             return Ok(());
         };
         match local.random.u8(..8) {
-            0..=2 => self.begin_tier(unit),
+            0..=2 => self.begin_tiering(unit),
             3 => {
                 self.note("cancel tier", [unit as u64, 0, 0, 0]);
+                if self.units[unit].tier_out.take().is_none() {
+                    return Ok(());
+                }
                 self.step_store(unit, StoreEvent::CancelTier)
             }
             _ => Ok(()),
         }
     }
 
-    fn begin_tier(&mut self, unit: usize) -> Result<(), Violation> {
+    fn begin_tiering(&mut self, unit: usize) -> Result<(), Violation> {
+        if self.phase(unit) != Some(Phase::Open) {
+            return Ok(());
+        }
         self.note("tier", [unit as u64, 0, 0, 0]);
-        self.step_store(unit, StoreEvent::Tier)
+        let before = self.units[unit].tier_out;
+        self.units[unit].tier_out = Some(TierOut::begin(false, before));
+        self.destage_all(unit)
     }
 
-    /// Whether some volume is in storage mode.
-    pub fn has_local_stores(&self) -> bool {
-        self.units.iter().any(|unit| unit.local.is_some())
+    /// Do what [`TierOut`] decides.
+    pub(super) fn go_on_tiering(&mut self, unit: usize) -> Result<(), Violation> {
+        let Some(volume) = self.node.as_ref().and_then(|node| node.volumes.get(unit)) else {
+            return Ok(());
+        };
+        let (has, trouble) = (volume.stats(self.now), volume.trouble());
+        let owes_flush = volume.owes_flush();
+        let state = &mut self.units[unit];
+        let (Some(tier_out), Some(local)) = (&mut state.tier_out, &state.local) else {
+            return Ok(());
+        };
+        let act = tier_out.go_on(&View {
+            destage_left_bytes: has.destage_all_remaining_bytes,
+            log_used_blocks: has.log_used_blocks,
+            owes_flush,
+            log_is_silent: matches!(trouble, Some((Trouble::LogSilent, _))),
+            local: local.home.status(),
+        });
+        match act {
+            None => Ok(()),
+            Some(Act::Begin) => self.step_store(unit, StoreEvent::Tier),
+            Some(Act::DestageAll) => self.destage_all(unit),
+            Some(Act::End(ending)) => {
+                assert_eq!(ending, Ending::Done, "nothing is closed, nothing fails");
+                state.tier_out = None;
+                Ok(())
+            }
+        }
     }
 
     /// Have all stores tier out what they have.
     pub fn begin_tiers(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
             if self.units[unit].local.is_some() {
-                self.begin_tier(unit)?;
+                self.begin_tiering(unit)?;
             }
         }
         self.tick();
@@ -716,17 +625,5 @@ impl World {
     pub fn is_tiered(&self) -> bool {
         let mut stores = self.units.iter().filter_map(|unit| unit.local.as_ref());
         stores.all(LocalStore::is_tiered)
-    }
-
-    /// All is destaged and tiered out: the backends below have everything.
-    pub fn check_tiered(&self) -> Result<(), Violation> {
-        for unit in &self.units {
-            if let Some(local) = &unit.local {
-                let now = unit.history.now() + 1;
-                let below = |sector| local.below.durable(sector);
-                check_backend::check_complete(&unit.history, now, below)?;
-            }
-        }
-        Ok(())
     }
 }

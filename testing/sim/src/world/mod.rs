@@ -23,6 +23,7 @@ use hdcs_core::node::readmission::Readmission;
 use hdcs_core::node::resize::Resize;
 use hdcs_core::node::scrub::ScrubAt;
 use hdcs_core::node::stop::{Hung, Stop};
+use hdcs_core::node::tier_out::TierOut;
 use hdcs_core::volume::{
     Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
 };
@@ -49,6 +50,8 @@ use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
+use local::LocalStore;
+use object_volume::Objects;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.
@@ -107,8 +110,8 @@ enum Io {
     },
     BackendFlush(usize, OpId),
     BackendExtents(usize, SectorRange),
-    /// A volume in storage mode reads of its store.
-    StoreRead(usize),
+    /// A volume reads of what lies between it and its backend.
+    StackRead(usize),
     /// What is asked of a backend beyond its end.
     BackendNothing(usize),
     /// A superblock that is kept beside the log's device.
@@ -127,8 +130,10 @@ struct InFlight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Happening {
     Io(u64),
-    /// What the store of a volume has asked for.
+    /// What the local store of a volume has asked for.
     OfStore(usize, u64),
+    /// What the object volume of a volume has asked for.
+    OfObjects(usize, u64),
     /// A planted bug performs late what it said was done.
     LateDiskWrite(DiskId, OpId),
     LateBackendWrite(usize, OpId),
@@ -174,9 +179,13 @@ struct Unit {
     volume: u32,
     log: Disk,
     log_writes: WritesInFlight,
-    /// In storage mode, what its store promises: see [`local`].
+    /// What lies below it promises this, if something does: see [`stack`].
     backend: Backend,
-    local: Option<local::LocalStore>,
+    local: Option<LocalStore>,
+    objects: Option<Objects>,
+    /// What these have ended of what the volume asked, until it is delivered.
+    ended: BTreeMap<u64, Result<Done, IoError>>,
+    tier_out: Option<TierOut>,
     backend_writes: WritesInFlight,
     backend_down: Option<IoError>,
     /// Until when it does not answer.
@@ -348,19 +357,19 @@ impl World {
                 );
                 let sectors = volume.base.len() as u64;
                 let history = History::new(volume.base.clone());
+                let objects = volume.objects.map(|objects| {
+                    let (number, uuid) = (config.number, config.uuid);
+                    Objects::new(objects, index, number, uuid, &volume.base, seed)
+                });
                 let local = volume.local.map(|local| {
-                    let base = volume.base.clone();
-                    local::LocalStore::new(
-                        local,
-                        index,
-                        config.number,
-                        config.uuid,
-                        base,
-                        (&log, seed),
-                    )
+                    let image = objects.is_none().then(|| volume.base.clone());
+                    LocalStore::new(local, index, &config, image, (&log, seed))
                 });
                 Unit {
                     local,
+                    objects,
+                    ended: BTreeMap::new(),
+                    tier_out: None,
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(
                         config.number,
@@ -554,8 +563,18 @@ impl World {
         let node = self.node.as_ref()?;
         let volumes = node.volumes.iter().filter_map(Volume::next_wakeup);
         let stop = self.stop.as_ref().and_then(Stop::next_wakeup);
-        let stores = self.units.iter().filter_map(|unit| unit.local.as_ref());
-        let stores = stores.filter_map(|local| local.next_wakeup(self.now));
+        let stacks = self.units.iter().flat_map(|unit| {
+            let store = unit
+                .local
+                .as_ref()
+                .and_then(|local| local.next_wakeup(self.now));
+            let objects = unit.objects.as_ref();
+            [
+                store,
+                objects.and_then(|objects| objects.next_wakeup(self.now)),
+            ]
+        });
+        let stores = stacks.flatten();
         volumes
             .chain(stores)
             .chain(node.cache.next_wakeup())
@@ -584,6 +603,9 @@ impl World {
                     self.pool
                 );
             }
+            if let Some(local) = &unit.local {
+                message += &format!(", tiering {:?}, {:?}", unit.tier_out, local.status());
+            }
         }
         Violation::new("stall", message)
     }
@@ -592,6 +614,7 @@ impl World {
         match happening {
             Happening::Io(io) => self.complete(io),
             Happening::OfStore(unit, number) => self.done_for_store(unit, number),
+            Happening::OfObjects(unit, number) => self.done_for_objects(unit, number),
             Happening::LateDiskWrite(disk, op) => {
                 self.disk(disk).complete_write(op);
                 Ok(())
@@ -632,6 +655,7 @@ impl World {
             self.step_volume(unit, Event::Poll)?;
         }
         self.poll_stores()?;
+        self.poll_objects()?;
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
         self.look_after_cache();
@@ -642,6 +666,7 @@ impl World {
         }
         (0..self.volumes()).try_for_each(|unit| {
             self.go_on_resizing(unit)?;
+            self.go_on_tiering(unit)?;
             self.go_on_snapshotting(unit)
         })?;
         self.go_on_stopping()
@@ -758,7 +783,7 @@ impl World {
                 if backend.is_atomic() {
                     check_backend::check_whole(history, |sector| backend.durable(sector))?;
                 }
-                self.check_below(unit)?;
+                self.check_bottom(unit)?;
             }
         }
         self.check_silence()?;
@@ -829,6 +854,7 @@ mod forgery;
 mod heat;
 mod lifecycle;
 mod local;
+mod object_volume;
 mod packed;
 mod pins;
 mod policies;
@@ -836,4 +862,5 @@ mod resizes;
 mod scrubs;
 mod silent_logs;
 mod snapshots;
+mod stack;
 mod starvation;

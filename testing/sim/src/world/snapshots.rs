@@ -58,7 +58,7 @@ impl World {
     pub(super) fn snapshot_or_shrink(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &self.units[unit];
         let is_free = self.phase(unit) == Some(Phase::Open) && state.resizing.is_none();
-        if !is_free || state.local.is_some() {
+        if !is_free || state.is_stacked() {
             return Ok(());
         }
         if state.config.backend_atomic && self.random.u8(..3) == 0 {

@@ -60,7 +60,7 @@ impl World {
             || under_way.any(|one| {
                 let reads = matches!(
                     one.io,
-                    Io::DiskRead(..) | Io::BackendRead(..) | Io::StoreRead(_)
+                    Io::DiskRead(..) | Io::BackendRead(..) | Io::StackRead(_)
                 );
                 reads && one.owner == Owner::Volume(unit)
             })

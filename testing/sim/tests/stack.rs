@@ -1,20 +1,20 @@
-//! A node whose volumes are in storage mode: log, cache and local store stacked as a node stacks them.
+//! A node with local stores and object volumes below its volumes, stacked as a node stacks them.
 
 use hdcs_sim::outcome::{self, assert_held_at_every_step};
 use hdcs_sim::plant::Plant;
-use hdcs_sim::run::{Options, run, run_in_storage_mode};
+use hdcs_sim::run::{Options, run, run_stacked};
 use hdcs_sim::world::Coverage;
 
 /// What replays a seed here.
-const WORLD: &str = " --world storage";
+const WORLD: &str = " --world stack";
 /// Seeds that a bug may survive.
 const SEEDS_MAX: u64 = 300;
 
 #[test]
-fn storage_seeds_hold_and_cover() {
+fn stack_seeds_hold_and_cover() {
     let mut coverage = Coverage::default();
     for seed in 0..100 {
-        let outcome = run_in_storage_mode(seed, Options::default());
+        let outcome = run_stacked(seed, Options::default());
         outcome.assert_held(WORLD);
         coverage.add(&outcome.coverage);
     }
@@ -22,8 +22,9 @@ fn storage_seeds_hold_and_cover() {
     assert!(
         coverage.crashes > 150
             && coverage.replayed > 10_000
-            && coverage.tiers > 5000
-            && coverage.tiered_bytes > 200 << 20
+            && coverage.tiers > 1000
+            && coverage.tiered_bytes > 100 << 20
+            && coverage.commits > 5000
             && coverage.direct_writes > 3000
             && coverage.ssd_hits > 10_000,
         "{coverage}"
@@ -31,15 +32,15 @@ fn storage_seeds_hold_and_cover() {
 }
 
 #[test]
-fn storage_seed_is_the_same_every_time() {
-    let hash = |seed| run_in_storage_mode(seed, Options::default()).trace_hash;
+fn stack_seed_is_the_same_every_time() {
+    let hash = |seed| run_stacked(seed, Options::default()).trace_hash;
     assert_eq!(hash(3), hash(3));
     assert_ne!(hash(3), hash(4));
 }
 
 #[test]
-fn storage_crash_at_every_step_holds() {
-    let run = run_in_storage_mode;
+fn stack_crash_at_every_step_holds() {
+    let run = run_stacked;
     let steps = assert_held_at_every_step(5, WORLD, run, |saw| saw.crashes > 0);
     assert!(steps > 50, "the run has only {steps} steps");
 }
@@ -62,6 +63,7 @@ fn plant_of_a_flush_past_the_store_is_caught() {
         "policy-hasty",
         "read-stale",
         "stall",
+        "store-damaged",
     ];
     assert_caught(Plant::FlushPastStore, &rules);
 }
@@ -69,4 +71,14 @@ fn plant_of_a_flush_past_the_store_is_caught() {
 #[test]
 fn plant_of_extents_past_the_store_is_caught() {
     assert_caught(Plant::ExtentsPastStore, &["extents-hide-data"]);
+}
+
+#[test]
+fn plant_of_a_tier_during_an_opening_is_caught() {
+    let rules = [
+        "store-damaged",
+        "backend-not-a-prefix",
+        "backend-incomplete",
+    ];
+    assert_caught(Plant::HastyTier, &rules);
 }

@@ -1,0 +1,88 @@
+//! What lies between volumes and their backends: local stores and object volumes.
+
+use fastrand::Rng;
+use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
+
+use super::{LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick};
+
+/// Sectors of the largest volume over objects, all of whose objects are read whenever it is compared.
+const OBJECT_SECTORS_MAX: usize = 8192;
+
+impl Scenario {
+    /// A scenario of a seed in which volumes are in storage mode, over images alone.
+    pub fn draw_for_local_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_without_stacks(seed);
+        let random = &mut Stream::Stacks.of(seed);
+        for volume in &mut scenario.volumes {
+            volume.add_local_store(random);
+        }
+        scenario.calm_for_stacks();
+        scenario
+    }
+
+    /// A scenario of a seed in which local stores and object volumes lie below the volumes.
+    pub fn draw_for_stacks(seed: u64) -> Self {
+        let mut scenario = Self::draw_without_stacks(seed);
+        scenario.draw_stacks(&mut Stream::Stacks.of(seed));
+        scenario
+    }
+
+    /// Local stores and object volumes lie below some of the volumes.
+    pub(super) fn draw_stacks(&mut self, random: &mut Rng) {
+        for volume in &mut self.volumes {
+            match random.u8(..8) {
+                0..=2 => volume.add_local_store(random),
+                3 | 4 => volume.add_objects(random),
+                5 | 6 => {
+                    volume.add_objects(random);
+                    volume.add_local_store(random);
+                }
+                _ => {}
+            }
+        }
+        self.calm_for_stacks();
+    }
+
+    /// What does not go with that, or has a world of its own for it, does not happen.
+    fn calm_for_stacks(&mut self) {
+        self.faults.backend_fence = false;
+        self.faults.log_rot = false;
+        self.faults.log_death = false;
+        self.faults.keep_one_in = 0;
+        self.faults.log_write_one_in = 0;
+        self.resizes = false;
+        self.shrinks = false;
+        self.origin = None;
+        self.lost_logs.clear();
+    }
+}
+
+impl VolumeScenario {
+    fn cut_to(&mut self, sectors: usize) {
+        self.base.truncate(sectors);
+        self.config.bytes = (sectors * SECTOR_BYTES) as u64;
+    }
+
+    fn add_objects(&mut self, random: &mut Rng) {
+        self.cut_to(self.base.len().min(OBJECT_SECTORS_MAX));
+        self.config.backend_atomic = true;
+        self.objects = Some(ObjectsScenario {
+            page_blocks: pick(random, &[8, 64, 1024]),
+            batch_blocks: pick(random, &[8, 16, 64]),
+            map_cache_bytes: pick(random, &[0, 4096, 1 << 20]),
+            puts: random.usize(1..=4),
+            gets: random.usize(1..=8),
+        });
+    }
+
+    fn add_local_store(&mut self, random: &mut Rng) {
+        let blocks = self.base.len() as u64 / BLOCK_SECTORS;
+        self.cut_to((blocks * BLOCK_SECTORS) as usize);
+        self.local = Some(LocalStoreScenario {
+            is_atomic: self.config.backend_atomic,
+            flush_every_blocks: pick(random, &[4, 30, 400, 1 << 20]),
+            turn_blocks: pick(random, &[1, 3, 64]),
+        });
+        self.config.backend_atomic = false;
+    }
+}
