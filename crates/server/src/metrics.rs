@@ -822,6 +822,11 @@ mod tests {
     use super::*;
 
     fn page() -> String {
+        page_of(false)
+    }
+
+    /// A page of two volumes, the first of which has all that a volume may have.
+    fn page_of(has_all: bool) -> String {
         let status: Status = serde_json::from_value(serde_json::json!({
             "version": "0", "pid": 1, "node": "n", "data": "/d", "uptime_ms": 1500,
             "nbd_listen": [], "connections": 0, "volumes": 2, "volumes_by_state": {},
@@ -855,11 +860,19 @@ mod tests {
             overridden: Vec::new(),
             counters: open.then(|| Counters {
                 reads: 7,
+                store: has_all.then(Default::default),
+                home: has_all.then(Default::default),
                 ..Counters::default()
             }),
             latency: open.then(Default::default),
-            heat: None,
-            scrub: open.then(Default::default),
+            heat: has_all.then(|| hdcs_api::SavedHeat {
+                saved_ms: Some(1),
+                ..Default::default()
+            }),
+            scrub: open.then(|| Scrub {
+                last: has_all.then(LastScrub::default),
+                ..Scrub::default()
+            }),
         };
         render(&Scrape {
             node: "n".to_owned(),
@@ -914,6 +927,34 @@ mod tests {
                 assert!(value.parse::<f64>().is_ok(), "{line}");
             }
         }
+    }
+
+    /// `HDCS_UPDATE=1 cargo test` writes the table of docs/REFERENCE.md.
+    #[test]
+    fn metrics_reference_has_not_drifted() {
+        let page = page_of(true);
+        let mut table = "\n| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
+        let mut families = page.split("# HELP ").skip(1).collect::<Vec<_>>();
+        families.sort_unstable();
+        for family in families {
+            let mut lines = family.lines();
+            let (name, help) = lines.next().and_then(|line| line.split_once(' ')).unwrap();
+            let kind = lines
+                .next()
+                .and_then(|line| line.rsplit(' ').next())
+                .unwrap();
+            let mut labels: Vec<&str> = Vec::new();
+            for label in lines.flat_map(|line| line.split(['{', ',', '}'])) {
+                match label.split_once('=') {
+                    Some((label, _)) if !labels.contains(&label) => labels.push(label),
+                    _ => {}
+                }
+            }
+            let labels = labels.join(", ");
+            writeln!(table, "| `{name}` | {kind} | {labels} | {help} |").unwrap();
+        }
+        table.push('\n');
+        hdcs_kit::documents::check_section("REFERENCE.md", "metrics", &table);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Configuration: one TOML file, every key with a default, a unit in its name and a line in
-//! docs/OPERATING.md (generated from here; a test fails on drift).
+//! docs/REFERENCE.md (generated from here; a test fails on drift).
 //!
 //! Invariants:
 //! 1. A [`Config`] has passed every check that needs no device: types, ranges, and relations
@@ -499,19 +499,16 @@ impl Config {
         Ok(())
     }
 
-    /// The table of keys for docs/OPERATING.md.
+    /// The tables of keys for docs/REFERENCE.md.
     pub fn documentation() -> String {
         let mut text = String::new();
         for (title, keys) in [
             ("Of the node", NodeSettings::keys()),
-            (
-                "Of volumes: the default in the file, changed for one volume with `hdcs volume set NAME key=value`",
-                VolumeSettings::keys(),
-            ),
+            ("Of volumes", VolumeSettings::keys()),
         ] {
-            text.push_str("\n**");
+            text.push_str("\n### ");
             text.push_str(title);
-            text.push_str("**\n\n| key | default | takes | meaning |\n|---|---|---|---|\n");
+            text.push_str("\n\n| key | default | takes | meaning |\n|---|---|---|---|\n");
             for key in keys {
                 let row = [
                     format!("`{}`", key.name),
@@ -524,6 +521,7 @@ impl Config {
                 text.push_str(" |\n");
             }
         }
+        text.push('\n');
         text
     }
 }
@@ -709,22 +707,9 @@ mod tests {
         }
     }
 
-    /// docs/OPERATING.md holds the table of keys; `HDCS_UPDATE=1 cargo test` writes it.
+    /// `HDCS_UPDATE=1 cargo test` writes the tables of docs/REFERENCE.md.
     #[test]
-    fn config_documentation_has_not_drifted() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/OPERATING.md");
-        let text = std::fs::read_to_string(&path).unwrap();
-        let (before, rest) = text.split_once("<!-- keys: begin -->\n").unwrap();
-        let (found, after) = rest.split_once("<!-- keys: end -->").unwrap();
-        let expected = Config::documentation() + "\n";
-        if std::env::var_os("HDCS_UPDATE").is_some() {
-            let text = format!("{before}<!-- keys: begin -->\n{expected}<!-- keys: end -->{after}");
-            std::fs::write(&path, text).unwrap();
-        } else {
-            assert_eq!(
-                found, expected,
-                "run `HDCS_UPDATE=1 cargo test -p hdcs-server`"
-            );
-        }
+    fn settings_reference_has_not_drifted() {
+        hdcs_kit::documents::check_section("REFERENCE.md", "settings", &Config::documentation());
     }
 }
