@@ -7,10 +7,11 @@
 //! 2. An unknown key, wrong type or wrong unit is an error that names the key and what it takes.
 
 pub mod budget;
+pub mod machine;
 mod qos;
 pub mod value;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -155,14 +156,16 @@ settings! {
     /// What belongs to the node as a whole.
     NodeSettings
     /// Hard cap of the memory of the whole process. It is split at start into the buffer pool, the
-    /// DRAM tier, the index of the SSD tier, and what volumes need each.
+    /// DRAM tier, the index of the SSD tier, and what volumes need each. Unless it is set, it is a quarter of the machine's
+    /// memory, from 1024 to 8192.
     memory_max_mib: u64 = 1024, 128..=(1 << 20);
     /// Memory for what volumes need each: indexes of their write logs, homes, maps and buffers of volumes on S3 and HDFS.
     /// 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
     volumes_memory_mib: u64 = 0, 0..=(1 << 20);
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
-    /// Size of the SSD tier; 0 turns it off, else at least 16.
+    /// Size of the SSD tier; 0 turns it off, else at least 16. Unless it is set, it is a tenth of the free room beside the
+    /// data directory, from 1024 to 65536 and eight times `memory_max_mib` at most; a cache that is there keeps its size.
     cache_total_size_mib: u64 = 1024, 0..=(CACHE_BYTES_MAX / MIB);
     /// Unit of filling and evicting the SSD tier: a large one costs small random reads more, a
     /// smaller one than these would need more than 16 bytes of index per 4 KiB. A change empties
@@ -190,7 +193,8 @@ settings! {
     heat_save_interval_s: u64 = 300, 1..=86_400;
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
-    /// Size of the write log of volumes that are created from now on.
+    /// Size of the write log of volumes that are created from now on. Unless it is set, it is a quarter of
+    /// `memory_max_mib`, from 512 to 2048.
     log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
     /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by
     /// `fdatasync` after the write, or by what is faster on each device when it is opened.
@@ -363,6 +367,9 @@ impl VolumeSettings {
     }
 }
 
+/// Settings whose defaults follow from the machine: [`machine`].
+const BY_MACHINE: [&str; 3] = ["memory_max_mib", "cache_total_size_mib", "log_size_mib"];
+
 /// The configuration of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
@@ -370,6 +377,8 @@ pub struct Config {
     pub node: NodeSettings,
     /// What volumes have unless they were given something else.
     pub volume: VolumeSettings,
+    /// The keys that were set.
+    given: BTreeSet<String>,
 }
 
 impl Config {
@@ -418,6 +427,7 @@ impl Config {
             found,
         })?;
         let _in_one_of_them = self.node.set(key, &value)? || self.volume.set(key, &value)?;
+        self.given.insert(key.to_owned());
         Ok(())
     }
 
@@ -512,7 +522,11 @@ impl Config {
             for key in keys {
                 let row = [
                     format!("`{}`", key.name),
-                    format!("`{}`", key.default),
+                    if BY_MACHINE.contains(&key.name) {
+                        "by the machine".to_owned()
+                    } else {
+                        format!("`{}`", key.default)
+                    },
                     key.expects,
                     key.doc,
                 ];
@@ -604,7 +618,9 @@ mod tests {
             .map(|key| format!("{} = {}", key.name, key.default))
             .collect::<Vec<_>>()
             .join("\n");
-        assert_eq!(parse(&text).unwrap(), Config::default());
+        let parsed = parse(&text).unwrap();
+        assert_eq!(parsed.node, NodeSettings::default());
+        assert_eq!(parsed.volume, VolumeSettings::default());
     }
 
     #[test]

@@ -42,6 +42,7 @@ use super::link::{DataPath, ask};
 use super::node::{Node, lock};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
 use crate::config::budget::Budget;
+use crate::config::machine::Machine;
 use crate::config::value::Listen;
 use crate::config::{Config, ConfigError, NodeSettings};
 use crate::data_dir::{DataDir, DataDirError};
@@ -201,6 +202,10 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     let dir = DataDir::open(data)?;
     if dir.is_fresh() {
         tracing::info!("new data directory {}", dir.layout().root().display());
+    }
+    let layout = dir.layout();
+    if let Some(chosen) = config.fit(&Machine::here(layout.root(), &layout.cache())) {
+        tracing::info!("{chosen}");
     }
     let events = Events::open(dir.layout().root()).map_err(|source| ServeError::System {
         what: "the thread that writes events",

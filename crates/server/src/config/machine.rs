@@ -1,0 +1,197 @@
+//! Sizes that nobody has set follow from the machine: its memory, and the room beside the data directory.
+//!
+//! | setting | chosen |
+//! |---|---|
+//! | `memory_max_mib` | a quarter of the memory that the process may use, from 1024 to 8192; never more than three quarters of it |
+//! | `cache_total_size_mib` | the size of the `cache` file that is there; else a tenth of the free room, from 1024 to 65536, eight times the memory and half of the room at most |
+//! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most |
+//!
+//! The index of the SSD tier takes a 256th of its size in memory, so eight times the memory is a 32nd of it. The index of a
+//! write log takes a 40th of its size: more memory has room for more and larger logs.
+//!
+//! Invariants:
+//! 1. What the configuration sets is what it sets.
+//! 2. What was chosen keeps to the relations of [`Config::check`]; where it would not, the least is taken.
+
+use std::fs;
+use std::path::Path;
+
+use super::{BY_MACHINE, Config};
+
+const MIB: u64 = 1 << 20;
+
+/// What a machine has, in MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Memory that the process may use.
+    pub memory: u64,
+    /// Free room beside the data directory.
+    pub free: u64,
+    /// The file of the SSD tier that is there already.
+    pub cache: Option<u64>,
+}
+
+impl Machine {
+    /// This one, for a data directory, whose cache file would be `cache`. What cannot be known counts as little.
+    pub fn here(data: &Path, cache: &Path) -> Self {
+        let free = rustix::fs::statvfs(data).map_or(0, |found| found.f_bavail * found.f_frsize);
+        let is_file = |found: &fs::Metadata| found.is_file() && found.len() >= MIB;
+        let cache = fs::metadata(cache).ok().filter(is_file);
+        Self {
+            memory: memory_bytes() / MIB,
+            free: free / MIB,
+            cache: cache.map(|found| found.len() / MIB),
+        }
+    }
+}
+
+/// Memory of the machine, or of the control group that the process is in, if that has less.
+fn memory_bytes() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo.lines().find_map(|line| {
+        let rest = line.strip_prefix("MemTotal:")?;
+        rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    });
+    let total = total.unwrap_or(0) * 1024;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    let group = Path::new("/sys/fs/cgroup").join(group.unwrap_or("/").trim_start_matches('/'));
+    let limits = group.ancestors().filter_map(|group| {
+        let limit = fs::read_to_string(group.join("memory.max")).ok()?;
+        limit.trim().parse::<u64>().ok()
+    });
+    limits.fold(total, u64::min)
+}
+
+impl Config {
+    /// Choose the sizes that nobody has set. Returns what was chosen, to be said to the operator, if anything was.
+    pub fn fit(&mut self, machine: &Machine) -> Option<String> {
+        let unset = |key: &&str| !self.given.contains(*key);
+        let keys: Vec<&str> = BY_MACHINE.iter().copied().filter(unset).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let mut fitted = self.clone();
+        fitted.choose(&keys, machine);
+        if fitted.check().is_ok() {
+            *self = fitted;
+        }
+        let node = &self.node;
+        let chosen: Vec<String> = keys
+            .iter()
+            .map(|&key| {
+                let value = match key {
+                    "memory_max_mib" => node.memory_max_mib,
+                    "log_size_mib" => node.log_size_mib,
+                    _ => node.cache_total_size_mib,
+                };
+                format!("{key} = {value}")
+            })
+            .collect();
+        Some(format!(
+            "sizes for this machine ({} MiB of memory, {} MiB free for the data directory): {}; set them in the \
+             configuration file to choose others",
+            machine.memory,
+            machine.free,
+            chosen.join(", ")
+        ))
+    }
+
+    fn choose(&mut self, keys: &[&str], machine: &Machine) {
+        let node = &mut self.node;
+        if keys.contains(&"memory_max_mib") {
+            let wanted = (machine.memory / 4).clamp(1024, 8192);
+            node.memory_max_mib = wanted.min((machine.memory / 4 * 3).max(128));
+        }
+        let memory = node.memory_max_mib;
+        // A device or file elsewhere: nobody has said how much of it is ours.
+        if keys.contains(&"cache_total_size_mib") && node.cache_path.is_none() {
+            let wanted = (machine.free / 10).clamp(1024, 65_536);
+            let wanted = wanted.min((memory * 8).max(1024)).min(machine.free / 2);
+            let wanted = if wanted < super::CACHE_MIB_MIN {
+                0
+            } else {
+                wanted
+            };
+            node.cache_total_size_mib = machine.cache.unwrap_or(wanted);
+        }
+        if keys.contains(&"log_size_mib") {
+            let wanted = (memory / 4).clamp(512, 2048);
+            node.log_size_mib = wanted.min((machine.free / 16).max(64));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fitted(text: &str, memory: u64, free: u64, cache: Option<u64>) -> (u64, u64, u64) {
+        let mut config = Config::parse(text, Path::new("test.toml")).unwrap();
+        let machine = Machine {
+            memory,
+            free,
+            cache,
+        };
+        config.fit(&machine);
+        config.check().unwrap();
+        let node = &config.node;
+        (
+            node.memory_max_mib,
+            node.cache_total_size_mib,
+            node.log_size_mib,
+        )
+    }
+
+    #[test]
+    fn sizes_follow_from_memory_and_room() {
+        // A small machine, a usual one, a large one.
+        assert_eq!(fitted("", 2048, 20_000, None), (1024, 2000, 512));
+        assert_eq!(fitted("", 24_000, 400_000, None), (6000, 40_000, 1500));
+        assert_eq!(fitted("", 500_000, 8_000_000, None), (8192, 65_536, 2048));
+    }
+
+    #[test]
+    fn sizes_leave_room_where_there_is_little() {
+        assert_eq!(fitted("", 600, 20_000, None), (450, 2000, 512));
+        assert_eq!(fitted("", 24_000, 3000, None), (6000, 1024, 187));
+        assert_eq!(fitted("", 24_000, 20, None), (6000, 0, 64));
+    }
+
+    #[test]
+    fn sizes_of_files_that_are_there_stay() {
+        assert_eq!(fitted("", 24_000, 400_000, Some(1024)).1, 1024);
+    }
+
+    #[test]
+    fn sizes_that_are_set_stay_and_others_fit_them() {
+        let text = "memory_max_mib = 128\n";
+        assert_eq!(fitted(text, 24_000, 400_000, None), (128, 1024, 512));
+        let text = "cache_total_size_mib = 0\nlog_size_mib = 64\n";
+        assert_eq!(fitted(text, 24_000, 400_000, None), (6000, 0, 64));
+        let text = "cache_path = \"/dev/nvme0n1\"\n";
+        assert_eq!(fitted(text, 24_000, 400_000, None).1, 1024);
+    }
+
+    #[test]
+    fn sizes_are_said_unless_all_are_set() {
+        let machine = Machine {
+            memory: 2048,
+            free: 20_000,
+            cache: None,
+        };
+        let said = Config::default().fit(&machine).unwrap();
+        let part = "memory_max_mib = 1024, cache_total_size_mib = 2000, log_size_mib = 512";
+        assert!(said.contains(part), "{said}");
+        let text = "memory_max_mib = 512\ncache_total_size_mib = 64\nlog_size_mib = 64\n";
+        let mut set = Config::parse(text, Path::new("test.toml")).unwrap();
+        assert_eq!(set.fit(&machine), None);
+    }
+
+    #[test]
+    fn this_machine_has_memory_and_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let machine = Machine::here(directory.path(), &directory.path().join("cache"));
+        assert!(machine.memory > 0 && machine.free > 0 && machine.cache.is_none());
+    }
+}
