@@ -7,6 +7,7 @@
 //! Only what is implemented is accepted; the rest of the contract says that it is not available
 //! yet.
 
+mod attach;
 mod backend_check;
 mod check;
 mod client;

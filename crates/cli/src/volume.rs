@@ -16,7 +16,7 @@ use hyper::Method;
 
 use super::client::Client;
 use super::size::{Size, show};
-use super::{Failure, flush, heat, output, pin, policy, scrub, snapshot, transfer};
+use super::{Failure, attach, flush, heat, output, pin, policy, scrub, snapshot, transfer};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -98,6 +98,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Make a volume a block device of this host, by the kernel's NBD client
+    Attach(attach::Arguments),
     /// Let the node forget a volume, after its dirty data is written to the backend; backend and log stay
     Detach {
         /// Name of the volume
@@ -457,6 +459,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Unpin(arguments) => pin::unpin(client, arguments).await,
         Command::Open(arguments) => open(client, arguments).await,
         Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,
+        Command::Attach(arguments) => attach::run(client, &arguments).await,
         Command::Detach {
             name,
             discard_dirty,

@@ -15,7 +15,7 @@ mod qcow2;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use hdcs_api::{Deleted, Status, Volume};
@@ -98,8 +98,8 @@ impl Summary {
     }
 }
 
-/// Where the node serves a volume on a unix socket.
-async fn endpoint(client: &Client, volume: &str) -> Result<Endpoint, Failure> {
+/// The unix socket on which the node serves its volumes.
+pub(crate) async fn nbd_socket(client: &Client) -> Result<PathBuf, Failure> {
     let status: Status = client.get("/v1/status").await?;
     let mut sockets = (status.nbd_listen.iter()).filter_map(|listen| listen.strip_prefix("unix:"));
     let socket = sockets.next().ok_or_else(|| {
@@ -108,8 +108,13 @@ async fn endpoint(client: &Client, volume: &str) -> Result<Endpoint, Failure> {
              to it and restart the node",
         )
     })?;
+    Ok(socket.into())
+}
+
+/// Where the node serves a volume on it.
+async fn endpoint(client: &Client, volume: &str) -> Result<Endpoint, Failure> {
     Ok(Endpoint {
-        socket: socket.into(),
+        socket: nbd_socket(client).await?,
         export: volume.to_owned(),
         name: format!("volume {volume}").into(),
     })
