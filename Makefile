@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
+.PHONY: help setup build checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -107,6 +107,13 @@ sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=
 
 fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	testing/fuzz/run.sh $(or $(TIME),300)
+
+DENY := 0.20.2
+deny: ## what dependencies may be (deny.toml): licences, sources, advisories; installs cargo-deny, which takes minutes
+	cargo deny --version 2>/dev/null | grep -q '$(DENY)' || cargo install cargo-deny --version $(DENY) --locked
+	cargo deny --all-features check licenses bans sources
+	@if cargo deny fetch db; then cargo deny --all-features check advisories; \
+	else echo 'the advisories cannot be had here; the rest is checked'; fi
 
 clean: ## remove what was built
 	cargo clean
