@@ -4,6 +4,7 @@
 //! On failure every finding is printed as `path:line: what is wrong`, and the exit status is 1.
 
 mod formats;
+mod methods;
 mod tidy;
 
 use std::path::PathBuf;

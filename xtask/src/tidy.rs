@@ -10,6 +10,7 @@
 //! 7. A member of the workspace uses what it depends on.
 //! 8. Every decision has its line in docs/decisions/README.md.
 //! 9. A row of a table that names functions and then a source names functions of that source.
+//! 10. No type has too many methods, and those that have do not grow ([`super::methods`]).
 //!
 //! What cannot be read is a finding. Nothing is changed.
 
@@ -70,6 +71,7 @@ pub fn check(root: &Path) -> Vec<String> {
     }
     check_dependencies(root, &files, &mut findings);
     check_decisions(root, &files, &mut findings);
+    super::methods::check(root, &files, &mut findings);
     findings
 }
 
