@@ -9,7 +9,7 @@
 //!    is under way there.
 //! 5. A home that is larger than its volume, which a resize that was interrupted or has failed leaves, is cut before
 //!    the volume grows: what it holds beyond the volume's end never comes back. It is cut at the next opening,
-//!    before anything else is asked of it.
+//!    before anything else is asked of it: see [`Sizes`].
 //!
 //! Failure: see [`hdcs_core::local`] and [`store`].
 
@@ -23,6 +23,7 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRange, Token};
 use hdcs_core::base::limits::BLOCK_SECTORS;
 use hdcs_core::local::map::BlockState;
+use hdcs_core::local::sizes::{Act, Sizes};
 use hdcs_core::local::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
 use hdcs_device::file::Opened;
 use hdcs_device::ring::Outcome;
@@ -59,30 +60,18 @@ pub enum Tiers {
     Cancel,
 }
 
-/// A change of size that is under way.
-struct Resizing {
-    /// Who waits for it; none: the home is cut to the size that the volume has.
-    token: Option<Token>,
-    /// The size that the volume is to have.
-    bytes: u64,
-    /// The one that the home is being given.
-    next: u64,
-    /// The one that the backend is being given, by what was asked of it.
-    inner: Option<(Token, u64)>,
-}
-
 /// See the module.
 pub struct HomeBackend {
     home: Home,
     opened: Opened,
     inner: Stack,
-    /// Size of the volume. The home may be larger.
-    volume_bytes: u64,
-    resizing: Option<Resizing>,
+    sizes: Sizes,
+    /// The size that the backend is being given, by what was asked of it.
+    resizing_inner: Option<(Token, u64)>,
     /// Why the last resize failed, if that can be told better than by an error.
     resize_trouble: Option<String>,
-    /// What waits until the home is cut; none once it is.
-    uncut: Option<Vec<Operation>>,
+    /// What waits until the home is cut.
+    uncut: Vec<Operation>,
     /// What the backend has ended.
     ended: Vec<Completion>,
     /// What is being kept or forgotten, for whom.
@@ -100,15 +89,15 @@ impl HomeBackend {
     /// Put an open store of a volume of `bytes` bytes to use over its backend.
     pub fn new(mut store: Store, inner: Stack, bytes: u64) -> Self {
         store.config.backend_atomic = inner.capabilities().atomic_flush;
-        let is_larger = store.config.bytes > bytes;
+        let sizes = Sizes::new(bytes, store.config.bytes);
         Self {
             home: Home::new(store.config, store.map, store.cipher),
             opened: store.opened,
             inner,
-            volume_bytes: bytes,
-            resizing: None,
+            sizes,
+            resizing_inner: None,
             resize_trouble: None,
-            uncut: is_larger.then(Vec::new),
+            uncut: Vec::new(),
             ended: Vec::new(),
             keeping: None,
             unasked: None,
@@ -158,48 +147,27 @@ impl HomeBackend {
         self.go_on(now, port);
     }
 
-    /// Begin to give the home the size that the volume is to have, or has if nobody waits.
-    fn resize(&mut self, now: Nanos, token: Option<Token>, bytes: u64) {
+    /// Begin to give the home the size that the volume is to have.
+    fn resize(&mut self, now: Nanos, token: Token, bytes: u64) {
+        let bytes = self.sizes.begin(token, bytes, self.home.status().bytes);
         self.resize_trouble = None;
-        self.resizing = Some(Resizing {
-            token,
-            bytes,
-            next: bytes,
-            inner: None,
-        });
-        self.go_on_resizing(now);
+        self.ask_for_size(now, bytes);
     }
 
-    /// Ask the home for the next size, which is the volume's if the home is larger and is to grow.
-    fn go_on_resizing(&mut self, now: Nanos) {
-        let has = self.home.status().bytes;
-        let Some(resizing) = &mut self.resizing else {
-            return;
-        };
-        let is_uncut = has > self.volume_bytes && resizing.bytes > self.volume_bytes;
-        resizing.next = if is_uncut {
-            self.volume_bytes
-        } else {
-            resizing.bytes
-        };
-        let ask = HomeAsk::Resize {
-            bytes: resizing.next,
-        };
-        let token = RESIZE;
-        self.home
-            .step(now, Event::Submit { token, ask }, &mut self.actions);
+    fn ask_for_size(&mut self, now: Nanos, bytes: u64) {
+        let (token, ask) = (RESIZE, HomeAsk::Resize { bytes });
+        let event = Event::Submit { token, ask };
+        self.home.step(now, event, &mut self.actions);
     }
 
     /// The home has the size that it was asked for, or not.
     fn resized(&mut self, now: Nanos, result: Result<Done, IoError>, port: &mut Port<'_>) {
-        let Some(resizing) = &self.resizing else {
-            return;
+        let has = self.home.status().bytes;
+        let (token, bytes) = match self.sizes.ended(result.is_ok(), has) {
+            None => return,
+            Some(Act::Ask(bytes)) => return self.ask_for_size(now, bytes),
+            Some(Act::End(token, bytes)) => (token, bytes),
         };
-        let (token, bytes) = (resizing.token, resizing.bytes);
-        if result.is_ok() && resizing.next != bytes {
-            return self.go_on_resizing(now);
-        }
-        self.resizing = None;
         if let (Ok(_), Some(trouble)) = (&result, &self.resize_trouble) {
             tracing::warn!(
                 path = %self.opened.path.display(),
@@ -207,14 +175,7 @@ impl HomeBackend {
             );
         }
         match (token, result) {
-            (Some(token), result) => {
-                // A volume that has shrunk keeps its size over a home that is larger.
-                self.volume_bytes = match result {
-                    Ok(_) => bytes,
-                    Err(_) => bytes.min(self.volume_bytes),
-                };
-                port.end(token, result);
-            }
+            (Some(token), result) => port.end(token, result),
             (None, Ok(_)) => tracing::info!(
                 path = %self.opened.path.display(),
                 "a resize that was interrupted is done: the home has {bytes} bytes"
@@ -226,7 +187,7 @@ impl HomeBackend {
                 self.resize_trouble.clone().unwrap_or(error.to_string())
             ),
         }
-        for operation in self.uncut.take().into_iter().flatten() {
+        for operation in std::mem::take(&mut self.uncut) {
             self.begin(now, operation, port);
         }
     }
@@ -278,10 +239,8 @@ impl HomeBackend {
 
     /// If this is the end of a resize of the backend, its operations keep to its size from now on.
     fn note_resized(&mut self, token: Token, result: &Result<Done, IoError>) {
-        let asked = self.resizing.as_mut().and_then(|one| {
-            let asked = one.inner.take_if(|(asked, _)| *asked == token);
-            asked.map(|(_, bytes)| bytes)
-        });
+        let asked = self.resizing_inner.take_if(|(asked, _)| *asked == token);
+        let asked = asked.map(|(_, bytes)| bytes);
         match (asked, result) {
             (Some(bytes), Ok(_)) => self.inner.resized(bytes),
             // The smaller size is the one to keep to.
@@ -390,9 +349,7 @@ impl HomeBackend {
             }
             Action::BackendFlush { token } => (token, Ask::Flush),
             Action::BackendResize { token, bytes } => {
-                if let Some(resizing) = &mut self.resizing {
-                    resizing.inner = Some((token, bytes));
-                }
+                self.resizing_inner = Some((token, bytes));
                 (token, Ask::Resize { bytes })
             }
         };
@@ -422,7 +379,7 @@ impl HomeBackend {
             Ask::Flush => HomeAsk::Flush,
             Ask::Extents { range } => return self.extents(now, token, range, port),
             Ask::Snapshot(keep) => return self.keep(now, token, keep, port),
-            Ask::Resize { bytes } => return self.resize(now, Some(token), bytes),
+            Ask::Resize { bytes } => return self.resize(now, token, bytes),
         };
         let event = Event::Submit { token, ask };
         self.home.step(now, event, &mut self.actions);
@@ -452,9 +409,10 @@ impl HomeBackend {
 
 impl Backend for HomeBackend {
     fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
-        match &mut self.uncut {
-            Some(waiting) => waiting.push(operation),
-            None => self.begin(now, operation, port),
+        if self.sizes.is_uncut() {
+            self.uncut.push(operation);
+        } else {
+            self.begin(now, operation, port);
         }
         self.go_on(now, port);
     }
@@ -494,8 +452,8 @@ impl Backend for HomeBackend {
             done: &mut self.ended,
         };
         self.inner.poll(now, &mut inner);
-        if self.uncut.is_some() && self.resizing.is_none() {
-            self.resize(now, None, self.volume_bytes);
+        if let Some(bytes) = self.sizes.cut() {
+            self.ask_for_size(now, bytes);
         }
         self.home.poll(now, &mut self.actions);
         self.go_on(now, port);

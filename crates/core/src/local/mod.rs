@@ -55,6 +55,7 @@ pub mod map;
 pub mod open;
 mod patrol;
 mod resize;
+pub mod sizes;
 mod sums;
 mod tier;
 

@@ -8,6 +8,7 @@ use fastrand::Rng;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Done, SectorRange, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::local::sizes::Sizes;
 use hdcs_core::local::{Ask, Event, Home};
 
 use super::Options;
@@ -236,10 +237,10 @@ impl World {
 
     /// A home that is larger than the catalogue says is cut before anybody uses it; false if the home is gone.
     pub(super) fn cut_to_catalogue(&mut self, bytes: u64) -> Result<bool, Violation> {
-        if bytes == self.bytes {
+        let Some(next) = Sizes::new(self.bytes, bytes).cut() else {
             return Ok(true);
-        }
-        self.ask_for_size(bytes / BLOCK, self.bytes / BLOCK);
+        };
+        self.ask_for_size(bytes / BLOCK, next / BLOCK);
         self.wait(|world| world.sizing.is_settled())
     }
 
