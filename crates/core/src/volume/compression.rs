@@ -127,7 +127,8 @@ impl Volume {
         );
         let mut pieces_left = (last - first + 1) as u16;
         let mut held_left = data.held_blocks();
-        self.log_mut()
+        self.log
+            .get_mut()
             .keep_together(usize::from(pieces_left), range.block_count() as usize);
         let mut sequence = 0;
         for piece in first..=last {
@@ -165,16 +166,16 @@ impl Volume {
         compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
     ) -> Sequence {
         let (range, is_data) = (entry.range, entry.kind == EntryKind::Write);
-        let stored_bytes = self.log_mut().append(now, entry, compressed);
-        self.stats.log_plain_bytes += data_bytes as u64;
-        self.stats.log_stored_bytes += stored_bytes as u64;
-        let sequence = self.log().next_sequence() - 1;
+        let stored_bytes = self.log.get_mut().append(now, entry, compressed);
+        self.port.stats.log_plain_bytes += data_bytes as u64;
+        self.port.stats.log_stored_bytes += stored_bytes as u64;
+        let sequence = self.log.get().next_sequence() - 1;
         if is_data {
             self.index.insert(range, sequence);
         } else {
             self.index.insert_long(range, sequence);
         }
-        self.note_runs();
+        self.log.note_runs(self.index.len());
         sequence
     }
 }

@@ -46,10 +46,8 @@ pub(super) struct Damage {
 impl Volume {
     /// An opening has found that these are lost.
     pub(super) fn know_lost(&mut self, lost: LostSectors) {
-        if let Some(inherited) = &mut self.inherited {
-            for range in lost.iter() {
-                inherited.remove(range.first_block(), range.block_count());
-            }
+        for range in lost.iter() {
+            self.cached.own(range);
         }
         self.lost = lost;
     }
@@ -89,7 +87,8 @@ impl Volume {
     /// match, they cannot be unpacked, and all are bad.
     pub(super) fn found_bad(&mut self, position: u64, data: &[u8], cx: &mut Context<'_>) {
         let blocks = (position..).zip(data.chunks_exact(BLOCK_BYTES));
-        let is_bad = |(at, block): &(u64, &[u8])| block_checksum(block) != self.log().checksum(*at);
+        let is_bad =
+            |(at, block): &(u64, &[u8])| block_checksum(block) != self.log.get().checksum(*at);
         let mut bad: BTreeSet<u64> = blocks.filter(is_bad).map(|(at, _)| at).collect();
         if bad.is_empty() {
             bad = (position..).take(data.len() / BLOCK_BYTES).collect();
@@ -100,11 +99,11 @@ impl Volume {
     /// The only copy of these blocks is bad.
     pub(super) fn note_bad(&mut self, bad: impl IntoIterator<Item = u64>, cx: &mut Context<'_>) {
         // What was retired meanwhile is not needed any more.
-        let front = self.log().spans().front().map(|span| span.position);
+        let front = self.log.get().spans().front().map(|span| span.position);
         let is_needed = |at: &u64| front.is_some_and(|front| front <= *at);
         for position in bad.into_iter().filter(is_needed) {
             let is_new = self.damage.bad.insert(position);
-            self.stats.log_corrupt_blocks += u64::from(is_new);
+            self.port.stats.log_corrupt_blocks += u64::from(is_new);
         }
         while self.damage.bad.len() > LOG_BAD_BLOCKS_MAX {
             self.damage.bad.pop_last();
@@ -125,7 +124,7 @@ impl Volume {
     /// What lies before the log's tail is not needed any more.
     pub(super) fn forget_bad(&mut self) {
         if self.is_damaged() {
-            let front = self.log().spans().front();
+            let front = self.log.get().spans().front();
             let tail = front.map_or(u64::MAX, |span| span.position);
             self.damage.bad = self.damage.bad.split_off(&tail);
         }
@@ -134,10 +133,10 @@ impl Volume {
     /// The first bad block, and the first entry of the span that holds it: what destage stops before.
     pub(super) fn destage_end(&self) -> Option<(u64, Sequence)> {
         let position = *self.damage.bad.first()?;
-        let spans = self.log().spans();
+        let spans = self.log.get().spans();
         let before = spans.partition_point(|span| span.end() <= position);
         let last = before.checked_sub(1).map(|last| &spans[last]);
-        let sequence = last.map_or(self.log().first_sequence(), |span| span.end_sequence);
+        let sequence = last.map_or(self.log.get().first_sequence(), |span| span.end_sequence);
         Some((position, sequence))
     }
 
@@ -155,6 +154,6 @@ impl Volume {
         };
         let is_partial = self.config.backend_atomic && self.destage.has_unflushed();
         self.destage.stage() == Stage::Idle
-            && (is_partial || sequence == self.log().first_sequence())
+            && (is_partial || sequence == self.log.get().first_sequence())
     }
 }

@@ -7,8 +7,9 @@ use core::ops::Range;
 
 use super::compression::Packed;
 use super::log_chunks::{LogChunks, Source, Waiting};
+use super::op::Op;
 use super::read::{block_of, whole_blocks_of};
-use super::{Context, Op, Policy, Volume};
+use super::{Context, Policy, Volume};
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, SectorRange};
@@ -74,7 +75,9 @@ impl Destaging {
 impl Volume {
     pub(super) fn destage_all(&mut self) {
         self.direct.want_destage_all();
-        let Some(log) = &self.log else { return };
+        let Some(log) = self.log.if_open() else {
+            return;
+        };
         let target = Target {
             sequence: log.next_sequence(),
             bytes: log.bytes().appended,
@@ -90,13 +93,13 @@ impl Volume {
         self.watch_failed_log(cx);
         // Between two generations it is decided whether the next one is the last of a drain.
         self.switch_path();
-        if self.health.fenced {
+        if self.port.is_fenced() {
             return;
         }
         if self
             .destaging
             .target
-            .is_some_and(|end| end.sequence <= self.log().first_sequence())
+            .is_some_and(|end| end.sequence <= self.log.get().first_sequence())
         {
             self.destaging.target = None;
         }
@@ -104,7 +107,7 @@ impl Volume {
         let due = !giving_up && self.destage_is_due(now) && !self.awaits_last_spans();
         if self.destage.stage() == Stage::Idle && due && !self.destage_is_blocked() {
             let end = self.destage_end();
-            let log = self.log.as_ref().expect("open");
+            let log = self.log.get();
             // What somebody asked to have destaged gets there as it is.
             let target = self.destaging.target.map(|target| target.sequence);
             let covers_before = target.unwrap_or(Sequence::MAX);
@@ -124,7 +127,7 @@ impl Volume {
                 return;
             }
             let sectors = self.config.bytes / SECTOR_BYTES as u64;
-            let log = self.log.as_ref().expect("open");
+            let log = self.log.get();
             let mut looks_left = STEP_WORK_MAX;
             while looks_left > 0 && self.destage.stage() == Stage::Planning {
                 let (destage, index) = (&mut self.destage, &self.index);
@@ -157,7 +160,7 @@ impl Volume {
                 }
             }
             if !self.holds_destage_flush() && self.destage.begin_flush(now) {
-                let token = self.token(Op::DestageFlush);
+                let token = self.port.begin(Op::DestageFlush);
                 cx.actions.push(Action::BackendFlush { token });
             }
         }
@@ -166,7 +169,7 @@ impl Volume {
         }
         if let Stage::Invalidating(barrier) = self.destage.stage()
             && cx.cache.persisted() >= barrier
-            && !self.log_failed
+            && !self.log.has_failed()
             && !self.writes_superblock()
         {
             self.commit(cx);
@@ -176,7 +179,7 @@ impl Volume {
     /// Whether nothing is taken up any more: it is closing, and its log stays as it is.
     fn gives_up_destage(&self) -> bool {
         let stays = self.close == Some(false) && !self.is_emptying_failed_log();
-        stays || self.log_failed && self.close.is_some()
+        stays || self.log.has_failed() && self.close.is_some()
     }
 
     /// Whether what was written of a generation is not flushed any more.
@@ -187,12 +190,12 @@ impl Volume {
 
     /// Whether a generation should be taken up now.
     fn destage_is_due(&self, now: Nanos) -> bool {
-        let log = self.log();
+        let log = self.log.get();
         !log.spans().is_empty() && (self.destage_in_haste() || self.destage_is_aged(now))
     }
 
     fn destage_is_aged(&self, now: Nanos) -> bool {
-        let oldest = self.log().oldest_since();
+        let oldest = self.log.get().oldest_since();
         oldest.is_some_and(|since| now >= since.plus(self.destage_age()))
     }
 
@@ -244,7 +247,7 @@ impl Volume {
                 plan.range.count * SECTOR_BYTES as u64,
             );
             let unmap = plan.unmap;
-            let token = self.token(Op::DestageWrite { item });
+            let token = self.port.begin(Op::DestageWrite { item });
             cx.actions.push(Action::BackendZero {
                 token,
                 offset,
@@ -257,7 +260,7 @@ impl Volume {
         let mut gathered = Vec::with_capacity(parts.len());
         let (mut reads, mut waits) = (Vec::new(), Vec::new());
         for (index, part) in parts.iter().enumerate() {
-            let log = self.log.as_ref().expect("open");
+            let log = self.log.get();
             let entry = log.entry(part.sequence);
             if let Some(data) = &entry.data {
                 let start = (part.range.start - entry.range.start) as usize * SECTOR_BYTES;
@@ -314,15 +317,13 @@ impl Volume {
             self.destaging.chunks.wait(chunk, part);
         }
         for (part, position, buf) in reads {
-            self.pin(position);
-            let (offset, _) = self.log().locate(position);
-            let token = self.token(Op::DestageRead {
+            let op = Op::DestageRead {
                 item,
                 part,
                 position,
                 tries: 0,
-            });
-            cx.actions.push(Action::LogRead { token, offset, buf });
+            };
+            self.log.read(position, op, buf, &mut self.port, cx);
         }
         true
     }
@@ -332,7 +333,7 @@ impl Volume {
         if !self.ask_for_chunk(chunk, cx) {
             return Source::Alone;
         }
-        let log = self.log.as_ref().expect("open");
+        let log = self.log.get();
         if let Some(next) = self.destaging.chunks.next(chunk, log) {
             self.ask_for_chunk(&next, cx);
         }
@@ -346,10 +347,8 @@ impl Volume {
         };
         let position = chunk.start;
         self.destaging.chunks.reading(chunk);
-        self.pin(position);
-        let (offset, _) = self.log().locate(position);
-        let token = self.token(Op::DestageChunk { position });
-        cx.actions.push(Action::LogRead { token, offset, buf });
+        let op = Op::DestageChunk { position };
+        self.log.read(position, op, buf, &mut self.port, cx);
         true
     }
 
@@ -368,7 +367,7 @@ impl Volume {
         };
         for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
             let Part { range, sequence } = self.destage.plan().items[item].parts[part];
-            let entry = self.log().entry(sequence);
+            let entry = self.log.get().entry(sequence);
             let (blocks, packed) = (entry.positions(range), Packed::of(entry));
             let place = self.place_for(packed, range, cx);
             let read = data.as_ref().zip(place.ok()).and_then(|(data, place)| {
@@ -409,7 +408,7 @@ impl Volume {
         blocks: &Buf,
         place: Option<(Packed, BufMut)>,
     ) -> Option<Buf> {
-        let good = self.blocks_match(blocks, position);
+        let good = self.log.blocks_match(blocks, position);
         match place {
             _ if !good => None,
             None => {
@@ -428,7 +427,7 @@ impl Volume {
 
     /// A part of a chunk is bad: what is needed of it is read part by part, and again where that is bad.
     fn distrust_chunk(&mut self, position: u64) {
-        let log = self.log.as_ref().expect("open");
+        let log = self.log.get();
         self.destaging.chunks.distrust(position, log);
     }
 
@@ -451,7 +450,7 @@ impl Volume {
 
     /// The log's device does not give what only it has. The item is tried again after a pause.
     fn dirty_is_unreadable(&mut self, cx: &mut Context<'_>) {
-        let again = core::mem::replace(&mut self.health.log_unreadable, true);
+        let again = self.health.log_is_unreadable();
         self.failed_log_is_unreadable(cx);
         if again {
             // It may never be read: whoever waits for the generation to be whole is told.
@@ -483,22 +482,22 @@ impl Volume {
     ) {
         let tries = tries + 1;
         let read = if let Ok(Done::Read(data)) = result {
-            let is_good = self.blocks_match(&data, position);
+            let is_good = self.log.blocks_match(&data, position);
             if !is_good && tries < LOG_READ_TRIES_MAX {
-                let token = self.token(Op::DestageRead {
+                let token = self.port.begin(Op::DestageRead {
                     item,
                     part,
                     position,
                     tries,
                 });
-                return self.read_log_again(token, position, data, cx);
+                return self.log.read_again(token, position, data, cx);
             }
             self.taken_out(item, part, position, data, is_good, cx)
         } else {
             self.dirty_is_unreadable(cx);
             None
         };
-        self.unpin(position);
+        self.log.unpin(position);
         self.part_was_read(now, item, part, (read, false), cx);
     }
 
@@ -513,7 +512,7 @@ impl Volume {
         cx: &mut Context<'_>,
     ) -> Option<Buf> {
         let Part { range, sequence } = self.destage.plan().items[item].parts[part];
-        let packed = Packed::of(self.log().entry(sequence));
+        let packed = Packed::of(self.log.get().entry(sequence));
         let blocks = (data.len() / BLOCK_BYTES) as u64;
         let taken = match packed {
             _ if !is_good => Err(data),
@@ -558,9 +557,9 @@ impl Volume {
             return;
         }
         let gathering = self.destaging.gathering.remove(&item).expect("just used");
-        if gathering.failed && self.destaging.meets_damage && !self.health.fenced {
+        if gathering.failed && self.destaging.meets_damage && !self.port.is_fenced() {
             self.destage.item_unreadable(item);
-        } else if gathering.failed || self.health.fenced {
+        } else if gathering.failed || self.port.is_fenced() {
             self.destage.item_done(now, item, false);
         } else if gathering.starved {
             self.destage.item_postponed(item);
@@ -571,7 +570,7 @@ impl Volume {
 
     fn write_item(&mut self, item: usize, data: Vec<Buf>, cx: &mut Context<'_>) {
         let offset = self.destage.plan().items[item].range.byte_offset();
-        let token = self.token(Op::DestageWrite { item });
+        let token = self.port.begin(Op::DestageWrite { item });
         cx.actions.push(Action::BackendWrite {
             token,
             offset,
@@ -586,11 +585,11 @@ impl Volume {
         result: Result<Done, IoError>,
     ) {
         if result.is_err() {
-            self.stats.backend_errors += 1;
+            self.port.stats.backend_errors += 1;
         } else {
             let plan = &self.destage.plan().items[item];
             if !plan.parts.is_empty() {
-                self.stats.destaged_bytes += plan.range.bytes() as u64;
+                self.port.stats.destaged_bytes += plan.range.bytes() as u64;
             }
         }
         self.destage.item_done(now, item, result.is_ok());
@@ -605,10 +604,10 @@ impl Volume {
         self.destage.flushed(now, result.is_ok());
         self.destage_flush_ended(result.is_ok(), cx);
         if result.is_err() {
-            self.stats.backend_errors += 1;
+            self.port.stats.backend_errors += 1;
         } else {
             // Everything of the generation was read for it.
-            self.health.log_unreadable = false;
+            self.health.log_was_read();
         }
     }
 
@@ -618,8 +617,7 @@ impl Volume {
         let items = self.destage.forget_some(self.reads.fetches.len() / 16);
         for item in items.clone() {
             let range = self.destage.plan().items[item].range;
-            cx.cache
-                .invalidate(self.own_key(range.first_block()), range.block_count());
+            self.cached.invalidate(range, cx);
             self.mark_fetches_stale(range);
         }
         if items.is_empty() {
@@ -628,13 +626,14 @@ impl Volume {
     }
 
     fn commit(&mut self, cx: &mut Context<'_>) {
-        let tail = self.log().tail_after(self.destage.plan().spans);
+        let tail = self.log.get().tail_after(self.destage.plan().spans);
         self.keep_mark(cx.cache);
-        let is_last = tail.position == self.log().head();
-        let ends = self.log_is_given_up() && is_last;
-        let superblock = self.log_mut().superblock_for(&tail, ends);
+        let is_last = tail.position == self.log.get().head();
+        let ends = self.log.is_given_up() && is_last;
+        let superblock = self.log.get_mut().superblock_for(&tail, ends);
         self.destage.committing();
-        self.write_superblock(Op::Superblock, superblock, cx);
+        self.log
+            .write_superblock(Op::Superblock, superblock, &mut self.port, cx);
     }
 
     pub(super) fn superblock_written(
@@ -649,7 +648,7 @@ impl Volume {
             }
             return;
         }
-        self.superblock_ended();
+        self.log.superblock_ended();
         self.destage.committed();
     }
 
@@ -660,7 +659,7 @@ impl Volume {
             self.keep_destaged(items.clone(), cx);
             return self.destage.release(items);
         }
-        let log = self.log.as_mut().expect("open");
+        let log = self.log.get_mut();
         if !self.destage.unlist_some(log, &mut self.index) {
             return;
         }
@@ -673,12 +672,12 @@ impl Volume {
         }
         self.writes.resident_bytes -= resident as u64;
         self.forget_bad();
-        let log = self.log.as_ref().expect("open");
+        let log = self.log.get();
         if let Some(plan) = self.destage.retired(now, spans, log) {
             self.destaging.chunks.clear();
-            self.stats.coalesced_bytes += plan.coalesced_bytes();
+            self.port.stats.coalesced_bytes += plan.coalesced_bytes();
         }
-        if self.log_is_given_up() {
+        if self.log.is_given_up() {
             self.answer_durable(cx);
         }
     }
@@ -691,7 +690,7 @@ impl Volume {
         ) {
             return;
         }
-        let log = self.log.as_ref().expect("open");
+        let log = self.log.get();
         let items = &self.destage.plan().items[items];
         for part in items.iter().flat_map(|item| &item.parts) {
             let entry = log.entry(part.sequence);
@@ -701,21 +700,21 @@ impl Volume {
             let Some(data) = &entry.data else { continue };
             for block in whole_blocks_of(part.range) {
                 let data = block_of(data, entry.range, block);
-                cx.cache.fill_block(self.own_key(block), &data);
+                cx.cache.fill_block(self.cached.own_key(block), &data);
             }
         }
     }
 
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
-        let stuck = self.destage_is_blocked() || self.health.fenced;
+        let stuck = self.destage_is_blocked() || self.port.is_fenced();
         match self.destage.stage() {
-            Stage::Retiring(_) => Some(self.now),
-            Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.now),
+            Stage::Retiring(_) => Some(self.port.now),
+            Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.port.now),
             _ if stuck || self.gives_up_destage() => None,
             // What is not durable cannot be taken up: its completion is what wakes.
             Stage::Idle if self.awaits_last_spans() => None,
             Stage::Idle => {
-                let log = self.log();
+                let log = self.log.get();
                 let oldest = log
                     .spans()
                     .front()
@@ -726,7 +725,7 @@ impl Volume {
             // While a flush or a superblock holds it up, the end of that wakes.
             Stage::Writing if self.holds_destage() || self.awaits_mark() => None,
             Stage::Writing if self.holds_destage_flush() => {
-                self.destage.retry_at().filter(|&at| at > self.now)
+                self.destage.retry_at().filter(|&at| at > self.port.now)
             }
             Stage::Writing if self.destage.busy() < self.destaging.depth => self.destage.retry_at(),
             _ => None,

@@ -32,8 +32,10 @@ mod queue;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::op::Op;
+use super::port::Kind;
 use super::read::{block_of, whole_blocks_of};
-use super::{Context, Kind, Op, Phase, Policy, Volume, Waiter};
+use super::{Context, Phase, Policy, Volume, Waiter};
 use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
@@ -312,13 +314,13 @@ impl Volume {
     pub(super) fn policy_remaining_bytes(&self) -> u64 {
         match self.direct.path {
             Path::Draining(_) => {
-                let bytes = self.log.as_ref().map(super::WriteLog::bytes);
+                let bytes = self.log.if_open().map(super::WriteLog::bytes);
                 bytes.map_or(1, |bytes| (bytes.appended - bytes.retired).max(1))
             }
             Path::Returning => 1,
             Path::Logged => u64::from(self.config.policy.is_direct()),
             Path::Direct => {
-                let returns = self.config.policy == Policy::WriteBack && !self.log_is_given_up();
+                let returns = self.config.policy == Policy::WriteBack && !self.log.is_given_up();
                 u64::from(returns)
             }
         }
@@ -328,7 +330,7 @@ impl Volume {
     pub(super) fn policy_changed(&mut self, cx: &mut Context<'_>) {
         if self.config.policy.is_direct() {
             self.direct.policy = self.config.policy;
-        } else if self.log_is_given_up() {
+        } else if self.log.is_given_up() {
             self.direct.policy = Policy::WriteThrough;
         }
         if self.config.policy == Policy::ReadOnly {
@@ -340,15 +342,15 @@ impl Volume {
     /// superblock says so, or under such a policy may be of a program that did not know how.
     pub(super) fn open_policy(&mut self, cx: &mut Context<'_>) {
         self.policy_changed(cx);
-        let is_marked = self.log().is_marked_unflushed();
+        let is_marked = self.log.get().is_marked_unflushed();
         // A log that was made in place of another one says of that one that it may be unflushed, and nothing of caches.
-        if is_marked && self.log().tie() == Tie::UNKNOWN {
+        if is_marked && self.log.get().tie() == Tie::UNKNOWN {
             self.direct.mark = Mark::Set;
         }
         if is_marked || self.config.policy.is_direct() {
             let sectors = self.config.bytes / SECTOR_BYTES as u64;
             self.direct
-                .note_unflushed(SectorRange::new(0, sectors), self.now);
+                .note_unflushed(SectorRange::new(0, sectors), self.port.now);
             self.direct.want_flush();
         }
         self.switch_path();
@@ -365,7 +367,7 @@ impl Volume {
     /// Take the next steps towards the policy of the configuration.
     pub(super) fn switch_path(&mut self) {
         let asks_direct = self.config.policy.is_direct() && self.lost.is_empty();
-        let wants_direct = asks_direct || self.log_is_given_up();
+        let wants_direct = asks_direct || self.log.is_given_up();
         if let Path::Logged = self.direct.path
             && wants_direct
         {
@@ -396,14 +398,14 @@ impl Volume {
 
     fn drain_round(&self) -> Drain {
         Drain {
-            until: self.log().next_sequence(),
-            quota: self.log().used_blocks() / 2,
+            until: self.log.get().next_sequence(),
+            quota: self.log.get().used_blocks() / 2,
             last: false,
         }
     }
 
     fn drain(&mut self, mut drain: Drain) {
-        let log = self.log();
+        let log = self.log.get();
         let idle = self.destage.stage() == Stage::Idle;
         let is_empty = log.spans().is_empty() && log.open_since().is_none();
         if idle && is_empty {
@@ -419,7 +421,7 @@ impl Volume {
         // What is held back from the beginning of a generation goes to the backend with it.
         if idle {
             let soon = (self.destage.rate_blocks() * LAST_SECONDS) as u64;
-            drain.last = self.log().used_blocks() <= soon.max(LAST_BLOCKS);
+            drain.last = self.log.get().used_blocks() <= soon.max(LAST_BLOCKS);
         }
         self.direct.path = Path::Draining(drain);
     }
@@ -441,12 +443,12 @@ impl Volume {
     /// Whether the last generation of a drain waits for what is on its way to the log, so as to be the
     /// last.
     pub(super) fn awaits_last_spans(&self) -> bool {
-        let log = self.log();
+        let log = self.log.get();
         matches!(self.direct.path, Path::Draining(Drain { last: true, .. }))
             && (log.flights() > 0 || log.open_since().is_some())
             && self.drains()
-            && !self.log_failed
-            && !self.log_is_given_up()
+            && !self.log.has_failed()
+            && !self.log.is_given_up()
     }
 
     /// So many blocks were admitted to the log.
@@ -475,7 +477,7 @@ impl Volume {
             What::Zero { .. } => Kind::Trim,
         };
         if let Some(error) = self.refusal_for_lost(range) {
-            return self.reply(id, kind, Err(error), cx);
+            return self.port.reply(id, kind, Err(error), cx);
         }
         self.direct.push(Write {
             id,
@@ -492,11 +494,10 @@ impl Volume {
     fn start_direct(&mut self, number: u64, cx: &mut Context<'_>) {
         let range = self.direct.writes[&number].range;
         self.direct.started += 1;
-        self.direct.note_unflushed(range, self.now);
+        self.direct.note_unflushed(range, self.port.now);
         self.direct.unflushed_bytes += range.bytes() as u64;
-        self.own(range);
-        let first = self.own_key(range.first_block());
-        cx.cache.invalidate(first, range.block_count());
+        self.cached.own(range);
+        self.cached.invalidate(range, cx);
         self.mark_fetches_stale(range);
         let barrier = cx.cache.barrier();
         if cx.cache.persisted() >= barrier && self.direct.mark == Mark::Set {
@@ -512,11 +513,12 @@ impl Volume {
             return;
         }
         self.direct.mark = Mark::Writing { again: false };
-        self.log_mut().mark_unflushed(true);
+        self.log.get_mut().mark_unflushed(true);
         // No superblock follows each of these writes that could say what the cache has forgotten for them.
-        self.log_mut().set_tie(Tie::UNKNOWN);
-        let superblock = self.log_mut().next_superblock();
-        self.write_superblock(Op::DirectMark, superblock, cx);
+        self.log.get_mut().set_tie(Tie::UNKNOWN);
+        let superblock = self.log.get_mut().next_superblock();
+        self.log
+            .write_superblock(Op::DirectMark, superblock, &mut self.port, cx);
     }
 
     /// Whether destage has to wait until the superblock of a failed log says the same: what only memory has is not
@@ -527,7 +529,7 @@ impl Volume {
 
     /// Have that superblock kept.
     pub(super) fn mark_failed_log(&mut self, cx: &mut Context<'_>) {
-        if self.awaits_mark() && !self.log_failed {
+        if self.awaits_mark() && !self.log.has_failed() {
             self.mark_log(cx);
         }
     }
@@ -544,13 +546,15 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         if result.is_ok() {
-            self.superblock_ended();
+            self.log.superblock_ended();
             // Another owner may have the log of a volume that is fenced.
-            let goes_on = !self.log_is_given_up() && !self.health.fenced;
+            let goes_on = !self.log.is_given_up() && !self.port.is_fenced();
             if self.direct.mark == (Mark::Writing { again: false }) && goes_on {
                 self.direct.mark = Mark::Writing { again: true };
-                let superblock = self.log_mut().next_superblock();
-                return self.write_superblock(Op::DirectMark, superblock, cx);
+                let superblock = self.log.get_mut().next_superblock();
+                return self
+                    .log
+                    .write_superblock(Op::DirectMark, superblock, &mut self.port, cx);
             }
             self.direct.mark = Mark::Set;
             return;
@@ -577,10 +581,10 @@ impl Volume {
         } else {
             cache.tie_of(self.config.number)
         };
-        self.log_mut().mark_unflushed(is_unflushed);
-        self.log_mut().set_tie(tie);
-        if !self.is_emptying_failed_log() && !self.log_is_given_up() {
-            self.log_mut().name_durable();
+        self.log.get_mut().mark_unflushed(is_unflushed);
+        self.log.get_mut().set_tie(tie);
+        if !self.is_emptying_failed_log() && !self.log.is_given_up() {
+            self.log.get_mut().name_durable();
         }
         if !is_unflushed {
             self.direct.mark = Mark::Unset;
@@ -594,7 +598,7 @@ impl Volume {
 
     fn submit_direct(&mut self, number: u64, cx: &mut Context<'_>) {
         self.set_stage(number, WriteStage::Submitted);
-        let token = self.token(Op::DirectWrite { number });
+        let token = self.port.begin(Op::DirectWrite { number });
         let write = &self.direct.writes[&number];
         let offset = write.range.byte_offset();
         cx.actions.push(match &write.what {
@@ -620,11 +624,11 @@ impl Volume {
     ) {
         let write = self.direct.pop(number);
         let Write { id, kind, fua, .. } = write;
-        if self.health.fenced {
-            self.reply(id, kind, Err(RequestError::Fenced), cx);
+        if self.port.is_fenced() {
+            self.port.reply(id, kind, Err(RequestError::Fenced), cx);
         } else if result.is_err() {
-            self.stats.backend_errors += 1;
-            self.reply(id, kind, Err(RequestError::Io), cx);
+            self.port.stats.backend_errors += 1;
+            self.port.reply(id, kind, Err(RequestError::Io), cx);
         } else {
             self.keep_written(&write, cx);
             if fua {
@@ -632,7 +636,7 @@ impl Volume {
                 self.direct.flushers.push(Flusher { id, kind, until });
                 self.begin_flush(cx);
             } else {
-                self.reply(id, kind, Ok(Reply::Done), cx);
+                self.port.reply(id, kind, Ok(Reply::Done), cx);
             }
         }
         self.start_ready(cx);
@@ -643,8 +647,8 @@ impl Volume {
         let What::Data(data) = &write.what else {
             return;
         };
-        self.stats.direct_bytes += write.range.bytes() as u64;
-        let policy = if self.log_is_given_up() {
+        self.port.stats.direct_bytes += write.range.bytes() as u64;
+        let policy = if self.log.is_given_up() {
             self.direct.policy
         } else {
             self.config.policy
@@ -654,7 +658,7 @@ impl Volume {
         }
         for block in whole_blocks_of(write.range) {
             let data = block_of(data, write.range, block);
-            cx.cache.fill_block(self.own_key(block), &data);
+            cx.cache.fill_block(self.cached.own_key(block), &data);
         }
     }
 
@@ -682,7 +686,7 @@ impl Volume {
     ) {
         if self.awaits_destage_flush() && self.destage.stage() != Stage::Flushing {
             for flusher in core::mem::take(&mut self.direct.flushers) {
-                self.reply(flusher.id, flusher.kind, Err(error), cx);
+                self.port.reply(flusher.id, flusher.kind, Err(error), cx);
             }
         }
     }
@@ -696,7 +700,7 @@ impl Volume {
         self.direct.writes = kept;
         self.direct.ready.clear();
         for write in refused.into_values() {
-            self.reply(write.id, write.kind, Err(error), cx);
+            self.port.reply(write.id, write.kind, Err(error), cx);
         }
     }
 
@@ -709,7 +713,7 @@ impl Volume {
                 // The backend has this write, perhaps not durably: it must not pass for one that never was.
                 _ => RequestError::Io,
             };
-            self.reply(flusher.id, flusher.kind, Err(error), cx);
+            self.port.reply(flusher.id, flusher.kind, Err(error), cx);
         }
     }
 
@@ -724,7 +728,7 @@ impl Volume {
     ) -> bool {
         let kind = Kind::Flush;
         if core::mem::take(&mut self.direct.lost) {
-            self.reply(id, kind, Err(RequestError::Io), cx);
+            self.port.reply(id, kind, Err(RequestError::Io), cx);
             return true;
         }
         if self.direct.unflushed.is_empty() {
@@ -755,10 +759,10 @@ impl Volume {
 
     /// Flush the backend, unless that is under way: what comes meanwhile shares the next one.
     fn begin_flush(&mut self, cx: &mut Context<'_>) {
-        if self.direct.running.is_some() || self.health.fenced || self.awaits_destage_flush() {
+        if self.direct.running.is_some() || self.port.is_fenced() || self.awaits_destage_flush() {
             return;
         }
-        let (direct, now) = (&mut self.direct, self.now);
+        let (direct, now) = (&mut self.direct, self.port.now);
         let covers = direct.next_run;
         // What is under way may end before the flush does, and is not covered by it.
         let started = |write: &&Write| write.stage != WriteStage::Waiting;
@@ -772,7 +776,7 @@ impl Volume {
             covers,
             wanted: core::mem::take(&mut direct.wanted),
         });
-        let token = self.token(Op::DirectFlush);
+        let token = self.port.begin(Op::DirectFlush);
         cx.actions.push(Action::BackendFlush { token });
     }
 
@@ -782,19 +786,19 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         let running = self.direct.running.take().expect("a flush was under way");
-        if self.health.fenced {
+        if self.port.is_fenced() {
             for Flusher { id, kind, .. } in running.flushers {
-                self.reply(id, kind, Err(RequestError::Fenced), cx);
+                self.port.reply(id, kind, Err(RequestError::Fenced), cx);
             }
             return;
         }
         if result.is_ok() {
-            self.direct.flushed(running.covers, self.now);
+            self.direct.flushed(running.covers, self.port.now);
             for flusher in running.flushers {
                 self.end_flush(flusher, cx);
             }
         } else {
-            self.stats.backend_errors += 1;
+            self.port.stats.backend_errors += 1;
             // Whoever waits for the next flush waits for what this one may have lost as well.
             let waiting = core::mem::take(&mut self.direct.flushers);
             let newer = self.direct.next_run > running.covers;
@@ -802,10 +806,10 @@ impl Volume {
             self.lose_unflushed(waiting.is_empty() && nobody, cx);
             self.destage.doubt();
             for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
-                self.reply(id, kind, Err(RequestError::Io), cx);
+                self.port.reply(id, kind, Err(RequestError::Io), cx);
             }
             self.direct.wanted |= running.wanted;
-            self.direct.retry_at = self.now.plus(self.direct.pause);
+            self.direct.retry_at = self.port.now.plus(self.direct.pause);
             self.direct.pause = Nanos((self.direct.pause.0 * 2).min(RETRY_MAX.0));
         }
         if !self.direct.flushers.is_empty() {
@@ -816,17 +820,17 @@ impl Volume {
     /// The backend has flushed; what of the log goes with it has to be durable too.
     fn end_flush(&mut self, flusher: Flusher, cx: &mut Context<'_>) {
         let Flusher { id, kind, until } = flusher;
-        let log = self.log();
-        if self.log_failed {
+        let log = self.log.get();
+        if self.log.has_failed() {
             let error = match kind {
                 Kind::Flush => RequestError::ReadOnly,
                 // The backend has this write.
                 _ => RequestError::Io,
             };
-            return self.reply(id, kind, Err(error), cx);
+            return self.port.reply(id, kind, Err(error), cx);
         }
         if log.durable_sequence() >= until {
-            return self.reply(id, kind, Ok(Reply::Done), cx);
+            return self.port.reply(id, kind, Ok(Reply::Done), cx);
         }
         self.await_durable(Waiter {
             until,
@@ -851,8 +855,7 @@ impl Volume {
             unflushed = Vec::from([SectorRange::between(first.start, end)]);
         }
         for range in unflushed {
-            let first = self.own_key(range.first_block());
-            cx.cache.invalidate(first, range.block_count());
+            self.cached.invalidate(range, cx);
             self.note_forgotten(range);
         }
         self.forget_fetches();
@@ -861,7 +864,7 @@ impl Volume {
     /// Destage has flushed the backend, or could not. No direct write was under way.
     pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
         if ok && self.direct.running.is_none() && self.direct.writes.is_empty() {
-            self.direct.flushed(self.direct.next_run, self.now);
+            self.direct.flushed(self.direct.next_run, self.port.now);
             for flusher in core::mem::take(&mut self.direct.flushers) {
                 self.end_flush(flusher, cx);
             }
@@ -869,7 +872,7 @@ impl Volume {
             let waiting = core::mem::take(&mut self.direct.flushers);
             self.lose_unflushed(waiting.is_empty(), cx);
             for Flusher { id, kind, .. } in waiting {
-                self.reply(id, kind, Err(RequestError::Io), cx);
+                self.port.reply(id, kind, Err(RequestError::Io), cx);
             }
         }
     }
@@ -878,7 +881,7 @@ impl Volume {
 
     /// Submit what is prepared; flush what is due.
     pub(super) fn poll_direct(&mut self, cx: &mut Context<'_>) {
-        if self.health.fenced {
+        if self.port.is_fenced() {
             return;
         }
         if self.never_flushes_destaged() && self.awaits_destage_flush() {
@@ -888,10 +891,10 @@ impl Volume {
                 RequestError::Closing
             };
             for Flusher { id, kind, .. } in core::mem::take(&mut self.direct.flushers) {
-                self.reply(id, kind, Err(error), cx);
+                self.port.reply(id, kind, Err(error), cx);
             }
         }
-        if self.direct.started > 0 && !self.log_failed {
+        if self.direct.started > 0 && !self.log.has_failed() {
             // It may have had to wait for another superblock.
             self.mark_log(cx);
         }
@@ -912,7 +915,7 @@ impl Volume {
         direct.unflushed.settle(STEP_WORK_MAX);
         if direct.unflushed.len() > 2 * UNFLUSHED_RUNS_MAX {
             // No more is remembered of it than that it is not flushed.
-            direct.note_unflushed(SectorRange::new(0, sectors), self.now);
+            direct.note_unflushed(SectorRange::new(0, sectors), self.port.now);
         }
         if direct.unflushed.is_empty() {
             (direct.wanted, direct.destage_all) = (false, None);
@@ -920,10 +923,10 @@ impl Volume {
         }
         let due = direct.unflushed_bytes > UNFLUSHED_BYTES_MAX
             || direct.unflushed.len() > UNFLUSHED_RUNS_MAX
-            || self.now >= self.unflushed_deadline();
+            || self.port.now >= self.unflushed_deadline();
         let direct = &mut self.direct;
         direct.wanted |= due;
-        if direct.wanted && self.now >= direct.retry_at && self.phase == Phase::Open {
+        if direct.wanted && self.port.now >= direct.retry_at && self.phase == Phase::Open {
             self.begin_flush(cx);
         }
     }
@@ -936,7 +939,8 @@ impl Volume {
 
     pub(super) fn direct_wakeup(&self) -> Option<Nanos> {
         let direct = &self.direct;
-        let waits = direct.running.is_some() || direct.unflushed.is_empty() || self.health.fenced;
+        let waits =
+            direct.running.is_some() || direct.unflushed.is_empty() || self.port.is_fenced();
         if waits || self.phase != Phase::Open || self.awaits_destage_flush() {
             return None;
         }
@@ -945,14 +949,14 @@ impl Volume {
         } else {
             self.unflushed_deadline()
         };
-        Some(due.max(direct.retry_at).max(self.now))
+        Some(due.max(direct.retry_at).max(self.port.now))
     }
 
     /// Whether a close has to wait for the backend's flush. It is tried once: nobody was promised more.
     pub(super) fn flushes_at_close(&mut self, cx: &mut Context<'_>) -> bool {
         if self.direct.closed
             || self.direct.unflushed.is_empty()
-            || self.health.fenced
+            || self.port.is_fenced()
             || self.awaits_destage_flush()
         {
             return false;
@@ -986,7 +990,7 @@ impl Volume {
         );
         if let Path::Direct | Path::Returning = direct.path {
             assert!(
-                self.log().spans().is_empty() && self.log().open_since().is_none(),
+                self.log.get().spans().is_empty() && self.log.get().open_since().is_none(),
                 "the log holds nothing while writes go past it"
             );
         } else {

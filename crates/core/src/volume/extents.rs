@@ -2,8 +2,10 @@
 
 use alloc::vec::Vec;
 
+use super::op::Op;
+use super::port::Kind;
 use super::read::block_range;
-use super::{Context, Kind, Op, Volume};
+use super::{Context, Volume};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
 use crate::base::limits::STEP_WORK_MAX;
@@ -25,7 +27,7 @@ impl Volume {
                 push_extent(&mut extents, piece, ExtentState::Dirty);
             } else {
                 for block in piece.first_block()..piece.first_block() + piece.block_count() {
-                    let state = match self.probe(block, cx) {
+                    let state = match self.cached.probe(block, cx) {
                         Tier::Absent => ExtentState::Cold,
                         Tier::Dram | Tier::Ssd => ExtentState::Clean,
                     };
@@ -53,9 +55,10 @@ impl Volume {
             // Nobody may take what cannot be read for zeroes, whatever the backend has.
             let state = ExtentState::Data;
             let extents = Vec::from([Extent { range, state }]);
-            self.reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
+            self.port
+                .reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
         } else if self.config.backend_extents {
-            let token = self.token(Op::Extents { id, range });
+            let token = self.port.begin(Op::Extents { id, range });
             cx.actions.push(Action::BackendExtents { token, range });
         } else {
             let whole = Extent {
@@ -76,13 +79,13 @@ impl Volume {
         if let Ok(Done::Extents(extents)) = result {
             self.overlay_extents(id, range, &extents, cx);
         } else {
-            self.stats.backend_errors += 1;
-            let error = if self.health.fenced {
+            self.port.stats.backend_errors += 1;
+            let error = if self.port.is_fenced() {
                 RequestError::Fenced
             } else {
                 RequestError::Io
             };
-            self.reply(id, Kind::Other, Err(error), cx);
+            self.port.reply(id, Kind::Other, Err(error), cx);
         }
     }
 
@@ -102,7 +105,7 @@ impl Volume {
         for (piece, sequence) in self.index.pieces(SectorRange::between(range.start, known)) {
             looked += 1;
             if let Some(sequence) = sequence {
-                let entry = self.log().entry(sequence);
+                let entry = self.log.get().entry(sequence);
                 let state = match entry.kind {
                     EntryKind::Write | EntryKind::SyncPoint | EntryKind::Record => {
                         ExtentState::Data
@@ -132,7 +135,7 @@ impl Volume {
         } else {
             Ok(Reply::Extents(extents))
         };
-        self.reply(id, Kind::Other, result, cx);
+        self.port.reply(id, Kind::Other, result, cx);
     }
 }
 

@@ -22,49 +22,30 @@
 //! Failure: dirty data that is only on the device and cannot be read is tried again, and writes are refused until
 //! it could be. A superblock that cannot be kept ends it: the volume is read-only.
 
-use alloc::vec::Vec;
-
-use super::{Action, Context, LogFailure, Op, Phase, Volume};
-use crate::base::buf::Buf;
+use super::{Context, LogFailure, Phase, Volume};
 use crate::base::error::RequestError;
 use crate::log::destage::Stage;
-
-/// See the module.
-#[derive(Debug, Default)]
-pub(super) struct FailedLog {
-    given_up: bool,
-    /// A superblock is being kept beside the device.
-    keeping: bool,
-    /// Dirty data could not be read back from the device.
-    unreadable: bool,
-}
 
 impl Volume {
     /// Whether the log's device failed and the volume goes on without it, or is about to.
     pub fn log_is_given_up(&self) -> bool {
-        self.failed_log.given_up
+        self.log.is_given_up()
     }
 
     /// Whether what a failed log has is still on its way to the backend.
     pub(super) fn is_emptying_failed_log(&self) -> bool {
-        self.failed_log.given_up && !self.direct.is_direct()
-    }
-
-    /// Whether nothing can be written, for the log's sake.
-    pub(super) fn refuses_writes(&self) -> bool {
-        self.log_failed || self.failed_log.unreadable
+        self.log.is_given_up() && !self.direct.is_direct()
     }
 
     /// A write to the log's device has failed. Returns whether the volume can go on without it.
     pub(super) fn begin_giving_up_log(&mut self) -> bool {
-        if self.log_failed || self.log_is_given_up() {
-            return !self.log_failed;
+        if self.log.has_failed() || self.log.is_given_up() {
+            return !self.log.has_failed();
         }
         if self.config.log_failure != LogFailure::PassThrough || self.phase != Phase::Open {
             return false;
         }
-        self.failed_log.given_up = true;
-        self.log_mut().abandon();
+        self.log.give_up();
         self.leave_write_back();
         true
     }
@@ -72,10 +53,10 @@ impl Volume {
     /// At every poll: look whether what the log holds can still get to the backend.
     pub(super) fn watch_failed_log(&mut self, cx: &mut Context<'_>) {
         if !self.is_emptying_failed_log() {
-            self.failed_log.unreadable = false;
+            self.log.set_unreadable(false);
             return;
         }
-        if self.log_failed || self.health.fenced {
+        if self.log.has_failed() || self.port.is_fenced() {
             return;
         }
         if self.is_damaged() {
@@ -83,8 +64,8 @@ impl Volume {
         }
         let ends = match self.close {
             None => false,
-            Some(true) => self.refuses_writes(),
-            Some(false) => self.refuses_writes() || self.backend_takes_nothing(),
+            Some(true) => self.log.refuses_writes(),
+            Some(false) => self.log.refuses_writes() || self.backend_takes_nothing(),
         };
         if ends {
             self.fail_writes(cx);
@@ -93,10 +74,10 @@ impl Volume {
 
     /// Dirty data could not be read from the device, perhaps only for now.
     pub(super) fn failed_log_is_unreadable(&mut self, cx: &mut Context<'_>) {
-        if !self.is_emptying_failed_log() || self.failed_log.unreadable {
+        if !self.is_emptying_failed_log() || self.log.is_unreadable() {
             return;
         }
-        self.failed_log.unreadable = true;
+        self.log.set_unreadable(true);
         self.refuse_what_waits(cx);
         self.refuse_direct(RequestError::ReadOnly, cx);
     }
@@ -108,38 +89,13 @@ impl Volume {
         self.is_being_marked() || self.writes.marks_end || self.destage.stage() == Stage::Committing
     }
 
-    /// Have a superblock made durable: on the log's device, or once that has failed beside it.
-    pub(super) fn write_superblock(
-        &mut self,
-        op: Op,
-        (offset, block): (u64, Buf),
-        cx: &mut Context<'_>,
-    ) {
-        let token = self.token(op);
-        self.failed_log.keeping = self.log_is_given_up();
-        cx.actions.push(if self.failed_log.keeping {
-            Action::KeepSuperblock { token, block }
-        } else {
-            Action::LogWrite {
-                token,
-                offset,
-                data: Vec::from([block]),
-            }
-        });
-    }
-
-    /// A superblock is durable.
-    pub(super) fn superblock_ended(&mut self) {
-        self.failed_log.keeping = false;
-    }
-
     /// A superblock could not be made durable. Returns whether the next one can be kept beside the device.
     pub(super) fn superblock_failed(&mut self, cx: &mut Context<'_>) -> bool {
-        if core::mem::take(&mut self.failed_log.keeping) {
+        if self.log.superblock_ended() {
             self.fail_writes(cx);
         } else {
             self.fail_log(cx);
         }
-        !self.log_failed
+        !self.log.has_failed()
     }
 }

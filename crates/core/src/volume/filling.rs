@@ -158,11 +158,11 @@ impl Volume {
     /// the cache refuses is not pinned.
     pub(super) fn pin_ranges(&mut self, ranges: &[SectorRange], cx: &mut Context<'_>) {
         let blocks = blocks_of(ranges);
-        let (number, origin) = (self.config.number, self.origin());
+        let (number, origin) = (self.config.number, self.cached.origin());
         let pinned = cx.cache.pin(number, origin, &blocks);
         self.filling.pins = if pinned.is_ok() { blocks } else { Vec::new() };
         self.filling.look_at_all();
-        self.filling.next_at = self.now;
+        self.filling.next_at = self.port.now;
     }
 
     /// Fill these ranges in this order, instead of what was left of another warm-up.
@@ -184,7 +184,7 @@ impl Volume {
     /// Give a warm-up up that nobody asked for, if it is not needed or would drive something out.
     fn judge_warm_up(&mut self, cx: &Context<'_>) {
         if self.filling.warm_asked == Asked::IfCold {
-            if !self.is_cold(self.filling.warm.iter(), cx) {
+            if !self.cached.is_cold(self.filling.warm.iter(), cx) {
                 self.filling.warm.clear();
             }
             self.filling.warm_asked = Asked::ByItself;
@@ -205,12 +205,12 @@ impl Volume {
         let first = range.first_block();
         self.filling.look_at(first, first + range.block_count());
         if !had_work {
-            self.filling.postpone(self.now.plus(AGAIN_PAUSE));
+            self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
         }
     }
 
     pub(super) fn filling_wakeup(&self) -> Option<Nanos> {
-        let goes_on = self.close.is_none() && !self.health.fenced && self.filling.has_work();
+        let goes_on = self.close.is_none() && !self.port.is_fenced() && self.filling.has_work();
         goes_on.then_some(self.filling.next_at)
     }
 
@@ -219,35 +219,35 @@ impl Volume {
         let losses = cx.cache.losses();
         if core::mem::replace(&mut self.filling.losses, losses) != losses {
             self.filling.look_at_all();
-            self.filling.postpone(self.now.plus(AGAIN_PAUSE));
+            self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
         }
-        if !self.filling.has_work() || self.now < self.filling.next_at {
+        if !self.filling.has_work() || self.port.now < self.filling.next_at {
             return;
         }
         if !cx.cache.can_warm_up() || self.config.policy == Policy::PassThrough {
-            return self.filling.postpone(self.now.plus(AGAIN_PAUSE));
+            return self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
         }
         self.judge_warm_up(cx);
         for _ in 0..LOOKS_MAX {
             let Some((why, first, end)) = self.filling.next() else {
                 return;
             };
-            let end = end.min(self.whole_blocks());
+            let end = end.min(self.cached.whole_blocks());
             if !self.is_filled(first, end, cx) {
                 self.filling.running = Some((why, first, end));
                 return self.promote_unasked(first, end, cx);
             }
         }
-        self.filling.postpone(self.now.plus(LOOK_PAUSE));
+        self.filling.postpone(self.port.now.plus(LOOK_PAUSE));
     }
 
     /// Whether every whole line of these blocks is where a promotion brings it.
     fn is_filled(&self, first: u64, end: u64, cx: &Context<'_>) -> bool {
         let line = cx.cache.line_blocks();
-        let whole = self.whole_blocks() / line * line;
+        let whole = self.cached.whole_blocks() / line * line;
         (first / line * line..end.min(whole))
             .step_by(line as usize)
-            .all(|block| self.is_promoted(block, cx))
+            .all(|block| self.cached.is_promoted(block, cx))
     }
 
     /// The promotion of the piece under way has ended.
@@ -258,7 +258,7 @@ impl Volume {
         let bytes = (end - first) * BLOCK_BYTES as u64;
         let rate = self.config.fill_rate_max_bytes_s.max(1);
         let takes = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
-        self.filling.next_at = self.now.plus(Nanos(takes as u64));
+        self.filling.next_at = self.port.now.plus(Nanos(takes as u64));
         let again = match why {
             Why::Pinned => failed || !self.is_filled(first, end, cx),
             Why::WarmUp => failed,
@@ -268,7 +268,7 @@ impl Volume {
                 Why::Pinned => self.filling.look_at(first, end),
                 Why::WarmUp => self.filling.warm.push_front((first, end)),
             }
-            self.filling.postpone(self.now.plus(AGAIN_PAUSE));
+            self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
         }
     }
 }

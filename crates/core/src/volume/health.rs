@@ -7,13 +7,14 @@
 //! reads fail until one succeeds or a flush does, or for a while, since nobody may read again. The log is *unreadable*
 //! from the first read for destage that fails until the backend has flushed the generation that needs it.
 //!
-//! Operations are looked through when the oldest may have become too old, not when they begin or
-//! end: a look costs as much as there is under way, and comes once in the time allowed.
-//!
 //! [`VolumeConfig::backend_answer_max`]: super::VolumeConfig::backend_answer_max
 //! [`VolumeConfig::log_answer_max`]: super::VolumeConfig::log_answer_max
 
-use super::{Context, Nanos, Op, Phase, RequestError, Volume};
+use alloc::vec::Vec;
+
+use super::op::Op;
+use super::port::{Overdue, Performer, Port};
+use super::{Context, Nanos, Phase, RequestError, Volume, WhenFull};
 use crate::base::error::IoError;
 
 /// How long a failed read of the backend shows, if no other read follows.
@@ -64,14 +65,6 @@ pub enum Trouble {
     BackendReads(IoError),
 }
 
-/// Who performs an operation that is watched.
-#[derive(Clone, Copy, Debug)]
-enum Performer {
-    Ssd,
-    Backend,
-    Log,
-}
-
 /// A backend that fails.
 #[derive(Clone, Copy, Debug)]
 struct Failing {
@@ -83,19 +76,14 @@ struct Failing {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    pub(super) fenced: bool,
-    /// Of the cache: how long a read of its device may take.
-    pub(super) ssd_answer_max: Nanos,
-    /// When the operations must be looked through.
-    pub(super) watch_at: Option<Nanos>,
-    /// Since when the operation is under way that is too old.
-    pub(super) silent: Option<Nanos>,
+    /// Since when the operation of the backend is under way that is too old.
+    silent: Option<Nanos>,
     /// The same of the log's operations.
-    pub(super) log_silent: Option<Nanos>,
+    log_silent: Option<Nanos>,
     /// Whether what is too old of the log is what writes wait for, too.
-    pub(super) log_writes_silent: bool,
+    log_writes_silent: bool,
     /// Destage could not read what it needs of the log, and has not got there since.
-    pub(super) log_unreadable: bool,
+    log_unreadable: bool,
     writes: Option<Failing>,
     reads: Option<Failing>,
     /// Since when something was wrong at the end of every poll, whatever it was.
@@ -103,12 +91,94 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// All is well. A read of the cache device may take so long.
-    pub(super) fn new(ssd_answer_max: Nanos) -> Self {
-        Self {
-            ssd_answer_max,
-            ..Self::default()
+    /// What is under way was looked through. Returns what is to be given up.
+    fn note_overdue(&mut self, overdue: Overdue, port: &mut Port) -> Vec<(usize, Performer)> {
+        if let Some(reads) = self.reads {
+            let until = reads.last.plus(READ_TROUBLE_SHOWN);
+            if until > port.now {
+                port.look_until(until);
+            } else {
+                self.reads = None;
+            }
         }
+        self.silent = overdue.silent;
+        self.log_silent = overdue.log_silent;
+        self.log_writes_silent = overdue.log_writes_silent;
+        overdue.late
+    }
+
+    /// The backend has ended an operation. Returns whether another owner has it.
+    pub(super) fn backend_answered(
+        &mut self,
+        op: &Op,
+        error: Option<IoError>,
+        port: &mut Port,
+    ) -> bool {
+        if self.silent.is_some() {
+            // It may have been the one that was waited for.
+            port.look_now();
+        }
+        let is_read = matches!(
+            op,
+            Op::Fetch { .. } | Op::FetchPart { .. } | Op::Extents { .. }
+        );
+        match error {
+            Some(IoError::Fenced) => return true,
+            // It answers as it should: what it has is bad.
+            Some(IoError::Corrupt) if is_read => {}
+            Some(error) if is_read => {
+                note(&mut self.reads, port.now, error);
+                port.look_until(port.now.plus(READ_TROUBLE_SHOWN));
+            }
+            Some(error) => note(&mut self.writes, port.now, error),
+            None if is_read => self.reads = None,
+            None if matches!(op, Op::DestageFlush | Op::DirectFlush) => {
+                // It works; whether that read would, the next one tells.
+                (self.writes, self.reads) = (None, None);
+            }
+            // There is nothing to repeat: whoever wrote knows.
+            None if matches!(op, Op::DirectWrite { .. }) => self.writes = None,
+            None => {}
+        }
+        false
+    }
+
+    /// The log's device has ended an operation.
+    pub(super) fn log_answered(&self, port: &mut Port) {
+        if self.log_silent.is_some() {
+            // It may have been the one that was waited for.
+            port.look_now();
+        }
+    }
+
+    /// Whether the backend has not answered for too long.
+    pub(super) fn backend_is_silent(&self) -> bool {
+        self.silent.is_some()
+    }
+
+    /// Whether the log's device has not answered for too long.
+    pub(super) fn log_is_silent(&self) -> bool {
+        self.log_silent.is_some()
+    }
+
+    /// Whether whoever waits for the log is told of an error.
+    pub(super) fn refuses_for_silent_log(&self, when_full: WhenFull) -> bool {
+        self.log_silent.is_some() && when_full == WhenFull::Error
+    }
+
+    /// Whether whoever waits for writes to the log is told of an error.
+    pub(super) fn refuses_writes_for_silent_log(&self, when_full: WhenFull) -> bool {
+        self.log_writes_silent && self.refuses_for_silent_log(when_full)
+    }
+
+    /// Destage could not read what it needs of the log. Returns whether it could not before either.
+    pub(super) fn log_is_unreadable(&mut self) -> bool {
+        core::mem::replace(&mut self.log_unreadable, true)
+    }
+
+    /// Destage has read all that it needed.
+    pub(super) fn log_was_read(&mut self) {
+        self.log_unreadable = false;
     }
 }
 
@@ -121,90 +191,15 @@ fn note(failing: &mut Option<Failing>, now: Nanos, error: IoError) {
     });
 }
 
-/// Move a time forward to `to`, if it is later.
-fn hasten(time: &mut Option<Nanos>, to: Nanos) {
-    *time = Some(time.map_or(to, |time| time.min(to)));
-}
-
-impl Op {
-    /// Whether the backend performs it.
-    pub(super) fn is_of_backend(&self) -> bool {
-        matches!(
-            self,
-            Self::Fetch { .. }
-                | Self::FetchPart { .. }
-                | Self::Extents { .. }
-                | Self::DestageWrite { .. }
-                | Self::DestageFlush
-                | Self::DirectWrite { .. }
-                | Self::DirectFlush
-        )
-    }
-}
-
 impl Volume {
-    /// An action begins: from now on it may come to take too long.
-    pub(super) fn watch_from_now(&mut self, op: &Op) {
-        if let Some((_, limit)) = self.answer_max(op) {
-            hasten(&mut self.health.watch_at, self.now.plus(limit));
-        }
-    }
-
-    /// Who performs an operation, and how long that may take.
-    fn answer_max(&self, op: &Op) -> Option<(Performer, Nanos)> {
-        match op {
-            Op::ReadSsd { .. } | Op::ScrubCache { .. } => {
-                Some((Performer::Ssd, self.health.ssd_answer_max))
-            }
-            _ if op.is_of_backend() => Some((Performer::Backend, self.config.backend_answer_max)),
-            _ => Some((Performer::Log, self.log_answer_max(op)?)),
-        }
-    }
-
     /// Look through what is under way, if something may have become too old.
     pub(super) fn watch(&mut self, cx: &mut Context<'_>) {
-        if self.health.watch_at.is_none_or(|at| at > self.now) {
+        let is_patient = self.config.when_full != WhenFull::Error;
+        let is_given_up = self.log.is_given_up();
+        let Some(overdue) = self.port.look_through(is_given_up, is_patient) else {
             return;
-        }
-        let (mut next, mut silent, mut log_silent) = (None, None, None);
-        let mut log_writes_silent = false;
-        let mut late = alloc::vec::Vec::new();
-        for (key, running) in &self.ops {
-            let Some((performer, limit)) = self.answer_max(&running.op) else {
-                continue;
-            };
-            let deadline = running.since.plus(limit);
-            if deadline > self.now {
-                hasten(&mut next, deadline);
-                continue;
-            }
-            match performer {
-                Performer::Ssd => late.push((key, performer)),
-                Performer::Backend => hasten(&mut silent, running.since),
-                Performer::Log if self.is_abandoned(&running.op) => late.push((key, performer)),
-                Performer::Log => {
-                    hasten(&mut log_silent, running.since);
-                    log_writes_silent |= !running.op.is_read_of_log()
-                        || self.log_is_given_up() && running.op.is_read_for_destage();
-                    if self.is_given_up_when_late(&running.op) {
-                        late.push((key, performer));
-                    }
-                }
-            }
-        }
-        if let Some(reads) = self.health.reads {
-            let until = reads.last.plus(READ_TROUBLE_SHOWN);
-            if until > self.now {
-                hasten(&mut next, until);
-            } else {
-                self.health.reads = None;
-            }
-        }
-        self.health.silent = silent;
-        self.health.log_silent = log_silent;
-        self.health.log_writes_silent = log_writes_silent;
-        self.health.watch_at = next;
-        for (key, performer) in late {
+        };
+        for (key, performer) in self.health.note_overdue(overdue, &mut self.port) {
             match performer {
                 Performer::Log => self.give_up_log_operation(key, cx),
                 _ => self.give_up_ssd_read(key, cx),
@@ -212,48 +207,10 @@ impl Volume {
         }
     }
 
-    /// The backend has ended an operation.
-    pub(super) fn backend_answered(
-        &mut self,
-        op: &Op,
-        error: Option<IoError>,
-        cx: &mut Context<'_>,
-    ) {
-        let (now, health) = (self.now, &mut self.health);
-        if health.silent.is_some() {
-            // It may have been the one that was waited for.
-            health.watch_at = Some(now);
-        }
-        if error == Some(IoError::Fenced) {
-            return self.fence(cx);
-        }
-        let is_read = matches!(
-            op,
-            Op::Fetch { .. } | Op::FetchPart { .. } | Op::Extents { .. }
-        );
-        match error {
-            // It answers as it should: what it has is bad.
-            Some(IoError::Corrupt) if is_read => {}
-            Some(error) if is_read => {
-                note(&mut health.reads, now, error);
-                hasten(&mut health.watch_at, now.plus(READ_TROUBLE_SHOWN));
-            }
-            Some(error) => note(&mut health.writes, now, error),
-            None if is_read => health.reads = None,
-            None if matches!(op, Op::DestageFlush | Op::DirectFlush) => {
-                // It works; whether that read would, the next one tells.
-                (health.writes, health.reads) = (None, None);
-            }
-            // There is nothing to repeat: whoever wrote knows.
-            None if matches!(op, Op::DirectWrite { .. }) => health.writes = None,
-            None => {}
-        }
-    }
-
     /// Another owner has the backend: this one asks it for nothing any more, moves no tail, and
     /// answers nothing but that.
-    fn fence(&mut self, cx: &mut Context<'_>) {
-        if core::mem::replace(&mut self.health.fenced, true) {
+    pub(super) fn fence(&mut self, cx: &mut Context<'_>) {
+        if self.port.fence() {
             return;
         }
         self.refuse_unanswered_writes(RequestError::Fenced, cx);
@@ -263,11 +220,11 @@ impl Volume {
 
     fn trouble_now(&self) -> Option<(Trouble, Option<Nanos>)> {
         let health = &self.health;
-        if health.fenced {
+        if self.port.is_fenced() {
             Some((Trouble::Fenced, None))
         } else if self.is_damaged() {
             Some((Trouble::LogCorrupt, None))
-        } else if self.refuses_writes() {
+        } else if self.log.refuses_writes() {
             Some((Trouble::LogFailed, None))
         } else if let Some(since) = health.log_silent {
             Some((Trouble::LogSilent, Some(since)))
@@ -284,7 +241,8 @@ impl Volume {
         } else if let Some(failing) = health.reads {
             Some((Trouble::BackendReads(failing.error), Some(failing.since)))
         } else {
-            self.log_is_given_up()
+            self.log
+                .is_given_up()
                 .then_some((Trouble::LogGivenUp, None))
         }
     }
@@ -297,7 +255,7 @@ impl Volume {
     /// What is wrong (the worst, if more than one thing is), and since when the volume has not been healthy.
     pub fn trouble(&self) -> Option<(Trouble, Nanos)> {
         let (trouble, since) = self.trouble_now()?;
-        let since = since.unwrap_or(self.now);
+        let since = since.unwrap_or(self.port.now);
         let troubled = self.health.troubled.unwrap_or(since);
         Some((trouble, since.min(troubled)))
     }

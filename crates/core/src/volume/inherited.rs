@@ -20,12 +20,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::read::Fill;
-use super::{Context, Volume};
-use crate::base::buf::Buf;
-use crate::base::io::{BlockKey, SectorRange};
-use crate::base::limits::{BLOCK_BYTES, INHERITED_PAGES_MIXED_MAX};
-use crate::cache::{Lookup, ReadCache, SsdTaken, Tier, VolumeBenefit};
+use super::Volume;
+use crate::base::limits::INHERITED_PAGES_MIXED_MAX;
 
 /// Blocks of one page: 16 MiB of the volume.
 const PAGE_BLOCKS: u64 = 4096;
@@ -170,142 +166,8 @@ impl Page {
 impl Volume {
     /// Say what the volume has inherited; before its first event, and at most once.
     pub fn inherit(&mut self, inherited: Inherited) {
-        debug_assert!(self.log.is_none() && self.index.iter().next().is_none());
-        self.inherited = Some(inherited);
-    }
-
-    /// Number in the cache of what it began as, if it is known.
-    pub fn origin(&self) -> Option<u32> {
-        self.inherited.as_ref().map(Inherited::origin)
-    }
-
-    /// Whether a block is still as in the origin, and is cached under its number.
-    pub fn inherits(&self, block: u64) -> bool {
-        self.origin_key(block).is_some()
-    }
-
-    /// A write of any kind of these sectors was accepted or replayed.
-    pub(super) fn own(&mut self, range: SectorRange) {
-        if let Some(inherited) = &mut self.inherited {
-            inherited.remove(range.first_block(), range.block_count());
-        }
-    }
-
-    /// Key of a block of this volume in the read cache, as its own.
-    pub(super) fn own_key(&self, block: u64) -> BlockKey {
-        BlockKey::new(self.config.number, block)
-    }
-
-    /// Key of a block that is inherited, in the origin.
-    fn origin_key(&self, block: u64) -> Option<BlockKey> {
-        let inherited = self.inherited.as_ref()?;
-        (inherited.contains(block)).then(|| BlockKey::new(inherited.origin, block))
-    }
-
-    /// Whether all of the line around a block is inherited, as far as the volume has whole blocks.
-    fn is_line_inherited(&self, block: u64, cx: &Context<'_>) -> bool {
-        let Some(inherited) = &self.inherited else {
-            return false;
-        };
-        let line = cx.cache.line_blocks();
-        let first = block / line * line;
-        let end = (first + line).min(self.whole_blocks());
-        block < end && (first..end).all(|block| inherited.contains(block))
-    }
-
-    /// The key under which a block is filled.
-    pub(super) fn fill_key(&self, block: u64, cx: &Context<'_>) -> BlockKey {
-        match self.origin_key(block) {
-            Some(key) if self.is_line_inherited(block, cx) => key,
-            _ => self.own_key(block),
-        }
-    }
-
-    /// Find a block in the cache for a client's read.
-    pub(super) fn look_up(&self, block: u64, cx: &mut Context<'_>) -> Lookup {
-        if let Some(key) = self.origin_key(block) {
-            let found = cx.cache.lookup(key);
-            if !matches!(found, Lookup::Miss) || self.is_line_inherited(block, cx) {
-                return found;
-            }
-        }
-        cx.cache.lookup(self.own_key(block))
-    }
-
-    /// Of so many blocks that the line of `key` has for `block` and those behind it, how many are this volume's.
-    pub(super) fn blocks_of_line(&self, block: u64, key: BlockKey, blocks: u64) -> u64 {
-        if key.volume() == self.config.number {
-            return blocks;
-        }
-        let is_inherited = |&at: &u64| self.origin_key(block + at) == Some(BlockKey(key.0 + at));
-        (0..blocks).take_while(is_inherited).count() as u64
-    }
-
-    /// Find a block in the cache without counting a use.
-    pub(super) fn probe(&self, block: u64, cx: &Context<'_>) -> Tier {
-        let origin = (self.origin_key(block)).map_or(Tier::Absent, |key| cx.cache.probe(key));
-        match origin {
-            Tier::Absent => cx.cache.probe(self.own_key(block)),
-            found => found,
-        }
-    }
-
-    /// Whether a block is where a promotion brings it.
-    pub(super) fn is_promoted(&self, block: u64, cx: &Context<'_>) -> bool {
-        let key = self.fill_key(block, cx);
-        let end = BlockKey::new(key.volume(), self.whole_blocks());
-        cx.cache.is_promoted(key, end)
-    }
-
-    /// What reading the volume costs, and how its blocks are weighed for it: its own, or, of a clone that has read
-    /// nothing else, what it has inherited.
-    pub fn benefit(&self, cache: &ReadCache) -> VolumeBenefit {
-        let own = cache.benefit(self.config.number);
-        match self.origin() {
-            Some(origin) if own.miss.is_none() => cache.benefit(origin),
-            _ => own,
-        }
-    }
-
-    /// Whether the SSD tier is to take what clients read around a block.
-    pub(super) fn is_worth_taking(&self, block: u64, cx: &Context<'_>) -> bool {
-        cx.cache.is_worth_taking(self.fill_key(block, cx).volume())
-    }
-
-    /// Keep whole blocks that were fetched where `fill` says, with both tiers for what was used, each run of lines
-    /// under its key. Returns what the SSD tier took.
-    pub(super) fn fill(
-        &self,
-        first: u64,
-        data: &Buf,
-        fill: Fill,
-        cx: &mut Context<'_>,
-    ) -> SsdTaken {
-        let mut taken = SsdTaken::default();
-        let end = first + (data.len() / BLOCK_BYTES) as u64;
-        let mut at = first;
-        while at < end {
-            let key = self.fill_key(at, cx);
-            let mut to = at + 1;
-            while to < end && self.fill_key(to, cx) == BlockKey(key.0 + (to - at)) {
-                to += 1;
-            }
-            let bytes = |block: u64| (block - first) as usize * BLOCK_BYTES;
-            let run = data.slice(bytes(at)..bytes(to));
-            let method = self.config.compression;
-            match fill {
-                Fill::Both => taken += cx.cache.fill_promoted(key, &run, method),
-                Fill::ByUse => taken += cx.cache.fill_compressed(key, &run, method),
-                Fill::Dram => {
-                    for (block, content) in (key.0..).zip(run.chunks_exact(BLOCK_BYTES)) {
-                        cx.cache.fill_block(BlockKey(block), content);
-                    }
-                }
-                Fill::Nowhere => {}
-            }
-            at = to;
-        }
-        taken
+        debug_assert!(self.log.if_open().is_none() && self.index.iter().next().is_none());
+        self.cached.inherit(inherited);
     }
 }
 

@@ -29,10 +29,14 @@
 //! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
 //! past the log, and the way there and back), `failed_log` (going on without the log), `silent_log` (a log that does
 //! not answer), `damage` (a log that rots),
-//! `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side), `heat` (what the cache knows of it),
-//! `inherited` (what is cached under the number of an origin), `health` (what is wrong,
-//! and since when), `scrub` (verifying what lies on the node's devices).
+//! `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side),
+//! `health` (what is wrong, and since when), `scrub` (verifying what lies on the node's devices).
+//!
+//! The parts that keep a state of their own: `port` (what is under way outside, and who waits for an answer), `open_log`
+//! (the log and its device), `cached` (the volume as the read cache knows it) with `inherited` (what is cached under
+//! the number of an origin).
 
+mod cached;
 mod compression;
 mod config;
 mod damage;
@@ -42,9 +46,11 @@ mod extents;
 mod failed_log;
 mod filling;
 mod health;
-mod heat;
 mod inherited;
 mod log_chunks;
+mod op;
+mod open_log;
+mod port;
 mod promotion;
 mod read;
 mod scrub;
@@ -53,16 +59,19 @@ mod stats;
 pub mod streams;
 mod write;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use compression::{Compression, Packed};
+pub use cached::CachedBlocks;
+use compression::Compression;
 pub use config::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 pub use health::{State, Trouble};
 pub use inherited::Inherited;
-use slab::Slab;
+use op::Op;
+use open_log::OpenLog;
+use port::{Kind, Port, Running};
 pub use stats::VolumeStats;
 use zerocopy::IntoBytes;
 
@@ -70,20 +79,18 @@ use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::Authenticator;
 use crate::base::error::{IoError, OpenError, RequestError};
 use crate::base::io::{
-    Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange, Token,
+    Action, Completion, Done, ExtentKind, Nanos, Reply, Request, RequestId, SectorRange,
 };
 use crate::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
 };
-use crate::base::work::Work;
-use crate::cache::{ReadCache, SsdRead};
+use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
 use crate::log::destage::{Destage, Stage};
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::lost::LostSectors;
 use crate::log::replay::{Found, Replay};
 use crate::log::write_log::WriteLog;
-use crate::node::scrub::ScrubAt;
 
 /// What happens to a volume.
 #[derive(Debug)]
@@ -159,16 +166,6 @@ pub struct Context<'a> {
 /// How soon work that found no buffer is tried again.
 const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
 
-/// Which request a reply is for, so that its counters can be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Read(u64),
-    Write(u64),
-    Trim,
-    Flush,
-    Other,
-}
-
 /// An acknowledgement that waits for durability.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
@@ -180,109 +177,25 @@ struct Waiter {
     fua: bool,
 }
 
-/// What an outstanding action is for.
-#[derive(Debug)]
-enum Op {
-    Replay {
-        chunk: u64,
-    },
-    OpeningSuperblock,
-    Span {
-        end: u64,
-    },
-    ReadLog {
-        read: usize,
-        range: SectorRange,
-        position: u64,
-        packed: Option<Packed>,
-        /// How often it was read before.
-        tries: u8,
-    },
-    ReadSsd {
-        read: usize,
-        range: SectorRange,
-        permission: SsdRead,
-    },
-    /// A read that was given up; what it brings is not used.
-    LateSsd {
-        permission: SsdRead,
-    },
-    /// An operation of the log that was given up.
-    LateLog,
-    Fetch {
-        fetch: usize,
-    },
-    FetchPart {
-        read: usize,
-        part: SectorRange,
-    },
-    Extents {
-        id: RequestId,
-        range: SectorRange,
-    },
-    DestageRead {
-        item: usize,
-        part: usize,
-        position: u64,
-        /// How often it was read before.
-        tries: u8,
-    },
-    DestageChunk {
-        position: u64,
-    },
-    DestageWrite {
-        item: usize,
-    },
-    DestageFlush,
-    DirectWrite {
-        number: u64,
-    },
-    DirectFlush,
-    DirectMark,
-    EndMark,
-    Superblock,
-    ClosingSuperblock,
-    ScrubLog(scrub::LogPiece),
-    ScrubHeal(scrub::LogPiece),
-    ScrubCache {
-        id: RequestId,
-        permission: SsdRead,
-        next: ScrubAt,
-    },
-}
-
-/// An outstanding action.
-#[derive(Debug)]
-struct Running {
-    op: Op,
-    since: Nanos,
-}
-
 /// The state of one open volume.
 #[derive(Debug)]
 pub struct Volume {
     config: VolumeConfig,
     phase: Phase,
     replay: Option<Replay>,
-    log: Option<WriteLog>,
+    log: OpenLog,
     index: ExtentIndex,
-    inherited: Option<Inherited>,
-    ops: Slab<Running>,
-    /// Of them, those that were given up: nobody waits for them.
-    late_operations: usize,
+    cached: CachedBlocks,
+    port: Port,
     /// Requests that came while the log was being replayed.
     early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
     direct: direct::Direct,
-    failed_log: failed_log::FailedLog,
     compression: Compression,
     filling: filling::Filling,
     reads: read::Reads,
     destage: Destage,
     destaging: destaging::Destaging,
-    /// Positions that reads in flight need, with their number.
-    log_pins: BTreeMap<u64, u32>,
-    log_failed: bool,
     damage: damage::Damage,
     /// What is lost, as of the last write that was accepted.
     lost: LostSectors,
@@ -291,11 +204,7 @@ pub struct Volume {
     /// Work waits for memory that others will give back: poll again then.
     memory_wait: Option<Nanos>,
     health: health::Health,
-    /// The time of the present step.
-    now: Nanos,
     open_started: Nanos,
-    stats: VolumeStats,
-    work: Work,
 }
 
 impl Volume {
@@ -314,33 +223,26 @@ impl Volume {
         cx.cache.set_codec(config.codec);
         let mut volume = Self {
             replay: Some(Replay::new(config.uuid, config.log_bytes)),
-            log: None,
+            log: OpenLog::default(),
             phase: Phase::Opening,
             index: ExtentIndex::default(),
-            inherited: None,
-            ops: Slab::new(),
-            late_operations: 0,
+            cached: CachedBlocks::new(config.number, config.bytes),
+            port: Port::new(&config, cx.cache.ssd_answer_max(), now),
             early: VecDeque::new(),
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
-            failed_log: failed_log::FailedLog::default(),
             compression: Compression::default(),
             filling: filling::Filling::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
-            log_pins: BTreeMap::new(),
-            log_failed: false,
             damage: damage::Damage::default(),
             lost: LostSectors::default(),
             close: None,
             closing_superblock: false,
             memory_wait: None,
-            health: health::Health::new(cx.cache.ssd_answer_max()),
-            now,
+            health: health::Health::default(),
             open_started: now,
-            stats: VolumeStats::default(),
-            work: Work::default(),
             config,
         };
         volume.read_log_ahead(cx);
@@ -364,7 +266,7 @@ impl Volume {
 
     /// Take one event; push what follows from it.
     pub fn step(&mut self, now: Nanos, event: Event, cx: &mut Context<'_>) {
-        self.now = now;
+        self.port.now = now;
         match event {
             Event::Request { id, request } => self.request(now, id, request, cx),
             Event::Completed(completion) => self.completed(now, completion, cx),
@@ -396,18 +298,19 @@ impl Volume {
                     ..config
                 };
                 self.reconfigure_reads(cx);
-                if let Some(log) = &mut self.log {
-                    log.set_entries_max(self.config.log_entries_max);
+                if self.log.if_open().is_some() {
+                    let entries_max = self.config.log_entries_max;
+                    self.log.get_mut().set_entries_max(entries_max);
                     self.trim_resident(self.config.resident_bytes_max);
                     self.policy_changed(cx);
                 }
-                self.health.watch_at = Some(now);
+                self.port.reconfigure(&self.config);
             }
         }
-        self.note_runs();
+        self.log.note_runs(self.index.len());
         // It shows in the time that a request takes; the simulator and the tests have it on.
         if cfg!(debug_assertions)
-            && let Some(log) = &self.log
+            && let Some(log) = self.log.if_open()
         {
             log.check_invariants();
         }
@@ -416,11 +319,11 @@ impl Volume {
     fn request(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
         match self.phase {
             Phase::Opening if self.close.is_none() => {
-                self.stats.requests_in_flight += 1;
+                self.port.accept();
                 self.early.push_back((id, request));
             }
             Phase::Open if self.close.is_none() => {
-                self.stats.requests_in_flight += 1;
+                self.port.accept();
                 self.serve(now, id, request, cx);
             }
             _ => cx.actions.push(Action::Reply {
@@ -431,11 +334,15 @@ impl Volume {
     }
 
     fn serve(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
-        if self.health.fenced {
-            return self.reply(id, Kind::Other, Err(RequestError::Fenced), cx);
+        if self.port.is_fenced() {
+            return self
+                .port
+                .reply(id, Kind::Other, Err(RequestError::Fenced), cx);
         }
         if !self.is_valid(&request) {
-            return self.reply(id, Kind::Other, Err(RequestError::BadRange), cx);
+            return self
+                .port
+                .reply(id, Kind::Other, Err(RequestError::BadRange), cx);
         }
         match request {
             Request::Read { range } => self.read(id, range, cx),
@@ -443,7 +350,7 @@ impl Volume {
                 if self.config.discard == Discard::Ignore
                     && self.config.policy != Policy::ReadOnly =>
             {
-                self.reply(id, Kind::Trim, Ok(Reply::Done), cx);
+                self.port.reply(id, Kind::Trim, Ok(Reply::Done), cx);
             }
             Request::Write { .. } | Request::WriteZeroes { .. } | Request::Discard { .. } => {
                 self.accept_write(now, id, request, cx);
@@ -452,17 +359,17 @@ impl Volume {
             Request::Promote { range } => self.promote(id, range, cx),
             Request::Evict { range } => {
                 // What is inherited stays for others.
-                let first = self.own_key(range.first_block());
-                cx.cache.invalidate(first, range.block_count());
+                self.cached.invalidate(range, cx);
                 self.note_forgotten(range);
-                self.reply(id, Kind::Other, Ok(Reply::Done), cx);
+                self.port.reply(id, Kind::Other, Ok(Reply::Done), cx);
             }
             Request::Extents {
                 range,
                 kind: ExtentKind::Cache,
             } => {
                 let extents = self.cache_extents(range, cx);
-                self.reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
+                self.port
+                    .reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
             }
             Request::Extents {
                 range,
@@ -498,11 +405,14 @@ impl Volume {
 
     fn completed(&mut self, now: Nanos, completion: Completion, cx: &mut Context<'_>) {
         let Completion { token, result } = completion;
-        let Running { op, since } = self.ops.remove(token.0 as usize);
+        let Running { op, since } = self.port.end(token);
         if op.is_of_backend() {
-            self.backend_answered(&op, result.as_ref().err().copied(), cx);
+            let error = result.as_ref().err().copied();
+            if self.health.backend_answered(&op, error, &mut self.port) {
+                self.fence(cx);
+            }
         } else if op.is_of_log() {
-            self.note_log_answer();
+            self.health.log_answered(&mut self.port);
         }
         if result.is_ok() {
             self.note_cost(&op, now.since(since), cx);
@@ -528,11 +438,8 @@ impl Volume {
             } => {
                 self.ssd_was_read(read, range, permission, result, cx);
             }
-            Op::LateSsd { permission } => {
-                self.late_operations -= 1;
-                cx.cache.cancel_ssd_read(permission);
-            }
-            Op::LateLog => self.late_operations -= 1,
+            Op::LateSsd { permission } => cx.cache.cancel_ssd_read(permission),
+            Op::LateLog => {}
             Op::Fetch { fetch } => self.fetched(fetch, result, cx),
             Op::FetchPart { read, part } => self.part_was_fetched(read, part, result, cx),
             Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
@@ -545,7 +452,7 @@ impl Volume {
                 self.destage_was_read(now, (item, part), position, tries, result, cx);
             }
             Op::DestageChunk { position } => {
-                self.unpin(position);
+                self.log.unpin(position);
                 self.destage_chunk_was_read(now, position, result, cx);
             }
             Op::DestageWrite { item } => self.destage_was_written(now, item, result),
@@ -563,8 +470,10 @@ impl Volume {
                 next,
             } => self.scrubbed_cache(id, permission, next, result, cx),
             Op::ClosingSuperblock => {
-                self.superblock_ended();
-                self.log_failed |= result.is_err();
+                self.log.superblock_ended();
+                if result.is_err() {
+                    self.log.fail();
+                }
                 self.phase = Phase::Closed;
             }
         }
@@ -579,7 +488,7 @@ impl Volume {
                 if self.close.is_some() {
                     self.part_from_silent_log(cx);
                 }
-                if self.close.is_some() && self.awaits_nothing() {
+                if self.close.is_some() && self.port.awaits_nothing() {
                     self.refuse_early(RequestError::Closing, cx);
                     self.phase = Phase::Closed;
                 } else {
@@ -589,7 +498,7 @@ impl Volume {
             Phase::Failed(_) => {
                 self.watch(cx);
                 self.part_from_silent_log(cx);
-                if self.close.is_some() && self.awaits_nothing() {
+                if self.close.is_some() && self.port.awaits_nothing() {
                     self.phase = Phase::Closed;
                 }
             }
@@ -610,7 +519,7 @@ impl Volume {
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
                 self.retry_reads(cx);
-                if self.close.is_none() && !self.health.fenced {
+                if self.close.is_none() && !self.port.is_fenced() {
                     self.fill_on(cx);
                 }
                 self.destage_poll(now, cx);
@@ -625,68 +534,17 @@ impl Volume {
             }
         }
         let waits = match self.phase {
-            Phase::Opening => self.replay.is_some() && self.ops.is_empty(),
+            Phase::Opening => self.replay.is_some() && self.port.is_idle(),
             Phase::Open | Phase::Closing => {
                 self.reads.has_starved()
                     || self.reads.has_stalled_promotion()
-                    || (self.destage.is_postponed() && !self.health.fenced && !self.awaits_mark())
+                    || (self.destage.is_postponed()
+                        && !self.port.is_fenced()
+                        && !self.awaits_mark())
             }
             Phase::Failed(_) | Phase::Closed => false,
         };
         self.memory_wait = waits.then(|| now.plus(MEMORY_WAIT));
-    }
-
-    fn token(&mut self, op: Op) -> Token {
-        self.watch_from_now(&op);
-        let since = self.now;
-        Token(self.ops.insert(Running { op, since }) as u64)
-    }
-
-    fn log(&self) -> &WriteLog {
-        self.log
-            .as_ref()
-            .expect("the log is there once the volume is open")
-    }
-
-    /// Let the log know how many runs its entries have in memory.
-    fn note_runs(&mut self) {
-        if let Some(log) = &mut self.log {
-            log.note_runs(self.index.len());
-        }
-    }
-
-    fn log_mut(&mut self) -> &mut WriteLog {
-        self.log
-            .as_mut()
-            .expect("the log is there once the volume is open")
-    }
-
-    fn reply(
-        &mut self,
-        id: RequestId,
-        kind: Kind,
-        result: Result<Reply, RequestError>,
-        cx: &mut Context<'_>,
-    ) {
-        self.stats.requests_in_flight -= 1;
-        match (kind, &result) {
-            (_, Err(_)) => self.stats.errors += 1,
-            (Kind::Read(bytes), Ok(_)) => {
-                self.stats.reads += 1;
-                self.stats.read_bytes += bytes;
-            }
-            (Kind::Write(bytes), Ok(_)) => {
-                self.stats.writes += 1;
-                self.stats.write_bytes += bytes;
-            }
-            (Kind::Trim, Ok(_)) => self.stats.trims += 1,
-            (Kind::Flush, Ok(_)) => self.stats.flushes += 1,
-            (Kind::Other, Ok(_)) => {}
-        }
-        cx.actions.push(Action::Reply {
-            request: id,
-            result,
-        });
     }
 
     // Opening and closing.
@@ -697,7 +555,7 @@ impl Volume {
             .as_mut()
             .and_then(|replay| replay.next_read(cx.pool))
         {
-            let token = self.token(Op::Replay { chunk: read.chunk });
+            let token = self.port.begin(Op::Replay { chunk: read.chunk });
             cx.actions.push(Action::LogRead {
                 token,
                 offset: read.offset,
@@ -720,7 +578,8 @@ impl Volume {
             Done::Read(buf) => buf,
             _ => unreachable!("a read brings a buffer"),
         });
-        let (index, inherited, stats) = (&mut self.index, &mut self.inherited, &mut self.stats);
+        let (index, cached) = (&mut self.index, &mut self.cached);
+        let stats = &mut self.port.stats;
         let (mut whole, mut record) = (false, None);
         let actions = &mut *cx.actions;
         let outcome = replay.read_done(now, chunk, result, |log, found| match found {
@@ -733,9 +592,7 @@ impl Volume {
                     while !index.takes_long() {
                         index.settle(STEP_WORK_MAX);
                     }
-                    if let Some(inherited) = inherited {
-                        inherited.remove(range.first_block(), range.block_count());
-                    }
+                    cached.own(range);
                     stats.replayed_entries += 1;
                 }
             }
@@ -757,15 +614,15 @@ impl Volume {
                 // A flush may have been the last that was acknowledged; the log does not tell. So
                 // what is found goes to the backend before what is written from now on.
                 log.sync_point();
-                self.stats.replayed_bytes = log.bytes().appended;
-                self.stats.log_corrupt_blocks = log.damaged_blocks();
+                self.port.stats.replayed_bytes = log.bytes().appended;
+                self.port.stats.log_corrupt_blocks = log.damaged_blocks();
                 log.set_entries_max(self.config.log_entries_max);
                 log.forget_lost(beyond(self.config.bytes));
                 self.know_lost(log.lost().clone());
                 cx.cache.tie(self.config.number, log.tie());
                 let superblock = log.superblock_for_opening();
-                self.writes.durable_since = self.now;
-                self.log = Some(log);
+                self.writes.durable_since = self.port.now;
+                self.log.opened(log);
                 self.write_opening_superblock(superblock, cx);
             }
             Ok(()) => self.read_log_ahead(cx),
@@ -773,7 +630,7 @@ impl Volume {
     }
 
     fn write_opening_superblock(&mut self, (offset, block): (u64, Buf), cx: &mut Context<'_>) {
-        let token = self.token(Op::OpeningSuperblock);
+        let token = self.port.begin(Op::OpeningSuperblock);
         cx.actions.push(Action::LogWrite {
             token,
             offset,
@@ -786,12 +643,12 @@ impl Volume {
             self.phase = Phase::Failed(OpenError::Io(error));
             return self.refuse_early(RequestError::Io, cx);
         }
-        if let Some(superblock) = self.log_mut().superblock_beside_opening() {
+        if let Some(superblock) = self.log.get_mut().superblock_beside_opening() {
             return self.write_opening_superblock(superblock, cx);
         }
         self.phase = Phase::Open;
-        self.stats.replay_time = now.since(self.open_started);
-        self.writes.resident_from = self.log().next_sequence();
+        self.port.stats.replay_time = now.since(self.open_started);
+        self.writes.resident_from = self.log.get().next_sequence();
         self.open_policy(cx);
         for (id, request) in core::mem::take(&mut self.early) {
             self.serve(now, id, request, cx);
@@ -800,7 +657,7 @@ impl Volume {
 
     fn refuse_early(&mut self, error: RequestError, cx: &mut Context<'_>) {
         for (id, _) in core::mem::take(&mut self.early) {
-            self.reply(id, Kind::Other, Err(error), cx);
+            self.port.reply(id, Kind::Other, Err(error), cx);
         }
     }
 
@@ -811,42 +668,43 @@ impl Volume {
     }
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
-        let stuck = self.log_failed || self.destage_is_stuck() || self.health.fenced;
-        if self.log_failed && self.awaits_nothing() {
+        let stuck = self.log.has_failed() || self.destage_is_stuck() || self.port.is_fenced();
+        if self.log.has_failed() && self.port.awaits_nothing() {
             // What is not durable keeps its memory, which may be all that there is.
             self.refuse_starved_reads(RequestError::Closing, cx);
         }
         let destage = self.close == Some(true) && !stuck;
         let idle = self.destage.stage() == Stage::Idle || stuck;
-        let answered = self.stats.requests_in_flight == 0;
-        let ended = self.awaits_nothing();
+        let answered = !self.port.owes_answer();
+        let ended = self.port.awaits_nothing();
         if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
             return;
         }
         if self.is_emptying_failed_log() && !stuck {
             return;
         }
-        if self.log_failed {
+        if self.log.has_failed() {
             self.phase = Phase::Closed;
             return;
         }
-        if self.log().flights() > 0 || (destage && !self.log().spans().is_empty()) {
+        if self.log.get().flights() > 0 || (destage && !self.log.get().spans().is_empty()) {
             return;
         }
-        if self.health.fenced {
+        if self.port.is_fenced() {
             // The log stays as it is.
             self.phase = Phase::Closed;
             return;
         }
         debug_assert!(
-            self.log().open_since().is_none(),
+            self.log.get().open_since().is_none(),
             "closing seals what is open"
         );
-        let tail = self.log().tail_after(0);
+        let tail = self.log.get().tail_after(0);
         self.keep_mark(cx.cache);
-        let superblock = self.log_mut().superblock_for(&tail, true);
+        let superblock = self.log.get_mut().superblock_for(&tail, true);
         self.closing_superblock = true;
-        self.write_superblock(Op::ClosingSuperblock, superblock, cx);
+        self.log
+            .write_superblock(Op::ClosingSuperblock, superblock, &mut self.port, cx);
     }
 
     /// Take the new size, unless the log holds something beyond the smaller end. What waits and reaches beyond is
@@ -859,36 +717,19 @@ impl Volume {
         }
         // What is cut off must not come back when the volume grows again.
         let first = from / BLOCK_BYTES as u64;
-        let blocks = to.div_ceil(BLOCK_BYTES as u64) - first;
-        cx.cache.invalidate(self.own_key(first), blocks);
-        if let Some(inherited) = &mut self.inherited {
-            inherited.remove(first, blocks);
-        }
+        let end = to.div_ceil(BLOCK_BYTES as u64);
+        let cut = SectorRange::between(first * BLOCK_SECTORS, end * BLOCK_SECTORS);
+        self.cached.invalidate(cut, cx);
+        self.cached.own(cut);
+        self.cached.resize(bytes);
         self.lost.remove(beyond);
-        self.log_mut().forget_lost(beyond);
+        self.log.get_mut().forget_lost(beyond);
         self.config.bytes = bytes;
         self.refuse_writes_beyond(self.sectors(), cx);
     }
 
     fn sectors(&self) -> u64 {
         self.config.bytes / SECTOR_BYTES as u64
-    }
-
-    fn pin(&mut self, position: u64) {
-        *self.log_pins.entry(position).or_default() += 1;
-    }
-
-    fn unpin(&mut self, position: u64) {
-        let count = self.log_pins.get_mut(&position).expect("a pinned position");
-        *count -= 1;
-        if *count == 0 {
-            self.log_pins.remove(&position);
-        }
-    }
-
-    /// Whole blocks of the volume; a last partial block is not cached.
-    fn whole_blocks(&self) -> u64 {
-        self.config.bytes / SECTOR_BYTES as u64 / BLOCK_SECTORS
     }
 
     // What others see.
@@ -901,7 +742,7 @@ impl Volume {
                 return self
                     .memory_wait
                     .into_iter()
-                    .chain(self.health.watch_at)
+                    .chain(self.port.watch_at())
                     .min();
             }
             Phase::Closed => return self.memory_wait,
@@ -911,10 +752,10 @@ impl Volume {
             self.destage_wakeup(),
             self.direct_wakeup(),
             self.memory_wait,
-            self.health.watch_at,
+            self.port.watch_at(),
             self.filling_wakeup(),
             self.promotion_wakeup(),
-            (!self.index.is_settled()).then_some(self.now),
+            (!self.index.is_settled()).then_some(self.port.now),
         ];
         wakeups.into_iter().flatten().min()
     }
@@ -927,12 +768,12 @@ impl Volume {
     /// Whether nothing of it is under way, so that it may be dropped once it is closed, and its log opened again.
     /// Operations of devices that do not answer may outlast the close.
     pub fn is_idle(&self) -> bool {
-        self.ops.is_empty()
+        self.port.is_idle()
     }
 
     /// Whether a write to the log has failed since it was opened.
     pub fn log_failed(&self) -> bool {
-        self.log_failed
+        self.log.has_failed()
     }
 
     /// Whether every write that the backend was asked for is flushed there. What makes an atomic
@@ -950,13 +791,18 @@ impl Volume {
 
     /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.
     pub fn work(&self) -> u64 {
-        let own = self.work.units() + self.index.work();
+        let own = self.port.work.units() + self.index.work();
         own + self.destage.work() + self.direct.work()
     }
 
     /// Whether what lies below long ranges has been taken out of the index.
     pub fn is_settled(&self) -> bool {
         self.index.is_settled()
+    }
+
+    /// The volume as the read cache knows it.
+    pub fn cached(&self) -> &CachedBlocks {
+        &self.cached
     }
 
     /// What it is and how it behaves.
@@ -967,7 +813,9 @@ impl Volume {
     /// Assert what must always hold. Builds with assertions run the cheap checks after every step;
     /// this runs them all.
     pub fn check_invariants(&self) {
-        let Some(log) = &self.log else { return };
+        let Some(log) = self.log.if_open() else {
+            return;
+        };
         log.check_invariants();
         log.check_allocation();
         self.check_direct();

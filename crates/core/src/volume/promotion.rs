@@ -6,8 +6,9 @@
 
 use alloc::vec::Vec;
 
+use super::port::Kind;
 use super::read::{FETCH_BLOCKS_MAX, Fill};
-use super::{Context, Kind, Volume, filling};
+use super::{Context, Volume, filling};
 use crate::base::error::RequestError;
 use crate::base::io::{Nanos, Reply, RequestId, SectorRange};
 use crate::base::limits::{BLOCK_SECTORS, STEP_WORK_MAX};
@@ -32,7 +33,7 @@ pub(super) struct Promotion {
 
 impl Volume {
     pub(super) fn promote(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
-        let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
+        let end = (range.first_block() + range.block_count()).min(self.cached.whole_blocks());
         self.begin_promoting(Some(id), range.first_block(), end, PROMOTE_RETURNS_MAX, cx);
     }
 
@@ -73,7 +74,7 @@ impl Volume {
     /// The size has changed: what lies beyond the new end is not fetched. Those that end by that end at the next
     /// poll, or with their last fetch.
     pub(super) fn cut_promotions(&mut self) {
-        let end = self.whole_blocks();
+        let end = self.cached.whole_blocks();
         for (_, promotion) in &mut self.reads.promotions {
             promotion.end = promotion.end.min(end);
         }
@@ -89,7 +90,7 @@ impl Volume {
     ) {
         let state = &self.reads.promotions[promotion];
         let end = (first + blocks).min(state.end);
-        let untaken = (first..end).find(|&block| !self.is_promoted(block, cx));
+        let untaken = (first..end).find(|&block| !self.cached.is_promoted(block, cx));
         let state = &mut self.reads.promotions[promotion];
         if let Some(block) = untaken.filter(|&block| block < state.next)
             && state.returns_left > 0
@@ -118,7 +119,7 @@ impl Volume {
     /// When those go on that have looked at as much as they may.
     pub(super) fn promotion_wakeup(&self) -> Option<Nanos> {
         let goes_on = self.reads.looks_left == 0 && self.reads.has_stalled_promotion();
-        goes_on.then_some(self.now)
+        goes_on.then_some(self.port.now)
     }
 
     pub(super) fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
@@ -134,7 +135,7 @@ impl Volume {
             if next >= end || failed {
                 if fetches == 0 {
                     self.reads.promotions.remove(key);
-                    let result = if self.health.fenced {
+                    let result = if self.port.is_fenced() {
                         Err(RequestError::Fenced)
                     } else if failed {
                         Err(RequestError::Io)
@@ -142,7 +143,7 @@ impl Volume {
                         Ok(Reply::Done)
                     };
                     match id {
-                        Some(id) => self.reply(id, Kind::Other, result, cx),
+                        Some(id) => self.port.reply(id, Kind::Other, result, cx),
                         None => self.piece_ended(failed, cx),
                     }
                 }
@@ -151,16 +152,16 @@ impl Volume {
             if fetches >= PROMOTE_FETCHES_MAX {
                 return;
             }
-            if self.reads.looks_left == 0 || cx.cache.refuses(self.fill_key(next, cx), 1) {
+            if self.reads.looks_left == 0 || cx.cache.refuses(self.cached.fill_key(next, cx), 1) {
                 return;
             }
             self.reads.looks_left -= 1;
-            self.work.add(1);
+            self.port.work.add(1);
             let joinable = self.joinable(next);
             if let Some(fetch) = joinable {
                 self.reads.fetches[fetch].fill = Fill::Both;
             }
-            if joinable.is_some() || self.is_promoted(next, cx) {
+            if joinable.is_some() || self.cached.is_promoted(next, cx) {
                 self.reads.promotions[key].next = next + 1;
                 continue;
             }

@@ -22,17 +22,19 @@ use alloc::vec::Vec;
 use slab::Slab;
 
 use super::compression::Packed;
+use super::op::Op;
+use super::port::{GivenUp, Kind};
 use super::promotion::Promotion;
-use super::{Context, Kind, Op, Policy, Running, Volume, VolumeConfig};
+use super::{Context, Policy, Volume, VolumeConfig};
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::error::{IoError, RequestError};
-use crate::base::io::{Action, Done, Nanos, Reply, RequestId, SectorRange, Token};
+use crate::base::io::{Action, Done, Nanos, Reply, RequestId, SectorRange};
 use crate::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
 };
 use crate::cache::read_counts::ReadCounts;
 use crate::cache::{Lookup, SsdRead, SsdTaken, Tier};
-use crate::format::{EntryKind, block_checksum};
+use crate::format::EntryKind;
 use crate::log::extent_index::Sequence;
 use crate::volume::streams::{StreamConfig, StreamDetector};
 
@@ -177,7 +179,7 @@ impl Volume {
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
         if self.lost.overlaps(range) {
             let kind = Kind::Read(range.bytes() as u64);
-            return self.reply(id, kind, Err(RequestError::Corrupt), cx);
+            return self.port.reply(id, kind, Err(RequestError::Corrupt), cx);
         }
         let advice = self.reads.streams.observe(range);
         if self.config.policy == Policy::PassThrough {
@@ -207,10 +209,10 @@ impl Volume {
 
     /// Fetch what a stream will ask for next, as far as it is not here and memory is plentiful.
     fn read_ahead(&mut self, range: SectorRange, fill: Fill, cx: &mut Context<'_>) {
-        let end = (range.first_block() + range.block_count()).min(self.whole_blocks());
+        let end = (range.first_block() + range.block_count()).min(self.cached.whole_blocks());
         let mut block = range.first_block();
         while block < end && cx.pool.free_bytes() > cx.pool.total_bytes() / 2 {
-            if self.probe(block, cx) != Tier::Absent || self.joinable(block).is_some() {
+            if self.cached.probe(block, cx) != Tier::Absent || self.joinable(block).is_some() {
                 block += 1;
                 continue;
             }
@@ -219,7 +221,7 @@ impl Volume {
                 return;
             };
             let fetch = &self.reads.fetches[fetch];
-            self.stats.read_ahead_blocks += fetch.blocks;
+            self.port.stats.read_ahead_blocks += fetch.blocks;
             block = fetch.first_block + fetch.blocks;
         }
     }
@@ -228,18 +230,18 @@ impl Volume {
         if range.end() > self.sectors() {
             // The volume has become smaller while it waited.
             let kind = Kind::Read(range.bytes() as u64);
-            return self.reply(id, kind, Err(RequestError::BadRange), cx);
+            return self.port.reply(id, kind, Err(RequestError::BadRange), cx);
         }
         if range.block_count() == 1 && self.index.is_clear(range) {
             // The common case: one block, from memory, without a copy.
             let block = range.first_block();
             match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
-                    self.stats.dram_hit_blocks += 1;
+                    self.port.stats.dram_hit_blocks += 1;
                     let start = range.offset_in_block();
                     let data = data.narrow(start..start + range.bytes());
                     let kind = Kind::Read(range.bytes() as u64);
-                    return self.reply(id, kind, Ok(Reply::Data(data)), cx);
+                    return self.port.reply(id, kind, Ok(Reply::Data(data)), cx);
                 }
                 Lookup::Ssd(mut permission) => {
                     permission.blocks = 1;
@@ -277,7 +279,9 @@ impl Volume {
         if state.range.end() > self.sectors() {
             self.reads.keeper = None;
             let kind = Kind::Read(state.range.bytes() as u64);
-            return self.reply(state.id, kind, Err(RequestError::BadRange), cx);
+            return self
+                .port
+                .reply(state.id, kind, Err(RequestError::BadRange), cx);
         }
         for &piece in &state.missing {
             state.until = state.until.max(self.undurable_in(piece));
@@ -298,14 +302,14 @@ impl Volume {
     fn find_cached(&self, block: u64, cx: &mut Context<'_>) -> Lookup {
         match self.config.policy {
             Policy::PassThrough => Lookup::Miss,
-            _ => self.look_up(block, cx),
+            _ => self.cached.look_up(block, cx),
         }
     }
 
     /// The sequence after the last write in `range`, if a read of it may have to wait until that is durable.
     fn undurable_in(&self, range: SectorRange) -> Sequence {
-        let durable = self.log().durable_sequence();
-        if self.shows_undurable() || durable == self.log().next_sequence() {
+        let durable = self.log.get().durable_sequence();
+        if self.shows_undurable() || durable == self.log.get().next_sequence() {
             return 0;
         }
         let last = self.index.overlaps(range).map(|(_, sequence)| sequence + 1);
@@ -314,7 +318,7 @@ impl Volume {
 
     /// Whether what is not durable is shown: nobody was promised more, or it will not become durable.
     fn shows_undurable(&self) -> bool {
-        self.refuses_writes() || !self.is_on_write()
+        self.log.refuses_writes() || !self.is_on_write()
     }
 
     /// A place for a read's data, or the read waits for memory.
@@ -351,7 +355,7 @@ impl Volume {
         }
         let state = self.reads.active.remove(read);
         let id = state.id;
-        let goes_on = !state.missing.is_empty() && state.error.is_none() && !self.health.fenced;
+        let goes_on = !state.missing.is_empty() && state.error.is_none() && !self.port.is_fenced();
         if goes_on {
             if *self.reads.keeper.get_or_insert(id) == id {
                 self.reads.kept = Some(state);
@@ -363,9 +367,9 @@ impl Volume {
         }
         self.reads.keeper.take_if(|keeper| *keeper == id);
         let waits = state.error.is_none()
-            && state.until > self.log().durable_sequence()
+            && state.until > self.log.get().durable_sequence()
             && !self.shows_undurable()
-            && !self.health.fenced;
+            && !self.port.is_fenced();
         if waits {
             self.reads.undurable.push_back(state);
         } else {
@@ -376,11 +380,11 @@ impl Volume {
     fn answer_read(&mut self, state: Read, cx: &mut Context<'_>) {
         let (id, kind) = (state.id, Kind::Read(state.range.bytes() as u64));
         let result = match state.error {
-            _ if self.health.fenced => Err(RequestError::Fenced),
+            _ if self.port.is_fenced() => Err(RequestError::Fenced),
             Some(error) => Err(error),
             None => Ok(Reply::Data(state.buf.freeze())),
         };
-        self.reply(id, kind, result, cx);
+        self.port.reply(id, kind, result, cx);
     }
 
     /// The place of `piece` in the read's data.
@@ -397,8 +401,8 @@ impl Volume {
         sequence: Sequence,
         cx: &mut Context<'_>,
     ) {
-        self.stats.log_hit_blocks += piece.block_count();
-        let entry = self.log().entry(sequence);
+        self.port.stats.log_hit_blocks += piece.block_count();
+        let entry = self.log.get().entry(sequence);
         let source = match (&entry.data, entry.kind) {
             (Some(data), _) => {
                 let start = (piece.start - entry.range.start) as usize * SECTOR_BYTES;
@@ -416,7 +420,7 @@ impl Volume {
             }
         };
         if let Source::Log { position, packed } = source {
-            if self.refuses_for_silent_log() {
+            if self.health.refuses_for_silent_log(self.config.when_full) {
                 // Each read that is given up holds its memory until the device answers.
                 self.reads.active[read]
                     .error
@@ -430,16 +434,14 @@ impl Volume {
                 return;
             };
             self.reads.active[read].pending += 1;
-            self.pin(position);
-            let (offset, _) = self.log().locate(position);
-            let token = self.token(Op::ReadLog {
+            let op = Op::ReadLog {
                 read,
                 range: piece,
                 position,
                 packed,
                 tries: 0,
-            });
-            cx.actions.push(Action::LogRead { token, offset, buf });
+            };
+            self.log.read(position, op, buf, &mut self.port, cx);
         }
     }
 
@@ -455,16 +457,16 @@ impl Volume {
         let tries = tries + 1;
         match result {
             Ok(Done::Read(data)) => {
-                let is_good = self.blocks_match(&data, position);
+                let is_good = self.log.blocks_match(&data, position);
                 if !is_good && tries < LOG_READ_TRIES_MAX {
-                    let token = self.token(Op::ReadLog {
+                    let token = self.port.begin(Op::ReadLog {
                         read,
                         range: piece,
                         position,
                         packed,
                         tries,
                     });
-                    return self.read_log_again(token, position, data, cx);
+                    return self.log.read_again(token, position, data, cx);
                 }
                 if is_good && self.place_logged(read, piece, packed, &data) {
                     let blocks = (data.len() / BLOCK_BYTES) as u64;
@@ -476,20 +478,8 @@ impl Volume {
             }
             _ => self.reads.active[read].error = Some(RequestError::Io),
         }
-        self.unpin(position);
+        self.log.unpin(position);
         self.finish_read(read, cx);
-    }
-
-    /// What was wrong may have been the way, and not the medium.
-    pub(super) fn read_log_again(
-        &self,
-        token: Token,
-        position: u64,
-        buf: BufMut,
-        cx: &mut Context<'_>,
-    ) {
-        let (offset, _) = self.log().locate(position);
-        cx.actions.push(Action::LogRead { token, offset, buf });
     }
 
     /// Put `piece` in its place, out of the blocks that hold it. Returns whether these can be unpacked.
@@ -513,13 +503,6 @@ impl Volume {
         unpacked.map(|data| place.copy_from_slice(data)).is_some()
     }
 
-    /// Whether every block of `data`, read from the log at `position`, has its checksum.
-    pub(super) fn blocks_match(&self, data: &[u8], position: u64) -> bool {
-        (position..)
-            .zip(data.chunks_exact(BLOCK_BYTES))
-            .all(|(at, block)| block_checksum(block) == self.log().checksum(at))
-    }
-
     /// Read a piece that is not dirty: block by block from the cache, what is missing in fetches.
     fn read_clean(&mut self, read: usize, piece: SectorRange, cx: &mut Context<'_>) {
         let mut missing: Option<SectorRange> = None;
@@ -531,7 +514,7 @@ impl Volume {
             next += 1;
             match self.find_cached(block, cx) {
                 Lookup::Dram(data) => {
-                    self.stats.dram_hit_blocks += 1;
+                    self.port.stats.dram_hit_blocks += 1;
                     let start = part.offset_in_block();
                     let data = &data[start..start + part.bytes()];
                     self.place(read, part).copy_from_slice(data);
@@ -539,14 +522,14 @@ impl Volume {
                 Lookup::Ssd(mut permission) => {
                     // A compressed line is read once for all of its blocks that are wanted.
                     let wanted = permission.blocks.min(end - block);
-                    permission.blocks = self.blocks_of_line(block, permission.key, wanted);
+                    permission.blocks = self.cached.blocks_of_line(block, permission.key, wanted);
                     next = block + permission.blocks;
                     let sectors = permission.blocks * BLOCK_SECTORS;
                     let part = SectorRange::new(block * BLOCK_SECTORS, sectors).intersect(piece);
                     self.read_ssd(read, part, permission, cx);
                 }
                 Lookup::Miss => {
-                    self.stats.miss_blocks += 1;
+                    self.port.stats.miss_blocks += 1;
                     missing = match missing {
                         Some(run) if run.end() == part.start => {
                             Some(SectorRange::between(run.start, part.end()))
@@ -578,7 +561,7 @@ impl Volume {
         };
         self.reads.active[read].pending += 1;
         let offset = permission.offset;
-        let token = self.token(Op::ReadSsd {
+        let token = self.port.begin(Op::ReadSsd {
             read,
             range: part,
             permission,
@@ -599,14 +582,14 @@ impl Volume {
             _ => None,
         };
         if let Ok(data) = cx.cache.finish_ssd_read(permission, data) {
-            self.stats.ssd_hit_blocks += part.block_count();
+            self.port.stats.ssd_hit_blocks += part.block_count();
             let start = part.offset_in_block();
             self.place(read, part)
                 .copy_from_slice(&data[start..start + part.bytes()]);
         } else {
             // Clean data has another copy: the backend's.
-            self.stats.cache_corrupt_blocks += part.block_count();
-            self.stats.miss_blocks += part.block_count();
+            self.port.stats.cache_corrupt_blocks += part.block_count();
+            self.port.stats.miss_blocks += part.block_count();
             self.read_missing(read, part, cx);
         }
         self.finish_read(read, cx);
@@ -615,30 +598,15 @@ impl Volume {
     /// The cache device has kept a read for too long: take the block from the backend. What the
     /// device brings in the end is not used.
     pub(super) fn give_up_ssd_read(&mut self, key: usize, cx: &mut Context<'_>) {
-        let Some(running) = self.ops.get_mut(key) else {
+        let Some(waiting) = self.port.give_up_ssd_read(key) else {
             return;
         };
-        let since = running.since;
-        let (waiting, permission) = match self.ops.remove(key).op {
-            Op::ReadSsd {
-                read,
-                range,
-                permission,
-            } => (Ok((read, range)), permission),
-            Op::ScrubCache { id, permission, .. } => (Err(id), permission),
-            _ => unreachable!("only reads of the cache device are given up"),
-        };
-        // The slot that was just emptied is the next to be filled: the token stays the same.
-        let op = Op::LateSsd { permission };
-        let same = self.ops.insert(Running { op, since });
-        assert_eq!(same, key, "a token names one action until it ends");
-        self.late_operations += 1;
         cx.cache.ssd_read_is_late();
         let (read, range) = match waiting {
-            Ok(waiting) => waiting,
-            Err(id) => return self.end_scrub(id, cx),
+            GivenUp::Read { read, range } => (read, range),
+            GivenUp::Scrub(id) => return self.end_scrub(id, cx),
         };
-        self.stats.miss_blocks += range.block_count();
+        self.port.stats.miss_blocks += range.block_count();
         self.read_missing(read, range, cx);
         self.finish_read(read, cx);
     }
@@ -651,7 +619,7 @@ impl Volume {
 
     /// Refuse the reads of what is not durable; those that still wait for something else, once that is there.
     pub(super) fn refuse_undurable_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        let durable = self.log().durable_sequence();
+        let durable = self.log.get().durable_sequence();
         let active = self.reads.active.iter_mut().map(|(_, read)| read);
         for read in active.chain(&mut self.reads.kept) {
             if read.until > durable {
@@ -659,7 +627,8 @@ impl Volume {
             }
         }
         for Read { id, range, .. } in core::mem::take(&mut self.reads.undurable) {
-            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+            self.port
+                .reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
     }
 
@@ -674,10 +643,12 @@ impl Volume {
     pub(super) fn refuse_starved_reads(&mut self, error: RequestError, cx: &mut Context<'_>) {
         if let Some(Read { id, range, .. }) = self.reads.kept.take() {
             self.reads.keeper = None;
-            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+            self.port
+                .reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
         for (id, range, _) in core::mem::take(&mut self.reads.starved) {
-            self.reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
+            self.port
+                .reply(id, Kind::Read(range.bytes() as u64), Err(error), cx);
         }
     }
 
@@ -726,7 +697,7 @@ impl Volume {
         promotion: Option<usize>,
         cx: &mut Context<'_>,
     ) -> Option<usize> {
-        if self.health.fenced {
+        if self.port.is_fenced() {
             return None;
         }
         let line = if fill == Fill::Nowhere {
@@ -756,7 +727,7 @@ impl Volume {
             promotion,
         });
         self.reads.by_block.insert(first_block, fetch);
-        let token = self.token(Op::Fetch { fetch });
+        let token = self.port.begin(Op::Fetch { fetch });
         cx.actions.push(Action::BackendRead {
             token,
             offset: range.byte_offset(),
@@ -790,7 +761,7 @@ impl Volume {
         } else {
             None
         };
-        self.stats.backend_errors += u64::from(data.is_none());
+        self.port.stats.backend_errors += u64::from(data.is_none());
         let whole = SectorRange::new(
             fetch.first_block * BLOCK_SECTORS,
             fetch.blocks * BLOCK_SECTORS,
@@ -814,8 +785,8 @@ impl Volume {
         let failed = data.is_none();
         if let Some(data) = data.filter(|_| !fetch.stale) {
             let taken = self.fill_cache(fetch.first_block, &data, fetch.fill, cx);
-            self.stats.ssd_plain_bytes += taken.plain_bytes;
-            self.stats.ssd_stored_bytes += taken.stored_bytes;
+            self.port.stats.ssd_plain_bytes += taken.plain_bytes;
+            self.port.stats.ssd_stored_bytes += taken.stored_bytes;
         }
         if let Some(promotion) = fetch.promotion {
             let state = &mut self.reads.promotions[promotion];
@@ -836,7 +807,7 @@ impl Volume {
                 let fetch = &self.reads.fetches[*fetch];
                 // Nobody has waited for what was read ahead in time, or promoted.
                 if fetch.fill != Fill::Nowhere && !fetch.waiters.is_empty() {
-                    let key = self.fill_key(fetch.first_block, cx);
+                    let key = self.cached.fill_key(fetch.first_block, cx);
                     cx.cache.note_miss(key, fetch.blocks, took);
                 }
             }
@@ -864,12 +835,15 @@ impl Volume {
         let fill = match fill {
             // The SSD tier would keep what the backend may lose.
             Fill::Both | Fill::ByUse if self.direct.is_unflushed(range) => Fill::Dram,
-            Fill::ByUse if !self.is_worth_taking(first_block, cx) => Fill::Dram,
+            Fill::ByUse if !self.cached.is_worth_taking(first_block, cx) => Fill::Dram,
             other => other,
         };
         match (fill, &self.reads.counts) {
             (Fill::ByUse, Some(counts)) => self.fill_by_use(first_block, &data, counts, cx),
-            (fill, _) => self.fill(first_block, &data, fill, cx),
+            (fill, _) => {
+                let method = self.config.compression;
+                self.cached.fill(first_block, &data, fill, method, cx)
+            }
         }
     }
 
@@ -882,6 +856,7 @@ impl Volume {
         cx: &mut Context<'_>,
     ) -> SsdTaken {
         let mut taken = SsdTaken::default();
+        let method = self.config.compression;
         let line_blocks = cx.cache.line_blocks();
         let end = first_block + (data.len() / BLOCK_BYTES) as u64;
         let mut block = first_block;
@@ -892,7 +867,7 @@ impl Volume {
             let part = data.slice(bytes(block)..bytes(next));
             let is_used = counts.count(line) >= self.config.promote_hits;
             let fill = if is_used { Fill::ByUse } else { Fill::Dram };
-            taken += self.fill(block, &part, fill, cx);
+            taken += self.cached.fill(block, &part, fill, method, cx);
             block = next;
         }
         taken

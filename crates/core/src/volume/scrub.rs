@@ -10,7 +10,9 @@
 
 use core::ops::Range;
 
-use super::{Context, Kind, Op, Volume};
+use super::op::Op;
+use super::port::Kind;
+use super::{Context, Volume};
 use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Reply, RequestId, SectorRange};
@@ -71,12 +73,12 @@ impl Volume {
     }
 
     fn scrubbed(&mut self, id: RequestId, found: Scrubbed, cx: &mut Context<'_>) {
-        let result = if self.health.fenced {
+        let result = if self.port.is_fenced() {
             Err(RequestError::Fenced)
         } else {
             Ok(Reply::Scrubbed(found))
         };
-        self.reply(id, Kind::Other, result, cx);
+        self.port.reply(id, Kind::Other, result, cx);
     }
 
     /// Nothing more can be scrubbed of this part.
@@ -86,13 +88,13 @@ impl Volume {
 
     /// The log's device has not answered for too long: nothing more of the log is scrubbed.
     pub(super) fn give_up_scrub(&mut self, piece: &LogPiece, cx: &mut Context<'_>) {
-        self.unpin(piece.position);
-        let error = if self.health.fenced {
+        self.log.unpin(piece.position);
+        let error = if self.port.is_fenced() {
             RequestError::Fenced
         } else {
             RequestError::Io
         };
-        self.reply(piece.id, Kind::Other, Err(error), cx);
+        self.port.reply(piece.id, Kind::Other, Err(error), cx);
     }
 
     fn scrub_log(
@@ -103,13 +105,13 @@ impl Volume {
         tries: u8,
         cx: &mut Context<'_>,
     ) {
-        if self.log_is_given_up() {
+        if self.log.is_given_up() {
             return self.end_scrub(id, cx);
         }
-        if self.refuses_for_silent_log() {
-            return self.reply(id, Kind::Other, Err(RequestError::Io), cx);
+        if self.health.refuses_for_silent_log(self.config.when_full) {
+            return self.port.reply(id, Kind::Other, Err(RequestError::Io), cx);
         }
-        let end = end.min(self.log().durable());
+        let end = end.min(self.log.get().durable());
         let Some(mut piece) = self.log_piece(id, position, end) else {
             return self.end_scrub(id, cx);
         };
@@ -130,15 +132,14 @@ impl Volume {
                 cx,
             );
         };
-        self.pin(piece.position);
-        let (offset, _) = self.log().locate(piece.position);
-        let token = self.token(Op::ScrubLog(piece));
-        cx.actions.push(Action::LogRead { token, offset, buf });
+        let position = piece.position;
+        let op = Op::ScrubLog(piece);
+        self.log.read(position, op, buf, &mut self.port, cx);
     }
 
     /// The first piece of a live span from a position on.
     fn log_piece(&self, id: RequestId, position: u64, end: u64) -> Option<LogPiece> {
-        let (span, entries) = self.log().span_after(position, end)?;
+        let (span, entries) = self.log.get().span_after(position, end)?;
         let from = if position == 0 {
             span.position
         } else {
@@ -181,7 +182,7 @@ impl Volume {
         entries: &Range<Sequence>,
     ) -> impl Iterator<Item = (Sequence, Range<u64>)> + '_ {
         entries.clone().filter_map(|sequence| {
-            let entry = self.log().entry(sequence);
+            let entry = self.log.get().entry(sequence);
             (entry.kind == EntryKind::Write).then(|| (sequence, entry.positions(entry.range)))
         })
     }
@@ -201,7 +202,7 @@ impl Volume {
             None => true,
             Some(data) => {
                 let start = index as usize * BLOCK_BYTES;
-                let sum = self.log().checksum(piece.position + index);
+                let sum = self.log.get().checksum(piece.position + index);
                 block_checksum(&data[start..start + BLOCK_BYTES]) != sum
             }
         };
@@ -223,15 +224,15 @@ impl Volume {
         let read_bytes = piece.blocks * BLOCK_BYTES as u64;
         drop(data);
         // What was retired meanwhile is not needed any more.
-        let first = self.log().first_sequence();
+        let first = self.log.get().first_sequence();
         let is_live = match piece.sequence {
             Some(sequence) => sequence >= first,
             None => {
-                (self.log().spans().front()).is_some_and(|span| span.position <= piece.position)
+                (self.log.get().spans().front()).is_some_and(|span| span.position <= piece.position)
             }
         };
         if bad.is_empty() || !is_live {
-            self.unpin(piece.position);
+            self.log.unpin(piece.position);
             if piece.sequence.is_some() && !piece.unread {
                 self.found_good(&(piece.position..piece.position + piece.blocks));
             }
@@ -245,7 +246,7 @@ impl Volume {
         }
         if piece.tries == 0 {
             // What was wrong may have been the way, and not the medium.
-            self.unpin(piece.position);
+            self.log.unpin(piece.position);
             let found = Scrubbed {
                 next: Some(piece.next(1)),
                 read_bytes,
@@ -256,8 +257,8 @@ impl Volume {
         if let Some(data) = self.healing(&piece, &bad)
             && piece.tries == 1
         {
-            let (offset, _) = self.log().locate(piece.position + bad.start);
-            let token = self.token(Op::ScrubHeal(piece));
+            let (offset, _) = self.log.get().locate(piece.position + bad.start);
+            let token = self.port.begin(Op::ScrubHeal(piece));
             let data = alloc::vec![data];
             cx.actions.push(Action::LogWrite {
                 token,
@@ -271,7 +272,7 @@ impl Volume {
 
     /// The bytes of bad blocks of a piece, if memory has them as they are stored.
     fn healing(&self, piece: &LogPiece, bad: &Range<u64>) -> Option<Buf> {
-        let entry = self.log().entry(piece.sequence?);
+        let entry = self.log.get().entry(piece.sequence?);
         if entry.stored.is_some() {
             return None;
         }
@@ -280,13 +281,13 @@ impl Volume {
         let start = (at - entry.position) as usize * BLOCK_BYTES;
         let end = start + (bad.end - bad.start) as usize * BLOCK_BYTES;
         let data = held.slice(start..end);
-        let may_write = !self.log_failed && !self.log_is_given_up();
-        (may_write && self.blocks_match(&data, at)).then_some(data)
+        let may_write = !self.log.has_failed() && !self.log.is_given_up();
+        (may_write && self.log.blocks_match(&data, at)).then_some(data)
     }
 
     /// Bad blocks were written again. The next piece is the same once more: it says whether that helped.
     pub(super) fn scrub_healed(&mut self, piece: LogPiece, is_ok: bool, cx: &mut Context<'_>) {
-        self.unpin(piece.position);
+        self.log.unpin(piece.position);
         let healed_blocks = if is_ok { piece.bad } else { 0 };
         let found = Scrubbed {
             next: Some(piece.next(2)),
@@ -305,7 +306,7 @@ impl Volume {
         read_bytes: u64,
         cx: &mut Context<'_>,
     ) {
-        self.unpin(piece.position);
+        self.log.unpin(piece.position);
         let mut found = Scrubbed {
             next: Some(piece.next(0)),
             read_bytes,
@@ -331,7 +332,7 @@ impl Volume {
     /// covers is nobody's loss, if destage comes to leave it out. Compressed entries may share a block; what lies
     /// between two that are lost is counted too.
     fn damaged_by(&self, piece: &LogPiece, positions: &Range<u64>) -> (Option<SectorRange>, bool) {
-        let span = self.log().span_after(positions.start, piece.end);
+        let span = self.log.get().span_after(positions.start, piece.end);
         let (Some(_), Some((_, entries))) = (piece.sequence, span) else {
             return (None, false);
         };
@@ -341,7 +342,7 @@ impl Volume {
             if first >= end || self.is_held(sequence, &data, first..end) {
                 continue;
             }
-            let entry = self.log().entry(sequence);
+            let entry = self.log.get().entry(sequence);
             let range = if entry.stored.is_some() {
                 entry.range
             } else {
@@ -361,21 +362,21 @@ impl Volume {
 
     /// Whether memory has, as it was written, what an entry stores at some of its positions.
     fn is_held(&self, sequence: Sequence, data: &Range<u64>, positions: Range<u64>) -> bool {
-        let entry = self.log().entry(sequence);
+        let entry = self.log.get().entry(sequence);
         match (&entry.data, entry.stored) {
             (None, _) => false,
             (Some(_), Some(_)) => true,
             (Some(held), None) => {
                 let at = |position: u64| (position - data.start) as usize * BLOCK_BYTES;
                 let blocks = &held.covering_blocks()[at(positions.start)..at(positions.end)];
-                self.blocks_match(blocks, positions.start)
+                self.log.blocks_match(blocks, positions.start)
             }
         }
     }
 
     fn scrub_cache(&mut self, id: RequestId, from: u64, cx: &mut Context<'_>) {
         let number = self.config.number;
-        let volumes = [number, self.origin().unwrap_or(number)];
+        let volumes = [number, self.cached.origin().unwrap_or(number)];
         match cx.cache.next_to_scrub(volumes, from) {
             ScrubLine::End => self.end_scrub(id, cx),
             ScrubLine::Further(next) => self.scrubbed(id, further(from, next, cx), cx),
@@ -385,7 +386,7 @@ impl Volume {
                     return self.scrubbed(id, further(from, from, cx), cx);
                 };
                 let offset = read.offset;
-                let token = self.token(Op::ScrubCache {
+                let token = self.port.begin(Op::ScrubCache {
                     id,
                     permission: read,
                     next: ScrubAt::Cache { line: next },

@@ -108,10 +108,10 @@ pub struct VolumeStats {
 impl Volume {
     /// Counters and gauges.
     pub fn stats(&self, now: Nanos) -> VolumeStats {
-        let mut stats = self.stats.clone();
+        let mut stats = self.port.stats.clone();
         stats.throttled_requests = self.writes.admission.len() as u64;
         stats.index_bytes = self.index.memory_bytes() as u64;
-        if let Some(inherited) = &self.inherited {
+        if let Some(inherited) = self.cached.inherited() {
             stats.inherited_blocks = inherited.blocks();
             stats.index_bytes += inherited.memory_bytes() as u64;
         }
@@ -122,7 +122,7 @@ impl Volume {
         stats.resident_bytes = self.writes.resident_bytes;
         stats.policy = self.policy();
         stats.policy_remaining_bytes = self.policy_remaining_bytes();
-        if let Some(log) = &self.log {
+        if let Some(log) = self.log.if_open() {
             let bytes = log.bytes();
             stats.log_used_blocks = log.used_blocks();
             stats.lost_ranges = self.lost.count() as u64;

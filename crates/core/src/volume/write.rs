@@ -10,7 +10,9 @@
 use alloc::collections::VecDeque;
 
 use super::direct::{DRAIN_FILL, DRAIN_RATE_BLOCKS_MIN};
-use super::{Context, Kind, Op, Persist, Phase, Policy, Volume, Waiter, WhenFull};
+use super::op::Op;
+use super::port::Kind;
+use super::{Context, Persist, Phase, Policy, Volume, Waiter, WhenFull};
 use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
@@ -94,18 +96,28 @@ impl Volume {
         request: Request,
         cx: &mut Context<'_>,
     ) {
-        if self.refuses_writes() {
-            return self.reply(id, Kind::Other, Err(RequestError::ReadOnly), cx);
+        if self.log.refuses_writes() {
+            return self
+                .port
+                .reply(id, Kind::Other, Err(RequestError::ReadOnly), cx);
         }
         if self.is_damaged() {
-            return self.reply(id, Kind::Other, Err(RequestError::Inconsistent), cx);
+            return self
+                .port
+                .reply(id, Kind::Other, Err(RequestError::Inconsistent), cx);
         }
         if self.config.policy == Policy::ReadOnly {
-            return self.reply(id, Kind::Other, Err(RequestError::Policy), cx);
+            return self
+                .port
+                .reply(id, Kind::Other, Err(RequestError::Policy), cx);
         }
-        if self.refuses_writes_for_silent_log() && !self.direct.is_direct() {
+        if self
+            .health
+            .refuses_writes_for_silent_log(self.config.when_full)
+            && !self.direct.is_direct()
+        {
             // It would fill the log, and be told of an error all the same.
-            return self.reply(id, Kind::Other, Err(RequestError::Io), cx);
+            return self.port.reply(id, Kind::Other, Err(RequestError::Io), cx);
         }
         if self.direct.is_direct() && self.writes.admission.is_empty() {
             return self.write_directly(id, request, cx);
@@ -132,7 +144,7 @@ impl Volume {
         {
             looks_left = looks_left.saturating_sub(self.direct.push_looks());
             let waited = now.since(pending.since);
-            self.stats.throttled_time = self.stats.throttled_time.plus(waited);
+            self.port.stats.throttled_time = self.port.stats.throttled_time.plus(waited);
             self.write_directly(pending.id, pending.request, cx);
         }
         if self.direct.is_direct() {
@@ -151,24 +163,24 @@ impl Volume {
             }
             let pending = self.writes.admission.pop_front().expect("looked at");
             let waited = now.since(pending.since);
-            self.stats.throttled_time = self.stats.throttled_time.plus(waited);
+            self.port.stats.throttled_time = self.port.stats.throttled_time.plus(waited);
             self.admit(now, pending.id, pending.request, cx);
         }
     }
 
     /// Whether the backend fails what is destaged, or gives no answer.
     pub(super) fn backend_takes_nothing(&self) -> bool {
-        self.destage.is_failing() || self.health.silent.is_some()
+        self.destage.is_failing() || self.health.backend_is_silent()
     }
 
     /// The same, or the log does not give what is to be destaged.
     pub(super) fn destage_gets_nowhere(&self) -> bool {
-        self.backend_takes_nothing() || self.health.log_silent.is_some()
+        self.backend_takes_nothing() || self.health.log_is_silent()
     }
 
     pub(super) fn refuse_waiting_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
         for pending in core::mem::take(&mut self.writes.admission) {
-            self.reply(pending.id, Kind::Other, Err(error), cx);
+            self.port.reply(pending.id, Kind::Other, Err(error), cx);
         }
     }
 
@@ -184,18 +196,19 @@ impl Volume {
             if range.end() <= sectors {
                 self.writes.admission.push_back(pending);
             } else {
-                self.reply(pending.id, Kind::Other, Err(RequestError::BadRange), cx);
+                self.port
+                    .reply(pending.id, Kind::Other, Err(RequestError::BadRange), cx);
             }
         }
     }
 
     fn admission(&self, now: Nanos, request: &Request) -> Admission {
-        let log = self.log();
+        let log = self.log.get();
         let data_blocks = match request {
             Request::Write { range, .. } => range.block_count(),
             _ => 0,
         };
-        if self.log_is_given_up() {
+        if self.log.is_given_up() {
             return Admission::Full;
         }
         if self.is_held_back(1 + data_blocks) {
@@ -204,10 +217,10 @@ impl Volume {
         if data_blocks == 0 && !self.index.takes_long() {
             return Admission::Blocked;
         }
-        let oldest_pin = self.log_pins.keys().next().copied();
+        let oldest_pin = self.log.oldest_pin();
         if !log.has_room(data_blocks, oldest_pin) {
             // What is free but being read is there in a moment, unless the device is silent.
-            let is_read = log.has_room(data_blocks, None) && self.health.log_silent.is_none();
+            let is_read = log.has_room(data_blocks, None) && !self.health.log_is_silent();
             return if is_read {
                 Admission::Blocked
             } else {
@@ -253,7 +266,7 @@ impl Volume {
 
     /// Share of the log in use, from 0 to 1.
     pub(super) fn log_fill(&self) -> f64 {
-        let log = self.log();
+        let log = self.log.get();
         log.used_blocks() as f64 / log.ring_blocks() as f64
     }
 
@@ -277,12 +290,12 @@ impl Volume {
             Kind::Trim
         };
         if let Some(error) = self.refusal_for_lost(range) {
-            return self.reply(id, reply_kind, Err(error), cx);
+            return self.port.reply(id, reply_kind, Err(error), cx);
         }
         self.note_written(range);
-        let stored_before = self.stats.log_stored_bytes;
+        let stored_before = self.port.stats.log_stored_bytes;
         let sequence = self.append(now, kind, range, no_hole, data, cx);
-        let stored = self.stats.log_stored_bytes - stored_before;
+        let stored = self.port.stats.log_stored_bytes - stored_before;
         let blocks = 1 + stored.div_ceil(BLOCK_BYTES as u64);
         self.count_drained(blocks);
         if fill > 0.0 {
@@ -296,7 +309,7 @@ impl Volume {
                 fua,
             });
         } else {
-            self.reply(id, reply_kind, Ok(Reply::Done), cx);
+            self.port.reply(id, reply_kind, Ok(Reply::Done), cx);
         }
     }
 
@@ -311,7 +324,7 @@ impl Volume {
     ) -> Sequence {
         let held_blocks = data.as_ref().map_or(0, Buf::held_blocks);
         self.writes.resident_bytes += u64::from(held_blocks) * BLOCK_BYTES as u64;
-        self.own(range);
+        self.cached.own(range);
         let data = match (self.config.compression, data) {
             (Some(method), Some(data)) => {
                 return self.append_compressed(now, range, data, method, cx);
@@ -345,24 +358,28 @@ impl Volume {
     }
 
     pub(super) fn flush(&mut self, id: RequestId, cx: &mut Context<'_>) {
-        if self.refuses_writes() {
-            return self.reply(id, Kind::Flush, Err(RequestError::ReadOnly), cx);
+        if self.log.refuses_writes() {
+            return self
+                .port
+                .reply(id, Kind::Flush, Err(RequestError::ReadOnly), cx);
         }
         if self.is_damaged() {
-            return self.reply(id, Kind::Flush, Err(RequestError::Inconsistent), cx);
+            return self
+                .port
+                .reply(id, Kind::Flush, Err(RequestError::Inconsistent), cx);
         }
-        let appended = self.log().bytes().appended;
+        let appended = self.log.get().bytes().appended;
         self.writes.flush_interval = appended - self.writes.flushed_at;
         self.writes.flushed_at = appended;
         self.writes.barrier_seen = true;
-        let log = self.log_mut();
+        let log = self.log.get_mut();
         log.sync_point();
         let until = log.next_sequence();
         if self.flush_directly(id, until, cx) {
             return;
         }
-        if self.log().durable_sequence() >= until {
-            return self.reply(id, Kind::Flush, Ok(Reply::Done), cx);
+        if self.log.get().durable_sequence() >= until {
+            return self.port.reply(id, Kind::Flush, Ok(Reply::Done), cx);
         }
         self.writes.waiters.push_back(Waiter {
             until,
@@ -390,26 +407,26 @@ impl Volume {
     }
 
     pub(super) fn unpersisted_bytes(&self) -> u64 {
-        let bytes = self.log().bytes();
+        let bytes = self.log.get().bytes();
         bytes.appended - bytes.durable
     }
 
     /// Seal and write spans as the policy of group commit says.
     pub(super) fn write_spans(&mut self, now: Nanos, cx: &mut Context<'_>) {
-        if self.log_failed || self.log_is_given_up() {
+        if self.log.has_failed() || self.log.is_given_up() {
             return;
         }
         if self.should_seal(now) {
-            self.log_mut().seal();
+            self.log.get_mut().seal();
         }
-        while let Some(write) = self.log_mut().next_write(SPANS_IN_FLIGHT_MAX) {
-            self.stats.log_spans += 1;
-            self.stats.log_written_bytes += write
+        while let Some(write) = self.log.get_mut().next_write(SPANS_IN_FLIGHT_MAX) {
+            self.port.stats.log_spans += 1;
+            self.port.stats.log_written_bytes += write
                 .data
                 .iter()
                 .map(|block| block.len() as u64)
                 .sum::<u64>();
-            let token = self.token(Op::Span { end: write.end });
+            let token = self.port.begin(Op::Span { end: write.end });
             cx.actions.push(Action::LogWrite {
                 token,
                 offset: write.offset,
@@ -419,7 +436,7 @@ impl Volume {
     }
 
     fn should_seal(&self, now: Nanos) -> bool {
-        let log = self.log();
+        let log = self.log.get();
         let Some(since) = log.open_since() else {
             return false;
         };
@@ -446,13 +463,13 @@ impl Volume {
 
     /// Whether the next flush is to be expected before much more is written.
     fn is_flushed_often(&self) -> bool {
-        let since = self.log().bytes().appended - self.writes.flushed_at;
+        let since = self.log.get().bytes().appended - self.writes.flushed_at;
         self.writes.barrier_seen && self.writes.flush_interval.max(since) <= FLUSH_OFTEN_BYTES
     }
 
     /// Whether the entry before `until` is in the open span.
     fn is_open(&self, until: Sequence) -> bool {
-        let log = self.log();
+        let log = self.log.get();
         until
             > log
                 .spans()
@@ -474,17 +491,18 @@ impl Volume {
         if result.is_err() {
             return self.fail_log(cx);
         }
-        if self.log_failed || self.log_is_given_up() || !self.log_mut().span_written(end) {
+        if self.log.has_failed() || self.log.is_given_up() || !self.log.get_mut().span_written(end)
+        {
             return;
         }
-        self.writes.durable_since = self.now;
+        self.writes.durable_since = self.port.now;
         self.answer_durable(cx);
         self.trim_resident(self.config.resident_bytes_max);
     }
 
     /// Answer what waited for what is durable now.
     pub(super) fn answer_durable(&mut self, cx: &mut Context<'_>) {
-        let durable = self.log().durable_sequence();
+        let durable = self.log.get().durable_sequence();
         let mut promised = false;
         while let Some(waiter) = self
             .writes
@@ -492,12 +510,12 @@ impl Volume {
             .pop_front_if(|next| next.until <= durable)
         {
             promised |= waiter.fua;
-            self.reply(waiter.id, waiter.kind, Ok(Reply::Done), cx);
+            self.port.reply(waiter.id, waiter.kind, Ok(Reply::Done), cx);
         }
         if promised {
             // The client counts on it from now on: what it sends next must not be in the backend without it. One sync
             // point is enough for all that are acknowledged together, and there is none if nothing follows.
-            self.log_mut().sync_point();
+            self.log.get_mut().sync_point();
         }
         self.wake_durable_reads(durable, cx);
     }
@@ -511,10 +529,10 @@ impl Volume {
 
     /// Refuse every write until the volume is reopened.
     pub(super) fn fail_writes(&mut self, cx: &mut Context<'_>) {
-        self.log_failed = true;
+        self.log.fail();
         self.refuse_what_waits(cx);
         self.refuse_unmarked(cx);
-        if self.log_is_given_up() {
+        if self.log.is_given_up() {
             self.refuse_direct(RequestError::ReadOnly, cx);
         }
     }
@@ -529,7 +547,7 @@ impl Volume {
 
     pub(super) fn refuse_acknowledgements(&mut self, error: RequestError, cx: &mut Context<'_>) {
         for waiter in core::mem::take(&mut self.writes.waiters) {
-            self.reply(waiter.id, waiter.kind, Err(error), cx);
+            self.port.reply(waiter.id, waiter.kind, Err(error), cx);
         }
     }
 
@@ -542,13 +560,13 @@ impl Volume {
 
     /// Drop the oldest durable data from memory until at most `bytes_max` are left.
     pub(super) fn trim_resident(&mut self, bytes_max: u64) {
-        let first = self.log().first_sequence();
+        let first = self.log.get().first_sequence();
         self.writes.resident_from = self.writes.resident_from.max(first);
         while self.writes.resident_bytes > bytes_max
-            && self.writes.resident_from < self.log().durable_sequence()
+            && self.writes.resident_from < self.log.get().durable_sequence()
         {
             let sequence = self.writes.resident_from;
-            let entry = self.log_mut().entry_mut(sequence);
+            let entry = self.log.get_mut().entry_mut(sequence);
             if entry.data.take().is_some() {
                 let held = usize::from(entry.held_blocks) * BLOCK_BYTES;
                 self.writes.resident_bytes -= held as u64;
@@ -573,10 +591,10 @@ impl Volume {
     /// When a superblock is to say where the log ends; none: nothing has to be said, or it cannot be now.
     fn end_mark_at(&self) -> Option<Nanos> {
         let is_well = self.phase == Phase::Open
-            && !self.log_failed
-            && !self.log_is_given_up()
-            && !self.health.fenced;
-        let is_due = is_well && !self.writes_superblock() && self.log().end_is_unproven();
+            && !self.log.has_failed()
+            && !self.log.is_given_up()
+            && !self.port.is_fenced();
+        let is_due = is_well && !self.writes_superblock() && self.log.get().end_is_unproven();
         is_due.then(|| self.writes.durable_since.plus(END_MARK_AGE))
     }
 
@@ -586,27 +604,28 @@ impl Volume {
             return;
         }
         self.writes.marks_end = true;
-        let log = self.log_mut();
+        let log = self.log.get_mut();
         log.name_durable();
         let superblock = log.next_superblock();
-        self.write_superblock(Op::EndMark, superblock, cx);
+        self.log
+            .write_superblock(Op::EndMark, superblock, &mut self.port, cx);
     }
 
     pub(super) fn end_was_marked(&mut self, result: Result<Done, IoError>, cx: &mut Context<'_>) {
         self.writes.marks_end = false;
         if result.is_ok() {
-            self.superblock_ended();
+            self.log.superblock_ended();
         } else {
             self.superblock_failed(cx);
         }
     }
 
     pub(super) fn write_wakeup(&self) -> Option<Nanos> {
-        let log = self.log();
+        let log = self.log.get();
         if self.direct.is_direct() && !self.writes.admission.is_empty() {
-            return Some(self.now);
+            return Some(self.port.now);
         }
-        if self.log_failed || self.log_is_given_up() {
+        if self.log.has_failed() || self.log.is_given_up() {
             return None;
         }
         let lazy = log

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::HEAT_RUNS_MAX;
 use hdcs_core::cache::heat_map::Gathering;
-use hdcs_core::volume::{Event, Volume};
+use hdcs_core::volume::{CachedBlocks, Event};
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
@@ -54,7 +54,7 @@ impl Gatherings {
                 Ok(Some(served)) => {
                     self.running = Some(Running {
                         volume,
-                        gathering: served.volume.begin_gathering(&state.cache),
+                        gathering: served.volume.cached().begin_gathering(&state.cache),
                         next_at: state.now,
                         answer,
                     });
@@ -69,8 +69,12 @@ impl Gatherings {
         let slot = state.open_slot(running.volume);
         match slot.map(|slot| state.volumes.get(slot)) {
             Ok(Some(served)) => {
-                if served.volume.gather(&mut running.gathering, &state.cache) {
-                    running.next_at = state.now.plus(Volume::GATHER_PAUSE);
+                if served
+                    .volume
+                    .cached()
+                    .gather(&mut running.gathering, &state.cache)
+                {
+                    running.next_at = state.now.plus(CachedBlocks::GATHER_PAUSE);
                     self.running = Some(running);
                 } else {
                     tell(running.answer, Ok(running.gathering));

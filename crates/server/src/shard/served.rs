@@ -292,7 +292,7 @@ impl Served {
             flush_latency,
             connections,
             qos,
-            benefit: self.volume.benefit(cache),
+            benefit: self.volume.cached().benefit(cache),
             store: self.backend.counts(),
             image_trouble: self.backend.image_trouble(),
             pin_trouble: self.pin_trouble.clone(),

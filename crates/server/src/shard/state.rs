@@ -512,8 +512,8 @@ impl ShardState {
         self.cache.set_cipher(volume.config().number, None);
         let served = self.volumes.iter().map(|(_, served)| &served.volume);
         let mut others = served.chain(self.closed_volumes.values().map(ClosedVolume::volume));
-        if let Some(origin) = volume.origin()
-            && !others.any(|other| other.origin() == Some(origin))
+        if let Some(origin) = volume.cached().origin()
+            && !others.any(|other| other.cached().origin() == Some(origin))
         {
             self.cache.set_cipher(origin, None);
         }

@@ -84,7 +84,9 @@ impl World {
     fn is_common(&self, block: u64) -> bool {
         (0..2).all(|unit| {
             self.phase(unit) == Some(Phase::Open)
-                && self.volume(unit).is_some_and(|v| v.inherits(block))
+                && self
+                    .volume(unit)
+                    .is_some_and(|v| v.cached().inherits(block))
         })
     }
 

@@ -24,8 +24,8 @@ impl World {
         let (Some(node), Some(volume)) = (&self.node, self.volume(unit)) else {
             return Vec::new();
         };
-        let mut gathering = volume.begin_gathering(&node.cache);
-        while volume.gather(&mut gathering, &node.cache) {}
+        let mut gathering = volume.cached().begin_gathering(&node.cache);
+        while volume.cached().gather(&mut gathering, &node.cache) {}
         let map = gathering.finish();
         map.plan(volume.config().bytes, u64::MAX).ranges
     }

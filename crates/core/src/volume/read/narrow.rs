@@ -6,7 +6,8 @@
 
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, SectorRange};
-use crate::volume::{Context, Op, Volume};
+use crate::volume::op::Op;
+use crate::volume::{Context, Volume};
 
 impl Volume {
     /// Read what `read` waits for, after a fetch of `whole` was refused for its checksum.
@@ -17,7 +18,7 @@ impl Volume {
         whole: SectorRange,
         cx: &mut Context<'_>,
     ) {
-        if part == whole || self.health.fenced {
+        if part == whole || self.port.is_fenced() {
             self.reads.active[read].error = Some(RequestError::Corrupt);
             return;
         }
@@ -26,7 +27,7 @@ impl Volume {
             return;
         };
         self.reads.active[read].pending += 1;
-        let token = self.token(Op::FetchPart { read, part });
+        let token = self.port.begin(Op::FetchPart { read, part });
         cx.actions.push(Action::BackendRead {
             token,
             offset: part.byte_offset(),
@@ -45,7 +46,7 @@ impl Volume {
             Ok(Done::Read(data)) => self.place(read, part).copy_from_slice(&data),
             Ok(_) => unreachable!("a read brings its buffer"),
             Err(error) => {
-                self.stats.backend_errors += 1;
+                self.port.stats.backend_errors += 1;
                 self.reads.active[read].error = Some(match error {
                     IoError::Corrupt => RequestError::Corrupt,
                     _ => RequestError::Io,

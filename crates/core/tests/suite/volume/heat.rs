@@ -4,7 +4,7 @@ use hdcs_core::base::io::{BlockKey, Nanos, Request, SectorRange};
 use hdcs_core::base::limits::CACHE_BYTES_MIN;
 use hdcs_core::cache::heat_map::{Heat, HeatMap};
 use hdcs_core::cache::{SsdConfig, Tier};
-use hdcs_core::volume::{Event, Persist, Volume};
+use hdcs_core::volume::{CachedBlocks, Event, Persist};
 use hdcs_kit::volume::World;
 
 fn world(ssd: bool) -> World {
@@ -21,8 +21,8 @@ fn world(ssd: bool) -> World {
 }
 
 fn gathered(world: &World) -> HeatMap {
-    let mut gathering = world.volume.begin_gathering(&world.cache);
-    while world.volume.gather(&mut gathering, &world.cache) {}
+    let mut gathering = world.volume.cached().begin_gathering(&world.cache);
+    while world.volume.cached().gather(&mut gathering, &world.cache) {}
     gathering.finish()
 }
 
@@ -136,5 +136,5 @@ fn warm_up_without_an_ssd_tier_fills_dram_up_to_its_size() {
     assert_eq!((cached(&world), evicted), (56, 0));
     assert_eq!(world.volume.stats(world.now).warm_left_bytes, 0);
     assert_eq!(world.cache.room_bytes(), 64 * 4096);
-    assert_eq!(Volume::GATHER_PAUSE, Nanos::from_millis(1));
+    assert_eq!(CachedBlocks::GATHER_PAUSE, Nanos::from_millis(1));
 }
