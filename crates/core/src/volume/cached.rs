@@ -50,6 +50,11 @@ impl CachedBlocks {
         self.bytes / BLOCK_BYTES as u64
     }
 
+    /// The numbers that its blocks lie under: its own and the origin's, which may be the same.
+    pub(super) fn numbers(&self) -> [u32; 2] {
+        [self.number, self.origin().unwrap_or(self.number)]
+    }
+
     /// This is what the volume has inherited.
     pub(super) fn inherit(&mut self, inherited: Inherited) {
         self.inherited = Some(inherited);
@@ -237,5 +242,19 @@ impl CachedBlocks {
             at = to;
         }
         taken
+    }
+
+    /// Whether every whole line of these blocks is where a promotion brings it.
+    pub(super) fn are_promoted(&self, first: u64, end: u64, cx: &Context<'_>) -> bool {
+        let line = cx.cache.line_blocks();
+        let whole = self.whole_blocks() / line * line;
+        (first / line * line..end.min(whole))
+            .step_by(line as usize)
+            .all(|block| self.is_promoted(block, cx))
+    }
+
+    /// Keep these blocks in the SSD tier, and no others. Returns whether the cache takes that.
+    pub(super) fn pin(&self, blocks: &[(u64, u64)], cx: &mut Context<'_>) -> bool {
+        cx.cache.pin(self.number, self.origin(), blocks).is_ok()
     }
 }

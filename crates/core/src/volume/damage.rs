@@ -27,7 +27,7 @@
 use alloc::collections::BTreeSet;
 use core::ops::Range;
 
-use super::{Context, Volume};
+use super::{Context, Volume, VolumeStats};
 use crate::base::error::RequestError;
 use crate::base::io::SectorRange;
 use crate::base::limits::{BLOCK_BYTES, LOG_BAD_BLOCKS_MAX};
@@ -35,35 +35,44 @@ use crate::format::block_checksum;
 use crate::log::destage::Stage;
 use crate::log::extent_index::Sequence;
 use crate::log::lost::LostSectors;
+use crate::log::write_log::WriteLog;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Damage {
     /// Positions of the bad blocks.
     bad: BTreeSet<u64>,
+    /// What is lost, as of the last write that was accepted.
+    lost: LostSectors,
 }
 
-impl Volume {
+impl Damage {
     /// An opening has found that these are lost.
     pub(super) fn know_lost(&mut self, lost: LostSectors) {
-        for range in lost.iter() {
-            self.cached.own(range);
-        }
         self.lost = lost;
     }
 
-    /// What was lost with the log and has not been written since. Reads of it fail.
-    pub fn lost(&self) -> &LostSectors {
+    /// What was lost with the log and has not been written since.
+    pub(super) fn lost(&self) -> &LostSectors {
         &self.lost
+    }
+
+    /// These sectors are not part of the volume any more.
+    pub(super) fn cut(&mut self, range: SectorRange) {
+        self.lost.remove(range);
     }
 
     /// Why a write cannot be taken for the sake of what is lost: what goes past the log would not be recorded, nor more
     /// pieces than there is room for.
-    pub(super) fn refusal_for_lost(&self, range: SectorRange) -> Option<RequestError> {
+    pub(super) fn refusal_for_lost(
+        &self,
+        range: SectorRange,
+        is_direct: bool,
+    ) -> Option<RequestError> {
         if self.lost.is_empty() {
             return None;
         }
-        let refused = if self.direct.is_direct() {
+        let refused = if is_direct {
             self.lost.overlaps(range)
         } else {
             self.lost.splits_too_far(range)
@@ -80,36 +89,43 @@ impl Volume {
 
     /// Whether dirty data in the log is bad.
     pub(super) fn is_damaged(&self) -> bool {
-        !self.damage.bad.is_empty()
+        !self.bad.is_empty()
     }
 
     /// Blocks of the log from `position` on were read, and read again: those that do not match are bad. If all
     /// match, they cannot be unpacked, and all are bad.
-    pub(super) fn found_bad(&mut self, position: u64, data: &[u8], cx: &mut Context<'_>) {
+    pub(super) fn found_bad(
+        &mut self,
+        position: u64,
+        data: &[u8],
+        log: &WriteLog,
+        stats: &mut VolumeStats,
+    ) {
         let blocks = (position..).zip(data.chunks_exact(BLOCK_BYTES));
-        let is_bad =
-            |(at, block): &(u64, &[u8])| block_checksum(block) != self.log.get().checksum(*at);
+        let is_bad = |(at, block): &(u64, &[u8])| block_checksum(block) != log.checksum(*at);
         let mut bad: BTreeSet<u64> = blocks.filter(is_bad).map(|(at, _)| at).collect();
         if bad.is_empty() {
             bad = (position..).take(data.len() / BLOCK_BYTES).collect();
         }
-        self.note_bad(bad, cx);
+        self.note_bad(bad, log, stats);
     }
 
     /// The only copy of these blocks is bad.
-    pub(super) fn note_bad(&mut self, bad: impl IntoIterator<Item = u64>, cx: &mut Context<'_>) {
+    pub(super) fn note_bad(
+        &mut self,
+        bad: impl IntoIterator<Item = u64>,
+        log: &WriteLog,
+        stats: &mut VolumeStats,
+    ) {
         // What was retired meanwhile is not needed any more.
-        let front = self.log.get().spans().front().map(|span| span.position);
+        let front = log.spans().front().map(|span| span.position);
         let is_needed = |at: &u64| front.is_some_and(|front| front <= *at);
         for position in bad.into_iter().filter(is_needed) {
-            let is_new = self.damage.bad.insert(position);
-            self.port.stats.log_corrupt_blocks += u64::from(is_new);
+            let is_new = self.bad.insert(position);
+            stats.log_corrupt_blocks += u64::from(is_new);
         }
-        while self.damage.bad.len() > LOG_BAD_BLOCKS_MAX {
-            self.damage.bad.pop_last();
-        }
-        if self.is_damaged() {
-            self.refuse_waiting_writes(RequestError::Inconsistent, cx);
+        while self.bad.len() > LOG_BAD_BLOCKS_MAX {
+            self.bad.pop_last();
         }
     }
 
@@ -117,33 +133,52 @@ impl Volume {
     pub(super) fn found_good(&mut self, positions: &Range<u64>) {
         if self.is_damaged() {
             let is_other = |position: &u64| !positions.contains(position);
-            self.damage.bad.retain(is_other);
+            self.bad.retain(is_other);
         }
     }
 
     /// What lies before the log's tail is not needed any more.
-    pub(super) fn forget_bad(&mut self) {
+    pub(super) fn forget_bad(&mut self, log: &WriteLog) {
         if self.is_damaged() {
-            let front = self.log.get().spans().front();
+            let front = log.spans().front();
             let tail = front.map_or(u64::MAX, |span| span.position);
-            self.damage.bad = self.damage.bad.split_off(&tail);
+            self.bad = self.bad.split_off(&tail);
+        }
+    }
+
+    /// The first bad block, and the first entry of the span that holds it: what destage stops before.
+    pub(super) fn destage_end(&self, log: &WriteLog) -> Option<(u64, Sequence)> {
+        let position = *self.bad.first()?;
+        let spans = log.spans();
+        let before = spans.partition_point(|span| span.end() <= position);
+        let last = before.checked_sub(1).map(|last| &spans[last]);
+        let sequence = last.map_or(log.first_sequence(), |span| span.end_sequence);
+        Some((position, sequence))
+    }
+}
+
+impl Volume {
+    /// After something was found to be bad: whoever waits for the log is told.
+    pub(super) fn refuse_for_damage(&mut self, cx: &mut Context<'_>) {
+        if self.damage.is_damaged() {
+            self.refuse_waiting_writes(RequestError::Inconsistent, cx);
         }
     }
 
     /// The first bad block, and the first entry of the span that holds it: what destage stops before.
     pub(super) fn destage_end(&self) -> Option<(u64, Sequence)> {
-        let position = *self.damage.bad.first()?;
-        let spans = self.log.get().spans();
-        let before = spans.partition_point(|span| span.end() <= position);
-        let last = before.checked_sub(1).map(|last| &spans[last]);
-        let sequence = last.map_or(self.log.get().first_sequence(), |span| span.end_sequence);
-        Some((position, sequence))
+        self.damage.destage_end(self.log.get())
+    }
+
+    /// What was lost with the log and has not been written since. Reads of it fail.
+    pub fn lost(&self) -> &LostSectors {
+        self.damage.lost()
     }
 
     /// Whether destage waits for what is bad: it has done what it can, or is about to.
     pub(super) fn destage_is_stuck(&self) -> bool {
         let waits = self.destage.stage() == Stage::Writing && self.destaging.meets_damage;
-        self.destage_is_blocked() || (self.is_damaged() && waits)
+        self.destage_is_blocked() || (self.damage.is_damaged() && waits)
     }
 
     /// Whether nothing is left that destage may take up, for the sake of what is bad. An atomic backend that was

@@ -524,11 +524,13 @@ impl Volume {
         };
         match taken {
             Ok(part) => {
-                self.found_good(&(position..position + blocks));
+                self.damage.found_good(&(position..position + blocks));
                 Some(part)
             }
             Err(data) => {
-                self.found_bad(position, &data, cx);
+                self.damage
+                    .found_bad(position, &data, self.log.get(), &mut self.port.stats);
+                self.refuse_for_damage(cx);
                 self.destaging.meets_damage = true;
                 None
             }
@@ -671,7 +673,7 @@ impl Volume {
             }
         }
         self.writes.resident_bytes -= resident as u64;
-        self.forget_bad();
+        self.damage.forget_bad(self.log.get());
         let log = self.log.get();
         if let Some(plan) = self.destage.retired(now, spans, log) {
             self.destaging.chunks.clear();

@@ -366,7 +366,7 @@ impl Volume {
 
     /// Take the next steps towards the policy of the configuration.
     pub(super) fn switch_path(&mut self) {
-        let asks_direct = self.config.policy.is_direct() && self.lost.is_empty();
+        let asks_direct = self.config.policy.is_direct() && self.damage.lost().is_empty();
         let wants_direct = asks_direct || self.log.is_given_up();
         if let Path::Logged = self.direct.path
             && wants_direct
@@ -428,7 +428,7 @@ impl Volume {
 
     /// Whether the log is being emptied, and can be.
     pub(super) fn drains(&self) -> bool {
-        self.direct.is_draining() && !self.is_damaged() && !self.destage_gets_nowhere()
+        self.direct.is_draining() && !self.damage.is_damaged() && !self.destage_gets_nowhere()
     }
 
     /// Whether a write for so many log blocks has to wait for the policy to change.
@@ -476,7 +476,7 @@ impl Volume {
             What::Data(_) => Kind::Write(range.bytes() as u64),
             What::Zero { .. } => Kind::Trim,
         };
-        if let Some(error) = self.refusal_for_lost(range) {
+        if let Some(error) = self.damage.refusal_for_lost(range, self.direct.is_direct()) {
             return self.port.reply(id, kind, Err(error), cx);
         }
         self.direct.push(Write {
@@ -856,7 +856,7 @@ impl Volume {
         }
         for range in unflushed {
             self.cached.invalidate(range, cx);
-            self.note_forgotten(range);
+            self.filling.note_forgotten(range, self.port.now);
         }
         self.forget_fetches();
     }
@@ -885,7 +885,7 @@ impl Volume {
             return;
         }
         if self.never_flushes_destaged() && self.awaits_destage_flush() {
-            let error = if self.is_damaged() {
+            let error = if self.damage.is_damaged() {
                 RequestError::Inconsistent
             } else {
                 RequestError::Closing

@@ -51,7 +51,7 @@ impl Volume {
         range: SectorRange,
         cx: &mut Context<'_>,
     ) {
-        if self.lost.overlaps(range) {
+        if self.damage.lost().overlaps(range) {
             // Nobody may take what cannot be read for zeroes, whatever the backend has.
             let state = ExtentState::Data;
             let extents = Vec::from([Extent { range, state }]);

@@ -59,7 +59,7 @@ impl Volume {
         if self.log.has_failed() || self.port.is_fenced() {
             return;
         }
-        if self.is_damaged() {
+        if self.damage.is_damaged() {
             self.failed_log_is_unreadable(cx);
         }
         let ends = match self.close {

@@ -15,7 +15,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use super::{Context, Policy, Volume};
+use super::{CachedBlocks, Context, Policy};
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::BLOCK_BYTES;
 
@@ -151,18 +151,21 @@ impl Filling {
         let running = running.map(|(_, first, end)| (first, end));
         Self::bytes_of(self.warm.iter().copied().chain(running))
     }
-}
 
-impl Volume {
     /// Pin these ranges and nothing else. A driver asks [`crate::cache::ReadCache::may_pin`] before; what
     /// the cache refuses is not pinned.
-    pub(super) fn pin_ranges(&mut self, ranges: &[SectorRange], cx: &mut Context<'_>) {
+    pub(super) fn pin_ranges(
+        &mut self,
+        ranges: &[SectorRange],
+        cached: &CachedBlocks,
+        now: Nanos,
+        cx: &mut Context<'_>,
+    ) {
         let blocks = blocks_of(ranges);
-        let (number, origin) = (self.config.number, self.cached.origin());
-        let pinned = cx.cache.pin(number, origin, &blocks);
-        self.filling.pins = if pinned.is_ok() { blocks } else { Vec::new() };
-        self.filling.look_at_all();
-        self.filling.next_at = self.port.now;
+        let is_pinned = cached.pin(&blocks, cx);
+        self.pins = if is_pinned { blocks } else { Vec::new() };
+        self.look_at_all();
+        self.next_at = now;
     }
 
     /// Fill these ranges in this order, instead of what was left of another warm-up.
@@ -171,104 +174,108 @@ impl Volume {
             let first = range.first_block();
             (first, first + range.block_count())
         });
-        self.filling.warm = blocks.filter(|(first, end)| first < end).collect();
-        self.filling.warm_asked = asked;
-        self.filling.warm_bytes = self.filling.warm_left_bytes();
+        self.warm = blocks.filter(|(first, end)| first < end).collect();
+        self.warm_asked = asked;
+        self.warm_bytes = self.warm_left_bytes();
     }
 
     /// Ranges that are left of a warm-up: they take memory.
-    pub fn warm_up_ranges(&self) -> usize {
-        self.filling.warm.len()
+    pub(super) fn warm_up_ranges(&self) -> usize {
+        self.warm.len()
     }
 
     /// Give a warm-up up that nobody asked for, if it is not needed or would drive something out.
-    fn judge_warm_up(&mut self, cx: &Context<'_>) {
-        if self.filling.warm_asked == Asked::IfCold {
-            if !self.cached.is_cold(self.filling.warm.iter(), cx) {
-                self.filling.warm.clear();
+    fn judge_warm_up(&mut self, cached: &CachedBlocks, cx: &Context<'_>) {
+        if self.warm_asked == Asked::IfCold {
+            if !cached.is_cold(self.warm.iter(), cx) {
+                self.warm.clear();
             }
-            self.filling.warm_asked = Asked::ByItself;
+            self.warm_asked = Asked::ByItself;
         }
-        let next = self.filling.warm.front();
+        let next = self.warm.front();
         let blocks = next.map_or(0, |(first, end)| (end - first).min(PIECE_BLOCKS));
-        if self.filling.warm_asked == Asked::ByItself && !cx.cache.has_free_room(blocks) {
-            self.filling.warm.clear();
+        if self.warm_asked == Asked::ByItself && !cx.cache.has_free_room(blocks) {
+            self.warm.clear();
         }
     }
 
     /// Blocks of a range are not in the cache any more, or not for long.
-    pub(super) fn note_forgotten(&mut self, range: SectorRange) {
-        if self.filling.pins.is_empty() {
+    pub(super) fn note_forgotten(&mut self, range: SectorRange, now: Nanos) {
+        if self.pins.is_empty() {
             return;
         }
-        let had_work = self.filling.has_work();
+        let had_work = self.has_work();
         let first = range.first_block();
-        self.filling.look_at(first, first + range.block_count());
+        self.look_at(first, first + range.block_count());
         if !had_work {
-            self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
+            self.postpone(now.plus(AGAIN_PAUSE));
         }
     }
 
-    pub(super) fn filling_wakeup(&self) -> Option<Nanos> {
-        let goes_on = self.close.is_none() && !self.port.is_fenced() && self.filling.has_work();
-        goes_on.then_some(self.filling.next_at)
+    /// When the next piece may begin, if there is one.
+    pub(super) fn wakeup(&self) -> Option<Nanos> {
+        self.has_work().then_some(self.next_at)
     }
 
-    /// Begin the next piece, if there is one and it may begin now.
-    pub(super) fn fill_on(&mut self, cx: &mut Context<'_>) {
+    /// Begin the next piece, if there is one and it may begin now: its first block and its end.
+    pub(super) fn begin_piece(
+        &mut self,
+        policy: Policy,
+        cached: &CachedBlocks,
+        now: Nanos,
+        cx: &Context<'_>,
+    ) -> Option<(u64, u64)> {
         let losses = cx.cache.losses();
-        if core::mem::replace(&mut self.filling.losses, losses) != losses {
-            self.filling.look_at_all();
-            self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
+        if core::mem::replace(&mut self.losses, losses) != losses {
+            self.look_at_all();
+            self.postpone(now.plus(AGAIN_PAUSE));
         }
-        if !self.filling.has_work() || self.port.now < self.filling.next_at {
-            return;
+        if !self.has_work() || now < self.next_at {
+            return None;
         }
-        if !cx.cache.can_warm_up() || self.config.policy == Policy::PassThrough {
-            return self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
+        if !cx.cache.can_warm_up() || policy == Policy::PassThrough {
+            self.postpone(now.plus(AGAIN_PAUSE));
+            return None;
         }
-        self.judge_warm_up(cx);
+        self.judge_warm_up(cached, cx);
         for _ in 0..LOOKS_MAX {
-            let Some((why, first, end)) = self.filling.next() else {
-                return;
-            };
-            let end = end.min(self.cached.whole_blocks());
-            if !self.is_filled(first, end, cx) {
-                self.filling.running = Some((why, first, end));
-                return self.promote_unasked(first, end, cx);
+            let (why, first, end) = self.next()?;
+            let end = end.min(cached.whole_blocks());
+            if !cached.are_promoted(first, end, cx) {
+                self.running = Some((why, first, end));
+                return Some((first, end));
             }
         }
-        self.filling.postpone(self.port.now.plus(LOOK_PAUSE));
-    }
-
-    /// Whether every whole line of these blocks is where a promotion brings it.
-    fn is_filled(&self, first: u64, end: u64, cx: &Context<'_>) -> bool {
-        let line = cx.cache.line_blocks();
-        let whole = self.cached.whole_blocks() / line * line;
-        (first / line * line..end.min(whole))
-            .step_by(line as usize)
-            .all(|block| self.cached.is_promoted(block, cx))
+        self.postpone(now.plus(LOOK_PAUSE));
+        None
     }
 
     /// The promotion of the piece under way has ended.
-    pub(super) fn piece_ended(&mut self, failed: bool, cx: &Context<'_>) {
-        let Some((why, first, end)) = self.filling.running.take() else {
+    pub(super) fn piece_ended(
+        &mut self,
+        failed: bool,
+        rate_max_bytes_s: u64,
+        cached: &CachedBlocks,
+        now: Nanos,
+        cx: &Context<'_>,
+    ) {
+        let Some((why, first, end)) = self.running.take() else {
             return;
         };
         let bytes = (end - first) * BLOCK_BYTES as u64;
-        let rate = self.config.fill_rate_max_bytes_s.max(1);
+        let rate = rate_max_bytes_s.max(1);
         let takes = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
-        self.filling.next_at = self.port.now.plus(Nanos(takes as u64));
+        self.next_at = now.plus(Nanos(takes as u64));
         let again = match why {
-            Why::Pinned => failed || !self.is_filled(first, end, cx),
+            Why::Pinned => failed || !cached.are_promoted(first, end, cx),
             Why::WarmUp => failed,
         };
         if again {
             match why {
-                Why::Pinned => self.filling.look_at(first, end),
-                Why::WarmUp => self.filling.warm.push_front((first, end)),
+                Why::Pinned => self.look_at(first, end),
+                Why::WarmUp => self.warm.push_front((first, end)),
             }
-            self.filling.postpone(self.port.now.plus(AGAIN_PAUSE));
+            self.postpone(now.plus(AGAIN_PAUSE));
         }
     }
 }

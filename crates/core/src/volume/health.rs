@@ -222,7 +222,7 @@ impl Volume {
         let health = &self.health;
         if self.port.is_fenced() {
             Some((Trouble::Fenced, None))
-        } else if self.is_damaged() {
+        } else if self.damage.is_damaged() {
             Some((Trouble::LogCorrupt, None))
         } else if self.log.refuses_writes() {
             Some((Trouble::LogFailed, None))
@@ -232,7 +232,7 @@ impl Volume {
             Some((Trouble::LogEmptying, None))
         } else if health.log_unreadable {
             Some((Trouble::LogUnreadable, None))
-        } else if !self.lost.is_empty() {
+        } else if !self.damage.lost().is_empty() {
             Some((Trouble::SectorsLost, None))
         } else if let Some(since) = health.silent {
             Some((Trouble::BackendSilent, Some(since)))

@@ -88,7 +88,6 @@ use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
 use crate::log::destage::{Destage, Stage};
 use crate::log::extent_index::{ExtentIndex, Sequence};
-use crate::log::lost::LostSectors;
 use crate::log::replay::{Found, Replay};
 use crate::log::write_log::WriteLog;
 
@@ -197,8 +196,6 @@ pub struct Volume {
     destage: Destage,
     destaging: destaging::Destaging,
     damage: damage::Damage,
-    /// What is lost, as of the last write that was accepted.
-    lost: LostSectors,
     close: Option<bool>,
     closing_superblock: bool,
     /// Work waits for memory that others will give back: poll again then.
@@ -237,7 +234,6 @@ impl Volume {
             destage: Destage::default(),
             destaging: destaging::Destaging::default(),
             damage: damage::Damage::default(),
-            lost: LostSectors::default(),
             close: None,
             closing_superblock: false,
             memory_wait: None,
@@ -284,9 +280,12 @@ impl Volume {
                 self.cut_promotions();
                 self.filling.look_at_all();
             }
-            Event::Pin(ranges) => self.pin_ranges(&ranges, cx),
-            Event::WarmUp(ranges) => self.warm_up(&ranges, filling::Asked::ByHand),
-            Event::WarmUpIfCold(ranges) => self.warm_up(&ranges, filling::Asked::IfCold),
+            Event::Pin(ranges) => {
+                let now = self.port.now;
+                self.filling.pin_ranges(&ranges, &self.cached, now, cx);
+            }
+            Event::WarmUp(ranges) => self.filling.warm_up(&ranges, filling::Asked::ByHand),
+            Event::WarmUpIfCold(ranges) => self.filling.warm_up(&ranges, filling::Asked::IfCold),
             Event::Reconfigure(config) => {
                 let (number, uuid) = (self.config.number, self.config.uuid);
                 let (bytes, log_bytes) = (self.config.bytes, self.config.log_bytes);
@@ -360,7 +359,7 @@ impl Volume {
             Request::Evict { range } => {
                 // What is inherited stays for others.
                 self.cached.invalidate(range, cx);
-                self.note_forgotten(range);
+                self.filling.note_forgotten(range, now);
                 self.port.reply(id, Kind::Other, Ok(Reply::Done), cx);
             }
             Request::Extents {
@@ -468,7 +467,7 @@ impl Volume {
                 id,
                 permission,
                 next,
-            } => self.scrubbed_cache(id, permission, next, result, cx),
+            } => scrub::scrubbed_cache(id, permission, next, result, &mut self.port, cx),
             Op::ClosingSuperblock => {
                 self.log.superblock_ended();
                 if result.is_err() {
@@ -618,7 +617,11 @@ impl Volume {
                 self.port.stats.log_corrupt_blocks = log.damaged_blocks();
                 log.set_entries_max(self.config.log_entries_max);
                 log.forget_lost(beyond(self.config.bytes));
-                self.know_lost(log.lost().clone());
+                let lost = log.lost().clone();
+                for range in lost.iter() {
+                    self.cached.own(range);
+                }
+                self.damage.know_lost(lost);
                 cx.cache.tie(self.config.number, log.tie());
                 let superblock = log.superblock_for_opening();
                 self.writes.durable_since = self.port.now;
@@ -722,7 +725,7 @@ impl Volume {
         self.cached.invalidate(cut, cx);
         self.cached.own(cut);
         self.cached.resize(bytes);
-        self.lost.remove(beyond);
+        self.damage.cut(beyond);
         self.log.get_mut().forget_lost(beyond);
         self.config.bytes = bytes;
         self.refuse_writes_beyond(self.sectors(), cx);
@@ -747,13 +750,14 @@ impl Volume {
             }
             Phase::Closed => return self.memory_wait,
         }
+        let goes_on = self.close.is_none() && !self.port.is_fenced();
         let wakeups = [
             self.write_wakeup(),
             self.destage_wakeup(),
             self.direct_wakeup(),
             self.memory_wait,
             self.port.watch_at(),
-            self.filling_wakeup(),
+            goes_on.then(|| self.filling.wakeup()).flatten(),
             self.promotion_wakeup(),
             (!self.index.is_settled()).then_some(self.port.now),
         ];
@@ -803,6 +807,11 @@ impl Volume {
     /// The volume as the read cache knows it.
     pub fn cached(&self) -> &CachedBlocks {
         &self.cached
+    }
+
+    /// Ranges that are left of a warm-up: they take memory.
+    pub fn warm_up_ranges(&self) -> usize {
+        self.filling.warm_up_ranges()
     }
 
     /// What it is and how it behaves.

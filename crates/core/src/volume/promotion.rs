@@ -37,8 +37,12 @@ impl Volume {
         self.begin_promoting(Some(id), range.first_block(), end, PROMOTE_RETURNS_MAX, cx);
     }
 
-    /// Promote blocks that nobody has asked for; [`Self::piece_ended`] is told of the end.
-    pub(super) fn promote_unasked(&mut self, first: u64, end: u64, cx: &mut Context<'_>) {
+    /// Promote the next piece that nobody has asked for, if there is one.
+    pub(super) fn fill_on(&mut self, cx: &mut Context<'_>) {
+        let now = self.port.now;
+        let policy = self.config.policy;
+        let piece = self.filling.begin_piece(policy, &self.cached, now, cx);
+        let Some((first, end)) = piece else { return };
         self.begin_promoting(None, first, end, filling::RETURNS_MAX, cx);
     }
 
@@ -142,9 +146,12 @@ impl Volume {
                     } else {
                         Ok(Reply::Done)
                     };
-                    match id {
-                        Some(id) => self.port.reply(id, Kind::Other, result, cx),
-                        None => self.piece_ended(failed, cx),
+                    if let Some(id) = id {
+                        self.port.reply(id, Kind::Other, result, cx);
+                    } else {
+                        let (cached, now) = (&self.cached, self.port.now);
+                        let rate_max = self.config.fill_rate_max_bytes_s;
+                        self.filling.piece_ended(failed, rate_max, cached, now, cx);
                     }
                 }
                 return;

@@ -25,7 +25,7 @@ use super::compression::Packed;
 use super::op::Op;
 use super::port::{GivenUp, Kind};
 use super::promotion::Promotion;
-use super::{Context, Policy, Volume, VolumeConfig};
+use super::{Context, Policy, Volume, VolumeConfig, scrub};
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, Reply, RequestId, SectorRange};
@@ -177,7 +177,7 @@ impl Volume {
 
     /// A read that has just come.
     pub(super) fn read(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
-        if self.lost.overlaps(range) {
+        if self.damage.lost().overlaps(range) {
             let kind = Kind::Read(range.bytes() as u64);
             return self.port.reply(id, kind, Err(RequestError::Corrupt), cx);
         }
@@ -470,9 +470,11 @@ impl Volume {
                 }
                 if is_good && self.place_logged(read, piece, packed, &data) {
                     let blocks = (data.len() / BLOCK_BYTES) as u64;
-                    self.found_good(&(position..position + blocks));
+                    self.damage.found_good(&(position..position + blocks));
                 } else {
-                    self.found_bad(position, &data, cx);
+                    self.damage
+                        .found_bad(position, &data, self.log.get(), &mut self.port.stats);
+                    self.refuse_for_damage(cx);
                     self.reads.active[read].error = Some(RequestError::Corrupt);
                 }
             }
@@ -604,7 +606,7 @@ impl Volume {
         cx.cache.ssd_read_is_late();
         let (read, range) = match waiting {
             GivenUp::Read { read, range } => (read, range),
-            GivenUp::Scrub(id) => return self.end_scrub(id, cx),
+            GivenUp::Scrub(id) => return scrub::answer_done(id, &mut self.port, cx),
         };
         self.port.stats.miss_blocks += range.block_count();
         self.read_missing(read, range, cx);
@@ -882,7 +884,7 @@ impl Volume {
             );
             fetch.stale |= covered.overlaps(range);
         }
-        self.note_forgotten(range);
+        self.filling.note_forgotten(range, self.port.now);
     }
 
     pub(super) fn wake_durable_reads(&mut self, durable: Sequence, cx: &mut Context<'_>) {

@@ -11,7 +11,8 @@
 use core::ops::Range;
 
 use super::op::Op;
-use super::port::Kind;
+use super::open_log::OpenLog;
+use super::port::{Kind, Port};
 use super::{Context, Volume};
 use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
@@ -19,7 +20,8 @@ use crate::base::io::{Action, Done, Reply, RequestId, SectorRange};
 use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS};
 use crate::cache::{ScrubLine, SsdRead};
 use crate::format::{EntryKind, SpanHeader, block_checksum};
-use crate::log::extent_index::Sequence;
+use crate::log::extent_index::{ExtentIndex, Sequence};
+use crate::log::write_log::WriteLog;
 use crate::node::scrub::{PIECE_BYTES, ScrubAt, Scrubbed};
 
 /// Blocks of the log that are read at once.
@@ -56,6 +58,122 @@ impl LogPiece {
             tries,
         }
     }
+
+    /// The first piece of a live span from a position on.
+    fn first(log: &WriteLog, id: RequestId, position: u64, end: u64) -> Option<Self> {
+        let (span, entries) = log.span_after(position, end)?;
+        let from = if position == 0 {
+            span.position
+        } else {
+            position
+        };
+        let piece = |sequence, at: u64, until: u64| Self {
+            id,
+            sequence,
+            control: span.checksum,
+            position: at,
+            blocks: (until - at).min(PIECE_BLOCKS),
+            end,
+            tries: 0,
+            skipped: at.saturating_sub(from),
+            bad: 0,
+            unread: false,
+        };
+        if position <= span.position {
+            return Some(piece(None, span.position, span.data_position));
+        }
+        let (sequence, data) = entry_after(log, &entries, position)?;
+        Some(piece(Some(sequence), position.max(data.start), data.end))
+    }
+
+    /// It was read, if there is data. Returns which of its blocks are bad, from the first to the last.
+    fn check(&mut self, data: Option<&[u8]>, log: &WriteLog) -> Range<u64> {
+        self.unread = data.is_none();
+        let is_bad = |index: u64| match data {
+            None => true,
+            Some(data) => {
+                let start = index as usize * BLOCK_BYTES;
+                let sum = log.checksum(self.position + index);
+                block_checksum(&data[start..start + BLOCK_BYTES]) != sum
+            }
+        };
+        let bad: Range<u64> = if self.sequence.is_some() {
+            let first = (0..self.blocks).find(|&index| is_bad(index));
+            let last = (0..self.blocks).rev().find(|&index| is_bad(index));
+            first.map_or(0..0, |first| first..last.unwrap_or(first) + 1)
+        } else {
+            let found = data.map(SpanHeader::verify);
+            let is_good = found.is_some_and(|header| {
+                header.is_ok_and(|header| header.checksum.get() == self.control)
+            });
+            0..if is_good { 0 } else { self.blocks }
+        };
+        self.bad = match self.sequence {
+            Some(_) => bad.clone().filter(|&index| is_bad(index)).count() as u64,
+            None => bad.end,
+        };
+        bad
+    }
+
+    /// Whether it is still needed.
+    fn is_live(&self, log: &WriteLog) -> bool {
+        match self.sequence {
+            Some(sequence) => sequence >= log.first_sequence(),
+            None => (log.spans().front()).is_some_and(|span| span.position <= self.position),
+        }
+    }
+
+    /// The bytes of bad blocks of a piece, if memory has them as they are stored.
+    fn healing(&self, bad: &Range<u64>, log: &OpenLog) -> Option<Buf> {
+        let entry = log.get().entry(self.sequence?);
+        if entry.stored.is_some() {
+            return None;
+        }
+        let held = entry.data.as_ref()?.covering_blocks();
+        let at = self.position + bad.start;
+        let start = (at - entry.position) as usize * BLOCK_BYTES;
+        let end = start + (bad.end - bad.start) as usize * BLOCK_BYTES;
+        let data = held.slice(start..end);
+        let may_write = !log.has_failed() && !log.is_given_up();
+        (may_write && log.blocks_match(&data, at)).then_some(data)
+    }
+
+    /// What is lost with bad blocks at these positions, and whether a part of it is needed: what a later write
+    /// covers is nobody's loss, if destage comes to leave it out. Compressed entries may share a block; what lies
+    /// between two that are lost is counted too.
+    fn damaged_by(
+        &self,
+        positions: &Range<u64>,
+        log: &OpenLog,
+        index: &ExtentIndex,
+    ) -> (Option<SectorRange>, bool) {
+        let span = log.get().span_after(positions.start, self.end);
+        let (Some(_), Some((_, entries))) = (self.sequence, span) else {
+            return (None, false);
+        };
+        let (mut damaged, mut is_needed) = (None::<SectorRange>, false);
+        for (sequence, data) in entries_with_data(log.get(), &entries) {
+            let (first, end) = (positions.start.max(data.start), positions.end.min(data.end));
+            if first >= end || is_held(log, sequence, &data, first..end) {
+                continue;
+            }
+            let entry = log.get().entry(sequence);
+            let range = if entry.stored.is_some() {
+                entry.range
+            } else {
+                let block = entry.range.first_block();
+                let sector = |position| (block + position - data.start) * BLOCK_SECTORS;
+                SectorRange::between(sector(first), sector(end)).intersect(entry.range)
+            };
+            let mut parts = index.overlaps(range);
+            is_needed |= parts.any(|(_, found)| found == sequence);
+            damaged = Some(damaged.map_or(range, |other| {
+                let start = other.start.min(range.start);
+                SectorRange::between(start, other.end().max(range.end()))
+            }));
+        }
+        (damaged, is_needed)
+    }
 }
 
 impl Volume {
@@ -66,24 +184,13 @@ impl Volume {
                 end,
                 tries,
             } => self.scrub_log(id, position, end, tries, cx),
-            ScrubAt::Cache { line } => self.scrub_cache(id, line, cx),
+            ScrubAt::Cache { line } => {
+                let volumes = self.cached.numbers();
+                scrub_cache(id, line, volumes, &mut self.port, cx);
+            }
             // That is the home's.
-            ScrubAt::Home { .. } => self.end_scrub(id, cx),
+            ScrubAt::Home { .. } => answer_done(id, &mut self.port, cx),
         }
-    }
-
-    fn scrubbed(&mut self, id: RequestId, found: Scrubbed, cx: &mut Context<'_>) {
-        let result = if self.port.is_fenced() {
-            Err(RequestError::Fenced)
-        } else {
-            Ok(Reply::Scrubbed(found))
-        };
-        self.port.reply(id, Kind::Other, result, cx);
-    }
-
-    /// Nothing more can be scrubbed of this part.
-    pub(super) fn end_scrub(&mut self, id: RequestId, cx: &mut Context<'_>) {
-        self.scrubbed(id, Scrubbed::default(), cx);
     }
 
     /// The log's device has not answered for too long: nothing more of the log is scrubbed.
@@ -106,14 +213,14 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         if self.log.is_given_up() {
-            return self.end_scrub(id, cx);
+            return answer_done(id, &mut self.port, cx);
         }
         if self.health.refuses_for_silent_log(self.config.when_full) {
             return self.port.reply(id, Kind::Other, Err(RequestError::Io), cx);
         }
         let end = end.min(self.log.get().durable());
-        let Some(mut piece) = self.log_piece(id, position, end) else {
-            return self.end_scrub(id, cx);
+        let Some(mut piece) = LogPiece::first(self.log.get(), id, position, end) else {
+            return answer_done(id, &mut self.port, cx);
         };
         // It may be another one than that which was bad: the log goes on.
         piece.tries = if piece.position == position { tries } else { 0 };
@@ -123,12 +230,13 @@ impl Volume {
                 end,
                 tries,
             });
-            return self.scrubbed(
+            return answer(
                 id,
                 Scrubbed {
                     next,
                     ..Scrubbed::default()
                 },
+                &mut self.port,
                 cx,
             );
         };
@@ -137,104 +245,26 @@ impl Volume {
         self.log.read(position, op, buf, &mut self.port, cx);
     }
 
-    /// The first piece of a live span from a position on.
-    fn log_piece(&self, id: RequestId, position: u64, end: u64) -> Option<LogPiece> {
-        let (span, entries) = self.log.get().span_after(position, end)?;
-        let from = if position == 0 {
-            span.position
-        } else {
-            position
-        };
-        let piece = |sequence, at: u64, until: u64| LogPiece {
-            id,
-            sequence,
-            control: span.checksum,
-            position: at,
-            blocks: (until - at).min(PIECE_BLOCKS),
-            end,
-            tries: 0,
-            skipped: at.saturating_sub(from),
-            bad: 0,
-            unread: false,
-        };
-        if position <= span.position {
-            return Some(piece(None, span.position, span.data_position));
-        }
-        let (sequence, data) = self.entry_after(&entries, position)?;
-        Some(piece(Some(sequence), position.max(data.start), data.end))
-    }
-
-    /// The entry of a span whose data is first from a position on, and where that is. Compressed ones lie
-    /// after the others.
-    fn entry_after(
-        &self,
-        entries: &Range<Sequence>,
-        position: u64,
-    ) -> Option<(Sequence, Range<u64>)> {
-        self.entries_with_data(entries)
-            .filter(|(_, data)| data.end > position)
-            .min_by_key(|(_, data)| data.start)
-    }
-
-    /// The entries that have data, and its positions.
-    fn entries_with_data(
-        &self,
-        entries: &Range<Sequence>,
-    ) -> impl Iterator<Item = (Sequence, Range<u64>)> + '_ {
-        entries.clone().filter_map(|sequence| {
-            let entry = self.log.get().entry(sequence);
-            (entry.kind == EntryKind::Write).then(|| (sequence, entry.positions(entry.range)))
-        })
-    }
-
     pub(super) fn scrubbed_log(
         &mut self,
         mut piece: LogPiece,
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let data = match result {
-            Ok(Done::Read(data)) => Some(data),
+        let data = match &result {
+            Ok(Done::Read(data)) => Some(&**data),
             _ => None,
         };
-        piece.unread = data.is_none();
-        let is_bad = |index: u64| match &data {
-            None => true,
-            Some(data) => {
-                let start = index as usize * BLOCK_BYTES;
-                let sum = self.log.get().checksum(piece.position + index);
-                block_checksum(&data[start..start + BLOCK_BYTES]) != sum
-            }
-        };
-        let bad: Range<u64> = if piece.sequence.is_some() {
-            let first = (0..piece.blocks).find(|&index| is_bad(index));
-            let last = (0..piece.blocks).rev().find(|&index| is_bad(index));
-            first.map_or(0..0, |first| first..last.unwrap_or(first) + 1)
-        } else {
-            let found = data.as_ref().map(|data| SpanHeader::verify(data));
-            let is_good = found.is_some_and(|header| {
-                header.is_ok_and(|header| header.checksum.get() == piece.control)
-            });
-            0..if is_good { 0 } else { piece.blocks }
-        };
-        piece.bad = match piece.sequence {
-            Some(_) => bad.clone().filter(|&index| is_bad(index)).count() as u64,
-            None => bad.end,
-        };
+        let bad = piece.check(data, self.log.get());
         let read_bytes = piece.blocks * BLOCK_BYTES as u64;
-        drop(data);
+        drop(result);
         // What was retired meanwhile is not needed any more.
-        let first = self.log.get().first_sequence();
-        let is_live = match piece.sequence {
-            Some(sequence) => sequence >= first,
-            None => {
-                (self.log.get().spans().front()).is_some_and(|span| span.position <= piece.position)
-            }
-        };
+        let is_live = piece.is_live(self.log.get());
         if bad.is_empty() || !is_live {
             self.log.unpin(piece.position);
             if piece.sequence.is_some() && !piece.unread {
-                self.found_good(&(piece.position..piece.position + piece.blocks));
+                self.damage
+                    .found_good(&(piece.position..piece.position + piece.blocks));
             }
             let found = Scrubbed {
                 next: Some(piece.next(0)),
@@ -242,7 +272,7 @@ impl Volume {
                 passed_bytes: (piece.skipped + piece.blocks) * BLOCK_BYTES as u64,
                 ..Scrubbed::default()
             };
-            return self.scrubbed(piece.id, found, cx);
+            return answer(piece.id, found, &mut self.port, cx);
         }
         if piece.tries == 0 {
             // What was wrong may have been the way, and not the medium.
@@ -252,9 +282,9 @@ impl Volume {
                 read_bytes,
                 ..Scrubbed::default()
             };
-            return self.scrubbed(piece.id, found, cx);
+            return answer(piece.id, found, &mut self.port, cx);
         }
-        if let Some(data) = self.healing(&piece, &bad)
+        if let Some(data) = piece.healing(&bad, &self.log)
             && piece.tries == 1
         {
             let (offset, _) = self.log.get().locate(piece.position + bad.start);
@@ -270,21 +300,6 @@ impl Volume {
         self.tell_damage(&piece, bad, read_bytes, cx);
     }
 
-    /// The bytes of bad blocks of a piece, if memory has them as they are stored.
-    fn healing(&self, piece: &LogPiece, bad: &Range<u64>) -> Option<Buf> {
-        let entry = self.log.get().entry(piece.sequence?);
-        if entry.stored.is_some() {
-            return None;
-        }
-        let held = entry.data.as_ref()?.covering_blocks();
-        let at = piece.position + bad.start;
-        let start = (at - entry.position) as usize * BLOCK_BYTES;
-        let end = start + (bad.end - bad.start) as usize * BLOCK_BYTES;
-        let data = held.slice(start..end);
-        let may_write = !self.log.has_failed() && !self.log.is_given_up();
-        (may_write && self.log.blocks_match(&data, at)).then_some(data)
-    }
-
     /// Bad blocks were written again. The next piece is the same once more: it says whether that helped.
     pub(super) fn scrub_healed(&mut self, piece: LogPiece, is_ok: bool, cx: &mut Context<'_>) {
         self.log.unpin(piece.position);
@@ -296,7 +311,7 @@ impl Volume {
             healed_blocks,
             ..Scrubbed::default()
         };
-        self.scrubbed(piece.id, found, cx);
+        answer(piece.id, found, &mut self.port, cx);
     }
 
     fn tell_damage(
@@ -315,115 +330,123 @@ impl Volume {
             ..Scrubbed::default()
         };
         let positions = piece.position + bad.start..piece.position + bad.end;
-        let (damaged, is_needed) = self.damaged_by(piece, &positions);
+        let (damaged, is_needed) = piece.damaged_by(&positions, &self.log, &self.index);
         if damaged.is_none() {
             // Its data is good, or in memory. Once that is destaged, no replay needs what is bad.
             self.destage_all();
             found.healed_blocks = piece.bad;
         }
         if is_needed && !piece.unread {
-            self.note_bad(positions, cx);
+            self.damage
+                .note_bad(positions, self.log.get(), &mut self.port.stats);
+            self.refuse_for_damage(cx);
         }
         found.damaged = damaged;
-        self.scrubbed(piece.id, found, cx);
+        answer(piece.id, found, &mut self.port, cx);
     }
+}
 
-    /// What is lost with bad blocks at these positions, and whether a part of it is needed: what a later write
-    /// covers is nobody's loss, if destage comes to leave it out. Compressed entries may share a block; what lies
-    /// between two that are lost is counted too.
-    fn damaged_by(&self, piece: &LogPiece, positions: &Range<u64>) -> (Option<SectorRange>, bool) {
-        let span = self.log.get().span_after(positions.start, piece.end);
-        let (Some(_), Some((_, entries))) = (piece.sequence, span) else {
-            return (None, false);
-        };
-        let (mut damaged, mut is_needed) = (None::<SectorRange>, false);
-        for (sequence, data) in self.entries_with_data(&entries) {
-            let (first, end) = (positions.start.max(data.start), positions.end.min(data.end));
-            if first >= end || self.is_held(sequence, &data, first..end) {
-                continue;
-            }
-            let entry = self.log.get().entry(sequence);
-            let range = if entry.stored.is_some() {
-                entry.range
-            } else {
-                let block = entry.range.first_block();
-                let sector = |position| (block + position - data.start) * BLOCK_SECTORS;
-                SectorRange::between(sector(first), sector(end)).intersect(entry.range)
+/// The entry of a span whose data is first from a position on, and where that is. Compressed ones lie
+/// after the others.
+fn entry_after(
+    log: &WriteLog,
+    entries: &Range<Sequence>,
+    position: u64,
+) -> Option<(Sequence, Range<u64>)> {
+    entries_with_data(log, entries)
+        .filter(|(_, data)| data.end > position)
+        .min_by_key(|(_, data)| data.start)
+}
+
+/// The entries that have data, and its positions.
+fn entries_with_data(
+    log: &WriteLog,
+    entries: &Range<Sequence>,
+) -> impl Iterator<Item = (Sequence, Range<u64>)> {
+    entries.clone().filter_map(|sequence| {
+        let entry = log.entry(sequence);
+        (entry.kind == EntryKind::Write).then(|| (sequence, entry.positions(entry.range)))
+    })
+}
+
+/// Whether memory has, as it was written, what an entry stores at some of its positions.
+fn is_held(log: &OpenLog, sequence: Sequence, data: &Range<u64>, positions: Range<u64>) -> bool {
+    let entry = log.get().entry(sequence);
+    match (&entry.data, entry.stored) {
+        (None, _) => false,
+        (Some(_), Some(_)) => true,
+        (Some(held), None) => {
+            let at = |position: u64| (position - data.start) as usize * BLOCK_BYTES;
+            let blocks = &held.covering_blocks()[at(positions.start)..at(positions.end)];
+            log.blocks_match(blocks, positions.start)
+        }
+    }
+}
+
+/// A piece was looked at.
+fn answer(id: RequestId, found: Scrubbed, port: &mut Port, cx: &mut Context<'_>) {
+    let result = if port.is_fenced() {
+        Err(RequestError::Fenced)
+    } else {
+        Ok(Reply::Scrubbed(found))
+    };
+    port.reply(id, Kind::Other, result, cx);
+}
+
+/// Nothing more can be scrubbed of this part.
+pub(super) fn answer_done(id: RequestId, port: &mut Port, cx: &mut Context<'_>) {
+    answer(id, Scrubbed::default(), port, cx);
+}
+
+/// Read the next line of the cache that is one of these volumes'.
+fn scrub_cache(id: RequestId, from: u64, volumes: [u32; 2], port: &mut Port, cx: &mut Context<'_>) {
+    match cx.cache.next_to_scrub(volumes, from) {
+        ScrubLine::End => answer_done(id, port, cx),
+        ScrubLine::Further(next) => answer(id, further(from, next, cx), port, cx),
+        ScrubLine::Line { read, next } => {
+            let Some(buf) = cx.pool.alloc(read.bytes) else {
+                cx.cache.cancel_ssd_read(read);
+                return answer(id, further(from, from, cx), port, cx);
             };
-            let mut parts = self.index.overlaps(range);
-            is_needed |= parts.any(|(_, found)| found == sequence);
-            damaged = Some(damaged.map_or(range, |other| {
-                let start = other.start.min(range.start);
-                SectorRange::between(start, other.end().max(range.end()))
-            }));
-        }
-        (damaged, is_needed)
-    }
-
-    /// Whether memory has, as it was written, what an entry stores at some of its positions.
-    fn is_held(&self, sequence: Sequence, data: &Range<u64>, positions: Range<u64>) -> bool {
-        let entry = self.log.get().entry(sequence);
-        match (&entry.data, entry.stored) {
-            (None, _) => false,
-            (Some(_), Some(_)) => true,
-            (Some(held), None) => {
-                let at = |position: u64| (position - data.start) as usize * BLOCK_BYTES;
-                let blocks = &held.covering_blocks()[at(positions.start)..at(positions.end)];
-                self.log.blocks_match(blocks, positions.start)
-            }
+            let offset = read.offset;
+            let token = port.begin(Op::ScrubCache {
+                id,
+                permission: read,
+                next: ScrubAt::Cache { line: next },
+            });
+            cx.actions.push(Action::CacheRead { token, offset, buf });
         }
     }
+}
 
-    fn scrub_cache(&mut self, id: RequestId, from: u64, cx: &mut Context<'_>) {
-        let number = self.config.number;
-        let volumes = [number, self.cached.origin().unwrap_or(number)];
-        match cx.cache.next_to_scrub(volumes, from) {
-            ScrubLine::End => self.end_scrub(id, cx),
-            ScrubLine::Further(next) => self.scrubbed(id, further(from, next, cx), cx),
-            ScrubLine::Line { read, next } => {
-                let Some(buf) = cx.pool.alloc(read.bytes) else {
-                    cx.cache.cancel_ssd_read(read);
-                    return self.scrubbed(id, further(from, from, cx), cx);
-                };
-                let offset = read.offset;
-                let token = self.port.begin(Op::ScrubCache {
-                    id,
-                    permission: read,
-                    next: ScrubAt::Cache { line: next },
-                });
-                cx.actions.push(Action::CacheRead { token, offset, buf });
-            }
-        }
-    }
-
-    pub(super) fn scrubbed_cache(
-        &mut self,
-        id: RequestId,
-        permission: SsdRead,
-        next: ScrubAt,
-        result: Result<Done, IoError>,
-        cx: &mut Context<'_>,
-    ) {
-        let data = match &result {
-            Ok(Done::Read(data)) => Some(&**data),
-            _ => None,
-        };
-        let read_bytes = permission.bytes as u64;
-        let bad = cx.cache.finish_scrub(permission, data);
-        let passed_bytes = match next {
-            ScrubAt::Cache { line } => cx.cache.scrubbed_bytes(line - 1, line),
-            _ => read_bytes,
-        };
-        let found = Scrubbed {
-            next: Some(next),
-            read_bytes,
-            passed_bytes,
-            bad_blocks: bad,
-            healed_blocks: bad,
-            damaged: None,
-        };
-        self.scrubbed(id, found, cx);
-    }
+/// A line of the cache was read.
+pub(super) fn scrubbed_cache(
+    id: RequestId,
+    permission: SsdRead,
+    next: ScrubAt,
+    result: Result<Done, IoError>,
+    port: &mut Port,
+    cx: &mut Context<'_>,
+) {
+    let data = match &result {
+        Ok(Done::Read(data)) => Some(&**data),
+        _ => None,
+    };
+    let read_bytes = permission.bytes as u64;
+    let bad = cx.cache.finish_scrub(permission, data);
+    let passed_bytes = match next {
+        ScrubAt::Cache { line } => cx.cache.scrubbed_bytes(line - 1, line),
+        _ => read_bytes,
+    };
+    let found = Scrubbed {
+        next: Some(next),
+        read_bytes,
+        passed_bytes,
+        bad_blocks: bad,
+        healed_blocks: bad,
+        damaged: None,
+    };
+    answer(id, found, port, cx);
 }
 
 /// Nothing was read from the line `from` to the line `next`.

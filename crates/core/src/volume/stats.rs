@@ -125,8 +125,8 @@ impl Volume {
         if let Some(log) = self.log.if_open() {
             let bytes = log.bytes();
             stats.log_used_blocks = log.used_blocks();
-            stats.lost_ranges = self.lost.count() as u64;
-            stats.lost_bytes = self.lost.sectors() * SECTOR_BYTES as u64;
+            stats.lost_ranges = self.damage.lost().count() as u64;
+            stats.lost_bytes = self.damage.lost().sectors() * SECTOR_BYTES as u64;
             stats.log_ring_blocks = log.ring_blocks();
             stats.dirty_bytes = bytes.appended - bytes.retired;
             // What was left out for something newer is as old as it was.

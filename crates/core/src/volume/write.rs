@@ -101,7 +101,7 @@ impl Volume {
                 .port
                 .reply(id, Kind::Other, Err(RequestError::ReadOnly), cx);
         }
-        if self.is_damaged() {
+        if self.damage.is_damaged() {
             return self
                 .port
                 .reply(id, Kind::Other, Err(RequestError::Inconsistent), cx);
@@ -289,10 +289,10 @@ impl Volume {
         } else {
             Kind::Trim
         };
-        if let Some(error) = self.refusal_for_lost(range) {
+        if let Some(error) = self.damage.refusal_for_lost(range, self.direct.is_direct()) {
             return self.port.reply(id, reply_kind, Err(error), cx);
         }
-        self.note_written(range);
+        self.damage.note_written(range);
         let stored_before = self.port.stats.log_stored_bytes;
         let sequence = self.append(now, kind, range, no_hole, data, cx);
         let stored = self.port.stats.log_stored_bytes - stored_before;
@@ -363,7 +363,7 @@ impl Volume {
                 .port
                 .reply(id, Kind::Flush, Err(RequestError::ReadOnly), cx);
         }
-        if self.is_damaged() {
+        if self.damage.is_damaged() {
             return self
                 .port
                 .reply(id, Kind::Flush, Err(RequestError::Inconsistent), cx);
