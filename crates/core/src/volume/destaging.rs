@@ -616,7 +616,9 @@ impl Volume {
     /// Have the cache forget more of what was overwritten, and then make that durable.
     fn forget_some(&mut self, cx: &mut Context<'_>) {
         // A fetch is compared in a fraction of the time of a lookup.
-        let items = self.destage.forget_some(self.reads.fetches.len() / 16);
+        let items = self
+            .destage
+            .forget_some(self.reads.fetches_under_way() / 16);
         for item in items.clone() {
             let range = self.destage.plan().items[item].range;
             self.cached.invalidate(range, cx);

@@ -858,7 +858,7 @@ impl Volume {
             self.cached.invalidate(range, cx);
             self.filling.note_forgotten(range, self.port.now);
         }
-        self.forget_fetches();
+        self.reads.forget_fetches();
     }
 
     /// Destage has flushed the backend, or could not. No direct write was under way.

@@ -200,9 +200,11 @@ impl Volume {
             return;
         };
         for (key, performer) in self.health.note_overdue(overdue, &mut self.port) {
-            match performer {
-                Performer::Log => self.give_up_log_operation(key, cx),
-                _ => self.give_up_ssd_read(key, cx),
+            if let Performer::Log = performer {
+                self.give_up_log_operation(key, cx);
+            } else {
+                let (reads, mut from) = self.read_side();
+                reads.give_up_ssd_read(key, &mut from, cx);
             }
         }
     }
@@ -214,8 +216,10 @@ impl Volume {
             return;
         }
         self.refuse_unanswered_writes(RequestError::Fenced, cx);
-        self.refuse_waiting_reads(RequestError::Fenced, cx);
-        self.cancel_promotions(cx);
+        let (reads, mut from) = self.read_side();
+        reads.refuse_waiting_reads(RequestError::Fenced, &mut from, cx);
+        let (reads, mut from) = self.read_side();
+        reads.cancel_promotions(&mut from, cx);
     }
 
     fn trouble_now(&self) -> Option<(Trouble, Option<Nanos>)> {

@@ -51,7 +51,6 @@ mod log_chunks;
 mod op;
 mod open_log;
 mod port;
-mod promotion;
 mod read;
 mod scrub;
 mod silent_log;
@@ -275,9 +274,9 @@ impl Volume {
             Event::Close { destage } => self.close = Some(destage),
             Event::Resize { bytes } => {
                 self.resize(bytes, cx);
-                self.reconfigure_reads(cx);
-                self.forget_fetches();
-                self.cut_promotions();
+                self.reads.reconfigure(&self.config, cx);
+                self.reads.forget_fetches();
+                self.reads.cut_promotions(self.cached.whole_blocks());
                 self.filling.look_at_all();
             }
             Event::Pin(ranges) => {
@@ -296,7 +295,7 @@ impl Volume {
                     log_bytes,
                     ..config
                 };
-                self.reconfigure_reads(cx);
+                self.reads.reconfigure(&self.config, cx);
                 if self.log.if_open().is_some() {
                     let entries_max = self.config.log_entries_max;
                     self.log.get_mut().set_entries_max(entries_max);
@@ -344,7 +343,10 @@ impl Volume {
                 .reply(id, Kind::Other, Err(RequestError::BadRange), cx);
         }
         match request {
-            Request::Read { range } => self.read(id, range, cx),
+            Request::Read { range } => {
+                let (reads, mut from) = self.read_side();
+                reads.read(id, range, &mut from, cx);
+            }
             Request::Discard { .. }
                 if self.config.discard == Discard::Ignore
                     && self.config.policy != Policy::ReadOnly =>
@@ -355,7 +357,10 @@ impl Volume {
                 self.accept_write(now, id, request, cx);
             }
             Request::Flush => self.flush(id, cx),
-            Request::Promote { range } => self.promote(id, range, cx),
+            Request::Promote { range } => {
+                let (reads, mut from) = self.read_side();
+                reads.promote(id, range, &mut from, cx);
+            }
             Request::Evict { range } => {
                 // What is inherited stays for others.
                 self.cached.invalidate(range, cx);
@@ -414,7 +419,8 @@ impl Volume {
             self.health.log_answered(&mut self.port);
         }
         if result.is_ok() {
-            self.note_cost(&op, now.since(since), cx);
+            self.reads
+                .note_cost(&op, now.since(since), &self.cached, cx);
         }
         match op {
             Op::Replay { chunk } => self.replayed(now, chunk, result, cx),
@@ -435,12 +441,19 @@ impl Volume {
                 range,
                 permission,
             } => {
-                self.ssd_was_read(read, range, permission, result, cx);
+                let (reads, mut from) = self.read_side();
+                reads.ssd_was_read(read, range, permission, result, &mut from, cx);
             }
             Op::LateSsd { permission } => cx.cache.cancel_ssd_read(permission),
             Op::LateLog => {}
-            Op::Fetch { fetch } => self.fetched(fetch, result, cx),
-            Op::FetchPart { read, part } => self.part_was_fetched(read, part, result, cx),
+            Op::Fetch { fetch } => {
+                let (reads, mut from) = self.read_side();
+                reads.fetched(fetch, result, &mut from, cx);
+            }
+            Op::FetchPart { read, part } => {
+                let (reads, mut from) = self.read_side();
+                reads.part_was_fetched(read, part, result, &mut from, cx);
+            }
             Op::Extents { id, range } => self.backend_extents(id, range, result, cx),
             Op::DestageRead {
                 item,
@@ -517,9 +530,11 @@ impl Volume {
                 self.poll_direct(cx);
                 self.admit_writes(now, cx);
                 self.write_spans(now, cx);
-                self.retry_reads(cx);
+                let (reads, mut from) = self.read_side();
+                reads.retry_reads(&mut from, cx);
                 if self.close.is_none() && !self.port.is_fenced() {
-                    self.fill_on(cx);
+                    let (reads, mut from) = self.read_side();
+                    reads.fill_on(&mut from, cx);
                 }
                 self.destage_poll(now, cx);
                 // Destage may have given back the space that writes wait for, or all of it.
@@ -667,14 +682,16 @@ impl Volume {
     fn begin_close(&mut self, cx: &mut Context<'_>) {
         self.phase = Phase::Closing;
         self.refuse_waiting_writes(RequestError::Closing, cx);
-        self.cancel_promotions(cx);
+        let (reads, mut from) = self.read_side();
+        reads.cancel_promotions(&mut from, cx);
     }
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
         let stuck = self.log.has_failed() || self.destage_is_stuck() || self.port.is_fenced();
         if self.log.has_failed() && self.port.awaits_nothing() {
             // What is not durable keeps its memory, which may be all that there is.
-            self.refuse_starved_reads(RequestError::Closing, cx);
+            let (reads, mut from) = self.read_side();
+            reads.refuse_starved_reads(RequestError::Closing, &mut from, cx);
         }
         let destage = self.close == Some(true) && !stuck;
         let idle = self.destage.stage() == Stage::Idle || stuck;
@@ -758,7 +775,7 @@ impl Volume {
             self.memory_wait,
             self.port.watch_at(),
             goes_on.then(|| self.filling.wakeup()).flatten(),
-            self.promotion_wakeup(),
+            self.reads.promotion_wakeup(self.port.now),
             (!self.index.is_settled()).then_some(self.port.now),
         ];
         wakeups.into_iter().flatten().min()

@@ -42,7 +42,8 @@ impl Volume {
             .health
             .refuses_writes_for_silent_log(self.config.when_full)
         {
-            self.refuse_undurable_reads(RequestError::Io, cx);
+            let (reads, mut from) = self.read_side();
+            reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
             self.refuse_acknowledgements(RequestError::Io, cx);
             self.refuse_waiting_writes(RequestError::Io, cx);
             self.refuse_what_mark_delays(RequestError::Io, cx);
@@ -62,7 +63,8 @@ impl Volume {
             }
             Phase::Open | Phase::Closing => {
                 // It may become durable, or not: it is not shown.
-                self.refuse_undurable_reads(RequestError::Io, cx);
+                let (reads, mut from) = self.read_side();
+                reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
                 self.fail_writes(cx);
                 self.closing_superblock = false;
             }
@@ -81,7 +83,8 @@ impl Volume {
         match op {
             Op::ReadLog { read, position, .. } => {
                 self.log.unpin(position);
-                self.fail_read(read, RequestError::Io, cx);
+                let (reads, mut from) = self.read_side();
+                reads.fail_read(read, RequestError::Io, &mut from, cx);
             }
             Op::DestageRead { position, .. } | Op::DestageChunk { position } => {
                 self.log.unpin(position);

@@ -517,7 +517,8 @@ impl Volume {
             // point is enough for all that are acknowledged together, and there is none if nothing follows.
             self.log.get_mut().sync_point();
         }
-        self.wake_durable_reads(durable, cx);
+        let (reads, mut from) = self.read_side();
+        reads.wake_durable_reads(durable, &mut from, cx);
     }
 
     /// A write to the log's device has failed: what it holds from here on is unknown.
@@ -542,7 +543,8 @@ impl Volume {
         self.refuse_acknowledgements(RequestError::Io, cx);
         self.refuse_waiting_writes(RequestError::ReadOnly, cx);
         // What these reads wait for will not become durable; memory has it.
-        self.wake_durable_reads(Sequence::MAX, cx);
+        let (reads, mut from) = self.read_side();
+        reads.wake_durable_reads(Sequence::MAX, &mut from, cx);
     }
 
     pub(super) fn refuse_acknowledgements(&mut self, error: RequestError, cx: &mut Context<'_>) {

@@ -6,28 +6,30 @@
 
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, SectorRange};
+use crate::volume::Context;
 use crate::volume::op::Op;
-use crate::volume::{Context, Volume};
+use crate::volume::read::{ReadSources, Reads};
 
-impl Volume {
+impl Reads {
     /// Read what `read` waits for, after a fetch of `whole` was refused for its checksum.
     pub(super) fn read_narrowly(
         &mut self,
         read: usize,
         part: SectorRange,
         whole: SectorRange,
+        from: &mut ReadSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        if part == whole || self.port.is_fenced() {
-            self.reads.active[read].error = Some(RequestError::Corrupt);
+        if part == whole || from.port.is_fenced() {
+            self.active[read].error = Some(RequestError::Corrupt);
             return;
         }
         let Some(buf) = cx.pool.alloc(part.bytes()) else {
-            self.reads.active[read].missing.push(part);
+            self.active[read].missing.push(part);
             return;
         };
-        self.reads.active[read].pending += 1;
-        let token = self.port.begin(Op::FetchPart { read, part });
+        self.active[read].pending += 1;
+        let token = from.port.begin(Op::FetchPart { read, part });
         cx.actions.push(Action::BackendRead {
             token,
             offset: part.byte_offset(),
@@ -40,19 +42,20 @@ impl Volume {
         read: usize,
         part: SectorRange,
         result: Result<Done, IoError>,
+        from: &mut ReadSources<'_>,
         cx: &mut Context<'_>,
     ) {
         match result {
             Ok(Done::Read(data)) => self.place(read, part).copy_from_slice(&data),
             Ok(_) => unreachable!("a read brings its buffer"),
             Err(error) => {
-                self.port.stats.backend_errors += 1;
-                self.reads.active[read].error = Some(match error {
+                from.port.stats.backend_errors += 1;
+                self.active[read].error = Some(match error {
                     IoError::Corrupt => RequestError::Corrupt,
                     _ => RequestError::Io,
                 });
             }
         }
-        self.finish_read(read, cx);
+        self.finish_read(read, from, cx);
     }
 }

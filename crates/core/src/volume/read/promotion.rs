@@ -6,12 +6,12 @@
 
 use alloc::vec::Vec;
 
-use super::port::Kind;
-use super::read::{FETCH_BLOCKS_MAX, Fill};
-use super::{Context, Volume, filling};
+use super::{FETCH_BLOCKS_MAX, Fill, ReadSources, Reads};
 use crate::base::error::RequestError;
 use crate::base::io::{Nanos, Reply, RequestId, SectorRange};
 use crate::base::limits::{BLOCK_SECTORS, STEP_WORK_MAX};
+use crate::volume::port::Kind;
+use crate::volume::{Context, filling};
 
 /// Fetches of one promotion in flight.
 const PROMOTE_FETCHES_MAX: usize = 4;
@@ -31,19 +31,32 @@ pub(super) struct Promotion {
     returns_left: u32,
 }
 
-impl Volume {
-    pub(super) fn promote(&mut self, id: RequestId, range: SectorRange, cx: &mut Context<'_>) {
-        let end = (range.first_block() + range.block_count()).min(self.cached.whole_blocks());
-        self.begin_promoting(Some(id), range.first_block(), end, PROMOTE_RETURNS_MAX, cx);
+impl Reads {
+    pub(in crate::volume) fn promote(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        from: &mut ReadSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        let end = (range.first_block() + range.block_count()).min(from.cached.whole_blocks());
+        self.begin_promoting(
+            Some(id),
+            range.first_block(),
+            end,
+            PROMOTE_RETURNS_MAX,
+            from,
+            cx,
+        );
     }
 
     /// Promote the next piece that nobody has asked for, if there is one.
-    pub(super) fn fill_on(&mut self, cx: &mut Context<'_>) {
-        let now = self.port.now;
-        let policy = self.config.policy;
-        let piece = self.filling.begin_piece(policy, &self.cached, now, cx);
+    pub(in crate::volume) fn fill_on(&mut self, from: &mut ReadSources<'_>, cx: &mut Context<'_>) {
+        let now = from.port.now;
+        let policy = from.config.policy;
+        let piece = from.filling.begin_piece(policy, from.cached, now, cx);
         let Some((first, end)) = piece else { return };
-        self.begin_promoting(None, first, end, filling::RETURNS_MAX, cx);
+        self.begin_promoting(None, first, end, filling::RETURNS_MAX, from, cx);
     }
 
     fn begin_promoting(
@@ -52,6 +65,7 @@ impl Volume {
         next: u64,
         end: u64,
         returns_left: u32,
+        from: &mut ReadSources<'_>,
         cx: &mut Context<'_>,
     ) {
         let promotion = Promotion {
@@ -62,25 +76,28 @@ impl Volume {
             failed: false,
             returns_left,
         };
-        let key = self.reads.promotions.insert(promotion);
-        self.go_on_promoting(key, cx);
+        let key = self.promotions.insert(promotion);
+        self.go_on_promoting(key, from, cx);
     }
 
-    pub(super) fn cancel_promotions(&mut self, cx: &mut Context<'_>) {
-        let keys: Vec<usize> = self.reads.promotions.iter().map(|(key, _)| key).collect();
+    pub(in crate::volume) fn cancel_promotions(
+        &mut self,
+        from: &mut ReadSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        let keys: Vec<usize> = self.promotions.iter().map(|(key, _)| key).collect();
         for key in keys {
-            let promotion = &mut self.reads.promotions[key];
+            let promotion = &mut self.promotions[key];
             promotion.end = promotion.end.min(promotion.next);
-            self.go_on_promoting(key, cx);
+            self.go_on_promoting(key, from, cx);
         }
     }
 
     /// The size has changed: what lies beyond the new end is not fetched. Those that end by that end at the next
     /// poll, or with their last fetch.
-    pub(super) fn cut_promotions(&mut self) {
-        let end = self.cached.whole_blocks();
-        for (_, promotion) in &mut self.reads.promotions {
-            promotion.end = promotion.end.min(end);
+    pub(in crate::volume) fn cut_promotions(&mut self, whole_blocks: u64) {
+        for (_, promotion) in &mut self.promotions {
+            promotion.end = promotion.end.min(whole_blocks);
         }
     }
 
@@ -90,12 +107,13 @@ impl Volume {
         promotion: usize,
         first: u64,
         blocks: u64,
+        from: &mut ReadSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        let state = &self.reads.promotions[promotion];
+        let state = &self.promotions[promotion];
         let end = (first + blocks).min(state.end);
-        let untaken = (first..end).find(|&block| !self.cached.is_promoted(block, cx));
-        let state = &mut self.reads.promotions[promotion];
+        let untaken = (first..end).find(|&block| !from.cached.is_promoted(block, cx));
+        let state = &mut self.promotions[promotion];
         if let Some(block) = untaken.filter(|&block| block < state.next)
             && state.returns_left > 0
         {
@@ -106,27 +124,32 @@ impl Volume {
 
     /// Go on with those that no fetch wakes: with the one behind the last that began first, so that each has its
     /// turn.
-    pub(super) fn go_on_with_stalled(&mut self, cx: &mut Context<'_>) {
-        self.reads.looks_left = STEP_WORK_MAX;
-        let promotions = self.reads.promotions.iter();
+    pub(super) fn go_on_with_stalled(&mut self, from: &mut ReadSources<'_>, cx: &mut Context<'_>) {
+        self.looks_left = STEP_WORK_MAX;
+        let promotions = self.promotions.iter();
         let mut stalled: Vec<usize> = promotions
             .filter_map(|(key, promotion)| (promotion.fetches == 0).then_some(key))
             .collect();
-        let turn = stalled.partition_point(|&key| key <= self.reads.promoted_last);
+        let turn = stalled.partition_point(|&key| key <= self.promoted_last);
         stalled.rotate_left(turn);
-        self.reads.promoted_last = stalled.first().copied().unwrap_or_default();
+        self.promoted_last = stalled.first().copied().unwrap_or_default();
         for key in stalled {
-            self.go_on_promoting(key, cx);
+            self.go_on_promoting(key, from, cx);
         }
     }
 
     /// When those go on that have looked at as much as they may.
-    pub(super) fn promotion_wakeup(&self) -> Option<Nanos> {
-        let goes_on = self.reads.looks_left == 0 && self.reads.has_stalled_promotion();
-        goes_on.then_some(self.port.now)
+    pub(in crate::volume) fn promotion_wakeup(&self, now: Nanos) -> Option<Nanos> {
+        let goes_on = self.looks_left == 0 && self.has_stalled_promotion();
+        goes_on.then_some(now)
     }
 
-    pub(super) fn go_on_promoting(&mut self, key: usize, cx: &mut Context<'_>) {
+    pub(super) fn go_on_promoting(
+        &mut self,
+        key: usize,
+        from: &mut ReadSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
         while let Some(&Promotion {
             id,
             next,
@@ -134,12 +157,12 @@ impl Volume {
             fetches,
             failed,
             ..
-        }) = self.reads.promotions.get(key)
+        }) = self.promotions.get(key)
         {
             if next >= end || failed {
                 if fetches == 0 {
-                    self.reads.promotions.remove(key);
-                    let result = if self.port.is_fenced() {
+                    self.promotions.remove(key);
+                    let result = if from.port.is_fenced() {
                         Err(RequestError::Fenced)
                     } else if failed {
                         Err(RequestError::Io)
@@ -147,11 +170,11 @@ impl Volume {
                         Ok(Reply::Done)
                     };
                     if let Some(id) = id {
-                        self.port.reply(id, Kind::Other, result, cx);
+                        from.port.reply(id, Kind::Other, result, cx);
                     } else {
-                        let (cached, now) = (&self.cached, self.port.now);
-                        let rate_max = self.config.fill_rate_max_bytes_s;
-                        self.filling.piece_ended(failed, rate_max, cached, now, cx);
+                        let (cached, now) = (from.cached, from.port.now);
+                        let rate_max = from.config.fill_rate_max_bytes_s;
+                        from.filling.piece_ended(failed, rate_max, cached, now, cx);
                     }
                 }
                 return;
@@ -159,29 +182,29 @@ impl Volume {
             if fetches >= PROMOTE_FETCHES_MAX {
                 return;
             }
-            if self.reads.looks_left == 0 || cx.cache.refuses(self.cached.fill_key(next, cx), 1) {
+            if self.looks_left == 0 || cx.cache.refuses(from.cached.fill_key(next, cx), 1) {
                 return;
             }
-            self.reads.looks_left -= 1;
-            self.port.work.add(1);
+            self.looks_left -= 1;
+            from.port.work.add(1);
             let joinable = self.joinable(next);
             if let Some(fetch) = joinable {
-                self.reads.fetches[fetch].fill = Fill::Both;
+                self.fetches[fetch].fill = Fill::Both;
             }
-            if joinable.is_some() || self.cached.is_promoted(next, cx) {
-                self.reads.promotions[key].next = next + 1;
+            if joinable.is_some() || from.cached.is_promoted(next, cx) {
+                self.promotions[key].next = next + 1;
                 continue;
             }
             if !cx.cache.has_room(FETCH_BLOCKS_MAX) {
                 return;
             }
             let run = SectorRange::between(next * BLOCK_SECTORS, end * BLOCK_SECTORS);
-            let Some(fetch) = self.begin_fetch(run, Fill::Both, Some(key), cx) else {
+            let Some(fetch) = self.begin_fetch(run, Fill::Both, Some(key), from, cx) else {
                 return;
             };
-            let fetch = &self.reads.fetches[fetch];
+            let fetch = &self.fetches[fetch];
             cx.cache.promise(fetch.blocks);
-            let promotion = &mut self.reads.promotions[key];
+            let promotion = &mut self.promotions[key];
             promotion.next = fetch.first_block + fetch.blocks;
             promotion.fetches += 1;
         }
