@@ -177,7 +177,7 @@ impl Volume {
 
     /// Whether destage waits for what is bad: it has done what it can, or is about to.
     pub(super) fn destage_is_stuck(&self) -> bool {
-        let waits = self.destage.stage() == Stage::Writing && self.destaging.meets_damage;
+        let waits = self.destaging.waits_for_damage();
         self.destage_is_blocked() || (self.damage.is_damaged() && waits)
     }
 
@@ -187,8 +187,8 @@ impl Volume {
         let Some((_, sequence)) = self.destage_end() else {
             return false;
         };
-        let is_partial = self.config.backend_atomic && self.destage.has_unflushed();
-        self.destage.stage() == Stage::Idle
+        let is_partial = self.config.backend_atomic && self.destaging.generation().has_unflushed();
+        self.destaging.generation().stage() == Stage::Idle
             && (is_partial || sequence == self.log.get().first_sequence())
     }
 }

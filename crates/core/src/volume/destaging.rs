@@ -5,11 +5,15 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::compression::Packed;
+use super::compression::{Compression, Packed};
+use super::damage::Damage;
 use super::log_chunks::{LogChunks, Source, Waiting};
 use super::op::Op;
+use super::open_log::OpenLog;
+use super::port::Port;
 use super::read::{block_of, whole_blocks_of};
-use super::{Context, Policy, Volume};
+use super::write::log_fill;
+use super::{CachedBlocks, Context, Policy, Volume, VolumeConfig};
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, SectorRange};
@@ -17,8 +21,8 @@ use crate::base::limits::{
     BLOCK_BYTES, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
 };
 use crate::format::EntryKind;
-use crate::log::destage::{Part, Planned, Stage};
-use crate::log::extent_index::Sequence;
+use crate::log::destage::{Destage, Part, Planned, Stage};
+use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::write_log::WriteLog;
 
 /// Destage at the pace of the deadline uses this share of its depth, as a divisor.
@@ -28,10 +32,10 @@ const KEEP_BYTES_MAX: usize = 64 << 10;
 
 /// How far a [`super::Event::DestageAll`] goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
+struct Target {
     sequence: Sequence,
     /// Of [`crate::log::write_log::LogBytes`].
-    pub(super) bytes: u64,
+    bytes: u64,
 }
 
 /// There is no buffer to unpack into.
@@ -50,355 +54,30 @@ struct Gathering {
 /// The backend side of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Destaging {
-    pub(super) target: Option<Target>,
+    generation: Destage,
+    target: Option<Target>,
     /// Items under way at most, as of the last poll.
     depth: usize,
     gathering: BTreeMap<usize, Gathering>,
     chunks: LogChunks,
     /// The generation that is taken up needs what is bad in the log, and waits for it.
-    pub(super) meets_damage: bool,
+    meets_damage: bool,
     /// For reading the log when the pool is empty, so that destage always goes on.
     reserve: Option<Rc<Pool>>,
 }
 
-impl Destaging {
-    /// Whether the open span holds something that is to be destaged now.
-    pub(super) fn wants_seal(&self, log: &WriteLog) -> bool {
-        let sealed = log
-            .spans()
-            .back()
-            .map_or(log.first_sequence(), |span| span.end_sequence);
-        self.target.is_some_and(|target| target.sequence > sealed)
-    }
+/// What the machine takes of the rest of the volume.
+pub(super) struct DestageSources<'a> {
+    config: &'a VolumeConfig,
+    log: &'a mut OpenLog,
+    index: &'a mut ExtentIndex,
+    cached: &'a CachedBlocks,
+    compression: &'a mut Compression,
+    damage: &'a mut Damage,
+    port: &'a mut Port,
 }
 
-impl Volume {
-    pub(super) fn destage_all(&mut self) {
-        self.direct.want_destage_all();
-        let Some(log) = self.log.if_open() else {
-            return;
-        };
-        let target = Target {
-            sequence: log.next_sequence(),
-            bytes: log.bytes().appended,
-        };
-        self.destaging.target = (target.sequence > log.first_sequence()).then_some(target);
-    }
-
-    /// Move the destage as far as it goes without waiting.
-    pub(super) fn destage_poll(&mut self, now: Nanos, cx: &mut Context<'_>) {
-        if let Stage::Retiring(_) = self.destage.stage() {
-            self.retire_some(now, cx);
-        }
-        self.watch_failed_log(cx);
-        // Between two generations it is decided whether the next one is the last of a drain.
-        self.switch_path();
-        if self.port.is_fenced() {
-            return;
-        }
-        if self
-            .destaging
-            .target
-            .is_some_and(|end| end.sequence <= self.log.get().first_sequence())
-        {
-            self.destaging.target = None;
-        }
-        let giving_up = self.gives_up_destage();
-        let due = !giving_up && self.destage_is_due(now) && !self.awaits_last_spans();
-        if self.destage.stage() == Stage::Idle && due && !self.destage_is_blocked() {
-            let end = self.destage_end();
-            let log = self.log.get();
-            // What somebody asked to have destaged gets there as it is.
-            let target = self.destaging.target.map(|target| target.sequence);
-            let covers_before = target.unwrap_or(Sequence::MAX);
-            // What is bad stands in for nothing, and goes along with nothing.
-            let covers_before = end.map_or(covers_before, |(_, first)| covers_before.min(first));
-            self.destage.stop_before(end.map(|(position, _)| position));
-            self.destaging.meets_damage = false;
-            let (age_max, atomic) = (self.config.dirty_age_max, self.config.backend_atomic);
-            if (self.destage).start(now, log, covers_before, age_max, atomic) {
-                let spans = self.destage.plan().spans;
-                self.destaging.chunks.begin(spans, log);
-            }
-        }
-        if self.destage.stage() == Stage::Planning {
-            if giving_up {
-                self.destage.abandon();
-                return;
-            }
-            let sectors = self.config.bytes / SECTOR_BYTES as u64;
-            let log = self.log.get();
-            let mut looks_left = STEP_WORK_MAX;
-            while looks_left > 0 && self.destage.stage() == Stage::Planning {
-                let (destage, index) = (&mut self.destage, &self.index);
-                if let Planned::Items(items) =
-                    destage.plan_some(log, index, sectors, &mut looks_left)
-                {
-                    let items = &destage.plan().items[items];
-                    self.destaging.chunks.need(items, log);
-                }
-            }
-        }
-        if self.destage.stage() == Stage::Writing {
-            if giving_up {
-                if self.destage.busy() == 0 {
-                    self.destage.abandon();
-                    self.destaging.chunks.clear();
-                }
-                return;
-            }
-            let depth = self.destage_depth(now);
-            self.destaging.depth = depth;
-            self.mark_failed_log(cx);
-            while !self.awaits_mark()
-                && !self.holds_destage()
-                && let Some(item) = self.destage.next_item(now, depth)
-            {
-                if !self.begin_item(item, cx) {
-                    self.destage.item_postponed(item);
-                    break;
-                }
-            }
-            if !self.holds_destage_flush() && self.destage.begin_flush(now) {
-                let token = self.port.begin(Op::DestageFlush);
-                cx.actions.push(Action::BackendFlush { token });
-            }
-        }
-        if let Stage::Forgetting(_) = self.destage.stage() {
-            self.forget_some(cx);
-        }
-        if let Stage::Invalidating(barrier) = self.destage.stage()
-            && cx.cache.persisted() >= barrier
-            && !self.log.has_failed()
-            && !self.writes_superblock()
-        {
-            self.commit(cx);
-        }
-    }
-
-    /// Whether nothing is taken up any more: it is closing, and its log stays as it is.
-    fn gives_up_destage(&self) -> bool {
-        let stays = self.close == Some(false) && !self.is_emptying_failed_log();
-        stays || self.log.has_failed() && self.close.is_some()
-    }
-
-    /// Whether what was written of a generation is not flushed any more.
-    pub(super) fn never_flushes_destaged(&self) -> bool {
-        let stuck = self.destage_is_stuck() || self.gives_up_destage();
-        stuck && self.destage.stage() != Stage::Flushing
-    }
-
-    /// Whether a generation should be taken up now.
-    fn destage_is_due(&self, now: Nanos) -> bool {
-        let log = self.log.get();
-        !log.spans().is_empty() && (self.destage_in_haste() || self.destage_is_aged(now))
-    }
-
-    fn destage_is_aged(&self, now: Nanos) -> bool {
-        let oldest = self.log.get().oldest_since();
-        oldest.is_some_and(|since| now >= since.plus(self.destage_age()))
-    }
-
-    /// Destage begins at this age: early enough to be done at the deadline.
-    fn destage_age(&self) -> Nanos {
-        Nanos(self.config.dirty_age_max.0 / 2)
-    }
-
-    /// Whether more than age calls for destage.
-    fn destage_in_haste(&self) -> bool {
-        self.destage_is_awaited() || self.destage_pressure() > 0.0
-    }
-
-    /// Whether somebody waits for destage.
-    fn destage_is_awaited(&self) -> bool {
-        self.destaging.target.is_some()
-            || self.close == Some(true)
-            || self.direct.is_draining()
-            || !self.writes.admission.is_empty()
-    }
-
-    /// 0 while the log is filled up to `dirty_ratio_min`, rising to 1 at `dirty_ratio_max`.
-    fn destage_pressure(&self) -> f64 {
-        let min = f64::from(self.config.dirty_ratio_min) / 100.0;
-        let max = f64::from(self.config.dirty_ratio_max) / 100.0;
-        ((self.log_fill() - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
-    }
-
-    /// Items under way at most: all that are allowed when somebody waits, few for the deadline's
-    /// sake, and between them the more the fuller the log is. So a burst has the device nearly for
-    /// itself, and under a long load destage becomes as fast as it has to be.
-    fn destage_depth(&self, now: Nanos) -> usize {
-        let depth = self.config.destage_depth_max.max(1);
-        if self.destage_is_awaited() {
-            return depth;
-        }
-        let aged = self.destage_is_aged(now);
-        let floor = if aged { depth / IDLE_DEPTH_DIVISOR } else { 1 };
-        let pressed = (depth as f64 * self.destage_pressure()) as usize;
-        pressed.max(floor).max(1)
-    }
-
-    /// Read what an item needs from the log, or write it at once. Returns whether it has begun.
-    fn begin_item(&mut self, item: usize, cx: &mut Context<'_>) -> bool {
-        let plan = &self.destage.plan().items[item];
-        if plan.parts.is_empty() {
-            let (offset, bytes) = (
-                plan.range.byte_offset(),
-                plan.range.count * SECTOR_BYTES as u64,
-            );
-            let unmap = plan.unmap;
-            let token = self.port.begin(Op::DestageWrite { item });
-            cx.actions.push(Action::BackendZero {
-                token,
-                offset,
-                bytes,
-                unmap,
-            });
-            return true;
-        }
-        let parts = plan.parts.clone();
-        let mut gathered = Vec::with_capacity(parts.len());
-        let (mut reads, mut waits) = (Vec::new(), Vec::new());
-        for (index, part) in parts.iter().enumerate() {
-            let log = self.log.get();
-            let entry = log.entry(part.sequence);
-            if let Some(data) = &entry.data {
-                let start = (part.range.start - entry.range.start) as usize * SECTOR_BYTES;
-                gathered.push(Some(data.slice(start..start + part.range.bytes())));
-                continue;
-            }
-            let blocks = entry.positions(part.range);
-            let position = blocks.start;
-            let packed = Packed::of(entry);
-            let mut source = self.destaging.chunks.find(&blocks, log);
-            if let Source::Chunk(chunk) = &source {
-                source = self.read_chunk(chunk, cx);
-            }
-            gathered.push(match source {
-                Source::Data(data) => {
-                    let Ok(place) = self.place_for(packed, part.range, cx) else {
-                        return false;
-                    };
-                    let checked = self.checked_part(part.range, position, &data, place);
-                    if checked.is_none() {
-                        self.distrust_chunk(position);
-                        return false;
-                    }
-                    checked
-                }
-                Source::Later(chunk) => {
-                    waits.push((chunk, Waiting { item, part: index }));
-                    None
-                }
-                Source::Chunk(_) | Source::Alone => {
-                    // What is unpacked takes the place of what was read.
-                    let stored = (blocks.end - blocks.start) as usize * BLOCK_BYTES;
-                    let bytes = stored.max(part.range.block_count() as usize * BLOCK_BYTES);
-                    let Some(buf) = self.destage_buffer(bytes, cx) else {
-                        return false;
-                    };
-                    reads.push((index, position, buf.narrow(0..stored)));
-                    None
-                }
-            });
-        }
-        if reads.is_empty() && waits.is_empty() {
-            self.write_item(item, gathered.into_iter().flatten().collect(), cx);
-            return true;
-        }
-        let gathering = Gathering {
-            parts: gathered,
-            missing: reads.len() + waits.len(),
-            failed: false,
-            starved: false,
-        };
-        self.destaging.gathering.insert(item, gathering);
-        for (chunk, part) in waits {
-            self.destaging.chunks.wait(chunk, part);
-        }
-        for (part, position, buf) in reads {
-            let op = Op::DestageRead {
-                item,
-                part,
-                position,
-                tries: 0,
-            };
-            self.log.read(position, op, buf, &mut self.port, cx);
-        }
-        true
-    }
-
-    /// Read a chunk of the log, and the next one ahead, if there is memory.
-    fn read_chunk(&mut self, chunk: &Range<u64>, cx: &mut Context<'_>) -> Source {
-        if !self.ask_for_chunk(chunk, cx) {
-            return Source::Alone;
-        }
-        let log = self.log.get();
-        if let Some(next) = self.destaging.chunks.next(chunk, log) {
-            self.ask_for_chunk(&next, cx);
-        }
-        Source::Later(chunk.start)
-    }
-
-    fn ask_for_chunk(&mut self, chunk: &Range<u64>, cx: &mut Context<'_>) -> bool {
-        let bytes = (chunk.end - chunk.start) as usize * BLOCK_BYTES;
-        let Some(buf) = shared_buffer(bytes, cx) else {
-            return false;
-        };
-        let position = chunk.start;
-        self.destaging.chunks.reading(chunk);
-        let op = Op::DestageChunk { position };
-        self.log.read(position, op, buf, &mut self.port, cx);
-        true
-    }
-
-    pub(super) fn destage_chunk_was_read(
-        &mut self,
-        now: Nanos,
-        position: u64,
-        result: Result<Done, IoError>,
-        cx: &mut Context<'_>,
-    ) {
-        let data = if let Ok(Done::Read(data)) = result {
-            Some(data.freeze())
-        } else {
-            self.dirty_is_unreadable(cx);
-            None
-        };
-        for Waiting { item, part } in self.destaging.chunks.was_read(position, data.clone()) {
-            let Part { range, sequence } = self.destage.plan().items[item].parts[part];
-            let entry = self.log.get().entry(sequence);
-            let (blocks, packed) = (entry.positions(range), Packed::of(entry));
-            let place = self.place_for(packed, range, cx);
-            let read = data.as_ref().zip(place.ok()).and_then(|(data, place)| {
-                let start = (blocks.start - position) as usize * BLOCK_BYTES;
-                let end = (blocks.end - position) as usize * BLOCK_BYTES;
-                let part = self.checked_part(range, blocks.start, &data.slice(start..end), place);
-                if part.is_none() {
-                    self.distrust_chunk(position);
-                }
-                part
-            });
-            // It is tried again soon, alone if it was bad.
-            let postponed = read.is_none() && data.is_some();
-            self.part_was_read(now, item, part, (read, postponed), cx);
-        }
-    }
-
-    /// Memory for a part out of a chunk, if it is compressed there.
-    fn place_for(
-        &mut self,
-        packed: Option<Packed>,
-        range: SectorRange,
-        cx: &Context<'_>,
-    ) -> Result<Option<(Packed, BufMut)>, NoMemory> {
-        let Some(packed) = packed else {
-            return Ok(None);
-        };
-        let buf = self.destage_buffer(range.bytes(), cx).ok_or(NoMemory)?;
-        Ok(Some((packed, buf)))
-    }
-
+impl DestageSources<'_> {
     /// The sectors of a part out of its blocks in the log, if their checksums are right; `place` is
     /// for what is to be unpacked.
     fn checked_part(
@@ -425,12 +104,6 @@ impl Volume {
         }
     }
 
-    /// A part of a chunk is bad: what is needed of it is read part by part, and again where that is bad.
-    fn distrust_chunk(&mut self, position: u64) {
-        let log = self.log.get();
-        self.destaging.chunks.distrust(position, log);
-    }
-
     /// The same of a compressed entry whose blocks were read alone and match, in the memory that they were read
     /// into; or these, if they cannot be unpacked.
     fn unpacked_in_place(
@@ -439,7 +112,7 @@ impl Volume {
         range: SectorRange,
         data: BufMut,
     ) -> Result<Buf, BufMut> {
-        let (compression, codec) = (&mut self.compression, self.config.codec);
+        let (compression, codec) = (&mut *self.compression, self.config.codec);
         let Some(part) = compression.unpack(codec, packed, range, &data) else {
             return Err(data);
         };
@@ -447,58 +120,421 @@ impl Volume {
         place.copy_from_slice(part);
         Ok(place.freeze())
     }
+}
 
-    /// The log's device does not give what only it has. The item is tried again after a pause.
-    fn dirty_is_unreadable(&mut self, cx: &mut Context<'_>) {
-        let again = self.health.log_is_unreadable();
-        self.failed_log_is_unreadable(cx);
-        if again {
-            // It may never be read: whoever waits for the generation to be whole is told.
-            self.refuse_flushes_behind_destage(RequestError::Io, cx);
+impl Destaging {
+    /// Whether the open span holds something that is to be destaged now.
+    pub(super) fn wants_seal(&self, log: &WriteLog) -> bool {
+        let sealed = log
+            .spans()
+            .back()
+            .map_or(log.first_sequence(), |span| span.end_sequence);
+        self.target.is_some_and(|target| target.sequence > sealed)
+    }
+
+    /// The generation that is on its way, and what destage decides of it.
+    pub(super) fn generation(&self) -> &Destage {
+        &self.generation
+    }
+
+    /// The same, to be told of what has happened to it.
+    pub(super) fn generation_mut(&mut self) -> &mut Destage {
+        &mut self.generation
+    }
+
+    /// Destage all that is in the log now.
+    fn aim(&mut self, log: &WriteLog) {
+        let target = Target {
+            sequence: log.next_sequence(),
+            bytes: log.bytes().appended,
+        };
+        self.target = (target.sequence > log.first_sequence()).then_some(target);
+    }
+
+    /// Nobody waits for all to be destaged any more.
+    pub(super) fn forget_target(&mut self) {
+        self.target = None;
+    }
+
+    /// Bytes that are left until all is destaged that somebody waits for; 0: nobody does.
+    pub(super) fn target_remaining_bytes(&self, log: &WriteLog) -> u64 {
+        let retired = log.bytes().retired;
+        // Discards have no bytes: until the target is reached, something is left.
+        (self.target).map_or(0, |target| target.bytes.saturating_sub(retired).max(1))
+    }
+
+    /// Whether the generation that is taken up needs what is bad in the log, and waits for it.
+    pub(super) fn waits_for_damage(&self) -> bool {
+        self.generation.stage() == Stage::Writing && self.meets_damage
+    }
+
+    /// Whether something is so old that it is to be destaged.
+    pub(super) fn is_aged(config: &VolumeConfig, log: &WriteLog, now: Nanos) -> bool {
+        let oldest = log.oldest_since();
+        oldest.is_some_and(|since| now >= since.plus(Self::age(config)))
+    }
+
+    /// Destage begins at this age: early enough to be done at the deadline.
+    pub(super) fn age(config: &VolumeConfig) -> Nanos {
+        Nanos(config.dirty_age_max.0 / 2)
+    }
+
+    /// 0 while the log is filled up to `dirty_ratio_min`, rising to 1 at `dirty_ratio_max`.
+    pub(super) fn pressure(config: &VolumeConfig, log: &WriteLog) -> f64 {
+        let min = f64::from(config.dirty_ratio_min) / 100.0;
+        let max = f64::from(config.dirty_ratio_max) / 100.0;
+        ((log_fill(log) - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
+    }
+
+    /// Items under way at most: all that are allowed when somebody waits, few for the deadline's
+    /// sake, and between them the more the fuller the log is. So a burst has the device nearly for
+    /// itself, and under a long load destage becomes as fast as it has to be.
+    fn depth(config: &VolumeConfig, log: &WriteLog, is_awaited: bool, now: Nanos) -> usize {
+        let depth = config.destage_depth_max.max(1);
+        if is_awaited {
+            return depth;
+        }
+        let aged = Self::is_aged(config, log, now);
+        let floor = if aged { depth / IDLE_DEPTH_DIVISOR } else { 1 };
+        let pressed = (depth as f64 * Self::pressure(config, log)) as usize;
+        pressed.max(floor).max(1)
+    }
+
+    /// Take up a generation, which ends before what is bad.
+    fn start(
+        &mut self,
+        now: Nanos,
+        config: &VolumeConfig,
+        log: &WriteLog,
+        bad: Option<(u64, Sequence)>,
+    ) {
+        // What somebody asked to have destaged gets there as it is.
+        let target = self.target.map(|target| target.sequence);
+        let covers_before = target.unwrap_or(Sequence::MAX);
+        // What is bad stands in for nothing, and goes along with nothing.
+        let covers_before = bad.map_or(covers_before, |(_, first)| covers_before.min(first));
+        self.generation
+            .stop_before(bad.map(|(position, _)| position));
+        self.meets_damage = false;
+        let (age_max, atomic) = (config.dirty_age_max, config.backend_atomic);
+        if (self.generation).start(now, log, covers_before, age_max, atomic) {
+            let spans = self.generation.plan().spans;
+            self.chunks.begin(spans, log);
         }
     }
 
-    fn destage_buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
+    /// Plan a bounded part more.
+    fn plan_some(&mut self, sectors: u64, log: &WriteLog, index: &ExtentIndex) {
+        let mut looks_left = STEP_WORK_MAX;
+        while looks_left > 0 && self.generation.stage() == Stage::Planning {
+            if let Planned::Items(items) =
+                (self.generation).plan_some(log, index, sectors, &mut looks_left)
+            {
+                let items = &self.generation.plan().items[items];
+                self.chunks.need(items, log);
+            }
+        }
+    }
+
+    /// Nothing more of the generation is written.
+    fn give_up(&mut self) {
+        if self.generation.busy() == 0 {
+            self.generation.abandon();
+            self.chunks.clear();
+        }
+    }
+
+    /// Begin as many items as may be under way.
+    fn begin_items(&mut self, now: Nanos, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
+        while let Some(item) = self.generation.next_item(now, self.depth) {
+            if !self.begin_item(item, from, cx) {
+                self.generation.item_postponed(item);
+                break;
+            }
+        }
+    }
+
+    /// When an item may be begun, if fewer are under way than may be.
+    fn next_item_at(&self) -> Option<Nanos> {
+        let has_room = self.generation.busy() < self.depth;
+        has_room.then(|| self.generation.retry_at()).flatten()
+    }
+
+    /// Forget more of what the superblock no longer names. Returns the bytes that it had in memory, once that is all.
+    fn retire_some(
+        &mut self,
+        now: Nanos,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) -> Option<usize> {
+        let items = self.generation.keep_some();
+        if !items.is_empty() {
+            self.keep_destaged(items.clone(), from, cx);
+            self.generation.release(items);
+            return None;
+        }
+        if !self.generation.unlist_some(from.log.get(), from.index) {
+            return None;
+        }
+        let spans = self.generation.spans_to_retire(from.log.get());
+        let mut resident = 0;
+        for entry in from.log.get_mut().retire(spans) {
+            if entry.data.is_some() {
+                resident += usize::from(entry.held_blocks) * BLOCK_BYTES;
+            }
+        }
+        from.damage.forget_bad(from.log.get());
+        if let Some(plan) = self.generation.retired(now, spans, from.log.get()) {
+            self.chunks.clear();
+            from.port.stats.coalesced_bytes += plan.coalesced_bytes();
+        }
+        Some(resident)
+    }
+
+    /// Read what an item needs from the log, or write it at once. Returns whether it has begun.
+    fn begin_item(
+        &mut self,
+        item: usize,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let plan = &self.generation.plan().items[item];
+        if plan.parts.is_empty() {
+            let (offset, bytes) = (
+                plan.range.byte_offset(),
+                plan.range.count * SECTOR_BYTES as u64,
+            );
+            let unmap = plan.unmap;
+            let token = from.port.begin(Op::DestageWrite { item });
+            cx.actions.push(Action::BackendZero {
+                token,
+                offset,
+                bytes,
+                unmap,
+            });
+            return true;
+        }
+        let parts = plan.parts.clone();
+        let mut gathered = Vec::with_capacity(parts.len());
+        let (mut reads, mut waits) = (Vec::new(), Vec::new());
+        for (index, part) in parts.iter().enumerate() {
+            let log = from.log.get();
+            let entry = log.entry(part.sequence);
+            if let Some(data) = &entry.data {
+                let start = (part.range.start - entry.range.start) as usize * SECTOR_BYTES;
+                gathered.push(Some(data.slice(start..start + part.range.bytes())));
+                continue;
+            }
+            let blocks = entry.positions(part.range);
+            let position = blocks.start;
+            let packed = Packed::of(entry);
+            let mut source = self.chunks.find(&blocks, log);
+            if let Source::Chunk(chunk) = &source {
+                source = self.read_chunk(chunk, from, cx);
+            }
+            gathered.push(match source {
+                Source::Data(data) => {
+                    let Ok(place) = self.place_for(packed, part.range, cx) else {
+                        return false;
+                    };
+                    let checked = from.checked_part(part.range, position, &data, place);
+                    if checked.is_none() {
+                        self.distrust_chunk(position, from);
+                        return false;
+                    }
+                    checked
+                }
+                Source::Later(chunk) => {
+                    waits.push((chunk, Waiting { item, part: index }));
+                    None
+                }
+                Source::Chunk(_) | Source::Alone => {
+                    // What is unpacked takes the place of what was read.
+                    let stored = (blocks.end - blocks.start) as usize * BLOCK_BYTES;
+                    let bytes = stored.max(part.range.block_count() as usize * BLOCK_BYTES);
+                    let Some(buf) = self.buffer(bytes, cx) else {
+                        return false;
+                    };
+                    reads.push((index, position, buf.narrow(0..stored)));
+                    None
+                }
+            });
+        }
+        if reads.is_empty() && waits.is_empty() {
+            self.write_item(item, gathered.into_iter().flatten().collect(), from, cx);
+            return true;
+        }
+        let gathering = Gathering {
+            parts: gathered,
+            missing: reads.len() + waits.len(),
+            failed: false,
+            starved: false,
+        };
+        self.gathering.insert(item, gathering);
+        for (chunk, part) in waits {
+            self.chunks.wait(chunk, part);
+        }
+        for (part, position, buf) in reads {
+            let op = Op::DestageRead {
+                item,
+                part,
+                position,
+                tries: 0,
+            };
+            from.log.read(position, op, buf, from.port, cx);
+        }
+        true
+    }
+
+    fn write_item(
+        &mut self,
+        item: usize,
+        data: Vec<Buf>,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        let offset = self.generation.plan().items[item].range.byte_offset();
+        let token = from.port.begin(Op::DestageWrite { item });
+        cx.actions.push(Action::BackendWrite {
+            token,
+            offset,
+            data,
+        });
+    }
+
+    /// Read a chunk of the log, and the next one ahead, if there is memory.
+    fn read_chunk(
+        &mut self,
+        chunk: &Range<u64>,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) -> Source {
+        if !self.ask_for_chunk(chunk, from, cx) {
+            return Source::Alone;
+        }
+        let log = from.log.get();
+        if let Some(next) = self.chunks.next(chunk, log) {
+            self.ask_for_chunk(&next, from, cx);
+        }
+        Source::Later(chunk.start)
+    }
+
+    fn ask_for_chunk(
+        &mut self,
+        chunk: &Range<u64>,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let bytes = (chunk.end - chunk.start) as usize * BLOCK_BYTES;
+        let Some(buf) = shared_buffer(bytes, cx) else {
+            return false;
+        };
+        let position = chunk.start;
+        self.chunks.reading(chunk);
+        let op = Op::DestageChunk { position };
+        from.log.read(position, op, buf, from.port, cx);
+        true
+    }
+
+    /// A chunk of the log was read, or could not be.
+    pub(super) fn chunk_was_read(
+        &mut self,
+        now: Nanos,
+        position: u64,
+        result: Result<Done, IoError>,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        let data = if let Ok(Done::Read(data)) = result {
+            Some(data.freeze())
+        } else {
+            None
+        };
+        for Waiting { item, part } in self.chunks.was_read(position, data.clone()) {
+            let Part { range, sequence } = self.generation.plan().items[item].parts[part];
+            let entry = from.log.get().entry(sequence);
+            let (blocks, packed) = (entry.positions(range), Packed::of(entry));
+            let place = self.place_for(packed, range, cx);
+            let read = data.as_ref().zip(place.ok()).and_then(|(data, place)| {
+                let start = (blocks.start - position) as usize * BLOCK_BYTES;
+                let end = (blocks.end - position) as usize * BLOCK_BYTES;
+                let part = from.checked_part(range, blocks.start, &data.slice(start..end), place);
+                if part.is_none() {
+                    self.distrust_chunk(position, from);
+                }
+                part
+            });
+            // It is tried again soon, alone if it was bad.
+            let postponed = read.is_none() && data.is_some();
+            self.part_was_read(now, item, part, (read, postponed), from, cx);
+        }
+    }
+
+    /// Memory for a part out of a chunk, if it is compressed there.
+    fn place_for(
+        &mut self,
+        packed: Option<Packed>,
+        range: SectorRange,
+        cx: &Context<'_>,
+    ) -> Result<Option<(Packed, BufMut)>, NoMemory> {
+        let Some(packed) = packed else {
+            return Ok(None);
+        };
+        let buf = self.buffer(range.bytes(), cx).ok_or(NoMemory)?;
+        Ok(Some((packed, buf)))
+    }
+
+    /// A part of a chunk is bad: what is needed of it is read part by part, and again where that is bad.
+    fn distrust_chunk(&mut self, position: u64, from: &mut DestageSources<'_>) {
+        let log = from.log.get();
+        self.chunks.distrust(position, log);
+    }
+
+    fn buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
         if let Some(buf) = shared_buffer(bytes, cx) {
             // What was needed in a shortage is given back.
             let is_free = |reserve: &mut Rc<Pool>| reserve.free_bytes() == reserve.total_bytes();
-            self.destaging.reserve.take_if(is_free);
+            self.reserve.take_if(is_free);
             return Some(buf);
         }
-        self.destaging
-            .reserve
+        self.reserve
             .get_or_insert_with(|| Pool::new(RESERVE_BYTES))
             .alloc(bytes)
     }
 
-    pub(super) fn destage_was_read(
+    /// A part was read alone, or could not be. Returns whether it is bad, for good.
+    pub(super) fn log_was_read(
         &mut self,
-        now: Nanos,
         (item, part): (usize, usize),
         position: u64,
         tries: u8,
         result: Result<Done, IoError>,
+        from: &mut DestageSources<'_>,
         cx: &mut Context<'_>,
-    ) {
+    ) -> bool {
         let tries = tries + 1;
+        let mut is_bad = false;
         let read = if let Ok(Done::Read(data)) = result {
-            let is_good = self.log.blocks_match(&data, position);
+            let is_good = from.log.blocks_match(&data, position);
             if !is_good && tries < LOG_READ_TRIES_MAX {
-                let token = self.port.begin(Op::DestageRead {
+                let token = from.port.begin(Op::DestageRead {
                     item,
                     part,
                     position,
                     tries,
                 });
-                return self.log.read_again(token, position, data, cx);
+                from.log.read_again(token, position, data, cx);
+                return false;
             }
-            self.taken_out(item, part, position, data, is_good, cx)
+            let taken = self.taken_out(item, part, position, data, is_good, from);
+            is_bad = taken.is_none();
+            taken
         } else {
-            self.dirty_is_unreadable(cx);
             None
         };
-        self.log.unpin(position);
-        self.part_was_read(now, item, part, (read, false), cx);
+        from.log.unpin(position);
+        self.part_was_read(from.port.now, item, part, (read, false), from, cx);
+        is_bad
     }
 
     /// The sectors of a part out of its blocks, which were read alone; `None` if they are bad, for good.
@@ -509,10 +545,10 @@ impl Volume {
         position: u64,
         data: BufMut,
         is_good: bool,
-        cx: &mut Context<'_>,
+        from: &mut DestageSources<'_>,
     ) -> Option<Buf> {
-        let Part { range, sequence } = self.destage.plan().items[item].parts[part];
-        let packed = Packed::of(self.log.get().entry(sequence));
+        let Part { range, sequence } = self.generation.plan().items[item].parts[part];
+        let packed = Packed::of(from.log.get().entry(sequence));
         let blocks = (data.len() / BLOCK_BYTES) as u64;
         let taken = match packed {
             _ if !is_good => Err(data),
@@ -520,18 +556,17 @@ impl Volume {
                 let start = range.offset_in_block();
                 Ok(data.freeze().slice(start..start + range.bytes()))
             }
-            Some(packed) => self.unpacked_in_place(&packed, range, data),
+            Some(packed) => from.unpacked_in_place(&packed, range, data),
         };
         match taken {
             Ok(part) => {
-                self.damage.found_good(&(position..position + blocks));
+                from.damage.found_good(&(position..position + blocks));
                 Some(part)
             }
             Err(data) => {
-                self.damage
-                    .found_bad(position, &data, self.log.get(), &mut self.port.stats);
-                self.refuse_for_damage(cx);
-                self.destaging.meets_damage = true;
+                from.damage
+                    .found_bad(position, &data, from.log.get(), &mut from.port.stats);
+                self.meets_damage = true;
                 None
             }
         }
@@ -544,13 +579,10 @@ impl Volume {
         item: usize,
         part: usize,
         (read, starved): (Option<Buf>, bool),
+        from: &mut DestageSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        let gathering = self
-            .destaging
-            .gathering
-            .get_mut(&item)
-            .expect("the item gathers");
+        let gathering = self.gathering.get_mut(&item).expect("the item gathers");
         gathering.failed |= read.is_none() && !starved;
         gathering.starved |= starved;
         gathering.parts[part] = read;
@@ -558,43 +590,229 @@ impl Volume {
         if gathering.missing > 0 {
             return;
         }
-        let gathering = self.destaging.gathering.remove(&item).expect("just used");
-        if gathering.failed && self.destaging.meets_damage && !self.port.is_fenced() {
-            self.destage.item_unreadable(item);
-        } else if gathering.failed || self.port.is_fenced() {
-            self.destage.item_done(now, item, false);
+        let gathering = self.gathering.remove(&item).expect("just used");
+        if gathering.failed && self.meets_damage && !from.port.is_fenced() {
+            self.generation.item_unreadable(item);
+        } else if gathering.failed || from.port.is_fenced() {
+            self.generation.item_done(now, item, false);
         } else if gathering.starved {
-            self.destage.item_postponed(item);
+            self.generation.item_postponed(item);
         } else {
-            self.write_item(item, gathering.parts.into_iter().flatten().collect(), cx);
+            self.write_item(
+                item,
+                gathering.parts.into_iter().flatten().collect(),
+                from,
+                cx,
+            );
         }
     }
 
-    fn write_item(&mut self, item: usize, data: Vec<Buf>, cx: &mut Context<'_>) {
-        let offset = self.destage.plan().items[item].range.byte_offset();
-        let token = self.port.begin(Op::DestageWrite { item });
-        cx.actions.push(Action::BackendWrite {
-            token,
-            offset,
-            data,
-        });
-    }
-
-    pub(super) fn destage_was_written(
+    /// An item was written, or could not be.
+    pub(super) fn was_written(
         &mut self,
         now: Nanos,
         item: usize,
         result: Result<Done, IoError>,
+        from: &mut DestageSources<'_>,
     ) {
         if result.is_err() {
-            self.port.stats.backend_errors += 1;
+            from.port.stats.backend_errors += 1;
         } else {
-            let plan = &self.destage.plan().items[item];
+            let plan = &self.generation.plan().items[item];
             if !plan.parts.is_empty() {
-                self.port.stats.destaged_bytes += plan.range.bytes() as u64;
+                from.port.stats.destaged_bytes += plan.range.bytes() as u64;
             }
         }
-        self.destage.item_done(now, item, result.is_ok());
+        self.generation.item_done(now, item, result.is_ok());
+    }
+
+    /// What was destaged and is still in memory is what the backend holds now: keep it as clean.
+    fn keep_destaged(
+        &mut self,
+        items: Range<usize>,
+        from: &mut DestageSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        if matches!(
+            from.config.policy,
+            Policy::WriteAround | Policy::PassThrough
+        ) {
+            return;
+        }
+        let log = from.log.get();
+        let items = &self.generation.plan().items[items];
+        for part in items.iter().flat_map(|item| &item.parts) {
+            let entry = log.entry(part.sequence);
+            if entry.kind != EntryKind::Write || entry.range.bytes() > KEEP_BYTES_MAX {
+                continue;
+            }
+            let Some(data) = &entry.data else { continue };
+            for block in whole_blocks_of(part.range) {
+                let data = block_of(data, entry.range, block);
+                cx.cache.fill_block(from.cached.own_key(block), &data);
+            }
+        }
+    }
+}
+
+impl Volume {
+    /// The destage side, and what it takes of the rest.
+    pub(super) fn destage_side(&mut self) -> (&mut Destaging, DestageSources<'_>) {
+        let sources = DestageSources {
+            config: &self.config,
+            log: &mut self.log,
+            index: &mut self.index,
+            cached: &self.cached,
+            compression: &mut self.compression,
+            damage: &mut self.damage,
+            port: &mut self.port,
+        };
+        (&mut self.destaging, sources)
+    }
+
+    /// A part of an item was read from the log.
+    pub(super) fn destage_was_read(
+        &mut self,
+        place: (usize, usize),
+        position: u64,
+        tries: u8,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        if result.is_err() {
+            self.dirty_is_unreadable(cx);
+        }
+        let (destaging, mut from) = self.destage_side();
+        if destaging.log_was_read(place, position, tries, result, &mut from, cx) {
+            self.refuse_for_damage(cx);
+        }
+    }
+
+    /// A chunk of the log was read.
+    pub(super) fn destage_chunk_was_read(
+        &mut self,
+        position: u64,
+        result: Result<Done, IoError>,
+        cx: &mut Context<'_>,
+    ) {
+        self.log.unpin(position);
+        if result.is_err() {
+            self.dirty_is_unreadable(cx);
+        }
+        let now = self.port.now;
+        let (destaging, mut from) = self.destage_side();
+        destaging.chunk_was_read(now, position, result, &mut from, cx);
+    }
+
+    pub(super) fn destage_all(&mut self) {
+        self.direct.want_destage_all();
+        let Some(log) = self.log.if_open() else {
+            return;
+        };
+        self.destaging.aim(log);
+    }
+
+    /// Move the destage as far as it goes without waiting.
+    pub(super) fn destage_poll(&mut self, now: Nanos, cx: &mut Context<'_>) {
+        if let Stage::Retiring(_) = self.destaging.generation().stage() {
+            self.retire_some(now, cx);
+        }
+        self.watch_failed_log(cx);
+        // Between two generations it is decided whether the next one is the last of a drain.
+        self.switch_path();
+        if self.port.is_fenced() {
+            return;
+        }
+        if self
+            .destaging
+            .target
+            .is_some_and(|end| end.sequence <= self.log.get().first_sequence())
+        {
+            self.destaging.target = None;
+        }
+        let giving_up = self.gives_up_destage();
+        let due = !giving_up && self.destage_is_due(now) && !self.awaits_last_spans();
+        if self.destaging.generation().stage() == Stage::Idle && due && !self.destage_is_blocked() {
+            let end = self.destage_end();
+            self.destaging.start(now, &self.config, self.log.get(), end);
+        }
+        if self.destaging.generation().stage() == Stage::Planning {
+            if giving_up {
+                self.destaging.generation_mut().abandon();
+                return;
+            }
+            let sectors = self.sectors();
+            self.destaging
+                .plan_some(sectors, self.log.get(), &self.index);
+        }
+        if self.destaging.generation().stage() == Stage::Writing {
+            if giving_up {
+                return self.destaging.give_up();
+            }
+            let is_awaited = self.destage_is_awaited();
+            self.destaging.depth = Destaging::depth(&self.config, self.log.get(), is_awaited, now);
+            self.mark_failed_log(cx);
+            if !self.awaits_mark() && !self.holds_destage() {
+                let (destaging, mut from) = self.destage_side();
+                destaging.begin_items(now, &mut from, cx);
+            }
+            if !self.holds_destage_flush() && self.destaging.generation_mut().begin_flush(now) {
+                let token = self.port.begin(Op::DestageFlush);
+                cx.actions.push(Action::BackendFlush { token });
+            }
+        }
+        if let Stage::Forgetting(_) = self.destaging.generation().stage() {
+            self.forget_some(cx);
+        }
+        if let Stage::Invalidating(barrier) = self.destaging.generation().stage()
+            && cx.cache.persisted() >= barrier
+            && !self.log.has_failed()
+            && !self.writes_superblock()
+        {
+            self.commit(cx);
+        }
+    }
+
+    /// Whether nothing is taken up any more: it is closing, and its log stays as it is.
+    fn gives_up_destage(&self) -> bool {
+        let stays = self.close == Some(false) && !self.is_emptying_failed_log();
+        stays || self.log.has_failed() && self.close.is_some()
+    }
+
+    /// Whether what was written of a generation is not flushed any more.
+    pub(super) fn never_flushes_destaged(&self) -> bool {
+        let stuck = self.destage_is_stuck() || self.gives_up_destage();
+        stuck && self.destaging.generation().stage() != Stage::Flushing
+    }
+
+    /// Whether a generation should be taken up now.
+    fn destage_is_due(&self, now: Nanos) -> bool {
+        let log = self.log.get();
+        !log.spans().is_empty()
+            && (self.destage_in_haste() || Destaging::is_aged(&self.config, log, now))
+    }
+
+    /// Whether more than age calls for destage.
+    fn destage_in_haste(&self) -> bool {
+        self.destage_is_awaited() || Destaging::pressure(&self.config, self.log.get()) > 0.0
+    }
+
+    /// Whether somebody waits for destage.
+    fn destage_is_awaited(&self) -> bool {
+        self.destaging.target.is_some()
+            || self.close == Some(true)
+            || self.direct.is_draining()
+            || !self.writes.admission.is_empty()
+    }
+
+    /// The log's device does not give what only it has. The item is tried again after a pause.
+    fn dirty_is_unreadable(&mut self, cx: &mut Context<'_>) {
+        let again = self.health.log_is_unreadable();
+        self.failed_log_is_unreadable(cx);
+        if again {
+            // It may never be read: whoever waits for the generation to be whole is told.
+            self.refuse_flushes_behind_destage(RequestError::Io, cx);
+        }
     }
 
     pub(super) fn destage_was_flushed(
@@ -603,7 +821,7 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        self.destage.flushed(now, result.is_ok());
+        self.destaging.generation_mut().flushed(now, result.is_ok());
         self.destage_flush_ended(result.is_ok(), cx);
         if result.is_err() {
             self.port.stats.backend_errors += 1;
@@ -617,25 +835,31 @@ impl Volume {
     fn forget_some(&mut self, cx: &mut Context<'_>) {
         // A fetch is compared in a fraction of the time of a lookup.
         let items = self
-            .destage
+            .destaging
+            .generation_mut()
             .forget_some(self.reads.fetches_under_way() / 16);
         for item in items.clone() {
-            let range = self.destage.plan().items[item].range;
+            let range = self.destaging.generation().plan().items[item].range;
             self.cached.invalidate(range, cx);
             self.mark_fetches_stale(range);
         }
         if items.is_empty() {
-            self.destage.invalidating(cx.cache.barrier());
+            self.destaging
+                .generation_mut()
+                .invalidating(cx.cache.barrier());
         }
     }
 
     fn commit(&mut self, cx: &mut Context<'_>) {
-        let tail = self.log.get().tail_after(self.destage.plan().spans);
+        let tail = self
+            .log
+            .get()
+            .tail_after(self.destaging.generation().plan().spans);
         self.keep_mark(cx.cache);
         let is_last = tail.position == self.log.get().head();
         let ends = self.log.is_given_up() && is_last;
         let superblock = self.log.get_mut().superblock_for(&tail, ends);
-        self.destage.committing();
+        self.destaging.generation_mut().committing();
         self.log
             .write_superblock(Op::Superblock, superblock, &mut self.port, cx);
     }
@@ -653,65 +877,24 @@ impl Volume {
             return;
         }
         self.log.superblock_ended();
-        self.destage.committed();
+        self.destaging.generation_mut().committed();
     }
 
     /// Forget more of what the superblock no longer names.
     fn retire_some(&mut self, now: Nanos, cx: &mut Context<'_>) {
-        let items = self.destage.keep_some();
-        if !items.is_empty() {
-            self.keep_destaged(items.clone(), cx);
-            return self.destage.release(items);
-        }
-        let log = self.log.get_mut();
-        if !self.destage.unlist_some(log, &mut self.index) {
+        let (destaging, mut from) = self.destage_side();
+        let Some(resident) = destaging.retire_some(now, &mut from, cx) else {
             return;
-        }
-        let spans = self.destage.spans_to_retire(log);
-        let mut resident = 0;
-        for entry in log.retire(spans) {
-            if entry.data.is_some() {
-                resident += usize::from(entry.held_blocks) * BLOCK_BYTES;
-            }
-        }
+        };
         self.writes.resident_bytes -= resident as u64;
-        self.damage.forget_bad(self.log.get());
-        let log = self.log.get();
-        if let Some(plan) = self.destage.retired(now, spans, log) {
-            self.destaging.chunks.clear();
-            self.port.stats.coalesced_bytes += plan.coalesced_bytes();
-        }
         if self.log.is_given_up() {
             self.answer_durable(cx);
         }
     }
 
-    /// What was destaged and is still in memory is what the backend holds now: keep it as clean.
-    fn keep_destaged(&mut self, items: Range<usize>, cx: &mut Context<'_>) {
-        if matches!(
-            self.config.policy,
-            Policy::WriteAround | Policy::PassThrough
-        ) {
-            return;
-        }
-        let log = self.log.get();
-        let items = &self.destage.plan().items[items];
-        for part in items.iter().flat_map(|item| &item.parts) {
-            let entry = log.entry(part.sequence);
-            if entry.kind != EntryKind::Write || entry.range.bytes() > KEEP_BYTES_MAX {
-                continue;
-            }
-            let Some(data) = &entry.data else { continue };
-            for block in whole_blocks_of(part.range) {
-                let data = block_of(data, entry.range, block);
-                cx.cache.fill_block(self.cached.own_key(block), &data);
-            }
-        }
-    }
-
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
         let stuck = self.destage_is_blocked() || self.port.is_fenced();
-        match self.destage.stage() {
+        match self.destaging.generation().stage() {
             Stage::Retiring(_) => Some(self.port.now),
             Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.port.now),
             _ if stuck || self.gives_up_destage() => None,
@@ -723,15 +906,17 @@ impl Volume {
                     .spans()
                     .front()
                     .filter(|span| span.end() <= log.durable());
-                oldest.map(|span| span.since.plus(self.destage_age()))
+                oldest.map(|span| span.since.plus(Destaging::age(&self.config)))
             }
             // With enough under way, it is a completion that wakes.
             // While a flush or a superblock holds it up, the end of that wakes.
             Stage::Writing if self.holds_destage() || self.awaits_mark() => None,
-            Stage::Writing if self.holds_destage_flush() => {
-                self.destage.retry_at().filter(|&at| at > self.port.now)
-            }
-            Stage::Writing if self.destage.busy() < self.destaging.depth => self.destage.retry_at(),
+            Stage::Writing if self.holds_destage_flush() => self
+                .destaging
+                .generation()
+                .retry_at()
+                .filter(|&at| at > self.port.now),
+            Stage::Writing => self.destaging.next_item_at(),
             _ => None,
         }
     }

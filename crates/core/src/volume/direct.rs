@@ -406,7 +406,7 @@ impl Volume {
 
     fn drain(&mut self, mut drain: Drain) {
         let log = self.log.get();
-        let idle = self.destage.stage() == Stage::Idle;
+        let idle = self.destaging.generation().stage() == Stage::Idle;
         let is_empty = log.spans().is_empty() && log.open_since().is_none();
         if idle && is_empty {
             self.direct.path = Path::Direct;
@@ -420,7 +420,7 @@ impl Volume {
         }
         // What is held back from the beginning of a generation goes to the backend with it.
         if idle {
-            let soon = (self.destage.rate_blocks() * LAST_SECONDS) as u64;
+            let soon = (self.destaging.generation().rate_blocks() * LAST_SECONDS) as u64;
             drain.last = self.log.get().used_blocks() <= soon.max(LAST_BLOCKS);
         }
         self.direct.path = Path::Draining(drain);
@@ -684,7 +684,7 @@ impl Volume {
         error: RequestError,
         cx: &mut Context<'_>,
     ) {
-        if self.awaits_destage_flush() && self.destage.stage() != Stage::Flushing {
+        if self.awaits_destage_flush() && self.destaging.generation().stage() != Stage::Flushing {
             for flusher in core::mem::take(&mut self.direct.flushers) {
                 self.port.reply(flusher.id, flusher.kind, Err(error), cx);
             }
@@ -743,8 +743,8 @@ impl Volume {
     /// told to one of them and may have lost what both were to cover. And of an atomic backend it would show a
     /// part of a generation, which destage's will show as a whole.
     fn awaits_destage_flush(&self) -> bool {
-        self.destage.stage() == Stage::Flushing
-            || self.config.backend_atomic && self.destage.has_unflushed()
+        self.destaging.generation().stage() == Stage::Flushing
+            || self.config.backend_atomic && self.destaging.generation().has_unflushed()
     }
 
     /// Whether destage's flush has to wait for one that is under way.
@@ -804,7 +804,7 @@ impl Volume {
             let newer = self.direct.next_run > running.covers;
             let nobody = running.flushers.is_empty() || newer;
             self.lose_unflushed(waiting.is_empty() && nobody, cx);
-            self.destage.doubt();
+            self.destaging.generation_mut().doubt();
             for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
                 self.port.reply(id, kind, Err(RequestError::Io), cx);
             }

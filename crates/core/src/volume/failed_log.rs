@@ -86,7 +86,9 @@ impl Volume {
 
     /// Whether a superblock is being written: the next one waits for it, so that one is whole whatever happens.
     pub(super) fn writes_superblock(&self) -> bool {
-        self.is_being_marked() || self.writes.marks_end || self.destage.stage() == Stage::Committing
+        self.is_being_marked()
+            || self.writes.marks_end
+            || self.destaging.generation().stage() == Stage::Committing
     }
 
     /// A superblock could not be made durable. Returns whether the next one can be kept beside the device.

@@ -85,7 +85,7 @@ use crate::base::limits::{
 };
 use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
-use crate::log::destage::{Destage, Stage};
+use crate::log::destage::Stage;
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::replay::{Found, Replay};
 use crate::log::write_log::WriteLog;
@@ -192,7 +192,6 @@ pub struct Volume {
     compression: Compression,
     filling: filling::Filling,
     reads: read::Reads,
-    destage: Destage,
     destaging: destaging::Destaging,
     damage: damage::Damage,
     close: Option<bool>,
@@ -230,7 +229,6 @@ impl Volume {
             compression: Compression::default(),
             filling: filling::Filling::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
-            destage: Destage::default(),
             destaging: destaging::Destaging::default(),
             damage: damage::Damage::default(),
             close: None,
@@ -268,7 +266,7 @@ impl Volume {
             Event::Poll => self.poll(now, cx),
             Event::DestageAll => self.destage_all(),
             Event::CancelDestageAll => {
-                self.destaging.target = None;
+                self.destaging.forget_target();
                 self.direct.cancel_destage_all();
             }
             Event::Close { destage } => self.close = Some(destage),
@@ -461,13 +459,13 @@ impl Volume {
                 position,
                 tries,
             } => {
-                self.destage_was_read(now, (item, part), position, tries, result, cx);
+                self.destage_was_read((item, part), position, tries, result, cx);
             }
-            Op::DestageChunk { position } => {
-                self.log.unpin(position);
-                self.destage_chunk_was_read(now, position, result, cx);
+            Op::DestageChunk { position } => self.destage_chunk_was_read(position, result, cx),
+            Op::DestageWrite { item } => {
+                let (destaging, mut from) = self.destage_side();
+                destaging.was_written(now, item, result, &mut from);
             }
-            Op::DestageWrite { item } => self.destage_was_written(now, item, result),
             Op::DestageFlush => self.destage_was_flushed(now, result, cx),
             Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
             Op::DirectFlush => self.direct_was_flushed(result, cx),
@@ -552,7 +550,7 @@ impl Volume {
             Phase::Open | Phase::Closing => {
                 self.reads.has_starved()
                     || self.reads.has_stalled_promotion()
-                    || (self.destage.is_postponed()
+                    || (self.destaging.generation().is_postponed()
                         && !self.port.is_fenced()
                         && !self.awaits_mark())
             }
@@ -694,7 +692,7 @@ impl Volume {
             reads.refuse_starved_reads(RequestError::Closing, &mut from, cx);
         }
         let destage = self.close == Some(true) && !stuck;
-        let idle = self.destage.stage() == Stage::Idle || stuck;
+        let idle = self.destaging.generation().stage() == Stage::Idle || stuck;
         let answered = !self.port.owes_answer();
         let ended = self.port.awaits_nothing();
         if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
@@ -800,7 +798,7 @@ impl Volume {
     /// Whether every write that the backend was asked for is flushed there. What makes an atomic
     /// backend show what it has, beside a flush, is right only then.
     pub fn backend_is_flushed(&self) -> bool {
-        !self.destage.has_unflushed()
+        !self.destaging.generation().has_unflushed()
     }
 
     /// Whether the log holds something beyond the end: it was opened with a smaller size than it was written with.
@@ -813,7 +811,7 @@ impl Volume {
     /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.
     pub fn work(&self) -> u64 {
         let own = self.port.work.units() + self.index.work();
-        own + self.destage.work() + self.direct.work()
+        own + self.destaging.generation().work() + self.direct.work()
     }
 
     /// Whether what lies below long ranges has been taken out of the index.

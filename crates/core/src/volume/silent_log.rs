@@ -119,7 +119,6 @@ impl Volume {
         self.index = super::ExtentIndex::default();
         self.writes = super::write::Writes::default();
         self.direct = super::direct::Direct::default();
-        self.destage = super::Destage::default();
         self.destaging = super::destaging::Destaging::default();
         self.port.stop_watching();
     }

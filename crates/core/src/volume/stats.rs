@@ -130,7 +130,7 @@ impl Volume {
             stats.log_ring_blocks = log.ring_blocks();
             stats.dirty_bytes = bytes.appended - bytes.retired;
             // What was left out for something newer is as old as it was.
-            let left_out = self.destage.left_out_since().unwrap_or(now);
+            let left_out = self.destaging.generation().left_out_since().unwrap_or(now);
             stats.dirty_age = log
                 .oldest_since()
                 .map_or(Nanos(0), |since| now.since(since.min(left_out)));
@@ -141,11 +141,7 @@ impl Volume {
                 + self.compression.memory_bytes()) as u64;
             stats.destage_all_remaining_bytes = self
                 .destaging
-                .target
-                // Discards have no bytes: until the target is reached, something is left.
-                .map_or(0, |target| {
-                    target.bytes.saturating_sub(bytes.retired).max(1)
-                })
+                .target_remaining_bytes(log)
                 .max(u64::from(self.direct.is_destaging_all()));
         }
         stats

@@ -19,7 +19,7 @@ use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRang
 use crate::base::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX, STEP_WORK_MAX};
 use crate::format::EntryKind;
 use crate::log::extent_index::Sequence;
-use crate::log::write_log::{Entry, FLIGHTS_MAX};
+use crate::log::write_log::{Entry, FLIGHTS_MAX, WriteLog};
 
 /// Comparisons in one step of writes that had to wait until they can go past the log: some ten microseconds.
 const DRAINED_LOOKS_MAX: usize = 8 * STEP_WORK_MAX;
@@ -170,7 +170,7 @@ impl Volume {
 
     /// Whether the backend fails what is destaged, or gives no answer.
     pub(super) fn backend_takes_nothing(&self) -> bool {
-        self.destage.is_failing() || self.health.backend_is_silent()
+        self.destaging.generation().is_failing() || self.health.backend_is_silent()
     }
 
     /// The same, or the log does not give what is to be destaged.
@@ -245,29 +245,29 @@ impl Volume {
 
     /// How far throttled admissions may run ahead of their schedule.
     fn burst(&self) -> Nanos {
-        let nanos = BURST_BLOCKS / self.destage.rate_blocks().max(RATE_BLOCKS_MIN) * 1e9;
+        let nanos = BURST_BLOCKS
+            / self
+                .destaging
+                .generation()
+                .rate_blocks()
+                .max(RATE_BLOCKS_MIN)
+            * 1e9;
         Nanos((nanos as u64).clamp(BURST_MIN.0, BURST_MAX.0))
     }
 
     /// 0 below the throttling threshold, rising to 1 at a full log.
     fn fill_above_threshold(&self) -> f64 {
         let threshold = f64::from(self.config.dirty_ratio_max.min(95)) / 100.0;
-        ((self.log_fill() - threshold) / (1.0 - threshold)).clamp(0.0, 1.0)
+        ((log_fill(self.log.get()) - threshold) / (1.0 - threshold)).clamp(0.0, 1.0)
     }
 
     /// The same, while the log drains no less than makes it empty in the end.
     fn throttle(&self) -> f64 {
         let fill = self.fill_above_threshold();
-        if self.drains() && self.destage.rate_blocks() > 0.0 {
+        if self.drains() && self.destaging.generation().rate_blocks() > 0.0 {
             return fill.max(DRAIN_FILL);
         }
         fill
-    }
-
-    /// Share of the log in use, from 0 to 1.
-    pub(super) fn log_fill(&self) -> f64 {
-        let log = self.log.get();
-        log.used_blocks() as f64 / log.ring_blocks() as f64
     }
 
     fn admit(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
@@ -351,7 +351,7 @@ impl Volume {
         } else {
             RATE_BLOCKS_MIN
         };
-        let rate = self.destage.rate_blocks().max(rate_min) * (1.0 - fill) / fill;
+        let rate = self.destaging.generation().rate_blocks().max(rate_min) * (1.0 - fill) / fill;
         let nanos = (blocks as f64 / rate.max(1.0) * 1e9).min(1e9) as u64;
         self.writes.next_admission = self.writes.next_admission.max(now).plus(Nanos(nanos));
         self.writes.held = self.writes.next_admission > now.plus(self.burst());
@@ -645,4 +645,9 @@ impl Volume {
             .flatten()
             .min()
     }
+}
+
+/// Share of the log in use, from 0 to 1.
+pub(super) fn log_fill(log: &WriteLog) -> f64 {
+    log.used_blocks() as f64 / log.ring_blocks() as f64
 }
