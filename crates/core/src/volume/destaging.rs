@@ -751,12 +751,14 @@ impl Volume {
             }
             let is_awaited = self.destage_is_awaited();
             self.destaging.depth = Destaging::depth(&self.config, self.log.get(), is_awaited, now);
-            self.mark_failed_log(cx);
+            if self.awaits_mark() && !self.log.has_failed() {
+                self.mark_log(cx);
+            }
             if !self.awaits_mark() && !self.holds_destage() {
                 let (destaging, mut from) = self.destage_side();
                 destaging.begin_items(now, &mut from, cx);
             }
-            if !self.holds_destage_flush() && self.destaging.generation_mut().begin_flush(now) {
+            if !self.direct.is_flushing() && self.destaging.generation_mut().begin_flush(now) {
                 let token = self.port.begin(Op::DestageFlush);
                 cx.actions.push(Action::BackendFlush { token });
             }
@@ -801,7 +803,7 @@ impl Volume {
     fn destage_is_awaited(&self) -> bool {
         self.destaging.target.is_some()
             || self.close == Some(true)
-            || self.direct.is_draining()
+            || self.direct.path().is_draining()
             || !self.writes.admission.is_empty()
     }
 
@@ -911,7 +913,7 @@ impl Volume {
             // With enough under way, it is a completion that wakes.
             // While a flush or a superblock holds it up, the end of that wakes.
             Stage::Writing if self.holds_destage() || self.awaits_mark() => None,
-            Stage::Writing if self.holds_destage_flush() => self
+            Stage::Writing if self.direct.is_flushing() => self
                 .destaging
                 .generation()
                 .retry_at()

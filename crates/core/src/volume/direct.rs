@@ -27,270 +27,109 @@
 //! the rate of destage, so that what is left shrinks, and a quota for each round makes that certain. For
 //! the last step they wait, for about one generation of destage.
 
+mod flushes;
+mod mark;
+mod path;
 mod queue;
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
+use flushes::{BackendFlushes, Flusher};
+use mark::UnflushedMark;
+pub(super) use path::WritePath;
+use queue::{DirectWrites, What, Write};
 
-use super::op::Op;
 use super::port::Kind;
 use super::read::{block_of, whole_blocks_of};
 use super::{Context, Phase, Policy, Volume, Waiter};
-use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
-use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
-use crate::base::limits::{SECTOR_BYTES, STEP_WORK_MAX};
-use crate::base::work::Work;
-use crate::cache::{Barrier, ReadCache, Tie};
+use crate::base::io::{Done, Nanos, Reply, Request, RequestId, SectorRange};
+use crate::cache::{ReadCache, Tie};
 use crate::log::destage::Stage;
-use crate::log::extent_index::{ExtentIndex, Sequence};
+use crate::log::extent_index::Sequence;
 
-/// Writes are held back for the rest of a drain once the log has no more blocks than these, or than
-/// destage frees in this time.
-const LAST_BLOCKS: u64 = 64;
-const LAST_SECONDS: f64 = 0.005;
 /// While it drains, writes are admitted as if the log were filled so far between the threshold and its
 /// end: at a third of the rate of destage.
 pub(super) const DRAIN_FILL: f64 = 0.75;
 /// The rate of destage that is assumed at least while it drains: what was measured on a few small
 /// generations says little.
 pub(super) const DRAIN_RATE_BLOCKS_MIN: f64 = 2048.0;
-/// The backend is flushed when more than this is not: as much as destage writes between two flushes.
-const UNFLUSHED_BYTES_MAX: u64 = 64 << 20;
-const UNFLUSHED_RUNS_MAX: usize = 8 << 10;
-/// From so many runs on that a failed flush may have lost, the cache forgets what lies between them as well: it is
-/// one range.
-const LOST_RUNS_MAX: usize = 16;
-/// First and longest pause after a flush that nobody waits for has failed.
-const RETRY_MIN: Nanos = Nanos::from_millis(10);
-const RETRY_MAX: Nanos = Nanos::from_millis(2000);
-
-/// How far the log is from empty.
-#[derive(Clone, Copy, Debug)]
-struct Drain {
-    /// The round ends when everything before this is retired.
-    until: Sequence,
-    /// Log blocks that may still be admitted in this round: half of what there was at its beginning.
-    quota: u64,
-    /// What is left is so little that writes wait for its end.
-    last: bool,
-}
-
-/// Where writes go; see the module.
-#[derive(Clone, Copy, Debug)]
-enum Path {
-    Logged,
-    Draining(Drain),
-    Direct,
-    Returning,
-}
-
-#[derive(Debug)]
-enum What {
-    Data(Buf),
-    Zero { unmap: bool },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WriteStage {
-    /// An earlier one overlaps it, or enough are under way.
-    Waiting,
-    /// The cache makes durable that it has forgotten the range, and the log that such writes began.
-    Preparing(Barrier),
-    /// The backend has it.
-    Submitted,
-}
-
-/// A direct write that has not ended.
-#[derive(Debug)]
-struct Write {
-    id: RequestId,
-    kind: Kind,
-    range: SectorRange,
-    what: What,
-    fua: bool,
-    stage: WriteStage,
-    /// Earlier ones that overlap it and have not ended.
-    blockers: usize,
-}
-
-/// Who waits for a flush of the backend.
-#[derive(Clone, Copy, Debug)]
-struct Flusher {
-    id: RequestId,
-    kind: Kind,
-    /// What of the log has to be durable as well.
-    until: Sequence,
-}
-
-/// A flush of the backend under way.
-#[derive(Debug)]
-struct Running {
-    flushers: Vec<Flusher>,
-    /// It makes durable what was numbered before this.
-    covers: Sequence,
-    wanted: bool,
-}
-
-/// What the log's superblock says of the backend, on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mark {
-    /// Nothing, as far as it is known.
-    Unset,
-    /// It is being written, to one superblock and then to the other: what damages one does not hide it.
-    Writing {
-        /// Whether it is the second one.
-        again: bool,
-    },
-    /// The backend may hold writes past the log that it has not flushed.
-    Set,
-}
-
 /// The direct side of a volume.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Direct {
-    path: Path,
-    /// The last one that was direct.
-    policy: Policy,
-    /// By order of arrival.
-    writes: BTreeMap<u64, Write>,
-    next: u64,
-    /// Of them, those that wait for nothing but their turn.
-    ready: BTreeSet<u64>,
-    /// Those that do not wait.
-    started: usize,
-    /// What the backend was given and has not flushed, each run with a number that grows.
-    unflushed: ExtentIndex,
-    unflushed_bytes: u64,
-    next_run: Sequence,
-    mark: Mark,
-    /// Since when the oldest of it is there.
-    since: Nanos,
-    flushers: Vec<Flusher>,
-    running: Option<Running>,
-    /// Looks at other writes.
-    work: Work,
-    /// A flush has failed that nobody waited for.
-    lost: bool,
-    /// The volume itself wants a flush.
-    wanted: bool,
-    /// A `DestageAll` waits until what was numbered before this is flushed.
-    destage_all: Option<Sequence>,
-    retry_at: Nanos,
-    pause: Nanos,
-    /// The flush of a close was tried.
-    closed: bool,
-}
-
-impl Default for Direct {
-    fn default() -> Self {
-        Self {
-            path: Path::Logged,
-            policy: Policy::WriteThrough,
-            writes: BTreeMap::new(),
-            next: 0,
-            ready: BTreeSet::new(),
-            started: 0,
-            unflushed: ExtentIndex::default(),
-            unflushed_bytes: 0,
-            next_run: 0,
-            mark: Mark::Unset,
-            since: Nanos(0),
-            flushers: Vec::new(),
-            running: None,
-            work: Work::default(),
-            lost: false,
-            wanted: false,
-            destage_all: None,
-            retry_at: Nanos(0),
-            pause: RETRY_MIN,
-            closed: false,
-        }
-    }
+    path: WritePath,
+    writes: DirectWrites,
+    flushes: BackendFlushes,
+    mark: UnflushedMark,
 }
 
 impl Direct {
-    /// Whether writes go past the log.
-    pub(super) fn is_direct(&self) -> bool {
-        matches!(self.path, Path::Direct)
+    /// Where writes go.
+    pub(super) fn path(&self) -> &WritePath {
+        &self.path
     }
 
-    /// Whether the log is being emptied.
-    pub(super) fn is_draining(&self) -> bool {
-        matches!(self.path, Path::Draining(_))
+    /// Whether writes go past the log.
+    pub(super) fn is_direct(&self) -> bool {
+        self.path.is_direct()
     }
 
     /// Whether a write overlaps a range and has not ended.
     pub(super) fn overlaps(&self, range: SectorRange) -> bool {
-        let mut writes = self.writes.values();
-        writes.any(|write| write.range.overlaps(range))
+        self.writes.overlaps(range)
     }
 
     /// Whether what is fetched of a range now may be replaced before it comes.
     pub(super) fn is_changing(&self, range: SectorRange) -> bool {
-        let mut writes = self.writes.values();
-        self.started > 0
-            && writes.any(|write| write.stage != WriteStage::Waiting && write.range.overlaps(range))
+        self.writes.is_changing(range)
     }
 
     /// Whether the backend may still lose what it holds of a range.
     pub(super) fn is_unflushed(&self, range: SectorRange) -> bool {
-        !self.unflushed.is_clear(range)
+        self.flushes.is_unflushed(range)
     }
 
-    /// Whether a `DestageAll` waits for a flush.
-    pub(super) fn is_destaging_all(&self) -> bool {
-        self.destage_all.is_some()
+    /// What taking a write costs: it is compared with all that have not ended.
+    pub(super) fn push_looks(&self) -> usize {
+        self.writes.push_looks()
     }
 
-    pub(super) fn cancel_destage_all(&mut self) {
-        self.destage_all = None;
+    /// So many blocks were admitted to the log.
+    pub(super) fn count_drained(&mut self, blocks: u64) {
+        self.path.count_drained(blocks);
     }
 
-    /// The volume wants the backend flushed, if anything is not.
-    fn want_flush(&mut self) -> bool {
-        if self.unflushed.is_empty() {
-            return false;
-        }
-        self.wanted = true;
-        self.retry_at = Nanos(0);
-        true
+    /// Whether a superblock is being written that says that the backend may hold what it has not flushed.
+    pub(super) fn is_being_marked(&self) -> bool {
+        self.mark.is_being_written()
     }
 
     /// A `DestageAll` covers what was written past the log.
     pub(super) fn want_destage_all(&mut self) {
-        self.destage_all = self.want_flush().then_some(self.next_run);
+        self.flushes.want_destage_all();
     }
 
-    fn note_unflushed(&mut self, range: SectorRange, now: Nanos) {
-        if self.unflushed.is_empty() {
-            self.since = now;
-        }
-        if self.unflushed.takes_long() {
-            self.unflushed.insert_long(range, self.next_run);
-        } else {
-            self.unflushed.insert(range, self.next_run);
-        }
-        self.next_run += 1;
+    /// Whether a `DestageAll` waits for a flush.
+    pub(super) fn is_destaging_all(&self) -> bool {
+        self.flushes.is_destaging_all()
+    }
+
+    /// No `DestageAll` waits any more.
+    pub(super) fn cancel_destage_all(&mut self) {
+        self.flushes.cancel_destage_all();
+    }
+
+    /// Whether destage's flush has to wait for one that is under way.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.flushes.is_running()
     }
 
     /// What was looked at so far, where that is counted.
     pub(super) fn work(&self) -> u64 {
-        self.unflushed.work() + self.work.units()
+        self.flushes.work() + self.writes.work()
     }
 
-    /// What was numbered before this is flushed.
-    fn flushed(&mut self, covers: Sequence, now: Nanos) {
-        if covers == self.next_run {
-            self.unflushed = ExtentIndex::default();
-        } else {
-            let all = SectorRange::between(0, u64::MAX);
-            self.unflushed.remove_some_before(all, covers, usize::MAX);
-        }
-        self.unflushed_bytes = 0;
-        self.since = now;
-        self.destage_all = self.destage_all.filter(|&upto| covers < upto);
-        self.pause = RETRY_MIN;
+    /// Memory of its tables in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.flushes.memory_bytes()
     }
 }
 
@@ -298,40 +137,27 @@ impl Volume {
     /// The policy in effect. It differs from the configuration's while the log is still being emptied, or
     /// direct writes end.
     pub fn policy(&self) -> Policy {
-        match self.direct.path {
-            Path::Logged | Path::Draining(_) => Policy::WriteBack,
-            Path::Direct | Path::Returning => self.direct.policy,
-        }
+        self.direct.path.policy()
     }
 
     /// Whether the backend was given writes past the log that it has not flushed.
     pub fn owes_flush(&self) -> bool {
-        !self.direct.unflushed.is_empty()
+        !self.direct.flushes.is_flushed()
     }
 
     /// Dirty bytes that are to be destaged before the policy of the configuration is in effect; at least
     /// 1 until it is.
     pub(super) fn policy_remaining_bytes(&self) -> u64 {
-        match self.direct.path {
-            Path::Draining(_) => {
-                let bytes = self.log.if_open().map(super::WriteLog::bytes);
-                bytes.map_or(1, |bytes| (bytes.appended - bytes.retired).max(1))
-            }
-            Path::Returning => 1,
-            Path::Logged => u64::from(self.config.policy.is_direct()),
-            Path::Direct => {
-                let returns = self.config.policy == Policy::WriteBack && !self.log.is_given_up();
-                u64::from(returns)
-            }
-        }
+        let is_given_up = self.log.is_given_up();
+        (self.direct.path).remaining_bytes(self.config.policy, is_given_up, self.log.if_open())
     }
 
     /// The configuration has changed.
     pub(super) fn policy_changed(&mut self, cx: &mut Context<'_>) {
         if self.config.policy.is_direct() {
-            self.direct.policy = self.config.policy;
+            self.direct.path.set_direct_policy(self.config.policy);
         } else if self.log.is_given_up() {
-            self.direct.policy = Policy::WriteThrough;
+            self.direct.path.set_direct_policy(Policy::WriteThrough);
         }
         if self.config.policy == Policy::ReadOnly {
             self.refuse_waiting_writes(RequestError::Policy, cx);
@@ -345,13 +171,12 @@ impl Volume {
         let is_marked = self.log.get().is_marked_unflushed();
         // A log that was made in place of another one says of that one that it may be unflushed, and nothing of caches.
         if is_marked && self.log.get().tie() == Tie::UNKNOWN {
-            self.direct.mark = Mark::Set;
+            self.direct.mark.found();
         }
         if is_marked || self.config.policy.is_direct() {
-            let sectors = self.config.bytes / SECTOR_BYTES as u64;
-            self.direct
-                .note_unflushed(SectorRange::new(0, sectors), self.port.now);
-            self.direct.want_flush();
+            let whole = SectorRange::new(0, self.sectors());
+            self.direct.flushes.note_unflushed(whole, self.port.now);
+            self.direct.flushes.want_flush();
         }
         self.switch_path();
     }
@@ -359,7 +184,7 @@ impl Volume {
     /// The log's device has failed: once the log is empty, writes go past it, as under write-through.
     pub(super) fn leave_write_back(&mut self) {
         if !self.config.policy.is_direct() {
-            self.direct.policy = Policy::WriteThrough;
+            self.direct.path.set_direct_policy(Policy::WriteThrough);
         }
         self.switch_path();
     }
@@ -368,94 +193,28 @@ impl Volume {
     pub(super) fn switch_path(&mut self) {
         let asks_direct = self.config.policy.is_direct() && self.damage.lost().is_empty();
         let wants_direct = asks_direct || self.log.is_given_up();
-        if let Path::Logged = self.direct.path
-            && wants_direct
-        {
-            self.direct.path = Path::Draining(self.drain_round());
-        }
-        match self.direct.path {
-            Path::Draining(_) if !wants_direct => self.direct.path = Path::Logged,
-            Path::Draining(drain) => self.drain(drain),
-            Path::Direct if !wants_direct => self.direct.path = Path::Returning,
-            Path::Returning if wants_direct => self.direct.path = Path::Direct,
-            _ => {}
-        }
-        if let Path::Returning = self.direct.path
+        let destage = self.destaging.generation();
+        (self.direct.path).switch(wants_direct, self.log.get(), destage);
+        if self.direct.path.is_returning()
             && self.direct.writes.is_empty()
-            && !self.fua_waits()
+            && !self.direct.flushes.fua_waits()
         {
-            self.direct.path = Path::Logged;
-            self.direct.want_flush();
+            self.direct.path.return_to_log();
+            self.direct.flushes.want_flush();
         }
-    }
-
-    /// Whether a direct write waits for a flush.
-    fn fua_waits(&self) -> bool {
-        let running = self.direct.running.iter().flat_map(|run| &run.flushers);
-        let mut flushers = self.direct.flushers.iter().chain(running);
-        flushers.any(|flusher| flusher.kind != Kind::Flush)
-    }
-
-    fn drain_round(&self) -> Drain {
-        Drain {
-            until: self.log.get().next_sequence(),
-            quota: self.log.get().used_blocks() / 2,
-            last: false,
-        }
-    }
-
-    fn drain(&mut self, mut drain: Drain) {
-        let log = self.log.get();
-        let idle = self.destaging.generation().stage() == Stage::Idle;
-        let is_empty = log.spans().is_empty() && log.open_since().is_none();
-        if idle && is_empty {
-            self.direct.path = Path::Direct;
-            return;
-        }
-        if log.first_sequence() >= drain.until {
-            drain = Drain {
-                last: drain.last,
-                ..self.drain_round()
-            };
-        }
-        // What is held back from the beginning of a generation goes to the backend with it.
-        if idle {
-            let soon = (self.destaging.generation().rate_blocks() * LAST_SECONDS) as u64;
-            drain.last = self.log.get().used_blocks() <= soon.max(LAST_BLOCKS);
-        }
-        self.direct.path = Path::Draining(drain);
     }
 
     /// Whether the log is being emptied, and can be.
     pub(super) fn drains(&self) -> bool {
-        self.direct.is_draining() && !self.damage.is_damaged() && !self.destage_gets_nowhere()
+        self.direct.path.is_draining() && !self.damage.is_damaged() && !self.destage_gets_nowhere()
     }
 
-    /// Whether a write for so many log blocks has to wait for the policy to change.
-    pub(super) fn is_held_back(&self, blocks: u64) -> bool {
-        match self.direct.path {
-            Path::Logged | Path::Direct => false,
-            Path::Draining(drain) => self.drains() && (drain.last || blocks > drain.quota),
-            Path::Returning => true,
-        }
-    }
-
-    /// Whether the last generation of a drain waits for what is on its way to the log, so as to be the
-    /// last.
+    /// Whether the last generation of a drain waits for what is on its way to the log.
     pub(super) fn awaits_last_spans(&self) -> bool {
-        let log = self.log.get();
-        matches!(self.direct.path, Path::Draining(Drain { last: true, .. }))
-            && (log.flights() > 0 || log.open_since().is_some())
+        self.direct.path.awaits_last_spans(self.log.get())
             && self.drains()
             && !self.log.has_failed()
             && !self.log.is_given_up()
-    }
-
-    /// So many blocks were admitted to the log.
-    pub(super) fn count_drained(&mut self, blocks: u64) {
-        if let Path::Draining(drain) = &mut self.direct.path {
-            drain.quota = drain.quota.saturating_sub(blocks);
-        }
     }
 
     // Writes.
@@ -479,64 +238,35 @@ impl Volume {
         if let Some(error) = self.damage.refusal_for_lost(range, self.direct.is_direct()) {
             return self.port.reply(id, kind, Err(error), cx);
         }
-        self.direct.push(Write {
-            id,
-            kind,
-            range,
-            what,
-            fua,
-            stage: WriteStage::Waiting,
-            blockers: 0,
-        });
+        let write = Write::new(id, kind, range, what, fua);
+        self.direct.writes.push(write);
         self.start_ready(cx);
     }
 
-    fn start_direct(&mut self, number: u64, cx: &mut Context<'_>) {
-        let range = self.direct.writes[&number].range;
-        self.direct.started += 1;
-        self.direct.note_unflushed(range, self.port.now);
-        self.direct.unflushed_bytes += range.bytes() as u64;
+    fn start_direct(&mut self, number: u64, range: SectorRange, cx: &mut Context<'_>) {
+        self.direct.flushes.note_write(range, self.port.now);
         self.cached.own(range);
         self.cached.invalidate(range, cx);
         self.mark_fetches_stale(range);
         let barrier = cx.cache.barrier();
-        if cx.cache.persisted() >= barrier && self.direct.mark == Mark::Set {
-            return self.submit_direct(number, cx);
+        if cx.cache.persisted() >= barrier && self.direct.mark.is_set() {
+            return self.direct.writes.submit(number, &mut self.port, cx);
         }
-        self.set_stage(number, WriteStage::Preparing(barrier));
+        self.direct.writes.prepare(number, barrier);
         self.mark_log(cx);
     }
 
     /// Have the log say that the backend may hold what it has not flushed, unless it does.
-    fn mark_log(&mut self, cx: &mut Context<'_>) {
-        if self.direct.mark != Mark::Unset || self.writes_superblock() {
-            return;
+    pub(super) fn mark_log(&mut self, cx: &mut Context<'_>) {
+        if !self.writes_superblock() {
+            (self.direct.mark).write(&mut self.log, &mut self.port, cx);
         }
-        self.direct.mark = Mark::Writing { again: false };
-        self.log.get_mut().mark_unflushed(true);
-        // No superblock follows each of these writes that could say what the cache has forgotten for them.
-        self.log.get_mut().set_tie(Tie::UNKNOWN);
-        let superblock = self.log.get_mut().next_superblock();
-        self.log
-            .write_superblock(Op::DirectMark, superblock, &mut self.port, cx);
     }
 
     /// Whether destage has to wait until the superblock of a failed log says the same: what only memory has is not
     /// replayed over what the cache holds.
     pub(super) fn awaits_mark(&self) -> bool {
-        self.is_emptying_failed_log() && self.direct.mark != Mark::Set
-    }
-
-    /// Have that superblock kept.
-    pub(super) fn mark_failed_log(&mut self, cx: &mut Context<'_>) {
-        if self.awaits_mark() && !self.log.has_failed() {
-            self.mark_log(cx);
-        }
-    }
-
-    /// Whether that is being written.
-    pub(super) fn is_being_marked(&self) -> bool {
-        matches!(self.direct.mark, Mark::Writing { .. })
+        self.is_emptying_failed_log() && !self.direct.mark.is_set()
     }
 
     /// The log says so, or it cannot be known what it says. The writes that wait go on at the next poll.
@@ -548,26 +278,18 @@ impl Volume {
         if result.is_ok() {
             self.log.superblock_ended();
             // Another owner may have the log of a volume that is fenced.
-            let goes_on = !self.log.is_given_up() && !self.port.is_fenced();
-            if self.direct.mark == (Mark::Writing { again: false }) && goes_on {
-                self.direct.mark = Mark::Writing { again: true };
-                let superblock = self.log.get_mut().next_superblock();
-                return self
-                    .log
-                    .write_superblock(Op::DirectMark, superblock, &mut self.port, cx);
-            }
-            self.direct.mark = Mark::Set;
-            return;
+            let is_whole = !self.log.is_given_up() && !self.port.is_fenced();
+            return (self.direct.mark).written(is_whole, &mut self.log, &mut self.port, cx);
         }
         if self.superblock_failed(cx) {
             // The writes wait until it can be kept.
-            self.direct.mark = Mark::Unset;
+            self.direct.mark.unset();
         }
     }
 
     /// The log takes no mark any more: what waits for it is refused.
     pub(super) fn refuse_unmarked(&mut self, cx: &mut Context<'_>) {
-        if self.direct.mark != Mark::Set {
+        if !self.direct.mark.is_set() {
             self.refuse_direct(RequestError::ReadOnly, cx);
         }
     }
@@ -575,7 +297,7 @@ impl Volume {
     /// Before a superblock is made for another reason: it says what is so now of the backend and of the cache.
     pub(super) fn keep_mark(&mut self, cache: &ReadCache) {
         // What only memory has of a failed log is in the backend before a superblock can follow that says so.
-        let is_unflushed = !self.direct.unflushed.is_empty() || self.is_emptying_failed_log();
+        let is_unflushed = !self.direct.flushes.is_flushed() || self.is_emptying_failed_log();
         let tie = if is_unflushed {
             Tie::UNKNOWN
         } else {
@@ -587,33 +309,8 @@ impl Volume {
             self.log.get_mut().name_durable();
         }
         if !is_unflushed {
-            self.direct.mark = Mark::Unset;
+            self.direct.mark.unset();
         }
-    }
-
-    fn set_stage(&mut self, number: u64, stage: WriteStage) {
-        let write = self.direct.writes.get_mut(&number);
-        write.expect("it has not ended").stage = stage;
-    }
-
-    fn submit_direct(&mut self, number: u64, cx: &mut Context<'_>) {
-        self.set_stage(number, WriteStage::Submitted);
-        let token = self.port.begin(Op::DirectWrite { number });
-        let write = &self.direct.writes[&number];
-        let offset = write.range.byte_offset();
-        cx.actions.push(match &write.what {
-            What::Data(data) => Action::BackendWrite {
-                token,
-                offset,
-                data: Vec::from([data.clone()]),
-            },
-            What::Zero { unmap } => Action::BackendZero {
-                token,
-                offset,
-                bytes: write.range.count * SECTOR_BYTES as u64,
-                unmap: *unmap,
-            },
-        });
     }
 
     pub(super) fn direct_was_written(
@@ -622,7 +319,7 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let write = self.direct.pop(number);
+        let write = self.direct.writes.pop(number);
         let Write { id, kind, fua, .. } = write;
         if self.port.is_fenced() {
             self.port.reply(id, kind, Err(RequestError::Fenced), cx);
@@ -633,7 +330,7 @@ impl Volume {
             self.keep_written(&write, cx);
             if fua {
                 let until = 0;
-                self.direct.flushers.push(Flusher { id, kind, until });
+                self.direct.flushes.wait(Flusher { id, kind, until });
                 self.begin_flush(cx);
             } else {
                 self.port.reply(id, kind, Ok(Reply::Done), cx);
@@ -649,7 +346,7 @@ impl Volume {
         };
         self.port.stats.direct_bytes += write.range.bytes() as u64;
         let policy = if self.log.is_given_up() {
-            self.direct.policy
+            self.direct.path.direct_policy()
         } else {
             self.config.policy
         };
@@ -664,17 +361,16 @@ impl Volume {
 
     /// Start what waits for nothing but its turn.
     fn start_ready(&mut self, cx: &mut Context<'_>) {
-        while self.direct.started < self.config.destage_depth_max.max(1)
-            && let Some(number) = self.direct.ready.pop_first()
-        {
-            self.start_direct(number, cx);
+        let started_max = self.config.destage_depth_max.max(1);
+        while let Some((number, range)) = self.direct.writes.start_next(started_max) {
+            self.start_direct(number, range, cx);
         }
     }
 
     /// Refuse the writes that wait until the log says that they go past it.
     pub(super) fn refuse_what_mark_delays(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        if self.direct.mark != Mark::Set {
-            self.refuse_unsubmitted(error, cx);
+        if !self.direct.mark.is_set() {
+            (self.direct.writes).refuse_unsubmitted(error, &mut self.port, cx);
         }
     }
 
@@ -685,29 +381,14 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         if self.awaits_destage_flush() && self.destaging.generation().stage() != Stage::Flushing {
-            for flusher in core::mem::take(&mut self.direct.flushers) {
-                self.port.reply(flusher.id, flusher.kind, Err(error), cx);
-            }
-        }
-    }
-
-    fn refuse_unsubmitted(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        let submitted = |write: &Write| write.stage == WriteStage::Submitted;
-        let writes = core::mem::take(&mut self.direct.writes);
-        let (kept, refused): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            writes.into_iter().partition(|(_, write)| submitted(write));
-        self.direct.started = kept.len();
-        self.direct.writes = kept;
-        self.direct.ready.clear();
-        for write in refused.into_values() {
-            self.port.reply(write.id, write.kind, Err(error), cx);
+            (self.direct.flushes).refuse(error, &mut self.port, cx);
         }
     }
 
     /// Refuse what the backend was not asked for yet.
     pub(super) fn refuse_direct(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        self.refuse_unsubmitted(error, cx);
-        for flusher in core::mem::take(&mut self.direct.flushers) {
+        (self.direct.writes).refuse_unsubmitted(error, &mut self.port, cx);
+        for flusher in self.direct.flushes.take_waiting() {
             let error = match (flusher.kind, error) {
                 (Kind::Flush, _) | (_, RequestError::Fenced) => error,
                 // The backend has this write, perhaps not durably: it must not pass for one that never was.
@@ -727,14 +408,14 @@ impl Volume {
         cx: &mut Context<'_>,
     ) -> bool {
         let kind = Kind::Flush;
-        if core::mem::take(&mut self.direct.lost) {
+        if self.direct.flushes.take_lost() {
             self.port.reply(id, kind, Err(RequestError::Io), cx);
             return true;
         }
-        if self.direct.unflushed.is_empty() {
+        if self.direct.flushes.is_flushed() {
             return false;
         }
-        self.direct.flushers.push(Flusher { id, kind, until });
+        self.direct.flushes.wait(Flusher { id, kind, until });
         self.begin_flush(cx);
         true
     }
@@ -747,37 +428,18 @@ impl Volume {
             || self.config.backend_atomic && self.destaging.generation().has_unflushed()
     }
 
-    /// Whether destage's flush has to wait for one that is under way.
-    pub(super) fn holds_destage_flush(&self) -> bool {
-        self.direct.running.is_some()
-    }
-
     /// Whether destage waits for a flush that would show a part of what it writes.
     pub(super) fn holds_destage(&self) -> bool {
-        self.config.backend_atomic && self.direct.running.is_some()
+        self.config.backend_atomic && self.direct.flushes.is_running()
     }
 
     /// Flush the backend, unless that is under way: what comes meanwhile shares the next one.
     fn begin_flush(&mut self, cx: &mut Context<'_>) {
-        if self.direct.running.is_some() || self.port.is_fenced() || self.awaits_destage_flush() {
-            return;
+        let waits = self.direct.flushes.is_running() || self.awaits_destage_flush();
+        if !waits && !self.port.is_fenced() {
+            let under_way = self.direct.writes.ranges_under_way();
+            (self.direct.flushes).begin(under_way, &mut self.port, cx);
         }
-        let (direct, now) = (&mut self.direct, self.port.now);
-        let covers = direct.next_run;
-        // What is under way may end before the flush does, and is not covered by it.
-        let started = |write: &&Write| write.stage != WriteStage::Waiting;
-        let under_way = direct.writes.values().filter(started);
-        let ranges: Vec<_> = under_way.map(|write| write.range).collect();
-        for range in ranges {
-            direct.note_unflushed(range, now);
-        }
-        direct.running = Some(Running {
-            flushers: core::mem::take(&mut direct.flushers),
-            covers,
-            wanted: core::mem::take(&mut direct.wanted),
-        });
-        let token = self.port.begin(Op::DirectFlush);
-        cx.actions.push(Action::BackendFlush { token });
     }
 
     pub(super) fn direct_was_flushed(
@@ -785,7 +447,7 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let running = self.direct.running.take().expect("a flush was under way");
+        let running = self.direct.flushes.end();
         if self.port.is_fenced() {
             for Flusher { id, kind, .. } in running.flushers {
                 self.port.reply(id, kind, Err(RequestError::Fenced), cx);
@@ -793,26 +455,23 @@ impl Volume {
             return;
         }
         if result.is_ok() {
-            self.direct.flushed(running.covers, self.port.now);
+            (self.direct.flushes).flushed(running.covers, self.port.now);
             for flusher in running.flushers {
                 self.end_flush(flusher, cx);
             }
         } else {
             self.port.stats.backend_errors += 1;
             // Whoever waits for the next flush waits for what this one may have lost as well.
-            let waiting = core::mem::take(&mut self.direct.flushers);
-            let newer = self.direct.next_run > running.covers;
-            let nobody = running.flushers.is_empty() || newer;
-            self.lose_unflushed(waiting.is_empty() && nobody, cx);
+            let (waiting, tell_next) = self.direct.flushes.failed(&running);
+            self.lose_unflushed(tell_next, cx);
             self.destaging.generation_mut().doubt();
+            let is_wanted = running.wanted;
             for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
                 self.port.reply(id, kind, Err(RequestError::Io), cx);
             }
-            self.direct.wanted |= running.wanted;
-            self.direct.retry_at = self.port.now.plus(self.direct.pause);
-            self.direct.pause = Nanos((self.direct.pause.0 * 2).min(RETRY_MAX.0));
+            self.direct.flushes.pause(is_wanted, self.port.now);
         }
-        if !self.direct.flushers.is_empty() {
+        if self.direct.flushes.is_awaited() {
             self.begin_flush(cx);
         }
     }
@@ -842,19 +501,11 @@ impl Volume {
 
     /// A flush of the backend has failed: what it was given and had not flushed may be gone.
     pub(super) fn lose_unflushed(&mut self, tell_next: bool, cx: &mut Context<'_>) {
-        if self.direct.unflushed.is_empty() {
+        let lost = self.direct.flushes.lose(tell_next);
+        if lost.is_empty() {
             return;
         }
-        self.direct.lost |= tell_next;
-        let unflushed = self.direct.unflushed.iter().map(|(range, _)| range);
-        let mut unflushed: Vec<SectorRange> = unflushed.take(LOST_RUNS_MAX).collect();
-        if let [first, .., last] = unflushed[..]
-            && unflushed.len() == LOST_RUNS_MAX
-        {
-            let end = self.direct.unflushed.end().unwrap_or(last.end());
-            unflushed = Vec::from([SectorRange::between(first.start, end)]);
-        }
-        for range in unflushed {
+        for range in lost {
             self.cached.invalidate(range, cx);
             self.filling.note_forgotten(range, self.port.now);
         }
@@ -863,13 +514,13 @@ impl Volume {
 
     /// Destage has flushed the backend, or could not. No direct write was under way.
     pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
-        if ok && self.direct.running.is_none() && self.direct.writes.is_empty() {
-            self.direct.flushed(self.direct.next_run, self.port.now);
-            for flusher in core::mem::take(&mut self.direct.flushers) {
+        if ok && !self.direct.flushes.is_running() && self.direct.writes.is_empty() {
+            self.direct.flushes.all_flushed(self.port.now);
+            for flusher in self.direct.flushes.take_waiting() {
                 self.end_flush(flusher, cx);
             }
         } else if !ok {
-            let waiting = core::mem::take(&mut self.direct.flushers);
+            let waiting = self.direct.flushes.take_waiting();
             self.lose_unflushed(waiting.is_empty(), cx);
             for Flusher { id, kind, .. } in waiting {
                 self.port.reply(id, kind, Err(RequestError::Io), cx);
@@ -890,114 +541,47 @@ impl Volume {
             } else {
                 RequestError::Closing
             };
-            for Flusher { id, kind, .. } in core::mem::take(&mut self.direct.flushers) {
-                self.port.reply(id, kind, Err(error), cx);
-            }
+            (self.direct.flushes).refuse(error, &mut self.port, cx);
         }
-        if self.direct.started > 0 && !self.log.has_failed() {
+        if self.direct.writes.has_started() && !self.log.has_failed() {
             // It may have had to wait for another superblock.
             self.mark_log(cx);
         }
         let persisted = cx.cache.persisted();
-        if self.direct.started > 0 && self.direct.mark == Mark::Set {
-            let forgotten = |write: &Write| matches!(write.stage, WriteStage::Preparing(barrier) if barrier <= persisted);
-            let ready = self.direct.writes.iter();
-            let ready: Vec<u64> = ready
-                .filter(|(_, write)| forgotten(write))
-                .map(|(&number, _)| number)
-                .collect();
-            for number in ready {
-                self.submit_direct(number, cx);
+        if self.direct.writes.has_started() && self.direct.mark.is_set() {
+            for number in self.direct.writes.prepared(persisted) {
+                self.direct.writes.submit(number, &mut self.port, cx);
             }
         }
-        let sectors = self.config.bytes / SECTOR_BYTES as u64;
-        let direct = &mut self.direct;
-        direct.unflushed.settle(STEP_WORK_MAX);
-        if direct.unflushed.len() > 2 * UNFLUSHED_RUNS_MAX {
-            // No more is remembered of it than that it is not flushed.
-            direct.note_unflushed(SectorRange::new(0, sectors), self.port.now);
-        }
-        if direct.unflushed.is_empty() {
-            (direct.wanted, direct.destage_all) = (false, None);
-            return;
-        }
-        let due = direct.unflushed_bytes > UNFLUSHED_BYTES_MAX
-            || direct.unflushed.len() > UNFLUSHED_RUNS_MAX
-            || self.port.now >= self.unflushed_deadline();
-        let direct = &mut self.direct;
-        direct.wanted |= due;
-        if direct.wanted && self.port.now >= direct.retry_at && self.phase == Phase::Open {
+        let (sectors, age_max) = (self.sectors(), self.config.dirty_age_max);
+        let is_due = (self.direct.flushes).poll(sectors, age_max, self.port.now);
+        if is_due && self.phase == Phase::Open {
             self.begin_flush(cx);
         }
     }
 
-    /// When what the backend has not flushed is old enough to be.
-    fn unflushed_deadline(&self) -> Nanos {
-        let age = Nanos(self.config.dirty_age_max.0 / 2);
-        self.direct.since.plus(age)
-    }
-
     pub(super) fn direct_wakeup(&self) -> Option<Nanos> {
-        let direct = &self.direct;
-        let waits =
-            direct.running.is_some() || direct.unflushed.is_empty() || self.port.is_fenced();
-        if waits || self.phase != Phase::Open || self.awaits_destage_flush() {
+        if self.port.is_fenced() || self.phase != Phase::Open || self.awaits_destage_flush() {
             return None;
         }
-        let due = if direct.wanted {
-            Nanos(0)
-        } else {
-            self.unflushed_deadline()
-        };
-        Some(due.max(direct.retry_at).max(self.port.now))
+        (self.direct.flushes).wakeup(self.config.dirty_age_max, self.port.now)
     }
 
     /// Whether a close has to wait for the backend's flush. It is tried once: nobody was promised more.
     pub(super) fn flushes_at_close(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.direct.closed
-            || self.direct.unflushed.is_empty()
-            || self.port.is_fenced()
-            || self.awaits_destage_flush()
-        {
+        let waits = self.port.is_fenced() || self.awaits_destage_flush();
+        if waits || !self.direct.flushes.may_close() {
             return false;
         }
-        self.direct.closed = true;
+        self.direct.flushes.close();
         self.begin_flush(cx);
         true
-    }
-
-    /// Memory of its tables in bytes.
-    pub(super) fn direct_memory_bytes(&self) -> usize {
-        self.direct.unflushed.memory_bytes()
     }
 
     /// Assert what must always hold.
     pub(super) fn check_direct(&self) {
         let direct = &self.direct;
-        let started = |write: &&Write| write.stage != WriteStage::Waiting;
-        assert_eq!(
-            direct.writes.values().filter(started).count(),
-            direct.started,
-            "direct writes under way are counted"
-        );
-        let waits = |write: &Write| write.stage == WriteStage::Waiting && write.blockers == 0;
-        let ready = direct.writes.iter().filter(|(_, write)| waits(write));
-        assert!(ready.map(|(number, _)| number).eq(&direct.ready));
-        let submitted = |write: &Write| write.stage == WriteStage::Submitted;
-        assert!(
-            direct.mark == Mark::Set || !direct.writes.values().any(submitted),
-            "the log says that writes go past it"
-        );
-        if let Path::Direct | Path::Returning = direct.path {
-            assert!(
-                self.log.get().spans().is_empty() && self.log.get().open_since().is_none(),
-                "the log holds nothing while writes go past it"
-            );
-        } else {
-            assert!(
-                direct.writes.is_empty(),
-                "nothing goes past the log that holds something"
-            );
-        }
+        direct.writes.check(direct.mark.is_set());
+        (direct.path).check(self.log.get(), !direct.writes.is_empty());
     }
 }

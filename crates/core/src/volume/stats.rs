@@ -137,7 +137,7 @@ impl Volume {
             stats.unpersisted_bytes = self.unpersisted_bytes();
             stats.sync_points = log.sync_points();
             stats.index_bytes += (log.memory_bytes()
-                + self.direct_memory_bytes()
+                + self.direct.memory_bytes()
                 + self.compression.memory_bytes()) as u64;
             stats.destage_all_remaining_bytes = self
                 .destaging

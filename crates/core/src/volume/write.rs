@@ -211,7 +211,11 @@ impl Volume {
         if self.log.is_given_up() {
             return Admission::Full;
         }
-        if self.is_held_back(1 + data_blocks) {
+        if self
+            .direct
+            .path()
+            .is_held_back(1 + data_blocks, self.drains())
+        {
             return Admission::Blocked;
         }
         if data_blocks == 0 && !self.index.takes_long() {
@@ -297,7 +301,7 @@ impl Volume {
         let sequence = self.append(now, kind, range, no_hole, data, cx);
         let stored = self.port.stats.log_stored_bytes - stored_before;
         let blocks = 1 + stored.div_ceil(BLOCK_BYTES as u64);
-        self.count_drained(blocks);
+        self.direct.count_drained(blocks);
         if fill > 0.0 {
             self.schedule_next(now, fill, blocks);
         }
@@ -452,7 +456,7 @@ impl Volume {
             .back()
             .is_some_and(|last| self.is_open(last.until))
             || self.destaging.wants_seal(log)
-            || self.direct.is_draining()
+            || self.direct.path().is_draining()
             || self.phase == Phase::Closing;
         (awaited && gathered)
             || (flights == 0 && bytes >= EARLY_SPAN_BYTES && self.is_flushed_often())
