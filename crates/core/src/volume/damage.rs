@@ -161,7 +161,8 @@ impl Volume {
     /// After something was found to be bad: whoever waits for the log is told.
     pub(super) fn refuse_for_damage(&mut self, cx: &mut Context<'_>) {
         if self.damage.is_damaged() {
-            self.refuse_waiting_writes(RequestError::Inconsistent, cx);
+            self.writes
+                .refuse_admission(RequestError::Inconsistent, &mut self.port, cx);
         }
     }
 

@@ -804,7 +804,7 @@ impl Volume {
         self.destaging.target.is_some()
             || self.close == Some(true)
             || self.direct.path().is_draining()
-            || !self.writes.admission.is_empty()
+            || self.writes.waiting() > 0
     }
 
     /// The log's device does not give what only it has. The item is tried again after a pause.
@@ -888,7 +888,7 @@ impl Volume {
         let Some(resident) = destaging.retire_some(now, &mut from, cx) else {
             return;
         };
-        self.writes.resident_bytes -= resident as u64;
+        self.writes.resident.retired(resident);
         if self.log.is_given_up() {
             self.answer_durable(cx);
         }

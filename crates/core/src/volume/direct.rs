@@ -39,7 +39,8 @@ use queue::{DirectWrites, What, Write};
 
 use super::port::Kind;
 use super::read::{block_of, whole_blocks_of};
-use super::{Context, Phase, Policy, Volume, Waiter};
+use super::write::Waiter;
+use super::{Context, Phase, Policy, Volume};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Done, Nanos, Reply, Request, RequestId, SectorRange};
 use crate::cache::{ReadCache, Tie};
@@ -160,7 +161,8 @@ impl Volume {
             self.direct.path.set_direct_policy(Policy::WriteThrough);
         }
         if self.config.policy == Policy::ReadOnly {
-            self.refuse_waiting_writes(RequestError::Policy, cx);
+            self.writes
+                .refuse_admission(RequestError::Policy, &mut self.port, cx);
         }
     }
 
@@ -491,7 +493,7 @@ impl Volume {
         if log.durable_sequence() >= until {
             return self.port.reply(id, kind, Ok(Reply::Done), cx);
         }
-        self.await_durable(Waiter {
+        self.writes.waiters.wait(Waiter {
             until,
             id,
             kind,

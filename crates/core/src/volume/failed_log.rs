@@ -87,7 +87,7 @@ impl Volume {
     /// Whether a superblock is being written: the next one waits for it, so that one is whole whatever happens.
     pub(super) fn writes_superblock(&self) -> bool {
         self.direct.is_being_marked()
-            || self.writes.marks_end
+            || self.writes.marks_end()
             || self.destaging.generation().stage() == Stage::Committing
     }
 

@@ -86,7 +86,7 @@ use crate::base::limits::{
 use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
 use crate::log::destage::Stage;
-use crate::log::extent_index::{ExtentIndex, Sequence};
+use crate::log::extent_index::ExtentIndex;
 use crate::log::replay::{Found, Replay};
 use crate::log::write_log::WriteLog;
 
@@ -163,17 +163,6 @@ pub struct Context<'a> {
 
 /// How soon work that found no buffer is tried again.
 const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
-
-/// An acknowledgement that waits for durability.
-#[derive(Clone, Copy, Debug)]
-struct Waiter {
-    /// Answered once every entry before this sequence is durable.
-    until: Sequence,
-    id: RequestId,
-    kind: Kind,
-    /// A write that the client wants durable: its acknowledgement orders what follows.
-    fua: bool,
-}
 
 /// The state of one open volume.
 #[derive(Debug)]
@@ -297,7 +286,8 @@ impl Volume {
                 if self.log.if_open().is_some() {
                     let entries_max = self.config.log_entries_max;
                     self.log.get_mut().set_entries_max(entries_max);
-                    self.trim_resident(self.config.resident_bytes_max);
+                    let bytes_max = self.config.resident_bytes_max;
+                    (self.writes.resident).trim(bytes_max, self.log.get_mut());
                     self.policy_changed(cx);
                 }
                 self.port.reconfigure(&self.config);
@@ -517,7 +507,7 @@ impl Volume {
                 if self.close.is_some() {
                     self.begin_close(cx);
                 }
-                self.relieve_pool(cx);
+                (self.writes.resident).relieve(cx.pool, self.log.get_mut());
                 self.watch(cx);
                 self.answer_for_silent_log(cx);
                 if self.close.is_some() {
@@ -637,7 +627,7 @@ impl Volume {
                 self.damage.know_lost(lost);
                 cx.cache.tie(self.config.number, log.tie());
                 let superblock = log.superblock_for_opening();
-                self.writes.durable_since = self.port.now;
+                self.writes.note_durable(self.port.now);
                 self.log.opened(log);
                 self.write_opening_superblock(superblock, cx);
             }
@@ -664,7 +654,7 @@ impl Volume {
         }
         self.phase = Phase::Open;
         self.port.stats.replay_time = now.since(self.open_started);
-        self.writes.resident_from = self.log.get().next_sequence();
+        self.writes.resident.begin(self.log.get().next_sequence());
         self.open_policy(cx);
         for (id, request) in core::mem::take(&mut self.early) {
             self.serve(now, id, request, cx);
@@ -679,7 +669,8 @@ impl Volume {
 
     fn begin_close(&mut self, cx: &mut Context<'_>) {
         self.phase = Phase::Closing;
-        self.refuse_waiting_writes(RequestError::Closing, cx);
+        self.writes
+            .refuse_admission(RequestError::Closing, &mut self.port, cx);
         let (reads, mut from) = self.read_side();
         reads.cancel_promotions(&mut from, cx);
     }
@@ -743,7 +734,8 @@ impl Volume {
         self.damage.cut(beyond);
         self.log.get_mut().forget_lost(beyond);
         self.config.bytes = bytes;
-        self.refuse_writes_beyond(self.sectors(), cx);
+        let sectors = self.sectors();
+        (self.writes).refuse_beyond(sectors, &mut self.port, cx);
     }
 
     fn sectors(&self) -> u64 {
@@ -856,7 +848,8 @@ impl Volume {
             .map(|entry| usize::from(entry.held_blocks) * BLOCK_BYTES)
             .sum();
         assert_eq!(
-            resident as u64, self.writes.resident_bytes,
+            resident as u64,
+            self.writes.resident.bytes(),
             "resident data is counted"
         );
     }

@@ -44,8 +44,11 @@ impl Volume {
         {
             let (reads, mut from) = self.read_side();
             reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
-            self.refuse_acknowledgements(RequestError::Io, cx);
-            self.refuse_waiting_writes(RequestError::Io, cx);
+            self.writes
+                .waiters
+                .refuse(RequestError::Io, &mut self.port, cx);
+            self.writes
+                .refuse_admission(RequestError::Io, &mut self.port, cx);
             self.refuse_what_mark_delays(RequestError::Io, cx);
         }
         self.refuse_flushes_behind_destage(RequestError::Io, cx);
@@ -90,7 +93,7 @@ impl Volume {
                 self.log.unpin(position);
             }
             Op::ScrubLog(piece) | Op::ScrubHeal(piece) => self.give_up_scrub(&piece, cx),
-            Op::EndMark => self.writes.marks_end = false,
+            Op::EndMark => self.writes.end_mark_ended(),
             // Whoever waits for these was answered with everybody else.
             Op::Replay { .. }
             | Op::OpeningSuperblock

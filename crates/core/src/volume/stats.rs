@@ -1,5 +1,6 @@
 //! What a volume has counted.
 
+use super::write::unpersisted_bytes;
 use super::{Policy, Volume};
 use crate::base::io::Nanos;
 use crate::base::limits::SECTOR_BYTES;
@@ -109,7 +110,7 @@ impl Volume {
     /// Counters and gauges.
     pub fn stats(&self, now: Nanos) -> VolumeStats {
         let mut stats = self.port.stats.clone();
-        stats.throttled_requests = self.writes.admission.len() as u64;
+        stats.throttled_requests = self.writes.waiting() as u64;
         stats.index_bytes = self.index.memory_bytes() as u64;
         if let Some(inherited) = self.cached.inherited() {
             stats.inherited_blocks = inherited.blocks();
@@ -119,7 +120,7 @@ impl Volume {
         stats.pinned_left_bytes = self.filling.pinned_left_bytes();
         stats.warm_bytes = self.filling.warm_bytes();
         stats.warm_left_bytes = self.filling.warm_left_bytes();
-        stats.resident_bytes = self.writes.resident_bytes;
+        stats.resident_bytes = self.writes.resident.bytes();
         stats.policy = self.policy();
         stats.policy_remaining_bytes = self.policy_remaining_bytes();
         if let Some(log) = self.log.if_open() {
@@ -134,7 +135,7 @@ impl Volume {
             stats.dirty_age = log
                 .oldest_since()
                 .map_or(Nanos(0), |since| now.since(since.min(left_out)));
-            stats.unpersisted_bytes = self.unpersisted_bytes();
+            stats.unpersisted_bytes = unpersisted_bytes(log);
             stats.sync_points = log.sync_points();
             stats.index_bytes += (log.memory_bytes()
                 + self.direct.memory_bytes()

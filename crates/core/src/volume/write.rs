@@ -7,12 +7,22 @@
 //! destage frees space times `(1 - f) / f`, where `f` runs from 0 there to 1 at a full log; so it
 //! falls without a step and settles where both rates are equal.
 
+mod flush_habit;
+mod resident;
+mod throttle;
+mod waiters;
+
 use alloc::collections::VecDeque;
 
-use super::direct::{DRAIN_FILL, DRAIN_RATE_BLOCKS_MIN};
+use flush_habit::FlushHabit;
+use resident::Resident;
+use throttle::{Pace, Throttle};
+pub(super) use waiters::Waiter;
+use waiters::Waiters;
+
 use super::op::Op;
-use super::port::Kind;
-use super::{Context, Persist, Phase, Policy, Volume, Waiter, WhenFull};
+use super::port::{Kind, Port};
+use super::{Context, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
 use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
@@ -29,22 +39,11 @@ const SECOND_SPAN_BYTES: usize = 32 << 10;
 const SMALL_SPANS_IN_FLIGHT_MAX: usize = 4;
 /// A span that nobody waits for is written when it has so many bytes.
 const LAZY_SPAN_BYTES: usize = 512 << 10;
-/// Whoever flushes after no more than so many bytes has what is written between two flushes written
-/// early, from this size of a span on: the flush then waits for a short span only.
-const FLUSH_OFTEN_BYTES: u64 = 1 << 20;
+/// The same of a client that flushes often: the flush then waits for a short span only.
 const EARLY_SPAN_BYTES: usize = 32 << 10;
-/// Throttled admissions run ahead of their schedule by the time that destage needs for so many log
-/// blocks, and then wait until they are back on it: let in one by one, each would be a span of its
-/// own, which costs twice the log space and many times the CPU of a span for several.
-const BURST_BLOCKS: f64 = 32.0;
-/// Bounds of that time: a timer's granularity, and what a client may notice.
-const BURST_MIN: Nanos = Nanos::from_micros(500);
-const BURST_MAX: Nanos = Nanos::from_millis(5);
 /// When nothing has become durable for so long, a superblock says what had been. Until then a span at the end of the log
 /// that is damaged cannot be told from one that was never acknowledged.
 const END_MARK_AGE: Nanos = Nanos::from_millis(1_000);
-/// Log blocks a second that are admitted above the threshold while nothing is known of destage.
-const RATE_BLOCKS_MIN: f64 = 256.0;
 
 /// A write that waits to be admitted.
 #[derive(Debug)]
@@ -57,25 +56,71 @@ pub(super) struct Pending {
 /// The write side of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
-    pub(super) admission: VecDeque<Pending>,
-    /// In order of `until`.
-    waiters: VecDeque<Waiter>,
+    admission: VecDeque<Pending>,
+    throttle: Throttle,
+    pub(super) waiters: Waiters,
+    flush_habit: FlushHabit,
+    pub(super) resident: Resident,
     /// When something became durable the last time.
-    pub(super) durable_since: Nanos,
+    durable_since: Nanos,
     /// A superblock is being written that says where the log ends.
-    pub(super) marks_end: bool,
-    /// When the next throttled write may go, and since when it is known.
-    next_admission: Nanos,
-    /// Admissions have run ahead as far as they may, and wait for their schedule.
-    held: bool,
-    /// A client has flushed: it knows barriers.
-    barrier_seen: bool,
-    /// Bytes accepted when the last flush came, and between it and the one before.
-    flushed_at: u64,
-    flush_interval: u64,
-    /// Data of entries from this sequence on may be in memory.
-    pub(super) resident_from: Sequence,
-    pub(super) resident_bytes: u64,
+    marks_end: bool,
+}
+
+impl Writes {
+    /// Writes that wait to be admitted.
+    pub(super) fn waiting(&self) -> usize {
+        self.admission.len()
+    }
+
+    /// Something has become durable now, or is found to be.
+    pub(super) fn note_durable(&mut self, now: Nanos) {
+        self.durable_since = now;
+    }
+
+    /// Whether an acknowledgement waits for durability at present.
+    pub(super) fn is_on_write(&self, persist: Persist) -> bool {
+        self.flush_habit.is_on_write(persist)
+    }
+
+    /// Whether a superblock is being written that says where the log ends.
+    pub(super) fn marks_end(&self) -> bool {
+        self.marks_end
+    }
+
+    /// That superblock is not waited for any more.
+    pub(super) fn end_mark_ended(&mut self) {
+        self.marks_end = false;
+    }
+
+    /// Refuse what waits to be admitted.
+    pub(super) fn refuse_admission(
+        &mut self,
+        error: RequestError,
+        port: &mut Port,
+        cx: &mut Context<'_>,
+    ) {
+        for pending in core::mem::take(&mut self.admission) {
+            port.reply(pending.id, Kind::Other, Err(error), cx);
+        }
+    }
+
+    /// Refuse what waits and reaches beyond the end of the volume.
+    pub(super) fn refuse_beyond(&mut self, sectors: u64, port: &mut Port, cx: &mut Context<'_>) {
+        for pending in core::mem::take(&mut self.admission) {
+            let range = match &pending.request {
+                Request::Write { range, .. }
+                | Request::WriteZeroes { range, .. }
+                | Request::Discard { range, .. } => *range,
+                _ => unreachable!("only writes are admitted"),
+            };
+            if range.end() <= sectors {
+                self.admission.push_back(pending);
+            } else {
+                port.reply(pending.id, Kind::Other, Err(RequestError::BadRange), cx);
+            }
+        }
+    }
 }
 
 /// Whether a write can be admitted.
@@ -156,7 +201,8 @@ impl Volume {
                 Admission::At(_) | Admission::Blocked => break,
                 Admission::Full => {
                     if self.config.when_full == WhenFull::Error && self.destage_gets_nowhere() {
-                        self.refuse_waiting_writes(RequestError::LogFull, cx);
+                        self.writes
+                            .refuse_admission(RequestError::LogFull, &mut self.port, cx);
                     }
                     break;
                 }
@@ -176,30 +222,6 @@ impl Volume {
     /// The same, or the log does not give what is to be destaged.
     pub(super) fn destage_gets_nowhere(&self) -> bool {
         self.backend_takes_nothing() || self.health.log_is_silent()
-    }
-
-    pub(super) fn refuse_waiting_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        for pending in core::mem::take(&mut self.writes.admission) {
-            self.port.reply(pending.id, Kind::Other, Err(error), cx);
-        }
-    }
-
-    /// Refuse what waits and reaches beyond the end of the volume.
-    pub(super) fn refuse_writes_beyond(&mut self, sectors: u64, cx: &mut Context<'_>) {
-        for pending in core::mem::take(&mut self.writes.admission) {
-            let range = match &pending.request {
-                Request::Write { range, .. }
-                | Request::WriteZeroes { range, .. }
-                | Request::Discard { range, .. } => *range,
-                _ => unreachable!("only writes are admitted"),
-            };
-            if range.end() <= sectors {
-                self.writes.admission.push_back(pending);
-            } else {
-                self.port
-                    .reply(pending.id, Kind::Other, Err(RequestError::BadRange), cx);
-            }
-        }
     }
 
     fn admission(&self, now: Nanos, request: &Request) -> Admission {
@@ -232,46 +254,34 @@ impl Volume {
             };
         }
         let lazy = !self.is_on_write();
+        let unpersisted = unpersisted_bytes(log);
         if log.flights() >= FLIGHTS_MAX
             || (lazy
-                && self.unpersisted_bytes() > 0
-                && self.unpersisted_bytes() + data_blocks * BLOCK_BYTES as u64
+                && unpersisted > 0
+                && unpersisted + data_blocks * BLOCK_BYTES as u64
                     > self.config.unpersisted_bytes_max)
         {
             return Admission::Blocked;
         }
-        let fill = self.throttle();
-        if fill > 0.0 && self.writes.held && self.writes.next_admission > now {
-            return Admission::At(self.writes.next_admission);
+        if self.throttle() > 0.0
+            && let Some(at) = self.writes.throttle.holds_until(now)
+        {
+            return Admission::At(at);
         }
         Admission::Now
     }
 
-    /// How far throttled admissions may run ahead of their schedule.
-    fn burst(&self) -> Nanos {
-        let nanos = BURST_BLOCKS
-            / self
-                .destaging
-                .generation()
-                .rate_blocks()
-                .max(RATE_BLOCKS_MIN)
-            * 1e9;
-        Nanos((nanos as u64).clamp(BURST_MIN.0, BURST_MAX.0))
-    }
-
-    /// 0 below the throttling threshold, rising to 1 at a full log.
-    fn fill_above_threshold(&self) -> f64 {
-        let threshold = f64::from(self.config.dirty_ratio_max.min(95)) / 100.0;
-        ((log_fill(self.log.get()) - threshold) / (1.0 - threshold)).clamp(0.0, 1.0)
-    }
-
-    /// The same, while the log drains no less than makes it empty in the end.
-    fn throttle(&self) -> f64 {
-        let fill = self.fill_above_threshold();
-        if self.drains() && self.destaging.generation().rate_blocks() > 0.0 {
-            return fill.max(DRAIN_FILL);
+    /// How fast the log is being emptied.
+    fn pace(&self) -> Pace {
+        Pace {
+            rate_blocks: self.destaging.generation().rate_blocks(),
+            drains: self.drains(),
         }
-        fill
+    }
+
+    /// 0 while nothing is throttled, rising to 1 at a full log.
+    fn throttle(&self) -> f64 {
+        Throttle::fill(self.log.get(), self.config.dirty_ratio_max, self.pace())
     }
 
     fn admit(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
@@ -303,10 +313,11 @@ impl Volume {
         let blocks = 1 + stored.div_ceil(BLOCK_BYTES as u64);
         self.direct.count_drained(blocks);
         if fill > 0.0 {
-            self.schedule_next(now, fill, blocks);
+            let pace = self.pace();
+            self.writes.throttle.schedule_next(now, fill, blocks, pace);
         }
         if fua || self.is_on_write() {
-            self.writes.waiters.push_back(Waiter {
+            self.writes.waiters.wait(Waiter {
                 until: sequence + 1,
                 id,
                 kind: reply_kind,
@@ -327,7 +338,7 @@ impl Volume {
         cx: &Context<'_>,
     ) -> Sequence {
         let held_blocks = data.as_ref().map_or(0, Buf::held_blocks);
-        self.writes.resident_bytes += u64::from(held_blocks) * BLOCK_BYTES as u64;
+        self.writes.resident.add(held_blocks);
         self.cached.own(range);
         let data = match (self.config.compression, data) {
             (Some(method), Some(data)) => {
@@ -348,19 +359,6 @@ impl Volume {
         self.append_entry(now, entry, data_bytes, None)
     }
 
-    /// Move the next admission back by the time that destage needs for so many blocks.
-    fn schedule_next(&mut self, now: Nanos, fill: f64, blocks: u64) {
-        let rate_min = if self.drains() {
-            DRAIN_RATE_BLOCKS_MIN
-        } else {
-            RATE_BLOCKS_MIN
-        };
-        let rate = self.destaging.generation().rate_blocks().max(rate_min) * (1.0 - fill) / fill;
-        let nanos = (blocks as f64 / rate.max(1.0) * 1e9).min(1e9) as u64;
-        self.writes.next_admission = self.writes.next_admission.max(now).plus(Nanos(nanos));
-        self.writes.held = self.writes.next_admission > now.plus(self.burst());
-    }
-
     pub(super) fn flush(&mut self, id: RequestId, cx: &mut Context<'_>) {
         if self.log.refuses_writes() {
             return self
@@ -373,9 +371,7 @@ impl Volume {
                 .reply(id, Kind::Flush, Err(RequestError::Inconsistent), cx);
         }
         let appended = self.log.get().bytes().appended;
-        self.writes.flush_interval = appended - self.writes.flushed_at;
-        self.writes.flushed_at = appended;
-        self.writes.barrier_seen = true;
+        self.writes.flush_habit.note_flush(appended);
         let log = self.log.get_mut();
         log.sync_point();
         let until = log.next_sequence();
@@ -385,34 +381,12 @@ impl Volume {
         if self.log.get().durable_sequence() >= until {
             return self.port.reply(id, Kind::Flush, Ok(Reply::Done), cx);
         }
-        self.writes.waiters.push_back(Waiter {
+        self.writes.waiters.wait(Waiter {
             until,
             id,
             kind: Kind::Flush,
             fua: false,
         });
-    }
-
-    /// Acknowledge a flush once the log is durable up to what it covers.
-    pub(super) fn await_durable(&mut self, mut waiter: Waiter) {
-        // Others that came after it may wait for more already; they are answered in order.
-        let last = self.writes.waiters.back();
-        waiter.until = last.map_or(waiter.until, |last| last.until.max(waiter.until));
-        self.writes.waiters.push_back(waiter);
-    }
-
-    /// Whether an acknowledgement waits for durability at present.
-    pub(super) fn is_on_write(&self) -> bool {
-        match self.config.persist {
-            Persist::OnWrite => true,
-            Persist::OnFlush => false,
-            Persist::Auto => !self.writes.barrier_seen,
-        }
-    }
-
-    pub(super) fn unpersisted_bytes(&self) -> u64 {
-        let bytes = self.log.get().bytes();
-        bytes.appended - bytes.durable
     }
 
     /// Seal and write spans as the policy of group commit says.
@@ -450,40 +424,17 @@ impl Volume {
         }
         let gathered =
             flights == 0 || (bytes >= SECOND_SPAN_BYTES && flights < SMALL_SPANS_IN_FLIGHT_MAX);
-        let awaited = self
-            .writes
-            .waiters
-            .back()
-            .is_some_and(|last| self.is_open(last.until))
+        let awaited = (self.writes.waiters.until()).is_some_and(|until| is_open(until, log))
             || self.destaging.wants_seal(log)
             || self.direct.path().is_draining()
             || self.phase == Phase::Closing;
         (awaited && gathered)
-            || (flights == 0 && bytes >= EARLY_SPAN_BYTES && self.is_flushed_often())
+            || (flights == 0
+                && bytes >= EARLY_SPAN_BYTES
+                && self.writes.flush_habit.is_often(log.bytes().appended))
             || bytes >= LAZY_SPAN_BYTES
-            || now >= since.plus(self.lazy_age())
+            || now >= since.plus(lazy_age(&self.config))
             || (!self.writes.admission.is_empty() && gathered)
-    }
-
-    /// Whether the next flush is to be expected before much more is written.
-    fn is_flushed_often(&self) -> bool {
-        let since = self.log.get().bytes().appended - self.writes.flushed_at;
-        self.writes.barrier_seen && self.writes.flush_interval.max(since) <= FLUSH_OFTEN_BYTES
-    }
-
-    /// Whether the entry before `until` is in the open span.
-    fn is_open(&self, until: Sequence) -> bool {
-        let log = self.log.get();
-        until
-            > log
-                .spans()
-                .back()
-                .map_or(log.first_sequence(), |span| span.end_sequence)
-    }
-
-    /// A span that nobody waits for is written at this age: early enough to be durable in time.
-    fn lazy_age(&self) -> Nanos {
-        Nanos(self.config.unpersisted_age_max.0 / 2)
     }
 
     pub(super) fn span_written(
@@ -499,23 +450,16 @@ impl Volume {
         {
             return;
         }
-        self.writes.durable_since = self.port.now;
+        self.writes.note_durable(self.port.now);
         self.answer_durable(cx);
-        self.trim_resident(self.config.resident_bytes_max);
+        let bytes_max = self.config.resident_bytes_max;
+        (self.writes.resident).trim(bytes_max, self.log.get_mut());
     }
 
     /// Answer what waited for what is durable now.
     pub(super) fn answer_durable(&mut self, cx: &mut Context<'_>) {
         let durable = self.log.get().durable_sequence();
-        let mut promised = false;
-        while let Some(waiter) = self
-            .writes
-            .waiters
-            .pop_front_if(|next| next.until <= durable)
-        {
-            promised |= waiter.fua;
-            self.port.reply(waiter.id, waiter.kind, Ok(Reply::Done), cx);
-        }
+        let promised = (self.writes.waiters).answer(durable, &mut self.port, cx);
         if promised {
             // The client counts on it from now on: what it sends next must not be in the backend without it. One sync
             // point is enough for all that are acknowledged together, and there is none if nothing follows.
@@ -544,54 +488,21 @@ impl Volume {
 
     /// Refuse what waits for the log.
     pub(super) fn refuse_what_waits(&mut self, cx: &mut Context<'_>) {
-        self.refuse_acknowledgements(RequestError::Io, cx);
-        self.refuse_waiting_writes(RequestError::ReadOnly, cx);
+        self.writes
+            .waiters
+            .refuse(RequestError::Io, &mut self.port, cx);
+        self.writes
+            .refuse_admission(RequestError::ReadOnly, &mut self.port, cx);
         // What these reads wait for will not become durable; memory has it.
         let (reads, mut from) = self.read_side();
         reads.wake_durable_reads(Sequence::MAX, &mut from, cx);
     }
 
-    pub(super) fn refuse_acknowledgements(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        for waiter in core::mem::take(&mut self.writes.waiters) {
-            self.port.reply(waiter.id, waiter.kind, Err(error), cx);
-        }
-    }
-
     /// Refuse every write and flush that is not answered yet.
     pub(super) fn refuse_unanswered_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        self.refuse_acknowledgements(error, cx);
-        self.refuse_waiting_writes(error, cx);
+        self.writes.waiters.refuse(error, &mut self.port, cx);
+        self.writes.refuse_admission(error, &mut self.port, cx);
         self.refuse_direct(error, cx);
-    }
-
-    /// Drop the oldest durable data from memory until at most `bytes_max` are left.
-    pub(super) fn trim_resident(&mut self, bytes_max: u64) {
-        let first = self.log.get().first_sequence();
-        self.writes.resident_from = self.writes.resident_from.max(first);
-        while self.writes.resident_bytes > bytes_max
-            && self.writes.resident_from < self.log.get().durable_sequence()
-        {
-            let sequence = self.writes.resident_from;
-            let entry = self.log.get_mut().entry_mut(sequence);
-            if entry.data.take().is_some() {
-                let held = usize::from(entry.held_blocks) * BLOCK_BYTES;
-                self.writes.resident_bytes -= held as u64;
-            }
-            self.writes.resident_from += 1;
-        }
-    }
-
-    /// Give memory back while the pool is short of it.
-    pub(super) fn relieve_pool(&mut self, cx: &mut Context<'_>) {
-        let reserve = cx.pool.total_bytes() / 4;
-        let free = cx.pool.free_bytes();
-        if free < reserve && self.writes.resident_bytes > 0 {
-            let keep = self
-                .writes
-                .resident_bytes
-                .saturating_sub((reserve - free) as u64);
-            self.trim_resident(keep);
-        }
     }
 
     /// When a superblock is to say where the log ends; none: nothing has to be said, or it cannot be now.
@@ -626,6 +537,11 @@ impl Volume {
         }
     }
 
+    /// Whether an acknowledgement waits for durability at present.
+    pub(super) fn is_on_write(&self) -> bool {
+        self.writes.is_on_write(self.config.persist)
+    }
+
     pub(super) fn write_wakeup(&self) -> Option<Nanos> {
         let log = self.log.get();
         if self.direct.is_direct() && !self.writes.admission.is_empty() {
@@ -637,7 +553,7 @@ impl Volume {
         let lazy = log
             .open_since()
             .filter(|_| log.flights() < SPANS_IN_FLIGHT_MAX)
-            .map(|since| since.plus(self.lazy_age()));
+            .map(|since| since.plus(lazy_age(&self.config)));
         let admission = self.writes.admission.front().and_then(|pending| {
             match self.admission(Nanos(0), &pending.request) {
                 Admission::At(when) => Some(when),
@@ -649,6 +565,26 @@ impl Volume {
             .flatten()
             .min()
     }
+}
+
+/// Bytes acknowledged, or about to be, that are not durable.
+pub(super) fn unpersisted_bytes(log: &WriteLog) -> u64 {
+    let bytes = log.bytes();
+    bytes.appended - bytes.durable
+}
+
+/// A span that nobody waits for is written at this age: early enough to be durable in time.
+fn lazy_age(config: &VolumeConfig) -> Nanos {
+    Nanos(config.unpersisted_age_max.0 / 2)
+}
+
+/// Whether the entry before `until` is in the open span.
+fn is_open(until: Sequence, log: &WriteLog) -> bool {
+    until
+        > log
+            .spans()
+            .back()
+            .map_or(log.first_sequence(), |span| span.end_sequence)
 }
 
 /// Share of the log in use, from 0 to 1.
