@@ -8,18 +8,12 @@
 //! 1. The pieces of a write are in one span: it is durable, or destaged, as a whole or not at all.
 //! 2. What is unpacked has the checksum of what was packed, or it is not used.
 
-use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-use super::{Context, Volume};
-use crate::base::buf::{Buf, Pool};
 use crate::base::codec::{Codec, Method};
-use crate::base::io::{Nanos, SectorRange};
-use crate::base::limits::{
-    BLOCK_BYTES, LOG_PIECE_BYTES_MAX, LOG_PIECE_SAVING_DIVISOR, SECTOR_BYTES,
-};
-use crate::format::{EntryKind, block_checksum};
-use crate::log::extent_index::Sequence;
+use crate::base::io::SectorRange;
+use crate::base::limits::{BLOCK_BYTES, LOG_PIECE_BYTES_MAX, LOG_PIECE_SAVING_DIVISOR};
+use crate::format::block_checksum;
 use crate::log::packing::{Compressed, Stored};
 use crate::log::write_log::Entry;
 
@@ -59,7 +53,7 @@ pub(super) struct Compression {
 
 impl Compression {
     /// `plain` compressed, if it is tried and saves enough.
-    fn compress(
+    pub(super) fn compress(
         &mut self,
         codec: &dyn Codec,
         method: Method,
@@ -107,75 +101,5 @@ impl Compression {
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.scratch.capacity()
-    }
-}
-
-impl Volume {
-    /// Put a write into the log in pieces. Returns the sequence of the last.
-    pub(super) fn append_compressed(
-        &mut self,
-        now: Nanos,
-        range: SectorRange,
-        data: Buf,
-        method: Method,
-        cx: &Context<'_>,
-    ) -> Sequence {
-        let piece_sectors = (LOG_PIECE_BYTES_MAX / SECTOR_BYTES) as u64;
-        let (first, last) = (
-            range.start / piece_sectors,
-            (range.end() - 1) / piece_sectors,
-        );
-        let mut pieces_left = (last - first + 1) as u16;
-        let mut held_left = data.held_blocks();
-        self.log
-            .get_mut()
-            .keep_together(usize::from(pieces_left), range.block_count() as usize);
-        let mut sequence = 0;
-        for piece in first..=last {
-            let whole = SectorRange::new(piece * piece_sectors, piece_sectors);
-            let part = whole.intersect(range);
-            let start = (part.start - range.start) as usize * SECTOR_BYTES;
-            let data = data.slice(start..start + part.bytes());
-            let held_blocks = held_left / pieces_left;
-            (held_left, pieces_left) = (held_left - held_blocks, pieces_left - 1);
-            let plain = data.covering_blocks();
-            let entry = Entry {
-                range: part,
-                kind: EntryKind::Write,
-                no_hole: false,
-                position: u64::MAX,
-                stored: None,
-                held_blocks,
-                data: Some(data),
-            };
-            let mut compression = core::mem::take(&mut self.compression);
-            let compressed = compression.compress(self.config.codec, method, &plain);
-            let compressed = compressed.map(|compressed| (compressed, cx.pool));
-            sequence = self.append_entry(now, entry, plain.len(), compressed);
-            self.compression = compression;
-        }
-        sequence
-    }
-
-    /// Put one entry into the log, whose data blocks have so many bytes, and into the index.
-    pub(super) fn append_entry(
-        &mut self,
-        now: Nanos,
-        entry: Entry,
-        data_bytes: usize,
-        compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
-    ) -> Sequence {
-        let (range, is_data) = (entry.range, entry.kind == EntryKind::Write);
-        let stored_bytes = self.log.get_mut().append(now, entry, compressed);
-        self.port.stats.log_plain_bytes += data_bytes as u64;
-        self.port.stats.log_stored_bytes += stored_bytes as u64;
-        let sequence = self.log.get().next_sequence() - 1;
-        if is_data {
-            self.index.insert(range, sequence);
-        } else {
-            self.index.insert_long(range, sequence);
-        }
-        self.log.note_runs(self.index.len());
-        sequence
     }
 }

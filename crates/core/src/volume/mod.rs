@@ -517,7 +517,10 @@ impl Volume {
                 self.switch_path();
                 self.poll_direct(cx);
                 self.admit_writes(now, cx);
-                self.write_spans(now, cx);
+                {
+                    let (writes, mut from) = self.write_side();
+                    writes.write_spans(now, &mut from, cx);
+                }
                 let (reads, mut from) = self.read_side();
                 reads.retry_reads(&mut from, cx);
                 if self.close.is_none() && !self.port.is_fenced() {
@@ -527,7 +530,10 @@ impl Volume {
                 self.destage_poll(now, cx);
                 // Destage may have given back the space that writes wait for, or all of it.
                 self.admit_writes(now, cx);
-                self.write_spans(now, cx);
+                {
+                    let (writes, mut from) = self.write_side();
+                    writes.write_spans(now, &mut from, cx);
+                }
                 self.mark_end(now, cx);
                 if self.close.is_some() {
                     self.finish_close(cx);

@@ -9,6 +9,7 @@
 
 mod flush_habit;
 mod resident;
+mod sources;
 mod throttle;
 mod waiters;
 
@@ -16,7 +17,8 @@ use alloc::collections::VecDeque;
 
 use flush_habit::FlushHabit;
 use resident::Resident;
-use throttle::{Pace, Throttle};
+use sources::{Room, WriteSources};
+use throttle::Throttle;
 pub(super) use waiters::Waiter;
 use waiters::Waiters;
 
@@ -121,6 +123,230 @@ impl Writes {
             }
         }
     }
+
+    // Admission.
+
+    /// Admit a write, or have it wait until it can be.
+    fn accept(
+        &mut self,
+        now: Nanos,
+        id: RequestId,
+        request: Request,
+        from: &mut WriteSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        if self.admission.is_empty()
+            && matches!(self.admission(now, &request, &from.room()), Admission::Now)
+        {
+            return self.admit(now, id, request, from, cx);
+        }
+        self.admission.push_back(Pending {
+            id,
+            request,
+            since: now,
+        });
+    }
+
+    /// Admit what may be admitted, in order.
+    fn admit_waiting(&mut self, now: Nanos, from: &mut WriteSources<'_>, cx: &mut Context<'_>) {
+        while let Some(pending) = self.admission.front() {
+            match self.admission(now, &pending.request, &from.room()) {
+                Admission::Now => {}
+                Admission::At(_) | Admission::Blocked => break,
+                Admission::Full => {
+                    if from.config.when_full == WhenFull::Error && from.destage_gets_nowhere {
+                        self.refuse_admission(RequestError::LogFull, from.port, cx);
+                    }
+                    break;
+                }
+            }
+            let pending = self.admission.pop_front().expect("looked at");
+            let waited = now.since(pending.since);
+            let stats = &mut from.port.stats;
+            stats.throttled_time = stats.throttled_time.plus(waited);
+            self.admit(now, pending.id, pending.request, from, cx);
+        }
+    }
+
+    fn admission(&self, now: Nanos, request: &Request, room: &Room<'_>) -> Admission {
+        let log = room.log.get();
+        let data_blocks = match request {
+            Request::Write { range, .. } => range.block_count(),
+            _ => 0,
+        };
+        if room.log.is_given_up() {
+            return Admission::Full;
+        }
+        if room.path.is_held_back(1 + data_blocks, room.pace.drains) {
+            return Admission::Blocked;
+        }
+        if data_blocks == 0 && !room.index.takes_long() {
+            return Admission::Blocked;
+        }
+        let oldest_pin = room.log.oldest_pin();
+        if !log.has_room(data_blocks, oldest_pin) {
+            // What is free but being read is there in a moment, unless the device is silent.
+            let is_read = log.has_room(data_blocks, None) && !room.log_is_silent;
+            return if is_read {
+                Admission::Blocked
+            } else {
+                Admission::Full
+            };
+        }
+        let lazy = !self.is_on_write(room.config.persist);
+        let unpersisted = unpersisted_bytes(log);
+        if log.flights() >= FLIGHTS_MAX
+            || (lazy
+                && unpersisted > 0
+                && unpersisted + data_blocks * BLOCK_BYTES as u64
+                    > room.config.unpersisted_bytes_max)
+        {
+            return Admission::Blocked;
+        }
+        if room.throttle() > 0.0
+            && let Some(at) = self.throttle.holds_until(now)
+        {
+            return Admission::At(at);
+        }
+        Admission::Now
+    }
+
+    fn admit(
+        &mut self,
+        now: Nanos,
+        id: RequestId,
+        request: Request,
+        from: &mut WriteSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        let room = from.room();
+        let (fill, pace) = (room.throttle(), room.pace);
+        let (kind, range, no_hole, fua, data) = match request {
+            Request::Write { range, data, fua } => {
+                (EntryKind::Write, range, false, fua, Some(data))
+            }
+            Request::WriteZeroes {
+                range,
+                fua,
+                no_hole,
+            } => (EntryKind::WriteZeroes, range, no_hole, fua, None),
+            Request::Discard { range, fua } => (EntryKind::Discard, range, false, fua, None),
+            _ => unreachable!("only writes are admitted"),
+        };
+        let reply_kind = if kind == EntryKind::Write {
+            Kind::Write(range.bytes() as u64)
+        } else {
+            Kind::Trim
+        };
+        if let Some(error) = from.damage.refusal_for_lost(range, from.direct.is_direct()) {
+            return from.port.reply(id, reply_kind, Err(error), cx);
+        }
+        from.damage.note_written(range);
+        let stored_before = from.port.stats.log_stored_bytes;
+        let sequence = self.append(now, (kind, no_hole), range, data, from, cx);
+        let stored = from.port.stats.log_stored_bytes - stored_before;
+        let blocks = 1 + stored.div_ceil(BLOCK_BYTES as u64);
+        from.direct.count_drained(blocks);
+        if fill > 0.0 {
+            self.throttle.schedule_next(now, fill, blocks, pace);
+        }
+        if fua || self.is_on_write(from.config.persist) {
+            self.waiters.wait(Waiter {
+                until: sequence + 1,
+                id,
+                kind: reply_kind,
+                fua,
+            });
+        } else {
+            from.port.reply(id, reply_kind, Ok(Reply::Done), cx);
+        }
+    }
+
+    fn append(
+        &mut self,
+        now: Nanos,
+        (kind, no_hole): (EntryKind, bool),
+        range: SectorRange,
+        data: Option<Buf>,
+        from: &mut WriteSources<'_>,
+        cx: &Context<'_>,
+    ) -> Sequence {
+        let held_blocks = data.as_ref().map_or(0, Buf::held_blocks);
+        self.resident.add(held_blocks);
+        from.cached.own(range);
+        let data = match (from.config.compression, data) {
+            (Some(method), Some(data)) => {
+                return from.append_compressed(now, range, data, method, cx);
+            }
+            (_, data) => data,
+        };
+        let data_bytes = data.as_ref().map_or(0, |data| data.covering_blocks().len());
+        let entry = Entry {
+            range,
+            kind,
+            no_hole,
+            position: u64::MAX,
+            stored: None,
+            held_blocks,
+            data,
+        };
+        from.append_entry(now, entry, data_bytes, None)
+    }
+
+    // Spans.
+
+    /// Seal and write spans as the policy of group commit says.
+    pub(super) fn write_spans(
+        &mut self,
+        now: Nanos,
+        from: &mut WriteSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        if from.log.has_failed() || from.log.is_given_up() {
+            return;
+        }
+        if self.should_seal(now, from) {
+            from.log.get_mut().seal();
+        }
+        while let Some(write) = from.log.get_mut().next_write(SPANS_IN_FLIGHT_MAX) {
+            from.port.stats.log_spans += 1;
+            from.port.stats.log_written_bytes += write
+                .data
+                .iter()
+                .map(|block| block.len() as u64)
+                .sum::<u64>();
+            let token = from.port.begin(Op::Span { end: write.end });
+            cx.actions.push(Action::LogWrite {
+                token,
+                offset: write.offset,
+                data: write.data,
+            });
+        }
+    }
+
+    fn should_seal(&self, now: Nanos, from: &WriteSources<'_>) -> bool {
+        let log = from.log.get();
+        let Some(since) = log.open_since() else {
+            return false;
+        };
+        let (flights, bytes) = (log.flights(), log.open_bytes());
+        if flights >= SPANS_IN_FLIGHT_MAX {
+            return false;
+        }
+        let gathered =
+            flights == 0 || (bytes >= SECOND_SPAN_BYTES && flights < SMALL_SPANS_IN_FLIGHT_MAX);
+        let awaited = (self.waiters.until()).is_some_and(|until| is_open(until, log))
+            || from.destaging.wants_seal(log)
+            || from.direct.path().is_draining()
+            || from.phase == Phase::Closing;
+        (awaited && gathered)
+            || (flights == 0
+                && bytes >= EARLY_SPAN_BYTES
+                && self.flush_habit.is_often(log.bytes().appended))
+            || bytes >= LAZY_SPAN_BYTES
+            || now >= since.plus(lazy_age(from.config))
+            || (!self.admission.is_empty() && gathered)
+    }
 }
 
 /// Whether a write can be admitted.
@@ -167,16 +393,8 @@ impl Volume {
         if self.direct.is_direct() && self.writes.admission.is_empty() {
             return self.write_directly(id, request, cx);
         }
-        if self.writes.admission.is_empty()
-            && matches!(self.admission(now, &request), Admission::Now)
-        {
-            return self.admit(now, id, request, cx);
-        }
-        self.writes.admission.push_back(Pending {
-            id,
-            request,
-            since: now,
-        });
+        let (writes, mut from) = self.write_side();
+        writes.accept(now, id, request, &mut from, cx);
     }
 
     /// Admit what may be admitted, in order.
@@ -195,23 +413,8 @@ impl Volume {
         if self.direct.is_direct() {
             return;
         }
-        while let Some(pending) = self.writes.admission.front() {
-            match self.admission(now, &pending.request) {
-                Admission::Now => {}
-                Admission::At(_) | Admission::Blocked => break,
-                Admission::Full => {
-                    if self.config.when_full == WhenFull::Error && self.destage_gets_nowhere() {
-                        self.writes
-                            .refuse_admission(RequestError::LogFull, &mut self.port, cx);
-                    }
-                    break;
-                }
-            }
-            let pending = self.writes.admission.pop_front().expect("looked at");
-            let waited = now.since(pending.since);
-            self.port.stats.throttled_time = self.port.stats.throttled_time.plus(waited);
-            self.admit(now, pending.id, pending.request, cx);
-        }
+        let (writes, mut from) = self.write_side();
+        writes.admit_waiting(now, &mut from, cx);
     }
 
     /// Whether the backend fails what is destaged, or gives no answer.
@@ -222,141 +425,6 @@ impl Volume {
     /// The same, or the log does not give what is to be destaged.
     pub(super) fn destage_gets_nowhere(&self) -> bool {
         self.backend_takes_nothing() || self.health.log_is_silent()
-    }
-
-    fn admission(&self, now: Nanos, request: &Request) -> Admission {
-        let log = self.log.get();
-        let data_blocks = match request {
-            Request::Write { range, .. } => range.block_count(),
-            _ => 0,
-        };
-        if self.log.is_given_up() {
-            return Admission::Full;
-        }
-        if self
-            .direct
-            .path()
-            .is_held_back(1 + data_blocks, self.drains())
-        {
-            return Admission::Blocked;
-        }
-        if data_blocks == 0 && !self.index.takes_long() {
-            return Admission::Blocked;
-        }
-        let oldest_pin = self.log.oldest_pin();
-        if !log.has_room(data_blocks, oldest_pin) {
-            // What is free but being read is there in a moment, unless the device is silent.
-            let is_read = log.has_room(data_blocks, None) && !self.health.log_is_silent();
-            return if is_read {
-                Admission::Blocked
-            } else {
-                Admission::Full
-            };
-        }
-        let lazy = !self.is_on_write();
-        let unpersisted = unpersisted_bytes(log);
-        if log.flights() >= FLIGHTS_MAX
-            || (lazy
-                && unpersisted > 0
-                && unpersisted + data_blocks * BLOCK_BYTES as u64
-                    > self.config.unpersisted_bytes_max)
-        {
-            return Admission::Blocked;
-        }
-        if self.throttle() > 0.0
-            && let Some(at) = self.writes.throttle.holds_until(now)
-        {
-            return Admission::At(at);
-        }
-        Admission::Now
-    }
-
-    /// How fast the log is being emptied.
-    fn pace(&self) -> Pace {
-        Pace {
-            rate_blocks: self.destaging.generation().rate_blocks(),
-            drains: self.drains(),
-        }
-    }
-
-    /// 0 while nothing is throttled, rising to 1 at a full log.
-    fn throttle(&self) -> f64 {
-        Throttle::fill(self.log.get(), self.config.dirty_ratio_max, self.pace())
-    }
-
-    fn admit(&mut self, now: Nanos, id: RequestId, request: Request, cx: &mut Context<'_>) {
-        let fill = self.throttle();
-        let (kind, range, no_hole, fua, data) = match request {
-            Request::Write { range, data, fua } => {
-                (EntryKind::Write, range, false, fua, Some(data))
-            }
-            Request::WriteZeroes {
-                range,
-                fua,
-                no_hole,
-            } => (EntryKind::WriteZeroes, range, no_hole, fua, None),
-            Request::Discard { range, fua } => (EntryKind::Discard, range, false, fua, None),
-            _ => unreachable!("only writes are admitted"),
-        };
-        let reply_kind = if kind == EntryKind::Write {
-            Kind::Write(range.bytes() as u64)
-        } else {
-            Kind::Trim
-        };
-        if let Some(error) = self.damage.refusal_for_lost(range, self.direct.is_direct()) {
-            return self.port.reply(id, reply_kind, Err(error), cx);
-        }
-        self.damage.note_written(range);
-        let stored_before = self.port.stats.log_stored_bytes;
-        let sequence = self.append(now, kind, range, no_hole, data, cx);
-        let stored = self.port.stats.log_stored_bytes - stored_before;
-        let blocks = 1 + stored.div_ceil(BLOCK_BYTES as u64);
-        self.direct.count_drained(blocks);
-        if fill > 0.0 {
-            let pace = self.pace();
-            self.writes.throttle.schedule_next(now, fill, blocks, pace);
-        }
-        if fua || self.is_on_write() {
-            self.writes.waiters.wait(Waiter {
-                until: sequence + 1,
-                id,
-                kind: reply_kind,
-                fua,
-            });
-        } else {
-            self.port.reply(id, reply_kind, Ok(Reply::Done), cx);
-        }
-    }
-
-    fn append(
-        &mut self,
-        now: Nanos,
-        kind: EntryKind,
-        range: SectorRange,
-        no_hole: bool,
-        data: Option<Buf>,
-        cx: &Context<'_>,
-    ) -> Sequence {
-        let held_blocks = data.as_ref().map_or(0, Buf::held_blocks);
-        self.writes.resident.add(held_blocks);
-        self.cached.own(range);
-        let data = match (self.config.compression, data) {
-            (Some(method), Some(data)) => {
-                return self.append_compressed(now, range, data, method, cx);
-            }
-            (_, data) => data,
-        };
-        let data_bytes = data.as_ref().map_or(0, |data| data.covering_blocks().len());
-        let entry = Entry {
-            range,
-            kind,
-            no_hole,
-            position: u64::MAX,
-            stored: None,
-            held_blocks,
-            data,
-        };
-        self.append_entry(now, entry, data_bytes, None)
     }
 
     pub(super) fn flush(&mut self, id: RequestId, cx: &mut Context<'_>) {
@@ -387,54 +455,6 @@ impl Volume {
             kind: Kind::Flush,
             fua: false,
         });
-    }
-
-    /// Seal and write spans as the policy of group commit says.
-    pub(super) fn write_spans(&mut self, now: Nanos, cx: &mut Context<'_>) {
-        if self.log.has_failed() || self.log.is_given_up() {
-            return;
-        }
-        if self.should_seal(now) {
-            self.log.get_mut().seal();
-        }
-        while let Some(write) = self.log.get_mut().next_write(SPANS_IN_FLIGHT_MAX) {
-            self.port.stats.log_spans += 1;
-            self.port.stats.log_written_bytes += write
-                .data
-                .iter()
-                .map(|block| block.len() as u64)
-                .sum::<u64>();
-            let token = self.port.begin(Op::Span { end: write.end });
-            cx.actions.push(Action::LogWrite {
-                token,
-                offset: write.offset,
-                data: write.data,
-            });
-        }
-    }
-
-    fn should_seal(&self, now: Nanos) -> bool {
-        let log = self.log.get();
-        let Some(since) = log.open_since() else {
-            return false;
-        };
-        let (flights, bytes) = (log.flights(), log.open_bytes());
-        if flights >= SPANS_IN_FLIGHT_MAX {
-            return false;
-        }
-        let gathered =
-            flights == 0 || (bytes >= SECOND_SPAN_BYTES && flights < SMALL_SPANS_IN_FLIGHT_MAX);
-        let awaited = (self.writes.waiters.until()).is_some_and(|until| is_open(until, log))
-            || self.destaging.wants_seal(log)
-            || self.direct.path().is_draining()
-            || self.phase == Phase::Closing;
-        (awaited && gathered)
-            || (flights == 0
-                && bytes >= EARLY_SPAN_BYTES
-                && self.writes.flush_habit.is_often(log.bytes().appended))
-            || bytes >= LAZY_SPAN_BYTES
-            || now >= since.plus(lazy_age(&self.config))
-            || (!self.writes.admission.is_empty() && gathered)
     }
 
     pub(super) fn span_written(
@@ -555,7 +575,10 @@ impl Volume {
             .filter(|_| log.flights() < SPANS_IN_FLIGHT_MAX)
             .map(|since| since.plus(lazy_age(&self.config)));
         let admission = self.writes.admission.front().and_then(|pending| {
-            match self.admission(Nanos(0), &pending.request) {
+            match self
+                .writes
+                .admission(Nanos(0), &pending.request, &self.room())
+            {
                 Admission::At(when) => Some(when),
                 Admission::Now | Admission::Blocked | Admission::Full => None,
             }
