@@ -5,46 +5,20 @@ use alloc::vec::Vec;
 use super::op::Op;
 use super::port::Kind;
 use super::read::block_range;
-use super::{Context, Volume};
+use super::{CachedBlocks, Context, Volume};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Extent, ExtentState, Reply, RequestId, SectorRange};
 use crate::base::limits::STEP_WORK_MAX;
 use crate::cache::Tier;
 use crate::format::EntryKind;
+use crate::log::extent_index::ExtentIndex;
+use crate::log::write_log::WriteLog;
 
 /// Extents in one answer, and what is looked at for it: blocks of the cache, runs of the log, extents of the backend.
 const EXTENTS_MAX: usize = 256;
 const EXTENT_LOOKS_MAX: usize = 2 * STEP_WORK_MAX;
 
 impl Volume {
-    /// Dirty, clean or cold, from the start of `range` on, bounded.
-    pub(super) fn cache_extents(&self, range: SectorRange, cx: &mut Context<'_>) -> Vec<Extent> {
-        let mut extents = Vec::new();
-        let mut looked = 0;
-        for (piece, sequence) in self.index.pieces(range) {
-            looked += 1;
-            if sequence.is_some() {
-                push_extent(&mut extents, piece, ExtentState::Dirty);
-            } else {
-                for block in piece.first_block()..piece.first_block() + piece.block_count() {
-                    let state = match self.cached.probe(block, cx) {
-                        Tier::Absent => ExtentState::Cold,
-                        Tier::Dram | Tier::Ssd => ExtentState::Clean,
-                    };
-                    push_extent(&mut extents, block_range(block).intersect(piece), state);
-                    looked += 1;
-                    if looked >= EXTENT_LOOKS_MAX {
-                        return extents;
-                    }
-                }
-            }
-            if extents.len() >= EXTENTS_MAX || looked >= EXTENT_LOOKS_MAX {
-                break;
-            }
-        }
-        extents
-    }
-
     pub(super) fn allocation_extents(
         &mut self,
         id: RequestId,
@@ -65,7 +39,7 @@ impl Volume {
                 range,
                 state: ExtentState::Data,
             };
-            self.overlay_extents(id, range, &[whole], cx);
+            self.answer_allocation(id, range, &[whole], cx);
         }
     }
 
@@ -77,7 +51,7 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         if let Ok(Done::Extents(extents)) = result {
-            self.overlay_extents(id, range, &extents, cx);
+            self.answer_allocation(id, range, &extents, cx);
         } else {
             self.port.stats.backend_errors += 1;
             let error = if self.port.is_fenced() {
@@ -89,47 +63,14 @@ impl Volume {
         }
     }
 
-    /// What the log holds over what the backend says.
-    fn overlay_extents(
+    fn answer_allocation(
         &mut self,
         id: RequestId,
         range: SectorRange,
         backend: &[Extent],
         cx: &mut Context<'_>,
     ) {
-        let known = backend
-            .last()
-            .map_or(range.start, |extent| extent.range.end());
-        let mut extents = Vec::new();
-        let (mut looked, mut behind) = (0, backend);
-        for (piece, sequence) in self.index.pieces(SectorRange::between(range.start, known)) {
-            looked += 1;
-            if let Some(sequence) = sequence {
-                let entry = self.log.get().entry(sequence);
-                let state = match entry.kind {
-                    EntryKind::Write | EntryKind::SyncPoint | EntryKind::Record => {
-                        ExtentState::Data
-                    }
-                    EntryKind::WriteZeroes if entry.no_hole => ExtentState::Zero,
-                    EntryKind::WriteZeroes | EntryKind::Discard => ExtentState::Hole,
-                };
-                push_extent(&mut extents, piece, state);
-            } else {
-                while let Some((extent, others)) = behind.split_first() {
-                    looked += 1;
-                    if extent.range.overlaps(piece) {
-                        push_extent(&mut extents, extent.range.intersect(piece), extent.state);
-                    }
-                    if extent.range.end() > piece.end() || looked >= EXTENT_LOOKS_MAX {
-                        break;
-                    }
-                    behind = others;
-                }
-            }
-            if extents.len() >= EXTENTS_MAX || looked >= EXTENT_LOOKS_MAX {
-                break;
-            }
-        }
+        let extents = overlay(range, backend, &self.index, self.log.get());
         let result = if extents.is_empty() {
             Err(RequestError::Io)
         } else {
@@ -137,6 +78,80 @@ impl Volume {
         };
         self.port.reply(id, Kind::Other, result, cx);
     }
+}
+
+/// Dirty, clean or cold, from the start of `range` on, bounded.
+pub(super) fn cache_extents(
+    range: SectorRange,
+    index: &ExtentIndex,
+    cached: &CachedBlocks,
+    cx: &Context<'_>,
+) -> Vec<Extent> {
+    let mut extents = Vec::new();
+    let mut looked = 0;
+    for (piece, sequence) in index.pieces(range) {
+        looked += 1;
+        if sequence.is_some() {
+            push_extent(&mut extents, piece, ExtentState::Dirty);
+        } else {
+            for block in piece.first_block()..piece.first_block() + piece.block_count() {
+                let state = match cached.probe(block, cx) {
+                    Tier::Absent => ExtentState::Cold,
+                    Tier::Dram | Tier::Ssd => ExtentState::Clean,
+                };
+                push_extent(&mut extents, block_range(block).intersect(piece), state);
+                looked += 1;
+                if looked >= EXTENT_LOOKS_MAX {
+                    return extents;
+                }
+            }
+        }
+        if extents.len() >= EXTENTS_MAX || looked >= EXTENT_LOOKS_MAX {
+            break;
+        }
+    }
+    extents
+}
+
+/// What the log holds over what the backend says, from the start of `range` on, bounded.
+fn overlay(
+    range: SectorRange,
+    backend: &[Extent],
+    index: &ExtentIndex,
+    log: &WriteLog,
+) -> Vec<Extent> {
+    let known = backend
+        .last()
+        .map_or(range.start, |extent| extent.range.end());
+    let mut extents = Vec::new();
+    let (mut looked, mut behind) = (0, backend);
+    for (piece, sequence) in index.pieces(SectorRange::between(range.start, known)) {
+        looked += 1;
+        if let Some(sequence) = sequence {
+            let entry = log.entry(sequence);
+            let state = match entry.kind {
+                EntryKind::Write | EntryKind::SyncPoint | EntryKind::Record => ExtentState::Data,
+                EntryKind::WriteZeroes if entry.no_hole => ExtentState::Zero,
+                EntryKind::WriteZeroes | EntryKind::Discard => ExtentState::Hole,
+            };
+            push_extent(&mut extents, piece, state);
+        } else {
+            while let Some((extent, others)) = behind.split_first() {
+                looked += 1;
+                if extent.range.overlaps(piece) {
+                    push_extent(&mut extents, extent.range.intersect(piece), extent.state);
+                }
+                if extent.range.end() > piece.end() || looked >= EXTENT_LOOKS_MAX {
+                    break;
+                }
+                behind = others;
+            }
+        }
+        if extents.len() >= EXTENTS_MAX || looked >= EXTENT_LOOKS_MAX {
+            break;
+        }
+    }
+    extents
 }
 
 fn push_extent(extents: &mut Vec<Extent>, range: SectorRange, state: ExtentState) {

@@ -50,6 +50,7 @@ mod inherited;
 mod log_chunks;
 mod op;
 mod open_log;
+mod opening;
 mod port;
 mod read;
 mod scrub;
@@ -58,7 +59,6 @@ mod stats;
 pub mod streams;
 mod write;
 
-use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -70,11 +70,12 @@ pub use health::{State, Trouble};
 pub use inherited::Inherited;
 use op::Op;
 use open_log::OpenLog;
+use opening::Opening;
 use port::{Kind, Port, Running};
 pub use stats::VolumeStats;
 use zerocopy::IntoBytes;
 
-use crate::base::buf::{Buf, Pool};
+use crate::base::buf::Pool;
 use crate::base::cipher::Authenticator;
 use crate::base::error::{IoError, OpenError, RequestError};
 use crate::base::io::{
@@ -87,7 +88,7 @@ use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
 use crate::log::destage::Stage;
 use crate::log::extent_index::ExtentIndex;
-use crate::log::replay::{Found, Replay};
+use crate::log::replay::Found;
 use crate::log::write_log::WriteLog;
 
 /// What happens to a volume.
@@ -169,13 +170,11 @@ const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
 pub struct Volume {
     config: VolumeConfig,
     phase: Phase,
-    replay: Option<Replay>,
+    opening: Opening,
     log: OpenLog,
     index: ExtentIndex,
     cached: CachedBlocks,
     port: Port,
-    /// Requests that came while the log was being replayed.
-    early: VecDeque<(RequestId, Request)>,
     writes: write::Writes,
     direct: direct::Direct,
     compression: Compression,
@@ -188,7 +187,6 @@ pub struct Volume {
     /// Work waits for memory that others will give back: poll again then.
     memory_wait: Option<Nanos>,
     health: health::Health,
-    open_started: Nanos,
 }
 
 impl Volume {
@@ -206,13 +204,12 @@ impl Volume {
     pub fn open(config: VolumeConfig, now: Nanos, cx: &mut Context<'_>) -> Self {
         cx.cache.set_codec(config.codec);
         let mut volume = Self {
-            replay: Some(Replay::new(config.uuid, config.log_bytes)),
+            opening: Opening::new(config.uuid, config.log_bytes, now),
             log: OpenLog::default(),
             phase: Phase::Opening,
             index: ExtentIndex::default(),
             cached: CachedBlocks::new(config.number, config.bytes),
             port: Port::new(&config, cx.cache.ssd_answer_max(), now),
-            early: VecDeque::new(),
             writes: write::Writes::default(),
             direct: direct::Direct::default(),
             compression: Compression::default(),
@@ -224,24 +221,23 @@ impl Volume {
             closing_superblock: false,
             memory_wait: None,
             health: health::Health::default(),
-            open_started: now,
             config,
         };
-        volume.read_log_ahead(cx);
+        volume.opening.read_ahead(&mut volume.port, cx);
         volume
     }
 
     /// What was kept of the log's superblock beside its device, if anything was: to be said at once after
     /// [`Self::open`].
     pub fn keep_superblock(&mut self, superblock: LogSuperblock) {
-        if let Some(replay) = &mut self.replay {
+        if let Some(replay) = self.opening.replay() {
             replay.keep(superblock);
         }
     }
 
     /// The superblocks of its log are authenticated with these keys: to be said at once after [`Self::open`].
     pub fn authenticate_log(&mut self, keys: Arc<dyn Authenticator>) {
-        if let Some(replay) = &mut self.replay {
+        if let Some(replay) = self.opening.replay() {
             replay.authenticate(keys);
         }
     }
@@ -306,7 +302,7 @@ impl Volume {
         match self.phase {
             Phase::Opening if self.close.is_none() => {
                 self.port.accept();
-                self.early.push_back((id, request));
+                self.opening.wait(id, request);
             }
             Phase::Open if self.close.is_none() => {
                 self.port.accept();
@@ -325,7 +321,7 @@ impl Volume {
                 .port
                 .reply(id, Kind::Other, Err(RequestError::Fenced), cx);
         }
-        if !self.is_valid(&request) {
+        if !is_valid(&request, self.sectors()) {
             return self
                 .port
                 .reply(id, Kind::Other, Err(RequestError::BadRange), cx);
@@ -359,7 +355,7 @@ impl Volume {
                 range,
                 kind: ExtentKind::Cache,
             } => {
-                let extents = self.cache_extents(range, cx);
+                let extents = extents::cache_extents(range, &self.index, &self.cached, cx);
                 self.port
                     .reply(id, Kind::Other, Ok(Reply::Extents(extents)), cx);
             }
@@ -371,28 +367,6 @@ impl Volume {
             }
             Request::Scrub { at } => self.scrub(id, at, cx),
         }
-    }
-
-    fn is_valid(&self, request: &Request) -> bool {
-        let (range, bounded) = match request {
-            Request::Flush | Request::Scrub { .. } => return true,
-            Request::Read { range } | Request::Write { range, .. } => (range, true),
-            Request::WriteZeroes { range, .. }
-            | Request::Discard { range, .. }
-            | Request::Promote { range }
-            | Request::Evict { range }
-            | Request::Extents { range, .. } => (range, false),
-        };
-        let sectors = self.sectors();
-        let inside =
-            !range.is_empty() && range.start < sectors && range.count <= sectors - range.start;
-        // Only of a range inside is the length known to be computable.
-        let sized = || !bounded || range.block_count() as usize * BLOCK_BYTES <= REQUEST_BYTES_MAX;
-        let data = match request {
-            Request::Write { data, .. } => inside && data.len() == range.bytes(),
-            _ => true,
-        };
-        inside && sized() && data
     }
 
     fn completed(&mut self, now: Nanos, completion: Completion, cx: &mut Context<'_>) {
@@ -489,10 +463,11 @@ impl Volume {
                     self.part_from_silent_log(cx);
                 }
                 if self.close.is_some() && self.port.awaits_nothing() {
-                    self.refuse_early(RequestError::Closing, cx);
+                    self.opening
+                        .refuse(RequestError::Closing, &mut self.port, cx);
                     self.phase = Phase::Closed;
                 } else {
-                    self.read_log_ahead(cx);
+                    self.opening.read_ahead(&mut self.port, cx);
                 }
             }
             Phase::Failed(_) => {
@@ -542,7 +517,7 @@ impl Volume {
             }
         }
         let waits = match self.phase {
-            Phase::Opening => self.replay.is_some() && self.port.is_idle(),
+            Phase::Opening => self.opening.is_replaying() && self.port.is_idle(),
             Phase::Open | Phase::Closing => {
                 self.reads.has_starved()
                     || self.reads.has_stalled_promotion()
@@ -557,21 +532,6 @@ impl Volume {
 
     // Opening and closing.
 
-    fn read_log_ahead(&mut self, cx: &mut Context<'_>) {
-        while let Some(read) = self
-            .replay
-            .as_mut()
-            .and_then(|replay| replay.next_read(cx.pool))
-        {
-            let token = self.port.begin(Op::Replay { chunk: read.chunk });
-            cx.actions.push(Action::LogRead {
-                token,
-                offset: read.offset,
-                buf: read.buf,
-            });
-        }
-    }
-
     fn replayed(
         &mut self,
         now: Nanos,
@@ -579,7 +539,7 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        let Some(replay) = &mut self.replay else {
+        let Some(replay) = self.opening.replay() else {
             return;
         };
         let result = result.map(|done| match done {
@@ -611,13 +571,13 @@ impl Volume {
         let refused = record.map(|position| OpenError::Record { position });
         match outcome.and_then(|()| refused.map_or(Ok(()), Err)) {
             Err(error) => {
-                self.replay = None;
+                self.opening.give_up();
                 self.index = ExtentIndex::default();
                 self.phase = Phase::Failed(error);
-                self.refuse_early(RequestError::Io, cx);
+                self.opening.refuse(RequestError::Io, &mut self.port, cx);
             }
             Ok(()) if whole => {
-                let mut log = self.replay.take().expect("just used").into_log();
+                let mut log = self.opening.take_log();
                 log.check_allocation();
                 // A flush may have been the last that was acknowledged; the log does not tell. So
                 // what is found goes to the backend before what is written from now on.
@@ -635,41 +595,26 @@ impl Volume {
                 let superblock = log.superblock_for_opening();
                 self.writes.note_durable(self.port.now);
                 self.log.opened(log);
-                self.write_opening_superblock(superblock, cx);
+                opening::write_superblock(superblock, &mut self.port, cx);
             }
-            Ok(()) => self.read_log_ahead(cx),
+            Ok(()) => self.opening.read_ahead(&mut self.port, cx),
         }
-    }
-
-    fn write_opening_superblock(&mut self, (offset, block): (u64, Buf), cx: &mut Context<'_>) {
-        let token = self.port.begin(Op::OpeningSuperblock);
-        cx.actions.push(Action::LogWrite {
-            token,
-            offset,
-            data: Vec::from([block]),
-        });
     }
 
     fn opened(&mut self, now: Nanos, result: Result<Done, IoError>, cx: &mut Context<'_>) {
         if let Err(error) = result {
             self.phase = Phase::Failed(OpenError::Io(error));
-            return self.refuse_early(RequestError::Io, cx);
+            return self.opening.refuse(RequestError::Io, &mut self.port, cx);
         }
         if let Some(superblock) = self.log.get_mut().superblock_beside_opening() {
-            return self.write_opening_superblock(superblock, cx);
+            return opening::write_superblock(superblock, &mut self.port, cx);
         }
         self.phase = Phase::Open;
-        self.port.stats.replay_time = now.since(self.open_started);
+        self.port.stats.replay_time = now.since(self.opening.started());
         self.writes.resident.begin(self.log.get().next_sequence());
         self.open_policy(cx);
-        for (id, request) in core::mem::take(&mut self.early) {
+        for (id, request) in self.opening.take_waiting() {
             self.serve(now, id, request, cx);
-        }
-    }
-
-    fn refuse_early(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        for (id, _) in core::mem::take(&mut self.early) {
-            self.port.reply(id, Kind::Other, Err(error), cx);
         }
     }
 
@@ -859,6 +804,27 @@ impl Volume {
             "resident data is counted"
         );
     }
+}
+
+/// Whether a request is one that a volume of so many sectors can be asked.
+fn is_valid(request: &Request, sectors: u64) -> bool {
+    let (range, bounded) = match request {
+        Request::Flush | Request::Scrub { .. } => return true,
+        Request::Read { range } | Request::Write { range, .. } => (range, true),
+        Request::WriteZeroes { range, .. }
+        | Request::Discard { range, .. }
+        | Request::Promote { range }
+        | Request::Evict { range }
+        | Request::Extents { range, .. } => (range, false),
+    };
+    let inside = !range.is_empty() && range.start < sectors && range.count <= sectors - range.start;
+    // Only of a range inside is the length known to be computable.
+    let sized = || !bounded || range.block_count() as usize * BLOCK_BYTES <= REQUEST_BYTES_MAX;
+    let data = match request {
+        Request::Write { data, .. } => inside && data.len() == range.bytes(),
+        _ => true,
+    };
+    inside && sized() && data
 }
 
 /// All sectors from an end in bytes on.

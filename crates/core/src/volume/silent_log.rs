@@ -36,7 +36,7 @@ impl Volume {
             return;
         }
         if self.phase == Phase::Opening {
-            return self.refuse_early(RequestError::Io, cx);
+            return self.opening.refuse(RequestError::Io, &mut self.port, cx);
         }
         if self
             .health
@@ -61,8 +61,9 @@ impl Volume {
         }
         match self.phase {
             Phase::Opening | Phase::Failed(_) => {
-                self.replay = None;
-                self.refuse_early(RequestError::Closing, cx);
+                self.opening.give_up();
+                self.opening
+                    .refuse(RequestError::Closing, &mut self.port, cx);
             }
             Phase::Open | Phase::Closing => {
                 // It may become durable, or not: it is not shown.
