@@ -26,15 +26,20 @@
 //! Where no buffer is free, work waits for the next poll; destage and the log's control parts have
 //! memory of their own, so that they can always go on.
 //!
-//! The parts: `write` (admission, acknowledgement), `compression` (of what goes to the log), `direct` (writes
-//! past the log, and the way there and back), `failed_log` (going on without the log), `silent_log` (a log that does
-//! not answer), `damage` (a log that rots),
-//! `read` (lookup, fetches), `promotion`, `filling` (pins, warm-up), `extents`, `destaging` (the backend side),
-//! `health` (what is wrong, and since when), `scrub` (verifying what lies on the node's devices).
+//! The volume ties machines together, each of which keeps its state for itself:
 //!
-//! The parts that keep a state of their own: `port` (what is under way outside, and who waits for an answer), `open_log`
-//! (the log and its device), `cached` (the volume as the read cache knows it) with `inherited` (what is cached under
-//! the number of an origin).
+//! * `port`: what is under way outside, and who waits for an answer;
+//! * `opening`: the replay of the log;
+//! * `open_log`: the log and its device; `damage`: what of it is bad, or was lost with it; `compression`;
+//! * `cached`: the volume as the read cache knows it, with `inherited`; `filling`: pins and warm-ups;
+//! * `read`: the read side, from the lookup to the fetch and the promotion;
+//! * `write`: the write side, from admission to acknowledgement;
+//! * `direct`: writes past the log, and the way there and back;
+//! * `destaging`: the backend side;
+//! * `health`: what is wrong, and since when.
+//!
+//! `failed_log` (going on without the log), `silent_log` (a log that does not answer), `extents` and `scrub` are rules
+//! that concern several of them. A machine gets what it needs of the others as arguments, the three sides in a struct.
 
 mod cached;
 mod compression;
@@ -165,7 +170,7 @@ pub struct Context<'a> {
 /// How soon work that found no buffer is tried again.
 const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
 
-/// The state of one open volume.
+/// The state of one open volume: its machines, and the rules that concern several of them.
 #[derive(Debug)]
 pub struct Volume {
     config: VolumeConfig,
