@@ -46,6 +46,7 @@ impl CachedBlocks {
     }
 
     /// Whole blocks of the volume; a last partial block is not cached.
+    #[inline]
     pub(super) fn whole_blocks(&self) -> u64 {
         self.bytes / BLOCK_BYTES as u64
     }
@@ -138,6 +139,7 @@ impl CachedBlocks {
     }
 
     /// Key of a block of this volume in the read cache, as its own.
+    #[inline]
     pub(super) fn own_key(&self, block: u64) -> BlockKey {
         BlockKey::new(self.number, block)
     }
@@ -168,6 +170,7 @@ impl CachedBlocks {
     }
 
     /// Find a block in the cache for a client's read.
+    #[inline]
     pub(super) fn look_up(&self, block: u64, cx: &mut Context<'_>) -> Lookup {
         if let Some(key) = self.origin_key(block) {
             let found = cx.cache.lookup(key);

@@ -504,8 +504,12 @@ impl Volume {
                 let (reads, mut from) = self.read_side();
                 reads.retry_reads(&mut from, cx);
                 if self.close.is_none() && !self.port.is_fenced() {
-                    let (reads, mut from) = self.read_side();
-                    reads.fill_on(&mut from, cx);
+                    let (policy, now) = (self.config.policy, self.port.now);
+                    let piece = (self.filling).begin_piece(policy, &self.cached, now, cx);
+                    if let Some((first, end)) = piece {
+                        let (reads, mut from) = self.read_side();
+                        reads.promote_unasked(first, end, &mut from, cx);
+                    }
                 }
                 self.destage_poll(now, cx);
                 // Destage may have given back the space that writes wait for, or all of it.

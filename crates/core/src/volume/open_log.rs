@@ -59,11 +59,13 @@ impl OpenLog {
     }
 
     /// It, once the volume is open.
+    #[inline]
     pub(super) fn if_open(&self) -> Option<&WriteLog> {
         self.log.as_ref()
     }
 
     /// It, of a volume that is open.
+    #[inline]
     pub(super) fn get(&self) -> &WriteLog {
         self.log
             .as_ref()
@@ -71,6 +73,7 @@ impl OpenLog {
     }
 
     /// It, of a volume that is open.
+    #[inline]
     pub(super) fn get_mut(&mut self) -> &mut WriteLog {
         self.log
             .as_mut()
@@ -78,6 +81,7 @@ impl OpenLog {
     }
 
     /// Let the log know how many runs its entries have in memory.
+    #[inline]
     pub(super) fn note_runs(&mut self, runs: usize) {
         if let Some(log) = &mut self.log {
             log.note_runs(runs);
@@ -136,6 +140,7 @@ impl OpenLog {
     // Its device.
 
     /// Whether a write has failed, and the volume does not go on without it.
+    #[inline]
     pub(super) fn has_failed(&self) -> bool {
         matches!(self.device, Device::Failed { .. })
     }
@@ -148,6 +153,7 @@ impl OpenLog {
     }
 
     /// Whether the device failed and the volume goes on without it, or is about to.
+    #[inline]
     pub(super) fn is_given_up(&self) -> bool {
         matches!(
             self.device,

@@ -128,6 +128,7 @@ impl Port {
     // Actions.
 
     /// An action begins: from now on it may come to take too long.
+    #[inline]
     pub(super) fn begin(&mut self, op: Op) -> Token {
         if let Some((_, limit)) = self.answer_max(&op) {
             hasten(&mut self.watch_at, self.now.plus(limit));
@@ -137,6 +138,7 @@ impl Port {
     }
 
     /// An action has ended.
+    #[inline]
     pub(super) fn end(&mut self, token: Token) -> Running {
         let running = self.running.remove(token.0 as usize);
         if matches!(running.op, Op::LateSsd { .. } | Op::LateLog) {
@@ -271,6 +273,7 @@ impl Port {
     // Requests.
 
     /// Whether another owner has the backend.
+    #[inline]
     pub(super) fn is_fenced(&self) -> bool {
         self.fenced
     }
@@ -281,6 +284,7 @@ impl Port {
     }
 
     /// A request was accepted: one answer follows.
+    #[inline]
     pub(super) fn accept(&mut self) {
         self.stats.requests_in_flight += 1;
     }
@@ -290,6 +294,7 @@ impl Port {
         self.stats.requests_in_flight > 0
     }
 
+    #[inline]
     pub(super) fn reply(
         &mut self,
         id: RequestId,

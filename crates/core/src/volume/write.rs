@@ -154,7 +154,7 @@ impl Writes {
                 Admission::Now => {}
                 Admission::At(_) | Admission::Blocked => break,
                 Admission::Full => {
-                    if from.config.when_full == WhenFull::Error && from.destage_gets_nowhere {
+                    if from.config.when_full == WhenFull::Error && from.destage_gets_nowhere() {
                         self.refuse_admission(RequestError::LogFull, from.port, cx);
                     }
                     break;
@@ -413,8 +413,10 @@ impl Volume {
         if self.direct.is_direct() {
             return;
         }
-        let (writes, mut from) = self.write_side();
-        writes.admit_waiting(now, &mut from, cx);
+        if self.writes.waiting() > 0 {
+            let (writes, mut from) = self.write_side();
+            writes.admit_waiting(now, &mut from, cx);
+        }
     }
 
     /// Whether the backend fails what is destaged, or gives no answer.

@@ -50,12 +50,14 @@ impl Reads {
         );
     }
 
-    /// Promote the next piece that nobody has asked for, if there is one.
-    pub(in crate::volume) fn fill_on(&mut self, from: &mut ReadSources<'_>, cx: &mut Context<'_>) {
-        let now = from.port.now;
-        let policy = from.config.policy;
-        let piece = from.filling.begin_piece(policy, from.cached, now, cx);
-        let Some((first, end)) = piece else { return };
+    /// Promote blocks that nobody has asked for, of which the filling is told once that has ended.
+    pub(in crate::volume) fn promote_unasked(
+        &mut self,
+        first: u64,
+        end: u64,
+        from: &mut ReadSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
         self.begin_promoting(None, first, end, filling::RETURNS_MAX, from, cx);
     }
 

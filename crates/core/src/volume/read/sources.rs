@@ -91,6 +91,7 @@ impl ReadSources<'_> {
 
 impl Volume {
     /// The read side, and what it takes of the rest.
+    #[inline]
     pub(in crate::volume) fn read_side(&mut self) -> (&mut Reads, ReadSources<'_>) {
         let is_on_write = self.is_on_write();
         let when_full = self.config.when_full;

@@ -16,6 +16,7 @@ use crate::volume::compression::Compression;
 use crate::volume::damage::Damage;
 use crate::volume::destaging::Destaging;
 use crate::volume::direct::{Direct, WritePath};
+use crate::volume::health::Health;
 use crate::volume::open_log::OpenLog;
 use crate::volume::port::Port;
 use crate::volume::{CachedBlocks, Context, Phase, Volume, VolumeConfig};
@@ -32,11 +33,7 @@ pub(in crate::volume) struct WriteSources<'a> {
     pub(super) direct: &'a mut Direct,
     pub(super) destaging: &'a Destaging,
     pub(super) port: &'a mut Port,
-    pub(super) log_is_silent: bool,
-    /// Whether what is in the log does not get to the backend.
-    pub(super) destage_gets_nowhere: bool,
-    /// Whether the log is being emptied, and can be.
-    pub(super) drains: bool,
+    pub(super) health: &'a Health,
 }
 
 /// What there is to admit a write by.
@@ -57,6 +54,20 @@ impl Room<'_> {
 }
 
 impl WriteSources<'_> {
+    /// Whether what is in the log does not get to the backend.
+    pub(super) fn destage_gets_nowhere(&self) -> bool {
+        self.destaging.generation().is_failing()
+            || self.health.backend_is_silent()
+            || self.health.log_is_silent()
+    }
+
+    /// Whether the log is being emptied, and can be.
+    fn drains(&self) -> bool {
+        self.direct.path().is_draining()
+            && !self.damage.is_damaged()
+            && !self.destage_gets_nowhere()
+    }
+
     /// What there is to admit a write by.
     pub(super) fn room(&self) -> Room<'_> {
         Room {
@@ -64,10 +75,10 @@ impl WriteSources<'_> {
             log: self.log,
             index: self.index,
             path: self.direct.path(),
-            log_is_silent: self.log_is_silent,
+            log_is_silent: self.health.log_is_silent(),
             pace: Pace {
                 rate_blocks: self.destaging.generation().rate_blocks(),
-                drains: self.drains,
+                drains: self.drains(),
             },
         }
     }
@@ -158,12 +169,10 @@ impl Volume {
     }
 
     /// The write side, and what it takes of the rest.
+    #[inline]
     pub(in crate::volume) fn write_side(&mut self) -> (&mut Writes, WriteSources<'_>) {
-        let drains = self.drains();
         let sources = WriteSources {
-            log_is_silent: self.health.log_is_silent(),
-            destage_gets_nowhere: self.destage_gets_nowhere(),
-            drains,
+            health: &self.health,
             config: &self.config,
             phase: self.phase,
             log: &mut self.log,
