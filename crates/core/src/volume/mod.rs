@@ -501,8 +501,11 @@ impl Volume {
                     let (writes, mut from) = self.write_side();
                     writes.write_spans(now, &mut from, cx);
                 }
-                let (reads, mut from) = self.read_side();
-                reads.retry_reads(&mut from, cx);
+                // Most polls find none, and what a read takes of the rest is not put together for nothing.
+                if self.reads.begin_turn() {
+                    let (reads, mut from) = self.read_side();
+                    reads.retry_reads(&mut from, cx);
+                }
                 if self.close.is_none() && !self.port.is_fenced() {
                     let (policy, now) = (self.config.policy, self.port.now);
                     let piece = (self.filling).begin_piece(policy, &self.cached, now, cx);

@@ -126,6 +126,12 @@ impl Reads {
         self.fetches.len()
     }
 
+    /// A poll begins. Returns whether something waits that may go on.
+    pub(super) fn begin_turn(&mut self) -> bool {
+        let is_stalled = self.begin_turn_of_promotions();
+        is_stalled || !self.undurable.is_empty() || self.has_starved()
+    }
+
     /// Whether a read waits for memory.
     pub(super) fn has_starved(&self) -> bool {
         !self.starved.is_empty() || self.kept.is_some()

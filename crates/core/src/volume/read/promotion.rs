@@ -124,10 +124,19 @@ impl Reads {
         }
     }
 
+    /// A poll begins, in which promotions may look at some blocks again. Returns whether there are some that no fetch wakes.
+    pub(super) fn begin_turn_of_promotions(&mut self) -> bool {
+        self.looks_left = STEP_WORK_MAX;
+        let is_stalled = self.has_stalled_promotion();
+        if !is_stalled {
+            self.promoted_last = 0;
+        }
+        is_stalled
+    }
+
     /// Go on with those that no fetch wakes: with the one behind the last that began first, so that each has its
     /// turn.
     pub(super) fn go_on_with_stalled(&mut self, from: &mut ReadSources<'_>, cx: &mut Context<'_>) {
-        self.looks_left = STEP_WORK_MAX;
         let promotions = self.promotions.iter();
         let mut stalled: Vec<usize> = promotions
             .filter_map(|(key, promotion)| (promotion.fetches == 0).then_some(key))
