@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
+.PHONY: help setup build checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -107,6 +107,9 @@ sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=
 
 fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	testing/fuzz/run.sh $(or $(TIME),300)
+
+mutants: ## mutations of the core that its tests do not notice (COUNT=200; a minute or two for each)
+	testing/mutants.sh $(or $(COUNT),200)
 
 DENY := 0.20.2
 deny: ## what dependencies may be (deny.toml): licences, sources, advisories; installs cargo-deny, which takes minutes
