@@ -41,10 +41,11 @@ test: setup ## everything that must hold
 # Beside the black-box tests, which mostly wait.
 test-crates:
 	timeout 2400 cargo test $(CHECKED)
-	timeout 300 target/checked/hdcs-sim --seeds 300 --time 60
-	timeout 300 target/checked/hdcs-sim --world objects --seeds 1000 --time 30
-	timeout 300 target/checked/hdcs-sim --world home --seeds 1000 --time 10
-	timeout 300 target/checked/hdcs-sim --world ranges --seeds 30 --time 20
+	timeout 300 target/checked/hdcs-sim --seeds 300 --time 60 & node=$$!; \
+	timeout 300 target/checked/hdcs-sim --world objects --seeds 1000 --time 30 && \
+	timeout 300 target/checked/hdcs-sim --world home --seeds 1000 --time 10 && \
+	timeout 300 target/checked/hdcs-sim --world ranges --seeds 30 --time 20; others=$$?; \
+	wait $$node && [ $$others = 0 ]
 
 # Without the kinds of backends that it does not show, unless everything is built already.
 demo: DEMO := $(if $(wildcard target/release/hdcs-bench),release,quick)

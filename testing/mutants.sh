@@ -22,7 +22,7 @@ git ls-files -z | tar --null --files-from=- -c | tar -x -C "$copy"
 export CARGO_TARGET_DIR=$out/target
 survived=0
 while IFS=$'\t' read -r name diff; do
-    patch --quiet -p1 -d "$copy" <"$results/$diff"
+    patch --quiet --batch -p0 -d "$copy" <"$results/$diff"
     if (cd "$copy" && cargo build --quiet --profile checked --package hdcs-sim) && (
         for world in "node 150" "stack 60" "home 2000" "objects 2000" "ranges 30"; do
             read -r kind seeds <<<"$world"
@@ -34,7 +34,7 @@ while IFS=$'\t' read -r name diff; do
     else
         echo "found by the simulator: $name"
     fi
-    patch --quiet -R -p1 -d "$copy" <"$results/$diff"
+    patch --quiet --batch -R -p0 -d "$copy" <"$results/$diff"
 done < <(python3 - "$results/outcomes.json" <<'END'
 import json, sys
 for outcome in json.load(open(sys.argv[1]))["outcomes"]:
