@@ -14,7 +14,7 @@
 //! 2. What was chosen keeps to the relations of [`Config::check`]; where it would not, the least is taken.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{BY_MACHINE, Config};
 
@@ -54,13 +54,33 @@ fn memory_bytes() -> u64 {
     });
     let total = total.unwrap_or(0) * 1024;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
-    let group = Path::new("/sys/fs/cgroup").join(group.unwrap_or("/").trim_start_matches('/'));
-    let limits = group.ancestors().filter_map(|group| {
-        let limit = fs::read_to_string(group.join("memory.max")).ok()?;
+    let limits = limit_files(&groups).into_iter().filter_map(|file| {
+        let limit = fs::read_to_string(file).ok()?;
+        // In the second version, `max` is none.
         limit.trim().parse::<u64>().ok()
     });
     limits.fold(total, u64::min)
+}
+
+/// Where limits of memory may be, by what `/proc/self/cgroup` says: of the groups that the process is in, by either
+/// version of control groups, and of those above them.
+fn limit_files(groups: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (_, kinds, group) = (parts.next(), parts.next(), parts.next());
+        let (top, file) = match kinds {
+            Some("") => ("/sys/fs/cgroup", "memory.max"),
+            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let group = Path::new(top).join(group.unwrap_or("").trim_start_matches('/'));
+        let groups = group.ancestors().take_while(|group| group.starts_with(top));
+        files.extend(groups.map(|group| group.join(file)));
+    }
+    files
 }
 
 impl Config {
@@ -186,6 +206,22 @@ mod tests {
         let text = "memory_max_mib = 512\ncache_total_size_mib = 64\nlog_size_mib = 64\n";
         let mut set = Config::parse(text, Path::new("test.toml")).unwrap();
         assert_eq!(set.fit(&machine), None);
+    }
+
+    #[test]
+    fn limits_of_either_version_of_control_groups_are_looked_for() {
+        let found =
+            limit_files("12:cpu,cpuacct:/a\n5:memory:/docker/1\n0::/system.slice/hdcs.service\n");
+        let expected = [
+            "/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/docker/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/system.slice/hdcs.service/memory.max",
+            "/sys/fs/cgroup/system.slice/memory.max",
+            "/sys/fs/cgroup/memory.max",
+        ];
+        assert_eq!(found, expected.map(PathBuf::from));
+        assert_eq!(limit_files("no group\n"), Vec::<PathBuf>::new());
     }
 
     #[test]
