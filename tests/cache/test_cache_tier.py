@@ -72,6 +72,8 @@ def test_cache_is_warm_after_a_restart(tmp_path, end):
     with Daemon(tmp_path, CONFIG) as daemon:
         data = made(daemon, size, 2)
         daemon.read_all("v", size)
+        # A slow device is given the time to take what was filled, however long that is.
+        daemon.until(lambda: daemon.cache()["ssd_written_bytes"] >= size - 2 * MIB)
         getattr(daemon, end)()
         cached = json.loads(hdcs("inspect", daemon.data / "cache", "--json").stdout)["cache"]
         # A crash loses the two segments that were being filled, nothing else.
