@@ -3,7 +3,7 @@
 //! | setting | chosen |
 //! |---|---|
 //! | `memory_max_mib` | a quarter of the memory that the process may use, from 1024 to 8192; never more than three quarters of it |
-//! | `cache_total_size_mib` | the size of the `cache` file that is there; else a tenth of the free room, from 1024 to 65536, eight times the memory and half of the room at most |
+//! | `cache_total_size_mib` | the size of the `cache` file that is there, if its index fits the memory; else a tenth of the free room, from 1024 to 65536, eight times the memory and half of the room at most |
 //! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most |
 //!
 //! The index of the SSD tier takes a 256th of its size in memory, so eight times the memory is a 32nd of it. The index of a
@@ -91,9 +91,17 @@ impl Config {
         if keys.is_empty() {
             return None;
         }
-        let mut fitted = self.clone();
-        fitted.choose(&keys, machine);
-        if fitted.check().is_ok() {
+        // A cache that was made with more memory may need more for its index than there is now: it is made anew then.
+        let without_cache = Machine {
+            cache: None,
+            ..*machine
+        };
+        let fitted = [machine, &without_cache].into_iter().find_map(|machine| {
+            let mut fitted = self.clone();
+            fitted.choose(&keys, machine);
+            fitted.check().is_ok().then_some(fitted)
+        });
+        if let Some(fitted) = fitted {
             *self = fitted;
         }
         let node = &self.node;
@@ -144,7 +152,10 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use hdcs_backend::memory::{Kind, Needs};
+
     use super::*;
+    use crate::config::budget::Budget;
 
     fn fitted(text: &str, memory: u64, free: u64, cache: Option<u64>) -> (u64, u64, u64) {
         let mut config = Config::parse(text, Path::new("test.toml")).unwrap();
@@ -181,6 +192,45 @@ mod tests {
     #[test]
     fn sizes_of_files_that_are_there_stay() {
         assert_eq!(fitted("", 24_000, 400_000, Some(1024)).1, 1024);
+    }
+
+    #[test]
+    fn sizes_of_a_cache_whose_index_does_not_fit_are_chosen_anew() {
+        assert_eq!(fitted("", 600, 20_000, Some(65_536)), (450, 2000, 512));
+        let text = "memory_max_mib = 128\n";
+        assert_eq!(fitted(text, 24_000, 400_000, Some(40_000)).1, 1024);
+    }
+
+    /// Volumes with the usual log that a node takes.
+    fn volumes(config: &Config) -> u64 {
+        let one = Needs {
+            bytes: 1 << 30,
+            log_bytes: config.node.log_size_mib * MIB,
+            home_bytes: None,
+            kind: Kind::File,
+            encrypted: false,
+            compressed: false,
+        };
+        let budget = Budget::of(&config.node, &config.volume).unwrap();
+        budget.volumes_bytes / one.least_parts().total()
+    }
+
+    #[test]
+    fn sizes_leave_memory_for_as_many_volumes_as_fixed_ones() {
+        let fixed = volumes(&Config::default());
+        for memory in (1366..64_000).step_by(97) {
+            for free in [20_000, 400_000, 8_000_000] {
+                let mut config = Config::default();
+                let cache = None;
+                config.fit(&Machine {
+                    memory,
+                    free,
+                    cache,
+                });
+                let found = volumes(&config);
+                assert!(found >= fixed, "{memory} {free}: {found} < {fixed}");
+            }
+        }
     }
 
     #[test]

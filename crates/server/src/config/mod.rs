@@ -156,8 +156,8 @@ settings! {
     /// What belongs to the node as a whole.
     NodeSettings
     /// Hard cap of the memory of the whole process. It is split at start into the buffer pool, the
-    /// DRAM tier, the index of the SSD tier, and what volumes need each. Unless it is set, it is a quarter of the machine's
-    /// memory, from 1024 to 8192.
+    /// DRAM tier, the index of the SSD tier, and what volumes need each. Unless it is set, it is a quarter of what
+    /// the machine or the node's control group has, from 1024 to 8192, and three quarters of that at most.
     memory_max_mib: u64 = 1024, 128..=(1 << 20);
     /// Memory for what volumes need each: indexes of their write logs, homes, maps and buffers of volumes on S3 and HDFS.
     /// 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
@@ -165,7 +165,8 @@ settings! {
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
     /// Size of the SSD tier; 0 turns it off, else at least 16. Unless it is set, it is a tenth of the free room beside the
-    /// data directory, from 1024 to 65536 and eight times `memory_max_mib` at most; a cache that is there keeps its size.
+    /// data directory, from 1024 to 65536 and eight times `memory_max_mib` or half of the room at most; a cache that is
+    /// there keeps its size while its index fits the memory.
     cache_total_size_mib: u64 = 1024, 0..=(CACHE_BYTES_MAX / MIB);
     /// Unit of filling and evicting the SSD tier: a large one costs small random reads more, a
     /// smaller one than these would need more than 16 bytes of index per 4 KiB. A change empties
@@ -194,7 +195,7 @@ settings! {
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
     /// Size of the write log of volumes that are created from now on. Unless it is set, it is a quarter of
-    /// `memory_max_mib`, from 512 to 2048.
+    /// `memory_max_mib`, from 512 to 2048, and a sixteenth of the free room at most.
     log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
     /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by
     /// `fdatasync` after the write, or by what is faster on each device when it is opened.
