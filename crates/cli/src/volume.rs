@@ -98,7 +98,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Make a volume a block device of this host, by the kernel's NBD client
+    /// Make a volume a block device of this host, by the kernel's NBD client. `nbd-client -d DEVICE` ends that, and not
+    /// `detach`, which makes the node forget the volume. Requests fail when the node is gone, or has not answered for 600
+    /// seconds; then unmount, end it, and attach it again
     Attach(attach::Arguments),
     /// Let the node forget a volume, after its dirty data is written to the backend; backend and log stay
     Detach {
