@@ -4,6 +4,7 @@ no power, one that is swapped for another disk."""
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -98,6 +99,12 @@ def test_another_disk_in_the_place_of_the_log(tmp_path, loop):
         assert Path(tmp_path / "precious").read_bytes() == before
 
 
+def listens(path):
+    """Whether someone accepts connections at a Unix socket: its file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 class PowerDevice:
     """A block device with a volatile write cache: nbdkit's plugin, nbdfuse, a loop device. `link` is where
     it is to be found, whichever loop device it gets."""
@@ -117,7 +124,7 @@ class PowerDevice:
         self.nbdkit = subprocess.Popen(
             ["nbdkit", "--foreground", "--unix", sock, PLUGIN, f"disk={self.image}",
              *(f"{key}={value}" for key, value in state.items())])
-        self.wait(sock.exists, self.nbdkit)
+        self.wait(lambda: listens(sock), self.nbdkit)
         self.file.touch()
         self.fuse = subprocess.Popen(["nbdfuse", self.file, "--unix", sock])
         self.wait(lambda: self.file.stat().st_size == self.size, self.fuse)

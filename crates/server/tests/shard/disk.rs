@@ -2,6 +2,7 @@
 //!
 //! Needs root, nbdkit, nbdfuse, losetup and mount, as `testenv/setup.sh` provides them.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -72,8 +73,9 @@ impl FaultyDisk {
             ])
             .spawn()
             .unwrap();
-        until("nbdkit listens", || socket.exists());
-        let fuse = Command::new("nbdfuse")
+        // The socket's file is there a moment before anyone listens at it.
+        until("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+        let mut fuse = Command::new("nbdfuse")
             .arg(mount.join("disk"))
             .arg("--unix")
             .arg(&socket)
@@ -81,7 +83,11 @@ impl FaultyDisk {
             .spawn()
             .unwrap();
         let file = mount.join("disk");
-        until("nbdfuse serves", || file.exists());
+        until("nbdfuse serves", || {
+            let ended = fuse.try_wait().unwrap();
+            assert!(ended.is_none(), "nbdfuse ended: {ended:?}");
+            file.exists()
+        });
         let device = Some(Loop::over(&file, 4096));
         Self {
             device,
