@@ -3,16 +3,12 @@
 //! 1. A reply names a request that is waiting; so none is answered twice.
 //! 2. When nothing can happen any more, nothing waits; so none is forgotten.
 //! 3. With devices and backend working, what waits ends within a bound of virtual time.
-//! 4. A machine that asks to be polled does so for a later time; it does not spin.
 
 use std::collections::BTreeMap;
 
 use hdcs_core::base::io::{Nanos, RequestId};
 
 use crate::violation::Violation;
-
-/// Wake-ups without any progress of time that count as spinning.
-const SPINS_MAX: u32 = 10_000;
 
 /// The requests that wait, each with what its sender remembers.
 #[derive(Debug)]
@@ -89,31 +85,6 @@ impl<T> Requests<T> {
     }
 }
 
-/// Watches for wake-ups that lead nowhere.
-#[derive(Debug, Default)]
-pub struct Spin {
-    last: Nanos,
-    count: u32,
-}
-
-impl Spin {
-    /// One round of the loop ends at `now`.
-    pub fn round(&mut self, now: Nanos) -> Result<(), Violation> {
-        if now > self.last {
-            self.last = now;
-            self.count = 0;
-        }
-        self.count += 1;
-        if self.count > SPINS_MAX {
-            return Err(Violation::new(
-                "spinning",
-                format!("{SPINS_MAX} rounds at {} ns and no end", now.0),
-            ));
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,16 +102,5 @@ mod tests {
         assert_eq!(requests.oldest(), Some((Nanos(2), &'b')));
         assert_eq!(requests.answered(second), Ok((Nanos(2), 'b')));
         assert!(requests.is_empty());
-    }
-
-    #[test]
-    fn spin_is_caught_when_time_stands_still() {
-        let mut spin = Spin::default();
-        for time in 0..2 * u64::from(SPINS_MAX) {
-            spin.round(Nanos(time)).expect("time goes on");
-        }
-        let end = Nanos(2 * u64::from(SPINS_MAX));
-        let spins = (0..=SPINS_MAX).find_map(|_| spin.round(end).err());
-        assert_eq!(spins.expect("caught").rule, "spinning");
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! * [`scenario`] draws a run from a seed, [`run`] performs it, [`world`] drives the core; [`outcome`] is what
 //!   comes of it.
-//! * [`disk`], [`backend`] and [`clock`] are what the world is made of; they lie only as real ones may.
+//! * [`disk`], [`backend`] and [`engine`] are what the world is made of; they lie only as real ones may.
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
 //! * [`objects`] is another world: volumes over object stores. [`home`] is a third: a local store alone. [`ranges`] is a
@@ -29,9 +29,9 @@ pub mod check_reads;
 pub mod check_recovery;
 pub mod check_snapshot;
 pub mod check_trouble;
-pub mod clock;
 pub mod content;
 pub mod disk;
+pub mod engine;
 pub mod home;
 pub mod lz4;
 pub mod model;

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::trace::Trace;
+use crate::engine::Simulated;
 use crate::violation::Violation;
 
 /// How to run a seed in a world in which bugs of kind `P` can be planted.
@@ -43,12 +43,12 @@ pub struct Outcome<C> {
 }
 
 impl<C> Outcome<C> {
-    /// Drive a world to its end; `told` says what happened and what it saw. A panic is a violation like any other.
-    pub fn of<W>(
+    /// Drive a world to its end; `coverage` is what it saw. A panic is a violation like any other.
+    pub(crate) fn of<W: Simulated>(
         seed: u64,
         mut world: W,
         drive: impl FnOnce(&mut W) -> Result<(), Violation>,
-        told: impl FnOnce(&W) -> (&Trace, C),
+        coverage: impl FnOnce(&W) -> C,
     ) -> Self {
         let result = catch_unwind(AssertUnwindSafe(|| drive(&mut world)));
         let has_panicked = result.is_err();
@@ -62,13 +62,13 @@ impl<C> Outcome<C> {
                 Some(Violation::new("assertion", message.unwrap_or_default()))
             }
         };
-        let (trace, coverage) = told(&world);
+        let trace = world.trace();
         let outcome = Self {
             seed,
             trace_hash: trace.hash(),
             violation,
             tail: trace.tail(),
-            coverage,
+            coverage: coverage(&world),
         };
         if has_panicked {
             // What a panic left behind cannot be trusted to drop well.

@@ -5,12 +5,13 @@ use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::{REQUEST_BYTES_MAX, SECTOR_BYTES};
 use hdcs_core::node::stop::Hung;
 
+use crate::engine::{Ended, Simulated};
 use crate::outcome;
 use crate::plant::Plant;
 use crate::scenario::{Ending, Scenario};
 use crate::violation::Violation;
 use crate::workload::Ask;
-use crate::world::{Coverage, Ended, World};
+use crate::world::{Coverage, World};
 
 /// Reads after which a line goes to the SSD tier, where that is looked at.
 const PROMOTE_HITS: u8 = 3;
@@ -104,9 +105,7 @@ pub fn run_stacked(seed: u64, options: Options) -> Outcome {
 pub fn run_scenario(scenario: &Scenario, options: Options) -> Outcome {
     let world = World::new(scenario.clone(), options.plant, options.verbose);
     let drive = |world: &mut World| drive(world, scenario);
-    Outcome::of(scenario.seed, world, drive, |world| {
-        (&world.trace, world.coverage())
-    })
+    Outcome::of(scenario.seed, world, drive, World::coverage)
 }
 
 fn drive(world: &mut World, scenario: &Scenario) -> Result<(), Violation> {

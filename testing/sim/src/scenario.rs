@@ -9,9 +9,9 @@ use hdcs_core::base::limits::{
 use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 
-use crate::clock::Latency;
 use crate::content::{Content, mix};
 use crate::disk::Lie;
+use crate::engine::Latency;
 use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 

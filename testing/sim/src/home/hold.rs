@@ -45,7 +45,7 @@ impl Holding {
 
 impl World {
     pub(super) fn begin_tier(&mut self) {
-        self.log_step("tier", [0; 4]);
+        self.engine.note("tier", [0; 4]);
         self.note_tier();
         self.event(Event::Tier);
     }
@@ -63,7 +63,7 @@ impl World {
     }
 
     pub(super) fn cancel_tier(&mut self) {
-        self.log_step("cancel", [0; 4]);
+        self.engine.note("cancel", [0; 4]);
         self.holding.forget();
         self.sizing.may_fail();
         self.event(Event::CancelTier);
@@ -83,7 +83,7 @@ impl World {
         } else if !self.calm && !self.holding.is_off && self.holding.random.u8(..5) == 0 {
             self.note_tier();
             self.holding.wanted_from = Some(self.asked_from);
-            self.log_step("hold", [self.asked_from as u64, 0, 0, 0]);
+            self.engine.note("hold", [self.asked_from as u64, 0, 0, 0]);
             self.sizing.may_fail();
             self.event(Event::TierAndHold);
             if self.is_planted(Plant::HeldBeforeTier) {
@@ -94,7 +94,7 @@ impl World {
     }
 
     fn release(&mut self) -> Result<(), Violation> {
-        self.log_step("release", [0; 4]);
+        self.engine.note("release", [0; 4]);
         let held = self.holding.held.take();
         if held.is_some_and(|held| held != self.backend_state()) {
             let why = "what the backend holds has changed".to_owned();

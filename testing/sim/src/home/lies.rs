@@ -82,7 +82,7 @@ impl World {
             return true;
         }
         if self.lies.tears.take_if(|page| *page == offset).is_some() {
-            self.cut_at = Some(self.step + 1);
+            self.cut_at = Some(self.engine.turns() + 1);
         }
         let page = offset.wrapping_sub(BLOCK_BYTES as u64);
         let is_copy = self.is_of_map(page);
@@ -105,10 +105,10 @@ impl World {
             self.lies.tears = Some(page);
             self.cut_at = None;
         } else {
-            self.cut_at = Some(self.step + self.lies.random.u64(1..CUT_WITHIN));
+            self.cut_at = Some(self.engine.turns() + self.lies.random.u64(1..CUT_WITHIN));
         }
         self.coverage.lost_map_writes += 1;
-        self.log_step("lost write", [offset, 0, 0, 0]);
+        self.engine.note("lost write", [offset, 0, 0, 0]);
         true
     }
 

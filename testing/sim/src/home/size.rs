@@ -139,7 +139,7 @@ impl World {
                 || (self.faults && !self.calm),
         });
         self.set_window_end(from.min(to));
-        self.log_step("resize", [from, to, 0, 0]);
+        self.engine.note("resize", [from, to, 0, 0]);
         if self.is_planted(Plant::BackendCutFirst) && to < from {
             self.backend.resize(to * BLOCK_SECTORS);
         }
@@ -178,7 +178,8 @@ impl World {
             return Ok(());
         };
         let Asked { from, to, .. } = asked;
-        self.log_step("resized", [from, to, u64::from(result.is_ok()), 0]);
+        self.engine
+            .note("resized", [from, to, u64::from(result.is_ok()), 0]);
         let found = self.home.as_ref().map(Home::status).unwrap_or_default();
         let expected = if result.is_ok() { to } else { from };
         if found.bytes != expected * BLOCK && found.failed.is_none() {
@@ -199,7 +200,7 @@ impl World {
         }
         if to > from && !self.calm && self.sizing.random.u8(..6) == 0 {
             // The power goes before the catalogue has it.
-            self.cut_at = Some(self.step);
+            self.cut_at = Some(self.engine.turns());
             return Ok(());
         }
         self.coverage.grown += u64::from(to > from);

@@ -158,7 +158,7 @@ impl World {
 
     /// The home has named a sector.
     pub(super) fn is_damaged(&mut self, sector: u64) -> Result<(), Violation> {
-        self.log_step("damaged", [sector, 0, 0, 0]);
+        self.engine.note("damaged", [sector, 0, 0, 0]);
         if self.is_log_lost || !self.sums.rotten.contains(&sector) {
             let why = format!("sector {sector} is good, and is said to be damaged");
             return Err(Violation::new("good-refused", why));

@@ -22,9 +22,9 @@ use super::encryption::DATA_KEY;
 use super::plant::Plant;
 use super::{Coverage, Options};
 use crate::backend::Backend;
-use crate::clock::Schedule;
 use crate::content::{Content, WriteId};
 use crate::disk::{Disk, OpId};
+use crate::engine::{Ended, Engine, Simulated};
 use crate::trace::Trace;
 use crate::violation::Violation;
 
@@ -36,8 +36,6 @@ pub(super) const HOME: u64 = 99;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 /// Something that waits longer is stalled.
 const PATIENCE: Nanos = Nanos::from_millis(120_000);
-/// Steps of one wait after which the home is said to spin.
-const STEPS_MAX: u32 = 100_000;
 
 /// One write of a generation.
 #[derive(Clone, Debug)]
@@ -65,7 +63,7 @@ pub(super) enum Request {
 }
 
 #[derive(Debug)]
-enum Happening {
+pub(super) enum Happening {
     StoreRead(Token, OpId, BufMut),
     StoreWrite(Token, OpId),
     /// It is acknowledged, and never happens.
@@ -84,17 +82,13 @@ enum Happening {
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct World {
-    /// What happened.
-    pub trace: Trace,
+    pub(super) engine: Engine<Happening>,
     /// What the run saw.
     pub coverage: Coverage,
     random: Rng,
     /// What is drawn for what came later, so that seeds of before do the same.
     choices: Rng,
     options: Options,
-    now: Nanos,
-    pub(super) step: u64,
-    schedule: Schedule<Happening>,
     pub(super) store: Disk,
     pub(super) backend: Backend,
     pub(super) home: Option<Home>,
@@ -135,6 +129,38 @@ pub struct World {
     /// The step at which the power goes.
     pub(super) cut_at: Option<u64>,
     actions: Vec<Action>,
+}
+
+impl Simulated for World {
+    fn now(&self) -> Nanos {
+        self.engine.now()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.engine.trace
+    }
+
+    fn advance(&mut self) -> Result<bool, Violation> {
+        self.engine
+            .go_on(self.home.as_ref().and_then(Home::next_wakeup))
+    }
+
+    fn turn(&mut self) -> Result<Ended, Violation> {
+        if let Some(happening) = self.engine.take_due() {
+            self.happen(happening)?;
+        } else if let Some(home) = &mut self.home {
+            home.poll(self.engine.now(), &mut self.actions);
+        }
+        self.settle_turn()
+    }
+
+    fn deadline(&self, began: Nanos) -> Option<Nanos> {
+        Some(began.plus(PATIENCE))
+    }
+
+    fn waiting(&self) -> String {
+        format!("{:?} wait", self.requests)
+    }
 }
 
 impl World {
@@ -182,16 +208,13 @@ impl World {
         let backend = Backend::new(VOLUME, content, atomic, random.u64(..));
         let flush_every_blocks = random.u64(4..400);
         Self {
-            trace: Trace::new(options.verbose),
+            engine: Engine::new(Nanos(0), options.verbose),
             coverage: Coverage::default(),
             // Most ranges that become zero are cut.
             turn_blocks: flush_every_blocks % 4 + 1,
             flush_every_blocks: sizing.flush_every(flush_every_blocks, atomic),
             faults: random.bool() && options.crash_at.is_none(),
             options,
-            now: Nanos(0),
-            step: 0,
-            schedule: Schedule::default(),
             store,
             backend,
             home: None,
@@ -231,7 +254,7 @@ impl World {
         let lives = if is_short { 1 } else { self.random.u32(1..6) };
         for _ in 0..lives {
             if !is_short && self.random.bool() {
-                self.cut_at = Some(self.step + self.random.u64(1..400));
+                self.cut_at = Some(self.engine.turns() + self.random.u64(1..400));
             }
             self.open()?;
             if self.lies.is_refused {
@@ -260,10 +283,6 @@ impl World {
                 return self.read_all();
             }
         }
-    }
-
-    pub(super) fn log_step(&mut self, what: &'static str, numbers: [u64; 4]) {
-        self.trace.add(self.step, self.now, what, numbers);
     }
 
     pub(super) fn is_planted(&self, plant: Plant) -> bool {
@@ -307,7 +326,8 @@ impl World {
         self.backend.opened();
         let between = found.between;
         self.coverage.betweens += u64::from(between);
-        self.log_step("open", [self.log, u64::from(between), 0, 0]);
+        self.engine
+            .note("open", [self.log, u64::from(between), 0, 0]);
         if !between {
             self.check_backend("between-unsaid", 0)?;
         }
@@ -472,7 +492,8 @@ impl World {
             let data = vec![buf.freeze()];
             Ask::Write { offset, data }
         };
-        self.log_step("write", [range.start, range.count, index as u64, 0]);
+        self.engine
+            .note("write", [range.start, range.count, index as u64, 0]);
         self.ask(Request::Write(index), ask);
     }
 
@@ -487,7 +508,7 @@ impl World {
             .collect();
         let buf = self.pool.alloc(range.bytes()).expect("the pool is large");
         let offset = range.byte_offset();
-        self.log_step("read", [range.start, range.count, 0, 0]);
+        self.engine.note("read", [range.start, range.count, 0, 0]);
         self.ask(Request::Read(range, may), Ask::Read { offset, buf });
     }
 
@@ -511,54 +532,39 @@ impl World {
 
     pub(super) fn event(&mut self, event: Event) {
         if let Some(home) = &mut self.home {
-            home.step(self.now, event, &mut self.actions);
+            home.step(self.engine.now(), event, &mut self.actions);
         }
     }
 
     /// Go on until something holds; false if the home is gone.
     pub(super) fn wait(&mut self, holds: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
-        let since = self.now;
-        let mut steps = 0;
-        loop {
-            self.perform()?;
-            if self.options.crash_at == Some(self.step) && !self.coverage.cut {
-                self.coverage.cut = true;
-                self.crash();
-            }
-            if self.cut_at.take_if(|at| self.step >= *at).is_some() {
-                self.crash();
-            }
-            let Some(home) = &self.home else {
-                return Ok(false);
-            };
-            if home.status().failed.is_some() {
-                self.coverage.failed += 1;
-                self.crash();
-                return Ok(false);
-            }
-            if holds(self) {
-                return Ok(true);
-            }
-            steps += 1;
-            if steps > STEPS_MAX || self.now.since(since) > PATIENCE {
-                return Err(Violation::new("stall", format!("{:?} wait", self.requests)));
-            }
-            let due = self.home.as_ref().and_then(Home::next_wakeup);
-            let next = [due, self.schedule.next_time()].into_iter().flatten().min();
-            let Some(next) = next else {
-                return Err(Violation::new(
-                    "stall",
-                    format!("{:?} never end", self.requests),
-                ));
-            };
-            self.step += 1;
-            self.now = self.now.max(next);
-            if let Some(happening) = self.schedule.take_until(self.now) {
-                self.happen(happening)?;
-            } else if let Some(home) = &mut self.home {
-                home.poll(self.now, &mut self.actions);
-            }
+        if self.settle_turn()? == Ended::Crash {
+            return Ok(false);
         }
+        let ended = self.run_until(|world| holds(world))?;
+        Ok(ended == Ended::Reached)
+    }
+
+    /// Do what the home asks, and crash if it is time.
+    fn settle_turn(&mut self) -> Result<Ended, Violation> {
+        self.perform()?;
+        let turns = self.engine.turns();
+        if self.options.crash_at == Some(turns) && !self.coverage.cut {
+            self.coverage.cut = true;
+            self.crash();
+        }
+        if self.cut_at.take_if(|at| turns >= *at).is_some() {
+            self.crash();
+        }
+        let Some(home) = &self.home else {
+            return Ok(Ended::Crash);
+        };
+        if home.status().failed.is_some() {
+            self.coverage.failed += 1;
+            self.crash();
+            return Ok(Ended::Crash);
+        }
+        Ok(Ended::Reached)
     }
 
     fn perform(&mut self) -> Result<(), Violation> {
@@ -571,7 +577,10 @@ impl World {
     }
 
     fn act(&mut self, action: Action) -> Result<(), Violation> {
-        let at = self.now.plus(Nanos(self.random.u64(1_000..3_000_000)));
+        let at = self
+            .engine
+            .now()
+            .plus(Nanos(self.random.u64(1_000..3_000_000)));
         let sectors = |offset: u64, bytes: usize| {
             SectorRange::new(offset / SECTOR, (bytes / SECTOR_BYTES) as u64)
         };
@@ -602,12 +611,12 @@ impl World {
                     && bytes == 2 * BLOCK_BYTES
                     && self.is_of_map(offset)
                 {
-                    self.schedule.add(at, Happening::Nothing(token));
+                    self.engine.at(at, Happening::Nothing(token));
                     return Ok(());
                 }
                 let (offset, data) = self.planted_write(offset, data);
                 if self.loses_sums(offset, &data) {
-                    self.schedule.add(at, Happening::Nothing(token));
+                    self.engine.at(at, Happening::Nothing(token));
                     return Ok(());
                 }
                 let durable = self.is_planted(Plant::MapBeforeData) && self.is_of_root(offset);
@@ -666,7 +675,7 @@ impl World {
                 Happening::BackendResize(token, bytes / SECTOR)
             }
         };
-        self.schedule.add(at, happening);
+        self.engine.at(at, happening);
         Ok(())
     }
 
@@ -792,7 +801,8 @@ impl World {
         };
         let is_ok = result.is_ok();
         if let (Request::Read(range, _), Err(IoError::Corrupt)) = (&request, &result) {
-            self.log_step("refused", [range.start, range.count, 0, 0]);
+            self.engine
+                .note("refused", [range.start, range.count, 0, 0]);
             return self.refused(*range);
         }
         if !is_ok && (self.calm || !self.faults) {
@@ -801,7 +811,7 @@ impl World {
                 format!("{request:?}"),
             ));
         }
-        self.log_step("end", [token.0, u64::from(is_ok), 0, 0]);
+        self.engine.note("end", [token.0, u64::from(is_ok), 0, 0]);
         match (request, result) {
             (Request::Write(index), result) => {
                 let state = result.map_or(State::ToDo, |_| State::Done);
@@ -873,7 +883,7 @@ impl World {
             self.tier_wanted = !matches!(status.tier, TierState::Idle | TierState::Held);
             self.coverage.tiers += 1;
             let found = self.check_backend("tier-state", self.moments_from)?;
-            self.log_step("tiered", [found as u64, 0, 0, 0]);
+            self.engine.note("tiered", [found as u64, 0, 0, 0]);
             self.may_be_held(status.tier, found)?;
             self.moments.drain(..found);
             self.asked_from = self.asked_from.saturating_sub(found);

@@ -11,6 +11,7 @@ use super::model::Model;
 use super::plant::Plant;
 use super::world::{Look, Op, World};
 use crate::content::Content;
+use crate::engine::Simulated;
 use crate::violation::Violation;
 
 /// Parts of blocks that are written before each flush.
@@ -49,8 +50,8 @@ impl World {
                     return Err(Violation::new("starved", message));
                 }
                 self.ask_for_more(owner);
-                if !self.advance()? {
-                    return Err(self.stalled(owner));
+                if self.go_on()?.is_none() {
+                    return Err(self.stalled("nothing happens"));
                 }
             }
             self.coverage.flushes_beside_readers += 1;

@@ -190,7 +190,7 @@ impl World {
         self.coverage.requests += 1;
         let good = u64::from(completion.result.is_ok());
         let numbers = [owner as u64, completion.token.0, good, 0];
-        self.trace.add(self.step, self.now, "ended", numbers);
+        self.engine.note("ended", numbers);
         // What an owner of before needs may be gone. A full bucket is a reason for what has to put.
         let excused = match (&op, completion.result.as_ref()) {
             (Op::Read(..) | Op::Extents(_), Err(IoError::NoSpace)) => false,
@@ -239,9 +239,9 @@ impl World {
             }
             (Op::Resize(_), Err(_)) => {
                 // Which size it has is not known: nobody would go on.
-                self.log("resize failed", [owner as u64, 0, 0, 0]);
+                self.engine.note("resize failed", [owner as u64, 0, 0, 0]);
                 self.owners[owner].ops.clear();
-                self.crash_at = Some(self.step);
+                self.crash_at = Some(self.engine.turns());
             }
             _ => {}
         }

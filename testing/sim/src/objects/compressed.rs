@@ -139,7 +139,7 @@ impl World {
             stored.rotate_left(1);
         }
         if fault == Fault::Corrupt {
-            self.last_fault = self.now;
+            self.last_fault = self.engine.now();
             let at = self.random.usize(0..stored.len());
             stored[at] ^= 1 << self.random.u8(0..8);
         }

@@ -5,15 +5,16 @@
 use std::rc::Rc;
 
 use hdcs_core::base::limits::OBJECT_PAGE_BLOCKS_MAX;
+use hdcs_core::objects::Access;
 use hdcs_core::objects::format::{Manifest, Reference};
-use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotName};
+use hdcs_core::objects::io::{Kind, Name, SnapshotName};
 use hdcs_core::objects::references::{Fate, fate, tombstone};
-use hdcs_core::objects::{Access, ObjectVolume};
 
 use super::plant::Plant;
 use super::reader;
 use super::world::{PLACE, UUID, World};
 use crate::content::Content;
+use crate::engine::Simulated;
 use crate::violation::Violation;
 
 /// Where the clone is to be, and which it is.
@@ -39,7 +40,7 @@ impl World {
         // Usually until the reference is there, and the clone is not.
         for _ in 0..self.choices.u32(0..100) {
             let is_between = self.dead_reference().is_some() && self.choices.bool();
-            if is_between || !self.advance()? {
+            if is_between || self.go_on()?.is_none() {
                 break;
             }
         }
@@ -47,17 +48,10 @@ impl World {
             self.kill(clone);
         }
         self.sweep()?;
-        // Whatever comes late comes.
         self.calm = true;
-        while self.machine(clone).map(ObjectVolume::phase) == Some(Phase::Opening) {
-            if !self.advance()? {
-                return Err(Violation::new("stall", "opening goes on for ever"));
-            }
-        }
+        self.finish_opening(clone)?;
         self.kill(clone);
-        while self.schedule.next_time().is_some() {
-            self.advance()?;
-        }
+        self.drain()?;
         self.sweep()?;
         let there = reader::newest(&self.store, DEAD_PLACE).ok().flatten();
         let is_alive = there.is_some_and(|manifest| !manifest.gone);
@@ -124,12 +118,12 @@ impl World {
                     grave.write(&mut bytes);
                     self.store.put(&name, Rc::new(bytes));
                     self.needed = None;
-                    self.log("buried", [0; 4]);
+                    self.engine.note("buried", [0; 4]);
                     self.meanwhile()?;
                 }
             }
             let name = format!("{PLACE}{}", Name::own(Kind::Clone, DEAD_NUMBER));
-            self.log("swept", [0; 4]);
+            self.engine.note("swept", [0; 4]);
             self.check_delete(&name)?;
             self.store.delete(&name);
             self.needed = None;
@@ -139,7 +133,7 @@ impl World {
 
     fn meanwhile(&mut self) -> Result<(), Violation> {
         for _ in 0..self.choices.u32(0..4) {
-            self.advance()?;
+            self.go_on()?;
         }
         Ok(())
     }

@@ -23,10 +23,12 @@ impl World {
     pub(super) fn latency(&mut self) -> Nanos {
         if !self.calm && self.random.u32(0..100) == 0 {
             return self
-                .now
+                .engine
+                .now()
                 .plus(Nanos::from_millis(self.random.u64(1000..20_000)));
         }
-        self.now
+        self.engine
+            .now()
             .plus(Nanos(self.random.u64(1..=self.scenario.latency_max)))
     }
 
@@ -54,13 +56,16 @@ impl World {
         let rest = self.random.choice([0, 500, batch]).unwrap_or(0);
         let lasts = Nanos::from_millis(self.random.u64(100..120_000));
         let quota = self.store.bytes() + self.random.u64(0..=rest);
-        self.quota = Some((quota, self.now.plus(lasts)));
-        self.log("full", [quota, lasts.0, 0, 0]);
+        self.quota = Some((quota, self.engine.now().plus(lasts)));
+        self.engine.note("full", [quota, lasts.0, 0, 0]);
     }
 
     /// Whether the bucket refuses so many bytes more. Everything else it does.
     fn refuses(&mut self, bytes: usize) -> bool {
-        if self.quota.is_some_and(|(_, until)| self.now >= until) {
+        if self
+            .quota
+            .is_some_and(|(_, until)| self.engine.now() >= until)
+        {
             self.quota = None;
         }
         let room = |(quota, _)| self.store.bytes() + bytes as u64 > quota;
@@ -128,8 +133,7 @@ impl World {
                 let name = self.whole(owner, name);
                 let look = Look::GetFrames { name, part, buf };
                 let time = self.latency();
-                self.schedule
-                    .add(time, Happening::Look { owner, token, look });
+                self.engine.at(time, Happening::Look { owner, token, look });
             }
             Action::Delete { token, name } => {
                 let effect = Effect::Delete {
@@ -152,8 +156,7 @@ impl World {
                     buf,
                 };
                 let time = self.latency();
-                self.schedule
-                    .add(time, Happening::Look { owner, token, look });
+                self.engine.at(time, Happening::Look { owner, token, look });
             }
             Action::List {
                 token,
@@ -174,8 +177,7 @@ impl World {
                     after,
                 };
                 let time = self.latency();
-                self.schedule
-                    .add(time, Happening::Look { owner, token, look });
+                self.engine.at(time, Happening::Look { owner, token, look });
             }
             Action::End(_) | Action::SnapshotEnd { .. } => {}
         }
@@ -290,11 +292,11 @@ impl World {
         let failed = || Err(StoreError::Io(IoError::Unreachable));
         let mut fault = self.draw_fault(false);
         if self.plant == Some(Plant::LostEnd) && self.random.u8(0..40) == 0 {
-            return self.schedule.add(time, happen(None));
+            return self.engine.at(time, happen(None));
         }
         if self.plant == Some(Plant::ManifestBeforeData) && kind == Kind::Data {
-            self.schedule.add(time, tell(Ok(Stored::Done)));
-            return self.schedule.add(late, happen(None));
+            self.engine.at(time, tell(Ok(Stored::Done)));
+            return self.engine.at(late, happen(None));
         }
         if self.plant == Some(Plant::DeleteUnknown)
             && kind == Kind::Data
@@ -307,14 +309,14 @@ impl World {
                 token: None,
                 effect: delete,
             };
-            self.schedule.add(time, happen(Some(token)));
-            return self.schedule.add(time.plus(Nanos(1)), gone);
+            self.engine.at(time, happen(Some(token)));
+            return self.engine.at(time.plus(Nanos(1)), gone);
         }
         if self.plant == Some(Plant::UnknownIsSuccess)
             && kind == Kind::Manifest
             && self.random.u8(0..5) == 0
         {
-            return self.schedule.add(time, tell(Ok(Stored::Done)));
+            return self.engine.at(time, tell(Ok(Stored::Done)));
         }
         if self.plant == Some(Plant::UnknownIsFailure)
             && kind == Kind::Manifest
@@ -325,21 +327,21 @@ impl World {
             fault = Fault::Unknown;
         }
         match fault {
-            Fault::None | Fault::Corrupt => self.schedule.add(time, happen(Some(token))),
-            Fault::Fails => self.schedule.add(time, tell(failed())),
+            Fault::None | Fault::Corrupt => self.engine.at(time, happen(Some(token))),
+            Fault::Fails => self.engine.at(time, tell(failed())),
             Fault::Unknown => {
-                self.schedule.add(time, happen(None));
-                self.schedule.add(time.plus(Nanos(1)), tell(failed()));
+                self.engine.at(time, happen(None));
+                self.engine.at(time.plus(Nanos(1)), tell(failed()));
             }
             Fault::Late => {
                 self.coverage.late += 1;
-                self.schedule.add(time, tell(failed()));
-                self.schedule.add(late, happen(None));
+                self.engine.at(time, tell(failed()));
+                self.engine.at(late, happen(None));
             }
             Fault::Twice => {
                 self.coverage.late += 1;
-                self.schedule.add(time, happen(Some(token)));
-                self.schedule.add(late, happen(None));
+                self.engine.at(time, happen(Some(token)));
+                self.engine.at(late, happen(None));
             }
         }
     }
@@ -359,14 +361,13 @@ impl World {
                         token,
                         result,
                     };
-                    self.schedule.add(time, tell);
+                    self.engine.at(time, tell);
                 }
                 Ok(())
             }
             Happening::Look { owner, token, look } if self.is_passed(owner, &look) => {
                 let time = self.latency();
-                self.schedule
-                    .add(time, Happening::Look { owner, token, look });
+                self.engine.at(time, Happening::Look { owner, token, look });
                 Ok(())
             }
             Happening::Look { owner, token, look } => {
@@ -387,18 +388,18 @@ impl World {
         token: Token,
         result: Result<Stored, StoreError>,
     ) -> Result<(), Violation> {
-        self.log(
+        self.engine.note(
             "tell",
             [owner as u64, token.0, u64::from(result.is_ok()), 0],
         );
         if let Err(StoreError::Io(error)) = result
             && error != IoError::NoSpace
         {
-            self.last_fault = self.now;
+            self.last_fault = self.engine.now();
         }
         if let Some(machine) = &mut self.owners[owner].machine {
             let event = Event::Stored { token, result };
-            machine.step(self.now, event, &mut self.actions);
+            machine.step(self.engine.now(), event, &mut self.actions);
         }
         self.settle_actions(owner)
     }
@@ -417,7 +418,7 @@ impl World {
                 frames,
                 condition,
             } => {
-                self.log(
+                self.engine.note(
                     "put",
                     [
                         owner as u64,
@@ -451,7 +452,7 @@ impl World {
                 Ok(Ok(frames.map_or(Stored::Done, Stored::Packed)))
             }
             Effect::Delete { name } => {
-                self.log("delete", [owner as u64, 0, 0, 0]);
+                self.engine.note("delete", [owner as u64, 0, 0, 0]);
                 self.coverage.deletes += 1;
                 self.coverage.freed_when_full += u64::from(self.quota.is_some());
                 self.check_delete(&name)?;
@@ -464,7 +465,7 @@ impl World {
     /// A put finds the bucket full: nothing happens, and that is told.
     fn refuse(&mut self, owner: usize) -> Result<Result<Stored, StoreError>, Violation> {
         self.coverage.refused += 1;
-        self.last_refusal = self.now;
+        self.last_refusal = self.engine.now();
         match self.plant {
             Some(Plant::FullIsDone) => return Ok(Ok(Stored::Done)),
             Some(Plant::FullForGood) => self.latched = Some(owner),
@@ -558,7 +559,7 @@ impl World {
                     self.plant_foreign_frames(&name, &mut buf);
                 }
                 if fault == Fault::Corrupt {
-                    self.last_fault = self.now;
+                    self.last_fault = self.engine.now();
                     let at = self.random.usize(0..buf.len());
                     buf[at] ^= 1 << self.random.u8(0..8);
                     if self.plant == Some(Plant::SkipChecksum)

@@ -41,7 +41,5 @@ pub type Outcome = outcome::Outcome<Coverage>;
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
     let world = World::new(seed, options);
-    Outcome::of(seed, world, World::run, |world| {
-        (&world.trace, world.coverage)
-    })
+    Outcome::of(seed, world, World::run, |world| world.coverage)
 }

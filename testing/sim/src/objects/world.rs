@@ -18,8 +18,8 @@ use super::plant::Plant;
 use super::scenario::{Coverage, Paging, Scenario};
 use super::store::Store;
 use super::{Options, reader};
-use crate::clock::Schedule;
 use crate::content::Content;
+use crate::engine::{Ended, Engine, Simulated};
 use crate::trace::Trace;
 use crate::violation::Violation;
 
@@ -34,8 +34,6 @@ pub(super) const CLONE_UUID: [u8; 16] = [9; 16];
 const PATIENCE: Nanos = Nanos::from_millis(1_200_000);
 /// An owner knows that long after a put was refused that it was.
 pub(super) const REFUSAL_TELLS: Nanos = Nanos::from_millis(21_000);
-/// Steps without time passing after which a machine is said to spin.
-const STEPS_WITHOUT_TIME_MAX: u32 = 20_000;
 
 /// A request under way.
 #[derive(Debug)]
@@ -158,8 +156,7 @@ pub(super) enum Fault {
 /// A run.
 #[derive(Debug)]
 pub struct World {
-    /// What happened.
-    pub trace: Trace,
+    pub(super) engine: Engine<Happening>,
     /// What the run saw.
     pub coverage: Coverage,
     pub(super) scenario: Scenario,
@@ -169,10 +166,6 @@ pub struct World {
     pub(super) compresses: bool,
     pub(super) choices: Rng,
     pub(super) plant: Option<Plant>,
-    pub(super) now: Nanos,
-    pub(super) step: u64,
-    pub(super) steps_without_time: u32,
-    pub(super) schedule: Schedule<Happening>,
     pub(super) store: Store,
     pub(super) owners: Vec<Owner>,
     pub(super) pool: Rc<Pool>,
@@ -193,6 +186,48 @@ pub struct World {
     pub(super) actions: Vec<Action>,
 }
 
+impl Simulated for World {
+    fn now(&self) -> Nanos {
+        self.engine.now()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.engine.trace
+    }
+
+    fn advance(&mut self) -> Result<bool, Violation> {
+        let machines = self
+            .owners
+            .iter()
+            .filter_map(|owner| owner.machine.as_ref());
+        let wakeup = machines.filter_map(ObjectVolume::next_wakeup).min();
+        self.engine.go_on(wakeup)
+    }
+
+    fn turn(&mut self) -> Result<Ended, Violation> {
+        if let Some(happening) = self.engine.take_due() {
+            self.happen(happening)?;
+        }
+        for owner in 0..self.owners.len() {
+            if self.owners[owner].machine.is_some() {
+                self.poll(owner)?;
+            }
+        }
+        self.check_patience()?;
+        Ok(Ended::Reached)
+    }
+
+    fn deadline(&self, _: Nanos) -> Option<Nanos> {
+        // Each request has its own.
+        None
+    }
+
+    fn waiting(&self) -> String {
+        let ops = self.owners.iter().map(|owner| owner.ops.len());
+        format!("{} requests wait", ops.sum::<usize>())
+    }
+}
+
 impl World {
     /// The run of a seed.
     pub fn new(seed: u64, options: Options) -> Self {
@@ -209,15 +244,11 @@ impl World {
             compresses: choices.bool(),
             choices,
             paging: Paging::draw(&mut Rng::with_seed(seed ^ 0x7061_6765_7321)),
-            trace: Trace::new(options.verbose),
+            engine: Engine::new(Nanos(0), options.verbose),
             coverage: Coverage::default(),
             scenario,
             random,
             plant: options.plant,
-            now: Nanos(0),
-            step: 0,
-            steps_without_time: 0,
-            schedule: Schedule::default(),
             store: Store::default(),
             owners: Vec::new(),
             pool: Pool::new(8 << 20),
@@ -321,12 +352,8 @@ impl World {
             was_replaced: false,
         });
         let owner = self.owners.len() - 1;
-        self.log("start", [owner as u64, 0, 0, 0]);
+        self.engine.note("start", [owner as u64, 0, 0, 0]);
         owner
-    }
-
-    pub(super) fn log(&mut self, what: &'static str, numbers: [u64; 4]) {
-        self.trace.add(self.step, self.now, what, numbers);
     }
 
     pub(super) fn machine(&self, owner: usize) -> Option<&ObjectVolume> {
@@ -348,10 +375,10 @@ impl World {
             self.coverage.fenced += u64::from(machine.phase() == Phase::Fenced);
         }
         self.owners[owner].ops.clear();
-        self.log("kill", [owner as u64, 0, 0, 0]);
+        self.engine.note("kill", [owner as u64, 0, 0, 0]);
         let random = &mut self.random;
         let mut late = 0;
-        self.schedule.retain(|happening| match happening {
+        self.engine.retain(|happening| match happening {
             Happening::Happen { owner: of, .. } if *of == owner => {
                 let keep = random.bool();
                 late += u64::from(keep);
@@ -374,28 +401,14 @@ impl World {
             if attempt == 10 {
                 self.calm = true;
             }
-            self.poll(owner)?;
-            loop {
-                let phase = self.machine(owner).map(ObjectVolume::phase);
-                match phase {
-                    Some(Phase::Opening) => {
-                        if !self.advance()? {
-                            return Err(Violation::new("stall", "opening goes on for ever"));
-                        }
-                    }
-                    Some(Phase::Open) => {
-                        self.calm = false;
-                        self.opened(owner)?;
-                        return Ok(Some(owner));
-                    }
-                    Some(Phase::Failed(error)) => {
-                        self.judge_refusal(error)?;
-                        break;
-                    }
-                    Some(Phase::Fenced) | None => {
-                        return Err(Violation::new("fenced-without-cause", "while opening"));
-                    }
+            match self.finish_opening(owner)? {
+                Some(Phase::Open) => {
+                    self.calm = false;
+                    self.opened(owner)?;
+                    return Ok(Some(owner));
                 }
+                Some(Phase::Failed(error)) => self.judge_refusal(error)?,
+                _ => return Err(Violation::new("fenced-without-cause", "while opening")),
             }
             let place = self.owners[owner].place;
             self.kill(owner);
@@ -406,6 +419,20 @@ impl World {
             owner = self.start(access, None, place);
         }
         Err(Violation::new("open-refused", "again and again"))
+    }
+
+    /// Go on until an owner has opened, or has failed to.
+    pub(super) fn finish_opening(&mut self, owner: usize) -> Result<Option<Phase>, Violation> {
+        self.poll(owner)?;
+        let phase = |world: &Self| world.machine(owner).map(ObjectVolume::phase);
+        self.run_until(|world| phase(world) != Some(Phase::Opening))?;
+        Ok(phase(self))
+    }
+
+    /// Whatever is to come late comes.
+    pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        self.run_until(|world| world.engine.next_time().is_none())
+            .map(drop)
     }
 
     pub(super) fn judge_refusal(&self, error: OpenError) -> Result<(), Violation> {
@@ -431,7 +458,8 @@ impl World {
     pub(super) fn opened(&mut self, owner: usize) -> Result<(), Violation> {
         let place = self.owners[owner].place;
         let contents = self.bucket(place)?;
-        self.log("open", [owner as u64, contents.len() as u64, 0, 0]);
+        self.engine
+            .note("open", [owner as u64, contents.len() as u64, 0, 0]);
         let mut known = false;
         for before in self.owners[..owner].iter_mut().rev() {
             if before.place == place
@@ -471,7 +499,7 @@ impl World {
     pub(super) fn work(&mut self, owner: usize) -> Result<bool, Violation> {
         let mut left = self.scenario.requests;
         loop {
-            if self.crash_at.is_some_and(|at| self.step >= at) {
+            if self.crash_at.is_some_and(|at| self.engine.turns() >= at) {
                 self.crash_at = None;
                 self.coverage.cut = true;
                 return Ok(false);
@@ -494,19 +522,13 @@ impl World {
             if left == 0 && self.owners[owner].ops.is_empty() {
                 return Ok(true);
             }
-            if !self.advance()? {
+            if self.go_on()?.is_none() {
                 if self.owners[owner].ops.is_empty() {
                     continue;
                 }
-                return Err(self.stalled(owner));
+                return Err(self.stalled("nothing happens"));
             }
         }
-    }
-
-    pub(super) fn stalled(&self, owner: usize) -> Violation {
-        let ops = &self.owners[owner].ops;
-        let message = format!("nothing happens, and {} requests wait", ops.len());
-        Violation::new("stall", message)
     }
 
     /// Requests of an owner that was replaced: whatever it is told, it commits nothing.
@@ -518,7 +540,7 @@ impl World {
             self.send_any(owner)?;
             self.poll(owner)?;
             for _ in 0..self.random.u32(0..20) {
-                self.advance()?;
+                self.go_on()?;
             }
         }
         Ok(())
@@ -528,20 +550,10 @@ impl World {
     pub(super) fn settle(&mut self, owner: usize) -> Result<(), Violation> {
         self.calm = true;
         self.poll(owner)?;
-        let mut patience = 20_000;
-        loop {
-            let rests = self.machine(owner).is_none_or(ObjectVolume::is_at_rest);
-            if rests && self.owners[owner].ops.is_empty() {
-                break;
-            }
-            patience -= 1;
-            if patience == 0 {
-                return Err(Violation::new("stall", "it never rests"));
-            }
-            if !self.advance()? {
-                return Err(self.stalled(owner));
-            }
-        }
+        self.run_until(|world| {
+            let rests = world.machine(owner).is_none_or(ObjectVolume::is_at_rest);
+            rests && world.owners[owner].ops.is_empty()
+        })?;
         self.calm = false;
         Ok(())
     }
@@ -552,17 +564,17 @@ impl World {
         entry.next_token += 1;
         let token = Token(entry.next_token);
         let what = op.describe();
-        entry.ops.insert(token.0, (self.now, op));
+        entry.ops.insert(token.0, (self.engine.now(), op));
         let (name, numbers) = what;
-        self.trace.add(
-            self.step,
-            self.now,
-            name,
-            [owner as u64, token.0, numbers[0], numbers[1]],
-        );
+        self.engine
+            .note(name, [owner as u64, token.0, numbers[0], numbers[1]]);
         let entry = &mut self.owners[owner];
         if let Some(machine) = &mut entry.machine {
-            machine.step(self.now, Event::Submit { token, ask }, &mut self.actions);
+            machine.step(
+                self.engine.now(),
+                Event::Submit { token, ask },
+                &mut self.actions,
+            );
         }
     }
 
@@ -726,7 +738,7 @@ impl World {
     /// Let an owner go on, and perform what it asks.
     pub(super) fn poll(&mut self, owner: usize) -> Result<(), Violation> {
         if let Some(machine) = &mut self.owners[owner].machine {
-            machine.poll(self.now, &mut self.actions);
+            machine.poll(self.engine.now(), &mut self.actions);
         }
         self.settle_actions(owner)
     }
@@ -744,39 +756,11 @@ impl World {
         self.check_fenced(owner)
     }
 
-    /// Let the next thing happen; false if nothing will.
-    pub(super) fn advance(&mut self) -> Result<bool, Violation> {
-        let wakeup = |owner: &Owner| owner.machine.as_ref().and_then(ObjectVolume::next_wakeup);
-        let wakeups = self.owners.iter().filter_map(wakeup).min();
-        let Some(time) = self.schedule.next_time().into_iter().chain(wakeups).min() else {
-            return Ok(false);
-        };
-        self.step += 1;
-        if time > self.now {
-            self.now = time;
-            self.steps_without_time = 0;
-        }
-        self.steps_without_time += 1;
-        if self.steps_without_time > STEPS_WITHOUT_TIME_MAX {
-            return Err(Violation::new("spin", "time does not pass"));
-        }
-        if let Some(happening) = self.schedule.take_until(self.now) {
-            self.happen(happening)?;
-        }
-        for owner in 0..self.owners.len() {
-            if self.owners[owner].machine.is_some() {
-                self.poll(owner)?;
-            }
-        }
-        self.check_patience()?;
-        Ok(true)
-    }
-
     /// Everything ends, whatever the store does: nothing here lasts as long as the patience.
     pub(super) fn check_patience(&self) -> Result<(), Violation> {
         for entry in self.owners.iter().filter(|entry| entry.machine.is_some()) {
             for (since, op) in entry.ops.values() {
-                if self.now.since(*since) > PATIENCE {
+                if self.engine.now().since(*since) > PATIENCE {
                     return Err(Violation::new("stall", format!("{op:?} waits")));
                 }
             }
@@ -788,10 +772,7 @@ impl World {
     pub(super) fn finish(&mut self, owner: usize) -> Result<(), Violation> {
         self.kill(owner);
         self.calm = true;
-        // Whatever comes late has come.
-        while self.schedule.next_time().is_some() {
-            self.advance()?;
-        }
+        self.drain()?;
         let access = match reader::newest(&self.store, PLACE) {
             Ok(Some(_)) => Access::Existing,
             _ => Access::Create { uuid: UUID },
@@ -914,20 +895,14 @@ impl World {
             }
             let steps = self.random.u32(1..200);
             for _ in 0..steps {
-                if self.owners[clone].ops.is_empty() || !self.advance()? {
+                if self.owners[clone].ops.is_empty() || self.go_on()?.is_none() {
                     break;
                 }
             }
             self.kill(clone);
             // What it has asked for happens or not, before or after the next one looks.
             clone = self.start(Access::Existing, None, CLONE_PLACE);
-            self.poll(clone)?;
-            while self.machine(clone).map(ObjectVolume::phase) == Some(Phase::Opening) {
-                if !self.advance()? {
-                    return Err(Violation::new("stall", "opening goes on for ever"));
-                }
-            }
-            match self.machine(clone).map(ObjectVolume::phase) {
+            match self.finish_opening(clone)? {
                 Some(Phase::Failed(OpenError::Gone)) => {
                     let gone = reader::newest(&self.store, CLONE_PLACE).ok().flatten();
                     if !gone.is_some_and(|manifest| manifest.gone) {

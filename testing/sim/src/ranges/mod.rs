@@ -95,6 +95,6 @@ impl fmt::Display for Coverage {
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
     Outcome::of(seed, World::new(seed, options), World::run, |world| {
-        (&world.trace, world.coverage)
+        world.coverage
     })
 }

@@ -19,6 +19,7 @@ use super::{Coverage, Options, Plant};
 use crate::check_cost::Cost;
 use crate::content::mix;
 use crate::disk::joined;
+use crate::engine::{Ended, Engine, Simulated};
 use crate::lz4::LZ4;
 use crate::scenario::draw_behaviour;
 use crate::trace::Trace;
@@ -26,8 +27,11 @@ use crate::violation::Violation;
 
 /// Events of one batch at most.
 const BATCH_MAX: usize = 24;
-/// Rounds in which everything that was asked for has to end, once nothing more is asked.
-const CALM_ROUNDS_MAX: usize = 400_000;
+/// The longest pause between two turns, and the longest that a device takes.
+const PAUSE_MICROS: u64 = 200;
+const LATENCY_MICROS: u64 = 250;
+/// Everything that was asked for ends in this time, once nothing more is asked.
+const PATIENCE: Nanos = Nanos::from_millis(40_000);
 /// Ranges from this length on are called long.
 const LONG_SECTORS: u64 = (1 << 30) / SECTOR_BYTES as u64;
 /// Sectors of the longest zeroing that a planted bug lets through.
@@ -90,11 +94,18 @@ enum Waiting {
     Other,
 }
 
+/// What a device was asked for is done.
+#[derive(Debug)]
+struct Happening {
+    is_of_cache: bool,
+    action: Action,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct World {
     random: Rng,
-    now: Nanos,
+    engine: Engine<Happening>,
     config: VolumeConfig,
     cache_config: CacheConfig,
     plant: Option<Plant>,
@@ -104,17 +115,61 @@ pub struct World {
     ssd: Vec<u8>,
     backend: Sparse,
     model: Sparse,
-    in_flight: Vec<(bool, Action)>,
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
     next_write: u64,
     requests_left: u32,
     cost: Cost,
-    steps: u64,
-    /// The trace of the run.
-    pub trace: Trace,
     /// What the run saw.
     pub coverage: Coverage,
+}
+
+impl Simulated for World {
+    fn now(&self) -> Nanos {
+        self.engine.now()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.engine.trace
+    }
+
+    fn advance(&mut self) -> Result<bool, Violation> {
+        // It is polled often, whatever its machines want.
+        let pause = Nanos::from_micros(self.random.u64(1..PAUSE_MICROS));
+        let wakeup = self.engine.now().plus(pause);
+        self.engine.go_on(Some(wakeup))
+    }
+
+    /// One batch, and a poll behind it, as a shard does.
+    fn turn(&mut self) -> Result<Ended, Violation> {
+        for _ in 0..self.random.usize(..=BATCH_MAX) {
+            if self.requests_left > 0 && self.waiting.len() < 32 && self.random.bool() {
+                self.ask()?;
+            } else if let Some(done) = self.engine.take_due() {
+                self.complete(done.is_of_cache, done.action)?;
+            }
+        }
+        self.step_volume(Event::Poll)?;
+        self.step_cache(CacheEvent::Poll)?;
+        if let Some((cache, volume)) = &self.node {
+            self.coverage.forgetting += u64::from(cache.is_forgetting());
+            let stats = volume.stats(self.engine.now());
+            self.coverage.index_bytes_max = self.coverage.index_bytes_max.max(stats.index_bytes);
+            if self.engine.turns().is_multiple_of(64) {
+                volume.check_invariants();
+                cache.check_invariants();
+            }
+        }
+        Ok(Ended::Reached)
+    }
+
+    fn deadline(&self, began: Nanos) -> Option<Nanos> {
+        (self.requests_left == 0).then(|| began.plus(PATIENCE))
+    }
+
+    fn waiting(&self) -> String {
+        format!("{:?} wait", self.waiting)
+    }
 }
 
 impl World {
@@ -174,7 +229,7 @@ impl World {
         let mut log = vec![0; config.log_bytes as usize];
         log[..BLOCK_BYTES].copy_from_slice(&Volume::format_log(&config, seed + 1));
         Self {
-            now: Nanos(1),
+            engine: Engine::new(Nanos(1), options.verbose),
             config,
             cache_config,
             plant: options.plant,
@@ -184,14 +239,11 @@ impl World {
             ssd: vec![0; SSD_BYTES as usize],
             backend: Sparse::default(),
             model: Sparse::default(),
-            in_flight: Vec::new(),
             waiting: BTreeMap::new(),
             next_request: 0,
             next_write: 0,
             requests_left: 0,
             cost: Cost::default(),
-            steps: 0,
-            trace: Trace::new(options.verbose),
             coverage: Coverage::default(),
             random,
         }
@@ -202,16 +254,14 @@ impl World {
         for opening in 0..3 {
             self.open()?;
             self.requests_left = [200, 2000, 6000][self.random.usize(..3)];
-            while self.requests_left > 0 {
-                self.round(true)?;
-            }
-            self.calm(|world| world.waiting.is_empty())?;
+            self.run_until(|world| world.requests_left == 0)?;
+            self.run_until(|world| world.waiting.is_empty())?;
             if opening == 2 {
                 self.step_volume(Event::Close { destage: true })?;
-                self.calm(|world| world.phase() == Some(Phase::Closed))?;
+                self.run_until(|world| world.phase() == Some(Phase::Closed))?;
             }
             self.node = None;
-            self.in_flight.clear();
+            self.engine.retain(|_| false);
         }
         for (&start, &(_, write)) in &self.model.0 {
             let found = self.backend.get(start);
@@ -233,7 +283,7 @@ impl World {
         let mut actions = Vec::new();
         let pool = Rc::clone(&self.pool);
         let config = self.cache_config.clone();
-        let mut cache = ReadCache::new(config, self.now, pool, &mut actions);
+        let mut cache = ReadCache::new(config, self.engine.now(), pool, &mut actions);
         match self.plant {
             Some(Plant::LongProbe) => cache.set_step_max(1 << 20, 1 << 12),
             _ if self.random.bool() => {
@@ -241,60 +291,36 @@ impl World {
             }
             _ => {}
         }
-        let of_cache = actions.drain(..).map(|action| (true, action));
-        self.in_flight.extend(of_cache);
+        for action in actions.drain(..) {
+            self.begin(true, action);
+        }
         let mut cx = Context {
             cache: &mut cache,
             pool: &self.pool,
             actions: &mut actions,
         };
-        let volume = Volume::open(self.config.clone(), self.now, &mut cx);
-        self.in_flight
-            .extend(actions.into_iter().map(|action| (false, action)));
+        let volume = Volume::open(self.config.clone(), self.engine.now(), &mut cx);
+        for action in actions {
+            self.begin(false, action);
+        }
         self.node = Some((cache, volume));
         self.coverage.openings += 1;
-        self.calm(|world| world.phase() == Some(Phase::Open))
+        self.run_until(|world| world.phase() == Some(Phase::Open))
+            .map(drop)
     }
 
     fn phase(&self) -> Option<Phase> {
         self.node.as_ref().map(|(_, volume)| volume.phase())
     }
 
-    fn calm(&mut self, done: impl Fn(&Self) -> bool) -> Result<(), Violation> {
-        for _ in 0..CALM_ROUNDS_MAX {
-            if done(self) {
-                return Ok(());
-            }
-            self.round(false)?;
-        }
-        let message = format!("{:?} do not end, nor {:?}", self.waiting, self.in_flight);
-        Err(Violation::new("stall", message))
-    }
-
-    /// One batch, and a poll behind it, as a shard does.
-    fn round(&mut self, asks: bool) -> Result<(), Violation> {
-        self.now = self.now.plus(Nanos::from_micros(self.random.u64(1..200)));
-        for _ in 0..self.random.usize(..=BATCH_MAX) {
-            if asks && self.waiting.len() < 32 && self.random.bool() {
-                self.ask()?;
-            } else if !self.in_flight.is_empty() {
-                let index = self.random.usize(..self.in_flight.len());
-                let (is_of_cache, action) = self.in_flight.swap_remove(index);
-                self.complete(is_of_cache, action)?;
-            }
-        }
-        self.step_volume(Event::Poll)?;
-        self.step_cache(CacheEvent::Poll)?;
-        if let Some((cache, volume)) = &self.node {
-            self.coverage.forgetting += u64::from(cache.is_forgetting());
-            let stats = volume.stats(self.now);
-            self.coverage.index_bytes_max = self.coverage.index_bytes_max.max(stats.index_bytes);
-            if self.steps.is_multiple_of(512) {
-                volume.check_invariants();
-                cache.check_invariants();
-            }
-        }
-        Ok(())
+    /// A device is asked for something.
+    fn begin(&mut self, is_of_cache: bool, action: Action) {
+        let pause = Nanos::from_micros(self.random.u64(1..LATENCY_MICROS));
+        let happening = Happening {
+            is_of_cache,
+            action,
+        };
+        self.engine.after(pause, happening);
     }
 
     fn step_volume(&mut self, event: Event) -> Result<(), Violation> {
@@ -313,8 +339,7 @@ impl World {
             pool: &self.pool,
             actions: &mut actions,
         };
-        volume.step(self.now, event, &mut cx);
-        self.steps += 1;
+        volume.step(self.engine.now(), event, &mut cx);
         self.coverage.settling += u64::from(!volume.is_settled());
         let after = cache.work() + volume.work();
         let judged = self.cost.step(what, before, after);
@@ -324,7 +349,7 @@ impl World {
             if let Action::Reply { request, result } = action {
                 self.answered(request, result)?;
             } else {
-                self.in_flight.push((false, action));
+                self.begin(false, action);
             }
         }
         Ok(())
@@ -336,11 +361,12 @@ impl World {
         };
         let before = cache.work();
         let mut actions = Vec::new();
-        cache.step(self.now, event, &mut actions);
+        cache.step(self.engine.now(), event, &mut actions);
         let judged = self.cost.step("a step of the cache", before, cache.work());
         self.coverage.step_max = self.cost.step_max;
-        let of_cache = actions.into_iter().map(|action| (true, action));
-        self.in_flight.extend(of_cache);
+        for action in actions {
+            self.begin(true, action);
+        }
         judged
     }
 
@@ -348,7 +374,7 @@ impl World {
 
     fn ask(&mut self) -> Result<(), Violation> {
         let sectors = self.config.bytes / SECTOR_BYTES as u64;
-        let is_long = self.random.u8(..40) == 0;
+        let is_long = self.random.u8(..16) == 0;
         let range = if is_long {
             let count = match self.random.u8(..4) {
                 0 => sectors,
@@ -421,7 +447,7 @@ impl World {
         self.coverage.long += u64::from(range.count >= LONG_SECTORS);
         self.next_request += 1;
         let numbers = [self.next_request, range.start, range.count, kind.into()];
-        self.trace.add(self.steps, self.now, "request", numbers);
+        self.engine.note("request", numbers);
         let id = RequestId(self.next_request);
         self.waiting.insert(id.0, what);
         self.step_volume(Event::Request { id, request })
@@ -433,8 +459,7 @@ impl World {
         result: Result<Reply, RequestError>,
     ) -> Result<(), Violation> {
         self.coverage.replies += 1;
-        self.trace
-            .add(self.steps, self.now, "reply", [id.0, 0, 0, 0]);
+        self.engine.note("reply", [id.0, 0, 0, 0]);
         let Some(waiting) = self.waiting.remove(&id.0) else {
             let message = format!("request {} was answered twice or never sent", id.0);
             return Err(Violation::new("reply-unexpected", message));
@@ -535,12 +560,7 @@ impl World {
     }
 
     fn ended(&mut self, is_of_cache: bool, token: Token, done: Done) -> Result<(), Violation> {
-        self.trace.add(
-            self.steps,
-            self.now,
-            "end",
-            [token.0, is_of_cache.into(), 0, 0],
-        );
+        self.engine.note("end", [token.0, is_of_cache.into(), 0, 0]);
         let completion = Completion {
             token,
             result: Ok(done),

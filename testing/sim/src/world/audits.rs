@@ -5,6 +5,7 @@ use super::{
     SMALL_POOL_BYTES, SectorRange, SsdState, Violation, Volume, World, check_lost, check_promotion,
     mix,
 };
+use crate::engine::Simulated;
 
 /// Longer than the slowest device needs for what the cache still compares.
 const SETTLE_TIME: Nanos = Nanos::from_millis(2000);
@@ -38,9 +39,10 @@ impl World {
 
     /// Let everything that is under way come to its end, with time to spare.
     pub fn settle(&mut self) -> Result<(), Violation> {
-        let until = self.now.plus(SETTLE_TIME);
-        self.queue.add(until, Happening::Tick);
-        self.run_until(|world| world.now >= until).map(|_| ())
+        let until = self.engine.now().plus(SETTLE_TIME);
+        self.engine.at(until, Happening::Tick);
+        self.run_until(|world| world.engine.now() >= until)
+            .map(|_| ())
     }
 
     /// Count what is read of a range of a backend from now on.
@@ -79,7 +81,7 @@ impl World {
     /// The node is down, and the log of a volume is lost: it gets a new one, with a new number, over
     /// what the backend holds.
     pub fn lose_log(&mut self, unit: usize) -> Result<(), Violation> {
-        self.note("log lost", [unit as u64, 0, 0, 0]);
+        self.engine.note("log lost", [unit as u64, 0, 0, 0]);
         self.coverage.lost_logs += 1;
         let keeps_number = self.planted.strikes(Plant::KeptNumber);
         let lost = self.coverage.lost_logs;

@@ -8,6 +8,7 @@ use super::{
     SectorRange, SsdState, Violation, World,
 };
 use crate::check_benefit;
+use crate::engine::Simulated;
 
 /// Blocks of a segment.
 const SEGMENT_BLOCKS: u64 = 256;
@@ -100,9 +101,9 @@ impl World {
         let mut filled = 0;
         for line in 0..lines {
             if line % BURST == 0 {
-                let until = self.now.plus(PAUSE);
-                self.queue.add(until, Happening::Tick);
-                self.run_until(|world| world.now >= until)?;
+                let until = self.engine.now().plus(PAUSE);
+                self.engine.at(until, Happening::Tick);
+                self.run_until(|world| world.engine.now() >= until)?;
             }
             let bytes = line_blocks as usize * BLOCK_BYTES;
             let (Some(mut buf), Some(node)) = (self.pool.alloc(bytes), &mut self.node) else {
@@ -110,7 +111,7 @@ impl World {
             };
             buf.fill(7);
             // No two lines are the same.
-            buf[..8].copy_from_slice(&(self.now.0 ^ line).to_le_bytes());
+            buf[..8].copy_from_slice(&(self.engine.now().0 ^ line).to_le_bytes());
             buf[8..16].copy_from_slice(&line.to_le_bytes());
             let of = line_of(line);
             let key = BlockKey::new(of.volume(), of.block() * line_blocks);

@@ -56,8 +56,8 @@ impl World {
         let state = &self.units[unit];
         if state.postponed.is_some() {
             // Nobody tells when a buffer is free.
-            self.queue.add(
-                self.now.plus(Nanos::from_millis(1)),
+            self.engine.at(
+                self.engine.now().plus(Nanos::from_millis(1)),
                 Happening::Client(unit),
             );
             self.units[unit].client_waits = false;
@@ -72,8 +72,8 @@ impl World {
         if self.units[unit].asks_left > 0 {
             self.units[unit].client_waits = false;
             let pause = Nanos::from_micros(self.random.u64(1..200));
-            self.queue
-                .add(self.now.plus(pause), Happening::Client(unit));
+            self.engine
+                .at(self.engine.now().plus(pause), Happening::Client(unit));
         }
     }
 
@@ -85,7 +85,7 @@ impl World {
         let Self {
             units,
             pool,
-            now,
+            engine,
             planted,
             coverage,
             ..
@@ -191,8 +191,9 @@ impl World {
             | Ask::Bad(range, _) => range,
             Ask::Flush => SectorRange::new(0, 0),
         };
-        let id = state.requests.sent(*now, waiting);
-        self.note(ASKS[code], [id.0, range.start, range.count, number]);
+        let id = state.requests.sent(engine.now(), waiting);
+        self.engine
+            .note(ASKS[code], [id.0, range.start, range.count, number]);
         if matches!(ask, Ask::Promote(_)) && self.planted.strikes(Plant::IdlePromotion) {
             self.replied(unit, id, Ok(Reply::Done))?;
             return Ok(true);
@@ -216,7 +217,7 @@ impl World {
         }
         self.coverage.replies += 1;
         let error = result.as_ref().err().map_or(0, |&error| error as u64 + 1);
-        self.note("reply", [id.0, error, unit as u64, 0]);
+        self.engine.note("reply", [id.0, error, unit as u64, 0]);
         let (since, waiting) = self.units[unit].requests.answered(id)?;
         (self.units[unit].fence).check_reply(unit, result.as_ref().err().copied())?;
         if self.units[unit].client_waits {
@@ -255,7 +256,7 @@ impl World {
     }
 
     fn succeeded(&mut self, unit: usize, waiting: Waiting, reply: Reply) -> Result<(), Violation> {
-        let now = self.now;
+        let now = self.engine.now();
         match (waiting, reply) {
             (Waiting::Read(read), Reply::Data(data)) => {
                 self.check_not_lost(unit, read.range)?;
@@ -396,7 +397,7 @@ impl World {
             // It takes nothing any more, and what is written past it waits for the backend.
             return Ok(());
         }
-        let stats = volume.stats(self.now);
+        let stats = volume.stats(self.engine.now());
         let free = stats.log_ring_blocks - stats.log_used_blocks;
         if free <= FREE_BLOCKS_WHEN_FULL_MAX {
             return Ok(());
@@ -449,7 +450,7 @@ impl World {
         let volume = self.volume(unit);
         let backend_trouble = state
             .backend_trouble
-            .is_some_and(|time| time >= since || self.now.since(time) < BACKEND_TROUBLE);
+            .is_some_and(|time| time >= since || self.engine.now().since(time) < BACKEND_TROUBLE);
         let phase = volume.map(Volume::phase);
         match error {
             RequestError::BadRange => {
@@ -485,8 +486,9 @@ impl World {
                 // The volume shows another trouble if it has one that is worse.
                 let max = state.config.backend_answer_max;
                 let mut theirs = self.in_flight.values();
-                let late = theirs
-                    .any(|one| one.io.backend() == Some(unit) && self.now.since(one.since) >= max);
+                let late = theirs.any(|one| {
+                    one.io.backend() == Some(unit) && self.engine.now().since(one.since) >= max
+                });
                 state.config.when_full == hdcs_core::volume::WhenFull::Error
                     && (backend_trouble || silent || late || state.log_trouble)
             }

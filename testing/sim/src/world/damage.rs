@@ -180,7 +180,8 @@ impl World {
         let at = self.random.usize(..BLOCK_BYTES);
         buf[at] ^= 1 << self.random.u8(..8);
         self.coverage.spoiled_reads += 1;
-        self.note("log read spoiled", [unit as u64, offset, 0, 0]);
+        self.engine
+            .note("log read spoiled", [unit as u64, offset, 0, 0]);
     }
 
     /// The same while its log is replayed: any block of what was read.
@@ -212,6 +213,7 @@ impl World {
         let at = block as usize * BLOCK_BYTES + way.usize(..BLOCK_BYTES);
         buf[at] ^= 1 << way.u8(..8);
         self.coverage.spoiled_replays += 1;
-        self.note("replay spoiled", [unit as u64, first + block, 0, 0]);
+        self.engine
+            .note("replay spoiled", [unit as u64, first + block, 0, 0]);
     }
 }

@@ -14,8 +14,8 @@ impl World {
     /// Let the director act from now on.
     pub(super) fn start_director(&mut self) {
         let pause = self.random.u64(1..self.scenario.director_pause.0 * 2);
-        self.queue
-            .add(self.now.plus(Nanos(pause)), Happening::Director);
+        self.engine
+            .at(self.engine.now().plus(Nanos(pause)), Happening::Director);
     }
 
     /// Something happens.
@@ -45,7 +45,8 @@ impl World {
             10 => {
                 self.units[unit].destage_all = None;
                 self.cancel_flush_of_snapshot(unit)?;
-                self.note("cancel destage all", [unit as u64, 0, 0, 0]);
+                self.engine
+                    .note("cancel destage all", [unit as u64, 0, 0, 0]);
                 return self.step_volume(unit, Event::CancelDestageAll);
             }
             11 | 12 => return self.reconfigure(unit),
@@ -69,24 +70,29 @@ impl World {
             return;
         }
         let pause = Nanos::from_micros(self.random.u64(100..2_000_000));
-        self.note("backend goes", [unit as u64, pause.0, error as u64, 0]);
+        self.engine
+            .note("backend goes", [unit as u64, pause.0, error as u64, 0]);
         self.units[unit].backend_down = Some(error);
-        self.units[unit].backend_trouble = Some(self.now);
-        self.queue
-            .add(self.now.plus(pause), Happening::BackendReturns(unit));
+        self.units[unit].backend_trouble = Some(self.engine.now());
+        self.engine.at(
+            self.engine.now().plus(pause),
+            Happening::BackendReturns(unit),
+        );
     }
 
     fn backend_falls_silent(&mut self, unit: usize) {
-        if !self.scenario.faults.backend_hang || self.units[unit].backend_silent > self.now {
+        if !self.scenario.faults.backend_hang || self.units[unit].backend_silent > self.engine.now()
+        {
             return;
         }
         let pause = Nanos::from_micros(self.random.u64(100..20_000_000));
-        self.note("backend silent", [unit as u64, pause.0, 0, 0]);
-        self.units[unit].backend_silent = self.now.plus(pause);
+        self.engine
+            .note("backend silent", [unit as u64, pause.0, 0, 0]);
+        self.units[unit].backend_silent = self.engine.now().plus(pause);
     }
 
     fn cache_falls_silent(&mut self) {
-        if !self.scenario.faults.cache_hang || self.cache_silent > self.now {
+        if !self.scenario.faults.cache_hang || self.cache_silent > self.engine.now() {
             return;
         }
         let patience = self.scenario.cache.ssd_answer_max.0;
@@ -97,8 +103,8 @@ impl World {
             // About as long as it takes to be given up, so that what comes back is still of use.
             _ => Nanos(self.random.u64(patience / 2..patience * 2)),
         };
-        self.note("cache silent", [pause.0, 0, 0, 0]);
-        self.cache_silent = self.now.plus(pause);
+        self.engine.note("cache silent", [pause.0, 0, 0, 0]);
+        self.cache_silent = self.engine.now().plus(pause);
     }
 
     fn backend_is_taken_over(&mut self, unit: usize) {
@@ -112,7 +118,8 @@ impl World {
                 in_flight.fails = Some(IoError::Fenced);
             }
         }
-        self.note("backend taken over", [unit as u64, 0, 0, 0]);
+        self.engine
+            .note("backend taken over", [unit as u64, 0, 0, 0]);
     }
 
     /// The node tries its cache device, which was given up.
@@ -126,8 +133,10 @@ impl World {
             // It is back, with what it held.
             self.cache_dead = false;
         }
-        let is_open = !self.cache_dead && self.cache_silent <= self.now;
-        let is_used = self.readmission.tried(self.now, is_open, can_readmit);
+        let is_open = !self.cache_dead && self.cache_silent <= self.engine.now();
+        let is_used = self
+            .readmission
+            .tried(self.engine.now(), is_open, can_readmit);
         self.wake_for_cache();
         if !is_used {
             return Ok(());
@@ -140,7 +149,7 @@ impl World {
         if self.planted.strikes(Plant::StaleReadmission) {
             uuid = self.cache_carries().or(before);
         }
-        self.note("cache readmitted", [0; 4]);
+        self.engine.note("cache readmitted", [0; 4]);
         let Some(uuid) = uuid else { return Ok(()) };
         self.step_cache(CacheEvent::Readmit { uuid })
     }
@@ -157,19 +166,22 @@ impl World {
         if !self.scenario.faults.backend_power || self.units[unit].backend_down.is_some() {
             return Ok(());
         }
-        self.note("backend power cut", [unit as u64, 0, 0, 0]);
+        self.engine
+            .note("backend power cut", [unit as u64, 0, 0, 0]);
         self.cut_backend(unit)?;
         let pause = Nanos::from_micros(self.random.u64(100..500_000));
         self.units[unit].backend_down = Some(IoError::Unreachable);
-        self.queue
-            .add(self.now.plus(pause), Happening::BackendReturns(unit));
+        self.engine.at(
+            self.engine.now().plus(pause),
+            Happening::BackendReturns(unit),
+        );
         Ok(())
     }
 
     /// The backend's host loses power: what is in flight fails.
     pub(super) fn cut_backend(&mut self, unit: usize) -> Result<(), Violation> {
         let state = &mut self.units[unit];
-        state.backend_trouble = Some(self.now);
+        state.backend_trouble = Some(self.engine.now());
         if state.is_stacked() {
             // A local store still has what its backend has lost, and objects are durable.
             if let Some(local) = &mut state.local {
@@ -229,7 +241,8 @@ impl World {
         state.log_rotten = true;
         let block = offset / BLOCK_BYTES as u64;
         (state.rotten).extend(check_log::sectors_in(&state.log, block));
-        self.note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
+        self.engine
+            .note("log rots", [unit as u64, offset, u64::from(bit % 8), 0]);
         true
     }
 
@@ -271,7 +284,8 @@ impl World {
             let offset = self.random.u64(..self.cache_disk.bytes());
             let bit = self.random.u8(..);
             if self.cache_disk.rot(offset, bit) {
-                self.note("cache rots", [offset, u64::from(bit % 8), 0, 0]);
+                self.engine
+                    .note("cache rots", [offset, u64::from(bit % 8), 0, 0]);
                 return;
             }
         }
@@ -279,14 +293,14 @@ impl World {
 
     fn cache_dies(&mut self) {
         if self.scenario.faults.cache_death && self.random.u8(..4) == 0 {
-            self.note("cache dies", [0; 4]);
+            self.engine.note("cache dies", [0; 4]);
             self.cache_dead = true;
         }
     }
 
     /// What is on the cache device belongs to nobody from now on.
     pub(super) fn give_cache_another_identity(&mut self) {
-        self.note("cache identity", [0; 4]);
+        self.engine.note("cache identity", [0; 4]);
         if let Some(ssd) = &mut self.scenario.cache.ssd {
             self.random.fill(&mut ssd.uuid);
         }
@@ -302,7 +316,7 @@ impl World {
         if is_recorded {
             self.give_cache_another_identity();
         }
-        if self.cache_identity.recorded(self.now, is_recorded)
+        if self.cache_identity.recorded(self.engine.now(), is_recorded)
             && let Some(node) = &mut self.node
         {
             node.cache.reset_recorded();
@@ -316,15 +330,21 @@ impl World {
             return;
         };
         let (must_reset, can_readmit) = (node.cache.must_reset(), node.cache.can_readmit());
-        if self.cache_identity.go_on(self.now, must_reset) {
+        if self.cache_identity.go_on(self.engine.now(), must_reset) {
             let pause = Nanos::from_micros(self.random.u64(1..5000));
-            self.queue
-                .add(self.now.plus(pause), Happening::CacheIdentityRecorded);
+            self.engine.at(
+                self.engine.now().plus(pause),
+                Happening::CacheIdentityRecorded,
+            );
         }
         let waited = self.readmission.next_wakeup();
-        if self.readmission.go_on(self.now, can_readmit, CACHE_RETRY) {
+        if self
+            .readmission
+            .go_on(self.engine.now(), can_readmit, CACHE_RETRY)
+        {
             let pause = Nanos::from_micros(self.random.u64(1..5000));
-            self.queue.add(self.now.plus(pause), Happening::CacheProbed);
+            self.engine
+                .at(self.engine.now().plus(pause), Happening::CacheProbed);
         } else if self.readmission.next_wakeup() != waited {
             self.wake_for_cache();
         }
@@ -337,7 +357,7 @@ impl World {
             self.readmission.next_wakeup(),
         ];
         for at in next.into_iter().flatten() {
-            self.queue.add(at.max(self.now), Happening::Tick);
+            self.engine.at(at.max(self.engine.now()), Happening::Tick);
         }
     }
 
@@ -346,7 +366,7 @@ impl World {
         if self.phase(unit) != Some(Phase::Open) {
             return Ok(());
         }
-        self.note("destage all", [unit as u64, 0, 0, 0]);
+        self.engine.note("destage all", [unit as u64, 0, 0, 0]);
         let state = &mut self.units[unit];
         state.destage_all = Some(state.history.now() + 1);
         state.history.tick();
@@ -356,7 +376,7 @@ impl World {
     fn reconfigure(&mut self, unit: usize) -> Result<(), Violation> {
         let mut config = self.units[unit].config.clone();
         scenario::draw_behaviour(&mut self.random, &mut config);
-        self.note(
+        self.engine.note(
             "reconfigure",
             [
                 unit as u64,
@@ -395,7 +415,7 @@ impl World {
 
     /// Change a volume's size: the backend grows before it and shrinks after it.
     pub(super) fn resize(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
-        self.note("resize", [unit as u64, sectors, 0, 0]);
+        self.engine.note("resize", [unit as u64, sectors, 0, 0]);
         let bytes = sectors * SECTOR_BYTES as u64;
         let state = &mut self.units[unit];
         if sectors > state.history.sectors() {

@@ -250,7 +250,7 @@ impl World {
             DiskId::Log(unit) => {
                 self.units[unit].fence.check_log_write(unit, offset)?;
                 self.units[unit].log_writes.begin(name, offset, bytes)?;
-                self.units[unit].log_written = self.now;
+                self.units[unit].log_written = self.engine.now();
             }
             DiskId::Cache => self.cache_writes.begin(name, offset, bytes)?,
         }
@@ -433,7 +433,7 @@ impl World {
         let (latency, fails) = self.fate(&io);
         self.next_io += 1;
         let number = self.next_io;
-        self.note(
+        self.engine.note(
             what,
             [number, numbers[0], numbers[1], u64::from(fails.is_some())],
         );
@@ -442,7 +442,7 @@ impl World {
             InFlight {
                 owner,
                 token,
-                since: self.now,
+                since: self.engine.now(),
                 io,
                 fails,
             },
@@ -450,8 +450,8 @@ impl World {
         if self.planted.strikes(Plant::LostCompletion) {
             return;
         }
-        self.queue
-            .add(self.now.plus(latency), Happening::Io(number));
+        self.engine
+            .at(self.engine.now().plus(latency), Happening::Io(number));
     }
 
     /// How long an effect takes and whether it fails.
@@ -512,7 +512,7 @@ impl World {
                 });
                 let fails = down.or_else(|| fail(random, faults.backend_one_in));
                 if fails.is_some() {
-                    unit.backend_trouble = Some(self.now);
+                    unit.backend_trouble = Some(self.engine.now());
                 }
                 (unit.backend_latency.draw(random), fails)
             }
@@ -543,12 +543,12 @@ impl World {
             return Ok(());
         };
         let silent = self.silent_until(&in_flight.io);
-        if silent > self.now {
+        if silent > self.engine.now() {
             // A log's device does not answer in order: one of before may come after those of the next opening.
             let is_slow = in_flight.io.log().is_some() && self.random.bool();
             let late_max = if is_slow { 200_000_000 } else { 1_000_000 };
             let late = Nanos(self.random.u64(..late_max));
-            self.queue.add(silent.plus(late), Happening::Io(number));
+            self.engine.at(silent.plus(late), Happening::Io(number));
             return Ok(());
         }
         let Some(InFlight {
@@ -609,7 +609,8 @@ impl World {
                     .unwrap_or_else(|| Ok(Done::Extents(self.units[unit].backend.extents(range)))),
             },
         };
-        self.note("completed", [number, u64::from(result.is_err()), 0, 0]);
+        self.engine
+            .note("completed", [number, u64::from(result.is_err()), 0, 0]);
         if let Some(unit) = asked {
             self.check_commits(unit)?;
         }
@@ -673,8 +674,10 @@ impl World {
         match plant {
             Some(Plant::EarlyLogAck | Plant::LateInvalidation) => {
                 let late = Nanos(self.random.u64(..50_000_000));
-                self.queue
-                    .add(self.now.plus(late), Happening::LateDiskWrite(disk, op));
+                self.engine.at(
+                    self.engine.now().plus(late),
+                    Happening::LateDiskWrite(disk, op),
+                );
             }
             Some(Plant::TornLogWrite) => self.disk(disk).tear_write(op),
             Some(_) => self.disk(disk).drop_write(op),
@@ -707,8 +710,10 @@ impl World {
         match plant {
             Some(Plant::LateBackendWrite | Plant::EarlyDirectAck) => {
                 let late = Nanos(self.random.u64(..200_000_000));
-                self.queue
-                    .add(self.now.plus(late), Happening::LateBackendWrite(unit, op));
+                self.engine.at(
+                    self.engine.now().plus(late),
+                    Happening::LateBackendWrite(unit, op),
+                );
             }
             Some(Plant::TornBackendWrite) => backend.tear_write(op),
             Some(Plant::EarlyCommit) => backend.leak_write(op),
@@ -748,7 +753,7 @@ impl World {
         if backend.complete_flush(op) {
             return Ok(Done::Written);
         }
-        self.units[unit].backend_trouble = Some(self.now);
+        self.units[unit].backend_trouble = Some(self.engine.now());
         self.units[unit].history.loosen(true);
         Err(IoError::Failed)
     }

@@ -18,7 +18,8 @@ impl World {
             return;
         }
         let is_mute = self.random.u8(..4) == 0;
-        self.note("log dies", [unit as u64, u64::from(is_mute), 0, 0]);
+        self.engine
+            .note("log dies", [unit as u64, u64::from(is_mute), 0, 0]);
         self.units[unit].log_dead = Some(is_mute);
     }
 
@@ -72,8 +73,8 @@ impl World {
         }
         if self.planted.strikes(Plant::LateKeeping) {
             let late = Nanos(self.random.u64(..500_000_000));
-            self.queue
-                .add(self.now.plus(late), Happening::LateKeep(unit));
+            self.engine
+                .at(self.engine.now().plus(late), Happening::LateKeep(unit));
             self.units[unit].kept_late = Some(superblock);
             return Ok(Done::Written);
         }

@@ -55,7 +55,7 @@ impl World {
 
     /// Before a volume is opened, somebody forges a superblock of its log, sometimes.
     pub(super) fn forge_log_sometimes(&mut self, unit: usize) -> Result<(), Violation> {
-        let mut random = Rng::with_seed(mix(self.scenario.seed ^ mix(80 + self.now.0)));
+        let mut random = Rng::with_seed(mix(self.scenario.seed ^ mix(80 + self.engine.now().0)));
         let Some(keys) = self.log_keys(unit).filter(|_| random.u8(..4) == 0) else {
             return Ok(());
         };
@@ -92,7 +92,7 @@ impl World {
                 break;
             };
             read.buf.copy_from_slice(&blocks[index as usize]);
-            result = replay.read_done(self.now, read.chunk, Ok(read.buf), |_, _| {});
+            result = replay.read_done(self.engine.now(), read.chunk, Ok(read.buf), |_, _| {});
         }
         self.coverage.forged_logs += 1;
         if result != Err(OpenError::Forged) {

@@ -45,13 +45,15 @@ impl World {
         if ranges.is_empty() {
             return Ok(());
         }
-        self.note("warm up if cold", [unit as u64, ranges.len() as u64, 0, 0]);
+        self.engine
+            .note("warm up if cold", [unit as u64, ranges.len() as u64, 0, 0]);
         self.step_volume(unit, Event::WarmUpIfCold(ranges))
     }
 
     /// Warm a volume up with ranges of a heat map.
     pub fn warm_up(&mut self, unit: usize, mut ranges: Vec<SectorRange>) -> Result<(), Violation> {
-        self.note("warm up", [unit as u64, ranges.len() as u64, 0, 0]);
+        self.engine
+            .note("warm up", [unit as u64, ranges.len() as u64, 0, 0]);
         if self.planted.strikes(Plant::ForgottenWarmUp) {
             ranges.pop();
         }
@@ -65,7 +67,7 @@ impl World {
         let Some(volume) = self.volume(unit) else {
             return true;
         };
-        volume.phase() != Phase::Open || volume.stats(self.now).warm_left_bytes == 0
+        volume.phase() != Phase::Open || volume.stats(self.engine.now()).warm_left_bytes == 0
     }
 
     /// All of a range was brought into the cache: it is in these ranges of the volume's heat map, as far as it is still

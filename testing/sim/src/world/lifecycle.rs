@@ -15,6 +15,7 @@ use super::{
     Violation, Volume, World, check_backend, check_bounds, check_log, check_policy, check_recovery,
     check_trouble,
 };
+use crate::engine::Simulated;
 use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
 use crate::toy_cipher::{SwappingCipher, ToyCipher};
@@ -26,18 +27,24 @@ impl World {
         self.stop = None;
         self.step_in_opening = 0;
         let enough = self.scenario.director_pause.0 * DIRECTOR_ACTIONS_MAX;
-        self.calm_at = self.now.plus(Nanos(enough));
-        self.note("start", [crash_at.unwrap_or(u64::MAX), 0, 0, 0]);
+        self.calm_at = self.engine.now().plus(Nanos(enough));
+        self.engine
+            .note("start", [crash_at.unwrap_or(u64::MAX), 0, 0, 0]);
         self.cache_identity = CacheIdentity::default();
         // A device that was gone may be back, with what it held.
         self.cache_dead &= self.random.bool();
-        if self.cache_silent > self.now && self.random.bool() {
+        if self.cache_silent > self.engine.now() && self.random.bool() {
             self.cache_silent = Nanos(0);
         }
         self.readmission = Readmission::default();
         let mut actions = Vec::new();
         let cache = self.scenario.cache.clone();
-        let mut cache = ReadCache::new(cache, self.now, Rc::clone(&self.pool), &mut actions);
+        let mut cache = ReadCache::new(
+            cache,
+            self.engine.now(),
+            Rc::clone(&self.pool),
+            &mut actions,
+        );
         if !self.planted.strikes(Plant::IgnoredMarks) {
             cache.set_fill_marks(self.scenario.fill_marks());
         }
@@ -61,7 +68,7 @@ impl World {
             self.units[unit].begin_opening();
             self.open(unit)?;
             self.repeat_flush(unit);
-            self.queue.add(self.now, Happening::Client(unit));
+            self.engine.after(Nanos(0), Happening::Client(unit));
         }
         self.start_director();
         Ok(())
@@ -70,7 +77,7 @@ impl World {
     /// What encrypts a volume in the SSD tier: every other one, all with one key, as clones have it.
     fn cipher(&self, number: u32) -> Option<Arc<dyn BlockCipher>> {
         let key = if self.planted.is(Plant::OtherKey) {
-            self.now.0
+            self.engine.now().0
         } else {
             self.scenario.seed
         };
@@ -116,7 +123,7 @@ impl World {
             pool: &self.pool,
             actions,
         };
-        let mut volume = Volume::open(config, self.now, &mut cx);
+        let mut volume = Volume::open(config, self.engine.now(), &mut cx);
         if self.planted.is(Plant::UnseenDamage) {
             cx.cache.set_codec(&UNSEEN);
         }
@@ -145,7 +152,7 @@ impl World {
     pub fn give_work(&mut self, requests: u32) {
         for unit in 0..self.units.len() {
             self.units[unit].asks_left = requests;
-            self.queue.add(self.now, Happening::Client(unit));
+            self.engine.after(Nanos(0), Happening::Client(unit));
         }
     }
 
@@ -185,16 +192,16 @@ impl World {
     /// From now on nothing goes wrong: backends are back, the clock of the stall checker runs.
     pub fn calm(&mut self) {
         if self.calm_since.is_none() {
-            self.note("calm", [0; 4]);
+            self.engine.note("calm", [0; 4]);
         }
-        self.calm_since = Some(self.now);
+        self.calm_since = Some(self.engine.now());
         for unit in &mut self.units {
             unit.backend_down = None;
             unit.backend_silent = Nanos(0);
             unit.shrink = None;
         }
         self.end_silence_of_logs();
-        self.queue
+        self.engine
             .retain(|happening| !matches!(happening, Happening::BackendReturns(_)));
     }
 
@@ -228,11 +235,11 @@ impl World {
         let state = &self.units[unit];
         match volume.phase() {
             Phase::Open => {
-                let replayed = volume.stats(self.now).replayed_entries;
+                let replayed = volume.stats(self.engine.now()).replayed_entries;
                 self.coverage.openings += 1;
                 self.coverage.replayed += replayed;
                 self.units[unit].opened = true;
-                self.note("opened", [unit as u64, replayed, 0, 0]);
+                self.engine.note("opened", [unit as u64, replayed, 0, 0]);
                 self.check_rot(unit, replayed)
             }
             Phase::Failed(error) => {
@@ -256,7 +263,7 @@ impl World {
                 self.coverage.refusals += 1;
                 self.units[unit].opened = true;
                 self.units[unit].refused = !matches!(error, OpenError::Io(_));
-                self.note("refused", [unit as u64, 0, 0, 0]);
+                self.engine.note("refused", [unit as u64, 0, 0, 0]);
                 if excused {
                     return Ok(());
                 }
@@ -336,7 +343,7 @@ impl World {
 
     /// Ask one volume to close; the others and the cache go on.
     pub fn begin_reopen(&mut self, unit: usize) -> Result<(), Violation> {
-        self.note("reopen", [unit as u64, 0, 0, 0]);
+        self.engine.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
         self.give_up_snapshot(unit)?;
         self.prepare_close(unit)?;
@@ -388,11 +395,11 @@ impl World {
 
     /// Ask the node to stop.
     pub fn close(&mut self, destage: bool) -> Result<(), Violation> {
-        self.note("close", [u64::from(destage), 0, 0, 0]);
+        self.engine.note("close", [u64::from(destage), 0, 0, 0]);
         for unit in 0..self.volumes() {
             self.units[unit].asks_left = 0;
         }
-        self.stop = Some(Stop::begin(self.now, destage));
+        self.stop = Some(Stop::begin(self.engine.now(), destage));
         self.is_stop_held_up = false;
         self.stopped = None;
         self.go_on_stopping()?;
@@ -408,7 +415,7 @@ impl World {
     pub(super) fn go_on_stopping(&mut self) -> Result<(), Violation> {
         self.is_stop_held_up |= self.units.iter().any(|unit| {
             let silent = unit.backend_silent.max(unit.log_silent);
-            silent > self.now
+            silent > self.engine.now()
         });
         while let (Some(stop), Some(node)) = (&mut self.stop, &self.node) {
             let volumes = node.volumes.iter();
@@ -422,7 +429,7 @@ impl World {
                 log_patience: answers.max().unwrap_or(Nanos(0)),
                 is_cache_closed: node.cache.is_closed(),
             };
-            match stop.next(self.now, &view) {
+            match stop.next(self.engine.now(), &view) {
                 None => break,
                 Some(Act::Abort) => unreachable!("there are no connections"),
                 Some(Act::CloseVolumes { destage }) => {
@@ -455,18 +462,18 @@ impl World {
             unit.is_some_and(is_closing)
         });
         // What was asked in a silence that is over may still be answered late.
-        let is_old = |since: Nanos| self.now.since(since).0 > CLOSE_PATIENCE.0 / 2;
+        let is_old = |since: Nanos| self.engine.now().since(since).0 > CLOSE_PATIENCE.0 / 2;
         let waits = asked.map(|one| one.since).any(is_old);
         let is_calm = self.calm_since.is_some_and(is_old);
         if waits || (self.is_stop_held_up && !is_calm) {
             return Ok(());
         }
-        Err(self.stall("does not stop"))
+        Err(self.stalled("it does not stop"))
     }
 
     /// Everything is closed: check what that promises, and drop the node.
     pub fn stop(&mut self, destaged: bool) -> Result<(), Violation> {
-        self.note("stopped", [0; 4]);
+        self.engine.note("stopped", [0; 4]);
         self.leave_silent_logs();
         for (index, unit) in self.units.iter_mut().enumerate() {
             unit.settle_close(index, destaged)?;
@@ -482,7 +489,7 @@ impl World {
 
     /// Power is cut, or the process is killed: what was not durable may be lost.
     pub fn crash(&mut self, power: bool) -> Result<(), Violation> {
-        self.note("crash", [u64::from(power), 0, 0, 0]);
+        self.engine.note("crash", [u64::from(power), 0, 0, 0]);
         self.coverage.crashes += 1;
         for unit in 0..self.units.len() {
             let is_well = matches!(
@@ -493,7 +500,7 @@ impl World {
             let is_timely = !state.log_slow && !state.log_hung;
             if state.opened {
                 let time = END_TIME_MAX.0 + state.log_latency.longest().0 * 8;
-                let is_at_rest = self.now.since(state.log_written) > Nanos(time);
+                let is_at_rest = self.engine.now().since(state.log_written) > Nanos(time);
                 state.rested = is_well
                     && is_timely
                     && is_at_rest
@@ -507,7 +514,7 @@ impl World {
                     config.unpersisted_age_max.0 + AGE_SLACK.0 + state.log_latency.longest().0 * 8;
                 check_recovery::promise_aged(
                     &mut state.history,
-                    Nanos(self.now.0.saturating_sub(age)),
+                    Nanos(self.engine.now().0.saturating_sub(age)),
                 );
             }
             check_backend::check_whole(&state.history, |sector| state.backend.durable(sector))?;
@@ -555,7 +562,7 @@ impl World {
 
     fn count_hits(&mut self) {
         for volume in self.node.iter().flat_map(|node| &node.volumes) {
-            let stats = volume.stats(self.now);
+            let stats = volume.stats(self.engine.now());
             self.coverage.ssd_hits += stats.ssd_hit_blocks;
             self.coverage.dram_hits += stats.dram_hit_blocks;
             self.coverage.compressed_bytes += stats.log_plain_bytes - stats.log_stored_bytes;
@@ -573,7 +580,7 @@ impl World {
         self.check_snapshots()?;
         self.count_hits();
         self.keep_heat();
-        self.queue
+        self.engine
             .retain(|happening| matches!(happening, Happening::BackendReturns(_)));
         self.in_flight.clear();
         self.cache_writes.clear();
@@ -649,10 +656,13 @@ impl World {
 
     /// Let one round pass.
     pub fn pause(&mut self) -> Result<(), Violation> {
-        self.queue
-            .add(self.now.plus(Nanos::from_millis(1)), Happening::Tick);
-        let round = self.rounds;
-        self.run_until(|world| world.rounds > round).map(|_| ())
+        self.engine.at(
+            self.engine.now().plus(Nanos::from_millis(1)),
+            Happening::Tick,
+        );
+        let round = self.engine.turns();
+        self.run_until(|world| world.engine.turns() > round)
+            .map(|_| ())
     }
 
     /// Ask a volume to destage everything.
@@ -663,7 +673,7 @@ impl World {
     }
 
     pub(super) fn tick(&mut self) {
-        self.queue.add(self.now, Happening::Tick);
+        self.engine.after(Nanos(0), Happening::Tick);
     }
 
     /// Whether the SSD tier serves, or cannot be expected to.
@@ -680,7 +690,7 @@ impl World {
             // A backend may be as slow as that with nothing wrong.
             let max = self.units[unit].config.backend_answer_max;
             let mut theirs = (self.in_flight.values()).filter(|op| op.io.backend() == Some(unit));
-            if theirs.all(|op| self.now.since(op.since) < max) {
+            if theirs.all(|op| self.engine.now().since(op.since) < max) {
                 check_trouble::check_healthy(unit, volume.state())?;
             }
         }

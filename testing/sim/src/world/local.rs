@@ -352,7 +352,7 @@ impl Unit {
 
 impl World {
     pub(super) fn step_store(&mut self, unit: usize, event: StoreEvent) -> Result<(), Violation> {
-        let now = self.now;
+        let now = self.engine.now();
         let local = self.units[unit].local_store();
         let tiers = local.home.status().tiers;
         local.home.step(now, event, &mut local.actions);
@@ -363,7 +363,7 @@ impl World {
     /// The stores are polled.
     pub(super) fn poll_stores(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
-            let now = self.now;
+            let now = self.engine.now();
             if let Some(local) = &mut self.units[unit].local {
                 local.home.poll(now, &mut local.actions);
                 self.go_on_with_store(unit)?;
@@ -487,7 +487,7 @@ impl World {
             let failed = one_in > 0 && !quiet && random.u32(..one_in) == 0;
             let fails = down.or(failed.then_some(IoError::Failed));
             if fails.is_some() {
-                state.backend_trouble = Some(self.now);
+                state.backend_trouble = Some(self.engine.now());
             }
             (state.backend_latency.draw(random), fails)
         } else {
@@ -496,8 +496,8 @@ impl World {
         local.next += 1;
         let number = local.next;
         local.asked.insert(number, (token, asked, fails));
-        let at = self.now.plus(latency);
-        self.queue.add(at, Happening::OfStore(unit, number));
+        let at = self.engine.now().plus(latency);
+        self.engine.at(at, Happening::OfStore(unit, number));
     }
 
     /// Something that a store has asked for is done.
@@ -508,10 +508,10 @@ impl World {
         let Some((token, asked, fails)) = local.asked.remove(&number) else {
             return Ok(());
         };
-        if asked.is_of_backend() && silent > self.now {
+        if asked.is_of_backend() && silent > self.engine.now() {
             local.asked.insert(number, (token, asked, fails));
             let at = silent.plus(Nanos(local.random.u64(..1_000_000)));
-            self.queue.add(at, Happening::OfStore(unit, number));
+            self.engine.at(at, Happening::OfStore(unit, number));
             return Ok(());
         }
         let result = match asked {
@@ -560,7 +560,7 @@ impl World {
         match local.random.u8(..8) {
             0..=2 => self.begin_tiering(unit),
             3 => {
-                self.note("cancel tier", [unit as u64, 0, 0, 0]);
+                self.engine.note("cancel tier", [unit as u64, 0, 0, 0]);
                 if self.units[unit].tier_out.take().is_none() {
                     return Ok(());
                 }
@@ -574,7 +574,7 @@ impl World {
         if self.phase(unit) != Some(Phase::Open) {
             return Ok(());
         }
-        self.note("tier", [unit as u64, 0, 0, 0]);
+        self.engine.note("tier", [unit as u64, 0, 0, 0]);
         let before = self.units[unit].tier_out;
         self.units[unit].tier_out = Some(TierOut::begin(false, before));
         self.destage_all(unit)
@@ -585,7 +585,7 @@ impl World {
         let Some(volume) = self.node.as_ref().and_then(|node| node.volumes.get(unit)) else {
             return Ok(());
         };
-        let (has, trouble) = (volume.stats(self.now), volume.trouble());
+        let (has, trouble) = (volume.stats(self.engine.now()), volume.trouble());
         let owes_flush = volume.owes_flush();
         let state = &mut self.units[unit];
         let (Some(tier_out), Some(local)) = (&mut state.tier_out, &state.local) else {

@@ -35,15 +35,15 @@ use crate::check_cost::Cost;
 use crate::check_log;
 use crate::check_lost;
 use crate::check_policy;
-use crate::check_progress::{Requests, Spin};
+use crate::check_progress::Requests;
 use crate::check_promotion;
 use crate::check_reads;
 use crate::check_recovery::{self, Durability};
 use crate::check_snapshot::Snapshot;
 use crate::check_trouble::{self, Fence};
-use crate::clock::{Latency, Schedule};
 use crate::content::{Content, WriteId, mix};
 use crate::disk::{Disk, OpId};
+use crate::engine::{Ended, Engine, Latency, Simulated};
 use crate::model::{FlushOp, History, ReadOp};
 use crate::plant::{Plant, Planted};
 use crate::scenario::{self, Scenario, Stream};
@@ -283,22 +283,12 @@ struct Node {
     closed_volumes: Vec<Volume>,
 }
 
-/// How a stretch of a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// What was waited for is there.
-    Reached,
-    /// The step of the crash came first.
-    Crash,
-}
-
 /// Everything there is.
 #[derive(Debug)]
 pub struct World {
     scenario: Scenario,
-    now: Nanos,
+    engine: Engine<Happening>,
     random: Rng,
-    queue: Schedule<Happening>,
     in_flight: BTreeMap<u64, InFlight>,
     next_io: u64,
     units: Vec<Unit>,
@@ -323,16 +313,12 @@ pub struct World {
     watched_sectors: u64,
     planted: Planted,
     leaked: Vec<Buf>,
-    spin: Spin,
     cost: Cost,
     calm_since: Option<Nanos>,
     /// When it is enough: an opening whose work does not end by itself is calmed.
     calm_at: Nanos,
     crash_at: Option<u64>,
     step_in_opening: u64,
-    rounds: u64,
-    /// The trace of the run.
-    pub trace: Trace,
     /// What the run saw.
     pub coverage: Coverage,
 }
@@ -454,8 +440,7 @@ impl World {
             random: Rng::with_seed(Stream::World.seed(seed)),
             planted: Planted::new(plant, Stream::Plant.seed(seed)),
             pool: Pool::new(scenario.pool_bytes),
-            now: Nanos(1_000_000),
-            queue: Schedule::default(),
+            engine: Engine::new(Nanos(1_000_000), verbose),
             in_flight: BTreeMap::new(),
             next_io: 0,
             units,
@@ -472,91 +457,30 @@ impl World {
             watched: None,
             watched_sectors: 0,
             leaked: Vec::new(),
-            spin: Spin::default(),
             cost: Cost::default(),
             calm_since: None,
             calm_at: Nanos(0),
             crash_at: None,
             step_in_opening: 0,
-            rounds: 0,
-            trace: Trace::new(verbose),
             coverage: Coverage::default(),
             scenario,
         }
     }
 
-    /// Run until `reached`, or until the step of the crash.
-    pub fn run_until(
-        &mut self,
-        mut reached: impl FnMut(&mut Self) -> bool,
-    ) -> Result<Ended, Violation> {
-        loop {
-            if reached(self) {
-                return Ok(Ended::Reached);
-            }
-            if self.round()? == Ended::Crash {
-                return Ok(Ended::Crash);
-            }
-            if let Some(since) = self.calm_since
-                && self.now.since(since) > CALM_TIME_MAX
-            {
-                return Err(self.stall("does not end"));
-            }
-        }
-    }
-
     /// Let time pass that is long enough for logs to be at rest.
     pub fn rest(&mut self) -> Result<(), Violation> {
-        let until = self.now.plus(REST_TIME);
+        let until = self.engine.now().plus(REST_TIME);
         loop {
-            let next = [self.queue.next_time(), self.next_wakeup()];
-            if next
-                .into_iter()
-                .flatten()
-                .min()
-                .is_none_or(|next| next > until)
-            {
-                self.now = until;
+            let next = [self.engine.next_time(), self.next_wakeup()];
+            let next = next.into_iter().flatten().min();
+            if next.is_none_or(|next| next > until) {
+                self.engine.pass_until(until);
                 return Ok(());
             }
-            if self.round()? == Ended::Crash {
+            if self.go_on()? != Some(Ended::Reached) {
                 return Ok(());
             }
         }
-    }
-
-    /// One batch: deliver, poll, check.
-    fn round(&mut self) -> Result<Ended, Violation> {
-        let wakeup = self.next_wakeup();
-        let next = [self.queue.next_time(), wakeup].into_iter().flatten().min();
-        let Some(next) = next else {
-            return Err(self.stall("waits for nothing"));
-        };
-        self.now = self.now.max(next);
-        if self.calm_since.is_none() && self.now > self.calm_at {
-            self.calm();
-        }
-        if self.spin.round(self.now).is_err() {
-            return Err(self.stall("spins"));
-        }
-        for _ in 0..self.random.usize(1..=self.scenario.batch) {
-            let Some(happening) = self.queue.take_until(self.now) else {
-                break;
-            };
-            self.coverage.steps += 1;
-            self.step_in_opening += 1;
-            if self
-                .crash_at
-                .is_some_and(|step| self.step_in_opening > step)
-            {
-                return Ok(Ended::Crash);
-            }
-            self.deliver(happening)?;
-        }
-        self.poll_all()?;
-        self.rounds += 1;
-        self.check_state()?;
-        Ok(Ended::Reached)
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {
@@ -567,11 +491,11 @@ impl World {
             let store = unit
                 .local
                 .as_ref()
-                .and_then(|local| local.next_wakeup(self.now));
+                .and_then(|local| local.next_wakeup(self.engine.now()));
             let objects = unit.objects.as_ref();
             [
                 store,
-                objects.and_then(|objects| objects.next_wakeup(self.now)),
+                objects.and_then(|objects| objects.next_wakeup(self.engine.now())),
             ]
         });
         let stores = stacks.flatten();
@@ -580,34 +504,6 @@ impl World {
             .chain(node.cache.next_wakeup())
             .chain(stop)
             .min()
-    }
-
-    fn stall(&self, what: &str) -> Violation {
-        let mut message = format!("the run {what} at {} us", self.now.0 / 1000);
-        for (index, unit) in self.units.iter().enumerate() {
-            let oldest = unit.requests.oldest();
-            message += &format!(
-                "; volume {index}: {} requests wait, the oldest {oldest:?}",
-                unit.requests.len()
-            );
-            if let Some(volume) = self.node.as_ref().and_then(|node| node.volumes.get(index)) {
-                let stats = volume.stats(self.now);
-                message += &format!(
-                    ", phase {:?}, state {:?}, wakeup {:?}, dirty {} bytes, log {} of {}, pool {:?}",
-                    volume.phase(),
-                    volume.state(),
-                    volume.next_wakeup(),
-                    stats.dirty_bytes,
-                    stats.log_used_blocks,
-                    stats.log_ring_blocks,
-                    self.pool
-                );
-            }
-            if let Some(local) = &unit.local {
-                message += &format!(", tiering {:?}, {:?}", unit.tier_out, local.status());
-            }
-        }
-        Violation::new("stall", message)
     }
 
     fn deliver(&mut self, happening: Happening) -> Result<(), Violation> {
@@ -641,7 +537,7 @@ impl World {
             Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
                 self.units[unit].backend_down = None;
-                self.note("backend returns", [unit as u64, 0, 0, 0]);
+                self.engine.note("backend returns", [unit as u64, 0, 0, 0]);
                 Ok(())
             }
         }
@@ -698,7 +594,7 @@ impl World {
             actions: &mut actions,
         };
         let before = cx.cache.work() + volume.work();
-        volume.step(self.now, event, &mut cx);
+        volume.step(self.engine.now(), event, &mut cx);
         self.cost.step(
             "a step of a volume",
             before,
@@ -715,7 +611,7 @@ impl World {
         let mut actions = Vec::new();
         if let Some(node) = &mut self.node {
             let before = node.cache.work();
-            node.cache.step(self.now, event, &mut actions);
+            node.cache.step(self.engine.now(), event, &mut actions);
             self.cost
                 .step("a step of the cache", before, node.cache.work())?;
         }
@@ -736,7 +632,7 @@ impl World {
                 pool: &self.pool,
                 actions: &mut actions,
             };
-            closed_volumes[closed].step(self.now, event, &mut cx);
+            closed_volumes[closed].step(self.engine.now(), event, &mut cx);
         }
         if actions.is_empty() {
             return Ok(());
@@ -754,13 +650,9 @@ impl World {
         }
     }
 
-    fn note(&mut self, what: &'static str, numbers: [u64; 4]) {
-        self.trace.add(self.coverage.steps, self.now, what, numbers);
-    }
-
     /// What must hold whenever the machines rest.
     fn check_state(&mut self) -> Result<(), Violation> {
-        let thorough = self.rounds.is_multiple_of(64);
+        let thorough = self.engine.turns().is_multiple_of(64);
         for unit in 0..self.volumes() {
             let Some(volume) = self.volume(unit) else {
                 break;
@@ -769,7 +661,7 @@ impl World {
                 volume.check_invariants();
             }
             let waiting = self.units[unit].requests.len();
-            let stats = volume.stats(self.now);
+            let stats = volume.stats(self.engine.now());
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             check_policy::check_clean(&stats)?;
             self.notice_damage(unit);
@@ -779,7 +671,7 @@ impl World {
             } = &self.units[unit];
             // Large ones less often: every sector is looked at.
             let seldom = if backend.sectors() <= 8192 { 64 } else { 2048 };
-            if self.rounds.is_multiple_of(seldom) {
+            if self.engine.turns().is_multiple_of(seldom) {
                 if backend.is_atomic() {
                     check_backend::check_whole(history, |sector| backend.durable(sector))?;
                 }
@@ -804,7 +696,7 @@ impl World {
         let oldest = |of: &dyn Fn(&Io) -> bool| {
             let theirs = self.in_flight.values().filter(|one| of(&one.io));
             let since = theirs.map(|one| one.since).min();
-            since.map_or(Nanos(0), |since| self.now.since(since))
+            since.map_or(Nanos(0), |since| self.engine.now().since(since))
         };
         let age = oldest(&Io::is_of_cache);
         let state = node.cache.stats().ssd_state;
@@ -834,10 +726,79 @@ impl World {
             self.coverage.commits += 1;
             self.coverage.crossings += u64::from(passed > 1);
             let numbers = [unit as u64, commit.len() as u64, passed as u64, 0];
-            self.trace
-                .add(self.coverage.steps, self.now, "backend commit", numbers);
+            self.engine.note("backend commit", numbers);
         }
         Ok(())
+    }
+}
+
+impl Simulated for World {
+    fn now(&self) -> Nanos {
+        self.engine.now()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.engine.trace
+    }
+
+    fn advance(&mut self) -> Result<bool, Violation> {
+        let wakeup = self.next_wakeup();
+        self.engine.go_on(wakeup)
+    }
+
+    fn turn(&mut self) -> Result<Ended, Violation> {
+        if self.calm_since.is_none() && self.engine.now() > self.calm_at {
+            self.calm();
+        }
+        for _ in 0..self.random.usize(1..=self.scenario.batch) {
+            let Some(happening) = self.engine.take_due() else {
+                break;
+            };
+            self.coverage.steps += 1;
+            self.step_in_opening += 1;
+            if self
+                .crash_at
+                .is_some_and(|step| self.step_in_opening > step)
+            {
+                return Ok(Ended::Crash);
+            }
+            self.deliver(happening)?;
+        }
+        self.poll_all()?;
+        self.check_state()?;
+        Ok(Ended::Reached)
+    }
+
+    fn deadline(&self, _: Nanos) -> Option<Nanos> {
+        self.calm_since.map(|since| since.plus(CALM_TIME_MAX))
+    }
+
+    fn waiting(&self) -> String {
+        let mut message = format!("at {} us", self.engine.now().0 / 1000);
+        for (index, unit) in self.units.iter().enumerate() {
+            let oldest = unit.requests.oldest();
+            message += &format!(
+                "; volume {index}: {} requests wait, the oldest {oldest:?}",
+                unit.requests.len()
+            );
+            if let Some(volume) = self.node.as_ref().and_then(|node| node.volumes.get(index)) {
+                let stats = volume.stats(self.engine.now());
+                message += &format!(
+                    ", phase {:?}, state {:?}, wakeup {:?}, dirty {} bytes, log {} of {}, pool {:?}",
+                    volume.phase(),
+                    volume.state(),
+                    volume.next_wakeup(),
+                    stats.dirty_bytes,
+                    stats.log_used_blocks,
+                    stats.log_ring_blocks,
+                    self.pool
+                );
+            }
+            if let Some(local) = &unit.local {
+                message += &format!(", tiering {:?}, {:?}", unit.tier_out, local.status());
+            }
+        }
+        message
     }
 }
 

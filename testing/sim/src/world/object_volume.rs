@@ -293,7 +293,7 @@ impl World {
         token: Token,
         ask: ObjectAsk,
     ) -> Result<(), Violation> {
-        let now = self.now;
+        let now = self.engine.now();
         let objects = self.objects(unit);
         let event = ObjectEvent::Submit { token, ask };
         objects.is_due = true;
@@ -304,7 +304,7 @@ impl World {
     /// The object volumes are polled.
     pub(super) fn poll_objects(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
-            let now = self.now;
+            let now = self.engine.now();
             if let Some(objects) = &mut self.units[unit].objects {
                 objects.is_due = false;
                 objects.machine.poll(now, &mut objects.actions);
@@ -348,19 +348,19 @@ impl World {
             None => Fate::Done,
         };
         if !matches!(fate, Fate::Done) {
-            state.backend_trouble = Some(self.now);
+            state.backend_trouble = Some(self.engine.now());
         }
         let latency = state.backend_latency.draw(random);
         objects.next += 1;
         let number = objects.next;
         objects.asked.insert(number, (token, wanted, fate));
-        let at = self.now.plus(latency);
-        self.queue.add(at, Happening::OfObjects(unit, number));
+        let at = self.engine.now().plus(latency);
+        self.engine.at(at, Happening::OfObjects(unit, number));
     }
 
     /// Something that an object volume has asked for is done.
     pub(super) fn done_for_objects(&mut self, unit: usize, number: u64) -> Result<(), Violation> {
-        let (now, state) = (self.now, &mut self.units[unit]);
+        let (now, state) = (self.engine.now(), &mut self.units[unit]);
         let silent = state.backend_silent;
         let objects = state.objects.as_mut().expect("it lies over objects");
         let Some((token, wanted, fate)) = objects.asked.remove(&number) else {
@@ -369,7 +369,7 @@ impl World {
         if silent > now {
             objects.asked.insert(number, (token, wanted, fate));
             let at = silent.plus(Nanos(objects.random.u64(..1_000_000)));
-            self.queue.add(at, Happening::OfObjects(unit, number));
+            self.engine.at(at, Happening::OfObjects(unit, number));
             return Ok(());
         }
         let result = match fate {

@@ -68,7 +68,8 @@ impl World {
             let (at, bit) = (offset + self.random.u64(..bytes), self.random.u8(..8));
             if self.random.bool() && self.cache_disk.rot(at, bit) {
                 self.rotten.insert(offset, false);
-                self.note("line rots", [offset, bytes, at - offset, u64::from(bit)]);
+                self.engine
+                    .note("line rots", [offset, bytes, at - offset, u64::from(bit)]);
             }
         }
     }

@@ -29,7 +29,7 @@ impl World {
         let sectors = self.sectors(unit);
         let first = self.random.u64(..sectors);
         let end = self.random.u64(first..=sectors);
-        self.note("repin", [unit as u64, first, end, 0]);
+        self.engine.note("repin", [unit as u64, first, end, 0]);
         let ranges = Vec::from([SectorRange::between(first, end)]);
         self.step_volume(unit, Event::Pin(ranges))
     }
@@ -46,7 +46,8 @@ impl World {
 
     /// Pin a range of a volume and nothing else of it.
     pub fn pin(&mut self, unit: usize, range: SectorRange) -> Result<(), Violation> {
-        self.note("pin", [unit as u64, range.start, range.count, 0]);
+        self.engine
+            .note("pin", [unit as u64, range.start, range.count, 0]);
         let is_forgotten = self.planted.strikes(Plant::ForgottenPin);
         let ranges = if is_forgotten {
             Vec::new()
@@ -76,7 +77,7 @@ impl World {
             return true;
         };
         let is_served = volume.config().policy != Policy::PassThrough;
-        let is_left = volume.stats(self.now).pinned_left_bytes > 0;
+        let is_left = volume.stats(self.engine.now()).pinned_left_bytes > 0;
         volume.phase() != Phase::Open || !is_served || !is_left
     }
 

@@ -19,7 +19,8 @@ impl World {
     pub(super) fn set_policy_offline(&mut self, unit: usize) {
         if self.scenario.switches && self.calm_since.is_none() && self.random.bool() {
             let policy = self.draw_policy();
-            self.note("policy offline", [unit as u64, policy as u64, 0, 0]);
+            self.engine
+                .note("policy offline", [unit as u64, policy as u64, 0, 0]);
             self.units[unit].config.policy = policy;
         }
     }
@@ -35,13 +36,14 @@ impl World {
     pub(super) fn switch_policy(&mut self, unit: usize) -> Result<(), Violation> {
         let mut config = self.units[unit].config.clone();
         config.policy = self.draw_policy();
-        self.note("policy", [unit as u64, config.policy as u64, 0, 0]);
+        self.engine
+            .note("policy", [unit as u64, config.policy as u64, 0, 0]);
         let state = &mut self.units[unit];
         let now = state.history.tick();
         if config.policy == Policy::ReadOnly {
             state.read_only_since.get_or_insert(now);
         } else if state.read_only_since.take().is_some() {
-            state.read_only_until = self.now.0;
+            state.read_only_until = self.engine.now().0;
         }
         state.was_direct |= config.policy.is_direct();
         state.config = config.clone();
@@ -70,7 +72,8 @@ impl World {
             check_policy::check_begun(&state.history, |sector| backend.durable(sector))?;
         }
         state.history.set_direct(is_direct);
-        self.note("policy in effect", [unit as u64, is as u64, 0, 0]);
+        self.engine
+            .note("policy in effect", [unit as u64, is as u64, 0, 0]);
         Ok(())
     }
 

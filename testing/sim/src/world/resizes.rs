@@ -43,7 +43,8 @@ impl World {
         }
         let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
         self.coverage.cut_logs += u64::from(to > before && holds_cut);
-        self.note("begin resize", [unit as u64, before, to, 0]);
+        self.engine
+            .note("begin resize", [unit as u64, before, to, 0]);
         let state = &self.units[unit];
         let (number, is_atomic) = (state.config.number, state.config.backend_atomic);
         let Some(view) = self.resize_view(unit) else {
@@ -59,7 +60,7 @@ impl World {
         let asked = self.in_flight.values();
         Some(View {
             bytes: volume.config().bytes,
-            destage_left_bytes: volume.stats(self.now).destage_all_remaining_bytes,
+            destage_left_bytes: volume.stats(self.engine.now()).destage_all_remaining_bytes,
             holds_cut: volume.holds_cut(),
             is_flushed: volume.backend_is_flushed(),
             is_in_trouble: volume.trouble().is_some(),
@@ -81,7 +82,8 @@ impl World {
             && let Some(act) = resize.go_on(&view)
         {
             let bytes = resize.bytes();
-            self.note("resize goes on", [unit as u64, bytes, 0, 0]);
+            self.engine
+                .note("resize goes on", [unit as u64, bytes, 0, 0]);
             self.perform_resize(unit, act)?;
         }
         Ok(())
@@ -122,7 +124,8 @@ impl World {
                 self.fill_cut(unit);
             }
         } else {
-            self.note("resize given up", [unit as u64, sectors, 0, 0]);
+            self.engine
+                .note("resize given up", [unit as u64, sectors, 0, 0]);
         }
         let held = std::mem::take(&mut self.units[unit].held);
         held.into_iter()
@@ -152,12 +155,12 @@ impl World {
     /// Ask the backend for a size. Where it is cut before it grows takes no time of its own.
     fn ask_for_size(&mut self, unit: usize) {
         let is_last = (self.units[unit].resizing).is_some_and(|resize| resize.is_at_backend());
-        let mut at = self.now;
+        let mut at = self.engine.now();
         if is_last {
             let latency = self.units[unit].backend_latency.draw(&mut self.random);
             at = at.plus(latency);
         }
-        self.queue.add(at, Happening::BackendResized(unit));
+        self.engine.at(at, Happening::BackendResized(unit));
     }
 
     /// The backend has the size that it was asked for, or is away.
@@ -166,9 +169,11 @@ impl World {
         let Some(mut resize) = state.resizing.filter(Resize::awaits_backend) else {
             return Ok(());
         };
-        if state.backend_down.is_some() || state.backend_silent > self.now {
-            self.queue
-                .add(self.now.plus(AGAIN), Happening::BackendResized(unit));
+        if state.backend_down.is_some() || state.backend_silent > self.engine.now() {
+            self.engine.at(
+                self.engine.now().plus(AGAIN),
+                Happening::BackendResized(unit),
+            );
             return Ok(());
         }
         if state.fence.is_up() {
@@ -184,7 +189,8 @@ impl World {
             state.keep_cut(sectors);
         }
         state.backend.resize(sectors);
-        self.note("backend resized", [unit as u64, sectors, 0, 0]);
+        self.engine
+            .note("backend resized", [unit as u64, sectors, 0, 0]);
         self.check_commits(unit)?;
         let act = resize.backend_resized(Ok(()));
         self.units[unit].resizing = Some(resize);

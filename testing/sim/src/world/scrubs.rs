@@ -35,8 +35,8 @@ impl World {
         if self.scenario.scrubs && !scrub.running {
             scrub.running = true;
             scrub.damaged = false;
-            let at = self.now.plus(PAUSE);
-            self.queue.add(at, Happening::Scrub(unit, ScrubAt::LOG));
+            let at = self.engine.now().plus(PAUSE);
+            self.engine.at(at, Happening::Scrub(unit, ScrubAt::LOG));
         }
     }
 
@@ -49,8 +49,10 @@ impl World {
             self.units[unit].scrub.running = false;
             return Ok(());
         }
-        let id = self.units[unit].requests.sent(self.now, Waiting::Scrub(at));
-        self.note("ask scrub", [id.0, unit as u64, 0, 0]);
+        let id = self.units[unit]
+            .requests
+            .sent(self.engine.now(), Waiting::Scrub(at));
+        self.engine.note("ask scrub", [id.0, unit as u64, 0, 0]);
         if self.planted.strikes(Plant::IdleScrub) {
             let found = Reply::Scrubbed(Scrubbed::default());
             return self.replied(unit, id, Ok(found));
@@ -73,8 +75,8 @@ impl World {
                 return;
             }
         };
-        let at = self.now.plus(PAUSE);
-        self.queue.add(at, Happening::Scrub(unit, next));
+        let at = self.engine.now().plus(PAUSE);
+        self.engine.at(at, Happening::Scrub(unit, next));
     }
 
     /// A piece was refused: the volume is leaving.
@@ -88,7 +90,9 @@ impl World {
         let volume = self.volume(unit);
         (
             cache,
-            volume.map_or(0, |volume| volume.stats(self.now).log_corrupt_blocks),
+            volume.map_or(0, |volume| {
+                volume.stats(self.engine.now()).log_corrupt_blocks
+            }),
         )
     }
 

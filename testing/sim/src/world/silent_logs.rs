@@ -30,7 +30,7 @@ impl World {
     /// A log's device does not answer, for a while or until all is well.
     pub(super) fn log_falls_silent(&mut self, unit: usize) {
         if !self.scenario.faults.log_hang
-            || self.units[unit].log_silent > self.now
+            || self.units[unit].log_silent > self.engine.now()
             || self.random.u8(..8) > 0
         {
             return;
@@ -41,8 +41,8 @@ impl World {
             1 => Nanos::from_micros(self.random.u64(100..10_000_000)),
             _ => Nanos(self.random.u64(patience / 2..patience * 2)),
         };
-        self.note("log silent", [unit as u64, pause.0, 0, 0]);
-        self.units[unit].log_silent = self.now.plus(pause);
+        self.engine.note("log silent", [unit as u64, pause.0, 0, 0]);
+        self.units[unit].log_silent = self.engine.now().plus(pause);
         let state = &mut self.units[unit];
         state.log_hung = true;
         state.log_reads_only = pause.0 % 3 == 1;
@@ -56,12 +56,12 @@ impl World {
 
     /// The node starts: a log's device that did not answer may do so again.
     pub(super) fn revive_log(&mut self, unit: usize) {
-        let is_silent = self.units[unit].log_silent > self.now;
+        let is_silent = self.units[unit].log_silent > self.engine.now();
         if is_silent && self.random.bool() {
             self.units[unit].log_silent = Nanos(0);
         }
         let state = &mut self.units[unit];
-        state.log_hung = state.log_silent > self.now;
+        state.log_hung = state.log_silent > self.engine.now();
         state.log_writes_hung = state.log_hung && !state.log_reads_only;
         (state.log_told, state.log_writes_told) = (false, false);
     }
@@ -76,7 +76,7 @@ impl World {
             let theirs = theirs.filter(|(_, one)| one.io.log() == Some(unit));
             let owed: Vec<u64> = theirs.map(|(&number, _)| number).collect();
             for number in owed {
-                self.queue.add(self.now, Happening::Io(number));
+                self.engine.after(Nanos(0), Happening::Io(number));
             }
         }
     }
@@ -168,7 +168,7 @@ impl World {
             .values()
             .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit));
         let since = of_log.map(|one| one.since).min();
-        let age = since.map_or(Nanos(0), |since| self.now.since(since));
+        let age = since.map_or(Nanos(0), |since| self.engine.now().since(since));
         if age < max {
             return Ok(());
         }
@@ -177,7 +177,7 @@ impl World {
             .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit))
             .filter(|one| !one.io.is_read_of_log());
         let since = writes.map(|one| one.since).min();
-        let writes_late = since.is_some_and(|since| self.now.since(since) >= max);
+        let writes_late = since.is_some_and(|since| self.engine.now().since(since) >= max);
         let state = &self.units[unit];
         if phase == Phase::Open {
             check_trouble::check_shown(unit, age, max, health)?;
@@ -194,7 +194,7 @@ impl World {
         let of_log = (self.in_flight.values())
             .filter(|one| one.owner == Owner::Volume(unit) && one.io.log() == Some(unit));
         let newest = of_log.map(|one| one.since).max();
-        let all_old = newest.is_some_and(|newest| self.now.since(newest) >= max);
+        let all_old = newest.is_some_and(|newest| self.engine.now().since(newest) >= max);
         // Where memory is short, reads wait for that, which others may hold.
         let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
         let closes_late = all_old && phase == Phase::Closing && !is_tight;

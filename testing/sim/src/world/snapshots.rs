@@ -110,7 +110,7 @@ impl World {
         let volume = self.volume(unit)?;
         let asked = self.in_flight.values();
         Some(View {
-            destage_left_bytes: volume.stats(self.now).destage_all_remaining_bytes,
+            destage_left_bytes: volume.stats(self.engine.now()).destage_all_remaining_bytes,
             under_way: asked.filter(|one| one.io.backend() == Some(unit)).count(),
             ..View::default()
         })
@@ -146,7 +146,7 @@ impl World {
                     let longest = self.random.choice([5000, 200_000]).unwrap_or(5000);
                     let pause = Nanos::from_micros(self.random.u64(1..longest));
                     let taken = Happening::Snapshot(unit, asked);
-                    self.queue.add(self.now.plus(pause), taken);
+                    self.engine.at(self.engine.now().plus(pause), taken);
                 }
                 Ok(())
             }
@@ -155,7 +155,8 @@ impl World {
                 let ended = self.units[unit].snapshotting.take();
                 let is_taken = ended.is_some_and(|one| one.is_taken);
                 self.coverage.snapshots_given_up += u64::from(ending == Ending::GivenUp);
-                self.note("snapshot ends", [unit as u64, u64::from(is_taken), 0, 0]);
+                self.engine
+                    .note("snapshot ends", [unit as u64, u64::from(is_taken), 0, 0]);
                 self.release_held(unit)
             }
             Act::Flush | Act::TierAndHold | Act::Copy { .. } => {
@@ -183,7 +184,7 @@ impl World {
     pub(super) fn snapshot_holds(&mut self, unit: usize, action: &Action) -> bool {
         let left = self
             .volume(unit)
-            .map(|volume| volume.stats(self.now).destage_all_remaining_bytes);
+            .map(|volume| volume.stats(self.engine.now()).destage_all_remaining_bytes);
         let (Some(left), Some(one)) = (left, &mut self.units[unit].snapshotting) else {
             return false;
         };
@@ -217,8 +218,8 @@ impl World {
         let loose = self.planted.is(Plant::LooseSnapshot);
         if loose && self.calm_since.is_none() && !state.backend.has_staged() {
             // It has its moments.
-            let again = self.now.plus(Nanos::from_micros(500));
-            self.queue.add(again, Happening::Snapshot(unit, asked));
+            let again = self.engine.now().plus(Nanos::from_micros(500));
+            self.engine.at(again, Happening::Snapshot(unit, asked));
             return Ok(());
         }
         let backend = &state.backend;
@@ -240,7 +241,7 @@ impl World {
         state.snapshots.push(snapshot);
         self.coverage.snapshots += 1;
         self.coverage.snapshots_of_files += u64::from(!is_atomic);
-        self.note("snapshot", [unit as u64, asked, 0, 0]);
+        self.engine.note("snapshot", [unit as u64, asked, 0, 0]);
         self.snapshot_answered(unit, true)
     }
 
@@ -273,7 +274,9 @@ impl World {
         // What went past the log is flushed by what destages everything.
         let is_staged = self.units[unit].backend.has_staged();
         let at_rest = self.volume(unit).is_some_and(|volume| {
-            !is_staged && volume.backend_is_flushed() && volume.stats(self.now).log_used_blocks == 0
+            !is_staged
+                && volume.backend_is_flushed()
+                && volume.stats(self.engine.now()).log_used_blocks == 0
         });
         let state = &mut self.units[unit];
         let is_idle = state.requests.is_empty();
@@ -292,8 +295,8 @@ impl World {
         }
         let state = &mut self.units[unit];
         state.client_waits = false;
-        let again = self.now.plus(Nanos::from_millis(1));
-        self.queue.add(again, Happening::Client(unit));
+        let again = self.engine.now().plus(Nanos::from_millis(1));
+        self.engine.at(again, Happening::Client(unit));
         if is_idle && !at_rest && state.destage_all.is_none() {
             self.destage_all(unit)?;
         }

@@ -225,11 +225,11 @@ impl World {
     ) -> u64 {
         self.next_io += 1;
         let number = self.next_io;
-        self.note(what, [number, numbers[0], numbers[1], 0]);
+        self.engine.note(what, [number, numbers[0], numbers[1], 0]);
         let in_flight = InFlight {
             owner: Owner::Volume(unit),
             token,
-            since: self.now,
+            since: self.engine.now(),
             io,
             fails: None,
         };
@@ -240,7 +240,7 @@ impl World {
     /// The volume hears of it in its turn.
     pub(super) fn end_of_stack(&mut self, unit: usize, number: u64, result: Result<Done, IoError>) {
         self.units[unit].ended.insert(number, result);
-        self.queue.add(self.now, Happening::Io(number));
+        self.engine.at(self.engine.now(), Happening::Io(number));
     }
 
     /// How what lies below a volume has ended what that asked, if something does.
@@ -256,7 +256,7 @@ impl World {
     pub(super) fn check_bottom(&self, unit: usize) -> Result<(), Violation> {
         let state = &self.units[unit];
         let is_costly = state.objects.is_some() && state.backend.sectors() > SMALL_SECTORS;
-        if is_costly && !self.rounds.is_multiple_of(4096) {
+        if is_costly && !self.engine.turns().is_multiple_of(4096) {
             return Ok(());
         }
         state.check_below()

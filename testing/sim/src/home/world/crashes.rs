@@ -38,7 +38,7 @@ impl World {
         self.sums.late.clear();
         self.holding.forget();
         self.requests.clear();
-        self.schedule.retain(|_| false);
+        self.engine.retain(|_| false);
         self.actions.clear();
         if is_killed {
             self.store.process_kill();
@@ -51,7 +51,7 @@ impl World {
             _ => self.backend.client_lost(),
         }
         self.backend.client_lost();
-        self.log_step("crash", [0; 4]);
+        self.engine.note("crash", [0; 4]);
     }
 
     /// Whether the writes of this generation went past the log, and the process is killed before anybody flushes.
@@ -66,14 +66,14 @@ impl World {
 
     /// Let time pass after a generation that is written and not flushed, then kill the process. The home is gone then.
     pub(super) fn linger_and_be_killed(&mut self) -> Result<(), Violation> {
-        let until = self.now.plus(LINGERS);
+        let until = self.engine.now().plus(LINGERS);
         if self.is_planted(Plant::SleepsThrough) {
-            self.now = until;
+            self.engine.pass_until(until);
         } else {
             let rests = |home: &Home| home.next_wakeup().is_none();
             let is_over = |world: &Self| {
                 let rests = world.home.as_ref().is_none_or(rests);
-                world.now >= until || rests && world.schedule.next_time().is_none()
+                world.engine.now() >= until || rests && world.engine.next_time().is_none()
             };
             if !self.wait(is_over)? {
                 return Ok(());

@@ -17,10 +17,10 @@ impl World {
             let copy = self
                 .store
                 .submit_write(offset + BLOCK_BYTES as u64, &data, false);
-            let at = self.now.plus(Nanos(1));
+            let at = self.engine.now().plus(Nanos(1));
             // Nobody waits for it.
-            self.schedule
-                .add(at, Happening::StoreWrite(Token(u64::MAX), copy));
+            self.engine
+                .at(at, Happening::StoreWrite(Token(u64::MAX), copy));
         }
         if self.is_planted(Plant::NoFill) && data.len() > 1 && !self.is_of_map(offset) {
             // The longest part is what was asked for; it has its place among the others.
