@@ -20,7 +20,6 @@ const LARGE: &[(&str, &str, usize)] = &[
     ("core", "Ssd", 142),
     ("core", "Home", 115),
     ("server", "ShardState", 74),
-    ("core", "WriteLog", 62),
 ];
 
 /// Check all sources below `crates/` and `testing/`.

@@ -560,6 +560,41 @@ pub fn seal_at(bytes: &mut [u8], at: usize) -> u64 {
 }
 
 impl LogSuperblock {
+    /// That of the new log `log` of a volume, on a region of so many bytes.
+    pub fn new(volume: [u8; 16], log: u64, region_bytes: u64) -> Self {
+        let mut superblock = Self {
+            magic: LOG_MAGIC,
+            version: U16::new(LOG_VERSION),
+            holds: U16::new(LOG_HOLDS_VOLUME),
+            reserved_a: [0; 4],
+            checksum: U64::new(0),
+            volume,
+            log: U64::new(log),
+            // Even: it belongs in block 0, and the first opening writes the other one.
+            sequence: U64::new(0),
+            incarnation: U64::new(0),
+            epoch: U64::new(0),
+            ring_blocks: U64::new(region_bytes / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS),
+            tail: U64::new(0),
+            tail_chain: U64::new(0),
+            clean_head: U64::new(0),
+            sync_points: U64::new(0),
+            data_key: [0; 16],
+            flags: U64::new(0),
+            // No cache has anything of the volume.
+            cache: U64::new(0),
+            cache_stamp: U64::new(0),
+            backend_commit: [0; 64],
+            known_head: U64::new(0),
+            tag: [0; TAG_BYTES],
+            reserved_b: [0; 1800],
+            lost_ranges: U64::new(0),
+            lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
+        };
+        superblock.seal();
+        superblock
+    }
+
     /// Fill in the checksum.
     pub fn seal(&mut self) {
         seal(self.as_mut_bytes());

@@ -445,7 +445,7 @@ fn summarize(
 
 /// What is damaged of a log, and what of its volume was lost with it, in words.
 fn lost_with(log: &WriteLog) -> Option<String> {
-    let (lost, damaged) = (log.lost(), log.damaged_blocks());
+    let (lost, damaged) = (log.superblocks().lost(), log.superblocks().damaged_blocks());
     let (bytes, places) = (lost.sectors() * SECTOR_BYTES as u64, lost.count());
     if !lost.is_empty() {
         return Some(format!(
@@ -737,7 +737,7 @@ mod tests {
     fn log_of(uuid: Uuid) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(LOG_BYTES_MIN).unwrap();
-        let superblock = WriteLog::format(uuid.into_bytes(), 7, LOG_BYTES_MIN);
+        let superblock = LogSuperblock::new(uuid.into_bytes(), 7, LOG_BYTES_MIN);
         file.as_file()
             .write_all_at(superblock.as_bytes(), 0)
             .unwrap();
@@ -764,9 +764,10 @@ mod tests {
     fn inspect_tells_of_records() {
         let uuid = Uuid::new_v4();
         let file = log_of(uuid);
-        let mut opened =
-            LogSuperblock::parse(WriteLog::format(uuid.into_bytes(), 7, LOG_BYTES_MIN).as_bytes())
-                .unwrap();
+        let mut opened = LogSuperblock::parse(
+            LogSuperblock::new(uuid.into_bytes(), 7, LOG_BYTES_MIN).as_bytes(),
+        )
+        .unwrap();
         opened.incarnation = 1.into();
         opened.clean_head = u64::MAX.into();
         opened.seal();

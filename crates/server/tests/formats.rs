@@ -27,7 +27,6 @@ use hdcs_core::format::{
     CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, LOG_MAGIC, LOG_VERSION, LogSuperblock, seal,
 };
 use hdcs_core::local::format::{HOME_VERSION, Layout as HomeLayout};
-use hdcs_core::log::write_log::WriteLog;
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::{Access, Config};
 use hdcs_core::volume::{Persist, Phase};
@@ -456,7 +455,7 @@ fn write_data_dir(root: &Path) {
     let mut heat = Gathering::new(1 << 20, 4);
     heat.see(8, Heat::Hot);
     sealed::replace(&directory.join(HEAT_FILE), &heat.finish().encode()).unwrap();
-    let superblock = WriteLog::format(uuid.into_bytes(), 9, LOG_BYTES_MIN);
+    let superblock = LogSuperblock::new(uuid.into_bytes(), 9, LOG_BYTES_MIN);
     kept::write_superblock(&directory, &superblock).unwrap();
 }
 

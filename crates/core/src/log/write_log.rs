@@ -31,6 +31,7 @@ use alloc::vec::Vec;
 
 use parts::push;
 pub use parts::{Entry, Span};
+pub use superblocks::Superblocks;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -46,7 +47,6 @@ use crate::format::{
     SpanHeader, block_checksum,
 };
 use crate::log::extent_index::Sequence;
-use crate::log::lost::LostSectors;
 use crate::log::packing::{Compressed, Packing, Stored};
 
 /// Blocks of the largest control part.
@@ -94,9 +94,7 @@ pub struct SpanWrite {
 /// The write log of one open volume.
 #[derive(Debug)]
 pub struct WriteLog {
-    superblock: LogSuperblock,
-    /// What authenticates superblocks, if something does.
-    keys: Option<Arc<dyn Authenticator>>,
+    superblocks: Superblocks,
     ring_blocks: u64,
     head: u64,
     durable: u64,
@@ -123,14 +121,8 @@ pub struct WriteLog {
     bytes_durable: u64,
     /// CRC-32C of each ring block that holds live data.
     checksums: Vec<u32>,
-    /// What is lost, as of the tail that the last superblock names; but of what replay found, as of its end.
-    lost: LostSectors,
-    /// Entries from this one on take from that when they are retired.
+    /// Entries from this one on take from what is lost when they are retired.
     lost_from: Sequence,
-    /// Data blocks that replay found damaged in the spans that it took.
-    damaged_blocks: u64,
-    /// The older superblock on the device does not say yet what this opening found.
-    is_told_once: bool,
     /// Control parts and superblocks come from here, so that a full pool cannot stop the log.
     control_pool: Rc<Pool>,
 }
@@ -141,9 +133,9 @@ impl WriteLog {
     pub fn new(superblock: LogSuperblock, keys: Option<Arc<dyn Authenticator>>) -> Self {
         let ring_blocks = superblock.ring_blocks.get();
         let tail = superblock.tail.get();
+        let control_pool = Pool::new(REQUEST_BYTES_MAX);
         Self {
-            superblock,
-            keys,
+            superblocks: Superblocks::new(&superblock, keys, Rc::clone(&control_pool)),
             ring_blocks,
             head: tail,
             durable: tail,
@@ -164,11 +156,8 @@ impl WriteLog {
             bytes_retired: 0,
             bytes_durable: 0,
             checksums: vec![0; ring_blocks as usize],
-            lost: LostSectors::recorded(&superblock),
             lost_from: 0,
-            damaged_blocks: 0,
-            is_told_once: false,
-            control_pool: Pool::new(REQUEST_BYTES_MAX),
+            control_pool,
         }
     }
 
@@ -185,7 +174,7 @@ impl WriteLog {
         let position = header.position.get();
         let data_position = position + u64::from(header.control_blocks.get());
         let from = self.next_sequence();
-        self.damaged_blocks += bad.len() as u64;
+        self.superblocks.damaged_blocks += bad.len() as u64;
         self.sync_points = header.sync_points.get();
         for entry in entries {
             let kind = EntryKind::from_code(entry.kind).expect("replay checked the kind");
@@ -244,7 +233,7 @@ impl WriteLog {
             return self.replay_piece(entry);
         }
         if entry.stored.is_some() {
-            return self.lost.add(range);
+            return self.superblocks.lost.add(range);
         }
         let mut at = range.first_block();
         while at < range.first_block() + range.block_count() {
@@ -255,7 +244,7 @@ impl WriteLog {
             let piece = SectorRange::new(at * BLOCK_SECTORS, blocks * BLOCK_SECTORS);
             let range = piece.intersect(range);
             if is_bad {
-                self.lost.add(range);
+                self.superblocks.lost.add(range);
             } else {
                 self.replay_piece(Entry {
                     range,
@@ -275,7 +264,7 @@ impl WriteLog {
         if entry.kind == EntryKind::Write {
             self.bytes_appended += entry.range.bytes() as u64;
         }
-        self.lost.remove(entry.range);
+        self.superblocks.lost.remove(entry.range);
         push(&mut self.entries, entry, self.ring_blocks);
     }
 
@@ -409,9 +398,9 @@ impl WriteLog {
             entries: U16::new(entries as u16),
             checksum: U64::new(0),
             chain: U64::new(self.chain),
-            log: self.superblock.log,
-            incarnation: self.superblock.incarnation,
-            epoch: self.superblock.epoch,
+            log: self.superblocks.last.log,
+            incarnation: self.superblocks.last.incarnation,
+            epoch: self.superblocks.last.epoch,
             position: U64::new(position),
             durable: U64::new(self.durable),
             sync_points: U64::new(self.sync_points - u64::from(leads_with_sync)),
@@ -524,24 +513,19 @@ impl WriteLog {
         self.durable != before
     }
 
-    /// What is lost, of the sectors that the log had when it was opened, and of what its superblock recorded.
-    pub fn lost(&self) -> &LostSectors {
-        &self.lost
+    /// Its superblocks.
+    pub fn superblocks(&self) -> &Superblocks {
+        &self.superblocks
     }
 
-    /// Data blocks that replay found damaged, whether something newer takes the place of what they held or not.
-    pub fn damaged_blocks(&self) -> u64 {
-        self.damaged_blocks
-    }
-
-    /// What lies there is not needed: nothing is recorded of it any more.
-    pub fn forget_lost(&mut self, range: SectorRange) {
-        self.lost.remove(range);
+    /// The same, to have the next one say something.
+    pub fn superblocks_mut(&mut self) -> &mut Superblocks {
+        &mut self.superblocks
     }
 
     /// What lies before `tail` and was written since the opening is not lost any more.
     fn find_written(&mut self, tail: u64) {
-        if self.lost.is_empty() {
+        if self.superblocks.lost.is_empty() {
             return;
         }
         let spans = self.spans.partition_point(|span| span.end() <= tail);
@@ -549,7 +533,7 @@ impl WriteLog {
         let end = last.map_or(self.first, |last| last.end_sequence);
         for sequence in self.lost_from.max(self.first)..end {
             let range = self.entry(sequence).range;
-            self.lost.remove(range);
+            self.superblocks.lost.remove(range);
         }
         self.lost_from = self.lost_from.max(end);
     }
@@ -582,9 +566,9 @@ impl WriteLog {
                 sync_points: last.sync_points,
             },
             None => Tail {
-                position: self.superblock.tail.get(),
-                chain: self.superblock.tail_chain.get(),
-                sync_points: self.superblock.sync_points.get(),
+                position: self.superblocks.last.tail.get(),
+                chain: self.superblocks.last.tail_chain.get(),
+                sync_points: self.superblocks.last.sync_points.get(),
             },
         }
     }

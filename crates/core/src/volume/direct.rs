@@ -170,9 +170,9 @@ impl Volume {
     /// superblock says so, or under such a policy may be of a program that did not know how.
     pub(super) fn open_policy(&mut self, cx: &mut Context<'_>) {
         self.policy_changed(cx);
-        let is_marked = self.log.get().is_marked_unflushed();
+        let is_marked = self.log.get().superblocks().is_marked_unflushed();
         // A log that was made in place of another one says of that one that it may be unflushed, and nothing of caches.
-        if is_marked && self.log.get().tie() == Tie::UNKNOWN {
+        if is_marked && self.log.get().superblocks().tie() == Tie::UNKNOWN {
             self.direct.mark.found();
         }
         if is_marked || self.config.policy.is_direct() {
@@ -305,8 +305,9 @@ impl Volume {
         } else {
             cache.tie_of(self.config.number)
         };
-        self.log.get_mut().mark_unflushed(is_unflushed);
-        self.log.get_mut().set_tie(tie);
+        let superblocks = self.log.get_mut().superblocks_mut();
+        superblocks.mark_unflushed(is_unflushed);
+        superblocks.set_tie(tie);
         if !self.is_emptying_failed_log() && !self.log.is_given_up() {
             self.log.get_mut().name_durable();
         }

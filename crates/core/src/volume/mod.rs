@@ -94,7 +94,6 @@ use crate::format::LogSuperblock;
 use crate::log::destage::Stage;
 use crate::log::extent_index::ExtentIndex;
 use crate::log::replay::Found;
-use crate::log::write_log::WriteLog;
 
 /// What happens to a volume.
 #[derive(Debug)]
@@ -198,7 +197,7 @@ impl Volume {
     /// The first block of a new log's region; the rest of the region is zero. `log` is a random
     /// number that no other log has.
     pub fn format_log(config: &VolumeConfig, log: u64) -> [u8; 4096] {
-        let superblock = WriteLog::format(config.uuid, log, config.log_bytes);
+        let superblock = LogSuperblock::new(config.uuid, log, config.log_bytes);
         superblock
             .as_bytes()
             .try_into()
@@ -595,15 +594,15 @@ impl Volume {
                 // what is found goes to the backend before what is written from now on.
                 log.sync_point();
                 self.port.stats.replayed_bytes = log.bytes().appended;
-                self.port.stats.log_corrupt_blocks = log.damaged_blocks();
+                self.port.stats.log_corrupt_blocks = log.superblocks().damaged_blocks();
                 log.set_entries_max(self.config.log_entries_max);
-                log.forget_lost(beyond(self.config.bytes));
-                let lost = log.lost().clone();
+                log.superblocks_mut().forget_lost(beyond(self.config.bytes));
+                let lost = log.superblocks().lost().clone();
                 for range in lost.iter() {
                     self.cached.own(range);
                 }
                 self.damage.know_lost(lost);
-                cx.cache.tie(self.config.number, log.tie());
+                cx.cache.tie(self.config.number, log.superblocks().tie());
                 let superblock = log.superblock_for_opening();
                 self.writes.note_durable(self.port.now);
                 self.log.opened(log);
@@ -618,7 +617,7 @@ impl Volume {
             self.phase = Phase::Failed(OpenError::Io(error));
             return self.opening.refuse(RequestError::Io, &mut self.port, cx);
         }
-        if let Some(superblock) = self.log.get_mut().superblock_beside_opening() {
+        if let Some(superblock) = self.log.get_mut().superblocks_mut().beside_opening() {
             return opening::write_superblock(superblock, &mut self.port, cx);
         }
         self.phase = Phase::Open;
@@ -695,7 +694,7 @@ impl Volume {
         self.cached.own(cut);
         self.cached.resize(bytes);
         self.damage.cut(beyond);
-        self.log.get_mut().forget_lost(beyond);
+        self.log.get_mut().superblocks_mut().forget_lost(beyond);
         self.config.bytes = bytes;
         let sectors = self.sectors();
         (self.writes).refuse_beyond(sectors, &mut self.port, cx);

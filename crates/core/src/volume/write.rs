@@ -545,7 +545,7 @@ impl Volume {
         self.writes.marks_end = true;
         let log = self.log.get_mut();
         log.name_durable();
-        let superblock = log.next_superblock();
+        let superblock = log.superblocks_mut().next();
         self.log
             .write_superblock(Op::EndMark, superblock, &mut self.port, cx);
     }

@@ -91,7 +91,6 @@ pub fn write_superblock(directory: &Path, kept: &LogSuperblock) -> io::Result<()
 #[cfg(test)]
 mod tests {
     use hdcs_core::base::limits::LOG_BYTES_MIN;
-    use hdcs_core::log::write_log::WriteLog;
 
     use super::*;
 
@@ -101,7 +100,7 @@ mod tests {
         let here = directory.path();
         let volume = Uuid::from_u128(7);
         assert!(read(here, volume).unwrap().is_none());
-        let mut superblock = WriteLog::format(volume.into_bytes(), 9, LOG_BYTES_MIN);
+        let mut superblock = LogSuperblock::new(volume.into_bytes(), 9, LOG_BYTES_MIN);
         assert!(is_empty(&superblock));
         superblock.tail = 5.into();
         superblock.clean_head = 5.into();

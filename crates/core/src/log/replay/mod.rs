@@ -591,7 +591,7 @@ impl Replay {
     /// The log is whole, but for what it has lost. If that cannot be recorded, nothing is forgotten: it refuses to open.
     fn settle(&mut self) -> Result<&WriteLog, OpenError> {
         let log = self.log.as_mut().expect("superblock chosen");
-        let (ranges, position) = (log.lost().count(), log.head());
+        let (ranges, position) = (log.superblocks().lost().count(), log.head());
         if position < self.known_head {
             return Err(OpenError::CorruptLog { position });
         }

@@ -49,10 +49,11 @@ impl UnflushedMark {
             return;
         }
         self.mark = Mark::Writing { again: false };
-        log.get_mut().mark_unflushed(true);
+        let superblocks = log.get_mut().superblocks_mut();
+        superblocks.mark_unflushed(true);
         // No superblock follows each of these writes that could say what the cache has forgotten for them.
-        log.get_mut().set_tie(Tie::UNKNOWN);
-        let superblock = log.get_mut().next_superblock();
+        superblocks.set_tie(Tie::UNKNOWN);
+        let superblock = superblocks.next();
         log.write_superblock(Op::DirectMark, superblock, port, cx);
     }
 
@@ -66,7 +67,7 @@ impl UnflushedMark {
     ) {
         if self.mark == (Mark::Writing { again: false }) && is_whole {
             self.mark = Mark::Writing { again: true };
-            let superblock = log.get_mut().next_superblock();
+            let superblock = log.get_mut().superblocks_mut().next();
             return log.write_superblock(Op::DirectMark, superblock, port, cx);
         }
         self.mark = Mark::Set;
