@@ -19,7 +19,6 @@ const LARGE: &[(&str, &str, usize)] = &[
     ("server", "Node", 152),
     ("core", "Ssd", 142),
     ("core", "Home", 115),
-    ("server", "ShardState", 74),
 ];
 
 /// Check all sources below `crates/` and `testing/`.

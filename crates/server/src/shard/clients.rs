@@ -30,7 +30,7 @@ impl Shard {
         if session.peer().is_revoked() {
             return self.note_refused_entry(client, session.peer(), REVOKED);
         }
-        if !self.state.has_room_for_connection(false) {
+        if !self.state.shares.has_room_for_connection(false) {
             self.note_refused_entry(client, session.peer(), NO_MEMORY);
             return self.refuse_connection();
         }

@@ -3,11 +3,12 @@
 //! A closed volume takes those and does nothing else. It is dropped with the last one. Until then it keeps what they need:
 //! the slot that they name, and the device of the write log with its lock, which no second opening of that log gets past.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use hdcs_backend::memory::VolumeMemory;
 use hdcs_core::base::error::IoError;
-use hdcs_core::base::io::{Completion, Done, Nanos, Token};
+use hdcs_core::base::io::Completion;
 use hdcs_core::volume::{Context, Event, Volume};
 use hdcs_device::file::Device;
 
@@ -34,7 +35,7 @@ pub struct ClosedVolume {
 
 impl ClosedVolume {
     /// Of a volume that has left its slot.
-    pub fn new(served: Served) -> Self {
+    fn new(served: Served) -> Self {
         let mut volume = served.volume;
         volume.shed();
         Self {
@@ -47,11 +48,6 @@ impl ClosedVolume {
         }
     }
 
-    /// The volume that it is left of.
-    pub fn volume(&self) -> &Volume {
-        &self.volume
-    }
-
     /// Whether what its log's device has not answered could meet the log of an opening.
     fn is_in_the_way_of(&self, spec: &VolumeSpec) -> bool {
         let is_its_log = self.keeps || self.log.path() == spec.log.path;
@@ -60,54 +56,56 @@ impl ClosedVolume {
     }
 }
 
-impl ShardState {
+/// What a device has brought a closed volume, which waits for it no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// The device of its write log.
+    Log,
+    /// The device of the cache.
+    Cache,
+}
+
+/// All of them, by the slots that they were in.
+#[derive(Default)]
+pub struct ClosedVolumes(HashMap<u32, ClosedVolume>);
+
+impl ClosedVolumes {
+    /// What they are left of.
+    pub fn volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.0.values().map(|closed| &closed.volume)
+    }
+
     /// Why a volume cannot be opened for the sake of what an earlier opening has left behind.
     pub fn hindrance(&self, spec: &VolumeSpec) -> Option<String> {
-        let mut closed_volumes = self.closed_volumes.values();
-        let is_hindered = closed_volumes.any(|closed| closed.is_in_the_way_of(spec));
+        let is_hindered = self.0.values().any(|closed| closed.is_in_the_way_of(spec));
         is_hindered.then(|| format!("volume `{}`: {LOG_HANGS}", spec.name))
     }
+}
 
-    /// How long the device of a write log may take for an answer: the most of any volume.
-    pub fn log_patience(&self) -> Nanos {
-        let open = self.volumes.iter();
-        let longest = open
-            .map(|(_, served)| served.volume.config().log_answer_max)
-            .max();
-        longest.unwrap_or(Nanos(0))
-    }
-
+impl ShardState {
     /// A volume has left its slot, which was vacated for what is under way on devices.
     pub fn keep_closed(&mut self, slot: u32, mut served: Served) {
         // What has not reached the device never will.
         let cipher = served.log_cipher.take();
         let unwritten = cipher.map_or_else(Vec::new, CipheredLog::into_unwritten);
-        self.closed_volumes.insert(slot, ClosedVolume::new(served));
+        self.closed_volumes
+            .0
+            .insert(slot, ClosedVolume::new(served));
         for token in unwritten {
-            self.log_ended_late(slot, token, Err(IoError::Failed));
+            let result = Err(IoError::Failed);
+            self.ended_late(slot, Late::Log, Completion { token, result });
         }
     }
 
-    /// A log's device has brought a closed volume what that waits for no longer.
-    pub fn log_ended_late(&mut self, slot: u32, token: Token, result: Result<Done, IoError>) {
-        if let Some(closed) = self.closed_volumes.get_mut(&slot) {
-            closed.log_operations -= 1;
-        }
-        self.step_closed(slot, Completion { token, result });
-    }
-
-    /// The cache's device has done so.
-    pub fn cache_ended_late(&mut self, slot: u32, completion: Completion) {
-        if let Some(closed) = self.closed_volumes.get_mut(&slot) {
-            closed.cache_reads -= 1;
-        }
-        self.step_closed(slot, completion);
-    }
-
-    fn step_closed(&mut self, slot: u32, completion: Completion) {
-        let Some(closed) = self.closed_volumes.get_mut(&slot) else {
+    /// A device has brought a closed volume something; what was the last of it lets the volume go.
+    pub fn ended_late(&mut self, slot: u32, late: Late, completion: Completion) {
+        let Some(closed) = self.closed_volumes.0.get_mut(&slot) else {
             return;
         };
+        match late {
+            Late::Log => closed.log_operations -= 1,
+            Late::Cache => closed.cache_reads -= 1,
+        }
         let mut context = Context {
             cache: &mut self.cache,
             pool: &self.pool,
@@ -121,7 +119,7 @@ impl ShardState {
         );
         if closed.log_operations == 0
             && closed.cache_reads == 0
-            && let Some(closed) = self.closed_volumes.remove(&slot)
+            && let Some(closed) = self.closed_volumes.0.remove(&slot)
         {
             self.volumes.release(slot);
             self.forget_ciphers(&closed.volume);

@@ -185,7 +185,7 @@ impl Shard {
         if self.stopping.is_some() {
             return refuse(answer, STOPPING.to_owned());
         }
-        if let Some(why) = self.state.hindrance(&spec) {
+        if let Some(why) = self.state.closed_volumes.hindrance(&spec) {
             return refuse(answer, why);
         }
         let (for_thread, durability) = (spec.clone(), self.config.durability);
@@ -236,13 +236,12 @@ impl Shard {
             let cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
             state.cache.set_cipher(inherited.origin(), cipher);
         }
-        let flow = state.scheduler.add(state.now, spec.qos);
+        let flow = state.requests.scheduler.add(state.now, spec.qos);
         let log_cipher = unlocked.map(|keys| keys.log(opened.log_identity.log));
         let log_keys = log_cipher
             .clone()
             .map(|keys| Arc::new(keys) as Arc<dyn Authenticator>);
-        let (mut volume, actions) =
-            state.open_volume(config, opened.inherited, opened.kept.as_ref());
+        let mut volume = state.open_volume(config, opened.inherited, opened.kept.as_ref());
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
         }
@@ -278,7 +277,7 @@ impl Shard {
             memory: spec.memory,
         });
         state.numbers.insert(number, slot);
-        state.perform_opening(slot, actions);
+        state.perform(slot);
         state.pin_at_opening(slot, spec.pins);
     }
 
@@ -293,7 +292,8 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
-        self.state.forget_pins(served.number);
+        // Its pins go with it; none is always allowed.
+        let _ = self.state.cache.pin(served.number.0, None, &[]);
         if let Some(due) = self.state.due.get_mut(slot as usize) {
             *due = Nanos(u64::MAX);
         }
@@ -314,9 +314,9 @@ impl Shard {
         if let Some(snapshotting) = served.snapshotting.take() {
             snapshotting.closed();
         }
-        let waiting = self.state.scheduler.remove(served.flow);
+        let waiting = self.state.requests.scheduler.remove(served.flow);
         for one in served.waiting.drain(..).chain(waiting) {
-            self.state.refuse(one);
+            self.state.requests.refuse(self.state.now, one);
         }
         self.abort_connections(served.number);
         let left = served.left(self.state.now);
@@ -408,7 +408,10 @@ impl Shard {
     fn set_qos(&mut self, number: VolumeNumber, qos: Qos) -> Result<(), String> {
         let slot = self.state.open_slot(number)?;
         let served = self.state.volumes.get(slot).ok_or(NOT_OPEN)?;
-        self.state.scheduler.set(self.state.now, served.flow, qos);
+        self.state
+            .requests
+            .scheduler
+            .set(self.state.now, served.flow, qos);
         Ok(())
     }
 
@@ -438,7 +441,7 @@ impl Shard {
                     .connections
                     .iter()
                     .filter(|(_, connection)| connection.volume() == Some(served.number));
-                let qos = state.scheduler.stats(state.now, served.flow);
+                let qos = state.requests.scheduler.stats(state.now, served.flow);
                 served.report(state.now, connections.count(), qos, &state.cache)
             })
             .collect();
@@ -453,7 +456,7 @@ impl Shard {
             cache_trouble: self.readmission.trouble().map(str::to_owned),
             pool_bytes: state.pool.total_bytes() as u64,
             pool_free_bytes: state.pool.free_bytes() as u64,
-            connections_used_bytes: state.heap.held(),
+            connections_used_bytes: state.shares.heap().held(),
             connections: self.connections.len(),
             longest_turn: self.longest_turn.get(),
         }
@@ -471,7 +474,7 @@ impl Shard {
             closed: Vec::new(),
         });
         // Nobody waits for a limit's sake while the node stops.
-        self.state.scheduler.open();
+        self.state.requests.scheduler.open();
         // Their threads may hang for as long as their backends do; nobody waits for them.
         for slot in 0..self.openings.end() {
             if let Some((_, answer)) = self.openings.vacate(slot) {
@@ -500,10 +503,12 @@ impl Shard {
             let state = &self.state;
             // A device that does not answer is not waited for.
             let given_up = state.cache.stats().ssd_state == SsdState::Offline;
+            let open = state.volumes.iter();
+            let log_patience = open.map(|(_, served)| served.volume.config().log_answer_max);
             let view = View {
                 connections: self.connections.len(),
                 volumes: state.volumes.len(),
-                log_patience: state.log_patience(),
+                log_patience: log_patience.max().unwrap_or(Nanos(0)),
                 is_cache_closed: state.cache.is_closed()
                     && (state.cache_operations == 0 || given_up),
             };
@@ -572,17 +577,17 @@ impl ShardState {
         }
     }
 
+    /// Begin to open a volume; what that asks for waits in `actions`.
     fn open_volume(
         &mut self,
         config: VolumeConfig,
         inherited: Option<Inherited>,
         kept: Option<&LogSuperblock>,
-    ) -> (Volume, Vec<hdcs_core::base::io::Action>) {
-        let mut actions = Vec::new();
+    ) -> Volume {
         let mut context = Context {
             cache: &mut self.cache,
             pool: &self.pool,
-            actions: &mut actions,
+            actions: &mut self.actions,
         };
         let mut volume = Volume::open(config, self.now, &mut context);
         if let Some(inherited) = inherited {
@@ -591,7 +596,7 @@ impl ShardState {
         if let Some(kept) = kept {
             volume.keep_superblock(*kept);
         }
-        (volume, actions)
+        volume
     }
 
     /// Take the end of what the shard itself has asked a backend; another's comes back.

@@ -10,7 +10,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use hdcs_frontend::{Held, VolumeNumber};
 
-use super::state::ShardState;
 use super::turn::Shard;
 
 /// Who is at the other end of a socket.
@@ -82,7 +81,11 @@ impl Shard {
         self.state
             .count(volume, &mut connection.counted, Held::default());
         let mut held = Held::default();
-        self.state.count_data(volume, &mut held, data_bytes);
+        let data = Held {
+            data_bytes,
+            heap_bytes: 0,
+        };
+        self.state.count(volume, &mut held, data);
         let leaver = Leaver {
             volume,
             requests,
@@ -104,20 +107,9 @@ impl Shard {
             volume, mut held, ..
         }) = self.leavers.remove(&slot)
         {
-            self.state.count_data(volume, &mut held, 0);
+            self.state.count(volume, &mut held, Held::default());
             self.connections.release(slot);
         }
-    }
-}
-
-impl ShardState {
-    /// Count the clients' data that is held now, and nothing else.
-    fn count_data(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, data_bytes: usize) {
-        let held = Held {
-            data_bytes,
-            heap_bytes: 0,
-        };
-        self.count_exactly(volume, counted, held);
     }
 }
 

@@ -79,10 +79,4 @@ impl ShardState {
         self.step(slot, Event::Pin(ranges));
         Ok(())
     }
-
-    /// A volume has gone, and so have its pins.
-    pub fn forget_pins(&mut self, number: VolumeNumber) {
-        // Nothing is always allowed.
-        let _ = self.cache.pin(number.0, None, &[]);
-    }
 }

@@ -137,7 +137,7 @@ impl Shard {
                 continue;
             }
             scrub.under_way = true;
-            self.state.submitted.push(Submitted {
+            self.state.requests.submit(Submitted {
                 origin: Origin::Scrub(slot),
                 volume: scrub.volume,
                 arrived: now,

@@ -3,24 +3,18 @@
 //! Invariants: see [`super::turn`].
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_backend::{Ask, Operation, Port};
 use hdcs_core::base::buf::{BufMut, Pool};
-use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{
     Action, Completion, Done, Nanos, Request, RequestId, SectorRange, Token,
 };
-use hdcs_core::base::limits::{
-    CONNECTION_DATA_BYTES_MAX, CONNECTION_DATA_BYTES_MIN, CONNECTION_HEAP_BYTES_MAX,
-    CONNECTION_HEAP_BYTES_MIN, CONNECTION_SHARE, REQUEST_BYTES_MAX, VOLUME_REQUESTS_MAX,
-    VOLUME_SHARE,
-};
+use hdcs_core::base::limits::VOLUME_REQUESTS_MAX;
 use hdcs_core::cache::{CacheEvent, ReadCache};
-use hdcs_core::node::qos::{Cost, FlowId, Scheduler};
-use hdcs_core::node::shares::Shares;
 use hdcs_core::volume::{Context, Event, Volume};
 use hdcs_device::Errno;
 use hdcs_device::file::Device;
@@ -30,9 +24,11 @@ use hdcs_frontend::access::Peer;
 use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_of};
 
 use super::ciphered_log::Write;
-use super::closed_volumes::ClosedVolume;
+use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::Transport;
-use super::served::{Class, Ended, Origin, Pending, Served, Submitted};
+use super::requests::Requests;
+use super::served::{Ended, Origin, Served, Submitted};
+use super::shares::ClientShares;
 use super::slots::Slots;
 use super::turn::NEVER;
 use crate::events::Recorder;
@@ -49,8 +45,7 @@ pub struct ShardState {
     pub cache_operations: usize,
     pub cache_touched: bool,
     pub volumes: Slots<Served>,
-    /// By the slot that they were in.
-    pub closed_volumes: HashMap<u32, ClosedVolume>,
+    pub closed_volumes: ClosedVolumes,
     pub numbers: BTreeMap<VolumeNumber, u32>,
     /// Why volumes that the node has are not open, by name.
     pub explained: HashMap<String, Unopened>,
@@ -61,20 +56,10 @@ pub struct ShardState {
     /// By volume slot: when it must be polled.
     pub due: Vec<Nanos>,
     pub touched: Vec<u32>,
-    pub requests: Slots<Pending>,
-    pub submitted: Vec<Submitted>,
-    /// Which of them goes next, if there is something to choose.
-    pub scheduler: Scheduler<Submitted>,
-    /// The flow of what the node does for itself: promotions and evictions.
-    pub background: FlowId,
-    /// Requests that ended, for their origins.
-    pub ended: Vec<(Origin, Ended)>,
+    pub requests: Requests,
     pub actions: Vec<Action>,
     pub completions: Vec<Completion>,
-    /// Who of the clients holds how much of the buffers.
-    pub data: Shares,
-    /// And of the memory for connections.
-    pub heap: Shares,
+    pub shares: ClientShares,
     pub now: Nanos,
 }
 
@@ -145,7 +130,7 @@ impl Host for SessionHost<'_> {
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
         self.requests += 1;
         self.charge(work_of(&request));
-        self.state.submitted.push(Submitted {
+        self.state.requests.submit(Submitted {
             origin: Origin::Connection(self.connection, id),
             volume,
             arrived: self.state.now,
@@ -156,76 +141,24 @@ impl Host for SessionHost<'_> {
 }
 
 impl ShardState {
-    /// What the session of a connection may hold and submit, that is known to hold `counted`, of
-    /// which `queued` waits in its socket, and that has `work` left in this turn.
-    pub fn allowance(
-        &self,
-        volume: Option<VolumeNumber>,
-        counted: Held,
-        queued: Held,
-        work: usize,
-    ) -> Allowance {
-        let slot = volume.and_then(|number| self.numbers.get(&number));
-        let served = slot.and_then(|&slot| self.volumes.get(slot));
-        let of_volume = served.map_or(0, |served| served.data_bytes);
-        let (data, heap) = (counted.data_bytes as u64, counted.heap_bytes as u64);
-        // Its part of what its volume may have leaves something for the volume's other clients.
-        let mut volume = Shares::new(self.data.most(of_volume, VOLUME_SHARE));
-        volume.update(0, of_volume);
-        let data = volume.most(data, CONNECTION_SHARE) as usize;
-        let data = data.max(CONNECTION_DATA_BYTES_MIN);
-        let heap = self.heap.most(heap, CONNECTION_SHARE) as usize;
-        Allowance {
-            held: Held {
-                data_bytes: data
-                    .min(CONNECTION_DATA_BYTES_MAX)
-                    .saturating_sub(queued.data_bytes),
-                heap_bytes: heap
-                    .min(CONNECTION_HEAP_BYTES_MAX)
-                    .saturating_sub(queued.heap_bytes),
-            },
-            work,
-        }
+    /// The volume of a number.
+    pub fn served(&self, number: VolumeNumber) -> Option<&Served> {
+        self.volumes.get(*self.numbers.get(&number)?)
     }
 
-    /// Count what a connection holds now.
-    pub fn count(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, mut held: Held) {
-        if held != Held::default() {
-            // So much is kept for it.
-            held.heap_bytes = held.heap_bytes.max(CONNECTION_HEAP_BYTES_MIN);
-        }
-        self.count_exactly(volume, counted, held);
-    }
-
-    /// The same of what is held and nothing beside it.
-    pub fn count_exactly(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, held: Held) {
+    /// Count what a connection to a volume holds now.
+    pub fn count(&mut self, volume: Option<VolumeNumber>, counted: &mut Held, held: Held) {
         if *counted == held {
             return;
         }
-        let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
-        self.data.update(before, after);
-        self.heap
-            .update(counted.heap_bytes as u64, held.heap_bytes as u64);
+        self.shares.update(*counted, held);
         let slot = volume.and_then(|number| self.numbers.get(&number));
         if let Some(served) = slot.and_then(|&slot| self.volumes.get_mut(slot)) {
+            let (before, after) = (counted.data_bytes as u64, held.data_bytes as u64);
             // A volume that was closed and opened anew knows nothing of before.
             served.data_bytes = (served.data_bytes + after).saturating_sub(before);
         }
         *counted = held;
-    }
-
-    /// Whether more requests of a volume wait than it takes at once.
-    pub fn is_congested(&self, volume: Option<VolumeNumber>) -> bool {
-        let slot = volume.and_then(|number| self.numbers.get(&number));
-        let served = slot.and_then(|&slot| self.volumes.get(slot));
-        served.is_some_and(|served| !served.waiting.is_empty())
-    }
-
-    /// Whether there is memory for one more connection. A quarter is for local ones alone: whoever reaches the node
-    /// over a network must not lock out those who work on it.
-    pub fn has_room_for_connection(&self, is_local: bool) -> bool {
-        let reserve = if is_local { 0 } else { self.heap.total() / 4 };
-        self.heap.left() >= CONNECTION_HEAP_BYTES_MIN as u64 + reserve
     }
 
     /// Mark a volume for a poll in this turn.
@@ -249,12 +182,6 @@ impl ShardState {
             actions: &mut self.actions,
         };
         served.volume.step(self.now, event, &mut context);
-        self.perform(slot);
-    }
-
-    /// Perform what opening a volume has asked for.
-    pub fn perform_opening(&mut self, slot: u32, mut actions: Vec<Action>) {
-        self.actions.append(&mut actions);
         self.perform(slot);
     }
 
@@ -418,7 +345,7 @@ impl ShardState {
     /// An operation on a volume's log ended.
     pub fn log_finished(&mut self, slot: u32, token: Token, mut result: Result<Done, IoError>) {
         let Some(served) = self.volumes.get_mut(slot) else {
-            return self.log_ended_late(slot, token, result);
+            return self.ended_late(slot, Late::Log, Completion { token, result });
         };
         served.log_operations -= 1;
         if let Some(cipher) = &mut served.log_cipher {
@@ -432,7 +359,7 @@ impl ShardState {
     pub fn superblock_kept(&mut self, slot: u32, token: Token, result: Result<(), Errno>) {
         let result = result.map(|()| Done::Written).map_err(IoError::from);
         let Some(served) = self.volumes.get_mut(slot) else {
-            return self.log_ended_late(slot, token, result);
+            return self.ended_late(slot, Late::Log, Completion { token, result });
         };
         served.log_operations -= 1;
         self.step(slot, Event::Completed(Completion { token, result }));
@@ -511,7 +438,7 @@ impl ShardState {
     pub fn forget_ciphers(&mut self, volume: &Volume) {
         self.cache.set_cipher(volume.config().number, None);
         let served = self.volumes.iter().map(|(_, served)| &served.volume);
-        let mut others = served.chain(self.closed_volumes.values().map(ClosedVolume::volume));
+        let mut others = served.chain(self.closed_volumes.volumes());
         if let Some(origin) = volume.cached().origin()
             && !others.any(|other| other.cached().origin() == Some(origin))
         {
@@ -520,94 +447,38 @@ impl ShardState {
     }
 
     fn reply(&mut self, slot: u32, request: RequestId, result: Ended) {
-        let pending = self.requests.remove(request.0 as u32);
-        let pending = pending.expect("a volume answers what it was asked, once");
+        let (class, arrived) = self.requests.end(self.now, request, result);
         if let Some(served) = self.volumes.get_mut(slot) {
             served.requests -= 1;
-            served.record(pending.class, self.now.since(pending.arrived));
+            served.record(class, self.now.since(arrived));
         }
-        if let Some(ticket) = pending.ticket {
-            self.scheduler.ended(self.now, ticket);
-        }
-        self.ended.push((pending.origin, result));
     }
 
-    /// Step the volumes with what was submitted.
+    /// Put what was submitted, and whose turn it is, into the queues of its volumes.
     pub fn step_submitted(&mut self) {
-        let mut submitted = std::mem::take(&mut self.submitted);
-        for one in submitted.drain(..) {
+        let flow_of = |number| {
+            let served = self.volumes.get(*self.numbers.get(&number)?)?;
+            Some(served.flow)
+        };
+        self.requests.schedule(self.now, flow_of);
+        while let Some(one) = self.requests.next(self.now) {
             let slot = self.numbers.get(&one.volume).copied();
             let served = slot.and_then(|slot| Some((slot, self.volumes.get_mut(slot)?)));
-            let Some((slot, served)) = served else {
-                self.ended.push((one.origin, Err(RequestError::Closing)));
-                continue;
-            };
-            if self.scheduler.is_on() {
-                let flow = match one.origin {
-                    Origin::Connection(..) => served.flow,
-                    Origin::Job(_) | Origin::Scrub(_) => self.background,
-                };
-                let cost = Cost::of(&one.request);
-                self.scheduler.submit(self.now, flow, cost, one);
-                continue;
-            }
-            self.let_in(slot, one);
-        }
-        self.submitted = submitted;
-        self.schedule();
-    }
-
-    /// Let in what quality of service lets go now.
-    fn schedule(&mut self) {
-        while let Some((mut one, ticket)) = self.scheduler.next(self.now) {
-            one.ticket = Some(ticket);
-            match self.numbers.get(&one.volume) {
-                Some(&slot) => self.let_in(slot, one),
-                None => self.refuse(one),
+            match served {
+                Some((slot, served)) => {
+                    served.waiting.push_back(one);
+                    self.touch(slot);
+                }
+                None => self.requests.refuse(self.now, one),
             }
         }
     }
 
-    fn let_in(&mut self, slot: u32, one: Submitted) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return self.refuse(one);
-        };
-        if served.requests >= VOLUME_REQUESTS_MAX || !served.waiting.is_empty() {
-            served.waiting.push_back(one);
-            return self.touch(slot);
-        }
-        self.request(slot, one);
-    }
-
-    /// Answer what will not reach its volume.
-    pub fn refuse(&mut self, one: Submitted) {
-        if let Some(ticket) = one.ticket {
-            self.scheduler.ended(self.now, ticket);
-        }
-        self.ended.push((one.origin, Err(RequestError::Closing)));
-    }
-
-    /// Whether there is something to do at once.
-    pub fn has_more(&self) -> bool {
-        !self.submitted.is_empty() || !self.ended.is_empty() || self.scheduler.has_changed()
-    }
-
-    /// Whether so much of a volume waits for its turn that its clients have to wait with more: what
-    /// they send takes memory that others need.
+    /// Whether so much of a volume waits for its turn that its clients have to wait with more.
     pub fn is_flooded(&self, volume: Option<VolumeNumber>) -> bool {
-        if !self.scheduler.is_on() {
-            return false;
-        }
-        let slot = volume.and_then(|number| self.numbers.get(&number));
-        let served = slot.and_then(|&slot| self.volumes.get(slot));
-        let (pool, all) = (
-            self.pool.total_bytes() as u64,
-            self.scheduler.queued_bytes_of_all(),
-        );
-        served.is_some_and(|served| {
-            let queued = self.scheduler.queued_bytes(served.flow);
-            queued > pool / 8 || (all > pool / 4 && queued > REQUEST_BYTES_MAX as u64)
-        })
+        let served = volume.and_then(|number| self.served(number));
+        let pool_bytes = self.pool.total_bytes() as u64;
+        served.is_some_and(|served| self.requests.is_flooded(served.flow, pool_bytes))
     }
 
     /// Take back what waits for its turn and came from these connections, in order, to one volume.
@@ -624,39 +495,20 @@ impl ShardState {
                 .is_ok(),
             Origin::Job(_) | Origin::Scrub(_) => false,
         };
-        let of_turn = self.scheduler.withdraw(served.flow, is_theirs);
-        let before = std::mem::take(&mut served.waiting);
-        let (of_volume, left): (VecDeque<_>, VecDeque<_>) = before.into_iter().partition(is_theirs);
-        served.waiting = left;
-        for one in of_turn.into_iter().chain(of_volume) {
-            self.refuse(one);
-        }
+        self.requests
+            .withdraw(self.now, served.flow, &mut served.waiting, is_theirs);
     }
 
-    /// Let waiting requests in, as far as the volume takes them.
+    /// Let a volume have what waits for it, as far as it takes that.
     fn admit(&mut self, slot: u32) {
         while let Some(served) = self.volumes.get_mut(slot)
             && served.requests < VOLUME_REQUESTS_MAX
             && let Some(one) = served.waiting.pop_front()
         {
-            self.request(slot, one);
+            served.requests += 1;
+            let (id, request) = self.requests.begin(one);
+            self.step(slot, Event::Request { id, request });
         }
-    }
-
-    fn request(&mut self, slot: u32, one: Submitted) {
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return;
-        };
-        served.requests += 1;
-        let id = self.requests.insert(Pending {
-            origin: one.origin,
-            arrived: one.arrived,
-            class: Class::of(&one.request),
-            ticket: one.ticket,
-        });
-        let id = RequestId(u64::from(id));
-        let request = one.request;
-        self.step(slot, Event::Request { id, request });
     }
 
     /// Poll the volumes that were touched or whose time has come, then the cache.

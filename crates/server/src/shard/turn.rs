@@ -25,8 +25,6 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Nanos, Token};
 use hdcs_core::cache::{CacheEvent, ReadCache};
-use hdcs_core::node::qos::{Qos, Scheduler};
-use hdcs_core::node::shares::Shares;
 use hdcs_core::node::stop::Stop;
 use hdcs_core::node::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
@@ -39,6 +37,7 @@ use hdcs_frontend::{Ending, Held, Host, VolumeNumber};
 
 use super::cache_place::Started;
 use super::clients::NO_MEMORY;
+use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::{
     Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
 };
@@ -49,8 +48,10 @@ use super::jobs::Job;
 use super::leavers::Leaver;
 use super::places::{NO_PLACE, Places};
 use super::readmission::{self, Readmission};
+use super::requests::Requests;
 use super::scrub::Scrub;
 use super::served::{Origin, Submitted};
+use super::shares::{ClientShares, as_counted};
 use super::slots::Slots;
 use super::state::{SessionHost, ShardState};
 use super::visits::{error_of, note_accepting};
@@ -216,8 +217,6 @@ impl Shard {
                 }
             }
         };
-        let mut scheduler = Scheduler::default();
-        let background = scheduler.add(Nanos(0), Qos::default());
         cache.set_fill_marks(config.cache_fill);
         cache.set_tiering(config.cache_tiering);
         let mut state = ShardState {
@@ -228,22 +227,20 @@ impl Shard {
             cache_operations: 0,
             cache_touched: true,
             volumes: Slots::default(),
-            closed_volumes: HashMap::new(),
+            closed_volumes: ClosedVolumes::default(),
             numbers: BTreeMap::new(),
             explained: HashMap::new(),
             refusal_said: Cell::new(Nanos(0)),
             events: config.events.clone(),
             due: Vec::new(),
             touched: Vec::new(),
-            requests: Slots::default(),
-            submitted: Vec::new(),
-            scheduler,
-            background,
-            ended: Vec::new(),
+            requests: Requests::new(),
             actions,
             completions: Vec::new(),
-            data: Shares::new(config.pool_bytes as u64 / CLIENTS_SHARE),
-            heap: Shares::new(config.connections.heap_bytes),
+            shares: ClientShares::new(
+                config.pool_bytes as u64 / CLIENTS_SHARE,
+                config.connections.heap_bytes,
+            ),
             now: Nanos(0),
         };
         state.perform_cache();
@@ -355,11 +352,11 @@ impl Shard {
             self.run_jobs();
             self.run_scrubs();
             self.serve();
-            if !self.state.has_more() {
+            if !self.state.requests.has_more() {
                 break;
             }
         }
-        if self.state.submitted.is_empty() {
+        if !self.state.requests.has_submitted() {
             self.withdraw();
         }
         self.run_gatherings();
@@ -391,7 +388,7 @@ impl Shard {
 
     /// How long to wait at most, `now`.
     fn timeout(&self, now: Nanos) -> Option<Duration> {
-        if self.pressed || self.state.has_more() || !self.state.touched.is_empty() {
+        if self.pressed || self.state.requests.has_more() || !self.state.touched.is_empty() {
             return Some(Duration::ZERO);
         }
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
@@ -402,7 +399,7 @@ impl Shard {
         let cache = self.state.cache.next_wakeup();
         let retry = self.readmission.next_wakeup();
         let retry = retry.filter(|_| self.stopping.is_none());
-        let turns = self.state.scheduler.next_wakeup();
+        let turns = self.state.requests.scheduler.next_wakeup();
         let cache = cache.into_iter().chain(retry).chain(turns);
         let others = [
             self.look_at,
@@ -437,7 +434,7 @@ impl Shard {
                     served.cache_reads -= 1;
                     self.state.step(slot, Event::Completed(completion));
                 } else {
-                    self.state.cache_ended_late(slot, completion);
+                    self.state.ended_late(slot, Late::Cache, completion);
                 }
             }
             (Owner::Cache, Outcome::Device(result)) => {
@@ -491,7 +488,7 @@ impl Shard {
         connection.requests += requests;
         self.turns.note(&mut connection.account, worked);
         // Most have no volume before, so what they take of it is counted with the volume they have now.
-        let (volume, held) = (connection.volume(), connection.held());
+        let (volume, held) = (connection.volume(), as_counted(connection.held()));
         self.state.count(volume, &mut connection.counted, held);
         self.list(slot);
     }
@@ -502,7 +499,9 @@ impl Shard {
             return 0;
         };
         if connection.requests >= CONGESTED_REQUESTS_MAX
-            && self.state.is_congested(connection.volume())
+            && (connection.volume())
+                .and_then(|number| self.state.served(number))
+                .is_some_and(|served| !served.waiting.is_empty())
         {
             return 0;
         }
@@ -547,7 +546,7 @@ impl Shard {
 
     /// Tell sessions and jobs what ended.
     fn deliver(&mut self) {
-        let mut ended = std::mem::take(&mut self.state.ended);
+        let mut ended = self.state.requests.take_ended();
         for (origin, result) in ended.drain(..) {
             match origin {
                 Origin::Connection(slot, id) => {
@@ -567,7 +566,7 @@ impl Shard {
                 Origin::Scrub(slot) => self.scrub_ended(slot, result),
             }
         }
-        self.state.ended = ended;
+        self.state.requests.keep_emptied(ended);
     }
 
     fn run_jobs(&mut self) {
@@ -576,7 +575,7 @@ impl Shard {
                 continue;
             };
             while let Some(request) = job.next() {
-                self.state.submitted.push(Submitted {
+                self.state.requests.submit(Submitted {
                     origin: Origin::Job(slot),
                     volume: job.volume,
                     arrived: self.state.now,
@@ -628,7 +627,7 @@ impl Shard {
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;
             };
-            let (number, held) = (connection.volume(), connection.held());
+            let (number, held) = (connection.volume(), as_counted(connection.held()));
             self.state.count(number, &mut connection.counted, held);
             if connection.breaks_off() && connection.requests > 0 {
                 self.broken.extend(number.map(|number| (number, slot)));
@@ -673,7 +672,7 @@ impl Shard {
                     note_accepting(&self.state.events, &listener.address, Ok(()));
                 }
                 let place = listener.places.take();
-                let has_room = self.state.has_room_for_connection(!listener.tcp);
+                let has_room = self.state.shares.has_room_for_connection(!listener.tcp);
                 let Some((socket, client)) = introduce(socket, listener.tcp) else {
                     return;
                 };
@@ -703,7 +702,7 @@ impl Shard {
 
     /// Begin to serve a client.
     pub fn insert(&mut self, mut connection: Connection) {
-        let held = connection.held();
+        let held = as_counted(connection.held());
         self.state.count(None, &mut connection.counted, held);
         let slot = self.connections.insert(connection);
         if self.look_at == NEVER {
@@ -721,8 +720,8 @@ impl Shard {
             tracing::warn!(
                 max = self.config.connections.count_max,
                 refused = self.refused,
-                memory = self.state.heap.total(),
-                memory_left = self.state.heap.left(),
+                memory = self.state.shares.heap().total(),
+                memory_left = self.state.shares.heap().left(),
                 "too many connections: closed the newest; raise nbd_connections_max or memory_max_mib if they are needed"
             );
             self.refused_said = now.plus(REFUSAL_PAUSE);
@@ -835,7 +834,10 @@ fn host<'a>(
     work: usize,
 ) -> SessionHost<'a> {
     let (counted, queued) = (connection.counted, connection.queued());
-    let allowance = state.allowance(connection.volume(), counted, queued, work);
+    let volume = connection.volume();
+    let served = volume.and_then(|number| state.served(number));
+    let of_volume = served.map_or(0, |served| served.data_bytes);
+    let allowance = state.shares.allowance(of_volume, counted, queued, work);
     SessionHost {
         state,
         connection: slot,
