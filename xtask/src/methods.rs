@@ -18,7 +18,6 @@ const LARGE: &[(&str, &str, usize)] = &[
     ("core", "ObjectVolume", 189),
     ("server", "Node", 152),
     ("core", "Ssd", 142),
-    ("core", "Home", 115),
 ];
 
 /// Check all sources below `crates/` and `testing/`.

@@ -27,7 +27,10 @@ use zerocopy::IntoBytes;
 
 use super::format::{HOME_BETWEEN, HomePage, HomeSuperblock, PAGE_BLOCKS, PAGE_STATE_BYTES};
 use super::map::Map;
-use super::{Action, Home, Purpose, end};
+use super::store::{Purpose, Store};
+use super::tier::Tier;
+use super::writes::Writes;
+use super::{Action, end};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Nanos, Token};
 use crate::base::limits::{BLOCK_BYTES, HOME_UNCOMMITTED_AGE_MS};
@@ -192,7 +195,7 @@ impl Commit {
     }
 }
 
-impl Home {
+impl Store {
     /// Want a commit when what has changed is old.
     pub(super) fn pump_age(&mut self) {
         let commit = &mut self.commit;
@@ -208,14 +211,19 @@ impl Home {
     }
 
     /// Begin or go on with a commit.
-    pub(super) fn pump_commit(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn pump_commit(
+        &mut self,
+        writes: &mut Writes,
+        tier: &mut Tier,
+        actions: &mut Vec<Action>,
+    ) {
         if self.failed.is_some() {
             return;
         }
         if self.commit.stage == Stage::Idle {
             let commit = &self.commit;
             let is_wanted = commit.wanted || commit.changes_root();
-            if (commit.waiting.is_empty() && !is_wanted) || self.awaits_writes() {
+            if (commit.waiting.is_empty() && !is_wanted) || tier.awaits_writes(self, writes) {
                 return;
             }
             let commit = &mut self.commit;
@@ -224,9 +232,9 @@ impl Home {
             commit.stage = Stage::Sums;
             commit.tokens = core::mem::take(&mut commit.waiting);
             // A commit that no flush asked for may be in mid-generation.
-            if !commit.tokens.is_empty() && !self.writes.iter().any(|write| write.is_begun) {
-                self.is_changed = false;
-                self.take_moment_of_flush();
+            if !commit.tokens.is_empty() && !writes.any_begun() {
+                writes.is_changed = false;
+                tier.take_moment_of_flush(self);
             }
             let commit = &mut self.commit;
             commit.pages = core::mem::take(&mut self.map.changed);
@@ -294,8 +302,7 @@ impl Home {
             } = root;
             // Those that it is about to have, or to cut off, as well.
             let blocks = bytes / BLOCK_BYTES as u64;
-            let new = self.resize.as_ref().map_or(0, |resize| resize.generation);
-            let digest = self.map.digest_of(blocks, new);
+            let digest = self.map.digest_of(blocks, self.new_generation);
             let sealed = HomeSuperblock::sealed(volume, home, sequence, bytes, flags, sums_log)
                 .encrypted(data_key)
                 .counting(self.commit.number, digest)
@@ -311,13 +318,15 @@ impl Home {
         }
     }
 
-    /// A sync or the write of a page ended.
-    pub(super) fn commit_moved(&mut self, result: Result<(), IoError>, actions: &mut Vec<Action>) {
-        if let Err(error) = result {
-            return self.fail(error, actions);
-        }
+    /// A sync or the write of a page ended; if it failed, what is durable is not known any more.
+    pub(super) fn commit_moved(
+        &mut self,
+        result: Result<(), IoError>,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), IoError> {
+        result?;
         if self.failed.is_some() {
-            return;
+            return Ok(());
         }
         match self.commit.stage {
             Stage::Idle | Stage::Sums => unreachable!("nothing of a commit is under way"),
@@ -326,7 +335,8 @@ impl Home {
                 let root = commit.root;
                 if commit.pages.is_empty() && root == commit.durable && root == commit.said {
                     commit.stage = Stage::Idle;
-                    return self.answer_flushes(actions);
+                    self.answer_flushes(actions);
+                    return Ok(());
                 }
                 commit.number += 1;
                 for &page in &commit.pages {
@@ -363,21 +373,21 @@ impl Home {
                 self.answer_flushes(actions);
             }
         }
+        Ok(())
     }
 
-    /// The write of the superblock ended.
+    /// The write of the superblock ended, as above.
     pub(super) fn superblock_moved(
         &mut self,
         result: Result<(), IoError>,
         actions: &mut Vec<Action>,
-    ) {
-        if let Err(error) = result {
-            return self.fail(error, actions);
-        }
+    ) -> Result<(), IoError> {
+        result?;
         self.commit.in_flight -= 1;
         if self.failed.is_none() {
             self.pages_are_written(actions);
         }
+        Ok(())
     }
 
     fn pages_are_written(&mut self, actions: &mut Vec<Action>) {

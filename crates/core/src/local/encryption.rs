@@ -13,16 +13,12 @@
 //! its own. A part that finds none waits, in order, for the end of writes before it. Writes to the store alone hold
 //! that memory, and they end: nobody waits for the backend here.
 
-use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::sums::Sum;
-use super::{Action, Home};
-use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::KeyedCipher;
-use crate::base::error::IoError;
 use crate::base::limits::{HOME_CIPHER_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 
 /// See the module.
@@ -30,8 +26,6 @@ use crate::base::limits::{HOME_CIPHER_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 pub(super) struct Encryption {
     cipher: Arc<dyn KeyedCipher>,
     memory: Rc<Pool>,
-    /// Parts that are complete and wait for memory: the number of the write, and which of its parts.
-    pub waiting: VecDeque<(u64, usize)>,
 }
 
 impl Encryption {
@@ -40,7 +34,6 @@ impl Encryption {
         Self {
             cipher,
             memory: Pool::new(HOME_CIPHER_BYTES),
-            waiting: VecDeque::new(),
         }
     }
 
@@ -73,23 +66,5 @@ impl Encryption {
         for (number, sector) in (first_sector..).zip(data.chunks_exact_mut(SECTOR_BYTES)) {
             self.cipher.decrypt(number, sector);
         }
-    }
-}
-
-impl Home {
-    /// Compare what was read from the store with its checksums, and make it what was written.
-    pub(super) fn open(
-        &mut self,
-        first_sector: u64,
-        expected: &[Sum],
-        data: &mut BufMut,
-        actions: &mut Vec<Action>,
-    ) -> Result<(), IoError> {
-        self.verify(first_sector, expected, data, actions)
-            .or_refused()?;
-        if let Some(encryption) = &self.encryption {
-            encryption.decrypt(first_sector, data);
-        }
-        Ok(())
     }
 }

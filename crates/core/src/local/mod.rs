@@ -47,42 +47,39 @@
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
 //! A failed backend ends a tier; it begins anew, of a later moment, after a pause.
 
-mod access;
 mod commit;
 mod encryption;
 pub mod format;
 pub mod map;
 pub mod open;
 mod patrol;
+mod reads;
 mod resize;
 pub mod sizes;
+mod store;
 mod sums;
 mod tier;
+mod writes;
 
-use alloc::collections::{BTreeMap, VecDeque};
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 
-use access::{Read, Write};
-use commit::Commit;
-use encryption::Encryption;
-use format::{Layout, PAGE_BLOCKS};
 use map::{BlockState, Map};
 use patrol::Patrol;
 pub use patrol::Verified;
+use reads::Reads;
 use resize::Resize;
-use sums::Sums;
+use store::{Purpose, Store};
 pub use tier::TierState;
 use tier::{Hold, Tier};
+use writes::Writes;
 
-use crate::base::buf::{Arena, Buf, BufMut, Pool};
+use crate::base::buf::{Buf, BufMut};
 use crate::base::cipher::KeyedCipher;
 use crate::base::error::IoError;
 use crate::base::io::{Completion, Done, Nanos, SectorRange, Token};
-use crate::base::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, HOME_POOL_BYTES, HOME_READ_POOL_BYTES, SECTOR_BYTES,
-};
+use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 
 /// What the home of a volume is.
 #[derive(Clone, Copy, Debug)]
@@ -351,53 +348,15 @@ pub struct Status {
     pub waited_writes: u64,
 }
 
-/// Why something was asked.
-#[derive(Debug)]
-enum Purpose {
-    Read(u64),
-    Fill { write: u64, part: usize, tail: bool },
-    Write(u64),
-    Commit,
-    Superblock,
-    CopyRead(u64),
-    CopyWrite(u64),
-    TierFlush,
-    SumsRead(u64),
-    SumsWrite(u64),
-    Patrol(u64),
-    Resize,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Home {
-    config: Config,
-    map: Map,
-    pool: Rc<Pool>,
-    /// For pieces of reads.
-    read_pool: Rc<Pool>,
-    zeroes: Buf,
-    reads: BTreeMap<u64, Read>,
-    read_queue: VecDeque<u64>,
-    /// In the order of arrival, begun or not.
-    writes: VecDeque<Write>,
-    /// How many blocks more may become zero in this turn.
-    turn_blocks: u64,
-    /// Whether anything was written since the last flush began.
-    is_changed: bool,
-    commit: Commit,
+    store: Store,
+    reads: Reads,
+    writes: Writes,
     tier: Tier,
-    /// The checksums of its data.
-    sums: Sums,
-    /// What encrypts its data, if something does.
-    encryption: Option<Encryption>,
     patrol: Patrol,
     resize: Option<Resize>,
-    failed: Option<IoError>,
-    in_flight: BTreeMap<u64, Purpose>,
-    next_id: u64,
-    status: Status,
-    now: Nanos,
 }
 
 impl Home {
@@ -411,40 +370,14 @@ impl Home {
             config.data_key != [0; 16],
             "a home is encrypted if its superblock says so"
         );
-        let zeroes = Arena::new(1).claim(0, 1).expect("a new arena is free");
         Self {
-            config,
-            map,
-            pool: Pool::new(HOME_POOL_BYTES),
-            read_pool: Pool::new(HOME_READ_POOL_BYTES),
-            zeroes: zeroes.freeze(),
-            reads: BTreeMap::new(),
-            read_queue: VecDeque::new(),
-            writes: VecDeque::new(),
-            turn_blocks: config.turn_blocks,
-            is_changed: false,
-            commit: Commit::new(&config),
+            store: Store::new(config, map, cipher),
+            reads: Reads::new(),
+            writes: Writes::new(),
             tier: Tier::default(),
-            sums: Sums::new(config.sums_log, config.sums_bytes, cipher.clone()),
-            encryption: cipher.map(Encryption::new),
             patrol: Patrol::default(),
             resize: None,
-            failed: None,
-            in_flight: BTreeMap::new(),
-            next_id: 0,
-            status: Status::default(),
-            now: Nanos(0),
         }
-    }
-
-    /// What tags the map and the superblock, if something does.
-    fn keys(&self) -> Option<&dyn KeyedCipher> {
-        self.encryption.as_ref().map(Encryption::keys)
-    }
-
-    /// Where things are in the store.
-    fn layout(&self) -> Layout {
-        Layout::of(self.encryption.is_some())
     }
 
     /// The write log of the volume, which is being opened, writes these sectors again. To be said before anything is
@@ -455,90 +388,109 @@ impl Home {
             return;
         }
         // The last life may have written a part of a generation, which is no state to tier out.
-        self.is_changed = true;
-        self.sums.unsettle(within);
+        self.writes.is_changed = true;
+        self.store.sums.unsettle(within);
     }
 
     /// Take an event.
     pub fn step(&mut self, now: Nanos, event: Event, actions: &mut Vec<Action>) {
-        self.now = now;
+        self.store.now = now;
         match event {
             Event::Submit { token, ask } => self.submit(token, ask, actions),
             Event::Completed(completion) => self.completed(completion, actions),
-            Event::Tier => self.begin_tier(),
+            Event::Tier => self.tier.begin(&self.store),
             Event::TierAndHold => {
-                self.begin_tier();
+                self.tier.begin(&self.store);
                 self.tier.hold = Hold::Wanted;
             }
             Event::Release => self.tier.hold = Hold::No,
-            Event::CancelTier => self.cancel_tier(),
-            Event::Verify { token, block } => self.ask_to_verify(token, block),
+            Event::CancelTier => self.tier.cancel(),
+            Event::Verify { token, block } => self.patrol.ask(token, block),
         }
         self.poll(now, actions);
     }
 
     /// Go on with what is due.
     pub fn poll(&mut self, now: Nanos, actions: &mut Vec<Action>) {
-        self.now = now;
-        self.turn_blocks = self.config.turn_blocks;
-        self.pump_zeroes(actions);
+        self.store.now = now;
+        self.store.turn_blocks = self.store.config.turn_blocks;
+        self.writes
+            .pump_zeroes(&mut self.store, &mut self.tier, actions);
         // Between two commits, if there are any.
         self.pump_resize(actions);
-        // A commit that ends may let a tier begin, before a write that waits; that order matters.
-        self.pump_commit(actions);
-        self.pump_tier(actions);
-        self.pump_encryption(actions);
-        self.pump_writes(actions);
-        self.pump_copies(actions);
-        self.pump_reads(actions);
-        self.pump_patrol(actions);
+        self.pump_requests(actions);
         // What it waits for may have ended just now.
         self.pump_resize(actions);
         // What these want of it.
-        self.pump_age();
-        self.pump_commit(actions);
-        self.pump_sums(actions);
+        self.store.pump_age();
+        self.store
+            .pump_commit(&mut self.writes, &mut self.tier, actions);
+        self.store.pump_sums(actions);
         self.check_invariants();
+    }
+
+    fn pump_requests(&mut self, actions: &mut Vec<Action>) {
+        let end_block = self.patrol_end();
+        let Self {
+            store,
+            reads,
+            writes,
+            tier,
+            patrol,
+            ..
+        } = self;
+        // A commit that ends may let a tier begin, before a write that waits; that order matters.
+        store.pump_commit(writes, tier, actions);
+        tier.pump(store, writes, actions);
+        writes.pump_encryption(store, actions);
+        let is_read = |blocks: &Range<u64>| Self::is_read(reads, patrol, blocks);
+        writes.pump(store, tier, is_read, actions);
+        tier.pump_copies(store, actions);
+        reads.pump(store, writes, actions);
+        patrol.pump(store, writes, end_block, actions);
     }
 
     /// When [`Self::poll`] is due.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if self.patrol.goes_on || self.is_zeroing() || self.is_cutting() {
-            return Some(self.now);
+        if self.patrol.goes_on || self.writes.is_zeroing() || self.is_cutting() {
+            return Some(self.store.now);
         }
-        let due = [self.tier_wakeup(), self.commit.age_wakeup()];
+        let tier = self.tier.wakeup(self.store.now, &self.writes);
+        let due = [tier, self.store.commit.age_wakeup()];
         due.into_iter().flatten().min()
     }
 
     /// Nothing is asked any more: begin nothing. What is under way ends.
     pub fn finish(&mut self) {
-        self.cancel_tier();
-        self.commit.stop_aging();
+        self.tier.cancel();
+        self.store.commit.stop_aging();
         self.finish_resize();
         self.patrol.stop();
     }
 
     /// The state of a block, and the end of the run of blocks in such a state.
     pub fn state_of(&self, block: u64, end: u64) -> (BlockState, u64) {
-        let state = self.map.get(block);
-        (state, self.map.run_end(block, end, |state| state))
+        let map = &self.store.map;
+        let state = map.get(block);
+        (state, map.run_end(block, end, |state| state))
     }
 
     /// Actions that have not ended.
     pub fn under_way(&self) -> usize {
-        self.in_flight.len()
+        self.store.in_flight.len()
     }
 
     /// Counters and gauges.
     pub fn status(&self) -> Status {
-        let bytes = |state| self.map.count(state) * BLOCK_BYTES as u64;
-        let (tier_bytes, tier_left_bytes) = self.tier_progress();
-        let (sums, believed) = (&self.sums, self.sums.trusted_until);
+        let store = &self.store;
+        let bytes = |state| store.map.count(state) * BLOCK_BYTES as u64;
+        let (tier_bytes, tier_left_bytes) = self.tier.progress();
+        let (sums, believed) = (&store.sums, store.sums.trusted_until);
         Status {
-            bytes: self.config.bytes,
+            bytes: store.config.bytes,
             sums_memory_bytes: sums.memory_bytes(),
-            sums_rebuild: (believed < self.map.blocks())
-                .then(|| (self.config.bytes, believed * BLOCK_BYTES as u64)),
+            sums_rebuild: (believed < store.map.blocks())
+                .then(|| (store.config.bytes, believed * BLOCK_BYTES as u64)),
             damaged_sectors: sums.damaged.len() as u64,
             damaged_at: sums
                 .damaged
@@ -548,14 +500,14 @@ impl Home {
             zero_bytes: bytes(BlockState::Zero),
             clean_bytes: bytes(BlockState::Clean),
             absent_bytes: bytes(BlockState::Absent),
-            tier: self.tier_state(),
+            tier: self.tier.state(),
             tier_rests: self.tier.is_at_rest(),
             tier_bytes,
             tier_left_bytes,
-            between: self.commit.is_between(),
+            between: store.commit.is_between(),
             tier_trouble: self.tier.trouble,
-            failed: self.failed,
-            ..self.status
+            failed: store.failed,
+            ..store.status
         }
     }
 
@@ -564,11 +516,15 @@ impl Home {
             return end(actions, token, Err(IoError::Failed));
         }
         match ask {
-            Ask::Read { offset, buf } => self.read(token, offset, buf),
-            Ask::Write { offset, data } => self.write(token, offset, data),
-            Ask::Zero { offset, bytes } => self.zero(token, offset, bytes),
-            Ask::Flush => match self.failed {
-                None => self.commit.waiting.push(token),
+            Ask::Read { offset, buf } => self.reads.read(token, offset, buf, &mut self.store),
+            Ask::Write { offset, data } => {
+                self.writes.write(token, offset, data, &mut self.store);
+            }
+            Ask::Zero { offset, bytes } => {
+                self.writes.zero(token, offset, bytes, &mut self.store);
+            }
+            Ask::Flush => match self.store.failed {
+                None => self.store.commit.waiting.push(token),
                 Some(error) => end(actions, token, Err(error)),
             },
             Ask::Resize { bytes } => self.ask_to_resize(token, bytes, actions),
@@ -577,75 +533,74 @@ impl Home {
 
     fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
         let Completion { token, result } = completion;
-        let purpose = self.in_flight.remove(&token.0);
-        match purpose.expect("an action ends once") {
-            Purpose::Read(id) => self.read_ended(id, result, actions),
-            Purpose::Fill { write, part, tail } => self.filled(write, part, tail, result, actions),
-            Purpose::Write(id) => self.written(id, result, actions),
-            Purpose::Commit => self.commit_moved(result.map(drop), actions),
-            Purpose::Superblock => self.superblock_moved(result.map(drop), actions),
-            Purpose::CopyRead(id) => self.copy_was_read(id, result, actions),
-            Purpose::CopyWrite(id) => self.copied(id, result.map(drop)),
-            Purpose::TierFlush => self.tier_flushed(result.map(drop)),
-            Purpose::SumsRead(page) => self.sums_were_read(page, result, actions),
-            Purpose::SumsWrite(page) => self.sums_were_written(page, result, actions),
-            Purpose::Patrol(id) => self.patrolled(id, result, actions),
-            Purpose::Resize => self.resize_moved(result.map(drop), actions),
+        let purpose = self.store.in_flight.remove(&token.0);
+        let Self {
+            store,
+            reads,
+            writes,
+            tier,
+            patrol,
+            ..
+        } = self;
+        let moved = match purpose.expect("an action ends once") {
+            Purpose::Read(id) => return reads.ended(id, result, store, actions),
+            Purpose::Fill { write, part, tail } => {
+                let place = (write, part, tail);
+                return writes.filled(place, result, store, tier, actions);
+            }
+            Purpose::Write(id) => return writes.written(id, result, store, tier, actions),
+            Purpose::Commit => store.commit_moved(result.map(drop), actions),
+            Purpose::Superblock => store.superblock_moved(result.map(drop), actions),
+            Purpose::CopyRead(id) => return tier.copy_was_read(id, result, store, actions),
+            Purpose::CopyWrite(id) => return tier.copied(id, result.map(drop), store),
+            Purpose::TierFlush => return tier.flushed(result.map(drop), store.now),
+            Purpose::SumsRead(page) => {
+                if let Err((blocks, error)) = store.sums_were_read(page, result) {
+                    self.refuse_without_sums(&blocks, error, actions);
+                }
+                return;
+            }
+            Purpose::SumsWrite(page) => store.sums_were_written(page, result, actions),
+            Purpose::Patrol(id) => return patrol.ended(id, result, store, actions),
+            Purpose::Resize => return self.resize_moved(result.map(drop), actions),
+        };
+        if let Err(error) = moved {
+            self.fail(error, actions);
         }
     }
 
-    /// A token for an action.
-    fn token(&mut self, purpose: Purpose) -> Token {
-        self.next_id += 1;
-        self.in_flight.insert(self.next_id, purpose);
-        Token(self.next_id)
-    }
-
-    /// A number for a request.
-    fn number(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
+    /// A block of the table of checksums cannot be read, so nothing can be done with these blocks.
+    fn refuse_without_sums(
+        &mut self,
+        blocks: &Range<u64>,
+        error: IoError,
+        actions: &mut Vec<Action>,
+    ) {
+        self.reads.refuse(blocks, error, actions);
+        self.writes.refuse(blocks, error, actions);
+        self.tier.refuse(blocks, error, self.store.now);
+        self.patrol.refuse(error, actions);
     }
 
     /// What is durable is not known any more.
     fn fail(&mut self, error: IoError, actions: &mut Vec<Action>) {
-        self.failed = Some(error);
-        for token in self.commit.give_up() {
+        self.store.failed = Some(error);
+        for token in self.store.commit.give_up() {
             end(actions, token, Err(error));
         }
         self.give_up_resize(error, actions);
-        self.abandon_tier();
-        self.tier.wanted = false;
-        self.tier.hold = Hold::No;
+        self.tier.give_up();
     }
 
-    /// Change the state of blocks. A commit that is writing their page has what it was before.
-    fn set(&mut self, blocks: core::ops::Range<u64>, state: BlockState) {
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let end = blocks.end.min((at / PAGE_BLOCKS + 1) * PAGE_BLOCKS);
-            if !self.map.is_all(at..end, state) {
-                self.commit.keep(&self.map, at);
-                self.map.fill(at..end, state);
-            }
-            at = end;
-        }
+    /// Whether one of these blocks is being read for somebody who compares it with its checksum.
+    fn is_read(reads: &Reads, patrol: &Patrol, blocks: &Range<u64>) -> bool {
+        reads.reads(blocks) || patrol.reads(blocks)
     }
 
     fn check_invariants(&self) {
-        let begun = self.writes.iter().filter(|write| write.is_begun);
-        for (index, write) in begun.clone().enumerate() {
-            let mut others = begun.clone().skip(index + 1);
-            debug_assert!(
-                others.all(|other| !write.overlaps(&other.blocks)),
-                "writes under way share a block"
-            );
-            debug_assert!(
-                !self.is_read(&write.blocks),
-                "a block is written while it is read"
-            );
-        }
-        self.check_tier();
+        let is_read = |blocks: &Range<u64>| Self::is_read(&self.reads, &self.patrol, blocks);
+        self.writes.check_invariants(is_read);
+        self.tier.check_invariants();
         self.check_resize();
     }
 }

@@ -8,9 +8,11 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::Action;
 use super::map::BlockState;
+use super::store::{Purpose, Store};
 use super::sums::{Compared, Sum};
-use super::{Action, Home, Purpose};
+use super::writes::Writes;
 use crate::base::buf::BufMut;
 use crate::base::error::IoError;
 use crate::base::io::{Done, SectorRange, Token};
@@ -54,6 +56,29 @@ pub(super) struct Patrol {
     pub goes_on: bool,
 }
 
+impl Piece {
+    /// Compare what was read with the checksums.
+    fn verify(&self, data: &BufMut, store: &mut Store, actions: &mut Vec<Action>) -> Verified {
+        let mut damaged = Vec::new();
+        let per_block = BLOCK_SECTORS as usize;
+        let expected = self.expected.chunks(per_block);
+        for ((block, data), expected) in (self.blocks.start..)
+            .zip(data.chunks(BLOCK_BYTES))
+            .zip(expected)
+        {
+            let first = block * BLOCK_SECTORS;
+            if store.verify(first, expected, data, actions) == Compared::Damaged {
+                damaged.push(block);
+            }
+        }
+        Verified {
+            next: (self.blocks.end < store.map.blocks()).then_some(self.blocks.end),
+            read_bytes: data.len() as u64,
+            damaged,
+        }
+    }
+}
+
 impl Patrol {
     /// Whether one of these blocks is being read.
     pub fn reads(&self, blocks: &Range<u64>) -> bool {
@@ -65,78 +90,82 @@ impl Patrol {
     pub fn stop(&mut self) {
         self.gives_up = true;
     }
-}
 
-impl Home {
     /// Verify what is here from a block on, as much as is read at once.
-    pub(super) fn ask_to_verify(&mut self, token: Token, block: u64) {
-        self.patrol.asked.push((token, block));
+    pub fn ask(&mut self, token: Token, block: u64) {
+        self.asked.push((token, block));
     }
 
     /// Go on where nothing is in the way.
-    pub(super) fn pump_patrol(&mut self, actions: &mut Vec<Action>) {
-        self.patrol.goes_on = false;
-        let asked = core::mem::take(&mut self.patrol.asked);
+    /// Those blocks are gone through that are before `end_block`.
+    pub fn pump(
+        &mut self,
+        store: &mut Store,
+        writes: &Writes,
+        end_block: u64,
+        actions: &mut Vec<Action>,
+    ) {
+        self.goes_on = false;
+        let asked = core::mem::take(&mut self.asked);
         for (token, block) in asked {
-            if !self.begin_piece(Some(token), block, actions) {
-                self.patrol.asked.push((token, block));
+            if !self.begin(Some(token), block..end_block, store, writes, actions) {
+                self.asked.push((token, block));
             }
         }
-        let is_adopting = self
-            .patrol
-            .pieces
-            .values()
-            .any(|piece| piece.token.is_none());
-        let stops = self.patrol.gives_up || self.failed.is_some() || is_adopting;
-        let block = self.sums.trusted_until;
-        if block < self.patrol_end() && !stops {
-            self.begin_piece(None, block, actions);
+        let is_adopting = self.pieces.values().any(|piece| piece.token.is_none());
+        let stops = self.gives_up || store.failed.is_some() || is_adopting;
+        let block = store.sums.trusted_until;
+        if block < end_block && !stops {
+            self.begin(None, block..end_block, store, writes, actions);
         }
     }
 
-    /// Begin to read what is here from `block` on; false if that has to wait.
-    fn begin_piece(&mut self, token: Option<Token>, block: u64, actions: &mut Vec<Action>) -> bool {
-        let end_block = self.patrol_end();
-        if (end_block..self.map.blocks()).contains(&block) {
+    /// Begin to read what is here of `blocks`; false if that has to wait.
+    fn begin(
+        &mut self,
+        token: Option<Token>,
+        blocks: Range<u64>,
+        store: &mut Store,
+        writes: &Writes,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let (block, end_block) = (blocks.start, blocks.end);
+        if (end_block..store.map.blocks()).contains(&block) {
             // It is known soon whether that is cut off.
             return false;
         }
         let end = end_block.min(block.saturating_add(LOOK_BLOCKS));
         let is_here = |state: BlockState| state.is_here();
         let mut first = block;
-        while first < end && !is_here(self.map.get(first)) {
-            first = self.map.run_end(first, end, is_here);
+        while first < end && !is_here(store.map.get(first)) {
+            first = store.map.run_end(first, end, is_here);
         }
         if first >= end {
             let found = Verified {
-                next: (end < self.map.blocks()).then_some(end),
+                next: (end < store.map.blocks()).then_some(end),
                 ..Verified::default()
             };
             if let Some(token) = token {
                 actions.push(Action::Verified(token, Ok(found)));
             } else {
-                self.patrol.goes_on = true;
-                self.is_believed_until(end);
+                self.goes_on = true;
+                store.is_believed_until(end);
             }
             return true;
         }
         let blocks = first
-            ..self
+            ..store
                 .map
                 .run_end(first, end.min(first + PIECE_BLOCKS), is_here);
-        if self
-            .writes
-            .iter()
-            .any(|write| write.is_begun && write.overlaps(&blocks))
-        {
+        if writes.touch(&blocks) {
             return false;
         }
-        let sums = &mut self.sums;
+        let sums = &mut store.sums;
         if (token.is_none() && sums.is_full()) || !sums.ready(&blocks) {
             return false;
         }
         let bytes = (blocks.end - blocks.start) * BLOCK;
-        let Some(buf) = self.pool.alloc(bytes as usize) else {
+        let Some(buf) = store.pool.alloc(bytes as usize) else {
             return false;
         };
         sums.pin(&blocks, true);
@@ -147,84 +176,50 @@ impl Home {
             expected: sums.expected(sectors),
             blocks: blocks.clone(),
         };
-        let id = self.number();
-        self.patrol.pieces.insert(id, piece);
-        let token = self.token(Purpose::Patrol(id));
+        let id = store.number();
+        self.pieces.insert(id, piece);
+        let token = store.token(Purpose::Patrol(id));
         actions.push(Action::StoreRead {
             token,
-            offset: self.layout().data_offset(blocks.start * BLOCK),
+            offset: store.layout().data_offset(blocks.start * BLOCK),
             buf,
         });
         true
     }
 
     /// A piece was read.
-    pub(super) fn patrolled(
+    pub fn ended(
         &mut self,
         id: u64,
         result: Result<Done, IoError>,
+        store: &mut Store,
         actions: &mut Vec<Action>,
     ) {
-        let piece = self.patrol.pieces.remove(&id).expect("it was under way");
-        self.sums.pin(&piece.blocks, false);
+        let piece = self.pieces.remove(&id).expect("it was under way");
+        store.sums.pin(&piece.blocks, false);
         let result = result.map(|done| match done {
             Done::Read(buf) => buf,
             _ => unreachable!("a read brings its buffer"),
         });
         match (piece.token, result) {
             (Some(token), result) => {
-                let found = result.map(|data| self.verify_piece(&piece, &data, actions));
+                let found = result.map(|data| piece.verify(&data, store, actions));
                 actions.push(Action::Verified(token, found));
             }
             (None, Ok(data)) => {
-                self.sums.adopt(&piece.blocks, &data);
-                self.is_believed_until(piece.blocks.end);
+                store.sums.adopt(&piece.blocks, &data);
+                store.is_believed_until(piece.blocks.end);
             }
             // The next life tries again.
-            (None, Err(_)) => self.patrol.gives_up = true,
-        }
-    }
-
-    fn verify_piece(
-        &mut self,
-        piece: &Piece,
-        data: &BufMut,
-        actions: &mut Vec<Action>,
-    ) -> Verified {
-        let mut damaged = Vec::new();
-        let per_block = BLOCK_SECTORS as usize;
-        let expected = piece.expected.chunks(per_block);
-        for ((block, data), expected) in (piece.blocks.start..)
-            .zip(data.chunks(BLOCK_BYTES))
-            .zip(expected)
-        {
-            let first = block * BLOCK_SECTORS;
-            if self.verify(first, expected, data, actions) == Compared::Damaged {
-                damaged.push(block);
-            }
-        }
-        Verified {
-            next: (piece.blocks.end < self.map.blocks()).then_some(piece.blocks.end),
-            read_bytes: data.len() as u64,
-            damaged,
-        }
-    }
-
-    /// The table is complete up to a block.
-    pub(super) fn is_believed_until(&mut self, block: u64) {
-        let is_all = block >= self.map.blocks();
-        self.sums.trusted_until = if is_all { u64::MAX } else { block };
-        if is_all {
-            // This one makes the table durable; the superblock goes with the pages, after that.
-            self.commit.believe(self.config.log);
+            (None, Err(_)) => self.gives_up = true,
         }
     }
 
     /// A block of the table cannot be read, and somebody may wait for it.
-    pub(super) fn refuse_patrol(&mut self, error: IoError, actions: &mut Vec<Action>) {
-        for (token, _) in core::mem::take(&mut self.patrol.asked) {
+    pub fn refuse(&mut self, error: IoError, actions: &mut Vec<Action>) {
+        for (token, _) in core::mem::take(&mut self.asked) {
             actions.push(Action::Verified(token, Err(error)));
         }
-        self.patrol.gives_up = true;
+        self.gives_up = true;
     }
 }

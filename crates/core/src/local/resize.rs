@@ -34,7 +34,8 @@ use alloc::vec::Vec;
 use zerocopy::IntoBytes;
 
 use super::format::{PAGE_BLOCKS, empty_page, pages};
-use super::{Action, Home, Purpose, end};
+use super::store::Purpose;
+use super::{Action, Home, end};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Token};
 use crate::base::limits::BLOCK_BYTES;
@@ -72,10 +73,6 @@ pub(super) struct Resize {
     from: u64,
     to: u64,
     stage: Stage,
-    /// Which commit new pages are of: newer than whatever lies in their places.
-    pub(super) generation: u64,
-    /// Whether no tier begins until it has ended.
-    keeps_tiers_off: bool,
     /// Why it cannot settle.
     trouble: Option<IoError>,
 }
@@ -88,9 +85,9 @@ impl Resize {
 
 impl Home {
     pub(super) fn ask_to_resize(&mut self, token: Token, bytes: u64, actions: &mut Vec<Action>) {
-        let (from, to) = (self.map.blocks(), bytes / BLOCK);
-        let is_held = self.is_to_be_held();
-        let refused = match self.failed {
+        let (from, to) = (self.store.map.blocks(), bytes / BLOCK);
+        let is_held = self.tier.is_to_be_held();
+        let refused = match self.store.failed {
             Some(error) => Some(error),
             None if from == to && is_held => {
                 return end(actions, token, Ok(Done::Written));
@@ -102,45 +99,29 @@ impl Home {
         if let Some(error) = refused {
             return end(actions, token, Err(error));
         }
+        self.tier.failure = None;
         self.resize = Some(Resize {
             token,
             from,
             to,
             stage: Stage::Settling,
-            generation: 0,
-            keeps_tiers_off: false,
             trouble: None,
         });
     }
 
     /// The blocks that may be touched: those of the smaller size while it changes.
     pub(super) fn end_block(&self) -> u64 {
-        let blocks = self.config.bytes / BLOCK;
+        let blocks = self.store.config.bytes / BLOCK;
         let to = self.resize.as_ref().map_or(blocks, |resize| resize.to);
         blocks.min(to)
     }
 
     /// The blocks that are gone through: all of them, until a tier is out of the way of a change.
     pub(super) fn patrol_end(&self) -> u64 {
-        if self.keeps_tiers_off() {
+        if self.tier.is_kept_off {
             self.end_block()
         } else {
-            self.config.bytes / BLOCK
-        }
-    }
-
-    /// Whether no tier begins.
-    pub(super) fn keeps_tiers_off(&self) -> bool {
-        let resize = self.resize.as_ref();
-        resize.is_some_and(|resize| resize.keeps_tiers_off)
-    }
-
-    /// The tier that it may wait for failed, or is not to be.
-    pub(super) fn tier_fails_resize(&mut self, error: IoError) {
-        if let Some(resize) = &mut self.resize
-            && !resize.keeps_tiers_off
-        {
-            resize.trouble = Some(error);
+            self.store.config.bytes / BLOCK
         }
     }
 
@@ -171,17 +152,19 @@ impl Home {
     pub(super) fn is_cutting(&self) -> bool {
         let resize = self.resize.as_ref();
         resize.is_some_and(|resize| resize.stage == Stage::Cutting)
-            && self.commit.is_idle()
-            && self.map.blocks() > self.end_block()
+            && self.store.commit.is_idle()
+            && self.store.map.blocks() > self.end_block()
     }
 
     /// Go on with it as far as it goes. It is called before a commit may begin.
     pub(super) fn pump_resize(&mut self, actions: &mut Vec<Action>) {
-        while self.failed.is_none()
+        while self.store.failed.is_none()
             && let Some(resize) = &self.resize
         {
-            let (from, to, trouble) = (resize.from, resize.to, resize.trouble);
-            let generation = resize.generation;
+            let (from, to) = (resize.from, resize.to);
+            // The tier that it may wait for failed, or is not to be.
+            let of_tier = self.tier.failure.filter(|_| !self.tier.is_kept_off);
+            let trouble = resize.trouble.or(of_tier);
             let stage = resize.stage;
             let next = match stage {
                 Stage::Settling => match trouble {
@@ -192,7 +175,7 @@ impl Home {
                         Stage::Reserving
                     }
                     None if to < from => {
-                        self.commit.set_bytes(to * BLOCK);
+                        self.store.commit.set_bytes(to * BLOCK);
                         Stage::Recording
                     }
                     None => Stage::Cutting,
@@ -201,14 +184,14 @@ impl Home {
                     Some(next) => next,
                     None => return,
                 },
-                Stage::Durable(commit) if self.commit.done >= commit => {
+                Stage::Durable(commit) if self.store.commit.done >= commit => {
                     self.resize_backend(from, actions);
                     Stage::BackendEnds
                 }
-                Stage::Recording if self.commit.has_bytes(to * BLOCK) => {
-                    self.config.bytes = to * BLOCK;
+                Stage::Recording if self.store.commit.has_bytes(to * BLOCK) => {
+                    self.store.config.bytes = to * BLOCK;
                     if to > from {
-                        self.map.grow(to, generation);
+                        self.store.map.grow(to, self.store.new_generation);
                         return self.end_resize(Ok(Done::Written), actions);
                     }
                     Stage::Cutting
@@ -227,18 +210,20 @@ impl Home {
 
     fn end_resize(&mut self, result: Result<Done, IoError>, actions: &mut Vec<Action>) {
         if let Some(resize) = self.resize.take() {
+            self.tier.is_kept_off = false;
+            self.store.new_generation = 0;
             end(actions, resize.token, result);
         }
     }
 
     fn resize_store(&mut self, blocks: u64, actions: &mut Vec<Action>) {
-        let bytes = self.layout().store_bytes(blocks * BLOCK);
-        let token = self.token(Purpose::Resize);
+        let bytes = self.store.layout().store_bytes(blocks * BLOCK);
+        let token = self.store.token(Purpose::Resize);
         actions.push(Action::StoreResize { token, bytes });
     }
 
     fn resize_backend(&mut self, blocks: u64, actions: &mut Vec<Action>) {
-        let token = self.token(Purpose::Resize);
+        let token = self.store.token(Purpose::Resize);
         let bytes = blocks * BLOCK;
         actions.push(Action::BackendResize { token, bytes });
     }
@@ -249,35 +234,33 @@ impl Home {
             return false;
         };
         let (to, shrinks) = (resize.to, resize.shrinks());
-        if !resize.keeps_tiers_off {
-            if self.is_to_be_held_next() {
-                self.tier_fails_resize(IoError::Failed);
+        if !self.tier.is_kept_off {
+            if self.tier.is_to_be_held_next() {
+                self.tier.failure = Some(IoError::Failed);
                 return false;
             }
             // What was given to it shows with a resize.
-            let shows = self.config.backend_atomic && !self.commit.is_between();
-            if shows && self.has_unflushed() {
-                self.have_it_flushed();
+            let shows = self.store.config.backend_atomic && !self.store.commit.is_between();
+            if shows && self.tier.has_unflushed() {
+                self.tier.have_it_flushed(&self.store);
                 return false;
             }
-            if let Some(resize) = &mut self.resize {
-                resize.keeps_tiers_off = true;
-            }
+            self.tier.is_kept_off = true;
             if shows || shrinks {
-                self.restart_tier();
+                self.tier.restart();
             }
         }
-        let is_free = !shrinks && !self.config.backend_atomic || self.tier_is_at_rest();
+        let is_free = !shrinks && !self.store.config.backend_atomic || self.tier.is_at_rest();
         is_free && !(shrinks && self.is_touched_from(to))
     }
 
     /// Whether somebody reads or writes blocks from here on.
     fn is_touched_from(&self, block: u64) -> bool {
         let beyond = block..u64::MAX;
-        self.writes.iter().any(|write| write.overlaps(&beyond))
-            || self.reads.values().any(|read| read.end_block() > block)
+        self.writes.overlap(&beyond)
+            || self.reads.reach(block)
             || self.patrol.reads(&beyond)
-            || self.sums.reads_from(block)
+            || self.store.sums.reads_from(block)
     }
 
     /// Write both copies of pages that there were none of; what is next once all of them are written.
@@ -299,8 +282,8 @@ impl Home {
                 let failed = *error;
                 return Some(match failed {
                     None => {
-                        self.commit.wanted = true;
-                        Stage::Durable(self.commit.begun + 1)
+                        self.store.commit.wanted = true;
+                        Stage::Durable(self.store.commit.begun + 1)
                     }
                     Some(error) => {
                         self.give_back(actions);
@@ -311,19 +294,20 @@ impl Home {
             if *in_flight == PAGE_WRITES_MAX {
                 return None;
             }
-            let mut buf = self.pool.alloc(BLOCK_BYTES)?;
+            let mut buf = self.store.pool.alloc(BLOCK_BYTES)?;
             let page = *next;
             *next += 1;
             *in_flight += 1;
-            let generation = self.resize.as_ref()?.generation;
-            let empty = empty_page(self.config.home, generation, page).tagged(self.keys());
+            let generation = self.store.new_generation;
+            let empty =
+                empty_page(self.store.config.home, generation, page).tagged(self.store.keys());
             buf.copy_from_slice(empty.as_bytes());
             let copy = buf.freeze();
-            self.status.map_written_bytes += 2 * BLOCK;
-            let token = self.token(Purpose::Resize);
+            self.store.status.map_written_bytes += 2 * BLOCK;
+            let token = self.store.token(Purpose::Resize);
             actions.push(Action::StoreWrite {
                 token,
-                offset: self.layout().page_offset(page, 0),
+                offset: self.store.layout().page_offset(page, 0),
                 data: vec![copy.clone(), copy],
             });
         }
@@ -331,28 +315,28 @@ impl Home {
 
     /// The store needs no more than before.
     fn give_back(&mut self, actions: &mut Vec<Action>) {
-        self.resize_store(self.map.blocks(), actions);
+        self.resize_store(self.store.map.blocks(), actions);
     }
 
     /// Let go of blocks from here on, as many as this turn may; whether that is all, and nothing of them is written any
     /// more. No commit is under way meanwhile, which would have pages of theirs.
     fn cut(&mut self, to: u64) -> bool {
-        if !self.commit.is_idle() {
+        if !self.store.commit.is_idle() {
             return false;
         }
-        let blocks = self.map.blocks();
-        let until = to.max(blocks.saturating_sub(self.turn_blocks));
-        self.turn_blocks -= blocks - until;
-        self.map.cut(until);
+        let blocks = self.store.map.blocks();
+        let until = to.max(blocks.saturating_sub(self.store.turn_blocks));
+        self.store.turn_blocks -= blocks - until;
+        self.store.map.cut(until);
         if until > to {
             return false;
         }
-        let sums = &mut self.sums;
+        let sums = &mut self.store.sums;
         sums.cut(to);
         let is_drained = !sums.writes_from(to);
         let until = sums.trusted_until;
         if until != u64::MAX && until >= to {
-            self.is_believed_until(to);
+            self.store.is_believed_until(to);
         }
         is_drained
     }
@@ -377,7 +361,7 @@ impl Home {
                 Stage::GivingBack(error)
             }
             (Stage::Reserving, Ok(())) => {
-                resize.generation = self.commit.number + 1;
+                self.store.new_generation = self.store.commit.number + 1;
                 Stage::Pages {
                     next: first,
                     in_flight: 0,
@@ -389,7 +373,7 @@ impl Home {
                 Stage::BackendGrows
             }
             (Stage::BackendGrows, Ok(())) => {
-                self.commit.set_bytes(to * BLOCK);
+                self.store.commit.set_bytes(to * BLOCK);
                 Stage::Recording
             }
             (Stage::BackendCut, _) => {
@@ -416,7 +400,7 @@ impl Home {
             "what is cut off is touched"
         );
         debug_assert!(
-            resize.stage == Stage::Settling || resize.keeps_tiers_off,
+            resize.stage == Stage::Settling || self.tier.is_kept_off,
             "a tier may begin while the backend is resized"
         );
     }

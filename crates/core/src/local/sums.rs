@@ -28,8 +28,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::Action;
 use super::format::{Layout, SUMS_UNTRUSTED};
-use super::{Action, Home, Purpose};
+use super::store::{Purpose, Store};
 use crate::base::buf::Buf;
 use crate::base::cipher::KeyedCipher;
 use crate::base::error::IoError;
@@ -454,7 +455,7 @@ impl Sums {
     }
 }
 
-impl Home {
+impl Store {
     /// Read what somebody waits for, and write what has changed.
     pub(super) fn pump_sums(&mut self, actions: &mut Vec<Action>) {
         while self.sums.reads < IN_FLIGHT_MAX
@@ -506,13 +507,12 @@ impl Home {
         }
     }
 
-    /// A block of the table was read.
+    /// A block of the table was read, or could not be: then nothing can be done with the blocks that it is of.
     pub(super) fn sums_were_read(
         &mut self,
         number: u64,
         result: Result<Done, IoError>,
-        actions: &mut Vec<Action>,
-    ) {
+    ) -> Result<(), (Range<u64>, IoError)> {
         let sums = &mut self.sums;
         sums.reads -= 1;
         match result {
@@ -521,6 +521,7 @@ impl Home {
                 let read: &[u8; BLOCK_BYTES] =
                     (&buf[..]).try_into().expect("a block was asked for");
                 page.sums = Some(Box::new(*read));
+                Ok(())
             }
             Ok(_) => unreachable!("a read brings its buffer"),
             Err(error) => {
@@ -531,27 +532,26 @@ impl Home {
                 }
                 let per_page = sums.layout.sums_blocks();
                 let blocks = number * per_page..(number + 1) * per_page;
-                self.refuse_without_sums(&blocks, error, actions);
+                Err((blocks, error))
             }
         }
     }
 
-    /// A part of the table was written.
+    /// A part of the table was written, or could not be: then what is durable is not known any more.
     pub(super) fn sums_were_written(
         &mut self,
         number: u64,
         result: Result<Done, IoError>,
         actions: &mut Vec<Action>,
-    ) {
+    ) -> Result<(), IoError> {
         let sums = &mut self.sums;
         sums.writing.remove(&number);
         if sums.commit.get(&number) == Some(&true) {
             sums.commit.remove(&number);
         }
-        if let Err(error) = result {
-            return self.fail(error, actions);
-        }
+        result?;
         self.sums_are_written(actions);
+        Ok(())
     }
 
     /// Compare data with its checksums, and tell what is damaged. What the log is to write again does not match

@@ -19,9 +19,11 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::map::{BlockState, Blocks};
+use super::map::{BlockState, Blocks, Map};
+use super::store::{Purpose, Store};
 use super::sums::Sum;
-use super::{Action, Config, Home, Purpose};
+use super::writes::Writes;
+use super::{Action, Config};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Nanos, SectorRange};
 use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BLOCKS_MAX};
@@ -116,6 +118,10 @@ pub(super) struct Tier {
     copies: BTreeMap<u64, Copy>,
     failures: u32,
     pub trouble: Option<IoError>,
+    /// Why one failed or is not to be, since a change of size began to wait for it.
+    pub failure: Option<IoError>,
+    /// Whether none begins, because the size changes.
+    pub is_kept_off: bool,
     retry_at: Option<Nanos>,
     moved_at: Nanos,
     /// The commit that makes its moment durable.
@@ -153,310 +159,306 @@ impl Tier {
             self.hold = Hold::Held;
         }
     }
-}
 
-impl Home {
-    pub(super) fn begin_tier(&mut self) {
-        if self.failed.is_some() {
+    /// Have everything tiered out, as of a moment that is still to come.
+    pub fn begin(&mut self, store: &Store) {
+        if store.failed.is_some() {
             return;
         }
-        let tier = &mut self.tier;
-        if tier.wanted && tier.phase != Phase::Idle {
-            tier.again = true;
-        } else if !tier.wanted {
+        if self.wanted && self.phase != Phase::Idle {
+            self.again = true;
+        } else if !self.wanted {
             // One that was cancelled while it was being finished has its moment behind it.
-            tier.again = tier.phase != Phase::Idle;
-            tier.wanted = true;
-            tier.retry_at = None;
+            self.again = self.phase != Phase::Idle;
+            self.wanted = true;
+            self.retry_at = None;
         }
     }
 
     /// Whether the backend is held, or is to be.
-    pub(super) fn is_to_be_held(&self) -> bool {
-        self.tier.hold != Hold::No
+    pub fn is_to_be_held(&self) -> bool {
+        self.hold != Hold::No
     }
 
     /// Whether the backend is held, or is to be as the tier leaves it that is under way.
-    pub(super) fn is_to_be_held_next(&self) -> bool {
-        matches!(self.tier.hold, Hold::Coming | Hold::Held)
+    pub fn is_to_be_held_next(&self) -> bool {
+        matches!(self.hold, Hold::Coming | Hold::Held)
     }
 
     /// Whether the backend was given something that no flush has covered.
-    pub(super) fn has_unflushed(&self) -> bool {
-        self.tier.unflushed_blocks > 0
+    pub fn has_unflushed(&self) -> bool {
+        self.unflushed_blocks > 0
     }
 
     /// Have a tier end, since only that covers what the backend was given.
-    pub(super) fn have_it_flushed(&mut self) {
-        if self.tier.is_at_rest() && !self.tier.wanted {
-            self.begin_tier();
+    pub fn have_it_flushed(&mut self, store: &Store) {
+        if self.is_at_rest() && !self.wanted {
+            self.begin(store);
         }
-    }
-
-    /// Whether nothing of a tier is under way, also of one that was given up.
-    pub(super) fn tier_is_at_rest(&self) -> bool {
-        self.tier.is_at_rest()
     }
 
     /// Give a tier up that is copying; another one begins when it may.
-    pub(super) fn restart_tier(&mut self) {
-        if matches!(self.tier.phase, Phase::Recording | Phase::Copying) {
-            self.abandon_tier();
+    pub fn restart(&mut self) {
+        if matches!(self.phase, Phase::Recording | Phase::Copying) {
+            self.abandon();
         }
     }
 
-    pub(super) fn cancel_tier(&mut self) {
-        self.tier_fails_resize(IoError::Failed);
-        self.tier.wanted = false;
-        self.tier.again = false;
-        self.tier.retry_at = None;
-        self.tier.hold = Hold::No;
-        if matches!(self.tier.phase, Phase::Recording | Phase::Copying) {
-            self.abandon_tier();
-        }
+    /// Stop it, and hold nothing.
+    pub fn cancel(&mut self) {
+        self.failure = Some(IoError::Failed);
+        self.wanted = false;
+        self.again = false;
+        self.retry_at = None;
+        self.hold = Hold::No;
+        self.restart();
+    }
+
+    /// What is durable is not known any more: none ends well.
+    pub fn give_up(&mut self) {
+        self.abandon();
+        self.wanted = false;
+        self.hold = Hold::No;
     }
 
     /// Let go of a tier. What is being written to the backend ends before another one begins.
-    pub(super) fn abandon_tier(&mut self) {
-        let tier = &mut self.tier;
-        tier.phase = Phase::Idle;
-        tier.again = false;
-        tier.pending = Blocks::default();
-        tier.unchanged = Blocks::default();
-        tier.urgent.clear();
-        for copy in tier.copies.values_mut() {
+    fn abandon(&mut self) {
+        self.phase = Phase::Idle;
+        self.again = false;
+        self.pending = Blocks::default();
+        self.unchanged = Blocks::default();
+        self.urgent.clear();
+        for copy in self.copies.values_mut() {
             copy.is_orphan = true;
         }
-        (tier.total_blocks, tier.left_blocks) = (0, 0);
+        (self.total_blocks, self.left_blocks) = (0, 0);
     }
 
     /// What the checksums of these blocks are cannot be read.
-    pub(super) fn refuse_tier(&mut self, blocks: &Range<u64>, error: IoError) {
-        if self.tier.pending.next(blocks.clone()).is_some() {
-            self.tier_failed(error);
+    pub fn refuse(&mut self, blocks: &Range<u64>, error: IoError, now: Nanos) {
+        if self.pending.next(blocks.clone()).is_some() {
+            self.fail(error, now);
         }
     }
 
-    fn tier_failed(&mut self, error: IoError) {
-        self.tier_fails_resize(error);
-        self.abandon_tier();
-        let tier = &mut self.tier;
-        if tier.hold == Hold::Coming {
-            tier.hold = Hold::Wanted;
+    fn fail(&mut self, error: IoError, now: Nanos) {
+        self.failure = Some(error);
+        self.abandon();
+        if self.hold == Hold::Coming {
+            self.hold = Hold::Wanted;
         }
-        tier.trouble = Some(error);
-        let pause = PAUSE_MIN.0 << tier.failures.min(10);
-        tier.failures += 1;
-        tier.retry_at = Some(self.now.plus(Nanos(pause.min(PAUSE_MAX.0))));
+        self.trouble = Some(error);
+        let pause = PAUSE_MIN.0 << self.failures.min(10);
+        self.failures += 1;
+        self.retry_at = Some(now.plus(Nanos(pause.min(PAUSE_MAX.0))));
     }
 
     /// Go on with a tier as far as its phases go.
-    pub(super) fn pump_tier(&mut self, actions: &mut Vec<Action>) {
-        if self.failed.is_some() {
+    pub fn pump(&mut self, store: &mut Store, writes: &Writes, actions: &mut Vec<Action>) {
+        if store.failed.is_some() {
             return;
         }
-        if self.tier.retry_at.is_some_and(|at| self.now >= at) {
-            self.tier.retry_at = None;
+        if self.retry_at.is_some_and(|at| store.now >= at) {
+            self.retry_at = None;
         }
-        if self.tier_gives_up_at().is_some_and(|at| self.now >= at) {
-            self.tier_failed(IoError::Unreachable);
+        if self.gives_up_at(writes).is_some_and(|at| store.now >= at) {
+            self.fail(IoError::Unreachable, store.now);
         }
-        if let Phase::Committing(number) = self.tier.phase
-            && self.commit.done >= number
+        if let Phase::Committing(number) = self.phase
+            && store.commit.done >= number
         {
-            let tier = &mut self.tier;
-            tier.phase = Phase::Idle;
-            tier.wanted = core::mem::take(&mut tier.again);
-            tier.ended();
-            self.status.tiers += 1;
+            self.phase = Phase::Idle;
+            self.wanted = core::mem::take(&mut self.again);
+            self.ended();
+            store.status.tiers += 1;
         }
-        if self.tier.phase == Phase::Idle {
-            self.try_moment();
+        if self.phase == Phase::Idle {
+            self.try_moment(store, writes);
         }
         // There may be nothing to record; then no commit comes that would call this once more.
-        let is_recorded = self.commit.is_between() || self.tier.is_atomic;
-        let is_recorded = is_recorded && self.commit.done >= self.tier.moment;
-        if self.tier.phase == Phase::Recording && is_recorded {
-            self.tier.phase = Phase::Copying;
-            self.tier.moved_at = self.now;
+        let is_recorded = store.commit.is_between() || self.is_atomic;
+        let is_recorded = is_recorded && store.commit.done >= self.moment;
+        if self.phase == Phase::Recording && is_recorded {
+            self.phase = Phase::Copying;
+            self.moved_at = store.now;
         }
-        if self.tier.phase == Phase::Marking {
-            self.mark();
+        if self.phase == Phase::Marking {
+            self.mark(store);
         }
-        let is_all = self.tier.pending.count() == 0;
-        let tier = &mut self.tier;
-        let is_idle = tier.phase == Phase::Copying && tier.copies.is_empty() && !tier.is_flushing;
-        if is_idle && (is_all || tier.must_flush(&self.config)) {
+        let is_all = self.pending.count() == 0;
+        let is_idle = self.phase == Phase::Copying && self.copies.is_empty() && !self.is_flushing;
+        if is_idle && (is_all || self.must_flush(&store.config)) {
             if is_all {
-                tier.phase = Phase::Flushing;
-                tier.urgent.clear();
+                self.phase = Phase::Flushing;
+                self.urgent.clear();
             }
-            tier.is_flushing = true;
-            let token = self.token(Purpose::TierFlush);
+            self.is_flushing = true;
+            let token = store.token(Purpose::TierFlush);
             actions.push(Action::BackendFlush { token });
         }
     }
 
     /// Whether a tier waits for its moment, and for nothing else.
     fn awaits_moment(&self) -> bool {
-        let tier = &self.tier;
-        let is_free = tier.retry_at.is_none() && tier.copies.is_empty() && !tier.is_flushing;
-        let may_begin = tier.wanted && tier.phase == Phase::Idle && is_free;
-        may_begin && tier.hold != Hold::Held && !self.keeps_tiers_off()
+        let is_free = self.retry_at.is_none() && self.copies.is_empty() && !self.is_flushing;
+        let may_begin = self.wanted && self.phase == Phase::Idle && is_free;
+        may_begin && self.hold != Hold::Held && !self.is_kept_off
     }
 
     /// Whether no write begins, so that a flush leaves the moment that a tier waits for.
-    pub(super) fn holds_writes(&self) -> bool {
-        self.awaits_moment() && self.commit.is_due()
+    pub fn holds_writes(&self, store: &Store) -> bool {
+        self.awaits_moment() && store.commit.is_due()
     }
 
     /// Whether that flush has to wait for writes that have begun.
-    pub(super) fn awaits_writes(&mut self) -> bool {
-        let is_begun = self.writes.iter().any(|write| write.is_begun);
-        if !is_begun || !self.holds_writes() {
-            self.tier.holds_since = None;
+    pub fn awaits_writes(&mut self, store: &Store, writes: &Writes) -> bool {
+        if !writes.any_begun() || !self.holds_writes(store) {
+            self.holds_since = None;
             return false;
         }
-        self.tier.holds_since.get_or_insert(self.now);
-        if self.hold_ends_at().is_some_and(|at| self.now < at) {
+        self.holds_since.get_or_insert(store.now);
+        if self.hold_ends_at().is_some_and(|at| store.now < at) {
             return true;
         }
-        self.tier.holds_since = None;
-        self.tier.holds_given_up += 1;
-        self.tier.retry_at = Some(self.now.plus(PAUSE_MAX));
+        self.holds_since = None;
+        self.holds_given_up += 1;
+        self.retry_at = Some(store.now.plus(PAUSE_MAX));
         false
     }
 
     /// When a flush no longer waits for writes.
     fn hold_ends_at(&self) -> Option<Nanos> {
-        let max = HOLD_MIN.0 << self.tier.holds_given_up.min(10);
-        let since = self.tier.holds_since?;
+        let max = HOLD_MIN.0 << self.holds_given_up.min(10);
+        let since = self.holds_since?;
         Some(since.plus(Nanos(max.min(PATIENCE.0))))
     }
 
     /// Take the state of this moment, if it is one that a flush has left.
-    fn try_moment(&mut self) {
-        if self.awaits_moment() && !self.is_changed && self.commit.is_idle() {
-            self.take_moment();
+    fn try_moment(&mut self, store: &mut Store, writes: &Writes) {
+        if self.awaits_moment() && !writes.is_changed && store.commit.is_idle() {
+            debug_assert!(!writes.any_begun());
+            self.take_moment(store);
         }
     }
 
     /// A flush begins, and no write is under way: take the state that it will have made durable.
-    pub(super) fn take_moment_of_flush(&mut self) {
+    pub fn take_moment_of_flush(&mut self, store: &mut Store) {
         if self.awaits_moment() {
-            self.take_moment();
+            self.take_moment(store);
         }
     }
 
-    fn take_moment(&mut self) {
-        debug_assert!(!self.writes.iter().any(|write| write.is_begun));
-        let (pending, unchanged) = (Blocks::owed(&self.map), Blocks::owed(&self.map));
-        let tier = &mut self.tier;
-        tier.pending = pending;
-        tier.unchanged = unchanged;
-        tier.total_blocks = tier.pending.count();
-        tier.left_blocks = tier.total_blocks;
-        tier.cursor = 0;
-        if tier.hold == Hold::Wanted {
-            tier.hold = Hold::Coming;
+    fn take_moment(&mut self, store: &mut Store) {
+        let (pending, unchanged) = (Blocks::owed(&store.map), Blocks::owed(&store.map));
+        self.pending = pending;
+        self.unchanged = unchanged;
+        self.total_blocks = self.pending.count();
+        self.left_blocks = self.total_blocks;
+        self.cursor = 0;
+        if self.hold == Hold::Wanted {
+            self.hold = Hold::Coming;
         }
-        tier.moment = self.commit.begun;
-        tier.holds_given_up = 0;
-        if tier.total_blocks == 0 && !self.commit.is_between() {
-            tier.wanted = false;
-            tier.trouble = None;
-            tier.ended();
-            self.status.tiers += 1;
+        self.moment = store.commit.begun;
+        self.holds_given_up = 0;
+        if self.total_blocks == 0 && !store.commit.is_between() {
+            self.wanted = false;
+            self.trouble = None;
+            self.ended();
+            store.status.tiers += 1;
             return;
         }
-        tier.phase = Phase::Recording;
+        self.phase = Phase::Recording;
         // What those left there that were given up is of no state, until all of this one covers it.
-        let max = self.config.flush_every_blocks;
-        let is_small = self.map.blocks() <= max && tier.unflushed_blocks <= max;
-        tier.is_atomic = self.config.backend_atomic && is_small;
-        if !tier.is_atomic {
-            self.commit.set_between(true);
+        let max = store.config.flush_every_blocks;
+        let is_small = store.map.blocks() <= max && self.unflushed_blocks <= max;
+        self.is_atomic = store.config.backend_atomic && is_small;
+        if !self.is_atomic {
+            store.commit.set_between(true);
         }
     }
 
     /// Whether one of these blocks is to be read for a copy before it is written. It is read next.
-    pub(super) fn must_copy_first(&mut self, blocks: &Range<u64>) -> bool {
-        let Some(block) = self.tier.pending.next(blocks.clone()) else {
+    pub fn must_copy_first(&mut self, blocks: &Range<u64>) -> bool {
+        let Some(block) = self.pending.next(blocks.clone()) else {
             return false;
         };
-        if !self.tier.urgent.contains(&block) {
-            self.tier.urgent.push_back(block);
+        if !self.urgent.contains(&block) {
+            self.urgent.push_back(block);
         }
         true
     }
 
     /// Begin copies.
-    pub(super) fn pump_copies(&mut self, actions: &mut Vec<Action>) {
-        if self.tier.phase != Phase::Copying || self.tier.is_flushing {
+    pub fn pump_copies(&mut self, store: &mut Store, actions: &mut Vec<Action>) {
+        if self.phase != Phase::Copying || self.is_flushing {
             return;
         }
-        while !self.tier.must_flush(&self.config)
-            && self.tier.copies.len() < COPIES_MAX
-            && let Some(blocks) = self.next_copy()
+        while !self.must_flush(&store.config)
+            && self.copies.len() < COPIES_MAX
+            && let Some(blocks) = self.next_copy(&store.map)
         {
-            if !self.begin_copy(blocks, actions) {
+            if !self.begin_copy(blocks, store, actions) {
                 return;
             }
         }
     }
 
     /// The next blocks to copy: what a write waits for, then all others in their order.
-    fn next_copy(&mut self) -> Option<Range<u64>> {
-        while let Some(&block) = self.tier.urgent.front() {
-            if self.tier.pending.contains(block) && !self.is_being_read(block) {
-                return Some(self.run_to_copy(block));
+    fn next_copy(&mut self, map: &Map) -> Option<Range<u64>> {
+        while let Some(&block) = self.urgent.front() {
+            if self.pending.contains(block) && !self.is_being_read(block) {
+                return Some(self.run_to_copy(block, map));
             }
-            self.tier.urgent.pop_front();
+            self.urgent.pop_front();
         }
         loop {
-            let block = self.tier.pending.next(self.tier.cursor..u64::MAX)?;
+            let block = self.pending.next(self.cursor..u64::MAX)?;
             // What is before it was read, or is being read.
-            self.tier.cursor = block;
+            self.cursor = block;
             if !self.is_being_read(block) {
-                return Some(self.run_to_copy(block));
+                return Some(self.run_to_copy(block, map));
             }
-            self.tier.cursor = block + 1;
+            self.cursor = block + 1;
         }
     }
 
     fn is_being_read(&self, block: u64) -> bool {
-        let mut copies = self.tier.copies.values();
+        let mut copies = self.copies.values();
         copies.any(|copy| copy.reading && copy.blocks.contains(&block))
     }
 
-    fn run_to_copy(&self, first: u64) -> Range<u64> {
-        let end = self.map.blocks().min(first + REQUEST_BLOCKS_MAX as u64);
-        let end = self.map.run_end(first, end, |state| state);
+    fn run_to_copy(&self, first: u64, map: &Map) -> Range<u64> {
+        let end = map.blocks().min(first + REQUEST_BLOCKS_MAX as u64);
+        let end = map.run_end(first, end, |state| state);
         let mut blocks = first + 1..end;
-        let is_other =
-            |&block: &u64| !self.tier.pending.contains(block) || self.is_being_read(block);
+        let is_other = |&block: &u64| !self.pending.contains(block) || self.is_being_read(block);
         first..blocks.find(is_other).unwrap_or(end)
     }
 
     /// Begin to copy blocks; false if there is no memory for that.
-    fn begin_copy(&mut self, blocks: Range<u64>, actions: &mut Vec<Action>) -> bool {
+    fn begin_copy(
+        &mut self,
+        blocks: Range<u64>,
+        store: &mut Store,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let count = blocks.end - blocks.start;
         let bytes = count * BLOCK;
-        let id = self.number();
-        let is_zero = self.map.get(blocks.start) == BlockState::Zero;
+        let id = store.number();
+        let is_zero = store.map.get(blocks.start) == BlockState::Zero;
         let mut expected = Vec::new();
         if !is_zero {
-            if !self.sums.ready(&blocks) {
+            if !store.sums.ready(&blocks) {
                 return false;
             }
             let first = blocks.start * BLOCK_SECTORS;
-            expected = self
+            expected = store
                 .sums
                 .expected(SectorRange::new(first, count * BLOCK_SECTORS));
         }
         if is_zero {
-            self.tier.pending.remove(blocks.clone());
-            let token = self.token(Purpose::CopyWrite(id));
+            self.pending.remove(blocks.clone());
+            let token = store.token(Purpose::CopyWrite(id));
             let offset = blocks.start * BLOCK;
             actions.push(Action::BackendZero {
                 token,
@@ -464,13 +466,13 @@ impl Home {
                 bytes,
             });
         } else {
-            let Some(buf) = self.pool.alloc(bytes as usize) else {
+            let Some(buf) = store.pool.alloc(bytes as usize) else {
                 return false;
             };
-            let token = self.token(Purpose::CopyRead(id));
+            let token = store.token(Purpose::CopyRead(id));
             actions.push(Action::StoreRead {
                 token,
-                offset: self.layout().data_offset(blocks.start * BLOCK),
+                offset: store.layout().data_offset(blocks.start * BLOCK),
                 buf,
             });
         }
@@ -480,25 +482,26 @@ impl Home {
             is_orphan: false,
             expected,
         };
-        self.tier.copies.insert(id, copy);
-        self.tier.unflushed_blocks += count;
+        self.copies.insert(id, copy);
+        self.unflushed_blocks += count;
         true
     }
 
     /// Blocks of a copy were read: from now on they may be written.
-    pub(super) fn copy_was_read(
+    pub fn copy_was_read(
         &mut self,
         id: u64,
         result: Result<Done, IoError>,
+        store: &mut Store,
         actions: &mut Vec<Action>,
     ) {
-        let copy = self.tier.copies.get_mut(&id).expect("it was under way");
+        let copy = self.copies.get_mut(&id).expect("it was under way");
         copy.reading = false;
         let (blocks, is_orphan) = (copy.blocks.clone(), copy.is_orphan);
         let expected = core::mem::take(&mut copy.expected);
         let result = match result {
             // What is written by now is of no tier.
-            Ok(Done::Read(mut buf)) if !is_orphan => self
+            Ok(Done::Read(mut buf)) if !is_orphan => store
                 .open(blocks.start * BLOCK_SECTORS, &expected, &mut buf, actions)
                 .map(|()| Done::Read(buf)),
             other => other,
@@ -507,19 +510,19 @@ impl Home {
             Ok(Done::Read(buf)) => buf.freeze(),
             Ok(_) => unreachable!("a read brings its buffer"),
             Err(error) => {
-                self.tier.copies.remove(&id);
+                self.copies.remove(&id);
                 if !is_orphan {
-                    self.tier_failed(error);
+                    self.fail(error, store.now);
                 }
                 return;
             }
         };
         if is_orphan {
-            self.tier.copies.remove(&id);
+            self.copies.remove(&id);
             return;
         }
-        self.tier.pending.remove(blocks.clone());
-        let token = self.token(Purpose::CopyWrite(id));
+        self.pending.remove(blocks.clone());
+        let token = store.token(Purpose::CopyWrite(id));
         let offset = blocks.start * BLOCK;
         actions.push(Action::BackendWrite {
             token,
@@ -529,68 +532,69 @@ impl Home {
     }
 
     /// Blocks were written to the backend.
-    pub(super) fn copied(&mut self, id: u64, result: Result<(), IoError>) {
-        let copy = self.tier.copies.remove(&id).expect("it was under way");
+    pub fn copied(&mut self, id: u64, result: Result<(), IoError>, store: &mut Store) {
+        let copy = self.copies.remove(&id).expect("it was under way");
         if copy.is_orphan {
             return;
         }
         if let Err(error) = result {
-            return self.tier_failed(error);
+            return self.fail(error, store.now);
         }
         let blocks = copy.blocks.end - copy.blocks.start;
-        self.tier.left_blocks -= blocks;
-        self.tier.moved_at = self.now;
-        self.status.tiered_bytes += blocks * BLOCK;
+        self.left_blocks -= blocks;
+        self.moved_at = store.now;
+        store.status.tiered_bytes += blocks * BLOCK;
     }
 
     /// The backend has made all of it durable, or not.
-    pub(super) fn tier_flushed(&mut self, result: Result<(), IoError>) {
-        self.tier.is_flushing = false;
+    pub fn flushed(&mut self, result: Result<(), IoError>, now: Nanos) {
+        self.is_flushing = false;
         if result.is_ok() {
             // Nothing is given to it meanwhile.
-            self.tier.unflushed_blocks = 0;
+            self.unflushed_blocks = 0;
         }
-        match (self.tier.phase, result) {
-            (Phase::Copying, Ok(())) => self.tier.moved_at = self.now,
+        match (self.phase, result) {
+            (Phase::Copying, Ok(())) => self.moved_at = now,
             (Phase::Flushing, Ok(())) => {
-                self.tier.failures = 0;
-                self.tier.trouble = None;
-                self.tier.phase = Phase::Marking;
-                self.tier.cursor = 0;
+                self.failures = 0;
+                self.trouble = None;
+                self.phase = Phase::Marking;
+                self.cursor = 0;
             }
-            (Phase::Copying | Phase::Flushing, Err(error)) => self.tier_failed(error),
+            (Phase::Copying | Phase::Flushing, Err(error)) => self.fail(error, now),
             // Of one that was given up.
             _ => {}
         }
     }
 
     /// What is as it was at the moment is the same in the backend.
-    fn mark(&mut self) {
+    fn mark(&mut self, store: &mut Store) {
         for _ in 0..MARKS_MAX {
-            let Some(block) = self.tier.unchanged.next(self.tier.cursor..u64::MAX) else {
-                let again = self.tier.again;
-                self.abandon_tier();
-                self.tier.again = again;
-                self.commit.set_between(false);
-                self.commit.wanted = true;
-                self.tier.phase = Phase::Committing(self.commit.begun + 1);
+            let Some(block) = self.unchanged.next(self.cursor..u64::MAX) else {
+                let again = self.again;
+                self.abandon();
+                self.again = again;
+                store.commit.set_between(false);
+                store.commit.wanted = true;
+                self.phase = Phase::Committing(store.commit.begun + 1);
                 return;
             };
-            self.tier.unchanged.remove(block..block + 1);
-            self.tier.cursor = block + 1;
-            let state = match self.map.get(block) {
+            self.unchanged.remove(block..block + 1);
+            self.cursor = block + 1;
+            let state = match store.map.get(block) {
                 BlockState::Zero => BlockState::Absent,
                 _ => BlockState::Clean,
             };
-            self.set(block..block + 1, state);
+            store.set(block..block + 1, state);
         }
     }
 
-    pub(super) fn tier_state(&self) -> TierState {
-        match self.tier.phase {
-            Phase::Idle if self.tier.hold == Hold::Held => TierState::Held,
-            Phase::Idle if !self.tier.wanted => TierState::Idle,
-            Phase::Idle if self.tier.retry_at.is_some() => TierState::Pausing,
+    /// What it is doing.
+    pub fn state(&self) -> TierState {
+        match self.phase {
+            Phase::Idle if self.hold == Hold::Held => TierState::Held,
+            Phase::Idle if !self.wanted => TierState::Idle,
+            Phase::Idle if self.retry_at.is_some() => TierState::Pausing,
             Phase::Idle => TierState::Waiting,
             Phase::Recording | Phase::Copying => TierState::Copying,
             Phase::Flushing | Phase::Marking | Phase::Committing(_) => TierState::Finishing,
@@ -598,42 +602,38 @@ impl Home {
     }
 
     /// Bytes of the tier in all, and still to go.
-    pub(super) fn tier_progress(&self) -> (u64, u64) {
-        let tier = &self.tier;
-        (tier.total_blocks * BLOCK, tier.left_blocks * BLOCK)
+    pub fn progress(&self) -> (u64, u64) {
+        (self.total_blocks * BLOCK, self.left_blocks * BLOCK)
     }
 
     /// When a tier is given up that a write waits for.
-    fn tier_gives_up_at(&self) -> Option<Nanos> {
-        let since = self
-            .writes
-            .iter()
-            .filter_map(|write| write.waits_since)
-            .min()?;
-        let since = since.max(self.tier.moved_at);
-        (self.tier.phase == Phase::Copying).then_some(since.plus(PATIENCE))
+    fn gives_up_at(&self, writes: &Writes) -> Option<Nanos> {
+        let since = writes.waits_since()?;
+        let since = since.max(self.moved_at);
+        (self.phase == Phase::Copying).then_some(since.plus(PATIENCE))
     }
 
-    pub(super) fn tier_wakeup(&self) -> Option<Nanos> {
-        if self.tier.phase == Phase::Marking {
-            return Some(self.now);
+    /// When it goes on by itself.
+    pub fn wakeup(&self, now: Nanos, writes: &Writes) -> Option<Nanos> {
+        if self.phase == Phase::Marking {
+            return Some(now);
         }
-        let retry = self.tier.retry_at.filter(|_| self.tier.wanted);
-        let times = [retry, self.hold_ends_at(), self.tier_gives_up_at()];
+        let retry = self.retry_at.filter(|_| self.wanted);
+        let times = [retry, self.hold_ends_at(), self.gives_up_at(writes)];
         times.into_iter().flatten().min()
     }
 
-    pub(super) fn check_tier(&self) {
-        let tier = &self.tier;
-        let is_none = tier.pending.count() == 0 && tier.urgent.is_empty();
+    /// Assert what must always hold.
+    pub fn check_invariants(&self) {
+        let is_none = self.pending.count() == 0 && self.urgent.is_empty();
         debug_assert!(
-            matches!(tier.phase, Phase::Recording | Phase::Copying) || is_none,
+            matches!(self.phase, Phase::Recording | Phase::Copying) || is_none,
             "blocks are to be copied for no tier"
         );
-        let copies = tier.copies.values().filter(|copy| !copy.is_orphan);
-        debug_assert!(copies.count() == 0 || tier.phase == Phase::Copying);
+        let copies = self.copies.values().filter(|copy| !copy.is_orphan);
+        debug_assert!(copies.count() == 0 || self.phase == Phase::Copying);
         debug_assert!(
-            tier.hold != Hold::Held || tier.is_at_rest(),
+            self.hold != Hold::Held || self.is_at_rest(),
             "the backend is held while it is written"
         );
     }

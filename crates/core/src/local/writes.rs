@@ -1,39 +1,23 @@
-//! Reads and writes of a home.
+//! Writes of clients, and what makes ranges zero.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::format::PAGE_BLOCKS;
-use super::map::BlockState;
-use super::sums::Sum;
-use super::{Action, Home, Purpose, end};
-use crate::base::buf::{Buf, BufMut};
+use super::map::{BlockState, Map};
+use super::store::{Purpose, Store};
+use super::sums::Sums;
+use super::tier::Tier;
+use super::{Action, end};
+use crate::base::buf::{Arena, Buf};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Nanos, SectorRange, Token};
-use crate::base::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
+use crate::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of the volume that one page of the map describes.
 const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK;
-
-/// A read.
-#[derive(Debug)]
-pub(super) struct Read {
-    token: Token,
-    offset: u64,
-    /// `None` while an action has it.
-    buf: Option<BufMut>,
-    bytes: usize,
-    /// Bytes that are there.
-    done: usize,
-    /// Whether the piece that is being read is the home's,
-    is_stored: bool,
-    /// the blocks of it that nobody may write,
-    reading: Range<u64>,
-    /// and what the checksums of that piece are.
-    expected: Vec<Sum>,
-}
 
 /// A write, or what makes a range zero.
 #[derive(Debug)]
@@ -71,13 +55,6 @@ struct Part {
     fills: usize,
     /// The sectors that are being written, once that has begun.
     stored: Option<SectorRange>,
-}
-
-impl Read {
-    /// The end of the blocks that it touches.
-    pub fn end_block(&self) -> u64 {
-        (self.offset + self.bytes as u64).div_ceil(BLOCK)
-    }
 }
 
 impl Write {
@@ -136,185 +113,39 @@ impl Part {
     }
 }
 
-/// What came of going on with a read.
-enum Step {
-    /// It goes on when something ends, or has ended.
-    Taken,
-    /// It waits for a write, or for checksums.
-    Waits,
-    NoMemory,
+/// The writes of clients.
+#[derive(Debug)]
+pub(super) struct Writes {
+    /// In the order of arrival, begun or not.
+    queue: VecDeque<Write>,
+    zeroes: Buf,
+    /// Whether anything was written since the last flush began.
+    pub is_changed: bool,
+    /// Parts that are complete and wait for memory to be encrypted into: the number of the write, and which of its parts.
+    to_encrypt: VecDeque<(u64, usize)>,
 }
 
-/// Where the bytes of a read come from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Home,
-    Backend,
-    Zeroes,
-}
-
-fn source(state: BlockState) -> Source {
-    match state {
-        BlockState::Absent => Source::Backend,
-        BlockState::Clean | BlockState::Dirty => Source::Home,
-        BlockState::Zero => Source::Zeroes,
-    }
-}
-
-impl Home {
-    pub(super) fn read(&mut self, token: Token, offset: u64, buf: BufMut) {
-        let id = self.number();
-        let read = Read {
-            token,
-            offset,
-            bytes: buf.len(),
-            buf: Some(buf),
-            done: 0,
-            is_stored: false,
-            reading: 0..0,
-            expected: Vec::new(),
-        };
-        self.reads.insert(id, read);
-        self.read_queue.push_back(id);
-    }
-
-    /// Go on with the reads that need not wait.
-    pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
-        let mut waiting = VecDeque::new();
-        while let Some(id) = self.read_queue.pop_front() {
-            match self.read_on(id, actions) {
-                Step::Taken => {}
-                Step::Waits => waiting.push_back(id),
-                Step::NoMemory => {
-                    self.read_queue.push_front(id);
-                    break;
-                }
-            }
-        }
-        waiting.append(&mut self.read_queue);
-        self.read_queue = waiting;
-    }
-
-    /// Go on with a read.
-    fn read_on(&mut self, id: u64, actions: &mut Vec<Action>) -> Step {
-        let Some(read) = self.reads.get_mut(&id) else {
-            return Step::Taken;
-        };
-        let Some(mut buf) = read.buf.take() else {
-            return Step::Taken;
-        };
-        loop {
-            if read.done == read.bytes {
-                end(actions, read.token, Ok(Done::Read(buf)));
-                self.reads.remove(&id);
-                return Step::Taken;
-            }
-            let at = read.offset + read.done as u64;
-            let until = read.offset + read.bytes as u64;
-            let run = self.map.run_end(at / BLOCK, until.div_ceil(BLOCK), source);
-            let bytes = ((run * BLOCK).min(until) - at) as usize;
-            let from = source(self.map.get(at / BLOCK));
-            if from == Source::Zeroes {
-                buf[read.done..read.done + bytes].fill(0);
-                read.done += bytes;
-                continue;
-            }
-            let is_whole = bytes == read.bytes;
-            let bytes = if is_whole {
-                bytes
-            } else {
-                bytes.min(REQUEST_BYTES_MAX)
-            };
-            if from == Source::Home {
-                let sums = &mut self.sums;
-                let blocks = at / BLOCK..(at + bytes as u64).div_ceil(BLOCK);
-                let is_written = self.writes.iter().any(|write| write.keeps_off(&blocks));
-                if is_written || !sums.ready(&blocks) {
-                    read.buf = Some(buf);
-                    return Step::Waits;
-                }
-                let count = (bytes / SECTOR_BYTES) as u64;
-                read.expected = sums.expected(SectorRange::new(at / SECTOR_BYTES as u64, count));
-                read.reading = blocks;
-            }
-            let into = if is_whole {
-                buf
-            } else {
-                // A piece of several has memory of its own; the request keeps its buffer.
-                let into = self.read_pool.alloc(bytes);
-                read.buf = Some(buf);
-                let Some(into) = into else {
-                    read.reading = 0..0;
-                    return Step::NoMemory;
-                };
-                into
-            };
-            read.is_stored = from == Source::Home;
-            let token = self.token(Purpose::Read(id));
-            actions.push(match from {
-                Source::Home => Action::StoreRead {
-                    token,
-                    offset: self.layout().data_offset(at),
-                    buf: into,
-                },
-                _ => Action::BackendRead {
-                    token,
-                    offset: at,
-                    buf: into,
-                },
-            });
-            return Step::Taken;
+impl Writes {
+    /// None.
+    pub fn new() -> Self {
+        let zeroes = Arena::new(1).claim(0, 1).expect("a new arena is free");
+        Self {
+            queue: VecDeque::new(),
+            zeroes: zeroes.freeze(),
+            is_changed: false,
+            to_encrypt: VecDeque::new(),
         }
     }
 
-    pub(super) fn read_ended(
-        &mut self,
-        id: u64,
-        result: Result<Done, IoError>,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(read) = self.reads.get_mut(&id) else {
-            return;
-        };
-        read.reading = 0..0;
-        let expected = core::mem::take(&mut read.expected);
-        let sector = (read.offset + read.done as u64) / SECTOR_BYTES as u64;
-        let is_stored = read.is_stored;
-        let result = match result {
-            Ok(Done::Read(mut piece)) if is_stored => self
-                .open(sector, &expected, &mut piece, actions)
-                .map(|()| Done::Read(piece)),
-            other => other,
-        };
-        let Some(read) = self.reads.get_mut(&id) else {
-            return;
-        };
-        match result {
-            Ok(Done::Read(piece)) => {
-                let bytes = piece.len();
-                match &mut read.buf {
-                    Some(buf) => buf[read.done..read.done + bytes].copy_from_slice(&piece),
-                    None => read.buf = Some(piece),
-                }
-                read.done += bytes;
-                self.read_queue.push_back(id);
-            }
-            Ok(_) => unreachable!("a read brings its buffer"),
-            Err(error) => {
-                end(actions, read.token, Err(error));
-                self.reads.remove(&id);
-            }
-        }
-    }
-
-    pub(super) fn write(&mut self, token: Token, offset: u64, data: Vec<Buf>) {
+    /// Write buffers one after another.
+    pub fn write(&mut self, token: Token, offset: u64, data: Vec<Buf>, store: &mut Store) {
         let part = Part::new(offset, data);
         let blocks = part.blocks.clone();
-        self.queue(token, blocks, alloc::vec![part], 0..0);
+        self.push(store.number(), token, blocks, alloc::vec![part], 0..0);
     }
 
     /// Whole blocks become zero in the map; parts of blocks are written.
-    pub(super) fn zero(&mut self, token: Token, offset: u64, bytes: u64) {
+    pub fn zero(&mut self, token: Token, offset: u64, bytes: u64, store: &mut Store) {
         let until = offset + bytes;
         let blocks = offset / BLOCK..until.div_ceil(BLOCK);
         let whole = offset.div_ceil(BLOCK)..until / BLOCK;
@@ -333,12 +164,18 @@ impl Home {
             piece(whole.end * BLOCK, until);
         }
         let zeroes = whole.start..whole.end.max(whole.start);
-        self.queue(token, blocks, parts, zeroes);
+        self.push(store.number(), token, blocks, parts, zeroes);
     }
 
-    fn queue(&mut self, token: Token, blocks: Range<u64>, parts: Vec<Part>, zeroes: Range<u64>) {
-        let id = self.number();
-        self.writes.push_back(Write {
+    fn push(
+        &mut self,
+        id: u64,
+        token: Token,
+        blocks: Range<u64>,
+        parts: Vec<Part>,
+        zeroes: Range<u64>,
+    ) {
+        self.queue.push_back(Write {
             id,
             token,
             blocks,
@@ -353,17 +190,9 @@ impl Home {
         });
     }
 
-    /// Whether one of these blocks is being read for somebody who compares it with its checksum.
-    pub(super) fn is_read(&self, blocks: &Range<u64>) -> bool {
-        let mut reads = self.reads.values().map(|read| &read.reading);
-        let by_client = reads.any(|read| read.start < blocks.end && blocks.start < read.end);
-        by_client || self.patrol.reads(blocks)
-    }
-
     /// Whether the checksums of what a write changes can be changed now.
-    fn are_sums_ready(&mut self, index: usize) -> bool {
-        let sums = &mut self.sums;
-        let write = &self.writes[index];
+    fn are_sums_ready(&self, index: usize, sums: &mut Sums) -> bool {
+        let write = &self.queue[index];
         if write.parts.is_empty() {
             return true;
         }
@@ -371,95 +200,79 @@ impl Home {
         sums.all_ready(parts) && !sums.is_full()
     }
 
-    /// A block of the table cannot be read, so nothing can be done with these blocks.
-    pub(super) fn refuse_without_sums(
+    /// Begin every write that shares no block with one before it, and none that is still to be copied.
+    pub fn pump(
         &mut self,
-        blocks: &Range<u64>,
-        error: IoError,
+        store: &mut Store,
+        tier: &mut Tier,
+        is_read: impl Fn(&Range<u64>) -> bool,
         actions: &mut Vec<Action>,
     ) {
-        let queued = core::mem::take(&mut self.read_queue);
-        for id in queued {
-            let Some(read) = self.reads.get(&id) else {
-                continue;
-            };
-            if read.offset / BLOCK < blocks.end && blocks.start < read.end_block() {
-                end(actions, read.token, Err(error));
-                self.reads.remove(&id);
-            } else {
-                self.read_queue.push_back(id);
-            }
-        }
-        let is_refused = |write: &Write| !write.is_begun && write.overlaps(blocks);
-        while let Some(index) = self.writes.iter().position(is_refused) {
-            let write = self.writes.remove(index).expect("it is there");
-            end(actions, write.token, Err(error));
-        }
-        self.refuse_tier(blocks, error);
-        self.refuse_patrol(error, actions);
-    }
-
-    /// Begin every write that shares no block with one before it, and none that is still to be copied.
-    pub(super) fn pump_writes(&mut self, actions: &mut Vec<Action>) {
-        if self.holds_writes() {
+        if tier.holds_writes(store) {
             return;
         }
         let mut index = 0;
-        while index < self.writes.len() {
-            let write = &self.writes[index];
-            let mut before = self.writes.iter().take(index);
+        while index < self.queue.len() {
+            let write = &self.queue[index];
+            let mut before = self.queue.iter().take(index);
             if write.is_begun || before.any(|other| other.overlaps(&write.blocks)) {
                 index += 1;
                 continue;
             }
-            if let Some(error) = self.failed {
-                let write = self.writes.remove(index).expect("it is there");
+            if let Some(error) = store.failed {
+                let write = self.queue.remove(index).expect("it is there");
                 end(actions, write.token, Err(error));
                 continue;
             }
             let blocks = write.blocks.clone();
-            if self.must_copy_first(&blocks) {
-                if self.writes[index].waits_since.is_none() {
-                    self.writes[index].waits_since = Some(self.now);
-                    self.status.waited_writes += 1;
+            if tier.must_copy_first(&blocks) {
+                if self.queue[index].waits_since.is_none() {
+                    self.queue[index].waits_since = Some(store.now);
+                    store.status.waited_writes += 1;
                 }
                 index += 1;
                 continue;
             }
-            let is_read = self.is_read(&blocks);
-            self.writes[index].waits_for_read = is_read;
-            if is_read || !self.are_sums_ready(index) {
+            let is_read = is_read(&blocks);
+            self.queue[index].waits_for_read = is_read;
+            if is_read || !self.are_sums_ready(index, &mut store.sums) {
                 // It may be of a generation that the last life has written in part.
                 self.is_changed = true;
                 index += 1;
                 continue;
             }
-            if !self.begin_write(index, actions) {
+            if !self.begin(index, store, tier, actions) {
                 return;
             }
             // One that has ended at once has left its place.
-            if self.writes.get(index).is_some_and(|write| write.is_begun) {
+            if self.queue.get(index).is_some_and(|write| write.is_begun) {
                 index += 1;
             }
         }
     }
 
     /// Begin a write; false if there is no memory for that.
-    fn begin_write(&mut self, index: usize, actions: &mut Vec<Action>) -> bool {
-        let id = self.writes[index].id;
-        let mut parts = core::mem::take(&mut self.writes[index].parts);
-        parts.retain(|part| !self.is_zero_over_zero(part));
+    fn begin(
+        &mut self,
+        index: usize,
+        store: &mut Store,
+        tier: &mut Tier,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let id = self.queue[index].id;
+        let mut parts = core::mem::take(&mut self.queue[index].parts);
+        parts.retain(|part| !self.is_zero_over_zero(part, &store.map));
         let mut fills = Vec::new();
         for (number, part) in parts.iter_mut().enumerate() {
             let edges = part.edges();
             for (tail, block) in [(false, edges[0]), (true, edges[1])] {
                 let Some(block) = block else { continue };
-                let rest = match self.map.get(block) {
+                let rest = match store.map.get(block) {
                     BlockState::Zero => Some(self.zeroes.clone()),
                     BlockState::Absent if tail && edges[0] == edges[1] => continue,
                     BlockState::Absent => {
-                        let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
-                            self.writes[index].parts = parts;
+                        let Some(buf) = store.pool.alloc(BLOCK_BYTES) else {
+                            self.queue[index].parts = parts;
                             return false;
                         };
                         fills.push((number, tail, block, buf));
@@ -477,7 +290,7 @@ impl Home {
         for (number, ..) in &fills {
             parts[*number].fills += 1;
         }
-        let write = &mut self.writes[index];
+        let write = &mut self.queue[index];
         write.is_begun = true;
         write.waits_since = None;
         write.left = fills.len();
@@ -485,15 +298,15 @@ impl Home {
         write.parts = parts;
         self.is_changed = true;
         for part in &write.parts {
-            self.sums.pin(&part.blocks, true);
+            store.sums.pin(&part.blocks, true);
         }
-        self.sums.forget(&write.zeroes);
+        store.sums.forget(&write.zeroes);
         for part in &write.parts {
-            self.tier.rewritten(part.blocks.clone());
+            tier.rewritten(part.blocks.clone());
         }
         for (part, tail, block, buf) in fills {
-            self.status.filled_blocks += 1;
-            let token = self.token(Purpose::Fill {
+            store.status.filled_blocks += 1;
+            let token = store.token(Purpose::Fill {
                 write: id,
                 part,
                 tail,
@@ -502,20 +315,20 @@ impl Home {
             actions.push(Action::BackendRead { token, offset, buf });
         }
         for part in ready {
-            self.write_part(index, part, actions);
+            self.write_part(index, part, store, actions);
         }
-        self.end_write(index, actions);
+        self.end(index, store, tier, actions);
         true
     }
 
     /// Whether a part writes zeroes into a block that is zero.
-    fn is_zero_over_zero(&self, part: &Part) -> bool {
+    fn is_zero_over_zero(&self, part: &Part, map: &Map) -> bool {
         let is_zeroes = part.data.iter().all(|buf| self.is_of_zeroes(buf));
         is_zeroes
             && part
                 .blocks
                 .clone()
-                .all(|block| self.map.get(block) == BlockState::Zero)
+                .all(|block| map.get(block) == BlockState::Zero)
     }
 
     fn is_of_zeroes(&self, buf: &Buf) -> bool {
@@ -523,16 +336,16 @@ impl Home {
     }
 
     /// What a block has besides what is written to it.
-    pub(super) fn filled(
+    pub fn filled(
         &mut self,
-        id: u64,
-        number: usize,
-        tail: bool,
+        (id, number, tail): (u64, usize, bool),
         result: Result<Done, IoError>,
+        store: &mut Store,
+        tier: &mut Tier,
         actions: &mut Vec<Action>,
     ) {
         let index = self.index_of(id);
-        let write = &mut self.writes[index];
+        let write = &mut self.queue[index];
         write.left -= 1;
         let part = &mut write.parts[number];
         part.fills -= 1;
@@ -554,150 +367,207 @@ impl Home {
             Err(error) => write.error = Some(error),
         }
         if is_ready && write.error.is_none() {
-            self.write_part(index, number, actions);
+            self.write_part(index, number, store, actions);
         }
-        self.end_write(index, actions);
+        self.end(index, store, tier, actions);
     }
 
     /// Write a part to its place, if it is encrypted once there is memory for that.
-    fn write_part(&mut self, index: usize, number: usize, actions: &mut Vec<Action>) {
-        let write = &mut self.writes[index];
+    fn write_part(
+        &mut self,
+        index: usize,
+        number: usize,
+        store: &mut Store,
+        actions: &mut Vec<Action>,
+    ) {
+        let write = &mut self.queue[index];
         write.parts[number].complete();
-        match &mut self.encryption {
-            None => {
-                let data = core::mem::take(&mut write.parts[number].data);
-                self.store_part(index, number, data, actions);
-            }
-            Some(encryption) => {
-                write.left += 1;
-                encryption.waiting.push_back((write.id, number));
-                self.pump_encryption(actions);
-            }
+        if store.encryption.is_none() {
+            let data = core::mem::take(&mut write.parts[number].data);
+            self.store_part(index, number, data, store, actions);
+        } else {
+            write.left += 1;
+            self.to_encrypt.push_back((write.id, number));
+            self.pump_encryption(store, actions);
         }
     }
 
     /// Write the parts that wait for memory to be encrypted into, as far as it goes.
-    pub(super) fn pump_encryption(&mut self, actions: &mut Vec<Action>) {
-        while let Some(encryption) = &self.encryption
-            && let Some(&(id, number)) = encryption.waiting.front()
+    pub fn pump_encryption(&mut self, store: &mut Store, actions: &mut Vec<Action>) {
+        while let Some(encryption) = &store.encryption
+            && let Some(&(id, number)) = self.to_encrypt.front()
         {
             let index = self.index_of(id);
-            let part = &self.writes[index].parts[number];
+            let part = &self.queue[index].parts[number];
             let sector = part.offset / SECTOR_BYTES as u64;
             let Some(stored) = encryption.encrypt(sector, &part.data) else {
                 return;
             };
-            if let Some(encryption) = &mut self.encryption {
-                encryption.waiting.pop_front();
-            }
-            self.store_part(index, number, stored, actions);
+            self.to_encrypt.pop_front();
+            self.store_part(index, number, stored, store, actions);
             // What is written is waited for instead.
-            self.writes[index].left -= 1;
+            self.queue[index].left -= 1;
         }
     }
 
     /// Write what is stored of a part, in one piece for each page of the map.
-    pub(super) fn store_part(
+    fn store_part(
         &mut self,
         index: usize,
         number: usize,
         mut data: Vec<Buf>,
+        store: &mut Store,
         actions: &mut Vec<Action>,
     ) {
-        let id = self.writes[index].id;
-        let mut at = self.writes[index].parts[number].offset;
+        let id = self.queue[index].id;
+        let mut at = self.queue[index].parts[number].offset;
         let until = at + data.iter().map(|buf| buf.len() as u64).sum::<u64>();
         let sector = SECTOR_BYTES as u64;
-        self.writes[index].parts[number].stored =
+        self.queue[index].parts[number].stored =
             Some(SectorRange::between(at / sector, until / sector));
-        self.sums.write(at, &data);
+        store.sums.write(at, &data);
         while at < until {
             let piece = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(until) - at;
             let rest = split_off(&mut data, piece as usize);
-            self.status.data_written_bytes += piece;
-            self.writes[index].left += 1;
-            let token = self.token(Purpose::Write(id));
+            store.status.data_written_bytes += piece;
+            self.queue[index].left += 1;
+            let token = store.token(Purpose::Write(id));
             actions.push(Action::StoreWrite {
                 token,
-                offset: self.layout().data_offset(at),
+                offset: store.layout().data_offset(at),
                 data: core::mem::replace(&mut data, rest),
             });
             at += piece;
         }
     }
 
-    pub(super) fn written(
+    /// A piece of one was written, or was not.
+    pub fn written(
         &mut self,
         id: u64,
         result: Result<Done, IoError>,
+        store: &mut Store,
+        tier: &mut Tier,
         actions: &mut Vec<Action>,
     ) {
         let index = self.index_of(id);
-        let write = &mut self.writes[index];
+        let write = &mut self.queue[index];
         write.left -= 1;
         if let Err(error) = result {
             write.error = Some(error);
         }
-        self.end_write(index, actions);
+        self.end(index, store, tier, actions);
     }
 
     /// End a write of which nothing is under way, once what is to be zero is.
-    fn end_write(&mut self, index: usize, actions: &mut Vec<Action>) {
-        let write = &mut self.writes[index];
+    fn end(&mut self, index: usize, store: &mut Store, tier: &mut Tier, actions: &mut Vec<Action>) {
+        let write = &mut self.queue[index];
         if write.left > 0 {
             return;
         }
         let error = write.error;
         for part in core::mem::take(&mut write.parts) {
-            self.sums.pin(&part.blocks, false);
+            store.sums.pin(&part.blocks, false);
             if let Some(sectors) = part.stored.filter(|_| error.is_some()) {
                 // They may be torn. The log has them, and writes them again; the others of these blocks it has not.
-                self.sums.unsettle(sectors);
+                store.sums.unsettle(sectors);
             }
             for block in part.blocks {
                 // If it failed, what was there may be torn, and is not what the backend has.
-                if error.is_none() || self.map.get(block) == BlockState::Clean {
-                    self.set(block..block + 1, BlockState::Dirty);
+                if error.is_none() || store.map.get(block) == BlockState::Clean {
+                    store.set(block..block + 1, BlockState::Dirty);
                 }
             }
         }
-        if error.is_none() && !self.make_zero(index) {
-            self.writes[index].is_zeroing = true;
+        if error.is_none() && !self.make_zero(index, store, tier) {
+            self.queue[index].is_zeroing = true;
             return;
         }
-        let write = self.writes.remove(index).expect("it is there");
+        let write = self.queue.remove(index).expect("it is there");
         end(actions, write.token, error.map_or(Ok(Done::Written), Err));
     }
 
     /// Go on with what is to be zero, and is more than one turn's.
-    pub(super) fn pump_zeroes(&mut self, actions: &mut Vec<Action>) {
-        while self.turn_blocks > 0
-            && let Some(index) = self.writes.iter().position(|write| write.is_zeroing)
+    pub fn pump_zeroes(&mut self, store: &mut Store, tier: &mut Tier, actions: &mut Vec<Action>) {
+        while store.turn_blocks > 0
+            && let Some(index) = self.queue.iter().position(|write| write.is_zeroing)
         {
-            self.end_write(index, actions);
+            self.end(index, store, tier, actions);
         }
     }
 
     /// Whether something waits for the next turn to become zero.
-    pub(super) fn is_zeroing(&self) -> bool {
-        self.writes.iter().any(|write| write.is_zeroing)
+    pub fn is_zeroing(&self) -> bool {
+        self.queue.iter().any(|write| write.is_zeroing)
     }
 
     /// Make as much zero as this turn may; whether that is all of it. Nobody else touches these blocks meanwhile, but
     /// a tier that marks those which are as they were at its moment.
-    fn make_zero(&mut self, index: usize) -> bool {
-        let zeroes = self.writes[index].zeroes.clone();
-        let until = zeroes.end.min(zeroes.start + self.turn_blocks);
-        self.turn_blocks -= until - zeroes.start;
-        self.writes[index].zeroes.start = until;
-        self.tier.rewritten(zeroes.start..until);
-        self.set(zeroes.start..until, BlockState::Zero);
+    fn make_zero(&mut self, index: usize, store: &mut Store, tier: &mut Tier) -> bool {
+        let zeroes = self.queue[index].zeroes.clone();
+        let until = zeroes.end.min(zeroes.start + store.turn_blocks);
+        store.turn_blocks -= until - zeroes.start;
+        self.queue[index].zeroes.start = until;
+        tier.rewritten(zeroes.start..until);
+        store.set(zeroes.start..until, BlockState::Zero);
         until == zeroes.end
     }
 
     fn index_of(&self, id: u64) -> usize {
-        let found = self.writes.iter().position(|write| write.id == id);
+        let found = self.queue.iter().position(|write| write.id == id);
         found.expect("a write that is under way is known")
+    }
+
+    /// Nothing can be done with these blocks.
+    pub fn refuse(&mut self, blocks: &Range<u64>, error: IoError, actions: &mut Vec<Action>) {
+        let is_refused = |write: &Write| !write.is_begun && write.overlaps(blocks);
+        while let Some(index) = self.queue.iter().position(is_refused) {
+            let write = self.queue.remove(index).expect("it is there");
+            end(actions, write.token, Err(error));
+        }
+    }
+
+    /// Whether one of them is under way.
+    pub fn any_begun(&self) -> bool {
+        self.queue.iter().any(|write| write.is_begun)
+    }
+
+    /// Whether one that is under way touches one of these blocks.
+    pub fn touch(&self, blocks: &Range<u64>) -> bool {
+        let mut begun = self.queue.iter().filter(|write| write.is_begun);
+        begun.any(|write| write.overlaps(blocks))
+    }
+
+    /// Whether one of them, begun or not, touches one of these blocks.
+    pub fn overlap(&self, blocks: &Range<u64>) -> bool {
+        self.queue.iter().any(|write| write.overlaps(blocks))
+    }
+
+    /// Whether these blocks are not to be read now.
+    pub fn keep_off(&self, blocks: &Range<u64>) -> bool {
+        self.queue.iter().any(|write| write.keeps_off(blocks))
+    }
+
+    /// Since when one of them has waited longest for a block to be copied.
+    pub fn waits_since(&self) -> Option<Nanos> {
+        let waiting = self.queue.iter().filter_map(|write| write.waits_since);
+        waiting.min()
+    }
+
+    /// Assert what must always hold.
+    pub fn check_invariants(&self, is_read: impl Fn(&Range<u64>) -> bool) {
+        let begun = self.queue.iter().filter(|write| write.is_begun);
+        for (index, write) in begun.clone().enumerate() {
+            let mut others = begun.clone().skip(index + 1);
+            debug_assert!(
+                others.all(|other| !write.overlaps(&other.blocks)),
+                "writes under way share a block"
+            );
+            debug_assert!(
+                !is_read(&write.blocks),
+                "a block is written while it is read"
+            );
+        }
     }
 }
 
@@ -733,8 +603,8 @@ mod tests {
     use crate::base::limits::HOME_UNCOMMITTED_AGE_MS;
     use crate::local::format::{format_page, pages};
     use crate::local::map::Map;
-    use crate::local::sums::Compared;
-    use crate::local::{Config, Event};
+    use crate::local::sums::{Compared, Sum};
+    use crate::local::{Config, Event, Home};
 
     const TURN_BLOCKS: u64 = 1 << 12;
 
@@ -806,7 +676,7 @@ mod tests {
             assert_eq!(home.next_wakeup(), Some(now));
             ended.clear();
             if turns == 9 {
-                let data = vec![home.zeroes.clone()];
+                let data = vec![home.writes.zeroes.clone()];
                 let ask = crate::local::Ask::Write {
                     offset: (blocks + 5) * BLOCK,
                     data,
@@ -824,7 +694,10 @@ mod tests {
         assert!(turns > 60 && zero_blocks == blocks - 1, "{turns} turns");
         // What is left is a commit, when it is old.
         let commit = now.plus(Nanos::from_millis(HOME_UNCOMMITTED_AGE_MS));
-        assert_eq!((home.next_wakeup(), home.writes.len()), (Some(commit), 1));
+        assert_eq!(
+            (home.next_wakeup(), home.writes.queue.len()),
+            (Some(commit), 1)
+        );
     }
 
     #[test]
@@ -864,7 +737,8 @@ mod tests {
         answer(&mut home, &mut actions, Err(IoError::Failed));
         let mut compared = |sector| {
             let bad = [1; SECTOR_BYTES];
-            home.verify(sector, &[Sum::default()], &bad, &mut Vec::new())
+            home.store
+                .verify(sector, &[Sum::default()], &bad, &mut Vec::new())
         };
         assert_eq!(compared(5 * 8 + 2), Compared::Unsettled);
         for sector in [5 * 8, 5 * 8 + 1, 5 * 8 + 3, 5 * 8 + 7, 4 * 8 + 7, 6 * 8] {
