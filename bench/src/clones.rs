@@ -14,8 +14,9 @@ use serde_json::Value;
 
 use crate::bars::{self, Bar};
 use crate::before::{Behind, Store};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::Result;
 use crate::fio::{Load, Outcome};
+use crate::lab::{self, Lab};
 use crate::node::{Node, VolumeOptions};
 use crate::options::Places;
 use crate::results::Directory;
@@ -121,54 +122,43 @@ struct Findings {
 }
 
 /// A node over a store.
-struct Lab {
+struct Clones {
     node: Node,
     behind: Box<dyn Behind>,
     span_bytes: u64,
-    clones: u32,
+    made: u32,
 }
 
 /// Measure, and write the results.
 pub fn run(options: &Options) -> Result<()> {
-    if !options.places.hdcs.exists() {
-        return Err(Failure::new(format!(
-            "no program at {}: run `make build`",
-            options.places.hdcs.display()
-        )));
-    }
     let (span_bytes, repetitions) = if options.quick {
         (32 << 20, 1)
     } else {
         (512 << 20, options.repeat.max(1))
     };
     let results = Directory::create(&options.places.results)?;
-    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&options.places.data)
-        .context(options.places.data.display())?;
-    let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
+    let lab = Lab::new(&options.places)?;
     eprintln!("bench: starting S3 below {}", options.cluster.display());
     let behind = Store::S3.up(&options.scripts, &options.cluster)?;
-    let node = Node::start(&options.places.hdcs, &directory.join("node"), Some(CONFIG))?;
-    let mut lab = Lab {
+    let node = lab.node("node", Some(CONFIG))?;
+    let mut clones = Clones {
         node,
         behind,
         span_bytes,
-        clones: 0,
+        made: 0,
     };
-    let first_gets = lab.prepare(&results)?;
+    let first_gets = clones.prepare(&results)?;
     let mut samples = Vec::new();
     for repetition in 0..repetitions {
         for profile in &PROFILES {
             for peer in ["cached", "clone"] {
-                let sample = lab.measure(profile, peer, repetition, &results)?;
+                let sample = clones.measure(profile, peer, repetition, &results)?;
                 eprintln!("bench: {}", one_line(&sample));
                 samples.push(sample);
             }
         }
     }
-    lab.down()?;
+    clones.down()?;
     let findings = Findings {
         span_bytes,
         first_gets,
@@ -177,7 +167,7 @@ pub fn run(options: &Options) -> Result<()> {
     results.report(&render(&findings), &findings)
 }
 
-impl Lab {
+impl Clones {
     /// Make the volumes, have the cached ones read everything, and one clone; what that asked the store
     /// for.
     fn prepare(&mut self, results: &Directory) -> Result<u64> {
@@ -209,8 +199,8 @@ impl Lab {
     }
 
     fn clone_image(&mut self) -> Result<String> {
-        self.clones += 1;
-        let name = format!("clone{}", self.clones);
+        self.made += 1;
+        let name = format!("clone{}", self.made);
         let url = self.behind.url(&name);
         let arguments = ["volume", "clone", SNAPSHOT, &name, "--backend", &url];
         self.node.command(&arguments)?;
@@ -235,24 +225,13 @@ impl Lab {
         }
         let before = self.asked_by(&volumes)?;
         let cpu_before = self.node.usage()?.cpu_us;
-        let (node, span) = (&self.node, self.span_bytes);
-        let ran: Vec<Result<Outcome>> = std::thread::scope(|scope| {
-            let runs: Vec<_> = (volumes.iter().zip(0u32..))
-                .map(|(volume, index)| {
-                    let name = format!("{}-{peer}-{repetition}-{index}", profile.name);
-                    let raw = results.raw(&name);
-                    let load = profile.load(span, u64::from(repetition * 2 + index) + 1);
-                    scope.spawn(move || load.run(&node.target(volume), &raw))
-                })
-                .collect();
-            runs.into_iter()
-                .map(|run| {
-                    run.join()
-                        .unwrap_or_else(|_| Err(Failure::new("fio's thread panicked")))
-                })
-                .collect()
-        });
-        let outcomes = ran.into_iter().collect::<Result<Vec<_>>>()?;
+        let of = |(volume, index): (&String, u32)| {
+            let name = format!("{}-{peer}-{repetition}-{index}", profile.name);
+            let load = profile.load(self.span_bytes, u64::from(repetition * 2 + index) + 1);
+            (volume.clone(), name, load)
+        };
+        let loads: Vec<_> = volumes.iter().zip(0u32..).map(of).collect();
+        let outcomes = lab::together(&self.node, results, &loads)?;
         let cpu_us = self.node.usage()?.cpu_us - cpu_before;
         let after = self.asked_by(&volumes)?;
         if is_clone {

@@ -7,10 +7,11 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::fio::{self, Outcome};
+use crate::lab::Lab;
 use crate::options::Places;
-use crate::peers::{Lab, Peer};
+use crate::peers::{Peer, Peers};
 use crate::profiles::{self, Profile};
 use crate::results::Directory;
 use crate::{plot, replay, report, steady};
@@ -90,12 +91,6 @@ impl Options {
             self.peers.is_empty() || self.peers.iter().any(|name| name == peer.name())
         };
         let peers: Vec<Peer> = Peer::ALL.into_iter().filter(named).collect();
-        if peers.iter().any(|peer| peer.is_hdcs()) && !self.places.hdcs.exists() {
-            return Err(Failure::new(format!(
-                "no program at {}: run `make build`",
-                self.places.hdcs.display()
-            )));
-        }
         Ok(peers)
     }
 
@@ -121,7 +116,7 @@ impl Options {
 
 /// Run the comparison and write its results.
 pub fn run(options: &Options) -> Result<()> {
-    let (peers, profiles) = (options.chosen_peers()?, options.chosen_profiles()?);
+    let (chosen, profiles) = (options.chosen_peers()?, options.chosen_profiles()?);
     let (repetitions, seconds) = if options.quick {
         (1, 2)
     } else {
@@ -129,45 +124,36 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let results = Directory::create(&options.places.results)?;
     let mut findings = Findings::default();
-    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&options.places.data)
-        .context(options.places.data.display())?;
-    let scratch_path = std::path::absolute(scratch.path()).context("scratch directory")?;
+    let lab = Lab::new(&options.places)?;
 
     if !profiles.is_empty() {
-        let lab = Lab::up(&scratch_path.join("lab"), &options.places.hdcs, &peers)?;
+        let peers = Peers::up(&lab, &chosen)?;
         for repetition in 0..repetitions {
             for profile in &profiles {
                 // Beside the profile that it is the floor of: the device's mood changes.
                 if profile.name == "randwrite-qd1" {
-                    measure_floor(&lab, seconds, repetition, &results, &mut findings)?;
+                    measure_floor(&peers, seconds, repetition, &results, &mut findings)?;
                 }
-                for peer in peers.iter().copied().filter(|peer| peer.takes(profile)) {
-                    let sample = measure(&lab, profile, peer, repetition, seconds, &results)?;
+                for peer in chosen.iter().copied().filter(|peer| peer.takes(profile)) {
+                    let sample = measure(&peers, profile, peer, repetition, seconds, &results)?;
                     eprintln!("bench: {}", report::one_line(&sample));
                     findings.samples.push(sample);
                 }
             }
         }
-        lab.down()?;
+        peers.down()?;
     }
-    let hdcs = peers.iter().any(|peer| peer.is_hdcs());
+    let hdcs = chosen.iter().any(|peer| peer.is_hdcs());
     for repetition in 0..repetitions {
         if hdcs && options.wants("steady") {
-            findings.steady.push(steady::run(
-                &options.places.hdcs,
-                &scratch_path,
-                repetition,
-                options.quick,
-                &results,
-            )?);
+            findings
+                .steady
+                .push(steady::run(&lab, repetition, options.quick, &results)?);
         }
         if hdcs && options.wants("replay") {
             findings.replay.push(replay::run(
                 &options.places.hdcs,
-                &scratch_path,
+                &lab.path("replay"),
                 options.quick,
             )?);
         }
@@ -177,15 +163,19 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// What a durable write costs without any server.
 fn measure_floor(
-    lab: &Lab,
+    peers: &Peers<'_>,
     seconds: u32,
     repetition: u32,
     results: &Directory,
     findings: &mut Findings,
 ) -> Result<()> {
     let raw = results.raw(&format!("durable-write-{repetition}"));
-    let micros =
-        fio::durable_write_us(&lab.device_file(), crate::peers::DISK_BYTES, seconds, &raw)?;
+    let micros = fio::durable_write_us(
+        &peers.device_file(),
+        crate::peers::DISK_BYTES,
+        seconds,
+        &raw,
+    )?;
     eprintln!("bench: durable 4k write (write, fdatasync): {micros:.0} µs");
     findings.durable_write_us.push(micros);
     Ok(())
@@ -193,7 +183,7 @@ fn measure_floor(
 
 /// One run.
 fn measure(
-    lab: &Lab,
+    peers: &Peers<'_>,
     profile: &Profile,
     peer: Peer,
     repetition: u32,
@@ -201,16 +191,16 @@ fn measure(
     results: &Directory,
 ) -> Result<Sample> {
     let at = |error| Failure::new(format!("{} on {}: {error}", profile.name, peer.name()));
-    lab.prepare(peer, profile).map_err(at)?;
-    let load = Lab::fit(profile, peer, seconds, u64::from(repetition) + 1);
-    let shown_before = lab.show(peer).map_err(at)?;
-    let before = lab.usage(peer)?;
+    peers.prepare(peer, profile).map_err(at)?;
+    let load = Peers::fit(profile, peer, seconds, u64::from(repetition) + 1);
+    let shown_before = peers.show(peer).map_err(at)?;
+    let before = peers.usage(peer)?;
     let raw = results.raw(&format!("{}-{}-{repetition}", profile.name, peer.name()));
-    let outcome = load.run(&lab.target(peer)?, &raw).map_err(at)?;
-    let after = lab.usage(peer)?;
-    lab.settle(peer, profile).map_err(at)?;
-    let settled = lab.usage(peer)?;
-    let shown_after = lab.show(peer).map_err(at)?;
+    let outcome = load.run(&peers.target(peer)?, &raw).map_err(at)?;
+    let after = peers.usage(peer)?;
+    peers.settle(peer, profile).map_err(at)?;
+    let settled = peers.usage(peer)?;
+    let shown_after = peers.show(peer).map_err(at)?;
     let requests = outcome.requests as f64;
     Ok(Sample {
         profile: profile.name,

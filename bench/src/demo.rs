@@ -14,6 +14,7 @@ use crate::crash::client::{self, Plan};
 use crate::crash::model::{Model, SECTOR_BYTES};
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{Load, Outcome, Target};
+use crate::lab::Lab;
 use crate::nbd;
 use crate::node::{Node, VolumeOptions};
 use crate::plot::{self, Series, thousands};
@@ -93,23 +94,18 @@ fn loads() -> [(&'static str, &'static str, Load); 3] {
 /// Show it.
 pub fn run(options: &Options) -> Result<()> {
     let begin = Instant::now();
-    std::fs::create_dir_all(&options.data).context(options.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
-    let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
+    let lab = Lab::at(&options.hdcs, &options.data)?;
+    let directory = lab.directory();
     let results = Directory::at(options.results.clone())?;
 
     println!("A slow backend: a file behind {DELAY_US} µs of delay. Filling it.");
-    let image = directory.join("backend.img");
-    Load::fill(DISK_BYTES).run(&Target::File(image.clone()), &results.raw("fill"))?;
+    let image = lab.disk("backend.img", DISK_BYTES)?;
     let mut pairs = Vec::new();
     println!(
         "fio straight to it over NBD (nbdkit), {DEPTH} requests in flight; {} writes, or {SECONDS} s of reads.",
         WRITTEN_BYTES_MAX / 4096
     );
-    let straight = run_straight(&image, &directory, &results)?;
+    let straight = run_straight(&image, directory, &results)?;
     println!(
         "The same through HDCS: one node with its defaults, and a client that flushes, as file systems do: what it \
          writes is durable at its next flush, as on the backend."

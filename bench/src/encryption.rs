@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::failure::{Context, Failure, Result};
 use crate::fio::Load;
+use crate::lab::Lab;
 use crate::node::{Node, VolumeOptions};
 use crate::options::Places;
 use crate::results::Directory;
@@ -146,16 +147,11 @@ fn comparisons() -> Vec<Comparison> {
 /// Measure it.
 pub fn run(options: &Options) -> Result<()> {
     let places = &options.places;
-    fs::create_dir_all(&places.data).context(places.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("encryption-")
-        .tempdir_in(&places.data)
-        .context(places.data.display())?;
-    let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
+    let lab = Lab::new(places)?;
     let results = Directory::create(&places.results)?;
-    let key = directory.join("key");
+    let key = lab.path("key");
     fs::write(&key, "5c".repeat(32)).context(key.display())?;
-    let node = Node::start(&places.hdcs, &directory.join("node"), Some(CONFIG))?;
+    let node = lab.node("node", Some(CONFIG))?;
     let mut rows: Vec<Row> = Vec::new();
     for comparison in comparisons() {
         let (load, kinds) = (comparison.load, comparison.kinds);

@@ -17,6 +17,7 @@ mod failure;
 mod fio;
 mod guide;
 mod hits;
+mod lab;
 mod nbd;
 mod node;
 mod options;

@@ -34,6 +34,19 @@ pub struct VolumeOptions {
     pub backend: Option<String>,
 }
 
+impl VolumeOptions {
+    /// A volume over a file, which makes writes durable before it acknowledges them.
+    pub fn over_file(name: &str, image: &Path, bytes: u64, log_bytes: u64) -> Self {
+        Self {
+            name: name.into(),
+            bytes,
+            log_bytes,
+            persist: "on-write",
+            backend: Some(format!("file:{}", image.display())),
+        }
+    }
+}
+
 /// The command that runs a node.
 fn serve(binary: &Path, data: &Path, config: Option<&str>) -> Result<Command> {
     fs::create_dir_all(data).context(data.display())?;

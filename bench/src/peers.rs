@@ -4,12 +4,12 @@
 //! time and idle while another one is measured; a volume of HDCS is destaged before its turn ends,
 //! so that it does not work on behind its neighbour's back.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::failure::{Context, Result};
 use crate::fio::{Load, Target};
+use crate::lab::{self, Lab};
 use crate::node::{Node, VolumeOptions};
 use crate::process::{Server, Usage};
 use crate::profiles::{CACHE_LINE_BYTES, Profile};
@@ -104,8 +104,8 @@ impl Peer {
 }
 
 /// Everything that is up for a comparison.
-pub struct Lab {
-    directory: PathBuf,
+pub struct Peers<'a> {
+    lab: &'a Lab,
     nbdkit: Option<Server>,
     qemu: Option<Server>,
     /// Much DRAM: writes, and reads that hit DRAM.
@@ -119,12 +119,11 @@ const LARGE_CONFIG: &str = "memory_max_mib = 4096\ncache_total_size_mib = 1024\n
 /// Configuration of the node whose DRAM tier holds next to nothing.
 const SMALL_CONFIG: &str = "memory_max_mib = 256\ncache_total_size_mib = 3072\n";
 
-impl Lab {
-    /// Bring up what `peers` need, below `directory`; `binary` is the program `hdcs`.
-    pub fn up(directory: &Path, binary: &Path, peers: &[Peer]) -> Result<Self> {
-        fs::create_dir_all(directory).context(directory.display())?;
-        let mut lab = Self {
-            directory: directory.to_path_buf(),
+impl<'a> Peers<'a> {
+    /// Bring up what these need.
+    pub fn up(lab: &'a Lab, peers: &[Peer]) -> Result<Self> {
+        let mut this = Self {
+            lab,
             nbdkit: None,
             qemu: None,
             node: None,
@@ -136,55 +135,44 @@ impl Lab {
             DISK_BYTES >> 30,
             device.display()
         );
-        lab.fill(&Target::File(device.clone()), DISK_BYTES)?;
+        lab.disk("device.img", DISK_BYTES)?;
         if peers.contains(&Peer::Nbdkit) {
-            lab.start_nbdkit()?;
+            this.start_nbdkit()?;
         }
         if peers.contains(&Peer::Qemu) {
-            lab.start_qemu()?;
+            this.start_qemu()?;
         }
         if peers
             .iter()
             .any(|peer| matches!(peer, Peer::OnWrite | Peer::OnFlush | Peer::DramHit))
         {
-            let node = Node::start(binary, &lab.path("large"), Some(LARGE_CONFIG))?;
+            let node = lab.node("large", Some(LARGE_CONFIG))?;
             for peer in peers
                 .iter()
                 .filter(|p| matches!(p, Peer::OnWrite | Peer::OnFlush | Peer::DramHit))
             {
-                lab.create(&node, *peer)?;
+                this.create(&node, *peer)?;
             }
-            lab.node = Some(node);
+            this.node = Some(node);
         }
         if peers
             .iter()
             .any(|peer| matches!(peer, Peer::SsdHit | Peer::Miss))
         {
-            let node = Node::start(binary, &lab.path("small"), Some(SMALL_CONFIG))?;
+            let node = lab.node("small", Some(SMALL_CONFIG))?;
             for peer in peers
                 .iter()
                 .filter(|p| matches!(p, Peer::SsdHit | Peer::Miss))
             {
-                lab.create(&node, *peer)?;
+                this.create(&node, *peer)?;
             }
-            lab.small = Some(node);
+            this.small = Some(node);
         }
-        Ok(lab)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-
-    /// Write a whole disk, so that no later write meets a hole or an unwritten extent.
-    fn fill(&self, target: &Target, bytes: u64) -> Result<()> {
-        Load::fill(bytes)
-            .run(target, &self.path("fill.json"))
-            .map(drop)
+        Ok(this)
     }
 
     fn start_nbdkit(&mut self) -> Result<()> {
-        let socket = self.path("nbdkit.sock");
+        let socket = self.lab.path("nbdkit.sock");
         let mut command = Command::new("nbdkit");
         command
             .args(["--foreground", "--unix"])
@@ -195,14 +183,16 @@ impl Lab {
             "nbdkit",
             &mut command,
             &socket,
-            &self.path("nbdkit.log"),
+            &self.lab.path("nbdkit.log"),
         )?);
-        self.fill(&self.target(Peer::Nbdkit)?, DISK_BYTES)
+        self.lab.fill(&self.target(Peer::Nbdkit)?, DISK_BYTES)
     }
 
     fn start_qemu(&mut self) -> Result<()> {
-        let (socket, image) = (self.path("qemu.sock"), self.path("qemu.img"));
-        self.fill(&Target::File(image.clone()), DISK_BYTES)?;
+        let (socket, image) = (
+            self.lab.path("qemu.sock"),
+            self.lab.disk("qemu.img", DISK_BYTES)?,
+        );
         let mut command = Command::new("qemu-nbd");
         command
             .args([
@@ -219,32 +209,26 @@ impl Lab {
             "qemu-nbd",
             &mut command,
             &socket,
-            &self.path("qemu.log"),
+            &self.lab.path("qemu.log"),
         )?);
         Ok(())
     }
 
     /// A volume over a backing file that was written before.
     fn create(&self, node: &Node, peer: Peer) -> Result<()> {
-        let image = self.path(&format!("{}.img", peer.volume()));
         let bytes = if peer == Peer::Miss {
             MISS_DISK_BYTES
         } else {
             DISK_BYTES
         };
-        self.fill(&Target::File(image.clone()), bytes)?;
+        let image = self.lab.disk(&format!("{}.img", peer.volume()), bytes)?;
         let writes = matches!(peer, Peer::OnWrite | Peer::OnFlush);
-        node.create(&VolumeOptions {
-            name: peer.volume().into(),
-            bytes,
-            log_bytes: if writes { LOG_BYTES } else { 64 << 20 },
-            persist: if peer == Peer::OnFlush {
-                "on-flush"
-            } else {
-                "on-write"
-            },
-            backend: Some(format!("file:{}", image.display())),
-        })
+        let log_bytes = if writes { LOG_BYTES } else { 64 << 20 };
+        let mut volume = VolumeOptions::over_file(peer.volume(), &image, bytes, log_bytes);
+        if peer == Peer::OnFlush {
+            volume.persist = "on-flush";
+        }
+        node.create(&volume)
     }
 
     /// The node that a face of HDCS lives on.
@@ -259,11 +243,11 @@ impl Lab {
     /// Where fio reaches a peer.
     pub fn target(&self, peer: Peer) -> Result<Target> {
         let nbd = |socket| Target::Nbd {
-            socket: self.path(socket),
+            socket: self.lab.path(socket),
             export: String::new(),
         };
         Ok(match peer {
-            Peer::Device => Target::File(self.path("device.img")),
+            Peer::Device => Target::File(self.lab.path("device.img")),
             Peer::Nbdkit => nbd("nbdkit.sock"),
             Peer::Qemu => nbd("qemu.sock"),
             _ => self
@@ -275,7 +259,7 @@ impl Lab {
 
     /// The device's file, for measurements below fio's NBD engine.
     pub fn device_file(&self) -> PathBuf {
-        self.path("device.img")
+        self.lab.path("device.img")
     }
 
     /// CPU time and memory of a peer's server; none for the device.
@@ -319,16 +303,11 @@ impl Lab {
         let Some(node) = self.node_of(peer).filter(|_| profile.reads()) else {
             return Ok(());
         };
-        let raw = self.path("warm.json");
         match peer {
             Peer::Miss => node.command(&["volume", "evict", peer.volume()]).map(drop),
             Peer::DramHit | Peer::SsdHit => {
-                // Every block once, in random order: a sequential pass is what a cache does not keep.
-                let once = Load {
-                    depth: 32,
-                    ..Load::random("randread", HIT_SPAN_BYTES)
-                };
-                once.run(&node.target(peer.volume()), &raw).map(drop)
+                let target = node.target(peer.volume());
+                self.lab.warm(&target, HIT_SPAN_BYTES)
             }
             _ => Ok(()),
         }
@@ -343,10 +322,7 @@ impl Lab {
         if let Some(node) = self.node_of(peer) {
             node.flush(peer.volume())?;
         }
-        let file = self.device_file();
-        File::open(&file)
-            .and_then(|file| file.sync_all())
-            .context(file.display())
+        lab::sync(&self.device_file())
     }
 
     /// Stop everything and remove the files.
@@ -357,6 +333,6 @@ impl Lab {
         for server in [self.nbdkit.take(), self.qemu.take()].into_iter().flatten() {
             server.stop()?;
         }
-        fs::remove_dir_all(&self.directory).context(self.directory.display())
+        self.lab.clear()
     }
 }

@@ -61,9 +61,8 @@ fn find<'a>(document: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// Fill a log, kill the node, restart it.
-pub fn run(binary: &Path, scratch: &Path, quick: bool) -> Result<Replay> {
-    let directory = scratch.join("replay");
-    fs::create_dir_all(&directory).context(directory.display())?;
+pub fn run(binary: &Path, directory: &Path, quick: bool) -> Result<Replay> {
+    fs::create_dir_all(directory).context(directory.display())?;
     let log_bytes = if quick { LOG_BYTES / 4 } else { LOG_BYTES };
     let data = directory.join("node");
     let node = Node::start(binary, &data, Some(CONFIG))?;
@@ -92,7 +91,7 @@ pub fn run(binary: &Path, scratch: &Path, quick: bool) -> Result<Replay> {
     let volume = node.show("replay")?;
     // The backend would take hours to be brought up to date.
     node.kill()?;
-    fs::remove_dir_all(&directory).context(directory.display())?;
+    fs::remove_dir_all(directory).context(directory.display())?;
     let volume_seconds = find(&volume, "replay_ms")
         .and_then(Value::as_f64)
         .map(|ms| ms / 1000.0);

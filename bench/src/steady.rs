@@ -3,13 +3,13 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
 
 use serde::Serialize;
 
 use crate::failure::{Context, Failure, Result};
-use crate::fio::{Latency, Load, Target};
-use crate::node::{Node, VolumeOptions};
+use crate::fio::{Latency, Load};
+use crate::lab::Lab;
+use crate::node::VolumeOptions;
 use crate::plot;
 use crate::results::Directory;
 
@@ -63,26 +63,13 @@ impl fmt::Display for Steady {
 }
 
 /// Write until the log is overrun.
-pub fn run(
-    binary: &Path,
-    scratch: &Path,
-    repetition: u32,
-    quick: bool,
-    results: &Directory,
-) -> Result<Steady> {
-    let directory = scratch.join("steady");
-    fs::create_dir_all(&directory).context(directory.display())?;
-    let image = directory.join("backend.img");
-    Load::fill(DISK_BYTES).run(&Target::File(image.clone()), &directory.join("fill.json"))?;
-    let node = Node::start(binary, &directory.join("node"), Some(CONFIG))?;
+pub fn run(lab: &Lab, repetition: u32, quick: bool, results: &Directory) -> Result<Steady> {
+    let image = lab.disk("steady.img", DISK_BYTES)?;
+    let node = lab.node("steady", Some(CONFIG))?;
     let log_bytes = if quick { LOG_BYTES / 4 } else { LOG_BYTES };
-    node.create(&VolumeOptions {
-        name: "steady".into(),
-        bytes: DISK_BYTES,
-        log_bytes,
-        persist: "on-write",
-        backend: Some(format!("file:{}", image.display())),
-    })?;
+    node.create(&VolumeOptions::over_file(
+        "steady", &image, DISK_BYTES, log_bytes,
+    ))?;
     let load = Load {
         depth: 32,
         bytes_max: Some(log_bytes * OVERRUN),
@@ -100,7 +87,7 @@ pub fn run(
         ],
     )?;
     node.stop()?;
-    fs::remove_dir_all(&directory).context(directory.display())?;
+    lab.clear()?;
 
     let path = log.with_file_name(format!("{name}_iops.1.log"));
     let text = fs::read_to_string(&path).context(path.display())?;

@@ -6,7 +6,7 @@
 mod ceph;
 mod direct;
 mod hdfs;
-mod lab;
+mod peers;
 mod requests;
 mod s3;
 mod store;
@@ -16,14 +16,15 @@ mod testenv;
 use std::path::PathBuf;
 
 use clap::Args;
-use lab::{Lab, Peer};
+use peers::{Peer, Peers};
 use requests::Requests;
 use serde::Serialize;
 use serde_json::Value;
 pub use store::{Behind, Store};
 
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::fio::{self, Load, Outcome};
+use crate::lab::Lab;
 use crate::options::Places;
 use crate::results::Directory;
 
@@ -268,40 +269,22 @@ fn chosen_profiles(store: Store, only: &[String]) -> Result<Vec<Profile>> {
 /// Run the comparison and write its results.
 pub fn run(store: Store, options: &Options) -> Result<()> {
     let profiles = chosen_profiles(store, &options.only)?;
-    if !options.places.hdcs.exists() {
-        return Err(Failure::new(format!(
-            "no program at {}: run `make build`",
-            options.places.hdcs.display()
-        )));
-    }
     let scale = Scale::of(options, store);
     let results = Directory::create(&options.places.results)?;
-    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&options.places.data)
-        .context(options.places.data.display())?;
-    let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
-    let mut lab = Lab::up(
-        store,
-        &directory,
-        &options.places.hdcs,
-        &options.scripts,
-        &options.cluster,
-        scale,
-    )?;
+    let lab = Lab::new(&options.places)?;
+    let mut peers = Peers::up(store, lab, &options.scripts, &options.cluster, scale)?;
     let (mut samples, mut durable_write_us) = (Vec::new(), Vec::new());
     for repetition in 0..scale.repetitions {
         for profile in &profiles {
             if profile.kind == Kind::Paced {
                 let raw = results.raw(&format!("durable-write-{repetition}"));
-                let file = lab.device_file();
+                let file = peers.device_file();
                 let micros = fio::durable_write_us(&file, scale.disk_bytes, scale.seconds, &raw)?;
                 durable_write_us.push(micros);
             }
             for peer in Peer::ALL.into_iter().filter(|peer| peer.takes(profile)) {
                 let sample =
-                    measure(&mut lab, profile, peer, repetition, &results).map_err(|e| {
+                    measure(&mut peers, profile, peer, repetition, &results).map_err(|e| {
                         let peer = peer.name(store);
                         Failure::new(format!("{} on {peer}: {e}", profile.name))
                     })?;
@@ -310,7 +293,7 @@ pub fn run(store: Store, options: &Options) -> Result<()> {
             }
         }
     }
-    lab.down()?;
+    peers.down()?;
     let findings = Findings {
         store,
         scale,
@@ -322,20 +305,20 @@ pub fn run(store: Store, options: &Options) -> Result<()> {
 
 /// One run.
 fn measure(
-    lab: &mut Lab,
+    peers: &mut Peers,
     profile: &Profile,
     peer: Peer,
     repetition: u32,
     results: &Directory,
 ) -> Result<Sample> {
-    let name = peer.name(lab.store());
-    let load = lab.fit(profile, peer, u64::from(repetition) + 1);
-    lab.prepare(peer, profile, &load)?;
+    let name = peer.name(peers.store());
+    let load = peers.fit(profile, peer, u64::from(repetition) + 1);
+    peers.prepare(peer, profile, &load)?;
     let raw = results.raw(&format!("{}-{name}-{repetition}", profile.name));
-    let (node_before, store_before) = lab.usage()?;
-    let outcome = lab.run(peer, &load, &raw)?;
-    let (node, store_cpu_us) = lab.usage()?;
-    let turn = lab.end_turn(peer, profile, &load, &outcome)?;
+    let (node_before, store_before) = peers.usage()?;
+    let outcome = peers.run(peer, &load, &raw)?;
+    let (node, store_cpu_us) = peers.usage()?;
+    let turn = peers.end_turn(peer, profile, &load, &outcome)?;
     let requests = outcome.requests as f64;
     Ok(Sample {
         profile: profile.name,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::lab::Peer;
+use super::peers::Peer;
 use super::requests::{Requests, for_each_gib};
 use super::{Findings, Profile, Sample, profiles};
 use crate::bars::{Bar, list, median, ratio_within};

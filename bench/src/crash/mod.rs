@@ -22,7 +22,8 @@ use fastrand::Rng;
 use self::client::{Journal, Plan};
 use self::model::{Model, Number, SECTOR_BYTES};
 use self::power::PowerDisk;
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Failure, Result};
+use crate::lab::Lab;
 use crate::node::{Node, VolumeOptions};
 
 /// Size of each volume: small, so that writes overlap and each verification reads all of it.
@@ -126,12 +127,6 @@ struct Test<'a> {
 
 /// Run the crash test.
 pub fn run(options: &Options) -> Result<()> {
-    if !options.hdcs.exists() {
-        return Err(Failure::new(format!(
-            "no program at {}: run `make build`",
-            options.hdcs.display()
-        )));
-    }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..) >> 16);
     println!(
         "crash: {} kills, seed {seed}{}",
@@ -142,17 +137,13 @@ pub fn run(options: &Options) -> Result<()> {
             ""
         }
     );
-    std::fs::create_dir_all(&options.data).context(options.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&options.data)
-        .context(options.data.display())?;
-    let directory = std::path::absolute(scratch.path()).context("scratch directory")?;
-    let result = Test::create(options, seed, &directory).and_then(|mut test| test.all_rounds(seed));
+    let lab = Lab::at(&options.hdcs, &options.data)?;
+    let directory = lab.directory();
+    let result = Test::create(options, seed, directory).and_then(|mut test| test.all_rounds(seed));
     if result.is_err() {
         println!(
             "crash: FAILED with seed {seed}; the data is kept in {}",
-            scratch.keep().display()
+            lab.keep().display()
         );
     }
     result

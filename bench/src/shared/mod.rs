@@ -8,13 +8,11 @@ pub mod qos;
 mod usage;
 pub mod volumes;
 
-use std::path::{Path, PathBuf};
-use std::thread;
-
 use clap::Args;
 
-use crate::failure::{Context, Failure, Result};
+use crate::failure::Result;
 use crate::fio::{Load, Outcome};
+use crate::lab::{self, Lab};
 use crate::node::{Node, VolumeOptions};
 use crate::options::Places;
 use crate::results::Directory;
@@ -53,30 +51,27 @@ impl Options {
 }
 
 /// A node with volumes `v0`, `v1`, …, each of which is written.
-struct Lab<'a> {
+struct Neighbours<'a> {
     node: Node,
+    lab: Lab,
     results: &'a Directory,
     /// Of the runs, so that each has a name.
     runs: u32,
 }
 
-impl<'a> Lab<'a> {
-    fn up(options: &Options, data: &Path, volumes: u32, results: &'a Directory) -> Result<Self> {
-        let node = Node::start(&options.places.hdcs, &data.join("node"), Some(CONFIG))?;
+impl<'a> Neighbours<'a> {
+    fn up(options: &Options, volumes: u32, results: &'a Directory) -> Result<Self> {
+        let lab = Lab::new(&options.places)?;
+        let node = lab.node("node", Some(CONFIG))?;
         for number in 0..volumes {
-            let image = data.join(format!("backend{number}.img"));
-            let target = crate::fio::Target::File(image.clone());
-            Load::fill(DISK_BYTES).run(&target, &data.join("fill.json"))?;
-            node.create(&VolumeOptions {
-                name: format!("v{number}"),
-                bytes: DISK_BYTES,
-                log_bytes: LOG_BYTES,
-                persist: "on-write",
-                backend: Some(format!("file:{}", image.display())),
-            })?;
+            let image = lab.disk(&format!("backend{number}.img"), DISK_BYTES)?;
+            let name = format!("v{number}");
+            let volume = VolumeOptions::over_file(&name, &image, DISK_BYTES, LOG_BYTES);
+            node.create(&volume)?;
         }
         Ok(Self {
             node,
+            lab,
             results,
             runs: 0,
         })
@@ -91,24 +86,15 @@ impl<'a> Lab<'a> {
     }
 
     /// Run loads at once, each on its volume; what each gave, in their order.
-    fn together(&mut self, name: &str, loads: &[(u32, Load)]) -> Result<Vec<Outcome>> {
+    fn together(&mut self, name: &str, loads: Vec<(u32, Load)>) -> Result<Vec<Outcome>> {
         self.runs += 1;
         let run = self.runs;
-        let (node, results) = (&self.node, self.results);
-        thread::scope(|scope| {
-            let running: Vec<_> = loads
-                .iter()
-                .map(|(volume, load)| {
-                    let raw = results.raw(&format!("{run:03}-{name}-v{volume}"));
-                    let target = node.target(&format!("v{volume}"));
-                    scope.spawn(move || load.run(&target, &raw))
-                })
-                .collect();
-            running
-                .into_iter()
-                .map(|one| one.join().map_err(|_| Failure::new("a load panicked"))?)
-                .collect()
-        })
+        let of = |(volume, load)| {
+            let (volume, raw) = (format!("v{volume}"), format!("{run:03}-{name}-v{volume}"));
+            (volume, raw, load)
+        };
+        let loads: Vec<_> = loads.into_iter().map(of).collect();
+        lab::together(&self.node, self.results, &loads)
     }
 
     /// Bring everything home, so that no run pays for another one's destage.
@@ -118,15 +104,4 @@ impl<'a> Lab<'a> {
         }
         Ok(())
     }
-}
-
-/// A directory for a run's data, removed at its end.
-fn scratch(options: &Options) -> Result<(tempfile::TempDir, PathBuf)> {
-    std::fs::create_dir_all(&options.places.data).context(options.places.data.display())?;
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(&options.places.data)
-        .context(options.places.data.display())?;
-    let path = std::path::absolute(scratch.path()).context("scratch directory")?;
-    Ok((scratch, path))
 }

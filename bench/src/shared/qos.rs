@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{DISK_BYTES, Lab, Options, scratch};
+use super::{DISK_BYTES, Neighbours, Options};
 use crate::bars::{Bar, list, median};
 use crate::failure::Result;
 use crate::fio::Load;
@@ -49,16 +49,15 @@ struct Findings {
 
 /// Run it.
 pub fn run(options: &Options) -> Result<()> {
-    let (_scratch, data) = scratch(options)?;
     let results = Directory::create(&options.places.results)?;
-    let mut lab = Lab::up(options, &data, NEIGHBOURS + 1, &results)?;
+    let mut nodes = Neighbours::up(options, NEIGHBOURS + 1, &results)?;
     let mut findings = Findings::default();
     for repetition in 0..options.repetitions() {
-        reservation(options, &mut lab, repetition, &mut findings)?;
-        findings.shares.push(shares(options, &mut lab)?);
-        findings.limits.push(limits(options, &mut lab)?);
+        reservation(options, &mut nodes, repetition, &mut findings)?;
+        findings.shares.push(shares(options, &mut nodes)?);
+        findings.limits.push(limits(options, &mut nodes)?);
     }
-    lab.node.stop()?;
+    nodes.node.stop()?;
     results.report(&render(&findings), &findings)
 }
 
@@ -74,7 +73,7 @@ fn noise(options: &Options, volume: u32, block_bytes: u64) -> Load {
 
 fn reservation(
     options: &Options,
-    lab: &mut Lab<'_>,
+    nodes: &mut Neighbours<'_>,
     repetition: u32,
     findings: &mut Findings,
 ) -> Result<()> {
@@ -91,14 +90,14 @@ fn reservation(
         ("64k", 65536, false),
     ] {
         let iops_min = if reserved { RESERVED } else { 0 };
-        lab.set(0, &[&format!("iops_min={iops_min}")])?;
+        nodes.set(0, &[&format!("iops_min={iops_min}")])?;
         let mut loads = vec![(0, paced.clone())];
         if block_bytes > 0 {
             let noise = |volume| (volume, noise(options, volume, block_bytes));
             loads.extend((1..=NEIGHBOURS).map(noise));
         }
         let word = if reserved { "reserved" } else { "plain" };
-        let outcomes = lab.together(&format!("{word}-beside-{neighbours}"), &loads)?;
+        let outcomes = nodes.together(&format!("{word}-beside-{neighbours}"), loads)?;
         let p99_us = outcomes[0].latency.p99;
         if neighbours == "none" {
             alone_us = p99_us;
@@ -115,50 +114,50 @@ fn reservation(
         };
         eprintln!("bench: {one:?}");
         findings.guests.push(one);
-        lab.settle(NEIGHBOURS + 1)?;
+        nodes.settle(NEIGHBOURS + 1)?;
     }
-    lab.set(0, &["iops_min=0"])
+    nodes.set(0, &["iops_min=0"])
 }
 
 /// Shares of three volumes that all want everything, by those of their weights. Large requests: with small
 /// ones it is the clients' processors that say how much each gets.
-fn shares(options: &Options, lab: &mut Lab<'_>) -> Result<[f64; 3]> {
+fn shares(options: &Options, nodes: &mut Neighbours<'_>) -> Result<[f64; 3]> {
     let mut loads = Vec::new();
     for (volume, weight) in (0..).zip(WEIGHTS) {
-        lab.set(volume, &[&format!("qos_weight={weight}")])?;
+        nodes.set(volume, &[&format!("qos_weight={weight}")])?;
         loads.push((volume, noise(options, volume, 64 << 10)));
     }
-    let outcomes = lab.together("weights", &loads)?;
+    let outcomes = nodes.together("weights", loads)?;
     let total: f64 = outcomes.iter().map(|one| one.iops).sum();
     let weights = f64::from(WEIGHTS.iter().sum::<u32>());
     let mut shares = [0.0; 3];
     for (volume, weight) in WEIGHTS.into_iter().enumerate() {
         shares[volume] = outcomes[volume].iops / total * weights / f64::from(weight);
-        lab.set(volume as u32, &["qos_weight=0"])?;
+        nodes.set(volume as u32, &["qos_weight=0"])?;
     }
     eprintln!("bench: shares by weight {shares:?} of {total:.0} IOPS");
-    lab.settle(NEIGHBOURS + 1)?;
+    nodes.settle(NEIGHBOURS + 1)?;
     Ok(shares)
 }
 
 /// What limited volumes reach, by their limits.
-fn limits(options: &Options, lab: &mut Lab<'_>) -> Result<[f64; 2]> {
-    lab.set(0, &[&format!("iops_max={IOPS_MAX}")])?;
-    lab.set(1, &[&format!("bandwidth_max_mib_s={BANDWIDTH_MAX_MIB_S}")])?;
+fn limits(options: &Options, nodes: &mut Neighbours<'_>) -> Result<[f64; 2]> {
+    nodes.set(0, &[&format!("iops_max={IOPS_MAX}")])?;
+    nodes.set(1, &[&format!("bandwidth_max_mib_s={BANDWIDTH_MAX_MIB_S}")])?;
     let loads = [
         (0, noise(options, 0, 4096)),
         (1, noise(options, 1, 64 << 10)),
     ];
-    let outcomes = lab.together("limits", &loads)?;
-    lab.set(0, &["iops_max=0"])?;
-    lab.set(1, &["bandwidth_max_mib_s=0"])?;
+    let outcomes = nodes.together("limits", loads.into())?;
+    nodes.set(0, &["iops_max=0"])?;
+    nodes.set(1, &["bandwidth_max_mib_s=0"])?;
     let bytes = outcomes[1].iops * 65536.0;
     let found = [
         outcomes[0].iops / f64::from(IOPS_MAX),
         bytes / (f64::from(BANDWIDTH_MAX_MIB_S) * 1_048_576.0),
     ];
     eprintln!("bench: limits kept to {found:?}");
-    lab.settle(NEIGHBOURS + 1)?;
+    nodes.settle(NEIGHBOURS + 1)?;
     Ok(found)
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::usage::{Meter, Usage};
-use super::{DISK_BYTES, Lab, Options, scratch};
+use super::{DISK_BYTES, Neighbours, Options};
 use crate::bars::{Bar, list, median};
 use crate::failure::Result;
 use crate::fio::Load;
@@ -36,9 +36,8 @@ struct Findings {
 
 /// Run it.
 pub fn run(options: &Options) -> Result<()> {
-    let (_scratch, data) = scratch(options)?;
     let results = Directory::create(&options.places.results)?;
-    let mut lab = Lab::up(options, &data, VOLUMES, &results)?;
+    let mut neighbours = Neighbours::up(options, VOLUMES, &results)?;
     let mut findings = Findings::default();
     for repetition in 0..options.repetitions() {
         for depth in DEPTHS {
@@ -51,9 +50,12 @@ pub fn run(options: &Options) -> Result<()> {
                     ..Load::random("randwrite", DISK_BYTES)
                 };
                 let loads: Vec<_> = (0..volumes).map(|volume| (volume, load(volume))).collect();
-                let before = Meter::read(lab.node.pid(), &data)?;
-                let outcomes = lab.together(&format!("{volumes}-depth{depth}"), &loads)?;
-                let usage = before.until(&Meter::read(lab.node.pid(), &data)?);
+                let before = Meter::read(neighbours.node.pid(), neighbours.lab.directory())?;
+                let outcomes = neighbours.together(&format!("{volumes}-depth{depth}"), loads)?;
+                let usage = before.until(&Meter::read(
+                    neighbours.node.pid(),
+                    neighbours.lab.directory(),
+                )?);
                 let sample = Sample {
                     volumes,
                     depth,
@@ -64,11 +66,11 @@ pub fn run(options: &Options) -> Result<()> {
                 };
                 eprintln!("bench: {sample:?}");
                 findings.samples.push(sample);
-                lab.settle(VOLUMES)?;
+                neighbours.settle(VOLUMES)?;
             }
         }
     }
-    lab.node.stop()?;
+    neighbours.node.stop()?;
     results.report(&render(&findings), &findings)
 }
 

@@ -620,6 +620,25 @@ impl LogSuperblock {
         keys.map_or(Ok(()), |keys| compare_tags(&self.tag, &self.tag_by(keys)))
     }
 
+    /// Which of these is in force: the newest of those that are whole and fit.
+    ///
+    /// # Errors
+    /// If none does, the most telling of the reasons: any but that a block was never formatted.
+    pub fn in_force(
+        copies: impl IntoIterator<Item = Result<Self, FormatError>>,
+    ) -> Result<Self, FormatError> {
+        let mut best: Result<Self, _> = Err(FormatError::Magic);
+        for copy in copies {
+            best = match (best, copy) {
+                (Ok(a), Ok(b)) if b.sequence.get() > a.sequence.get() => Ok(b),
+                (Ok(a), _) => Ok(a),
+                (Err(_), Ok(b)) => Ok(b),
+                (Err(FormatError::Magic), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
+            };
+        }
+        best
+    }
+
     /// Whether a holder of these keys has written all of these blocks that are superblocks of this volume.
     ///
     /// # Errors

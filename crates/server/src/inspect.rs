@@ -325,13 +325,6 @@ fn superblocks(file: &File) -> io::Result<Vec<Result<LogSuperblock, FormatError>
     Ok(found)
 }
 
-fn best(superblocks: &[Result<LogSuperblock, FormatError>]) -> Option<&LogSuperblock> {
-    superblocks
-        .iter()
-        .flatten()
-        .max_by_key(|superblock| superblock.sequence.get())
-}
-
 /// Read a log as opening it would, with what is kept of it beside its device; with how many records it holds.
 fn replay(
     file: &File,
@@ -400,7 +393,7 @@ fn summarize(
         broken_position: None,
         problem: None,
     };
-    let Some(superblock) = best(&found) else {
+    let Ok(superblock) = &LogSuperblock::in_force(found) else {
         summary.problem = Some("neither superblock can be used".to_owned());
         return Ok(Some(summary));
     };
@@ -536,11 +529,8 @@ fn check_once(
     let shown = path.display();
     let file = File::open(path).map_err(|error| format!("{shown}: {error}"))?;
     let found = superblocks(&file).map_err(|error| format!("{shown}: {error}"))?;
-    let Some(superblock) = best(&found) else {
-        let why = found.iter().find_map(|s| s.as_ref().err());
-        let why = why.map_or(String::new(), ToString::to_string);
-        return Err(format!("{shown}: no usable superblock: {why}"));
-    };
+    let superblock = &LogSuperblock::in_force(found.iter().copied())
+        .map_err(|why| format!("{shown}: no usable superblock: {why}"))?;
     if let Some(why) = foreign(superblock, uuid) {
         return Err(format!("{shown}: {why}"));
     }
@@ -647,7 +637,8 @@ pub fn is_cache(path: &Path) -> bool {
 /// The volume whose log is at `path`.
 pub fn log_owner(path: &Path) -> Option<Uuid> {
     let found = File::open(path).and_then(|file| superblocks(&file)).ok()?;
-    best(&found).map(|superblock| Uuid::from_bytes(superblock.volume))
+    let superblock = LogSuperblock::in_force(found).ok()?;
+    Some(Uuid::from_bytes(superblock.volume))
 }
 
 /// Whether the file or device at `path` begins like a log.

@@ -311,7 +311,6 @@ impl Replay {
     }
 
     fn choose(&mut self) -> Result<(), OpenError> {
-        let mut best: Result<LogSuperblock, FormatError> = Err(FormatError::Magic);
         let blocks = core::mem::take(&mut self.chunks);
         let copies: Vec<&[u8]> = blocks
             .iter()
@@ -322,18 +321,11 @@ impl Replay {
             return Ok(());
         }
         LogSuperblock::refuse_newer(&copies).map_err(OpenError::Superblock)?;
-        for block in blocks.iter().filter_map(|chunk| chunk.data.as_ref()) {
-            let parsed = LogSuperblock::parse(block)
-                .and_then(|superblock| self.fits(&superblock).map(|()| superblock));
-            best = match (best, parsed) {
-                (Ok(a), Ok(b)) if b.sequence.get() > a.sequence.get() => Ok(b),
-                (Ok(a), _) => Ok(a),
-                (Err(_), Ok(b)) => Ok(b),
-                // The more telling of two reasons: anything but "never formatted".
-                (Err(FormatError::Magic), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
-            };
-        }
-        let found = best.map_err(OpenError::Superblock)?;
+        let fitting = copies.iter().map(|block| {
+            LogSuperblock::parse(block)
+                .and_then(|superblock| self.fits(&superblock).map(|()| superblock))
+        });
+        let found = LogSuperblock::in_force(fitting).map_err(OpenError::Superblock)?;
         let keys = self.keys.as_deref();
         LogSuperblock::authenticate_all(&copies, self.volume, keys)?;
         let kept = self.kept.filter(|kept| kept.log == found.log);

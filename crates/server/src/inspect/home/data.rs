@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{BLOCK, READ_BLOCKS, state};
 use crate::data_dir::kept;
-use crate::inspect::{best, foreign, packed, replay, superblocks};
+use crate::inspect::{foreign, packed, replay, superblocks};
 
 /// What is in the write log of a volume, whose directory is `directory`; `None` if that is not all that was written
 /// since a flush, or cannot be told. Of a log that was given up, what is kept beside it counts, as at an opening: its
@@ -31,7 +31,7 @@ pub fn logged(
 ) -> Option<Vec<SectorRange>> {
     let file = File::open(log).ok()?;
     let found = superblocks(&file).ok()?;
-    let superblock = best(&found)?;
+    let superblock = &LogSuperblock::in_force(found).ok()?;
     let kept = kept::read(directory, uuid).ok()?;
     let is_newer = |kept: &LogSuperblock| {
         kept.log == superblock.log && kept.sequence.get() > superblock.sequence.get()

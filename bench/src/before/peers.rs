@@ -6,7 +6,6 @@
 //! burst would take Ceph minutes, and change no figure. Over objects it is destaged before, since what
 //! it costs in requests is one.)
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -14,8 +13,9 @@ use serde_json::Value;
 use super::requests::Requests;
 use super::store::{Behind, Store};
 use super::{Kind, Profile, Scale};
-use crate::failure::{Context, Result};
+use crate::failure::Result;
 use crate::fio::{Load, Outcome, Target};
+use crate::lab::{self, Lab};
 use crate::node::{Node, VolumeOptions};
 use crate::process::Usage;
 
@@ -106,59 +106,50 @@ pub struct Turn {
 }
 
 /// Everything that is up for a comparison. Fields end in this order: a node first, then what is behind it.
-pub struct Lab {
+pub struct Peers {
     node: Node,
     behind: Box<dyn Behind>,
     store: Store,
-    directory: PathBuf,
+    lab: Lab,
     scale: Scale,
     /// Requests of the volume whose turn it is, when the load begins.
     requests_before: Requests,
 }
 
-impl Lab {
+impl Peers {
     /// Bring everything up and write every disk, so that no later write meets a hole.
-    pub fn up(
-        store: Store,
-        directory: &Path,
-        binary: &Path,
-        scripts: &Path,
-        parent: &Path,
-        scale: Scale,
-    ) -> Result<Self> {
+    pub fn up(store: Store, lab: Lab, scripts: &Path, parent: &Path, scale: Scale) -> Result<Self> {
         eprintln!(
             "bench: starting {} below {}",
             store.title(),
             parent.display()
         );
         let behind = store.up(scripts, parent)?;
-        let node = Node::start(binary, &directory.join("node"), Some(CONFIG))?;
-        let lab = Self {
+        let node = lab.node("node", Some(CONFIG))?;
+        let this = Self {
             node,
             behind,
             store,
-            directory: directory.to_path_buf(),
+            lab,
             scale,
             requests_before: Requests::default(),
         };
         eprintln!("bench: writing {} MiB to each disk", scale.disk_bytes >> 20);
         for peer in [Peer::Direct, Peer::Hdcs] {
-            match lab.behind.make(peer.disk(), scale.disk_bytes)? {
-                Some(target) => lab.fill(&target)?,
-                None if peer.is_hdcs() => lab.fill_through_node(peer)?,
+            match this.behind.make(peer.disk(), scale.disk_bytes)? {
+                Some(target) => this.fill(&target)?,
+                None if peer.is_hdcs() => this.fill_through_node(peer)?,
                 None => {}
             }
         }
         for peer in [Peer::Device, Peer::File] {
-            lab.fill(&Target::File(lab.image(peer)))?;
+            this.fill(&Target::File(this.image(peer)))?;
         }
-        Ok(lab)
+        Ok(this)
     }
 
     fn fill(&self, target: &Target) -> Result<()> {
-        Load::fill(self.scale.disk_bytes)
-            .run(target, &self.directory.join("fill.json"))
-            .map(drop)
+        self.lab.fill(target, self.scale.disk_bytes)
     }
 
     /// What only HDCS can write is written by it.
@@ -170,7 +161,7 @@ impl Lab {
     }
 
     fn image(&self, peer: Peer) -> PathBuf {
-        self.directory.join(format!("{}.img", peer.disk()))
+        self.lab.path(&format!("{}.img", peer.disk()))
     }
 
     /// What is behind.
@@ -236,7 +227,7 @@ impl Lab {
     /// Begin a peer's turn.
     pub fn prepare(&mut self, peer: Peer, profile: &Profile, load: &Load) -> Result<()> {
         if peer == Peer::Direct {
-            return self.behind.prepare(load, &self.directory.join("fill.json"));
+            return self.behind.prepare(load, &self.lab.path("fill.json"));
         }
         if !peer.is_hdcs() {
             return Ok(());
@@ -253,13 +244,8 @@ impl Lab {
         };
         self.create(peer, log_bytes, persist)?;
         if profile.kind == Kind::CachedRead {
-            // Every block once, in random order: a sequential pass is what a cache does not keep.
-            let once = Load {
-                depth: 32,
-                ..Load::random("randread", self.scale.read_span_bytes)
-            };
             let target = self.node.target(peer.disk());
-            once.run(&target, &self.directory.join("warm.json"))?;
+            self.lab.warm(&target, self.scale.read_span_bytes)?;
         }
         if self.has_requests(peer) {
             self.requests_before = Requests::of(&self.node.show(peer.disk())?)?;
@@ -316,17 +302,13 @@ impl Lab {
         } else if peer == Peer::Direct && self.store.has_objects() {
             turn.requests = Some(Requests::direct(load, outcome.requests));
         }
-        let file = self.device_file();
-        File::open(&file)
-            .and_then(|file| file.sync_all())
-            .context(file.display())?;
+        lab::sync(&self.device_file())?;
         Ok(turn)
     }
 
-    /// Stop everything and remove the files.
+    /// Stop everything.
     pub fn down(self) -> Result<()> {
         self.node.stop()?;
-        self.behind.down()?;
-        fs::remove_dir_all(&self.directory).context(self.directory.display())
+        self.behind.down()
     }
 }
