@@ -70,6 +70,7 @@ use crate::format::block_checksum;
 use crate::log::extent_index::ExtentIndex;
 
 mod control;
+mod device;
 mod evict;
 mod heat;
 mod load;
@@ -78,6 +79,7 @@ mod segments;
 mod ties;
 
 use control::Control;
+use device::{Device, Op};
 use evict::Emptying;
 use load::Scan;
 pub use load::{FooterFound, read_footer};
@@ -139,17 +141,6 @@ enum Phase {
     Offline(Burn),
 }
 
-#[derive(Debug)]
-enum Op {
-    Superblock,
-    Footer(usize),
-    Journal,
-    Control,
-    Segment(usize),
-    Compare,
-    Keep { line: Line, key: u64, uses: u8 },
-}
-
 /// Where a block was found.
 #[derive(Debug)]
 pub enum Found {
@@ -180,6 +171,7 @@ pub struct Ssd {
     config: SsdConfig,
     layout: Layout,
     pool: Rc<Pool>,
+    device: Device,
     /// Memory for superblocks and journal blocks, so that an invalidation never waits for the pool.
     control_memory: Rc<Arena>,
     index: Index,
@@ -228,18 +220,11 @@ pub struct Ssd {
     voids: ExtentIndex,
     /// Once all of that is known, the line at which the walk goes on that voids it.
     void_at: Option<usize>,
-    /// What is under way and since when; the oldest first.
-    ops: BTreeMap<u64, (Nanos, Op)>,
-    next_token: u64,
     /// Lines that promotions are fetching.
     promised_lines: usize,
     /// Permissions that were given and are not back.
     permissions: usize,
-    now: Nanos,
-    answer_max: Nanos,
     failure: Option<SsdFailure>,
-    read_errors_in_row: u32,
-    write_errors_in_row: u32,
     closing: bool,
     pub counters: Counters,
 }
@@ -254,8 +239,8 @@ impl Ssd {
         pool: Rc<Pool>,
         actions: &mut Vec<Action>,
     ) -> Option<Self> {
-        let mut this = Self::idle(config, answer_max, pool)?;
-        this.now = now;
+        let device = Device::new(Rc::clone(&pool), answer_max, now);
+        let mut this = Self::idle(config, device, pool)?;
         this.drive(actions);
         Some(this)
     }
@@ -263,18 +248,20 @@ impl Ssd {
     /// The tier of a region whose device is not there: offline until it is readmitted. The
     /// identity must be one that no medium carries.
     pub fn absent(config: SsdConfig, answer_max: Nanos, pool: Rc<Pool>) -> Option<Self> {
-        let mut this = Self::idle(config, answer_max, pool)?;
+        let device = Device::new(Rc::clone(&pool), answer_max, Nanos(0));
+        let mut this = Self::idle(config, device, pool)?;
         this.give_up(SsdFailure::Absent, Burn::Done);
         Some(this)
     }
 
-    fn idle(config: SsdConfig, answer_max: Nanos, pool: Rc<Pool>) -> Option<Self> {
+    fn idle(config: SsdConfig, device: Device, pool: Rc<Pool>) -> Option<Self> {
         let layout = Layout::new(config.bytes, config.line_blocks)?;
         let lines = layout.segments * layout.plain_lines;
         Some(Self {
             config,
             layout,
             pool,
+            device,
             control_memory: control::memory(),
             index: Index::new(layout.segments, &layout),
             segments: vec![Segment::NEW; layout.segments],
@@ -307,31 +294,19 @@ impl Ssd {
             probes_max: CACHE_PROBE_BLOCKS_MAX,
             voids: ExtentIndex::default(),
             void_at: None,
-            ops: BTreeMap::new(),
-            next_token: 0,
             promised_lines: 0,
             permissions: 0,
-            now: Nanos(0),
-            answer_max,
             failure: None,
-            read_errors_in_row: 0,
-            write_errors_in_row: 0,
             closing: false,
             counters: Counters::default(),
         })
-    }
-
-    fn token(&mut self, op: Op) -> Token {
-        self.next_token += 1;
-        self.ops.insert(self.next_token, (self.now, op));
-        Token(self.next_token)
     }
 
     /// Whether the device may be used again: the tier is offline for good, and nothing of it is
     /// under way.
     pub fn can_readmit(&self) -> bool {
         matches!(self.phase, Phase::Offline(Burn::Done))
-            && self.ops.is_empty()
+            && self.device.under_way() == 0
             && self.permissions == 0
             && !self.closing
     }
@@ -346,12 +321,10 @@ impl Ssd {
             uuid,
             ..self.config.clone()
         };
-        let fresh = Self::idle(config, self.answer_max, Rc::clone(&self.pool));
+        let fresh = Self::idle(config, self.device.renewed(), Rc::clone(&self.pool));
         let before = core::mem::replace(self, fresh.expect("its sizes were good before"));
-        // Volumes wait for numbers of the queue; tokens stay distinct for whoever reads a trace.
+        // Volumes wait for numbers of the queue.
         self.queue = before.queue;
-        self.next_token = before.next_token;
-        self.now = before.now;
         self.counters = before.counters;
         self.counters.readmissions += 1;
         self.counters.losses += 1;
@@ -365,23 +338,21 @@ impl Ssd {
 
     /// What time it is, and what follows: an operation may have taken too long.
     pub fn at(&mut self, now: Nanos) {
-        self.now = self.now.max(now);
-        if self
-            .next_wakeup()
-            .is_some_and(|deadline| deadline <= self.now)
-        {
+        if self.device.advance(now) && self.waits_for_device() {
             self.give_up(SsdFailure::Silent, Burn::Wanted(0));
         }
     }
 
+    /// Whether it matters how long the device takes: once offline, only the superblocks do, and only until they are
+    /// void.
+    fn waits_for_device(&self) -> bool {
+        !matches!(self.phase, Phase::Offline(_)) || self.control.is_some()
+    }
+
     /// When the oldest operation will have taken too long.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        // Once offline, only the superblocks matter, and only until they are void.
-        if matches!(self.phase, Phase::Offline(_)) && self.control.is_none() {
-            return None;
-        }
-        let (_, (since, _)) = self.ops.first_key_value()?;
-        Some(since.plus(self.answer_max))
+        let deadline = self.device.deadline();
+        deadline.filter(|_| self.waits_for_device())
     }
 
     /// The device has kept a volume's read for too long.
@@ -392,12 +363,11 @@ impl Ssd {
     }
 
     pub fn completed(&mut self, completion: Completion, actions: &mut Vec<Action>) {
-        let Some((_, op)) = self.ops.remove(&completion.token.0) else {
+        let Some(op) = self.device.end(completion.token) else {
             return;
         };
-        let is_write = matches!(op, Op::Control | Op::Segment(_));
         let ok = completion.result.is_ok();
-        self.count_outcome(is_write, ok);
+        self.count_outcome(op.is_write(), ok);
         let data = match completion.result {
             Ok(Done::Read(buf)) => Some(buf),
             _ => None,
@@ -437,18 +407,8 @@ impl Ssd {
     }
 
     fn count_outcome(&mut self, is_write: bool, ok: bool) {
-        let in_row = if is_write {
-            &mut self.write_errors_in_row
-        } else {
-            &mut self.read_errors_in_row
-        };
-        if ok {
-            *in_row = 0;
-            return;
-        }
-        *in_row += 1;
-        let too_many = *in_row >= CACHE_ERRORS_IN_ROW_MAX;
-        self.counters.device_errors += 1;
+        let too_many = self.device.judge(is_write, ok);
+        self.counters.device_errors += u64::from(!ok);
         if too_many && !matches!(self.phase, Phase::Offline(_)) {
             // Without having read the superblocks, no number is known that would void them for sure.
             let attempts = match self.phase {
@@ -866,7 +826,7 @@ impl Ssd {
     }
 
     pub fn answer_max(&self) -> Nanos {
-        self.answer_max
+        self.device.answer_max()
     }
 
     pub fn close(&mut self) {
@@ -875,7 +835,7 @@ impl Ssd {
     }
 
     pub fn is_closed(&self) -> bool {
-        let still = self.control.is_none() && self.ops.is_empty();
+        let still = self.control.is_none() && self.device.under_way() == 0;
         self.closing
             && match self.phase {
                 Phase::Ready => {

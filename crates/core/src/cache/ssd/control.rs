@@ -67,13 +67,7 @@ impl Ssd {
             return;
         }
         let (offset, data) = (control.offset, control.data.clone());
-        let token = self.token(Op::Control);
-        actions.push(Action::CacheWrite {
-            token,
-            offset,
-            data,
-            durable: true,
-        });
+        self.device.write(Op::Control, offset, data, true, actions);
     }
 
     /// Whether superblocks are on their way that void all of the medium.

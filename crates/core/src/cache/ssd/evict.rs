@@ -217,17 +217,14 @@ impl Ssd {
 
     /// Begin to read a line that is to be kept; false if there is no memory for it.
     fn keep(&mut self, line: Line, key: u64, actions: &mut Vec<Action>) -> bool {
-        let Some(buf) = self.pool.alloc(self.index.place_of(line).bytes()) else {
-            return false;
-        };
-        if let Some(emptying) = &mut self.emptying {
-            emptying.reads += 1;
-        }
         let uses = self.index.uses(line);
-        let token = self.token(Op::Keep { line, key, uses });
-        let offset = self.line_offset(line);
-        actions.push(Action::CacheRead { token, offset, buf });
-        true
+        let op = Op::Keep { line, key, uses };
+        let (offset, bytes) = (self.line_offset(line), self.index.place_of(line).bytes());
+        let is_begun = self.device.read(op, offset, bytes, actions).is_some();
+        if let Some(emptying) = &mut self.emptying {
+            emptying.reads += usize::from(is_begun);
+        }
+        is_begun
     }
 
     /// Whether a line that is kept now finds a place, or none will come by waiting.

@@ -116,12 +116,10 @@ impl Ssd {
     pub(super) fn read_superblocks(&mut self, actions: &mut Vec<Action>) {
         if let Phase::Superblocks(blocks) = &self.phase
             && let Some(place) = CACHE_SUPERBLOCK_BLOCKS.get(blocks.len() / BLOCK_BYTES)
-            && self.ops.is_empty()
-            && let Some(buf) = self.pool.alloc(BLOCK_BYTES)
+            && self.device.under_way() == 0
         {
-            let token = self.token(Op::Superblock);
             let offset = place * BLOCK_BYTES as u64;
-            actions.push(Action::CacheRead { token, offset, buf });
+            (self.device).read(Op::Superblock, offset, BLOCK_BYTES, actions);
         }
     }
 
@@ -169,21 +167,20 @@ impl Ssd {
         } else {
             self.segments.len()
         };
-        while next < end && self.ops.len() < CACHE_READS_MAX {
+        while next < end && self.device.under_way() < CACHE_READS_MAX {
             if again && self.segments[next].sequence > 0 {
                 next += 1;
                 continue;
             }
-            let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
-                break;
-            };
-            let token = self.token(Op::Footer(next));
             let offset = self.layout.footer_offset(next);
-            actions.push(Action::CacheRead { token, offset, buf });
+            let op = Op::Footer(next);
+            if (self.device.read(op, offset, BLOCK_BYTES, actions)).is_none() {
+                break;
+            }
             next += 1;
         }
         self.phase = Phase::Footers { next, again };
-        if next < end || !self.ops.is_empty() {
+        if next < end || self.device.under_way() > 0 {
             return;
         }
         if again {
@@ -281,7 +278,7 @@ impl Ssd {
         let Phase::Journal(scan) = &mut self.phase else {
             return;
         };
-        if scan.waiting || !self.ops.is_empty() {
+        if scan.waiting || self.device.under_way() > 0 {
             return;
         }
         if scan.epoch.next() >= half_blocks {
@@ -297,14 +294,11 @@ impl Ssd {
             }
         }
         let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
-        let Some(buf) = self.pool.alloc(blocks as usize * BLOCK_BYTES) else {
-            return;
-        };
-        scan.waiting = true;
         let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
         let offset = self.layout.journal_offset(epoch, index);
-        let token = self.token(Op::Journal);
-        actions.push(Action::CacheRead { token, offset, buf });
+        let bytes = blocks as usize * BLOCK_BYTES;
+        let read = self.device.read(Op::Journal, offset, bytes, actions);
+        scan.waiting = read.is_some();
     }
 
     pub(super) fn journal_read(&mut self, data: Option<&[u8]>) {

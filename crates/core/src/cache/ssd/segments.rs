@@ -392,13 +392,10 @@ impl Ssd {
             let Some(buf) = self.writing.get(&segment).cloned() else {
                 continue;
             };
-            let token = self.token(Op::Segment(segment as usize));
-            actions.push(Action::CacheWrite {
-                token,
-                offset: self.layout.segment_offset(segment as usize),
-                data: vec![buf],
-                durable: self.closing,
-            });
+            let op = Op::Segment(segment as usize);
+            let offset = self.layout.segment_offset(segment as usize);
+            self.device
+                .write(op, offset, vec![buf], self.closing, actions);
         }
     }
 
@@ -445,19 +442,14 @@ impl Ssd {
             }
             let candidate = self.compares[index].candidate;
             let bytes = self.index.place_of(candidate).bytes();
-            let Some(buf) = self.pool.alloc(bytes) else {
+            let offset = self.line_offset(candidate);
+            let Some(token) = self.device.read(Op::Compare, offset, bytes, actions) else {
                 let given_up = self.compares.swap_remove(index);
                 self.unpin(self.index.segment_of(candidate));
                 self.note_untaken(given_up.key);
                 continue;
             };
-            let token = self.token(Op::Compare);
             self.compares[index].token = Some(token);
-            actions.push(Action::CacheRead {
-                token,
-                offset: self.line_offset(candidate),
-                buf,
-            });
             index += 1;
         }
     }
