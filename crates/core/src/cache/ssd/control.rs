@@ -1,9 +1,6 @@
 //! Superblocks and the journal: what makes invalidations durable. See the module above.
 
-use super::{
-    Action, Arena, BLOCK_BYTES, Buf, BufMut, Burn, Entry, Op, Phase, Rc, Root, SegmentState, Ssd,
-    Vec, vec,
-};
+use super::{Action, Arena, BLOCK_BYTES, Buf, BufMut, Burn, Op, Phase, Rc, Root, Ssd, Vec, vec};
 use crate::cache::journal;
 use crate::format::{CACHE_JOURNAL_ENTRIES_MAX, CACHE_SUPERBLOCK_BLOCKS};
 
@@ -114,7 +111,7 @@ impl Ssd {
             return Some(control);
         }
         match self.snapshot {
-            Some(next) if next >= self.segments.len() => {
+            Some(next) if next >= self.store.segments.len() => {
                 let root = Root {
                     journal_first: self.root.journal_last,
                     stamp: self.stamp,
@@ -137,7 +134,8 @@ impl Ssd {
 
     /// Blocks of the present half that invalidations may take: what a snapshot does not need.
     pub(super) fn journal_room(&self) -> u64 {
-        self.layout
+        self.store
+            .layout
             .half_blocks
             .saturating_sub(self.journal_index + self.snapshot_blocks())
     }
@@ -145,7 +143,7 @@ impl Ssd {
     /// Blocks that the rest of the snapshot under way needs.
     pub(super) fn snapshot_blocks(&self) -> u64 {
         self.snapshot.map_or(0, |next| {
-            (self.segments.len() - next).div_ceil(CACHE_JOURNAL_ENTRIES_MAX) as u64
+            (self.store.segments.len() - next).div_ceil(CACHE_JOURNAL_ENTRIES_MAX) as u64
         })
     }
 
@@ -166,8 +164,8 @@ impl Ssd {
         let counted = entries.len() as u64;
         let mut snapshot = self.snapshot;
         if let Some(next) = &mut snapshot {
-            while *next < self.segments.len() && entries.len() < CACHE_JOURNAL_ENTRIES_MAX {
-                entries.extend(self.snapshot_entry(*next));
+            while *next < self.store.segments.len() && entries.len() < CACHE_JOURNAL_ENTRIES_MAX {
+                entries.extend(self.store.voids_of(*next));
                 *next += 1;
             }
         }
@@ -179,26 +177,10 @@ impl Ssd {
         };
         journal::write_block(at, self.next_stamp(), &entries, &mut block);
         Some(Control {
-            offset: self.layout.journal_offset(epoch, index),
+            offset: self.store.layout.journal_offset(epoch, index),
             data: vec![block.freeze()],
             purpose: Purpose::Journal { counted, snapshot },
             sent: false,
-        })
-    }
-
-    /// What voids everything of a segment that is void now.
-    fn snapshot_entry(&self, number: usize) -> Option<Entry> {
-        let segment = self.segments[number];
-        let on_medium = matches!(segment.state, SegmentState::Sealing | SegmentState::Sealed);
-        (segment.sequence > 0).then(|| Entry::Segment {
-            segment: number as u32,
-            sequence: segment.sequence,
-            void: if on_medium {
-                // What was recorded for what is to be forgotten goes with the other half.
-                self.index.void_bits(number) | self.forgotten_bits(number)
-            } else {
-                0
-            },
         })
     }
 
@@ -260,7 +242,7 @@ impl Ssd {
 
     /// Zeroes for the journal, so that foreign bytes are not taken for damage.
     fn zero_journal(&mut self) -> Option<Control> {
-        let blocks = 2 * self.layout.half_blocks;
+        let blocks = 2 * self.store.layout.half_blocks;
         let start = self.journal_index;
         if start >= blocks {
             return self.write_pair(Root::fresh(self.root.format, false), Step::Formed);
@@ -274,7 +256,7 @@ impl Ssd {
             .map(|block| zeroes.slice(0..(end - block).min(ZERO_BLOCKS) as usize * BLOCK_BYTES))
             .collect();
         Some(Control {
-            offset: self.layout.journal_offset(0, start),
+            offset: self.store.layout.journal_offset(0, start),
             data,
             purpose: Purpose::Zero { end },
             sent: false,

@@ -17,7 +17,7 @@ use crate::cache::index::Line;
 
 /// What an operation is for.
 #[derive(Debug)]
-pub(super) enum Op {
+pub enum Op {
     Superblock,
     Footer(usize),
     Journal,
@@ -28,14 +28,14 @@ pub(super) enum Op {
 }
 
 impl Op {
-    pub(super) fn is_write(&self) -> bool {
+    pub fn is_write(&self) -> bool {
         matches!(self, Self::Control | Self::Segment(_))
     }
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Device {
+pub struct Device {
     pool: Rc<Pool>,
     /// What is under way and since when; the oldest first.
     ops: BTreeMap<u64, (Nanos, Op)>,
@@ -48,7 +48,7 @@ pub(super) struct Device {
 
 impl Device {
     /// A device whose operations may take so long. What is read goes to buffers of the pool.
-    pub(super) fn new(pool: Rc<Pool>, answer_max: Nanos, now: Nanos) -> Self {
+    pub fn new(pool: Rc<Pool>, answer_max: Nanos, now: Nanos) -> Self {
         Self {
             pool,
             ops: BTreeMap::new(),
@@ -61,31 +61,31 @@ impl Device {
     }
 
     /// Another one in its place, or the same that is given another chance.
-    pub(super) fn renewed(&self) -> Self {
+    pub fn renewed(&self) -> Self {
         Self {
             next_token: self.next_token,
             ..Self::new(Rc::clone(&self.pool), self.answer_max, self.now)
         }
     }
 
-    pub(super) fn answer_max(&self) -> Nanos {
+    pub fn answer_max(&self) -> Nanos {
         self.answer_max
     }
 
     /// Time goes on; whether the oldest operation has taken too long.
-    pub(super) fn advance(&mut self, now: Nanos) -> bool {
+    pub fn advance(&mut self, now: Nanos) -> bool {
         self.now = self.now.max(now);
         self.deadline().is_some_and(|deadline| deadline <= self.now)
     }
 
     /// When the oldest operation will have taken too long.
-    pub(super) fn deadline(&self) -> Option<Nanos> {
+    pub fn deadline(&self) -> Option<Nanos> {
         let (_, (since, _)) = self.ops.first_key_value()?;
         Some(since.plus(self.answer_max))
     }
 
     /// How many operations are under way.
-    pub(super) fn under_way(&self) -> usize {
+    pub fn under_way(&self) -> usize {
         self.ops.len()
     }
 
@@ -96,7 +96,7 @@ impl Device {
     }
 
     /// Read so many bytes; `None` if there is no memory for them.
-    pub(super) fn read(
+    pub fn read(
         &mut self,
         op: Op,
         offset: u64,
@@ -110,7 +110,7 @@ impl Device {
     }
 
     /// Write what lies in these buffers, one behind the other.
-    pub(super) fn write(
+    pub fn write(
         &mut self,
         op: Op,
         offset: u64,
@@ -128,12 +128,12 @@ impl Device {
     }
 
     /// An operation has ended: which.
-    pub(super) fn end(&mut self, token: Token) -> Option<Op> {
+    pub fn end(&mut self, token: Token) -> Option<Op> {
         self.ops.remove(&token.0).map(|(_, op)| op)
     }
 
     /// A read or a write was good or not; whether too many of its kind in a row were not.
-    pub(super) fn judge(&mut self, is_write: bool, ok: bool) -> bool {
+    pub fn judge(&mut self, is_write: bool, ok: bool) -> bool {
         let in_row = if is_write {
             &mut self.write_errors_in_row
         } else {

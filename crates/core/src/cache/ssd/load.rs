@@ -9,8 +9,8 @@
 //! case it can be read next time.
 
 use super::{
-    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root,
-    SegmentState, Ssd, SsdFailure, Stream, Tied, Vec,
+    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root, Ssd,
+    SsdFailure, Stream, Tied, Vec,
 };
 use crate::base::error::FormatError;
 use crate::base::io::SectorRange;
@@ -161,18 +161,17 @@ impl Ssd {
         };
         let end = if again {
             // Segments are written in this order at first, so what is blank behind them was not written.
-            let used = (self.segments.iter()).rposition(|segment| segment.sequence > 0);
-            let used = used.map_or(0, |last| last + 1);
-            self.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
+            let used = self.store.segments.found_end();
+            self.store.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
         } else {
-            self.segments.len()
+            self.store.segments.len()
         };
         while next < end && self.device.under_way() < CACHE_READS_MAX {
-            if again && self.segments[next].sequence > 0 {
+            if again && self.store.segments.sequence(next) > 0 {
                 next += 1;
                 continue;
             }
-            let offset = self.layout.footer_offset(next);
+            let offset = self.store.layout.footer_offset(next);
             let op = Op::Footer(next);
             if (self.device.read(op, offset, BLOCK_BYTES, actions)).is_none() {
                 break;
@@ -206,8 +205,7 @@ impl Ssd {
         if found == Footer::Unknown {
             // In case it is readable next time.
             let sequence = (self.root.incarnation + 1) << CACHE_START_SHIFT;
-            self.segments[number].sequence = sequence;
-            self.segments[number].state = SegmentState::Free;
+            self.store.segments.found_void(number, sequence);
             self.record(Entry::Segment {
                 segment: number as u32,
                 sequence,
@@ -218,7 +216,13 @@ impl Ssd {
 
     /// Enter the lines of a footer.
     fn take_footer(&mut self, number: usize, data: &[u8]) -> Footer {
-        let found = read_footer(&self.layout, self.config.uuid, &self.root, number, data);
+        let found = read_footer(
+            &self.store.layout,
+            self.config.uuid,
+            &self.root,
+            number,
+            data,
+        );
         let (sequence, stream, lines) = match found {
             FooterFound::Blank | FooterFound::Void => return Footer::Known,
             FooterFound::Damaged(_) => return Footer::Unknown,
@@ -229,15 +233,13 @@ impl Ssd {
                 lines,
             } => (sequence, stream, lines),
         };
-        let line_blocks = self.layout.line_blocks;
-        let segment = &mut self.segments[number];
-        segment.sequence = sequence;
-        segment.state = SegmentState::Sealed;
-        segment.stream = if stream == 0 {
+        let line_blocks = self.store.layout.line_blocks;
+        let stream = if stream == 0 {
             Stream::Small
         } else {
             Stream::Main
         };
+        self.store.segments.found(number, sequence, stream);
         for (
             slot,
             FooterLine {
@@ -250,31 +252,36 @@ impl Ssd {
             if key == u64::MAX {
                 continue;
             }
-            let line = self.index.line_at(number, slot);
+            let line = self.store.index.line_at(number, slot);
             let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
             // Two footers name the address: one of a segment that was being reused. The older
             // line would come back unnoticed if the newer one went first.
-            if let Some(other) = self.index.find(key) {
-                let rival = self.segments[self.index.segment_of(other)].sequence;
+            if let Some(other) = self.store.index.find(key) {
+                let rival = self
+                    .store
+                    .segments
+                    .sequence(self.store.index.segment_of(other));
                 self.record(Entry::Range {
                     first: key,
                     blocks: line_blocks as u64,
                     upto: rival.min(sequence),
                 });
                 if rival >= sequence {
-                    self.index.place_void(line, key, place.first, &sums);
+                    self.store.index.place_void(line, key, place.first, &sums);
                     continue;
                 }
-                self.index.unmap_primary(other);
+                self.store.index.unmap_primary(other);
             }
-            let shareable = self.index.find_content(&sums).is_none();
-            self.index.place(line, key, place.first, &sums, shareable);
+            let shareable = self.store.index.find_content(&sums).is_none();
+            self.store
+                .index
+                .place(line, key, place.first, &sums, shareable);
         }
         Footer::Known
     }
 
     pub(super) fn read_journal(&mut self, actions: &mut Vec<Action>) {
-        let half_blocks = self.layout.half_blocks;
+        let half_blocks = self.store.layout.half_blocks;
         let Phase::Journal(scan) = &mut self.phase else {
             return;
         };
@@ -295,7 +302,7 @@ impl Ssd {
         }
         let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
         let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
-        let offset = self.layout.journal_offset(epoch, index);
+        let offset = self.store.layout.journal_offset(epoch, index);
         let bytes = blocks as usize * BLOCK_BYTES;
         let read = self.device.read(Op::Journal, offset, bytes, actions);
         scan.waiting = read.is_some();
@@ -342,18 +349,20 @@ impl Ssd {
                 void,
             } => {
                 let number = segment as usize;
-                let Some(segment) = self.segments.get_mut(number) else {
+                if number >= self.store.segments.len() {
                     return false;
-                };
-                if segment.sequence < sequence {
-                    segment.sequence = sequence;
-                    segment.state = SegmentState::Free;
-                    self.index.clear_segment(number);
-                } else if segment.sequence == sequence {
-                    for slot in
-                        (0..self.layout.lines_per_segment).filter(|slot| void >> slot & 1 == 1)
+                }
+                let found = self.store.segments.sequence(number);
+                if found < sequence {
+                    self.store.segments.found_void(number, sequence);
+                    self.store.index.clear_segment(number);
+                } else if found == sequence {
+                    for slot in (0..self.store.layout.lines_per_segment)
+                        .filter(|slot| void >> slot & 1 == 1)
                     {
-                        self.index.unmap_primary(self.index.line_at(number, slot));
+                        self.store
+                            .index
+                            .unmap_primary(self.store.index.line_at(number, slot));
                     }
                 }
             }
@@ -369,18 +378,21 @@ impl Ssd {
         else {
             return;
         };
-        let lines = self.index.lines();
+        let lines = self.store.index.lines();
         let to = lines.min(from.saturating_add(lines_max));
-        let line_blocks = self.layout.line_blocks as u64;
+        let line_blocks = self.store.layout.line_blocks as u64;
         for line in (from..to).map(|number| Line(number as u32)) {
-            let Some(key) = self.index.primary(line) else {
+            let Some(key) = self.store.index.primary(line) else {
                 continue;
             };
-            let sequence = self.segments[self.index.segment_of(line)].sequence;
+            let sequence = self
+                .store
+                .segments
+                .sequence(self.store.index.segment_of(line));
             let mut voids = self.voids.overlaps(SectorRange::new(key, line_blocks));
             if voids.any(|(_, upto)| sequence <= upto) {
                 drop(voids);
-                self.index.unmap_primary(line);
+                self.store.index.unmap_primary(line);
             }
         }
         self.void_at = Some(to);
@@ -391,17 +403,7 @@ impl Ssd {
     }
 
     fn finish_loading(&mut self) {
-        let mut sealed: Vec<u32> = (0..self.segments.len() as u32)
-            .filter(|&number| self.segments[number as usize].state == SegmentState::Sealed)
-            .collect();
-        sealed.sort_unstable_by_key(|&number| self.segments[number as usize].sequence);
-        for number in sealed {
-            let stream = self.segments[number as usize].stream;
-            self.sealed[stream as usize].push_back(number);
-        }
-        let segments = &self.segments;
-        self.free
-            .retain(|&number| segments[number as usize].state == SegmentState::Free);
+        self.store.segments.queue_found();
         self.phase = Phase::Starting;
     }
 
@@ -412,13 +414,13 @@ impl Ssd {
         self.journal_index = 0;
         self.ties.clear();
         self.began_empty = true;
-        self.next_sequence = (self.root.incarnation << CACHE_START_SHIFT) + 1;
+        self.store.segments.begin(self.root.incarnation);
         self.phase = Phase::Ready;
     }
 
     pub(super) fn serve_warm(&mut self) {
         let base = self.root.incarnation << CACHE_START_SHIFT;
-        self.next_sequence = base + 1;
+        self.store.segments.begin(self.root.incarnation);
         self.phase = Phase::Ready;
         if self.renew {
             // Too many invalidations came meanwhile to be recorded: none of the content is used.
@@ -449,7 +451,7 @@ impl Ssd {
         for (first, blocks) in ranges {
             let end = first.saturating_add(blocks);
             if blocks > self.probes_max as u64 {
-                if let Some((first, end)) = self.forget_lines(first, end) {
+                if let Some((first, end)) = self.store.forget_lines(first, end) {
                     self.record(Entry::Range {
                         first,
                         blocks: end - first,
@@ -458,11 +460,11 @@ impl Ssd {
                 }
                 continue;
             }
-            for key in self.index.addresses_in(first, end) {
-                self.index.unmap(key);
+            for key in self.store.index.addresses_in(first, end) {
+                self.store.index.unmap(key);
             }
         }
-        self.counters.warm_lines = self.index.used_lines() as u64;
+        self.store.counters.warm_lines = self.store.index.used_lines() as u64;
         if self.root.journal_first < self.root.journal_last {
             // A checkpoint was cut short; take it up again if its half still has the room.
             self.snapshot = Some(0);

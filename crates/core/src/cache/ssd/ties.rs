@@ -3,7 +3,7 @@
 
 use super::{Phase, Ssd};
 use crate::cache::{BlockKey, Tie};
-use crate::format::{CACHE_START_SHIFT, control_checksum};
+use crate::format::CACHE_START_SHIFT;
 
 /// What the log of a volume has said of the cache.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +53,7 @@ impl Ssd {
 
     /// Names the content: identity and format.
     fn cache_id(&self) -> u64 {
-        let mut name = [0; 24];
-        name[..16].copy_from_slice(&self.config.uuid);
-        name[16..].copy_from_slice(&self.root.format.to_le_bytes());
-        control_checksum(&name)
+        self.content().checksum()
     }
 
     /// The last stamp of this start; it says nothing.
@@ -77,10 +74,10 @@ impl Ssd {
 
     /// What the medium holds of a volume is older than its log.
     fn forget_untied(&mut self, volume: u32) {
-        if self.index.used_lines() > 0 {
+        if self.store.index.used_lines() > 0 {
             self.invalidate(BlockKey::new(volume, 0), 1 << 40);
-            self.counters.forgotten_volumes += 1;
-            self.counters.losses += 1;
+            self.store.counters.forgotten_volumes += 1;
+            self.store.counters.losses += 1;
         }
         self.ties
             .insert(volume, Tied::Forgotten(self.queue.queued()));
