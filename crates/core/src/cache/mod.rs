@@ -16,7 +16,7 @@
 //! | `marks` | how full the SSD tier becomes |
 //! | `pins` | what stays in it |
 //! | `heat` | how hot is what they hold |
-//! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
+//! | `ssd/journal`, `journal`, `root` | what makes invalidations durable |
 //! | `ssd/load` | what a restart finds |
 //! | `table`, `ghost` | the memory that the indexes are made of |
 //!

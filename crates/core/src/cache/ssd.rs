@@ -39,37 +39,31 @@
 //! next start is cold ([`Burn`]). If even that fails, or the device does not answer, the node must
 //! give the cache a new identity.
 
-use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
-use alloc::vec;
 use alloc::vec::Vec;
-
-use ties::Tied;
 
 use super::benefit::Worths;
 use super::ghost::Ghost;
 use super::index::Line;
-use super::journal::{Entry, Layout, Queue};
+use super::journal::{Entry, Layout};
 use super::marks::Eviction;
 use super::packed::Packing;
 use super::pins::Pins;
-use super::root::Root;
 use super::table::mix;
-use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState};
-use crate::base::buf::{Arena, Buf, BufMut, Pool};
+use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState, Tie};
+use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::BlockCipher;
 use crate::base::io::{Action, BlockKey, Completion, Done, Nanos, Token};
 use crate::base::limits::{
-    BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_INVALIDATIONS_MAX, CACHE_PROBE_BLOCKS_MAX,
-    CACHE_READS_MAX,
+    BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_PROBE_BLOCKS_MAX, CACHE_READS_MAX,
 };
 use crate::log::extent_index::ExtentIndex;
 
-mod control;
 mod device;
 mod evict;
 mod fill;
 mod heat;
+mod journal;
 mod load;
 mod scrub;
 mod segments;
@@ -77,15 +71,16 @@ mod store;
 mod ties;
 mod writer;
 
-use control::Control;
 use device::{Device, Op};
 use evict::Emptying;
 use fill::Compare;
+use journal::{Journal, Step, Task};
 use load::Scan;
 pub use load::{FooterFound, read_footer};
 pub use scrub::ScrubLine;
 use segments::Stream;
-use store::{Content, Store};
+use store::Store;
+use ties::Ties;
 
 /// Making the next start cold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,29 +138,13 @@ pub struct Counters {
 /// See the module.
 #[derive(Debug)]
 pub struct Ssd {
-    config: SsdConfig,
     pub store: Store,
     pool: Rc<Pool>,
     device: Device,
-    /// Memory for superblocks and journal blocks, so that an invalidation never waits for the pool.
-    control_memory: Rc<Arena>,
     ghost: Ghost,
     phase: Phase,
-    root: Root,
-    queue: Queue,
-    /// What is durable.
-    stamp: u64,
-    /// Whether nothing that a start has found is in use, so that no log can be newer.
-    began_empty: bool,
-    /// Volumes whose logs cannot be told yet that the cache has what they have waited for.
-    ties: BTreeMap<u32, Tied>,
-    /// Next block of the last epoch's half.
-    journal_index: u64,
-    /// Next segment of a checkpoint under way.
-    snapshot: Option<usize>,
-    /// Everything on the medium is to be voided instead of recording more.
-    renew: bool,
-    control: Option<Control>,
+    pub journal: Journal,
+    ties: Ties,
     pub packing: Packing,
     pub eviction: Eviction,
     pub worths: Worths,
@@ -217,22 +196,13 @@ impl Ssd {
         let layout = Layout::new(config.bytes, config.line_blocks)?;
         let lines = layout.segments * layout.plain_lines;
         Some(Self {
-            config,
             store: Store::new(layout, Rc::clone(&pool)),
             pool,
             device,
-            control_memory: control::memory(),
             ghost: Ghost::new(lines / 2),
             phase: Phase::Superblocks(Vec::new()),
-            root: Root::fresh(0, true),
-            queue: Queue::default(),
-            stamp: 0,
-            began_empty: false,
-            ties: BTreeMap::new(),
-            journal_index: 0,
-            snapshot: None,
-            renew: false,
-            control: None,
+            journal: Journal::new(config, layout),
+            ties: Ties::default(),
             packing: Packing::default(),
             eviction: Eviction::default(),
             worths: Worths::default(),
@@ -267,12 +237,11 @@ impl Ssd {
         );
         let config = SsdConfig {
             uuid,
-            ..self.config.clone()
+            ..self.journal.config().clone()
         };
         let fresh = Self::idle(config, self.device.renewed(), Rc::clone(&self.pool));
         let before = core::mem::replace(self, fresh.expect("its sizes were good before"));
-        // Volumes wait for numbers of the queue.
-        self.queue = before.queue;
+        self.journal.continue_queue(before.journal);
         self.store.counters = before.store.counters;
         self.store.counters.readmissions += 1;
         self.store.counters.losses += 1;
@@ -294,7 +263,7 @@ impl Ssd {
     /// Whether it matters how long the device takes: once offline, only the superblocks do, and only until they are
     /// void.
     fn waits_for_device(&self) -> bool {
-        !matches!(self.phase, Phase::Offline(_)) || self.control.is_some()
+        !matches!(self.phase, Phase::Offline(_)) || !self.journal.is_idle()
     }
 
     /// When the oldest operation will have taken too long.
@@ -324,10 +293,10 @@ impl Ssd {
             Op::Superblock => self.superblock_read(data.as_deref()),
             Op::Footer(segment) => self.footer_read(segment, data.as_deref()),
             Op::Journal => self.journal_read(data.as_deref()),
-            Op::Control => self.control_written(ok),
+            Op::Control => self.journal_written(ok),
             Op::Segment(segment) => {
                 if let Some(entry) = self.store.segment_written(segment, ok) {
-                    self.record(entry);
+                    self.journal.record(entry);
                 }
             }
             Op::Compare => self.compare_read(completion.token, data.as_deref()),
@@ -339,11 +308,11 @@ impl Ssd {
     /// Push whatever can go on now.
     pub fn drive(&mut self, actions: &mut Vec<Action>) {
         if self.closing {
-            self.queue.want();
+            self.journal.want();
         }
         match self.phase {
-            Phase::Footers { .. } | Phase::Journal(_) if self.renew => {
-                self.start_forming(self.root.format + 1);
+            Phase::Footers { .. } | Phase::Journal(_) if self.journal.renews() => {
+                self.start_forming(self.journal.root().format + 1);
             }
             Phase::Superblocks(_) => self.read_superblocks(actions),
             Phase::Footers { .. } => self.read_footers(actions),
@@ -352,7 +321,7 @@ impl Ssd {
                 self.drive_emptying(actions);
                 self.drive_compares(actions);
                 if self.closing {
-                    let content = self.content();
+                    let content = self.journal.content();
                     self.store.seal(Stream::Small, content);
                     self.store.seal(Stream::Main, content);
                 }
@@ -361,7 +330,74 @@ impl Ssd {
             }
             Phase::Starting | Phase::Forming { .. } | Phase::Offline(_) => {}
         }
-        self.drive_control(actions);
+        self.drive_journal(actions);
+    }
+
+    /// Write what the journal or the superblocks need next, if nothing is in flight.
+    fn drive_journal(&mut self, actions: &mut Vec<Action>) {
+        if self.journal.is_idle() {
+            let task = match &mut self.phase {
+                Phase::Forming { begun: false } => Some(Task::BeginForming),
+                Phase::Forming { begun: true } => Some(Task::Form),
+                Phase::Starting => Some(Task::Start),
+                Phase::Ready => Some(Task::Serve),
+                Phase::Offline(Burn::Wanted(attempts @ 1..)) => {
+                    *attempts -= 1;
+                    Some(Task::Burn)
+                }
+                Phase::Offline(_)
+                | Phase::Superblocks(_)
+                | Phase::Footers { .. }
+                | Phase::Journal(_) => None,
+            };
+            if let Some(task) = task {
+                self.journal.begin(task, &self.store);
+            }
+        }
+        self.journal.drive(&mut self.device, actions);
+    }
+
+    fn journal_written(&mut self, ok: bool) {
+        let is_offline = matches!(self.phase, Phase::Offline(_));
+        match self.journal.ended(ok, is_offline) {
+            Some(Step::Burnt) => self.phase = Phase::Offline(Burn::Done),
+            Some(Step::FormBegun) if !is_offline => self.phase = Phase::Forming { begun: true },
+            Some(Step::Formed) if !is_offline => self.serve_cold(),
+            Some(Step::Started) if !is_offline => self.serve_warm(),
+            _ => {}
+        }
+    }
+
+    /// The log of a volume that opens says what it has waited for. If that is not there, nothing of the volume is
+    /// served.
+    pub fn tie(&mut self, volume: u32, tie: Tie) {
+        match self.phase {
+            Phase::Ready => {
+                if !self.ties.has(tie, &self.journal) {
+                    self.forget_untied(volume);
+                }
+            }
+            // It begins, or will begin anew.
+            Phase::Forming { .. } | Phase::Offline(_) => {}
+            _ => self.ties.untried(volume, tie),
+        }
+    }
+
+    /// What the log of a volume is to say.
+    pub fn tie_of(&self, volume: u32) -> Tie {
+        let tie = self.ties.tie_of(volume, &self.journal);
+        tie.filter(|_| self.is_ready_phase())
+            .unwrap_or(Tie::UNKNOWN)
+    }
+
+    /// What the medium holds of a volume is older than its log.
+    fn forget_untied(&mut self, volume: u32) {
+        if self.store.index.used_lines() > 0 {
+            self.invalidate(BlockKey::new(volume, 0), 1 << 40);
+            self.store.counters.forgotten_volumes += 1;
+            self.store.counters.losses += 1;
+        }
+        self.ties.forgotten(volume, self.journal.queued());
     }
 
     fn count_outcome(&mut self, is_write: bool, ok: bool) {
@@ -380,7 +416,7 @@ impl Ssd {
     /// Go offline, or once offline, give up voiding the superblocks.
     fn give_up(&mut self, why: SsdFailure, burn: Burn) {
         if matches!(self.phase, Phase::Offline(_)) {
-            self.control = None;
+            self.journal.abandon_write();
             self.phase = Phase::Offline(burn);
             return;
         }
@@ -389,10 +425,10 @@ impl Ssd {
         if why == SsdFailure::Silent {
             // Nothing is waited for any more; what it wrote may still come about.
             self.store.counters.device_errors += 1;
-            self.control = None;
+            self.journal.abandon_write();
         }
         self.phase = Phase::Offline(burn);
-        self.queue.supersede();
+        self.journal.give_up();
         self.forget_all();
         self.store.give_up();
         self.ghost = Ghost::new(0);
@@ -404,8 +440,7 @@ impl Ssd {
         self.emptying = None;
         self.compares.clear();
         (self.voids, self.void_at) = (ExtentIndex::default(), None);
-        self.snapshot = None;
-        self.journal_index = 0;
+        self.journal.restart();
     }
 
     fn is_ready_phase(&self) -> bool {
@@ -472,20 +507,9 @@ impl Ssd {
         if self.is_ready_phase()
             && let Some(entry) = self.store.distrust(line)
         {
-            self.record(entry);
+            self.journal.record(entry);
         }
         Corrupt
-    }
-
-    /// Queue an entry; if too many wait already (the device hangs), void everything instead.
-    fn record(&mut self, entry: Entry) {
-        if self.renew || self.queue.len() >= CACHE_INVALIDATIONS_MAX {
-            self.renew = true;
-            self.queue.supersede();
-            self.queue.count_unrecorded();
-        } else {
-            self.queue.push(entry);
-        }
     }
 
     pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {
@@ -497,17 +521,17 @@ impl Ssd {
             Phase::Ready => {}
             Phase::Offline(Burn::Done) => return,
             Phase::Offline(Burn::Wanted(_)) => {
-                self.queue.count_unrecorded();
+                self.journal.count_unrecorded();
                 return;
             }
             Phase::Forming { .. } => {
                 // Nothing counts once this is done, and it is not done before.
-                self.queue.count_unrecorded();
+                self.journal.count_unrecorded();
                 return;
             }
             _ => {
                 // What the medium holds is not known yet.
-                self.record(Entry::Range {
+                self.journal.record(Entry::Range {
                     first: first.0,
                     blocks,
                     upto: u64::MAX,
@@ -525,7 +549,7 @@ impl Ssd {
             self.store.unmap(first, blocks)
         };
         if let Some(entry) = entry {
-            self.record(entry);
+            self.journal.record(entry);
         }
     }
 
@@ -552,22 +576,21 @@ impl Ssd {
     }
 
     pub fn barrier(&mut self) -> u64 {
-        self.queue.want()
+        self.journal.want()
     }
 
     pub fn persisted(&self) -> u64 {
-        self.queue.durable()
+        self.journal.durable()
     }
 
     pub fn must_reset(&self) -> bool {
-        matches!(self.phase, Phase::Offline(Burn::Wanted(0))) && self.control.is_none()
+        matches!(self.phase, Phase::Offline(Burn::Wanted(0))) && self.journal.is_idle()
     }
 
     pub fn reset_recorded(&mut self) {
         if let Phase::Offline(burn) = &mut self.phase {
             *burn = Burn::Done;
-            let all = self.queue.supersede();
-            self.queue.settle(all);
+            self.journal.settle_all();
         }
     }
 
@@ -598,22 +621,22 @@ impl Ssd {
 
     pub fn close(&mut self) {
         self.closing = true;
-        self.queue.want();
+        self.journal.want();
     }
 
     pub fn is_closed(&self) -> bool {
-        let still = self.control.is_none() && self.device.under_way() == 0;
+        let still = self.journal.is_idle() && self.device.under_way() == 0;
         self.closing
             && match self.phase {
                 Phase::Ready => {
                     still
                         && !self.store.writer.is_writing()
-                        && self.queue.is_settled()
+                        && self.journal.is_settled()
                         && self.store.writer.opened() == 0
                 }
                 // What a silent device has not ended is not waited for.
                 Phase::Offline(burn) => {
-                    self.control.is_none() && matches!(burn, Burn::Done | Burn::Wanted(0))
+                    self.journal.is_idle() && matches!(burn, Burn::Done | Burn::Wanted(0))
                 }
                 _ => false,
             }
@@ -637,25 +660,12 @@ impl Ssd {
         self.store.bytes() + self.ghost.bytes() + self.packing.memory_bytes()
     }
 
-    /// What footers say that they belong to.
-    fn content(&self) -> Content {
-        Content {
-            uuid: self.config.uuid,
-            format: self.root.format,
-        }
-    }
-
     pub fn check_invariants(&self) {
         if !self.is_ready_phase() {
             return;
         }
         self.store.check_invariants(self.emptying.is_some());
-        assert!(self.queue.len() <= CACHE_INVALIDATIONS_MAX);
         assert!(self.compares.len() <= CACHE_READS_MAX);
-        let reserved = self.journal_index + self.snapshot_blocks();
-        assert!(
-            reserved <= self.store.layout.half_blocks,
-            "a checkpoint has its room"
-        );
+        self.journal.check_invariants();
     }
 }

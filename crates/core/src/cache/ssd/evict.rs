@@ -298,7 +298,7 @@ impl Ssd {
         self.store.segments.empty_oldest(stream);
         // Before any of its addresses is turned elsewhere.
         let entry = self.store.segments.void(segment);
-        self.record(entry);
+        self.journal.record(entry);
         let lines = self.store.layout.lines_per_segment;
         let pinned = if keeps_pins {
             self.pinned_bits(segment)

@@ -103,7 +103,7 @@ impl Ssd {
             // The content has changed, and the invalidation is still to come.
             let line_blocks = self.store.layout.line_blocks as u64;
             if let Some(entry) = self.store.unmap(BlockKey(key), line_blocks) {
-                self.record(entry);
+                self.journal.record(entry);
             }
         }
         let candidate = self.store.index.find_content(sums);
@@ -182,7 +182,7 @@ impl Ssd {
 
     /// Put a line into a stream's open segment; its address leads nowhere yet.
     pub(super) fn append(&mut self, stream: Stream, new: NewLine<'_>) -> Option<Line> {
-        let line = self.store.append(stream, new, self.content())?;
+        let line = self.store.append(stream, new, self.journal.content())?;
         let volume = BlockKey(new.key).volume();
         self.worths.note(volume, stream as usize);
         Some(line)

@@ -9,15 +9,15 @@
 //! case it can be read next time.
 
 use super::{
-    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root, Ssd,
-    SsdFailure, Stream, Tied, Vec,
+    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Ssd,
+    SsdFailure, Stream, Vec,
 };
 use crate::base::error::FormatError;
 use crate::base::io::SectorRange;
 use crate::base::limits::{CACHE_FOOTERS_DOUBTED, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
 use crate::cache::footer::{self, FooterLine, FooterLines};
 use crate::cache::journal::{EpochScan, Layout};
-use crate::cache::root::Verdict;
+use crate::cache::root::{Root, Verdict};
 use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
 
 /// Blocks of the journal that are read at once.
@@ -131,11 +131,10 @@ impl Ssd {
         if blocks.len() < CACHE_SUPERBLOCK_BLOCKS.len() * BLOCK_BYTES {
             return;
         }
-        match Root::judge(&self.config, blocks) {
+        match Root::judge(self.journal.config(), blocks) {
             Verdict::Warm(root) if root.incarnation < INCARNATION_MAX => {
                 self.forget_all();
-                self.stamp = root.stamp;
-                self.root = root;
+                self.journal.found(root);
                 self.phase = Phase::Footers {
                     next: 0,
                     again: false,
@@ -151,7 +150,7 @@ impl Ssd {
     /// Make the region anew: nothing on it counts.
     pub(super) fn start_forming(&mut self, format: u64) {
         self.forget_all();
-        self.root = Root::fresh(format, true);
+        self.journal.form(format);
         self.phase = Phase::Forming { begun: false };
     }
 
@@ -183,7 +182,10 @@ impl Ssd {
             return;
         }
         if again {
-            self.phase = Phase::Journal(Scan::new(&self.root, self.root.journal_first));
+            self.phase = Phase::Journal(Scan::new(
+                self.journal.root(),
+                self.journal.root().journal_first,
+            ));
             self.read_journal(actions);
         } else {
             self.phase = Phase::Footers {
@@ -200,13 +202,13 @@ impl Ssd {
         }
         let found = data.map_or(Footer::Unknown, |data| self.take_footer(number, data));
         if found == Footer::Ahead {
-            return self.start_forming(self.root.format + 1);
+            return self.start_forming(self.journal.root().format + 1);
         }
         if found == Footer::Unknown {
             // In case it is readable next time.
-            let sequence = (self.root.incarnation + 1) << CACHE_START_SHIFT;
+            let sequence = (self.journal.root().incarnation + 1) << CACHE_START_SHIFT;
             self.store.segments.found_void(number, sequence);
-            self.record(Entry::Segment {
+            self.journal.record(Entry::Segment {
                 segment: number as u32,
                 sequence,
                 void: 0,
@@ -218,8 +220,8 @@ impl Ssd {
     fn take_footer(&mut self, number: usize, data: &[u8]) -> Footer {
         let found = read_footer(
             &self.store.layout,
-            self.config.uuid,
-            &self.root,
+            self.journal.config().uuid,
+            self.journal.root(),
             number,
             data,
         );
@@ -261,7 +263,7 @@ impl Ssd {
                     .store
                     .segments
                     .sequence(self.store.index.segment_of(other));
-                self.record(Entry::Range {
+                self.journal.record(Entry::Range {
                     first: key,
                     blocks: line_blocks as u64,
                     upto: rival.min(sequence),
@@ -289,10 +291,10 @@ impl Ssd {
             return;
         }
         if scan.epoch.next() >= half_blocks {
-            self.journal_index = scan.epoch.used_blocks();
-            self.stamp = self.stamp.max(scan.epoch.stamp());
-            if scan.epoch.epoch() < self.root.journal_last {
-                *scan = Scan::new(&self.root, scan.epoch.epoch() + 1);
+            self.journal
+                .found_end(scan.epoch.used_blocks(), scan.epoch.stamp());
+            if scan.epoch.epoch() < self.journal.root().journal_last {
+                *scan = Scan::new(self.journal.root(), scan.epoch.epoch() + 1);
             } else {
                 // What this step does not come to follows in the next ones.
                 self.void_at.get_or_insert(0);
@@ -314,14 +316,14 @@ impl Ssd {
         };
         scan.waiting = false;
         let Some(data) = data else {
-            return self.start_forming(self.root.format + 1);
+            return self.start_forming(self.journal.root().format + 1);
         };
         let blocks = data.chunks_exact(BLOCK_BYTES);
         let entries: Option<Vec<Vec<Entry>>> = blocks.map(|b| scan.epoch.take(b)).collect();
         let sound = entries
             .is_some_and(|blocks| blocks.into_iter().flatten().all(|entry| self.apply(entry)));
         if !sound {
-            self.start_forming(self.root.format + 1);
+            self.start_forming(self.journal.root().format + 1);
         }
     }
 
@@ -408,54 +410,31 @@ impl Ssd {
     }
 
     pub(super) fn serve_cold(&mut self) {
-        let all = self.queue.supersede();
-        self.queue.settle(all);
-        self.renew = false;
-        self.journal_index = 0;
-        self.ties.clear();
-        self.began_empty = true;
-        self.store.segments.begin(self.root.incarnation);
+        self.journal.begin_empty();
+        self.ties.begin_empty();
+        self.store.segments.begin(self.journal.root().incarnation);
         self.phase = Phase::Ready;
     }
 
     pub(super) fn serve_warm(&mut self) {
-        let base = self.root.incarnation << CACHE_START_SHIFT;
-        self.store.segments.begin(self.root.incarnation);
+        self.store.segments.begin(self.journal.root().incarnation);
         self.phase = Phase::Ready;
-        if self.renew {
+        if self.journal.renews() {
             // Too many invalidations came meanwhile to be recorded: none of the content is used.
-            let root = self.root;
             self.forget_all();
-            self.root = root;
             // The medium holds what their logs know better until the superblocks say that all of it is void.
-            let upto = self.queue.queued();
-            for tied in self.ties.values_mut() {
-                *tied = Tied::Forgotten(upto);
-            }
-            self.began_empty = true;
+            self.ties.begin_forgotten(self.journal.queued());
             return;
         }
         // What was invalidated since the start.
-        let mut ranges = Vec::new();
-        for entry in self.queue.pending_mut() {
-            if let Entry::Range {
-                first,
-                blocks,
-                upto: upto @ u64::MAX,
-            } = entry
-            {
-                *upto = base;
-                ranges.push((*first, *blocks));
-            }
-        }
-        for (first, blocks) in ranges {
+        for (first, blocks) in self.journal.take_early() {
             let end = first.saturating_add(blocks);
             if blocks > self.probes_max as u64 {
                 if let Some((first, end)) = self.store.forget_lines(first, end) {
-                    self.record(Entry::Range {
+                    self.journal.record(Entry::Range {
                         first,
                         blocks: end - first,
-                        upto: base,
+                        upto: self.store.segments.next_sequence() - 1,
                     });
                 }
                 continue;
@@ -465,14 +444,9 @@ impl Ssd {
             }
         }
         self.store.counters.warm_lines = self.store.index.used_lines() as u64;
-        if self.root.journal_first < self.root.journal_last {
-            // A checkpoint was cut short; take it up again if its half still has the room.
-            self.snapshot = Some(0);
-            if self.journal_room() == 0 {
-                self.snapshot = None;
-                self.renew = true;
-            }
+        self.journal.resume_checkpoint();
+        for volume in self.ties.take_untied(&self.journal) {
+            self.forget_untied(volume);
         }
-        self.try_ties();
     }
 }
