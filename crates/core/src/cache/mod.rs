@@ -16,7 +16,7 @@
 //! | `marks` | how full the SSD tier becomes |
 //! | `pins` | what stays in it |
 //! | `heat` | how hot is what they hold |
-//! | `ssd/control`, `journal`, `root` | what makes invalidations durable |
+//! | `ssd/journal`, `journal`, `root` | what makes invalidations durable |
 //! | `ssd/load` | what a restart finds |
 //! | `table`, `ghost` | the memory that the indexes are made of |
 //!
@@ -520,7 +520,7 @@ impl ReadCache {
     /// How often lines were lost of the SSD tier that were neither invalidated nor evicted: pinned ones
     /// may be among them.
     pub fn losses(&self) -> u64 {
-        self.ssd.as_ref().map_or(0, |ssd| ssd.counters.losses)
+        self.ssd.as_ref().map_or(0, |ssd| ssd.store.counters.losses)
     }
 
     /// Whether the SSD tier takes lines at present.
@@ -559,7 +559,7 @@ impl ReadCache {
     /// block's line is whole below `end`, the end of its volume; else in any tier.
     pub fn is_promoted(&self, key: BlockKey, end: BlockKey) -> bool {
         match &self.ssd {
-            Some(ssd) if ssd.takes_lines() && ssd.is_whole(key, end) => ssd.has_taken(key),
+            Some(ssd) if ssd.takes_lines() && ssd.store.is_whole(key, end) => ssd.has_taken(key),
             _ => self.probe(key) != Tier::Absent,
         }
     }
@@ -736,7 +736,7 @@ impl ReadCache {
 
     /// How many volumes were given nothing of what a start has found, since their logs are newer.
     pub fn forgotten_volumes(&self) -> u64 {
-        (self.ssd.as_ref()).map_or(0, |ssd| ssd.counters.forgotten_volumes)
+        (self.ssd.as_ref()).map_or(0, |ssd| ssd.store.counters.forgotten_volumes)
     }
 
     /// What the log of a volume is to say from now on: that everything up to [`Self::persisted`] was forgotten.
@@ -776,19 +776,19 @@ impl ReadCache {
             ssd_lines: ssd.lines() as u64,
             ssd_used_blocks: ssd.used_blocks() as u64,
             index_bytes: dram.index_bytes + ssd.index_bytes() as u64,
-            filled_lines: ssd.counters.filled_lines,
-            shared_lines: ssd.counters.shared_lines,
-            ssd_evicted_lines: ssd.counters.evicted_lines,
-            ssd_written_bytes: ssd.counters.written_bytes,
-            corrupt_blocks: ssd.counters.corrupt_blocks,
-            device_errors: ssd.counters.device_errors,
+            filled_lines: ssd.store.counters.filled_lines,
+            shared_lines: ssd.store.counters.shared_lines,
+            ssd_evicted_lines: ssd.store.counters.evicted_lines,
+            ssd_written_bytes: ssd.store.counters.written_bytes,
+            corrupt_blocks: ssd.store.counters.corrupt_blocks,
+            device_errors: ssd.store.counters.device_errors,
             ssd_state: ssd.state(),
             ssd_failure: ssd.failure(),
             ssd_since: self.seen.1,
-            ssd_failures: ssd.counters.failures,
-            ssd_readmissions: ssd.counters.readmissions,
-            warm_lines: ssd.counters.warm_lines,
-            forgotten_volumes: ssd.counters.forgotten_volumes,
+            ssd_failures: ssd.store.counters.failures,
+            ssd_readmissions: ssd.store.counters.readmissions,
+            warm_lines: ssd.store.counters.warm_lines,
+            forgotten_volumes: ssd.store.counters.forgotten_volumes,
             ..dram
         }
     }

@@ -12,11 +12,9 @@ use super::super::benefit::{GAIN_MAX, unproven};
 use super::super::ghost::Ring;
 use super::super::marks::FREE_SEGMENTS_MIN;
 use super::super::pins::{PinRefused, whole_lines};
-use super::segments::line_checksums;
-use super::{
-    Action, BLOCK_BYTES, CACHE_READS_MAX, CACHE_SEGMENT_WRITES_MAX, Line, Op, SegmentState, Ssd,
-    Stream, Vec, mix,
-};
+use super::segments::SegmentState;
+use super::store::{NewLine, line_checksums};
+use super::{Action, BLOCK_BYTES, CACHE_READS_MAX, Line, Op, Ssd, Stream, Vec, mix};
 use crate::base::io::BlockKey;
 use crate::base::limits::CACHE_PASS_OVER_RATIO;
 
@@ -47,13 +45,13 @@ pub(super) struct Emptying {
 
 impl Ssd {
     fn pinned_blocks_max(&self) -> u64 {
-        let layout = &self.layout;
+        let layout = &self.store.layout;
         let blocks = layout.segments * layout.room_blocks();
         (blocks * usize::from(self.eviction.marks.pin_ratio_max) / 100) as u64
     }
 
     pub fn may_pin(&self, volume: u32, ranges: &[(u64, u64)]) -> Result<(), PinRefused> {
-        let lines = whole_lines(ranges, self.layout.line_blocks as u64);
+        let lines = whole_lines(ranges, self.store.layout.line_blocks as u64);
         let asked: u64 = lines.iter().map(|(first, end)| end - first).sum();
         let others = self.pins.blocks_beside(volume);
         let max = self.pinned_blocks_max();
@@ -69,7 +67,7 @@ impl Ssd {
     }
 
     pub fn pin(&mut self, volume: u32, origin: Option<u32>, ranges: &[(u64, u64)]) {
-        let lines = whole_lines(ranges, self.layout.line_blocks as u64);
+        let lines = whole_lines(ranges, self.store.layout.line_blocks as u64);
         let max = self.pinned_blocks_max();
         let pinned = self.pins.set(volume, origin, lines, max);
         assert!(pinned.is_ok(), "whoever pins has asked whether it may");
@@ -82,9 +80,12 @@ impl Ssd {
         if self.pins.is_empty() {
             return None;
         }
-        let primary = self.index.primary(line);
+        let primary = self.store.index.primary(line);
         primary.filter(|&key| self.pins.contains(key)).or_else(|| {
-            let mut aliases = self.index.aliases_of(self.index.segment_of(line));
+            let mut aliases = self
+                .store
+                .index
+                .aliases_of(self.store.index.segment_of(line));
             let found = aliases.find(|&(key, of)| of == line && self.pins.contains(key));
             found.map(|(key, _)| key)
         })
@@ -95,34 +96,37 @@ impl Ssd {
         if self.pins.is_empty() {
             return 0;
         }
-        let primaries = (0..self.layout.lines_per_segment).filter(|&slot| {
-            let key = self.index.primary(self.index.line_at(segment, slot));
+        let primaries = (0..self.store.layout.lines_per_segment).filter(|&slot| {
+            let key = self
+                .store
+                .index
+                .primary(self.store.index.line_at(segment, slot));
             key.is_some_and(|key| self.pins.contains(key))
         });
-        let aliases = self.index.aliases_of(segment);
+        let aliases = self.store.index.aliases_of(segment);
         let aliases = aliases.filter(|&(key, _)| self.pins.contains(key));
         primaries
-            .chain(aliases.map(|(_, line)| self.index.slot_of(line)))
+            .chain(aliases.map(|(_, line)| self.store.index.slot_of(line)))
             .fold(0, |bits, slot| bits | 1 << slot)
     }
 
     /// The share of a segment that the lines have whose bits are set.
     fn share_of_bits(&self, segment: usize, bits: u128) -> usize {
-        (0..self.layout.lines_per_segment)
+        (0..self.store.layout.lines_per_segment)
             .filter(|&slot| bits >> slot & 1 == 1)
-            .map(|slot| self.share_of(self.index.line_at(segment, slot)))
+            .map(|slot| self.share_of(self.store.index.line_at(segment, slot)))
             .sum()
     }
 
     /// The share of a segment that a line has: of its blocks or of its lines, whichever is more.
     fn share_of(&self, line: Line) -> usize {
-        let blocks = usize::from(self.index.place_of(line).blocks);
-        (blocks * self.layout.lines_per_segment).max(self.layout.room_blocks())
+        let blocks = usize::from(self.store.index.place_of(line).blocks);
+        (blocks * self.store.layout.lines_per_segment).max(self.store.layout.room_blocks())
     }
 
     /// The share that is a whole segment.
     fn whole_segment(&self) -> usize {
-        self.layout.room_blocks() * self.layout.lines_per_segment
+        self.store.layout.room_blocks() * self.store.layout.lines_per_segment
     }
 
     fn is_mostly_pinned(&self, segment: usize) -> bool {
@@ -133,7 +137,9 @@ impl Ssd {
     pub(super) fn drive_emptying(&mut self, actions: &mut Vec<Action>) {
         if self.emptying.is_none()
             && !self.closing
-            && self.eviction.is_due(self.free.len(), self.segments.len())
+            && self
+                .eviction
+                .is_due(self.store.segments.free(), self.store.segments.len())
         {
             self.begin_emptying();
         }
@@ -142,20 +148,20 @@ impl Ssd {
                 return;
             }
             let segment = emptying.segment;
-            if emptying.next_slot == self.layout.lines_per_segment {
+            if emptying.next_slot == self.store.layout.lines_per_segment {
                 if emptying.reads == 0 {
                     self.finish_emptying();
                 }
                 return;
             }
-            let line = self.index.line_at(segment, emptying.next_slot);
+            let line = self.store.index.line_at(segment, emptying.next_slot);
             let keeps_pins = emptying.keeps_pins;
             if let Some(key) = self.pinned_key(line).filter(|_| keeps_pins) {
                 // It waits for memory, or for a segment to be written, rather than be lost.
                 if !self.can_keep() || !self.keep(line, key, actions) {
                     return;
                 }
-            } else if let Some(key) = self.index.primary(line)
+            } else if let Some(key) = self.store.index.primary(line)
                 && !(self.is_worth_keeping(line) && self.keep(line, key, actions))
             {
                 self.evict(line, key);
@@ -173,7 +179,9 @@ impl Ssd {
 
     /// Whether taking a line of this volume drives out what is worth more.
     pub fn drives_out_for(&self, volume: u32) -> bool {
-        self.takes_lines() && self.free.len() <= FREE_SEGMENTS_MIN && self.gain(volume) < 0
+        self.takes_lines()
+            && self.store.segments.free() <= FREE_SEGMENTS_MIN
+            && self.gain(volume) < 0
     }
 
     /// For each slot of a segment, what its line's worth adds to the number of its uses: of what is worth
@@ -181,8 +189,8 @@ impl Ssd {
     /// nothing, else so little that its uses do not count.
     fn bonuses(&mut self, stream: Stream, segment: usize) -> Vec<i8> {
         let bonus = |slot| {
-            let line = self.index.line_at(segment, slot);
-            let (key, uses) = (self.index.primary(line), self.index.uses(line));
+            let line = self.store.index.line_at(segment, slot);
+            let (key, uses) = (self.store.index.primary(line), self.store.index.uses(line));
             let gain = key.map_or(0, |key| {
                 self.worths.pass(BlockKey(key).volume(), stream as usize)
             });
@@ -195,13 +203,15 @@ impl Ssd {
                 _ => -(USES_MAX as i8),
             }
         };
-        (0..self.layout.lines_per_segment).map(bonus).collect()
+        (0..self.store.layout.lines_per_segment)
+            .map(bonus)
+            .collect()
     }
 
     /// Whether a line that is not pinned is one of the most used ones; counts it among them.
     fn is_worth_keeping(&mut self, line: Line) -> bool {
-        let slot = self.index.slot_of(line);
-        let (uses, share) = (self.index.uses(line), self.share_of(line));
+        let slot = self.store.index.slot_of(line);
+        let (uses, share) = (self.store.index.uses(line), self.share_of(line));
         let Some(emptying) = &mut self.emptying else {
             return false;
         };
@@ -217,66 +227,66 @@ impl Ssd {
 
     /// Begin to read a line that is to be kept; false if there is no memory for it.
     fn keep(&mut self, line: Line, key: u64, actions: &mut Vec<Action>) -> bool {
-        let Some(buf) = self.pool.alloc(self.index.place_of(line).bytes()) else {
-            return false;
-        };
+        let uses = self.store.index.uses(line);
+        let op = Op::Keep { line, key, uses };
+        let (offset, bytes) = (
+            self.store.line_offset(line),
+            self.store.index.place_of(line).bytes(),
+        );
+        let is_begun = self.device.read(op, offset, bytes, actions).is_some();
         if let Some(emptying) = &mut self.emptying {
-            emptying.reads += 1;
+            emptying.reads += usize::from(is_begun);
         }
-        let uses = self.index.uses(line);
-        let token = self.token(Op::Keep { line, key, uses });
-        let offset = self.line_offset(line);
-        actions.push(Action::CacheRead { token, offset, buf });
-        true
+        is_begun
     }
 
     /// Whether a line that is kept now finds a place, or none will come by waiting.
     fn can_keep(&self) -> bool {
-        self.open[Stream::Main as usize].is_some()
-            || self.free.is_empty()
-            || (self.writing.len() < CACHE_SEGMENT_WRITES_MAX && self.has_memory())
+        let writer = &self.store.writer;
+        writer.is_open(Stream::Main) || self.store.segments.free() == 0 || writer.can_open()
     }
 
     /// The segment to be emptied next, its stream, and whether its pinned lines are kept.
     fn next_to_empty(&mut self) -> Option<(Stream, usize, bool)> {
-        if self.all_pinned_at == self.next_sequence {
+        if self.all_pinned_at == self.store.segments.next_sequence() {
             return None;
         }
-        let [small, main] = &self.sealed;
-        let small_first = small.len() > self.segments.len() / SMALL_SHARE || main.is_empty();
+        let segments = &self.store.segments;
+        let small_first = segments.sealed(Stream::Small) > segments.len() / SMALL_SHARE
+            || segments.sealed(Stream::Main) == 0;
         let order = if small_first {
             [Stream::Small, Stream::Main]
         } else {
             [Stream::Main, Stream::Small]
         };
         for stream in order {
-            for _ in 0..self.sealed[stream as usize].len().min(PASSES_MAX) {
-                let number = *self.sealed[stream as usize].front()?;
-                if self.segments[number as usize].state != SegmentState::Sealed {
+            for _ in 0..self.store.segments.sealed(stream).min(PASSES_MAX) {
+                let number = self.store.segments.oldest(stream)?;
+                if self.store.segments.state(number) != SegmentState::Sealed {
                     break;
                 }
-                if !self.is_mostly_pinned(number as usize) {
+                if !self.is_mostly_pinned(number) {
                     self.passed_over = [0; 2];
-                    return Some((stream, number as usize, true));
+                    return Some((stream, number, true));
                 }
-                self.sealed[stream as usize].rotate_left(1);
+                self.store.segments.pass_over(stream);
                 self.passed_over[stream as usize] += 1;
             }
         }
         let passed = |stream: Stream| {
-            self.passed_over[stream as usize] >= self.sealed[stream as usize].len()
+            self.passed_over[stream as usize] >= self.store.segments.sealed(stream)
         };
-        if !self.writing.is_empty() || !order.into_iter().all(passed) {
+        if self.store.writer.is_writing() || !order.into_iter().all(passed) {
             return None;
         }
-        if self.free.len() >= FREE_SEGMENTS_MIN {
+        if self.store.segments.free() >= FREE_SEGMENTS_MIN {
             // Until another segment is sealed, looking again finds nothing else.
-            self.all_pinned_at = self.next_sequence;
+            self.all_pinned_at = self.store.segments.next_sequence();
             return None;
         }
         let oldest = |stream: Stream| {
-            let number = *self.sealed[stream as usize].front()?;
-            Some((stream, number as usize, false))
+            let number = self.store.segments.oldest(stream)?;
+            Some((stream, number, false))
         };
         order.into_iter().find_map(oldest)
     }
@@ -285,15 +295,15 @@ impl Ssd {
         let Some((stream, segment, keeps_pins)) = self.next_to_empty() else {
             return;
         };
-        self.sealed[stream as usize].pop_front();
+        self.store.segments.empty_oldest(stream);
         // Before any of its addresses is turned elsewhere.
-        self.void_segment(segment);
-        self.segments[segment].state = SegmentState::Emptying;
-        let lines = self.layout.lines_per_segment;
+        let entry = self.store.segments.void(segment);
+        self.journal.record(entry);
+        let lines = self.store.layout.lines_per_segment;
         let pinned = if keeps_pins {
             self.pinned_bits(segment)
         } else {
-            self.counters.losses += 1;
+            self.store.counters.losses += 1;
             0
         };
         let pinned_share = self.share_of_bits(segment, pinned);
@@ -302,9 +312,9 @@ impl Ssd {
         let used = |least: u8| -> usize {
             (0..lines)
                 .filter(|&slot| pinned >> slot & 1 == 0)
-                .map(|slot| (self.index.line_at(segment, slot), bonuses[slot]))
+                .map(|slot| (self.store.index.line_at(segment, slot), bonuses[slot]))
                 .filter(|&(line, bonus)| {
-                    self.index.uses(line).saturating_add_signed(bonus) >= least
+                    self.store.index.uses(line).saturating_add_signed(bonus) >= least
                 })
                 .map(|(line, _)| self.share_of(line))
                 .sum()
@@ -327,12 +337,12 @@ impl Ssd {
     }
 
     fn evict(&mut self, line: Line, key: u64) {
-        let segment = self.index.segment_of(line);
-        if self.segments[segment].stream == Stream::Small {
+        let segment = self.store.index.segment_of(line);
+        if self.store.segments.stream(segment) == Stream::Small {
             self.ghost.insert(mix(key), Ring::Small);
         }
-        self.index.unmap_primary(line);
-        self.counters.evicted_lines += 1;
+        self.store.index.unmap_primary(line);
+        self.store.counters.evicted_lines += 1;
     }
 
     pub(super) fn keep_read(&mut self, line: Line, key: u64, uses: u8, data: Option<&[u8]>) {
@@ -340,42 +350,48 @@ impl Ssd {
             return;
         };
         emptying.reads -= 1;
-        if self.find(key) != Some(line) {
+        if self.store.find(key) != Some(line) {
             return;
         }
         let (sums, blocks) = line_checksums(data.unwrap_or_default());
         let sums = &sums[..blocks];
-        let sound = self.index.checksums(line) == sums;
+        let sound = self.store.index.checksums(line) == sums;
         if data.is_some() && !sound {
-            self.counters.corrupt_blocks += 1;
+            self.store.counters.corrupt_blocks += 1;
         }
         let is_pinned = self.pins.contains(key);
         let Some(data) = data.filter(|_| sound) else {
-            self.index.unmap_line(line);
-            self.counters.losses += u64::from(is_pinned);
+            self.store.index.unmap_line(line);
+            self.store.counters.losses += u64::from(is_pinned);
             return;
         };
-        let segment = self.index.segment_of(line);
-        let aliases = self.index.aliases_of(segment);
+        let segment = self.store.index.segment_of(line);
+        let aliases = self.store.index.aliases_of(segment);
         let aliases: Vec<u64> = aliases
             .filter(|&(other, of)| of == line && other != key && self.pins.contains(other))
-            .filter(|&(other, _)| !self.forgetting.covers(other))
+            .filter(|&(other, _)| !self.store.forgets(other))
             .map(|(other, _)| other)
             .collect();
-        let was_small = self.segments[segment].stream == Stream::Small;
-        self.index.unmap_line(line);
-        let shareable = self.index.find_content(sums).is_none();
-        if let Some(kept) = self.append(Stream::Main, key, data, sums, shareable) {
+        let was_small = self.store.segments.stream(segment) == Stream::Small;
+        self.store.index.unmap_line(line);
+        let shareable = self.store.index.find_content(sums).is_none();
+        let kept = NewLine {
+            key,
+            data,
+            checksums: sums,
+            shareable,
+        };
+        if let Some(kept) = self.append(Stream::Main, kept) {
             let uses = if was_small { 0 } else { uses.saturating_sub(1) };
-            self.index.set_uses(kept, uses);
+            self.store.index.set_uses(kept, uses);
             for alias in aliases {
-                if !self.index.add_alias(alias, kept) {
-                    self.counters.losses += 1;
+                if !self.store.index.add_alias(alias, kept) {
+                    self.store.counters.losses += 1;
                 }
             }
         } else {
-            self.counters.evicted_lines += 1;
-            self.counters.losses += u64::from(is_pinned);
+            self.store.counters.evicted_lines += 1;
+            self.store.counters.losses += u64::from(is_pinned);
         }
     }
 
@@ -385,12 +401,11 @@ impl Ssd {
         };
         let segment = emptying.segment;
         // Permissions that were given stay good: checksums go only when the last is back.
-        if self.segments[segment].pins > 0 {
+        if self.store.segments.is_read(segment) {
             return;
         }
-        self.index.clear_segment(segment);
-        self.segments[segment].state = SegmentState::Free;
-        self.free.push_back(segment as u32);
+        self.store.index.clear_segment(segment);
+        self.store.segments.release(segment);
         self.emptying = None;
     }
 }

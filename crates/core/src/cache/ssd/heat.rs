@@ -7,7 +7,7 @@ use crate::cache::marks::FREE_SEGMENTS_MIN;
 impl Ssd {
     /// Places that an address may be found in: see [`Self::used_at`].
     pub fn places(&self) -> usize {
-        self.index.places()
+        self.store.index.places()
     }
 
     /// The address in one place, and how often its line was used of late.
@@ -15,20 +15,20 @@ impl Ssd {
         if !self.is_ready_phase() {
             return None;
         }
-        let (key, line) = self.index.address_at(place)?;
-        Some((BlockKey(key), self.index.uses(line)))
+        let (key, line) = self.store.index.address_at(place)?;
+        Some((BlockKey(key), self.store.index.uses(line)))
     }
 
     /// Whether two more segments can be opened, one for each stream, before anything is evicted.
     pub fn has_free_segments(&self) -> bool {
-        let kept = self.eviction.free_min(self.segments.len());
-        self.free.len() > kept + FREE_SEGMENTS_MIN
+        let kept = self.eviction.free_min(self.store.segments.len());
+        self.store.segments.free() > kept + FREE_SEGMENTS_MIN
     }
 
     /// Lines, stored as they are, that the tier holds before anything is evicted, but for the segments that are being
     /// filled.
     pub fn room_lines(&self) -> usize {
-        let kept = self.eviction.free_min(self.segments.len()) + FREE_SEGMENTS_MIN;
-        self.segments.len().saturating_sub(kept) * self.layout.plain_lines
+        let kept = self.eviction.free_min(self.store.segments.len()) + FREE_SEGMENTS_MIN;
+        self.store.segments.len().saturating_sub(kept) * self.store.layout.plain_lines
     }
 }

@@ -9,15 +9,15 @@
 //! case it can be read next time.
 
 use super::{
-    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Root,
-    SegmentState, Ssd, SsdFailure, Stream, Tied, Vec,
+    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Ssd,
+    SsdFailure, Stream, Vec,
 };
 use crate::base::error::FormatError;
 use crate::base::io::SectorRange;
 use crate::base::limits::{CACHE_FOOTERS_DOUBTED, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
 use crate::cache::footer::{self, FooterLine, FooterLines};
 use crate::cache::journal::{EpochScan, Layout};
-use crate::cache::root::Verdict;
+use crate::cache::root::{Root, Verdict};
 use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
 
 /// Blocks of the journal that are read at once.
@@ -116,12 +116,10 @@ impl Ssd {
     pub(super) fn read_superblocks(&mut self, actions: &mut Vec<Action>) {
         if let Phase::Superblocks(blocks) = &self.phase
             && let Some(place) = CACHE_SUPERBLOCK_BLOCKS.get(blocks.len() / BLOCK_BYTES)
-            && self.ops.is_empty()
-            && let Some(buf) = self.pool.alloc(BLOCK_BYTES)
+            && self.device.under_way() == 0
         {
-            let token = self.token(Op::Superblock);
             let offset = place * BLOCK_BYTES as u64;
-            actions.push(Action::CacheRead { token, offset, buf });
+            (self.device).read(Op::Superblock, offset, BLOCK_BYTES, actions);
         }
     }
 
@@ -133,11 +131,10 @@ impl Ssd {
         if blocks.len() < CACHE_SUPERBLOCK_BLOCKS.len() * BLOCK_BYTES {
             return;
         }
-        match Root::judge(&self.config, blocks) {
+        match Root::judge(self.journal.config(), blocks) {
             Verdict::Warm(root) if root.incarnation < INCARNATION_MAX => {
                 self.forget_all();
-                self.stamp = root.stamp;
-                self.root = root;
+                self.journal.found(root);
                 self.phase = Phase::Footers {
                     next: 0,
                     again: false,
@@ -153,7 +150,7 @@ impl Ssd {
     /// Make the region anew: nothing on it counts.
     pub(super) fn start_forming(&mut self, format: u64) {
         self.forget_all();
-        self.root = Root::fresh(format, true);
+        self.journal.form(format);
         self.phase = Phase::Forming { begun: false };
     }
 
@@ -163,31 +160,32 @@ impl Ssd {
         };
         let end = if again {
             // Segments are written in this order at first, so what is blank behind them was not written.
-            let used = (self.segments.iter()).rposition(|segment| segment.sequence > 0);
-            let used = used.map_or(0, |last| last + 1);
-            self.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
+            let used = self.store.segments.found_end();
+            self.store.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
         } else {
-            self.segments.len()
+            self.store.segments.len()
         };
-        while next < end && self.ops.len() < CACHE_READS_MAX {
-            if again && self.segments[next].sequence > 0 {
+        while next < end && self.device.under_way() < CACHE_READS_MAX {
+            if again && self.store.segments.sequence(next) > 0 {
                 next += 1;
                 continue;
             }
-            let Some(buf) = self.pool.alloc(BLOCK_BYTES) else {
+            let offset = self.store.layout.footer_offset(next);
+            let op = Op::Footer(next);
+            if (self.device.read(op, offset, BLOCK_BYTES, actions)).is_none() {
                 break;
-            };
-            let token = self.token(Op::Footer(next));
-            let offset = self.layout.footer_offset(next);
-            actions.push(Action::CacheRead { token, offset, buf });
+            }
             next += 1;
         }
         self.phase = Phase::Footers { next, again };
-        if next < end || !self.ops.is_empty() {
+        if next < end || self.device.under_way() > 0 {
             return;
         }
         if again {
-            self.phase = Phase::Journal(Scan::new(&self.root, self.root.journal_first));
+            self.phase = Phase::Journal(Scan::new(
+                self.journal.root(),
+                self.journal.root().journal_first,
+            ));
             self.read_journal(actions);
         } else {
             self.phase = Phase::Footers {
@@ -204,14 +202,13 @@ impl Ssd {
         }
         let found = data.map_or(Footer::Unknown, |data| self.take_footer(number, data));
         if found == Footer::Ahead {
-            return self.start_forming(self.root.format + 1);
+            return self.start_forming(self.journal.root().format + 1);
         }
         if found == Footer::Unknown {
             // In case it is readable next time.
-            let sequence = (self.root.incarnation + 1) << CACHE_START_SHIFT;
-            self.segments[number].sequence = sequence;
-            self.segments[number].state = SegmentState::Free;
-            self.record(Entry::Segment {
+            let sequence = (self.journal.root().incarnation + 1) << CACHE_START_SHIFT;
+            self.store.segments.found_void(number, sequence);
+            self.journal.record(Entry::Segment {
                 segment: number as u32,
                 sequence,
                 void: 0,
@@ -221,7 +218,13 @@ impl Ssd {
 
     /// Enter the lines of a footer.
     fn take_footer(&mut self, number: usize, data: &[u8]) -> Footer {
-        let found = read_footer(&self.layout, self.config.uuid, &self.root, number, data);
+        let found = read_footer(
+            &self.store.layout,
+            self.journal.config().uuid,
+            self.journal.root(),
+            number,
+            data,
+        );
         let (sequence, stream, lines) = match found {
             FooterFound::Blank | FooterFound::Void => return Footer::Known,
             FooterFound::Damaged(_) => return Footer::Unknown,
@@ -232,15 +235,13 @@ impl Ssd {
                 lines,
             } => (sequence, stream, lines),
         };
-        let line_blocks = self.layout.line_blocks;
-        let segment = &mut self.segments[number];
-        segment.sequence = sequence;
-        segment.state = SegmentState::Sealed;
-        segment.stream = if stream == 0 {
+        let line_blocks = self.store.layout.line_blocks;
+        let stream = if stream == 0 {
             Stream::Small
         } else {
             Stream::Main
         };
+        self.store.segments.found(number, sequence, stream);
         for (
             slot,
             FooterLine {
@@ -253,42 +254,47 @@ impl Ssd {
             if key == u64::MAX {
                 continue;
             }
-            let line = self.index.line_at(number, slot);
+            let line = self.store.index.line_at(number, slot);
             let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
             // Two footers name the address: one of a segment that was being reused. The older
             // line would come back unnoticed if the newer one went first.
-            if let Some(other) = self.index.find(key) {
-                let rival = self.segments[self.index.segment_of(other)].sequence;
-                self.record(Entry::Range {
+            if let Some(other) = self.store.index.find(key) {
+                let rival = self
+                    .store
+                    .segments
+                    .sequence(self.store.index.segment_of(other));
+                self.journal.record(Entry::Range {
                     first: key,
                     blocks: line_blocks as u64,
                     upto: rival.min(sequence),
                 });
                 if rival >= sequence {
-                    self.index.place_void(line, key, place.first, &sums);
+                    self.store.index.place_void(line, key, place.first, &sums);
                     continue;
                 }
-                self.index.unmap_primary(other);
+                self.store.index.unmap_primary(other);
             }
-            let shareable = self.index.find_content(&sums).is_none();
-            self.index.place(line, key, place.first, &sums, shareable);
+            let shareable = self.store.index.find_content(&sums).is_none();
+            self.store
+                .index
+                .place(line, key, place.first, &sums, shareable);
         }
         Footer::Known
     }
 
     pub(super) fn read_journal(&mut self, actions: &mut Vec<Action>) {
-        let half_blocks = self.layout.half_blocks;
+        let half_blocks = self.store.layout.half_blocks;
         let Phase::Journal(scan) = &mut self.phase else {
             return;
         };
-        if scan.waiting || !self.ops.is_empty() {
+        if scan.waiting || self.device.under_way() > 0 {
             return;
         }
         if scan.epoch.next() >= half_blocks {
-            self.journal_index = scan.epoch.used_blocks();
-            self.stamp = self.stamp.max(scan.epoch.stamp());
-            if scan.epoch.epoch() < self.root.journal_last {
-                *scan = Scan::new(&self.root, scan.epoch.epoch() + 1);
+            self.journal
+                .found_end(scan.epoch.used_blocks(), scan.epoch.stamp());
+            if scan.epoch.epoch() < self.journal.root().journal_last {
+                *scan = Scan::new(self.journal.root(), scan.epoch.epoch() + 1);
             } else {
                 // What this step does not come to follows in the next ones.
                 self.void_at.get_or_insert(0);
@@ -297,14 +303,11 @@ impl Ssd {
             }
         }
         let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
-        let Some(buf) = self.pool.alloc(blocks as usize * BLOCK_BYTES) else {
-            return;
-        };
-        scan.waiting = true;
         let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
-        let offset = self.layout.journal_offset(epoch, index);
-        let token = self.token(Op::Journal);
-        actions.push(Action::CacheRead { token, offset, buf });
+        let offset = self.store.layout.journal_offset(epoch, index);
+        let bytes = blocks as usize * BLOCK_BYTES;
+        let read = self.device.read(Op::Journal, offset, bytes, actions);
+        scan.waiting = read.is_some();
     }
 
     pub(super) fn journal_read(&mut self, data: Option<&[u8]>) {
@@ -313,14 +316,14 @@ impl Ssd {
         };
         scan.waiting = false;
         let Some(data) = data else {
-            return self.start_forming(self.root.format + 1);
+            return self.start_forming(self.journal.root().format + 1);
         };
         let blocks = data.chunks_exact(BLOCK_BYTES);
         let entries: Option<Vec<Vec<Entry>>> = blocks.map(|b| scan.epoch.take(b)).collect();
         let sound = entries
             .is_some_and(|blocks| blocks.into_iter().flatten().all(|entry| self.apply(entry)));
         if !sound {
-            self.start_forming(self.root.format + 1);
+            self.start_forming(self.journal.root().format + 1);
         }
     }
 
@@ -348,18 +351,20 @@ impl Ssd {
                 void,
             } => {
                 let number = segment as usize;
-                let Some(segment) = self.segments.get_mut(number) else {
+                if number >= self.store.segments.len() {
                     return false;
-                };
-                if segment.sequence < sequence {
-                    segment.sequence = sequence;
-                    segment.state = SegmentState::Free;
-                    self.index.clear_segment(number);
-                } else if segment.sequence == sequence {
-                    for slot in
-                        (0..self.layout.lines_per_segment).filter(|slot| void >> slot & 1 == 1)
+                }
+                let found = self.store.segments.sequence(number);
+                if found < sequence {
+                    self.store.segments.found_void(number, sequence);
+                    self.store.index.clear_segment(number);
+                } else if found == sequence {
+                    for slot in (0..self.store.layout.lines_per_segment)
+                        .filter(|slot| void >> slot & 1 == 1)
                     {
-                        self.index.unmap_primary(self.index.line_at(number, slot));
+                        self.store
+                            .index
+                            .unmap_primary(self.store.index.line_at(number, slot));
                     }
                 }
             }
@@ -375,18 +380,21 @@ impl Ssd {
         else {
             return;
         };
-        let lines = self.index.lines();
+        let lines = self.store.index.lines();
         let to = lines.min(from.saturating_add(lines_max));
-        let line_blocks = self.layout.line_blocks as u64;
+        let line_blocks = self.store.layout.line_blocks as u64;
         for line in (from..to).map(|number| Line(number as u32)) {
-            let Some(key) = self.index.primary(line) else {
+            let Some(key) = self.store.index.primary(line) else {
                 continue;
             };
-            let sequence = self.segments[self.index.segment_of(line)].sequence;
+            let sequence = self
+                .store
+                .segments
+                .sequence(self.store.index.segment_of(line));
             let mut voids = self.voids.overlaps(SectorRange::new(key, line_blocks));
             if voids.any(|(_, upto)| sequence <= upto) {
                 drop(voids);
-                self.index.unmap_primary(line);
+                self.store.index.unmap_primary(line);
             }
         }
         self.void_at = Some(to);
@@ -397,86 +405,48 @@ impl Ssd {
     }
 
     fn finish_loading(&mut self) {
-        let mut sealed: Vec<u32> = (0..self.segments.len() as u32)
-            .filter(|&number| self.segments[number as usize].state == SegmentState::Sealed)
-            .collect();
-        sealed.sort_unstable_by_key(|&number| self.segments[number as usize].sequence);
-        for number in sealed {
-            let stream = self.segments[number as usize].stream;
-            self.sealed[stream as usize].push_back(number);
-        }
-        let segments = &self.segments;
-        self.free
-            .retain(|&number| segments[number as usize].state == SegmentState::Free);
+        self.store.segments.queue_found();
         self.phase = Phase::Starting;
     }
 
     pub(super) fn serve_cold(&mut self) {
-        let all = self.queue.supersede();
-        self.queue.settle(all);
-        self.renew = false;
-        self.journal_index = 0;
-        self.ties.clear();
-        self.began_empty = true;
-        self.next_sequence = (self.root.incarnation << CACHE_START_SHIFT) + 1;
+        self.journal.begin_empty();
+        self.ties.begin_empty();
+        self.store.segments.begin(self.journal.root().incarnation);
         self.phase = Phase::Ready;
     }
 
     pub(super) fn serve_warm(&mut self) {
-        let base = self.root.incarnation << CACHE_START_SHIFT;
-        self.next_sequence = base + 1;
+        self.store.segments.begin(self.journal.root().incarnation);
         self.phase = Phase::Ready;
-        if self.renew {
+        if self.journal.renews() {
             // Too many invalidations came meanwhile to be recorded: none of the content is used.
-            let root = self.root;
             self.forget_all();
-            self.root = root;
             // The medium holds what their logs know better until the superblocks say that all of it is void.
-            let upto = self.queue.queued();
-            for tied in self.ties.values_mut() {
-                *tied = Tied::Forgotten(upto);
-            }
-            self.began_empty = true;
+            self.ties.begin_forgotten(self.journal.queued());
             return;
         }
         // What was invalidated since the start.
-        let mut ranges = Vec::new();
-        for entry in self.queue.pending_mut() {
-            if let Entry::Range {
-                first,
-                blocks,
-                upto: upto @ u64::MAX,
-            } = entry
-            {
-                *upto = base;
-                ranges.push((*first, *blocks));
-            }
-        }
-        for (first, blocks) in ranges {
+        for (first, blocks) in self.journal.take_early() {
             let end = first.saturating_add(blocks);
             if blocks > self.probes_max as u64 {
-                if let Some((first, end)) = self.forget_lines(first, end) {
-                    self.record(Entry::Range {
+                if let Some((first, end)) = self.store.forget_lines(first, end) {
+                    self.journal.record(Entry::Range {
                         first,
                         blocks: end - first,
-                        upto: base,
+                        upto: self.store.segments.next_sequence() - 1,
                     });
                 }
                 continue;
             }
-            for key in self.index.addresses_in(first, end) {
-                self.index.unmap(key);
+            for key in self.store.index.addresses_in(first, end) {
+                self.store.index.unmap(key);
             }
         }
-        self.counters.warm_lines = self.index.used_lines() as u64;
-        if self.root.journal_first < self.root.journal_last {
-            // A checkpoint was cut short; take it up again if its half still has the room.
-            self.snapshot = Some(0);
-            if self.journal_room() == 0 {
-                self.snapshot = None;
-                self.renew = true;
-            }
+        self.store.counters.warm_lines = self.store.index.used_lines() as u64;
+        self.journal.resume_checkpoint();
+        for volume in self.ties.take_untied(&self.journal) {
+            self.forget_untied(volume);
         }
-        self.try_ties();
     }
 }

@@ -1,99 +1,82 @@
 //! What ties the tier to the write logs of its volumes: a cache that has lost what a log waited for is found out, and
-//! what it holds of that volume is not served. See the module above.
+//! what it holds of that volume is not served.
+//!
+//! ```text
+//!         what the medium holds is not known yet          it is, and the cache has less
+//! Free ───────────────────────────────────────► Untried ────────────────────────────────► Forgotten
+//!  ▲                                              │ it has as much                            │ a later start
+//!  └──────────────────────────────────────────────┴───────────────────────────────────────────┘
+//! ```
 
-use super::{Phase, Ssd};
-use crate::cache::{BlockKey, Tie};
-use crate::format::{CACHE_START_SHIFT, control_checksum};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use super::journal::Journal;
+use crate::cache::Tie;
 
 /// What the log of a volume has said of the cache.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Tied {
+enum Tied {
     /// What the medium holds is not known yet.
     Untried(Tie),
     /// The volume's lines are forgotten; that is durable once the queue has come so far.
     Forgotten(u64),
 }
 
-impl Ssd {
-    /// The log of a volume that opens says what it has waited for. If that is not there, nothing of the volume is
-    /// served.
-    pub fn tie(&mut self, volume: u32, tie: Tie) {
-        match self.phase {
-            Phase::Ready => {
-                if !self.has(tie) {
-                    self.forget_untied(volume);
-                }
-            }
-            // It begins, or will begin anew.
-            Phase::Forming { .. } | Phase::Offline(_) => {}
-            _ => {
-                self.ties.insert(volume, Tied::Untried(tie));
-            }
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Ties {
+    /// Volumes whose logs cannot be told yet that the cache has what they have waited for.
+    volumes: BTreeMap<u32, Tied>,
+    /// Whether nothing that a start has found is in use, so that no log can be newer.
+    began_empty: bool,
+}
+
+impl Ties {
+    /// Nothing that a start has found is in use.
+    pub fn begin_empty(&mut self) {
+        self.volumes.clear();
+        self.began_empty = true;
+    }
+
+    /// The same, but the medium holds it until the queue has come so far: until then it holds what logs know better.
+    pub fn begin_forgotten(&mut self, upto: u64) {
+        for tied in self.volumes.values_mut() {
+            *tied = Tied::Forgotten(upto);
         }
+        self.began_empty = true;
+    }
+
+    /// A log has said this before the medium is read.
+    pub fn untried(&mut self, volume: u32, tie: Tie) {
+        self.volumes.insert(volume, Tied::Untried(tie));
+    }
+
+    /// What the medium holds of a volume is forgotten, durably once the queue has come so far.
+    pub fn forgotten(&mut self, volume: u32, upto: u64) {
+        self.volumes.insert(volume, Tied::Forgotten(upto));
+    }
+
+    /// Whether the cache has what a log has waited for.
+    pub fn has(&self, tie: Tie, journal: &Journal) -> bool {
+        self.began_empty || tie == Tie::NONE || journal.has(tie)
+    }
+
+    /// The medium is read: the volumes whose logs have waited for more.
+    pub fn take_untied(&mut self, journal: &Journal) -> Vec<u32> {
+        let tied = core::mem::take(&mut self.volumes).into_iter();
+        tied.filter(|(_, tied)| matches!(tied, Tied::Untried(tie) if !self.has(*tie, journal)))
+            .map(|(volume, _)| volume)
+            .collect()
     }
 
     /// What the log of a volume is to say: everything that was forgotten so far durably.
-    pub fn tie_of(&self, volume: u32) -> Tie {
-        let is_sound = match self.ties.get(&volume) {
+    pub fn tie_of(&self, volume: u32, journal: &Journal) -> Option<Tie> {
+        let is_sound = match self.volumes.get(&volume) {
             None => true,
             Some(Tied::Untried(_)) => false,
-            Some(Tied::Forgotten(upto)) => self.queue.durable() >= *upto,
+            Some(Tied::Forgotten(upto)) => journal.durable() >= *upto,
         };
-        // Until the superblocks void what the medium holds, they vouch for it as they did before.
-        let is_voided = !self.renew && !self.is_renewing();
-        if self.is_ready_phase() && is_sound && is_voided && self.stamp < self.last_stamp() {
-            Tie {
-                cache: self.cache_id(),
-                stamp: self.stamp,
-            }
-        } else {
-            Tie::UNKNOWN
-        }
-    }
-
-    /// Names the content: identity and format.
-    fn cache_id(&self) -> u64 {
-        let mut name = [0; 24];
-        name[..16].copy_from_slice(&self.config.uuid);
-        name[16..].copy_from_slice(&self.root.format.to_le_bytes());
-        control_checksum(&name)
-    }
-
-    /// The last stamp of this start; it says nothing.
-    pub(super) fn last_stamp(&self) -> u64 {
-        self.root.incarnation << CACHE_START_SHIFT | ((1 << CACHE_START_SHIFT) - 1)
-    }
-
-    /// The stamp after the present one.
-    pub(super) fn next_stamp(&self) -> u64 {
-        (self.stamp + 1).min(self.last_stamp())
-    }
-
-    fn has(&self, tie: Tie) -> bool {
-        self.began_empty
-            || tie == Tie::NONE
-            || (tie.cache == self.cache_id() && self.root.has(tie.stamp, self.stamp))
-    }
-
-    /// What the medium holds of a volume is older than its log.
-    fn forget_untied(&mut self, volume: u32) {
-        if self.index.used_lines() > 0 {
-            self.invalidate(BlockKey::new(volume, 0), 1 << 40);
-            self.counters.forgotten_volumes += 1;
-            self.counters.losses += 1;
-        }
-        self.ties
-            .insert(volume, Tied::Forgotten(self.queue.queued()));
-    }
-
-    /// The medium is read: judge those that came before.
-    pub(super) fn try_ties(&mut self) {
-        for (volume, tied) in core::mem::take(&mut self.ties) {
-            if let Tied::Untried(tie) = tied
-                && !self.has(tie)
-            {
-                self.forget_untied(volume);
-            }
-        }
+        journal.tie().filter(|_| is_sound)
     }
 }
